@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Makes .venv in the project root if there is none, and installs the project into it with the extras
+# named as arguments: tools/setup_venv.sh examples test
+#
+# A later call with nothing changed returns at once: a stamp file in .venv holds a hash of what the
+# installation depends on. PYTHON chooses the interpreter that makes the environment.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+venv=$root/.venv
+extras=$(printf '%s\n' "$@" | sort | paste -sd, -)
+python=${PYTHON:-python3}
+
+die() {
+  printf 'setup: %s\n' "$@" >&2
+  exit 1
+}
+
+make_venv() {
+  command -v "$python" >/dev/null || die "\`$python\` not found. Install Python 3.10 to 3.13 (Debian," \
+    "Ubuntu: apt-get install python3 python3-venv) or name an interpreter: PYTHON=/path/to/python3."
+  "$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' ||
+    die "$("$python" --version) is not supported: TensorFlow needs Python 3.10 to 3.13." \
+      "Name another interpreter: PYTHON=python3.12 $0"
+  "$python" -c 'import venv, ensurepip' 2>/dev/null ||
+    die "$("$python" --version) cannot make virtual environments." \
+      "Debian, Ubuntu: apt-get install python3-venv (or python3.X-venv for another version)."
+  echo "setup: making .venv with $("$python" --version)"
+  # Complete or absent: a half-made environment would be taken for a good one by the next call.
+  if ! "$python" -m venv "$venv"; then
+    rm -rf "$venv"
+    die "\`$python -m venv .venv\` failed (see above)."
+  fi
+}
+
+# Everything the installation depends on: change any of it and the next call installs again.
+fingerprint() {
+  {
+    echo "$extras"
+    "$venv/bin/python" --version
+    # One TensorFlow's library does not load under another.
+    ls -d "$venv"/lib/python*/site-packages/tensorflow-*.dist-info 2>/dev/null | xargs -rn1 basename
+    find pyproject.toml setup.py custom_ops -type f \
+      \( -name '*.py' -o -name '*.toml' -o -name '*.cc' -o -name '*.h' -o -name '*.cu' \) \
+      -print0 | sort -z | xargs -0 sha256sum
+  } | sha256sum | cut -d' ' -f1
+}
+
+[ -x "$venv/bin/python" ] || make_venv
+stamp=$venv/.installed-${extras//,/-}
+native=$(find tf_redsync/ops -name '*.so' -print -quit 2>/dev/null || true)
+wanted=$(fingerprint)
+
+if [ "$(sed -n 1p "$stamp" 2>/dev/null)" = "$wanted" ]; then
+  backend=$(sed -n 2p "$stamp")
+  if [ "$backend" != native ] || [ -n "$native" ]; then
+    echo "setup: .venv is up to date (ops: $backend)"
+    exit 0
+  fi
+fi
+
+pip=("$venv/bin/python" -m pip --disable-pip-version-check)
+started=$SECONDS
+log=$venv/install.log
+step() {
+  echo "setup: $1"
+  shift
+  "$@" >>"$log" 2>&1 || {
+    tail -n 40 "$log" >&2
+    die "failed: $*" "The whole output is in $log"
+  }
+}
+
+: >"$log"
+step "installing TensorFlow (a few minutes the first time)" \
+  "${pip[@]}" install 'setuptools>=64' wheel 'tensorflow>=2.16' 'tf_keras>=2.16'
+# Without isolation: the native library is compiled against the TensorFlow installed just now.
+step "installing tf_redsync[$extras] and building its native library" \
+  "${pip[@]}" install --no-build-isolation --verbose --editable ".[$extras]"
+
+backend=$(TF_CPP_MIN_LOG_LEVEL=2 CUDA_VISIBLE_DEVICES=-1 "$venv/bin/python" -c \
+  'from tf_redsync import ops; print(ops.backend())' 2>>"$log" | tail -n 1)
+[ -n "$backend" ] || die "tf_redsync was installed but cannot be imported; see $log"
+if [ "$backend" != native ]; then
+  printf '%s\n' "setup: NO NATIVE LIBRARY: tf_redsync runs on its pure-TensorFlow ops, which are slower." \
+    "setup: Install a C++ compiler (Debian, Ubuntu: apt-get install g++), remove $stamp and run this" \
+    "setup: again. What the build said is in $log" >&2
+fi
+printf '%s\n' "$(fingerprint)" "$backend" >"$stamp"
+echo "setup: done in $((SECONDS - started)) s (ops: $backend)"
