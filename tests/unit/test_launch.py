@@ -1,0 +1,276 @@
+"""The launcher: TF_CONFIG, output, failures, timeouts, signals. Scripts without TensorFlow."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tf_redsync import launch, processes
+
+ROOT = Path(__file__).resolve().parents[2]
+CLI = [sys.executable, "-m", "tf_redsync.launch"]
+
+
+@pytest.fixture(autouse=True)
+def no_tf_config(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def script(tmp_path, body):
+    """A worker script that knows its `index`; returns its path."""
+    path = tmp_path / "script.py"
+    head = "import json, os, sys, time, signal\n"
+    head += "config = json.loads(os.environ['TF_CONFIG'])\nindex = config['task']['index']\n"
+    path.write_text(head + body)
+    return str(path)
+
+
+def cli(*args, timeout=30, **kwargs):
+    return subprocess.run(
+        [*CLI, *args], capture_output=True, text=True, timeout=timeout, check=False, **kwargs
+    )
+
+
+def alive(pid):
+    """Whether the process exists and is not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(condition, seconds=10):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "condition not reached"
+        time.sleep(0.02)
+
+
+def test_every_worker_gets_its_own_task_of_one_cluster(tmp_path):
+    path = script(tmp_path, "print(os.environ['TF_CONFIG'])")
+    result = launch.run([sys.executable, path], 3, timeout=20)
+    assert result.exit_code == 0 and result.message == ""
+    configs = [json.loads(worker.output) for worker in result.workers]
+    assert [c["task"] for c in configs] == [{"type": "worker", "index": i} for i in range(3)]
+    clusters = [c["cluster"]["worker"] for c in configs]
+    assert clusters[0] == clusters[1] == clusters[2]
+    assert len(set(clusters[0])) == 3
+    assert all(address.startswith("127.0.0.1:") for address in clusters[0])
+
+
+def test_ports_are_different_and_outside_the_range_of_outgoing_connections():
+    ports = launch.free_ports(20)
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert len(set(ports)) == 20
+    if low > 16000:
+        assert max(ports) < low
+
+
+def test_thread_counts(tmp_path, monkeypatch):
+    for name in launch.THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    path = script(tmp_path, "print(os.environ['TF_NUM_INTRAOP_THREADS'])")
+    command = [sys.executable, path]
+    cores = len(os.sched_getaffinity(0))
+
+    def threads(**kwargs):
+        return int(launch.run(command, 2, timeout=20, **kwargs).workers[0].output)
+
+    assert threads() == max(1, cores // 2)
+    assert threads(threads=7) == 7
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "5")
+    assert threads() == 5
+    assert launch.default_threads(10_000) == 1
+
+
+def test_addresses_wrappers_and_worker_env(tmp_path):
+    path = script(tmp_path, "print(config['cluster']['worker'], os.environ['A'], os.environ['B'])")
+    result = launch.run(
+        [sys.executable, path],
+        2,
+        timeout=20,
+        addresses=["h:1", "h:2"],
+        wrappers=[["env", "A=x"], ["env", "A=y"]],
+        worker_env=[{"B": "0"}, {"B": "1"}],
+    )
+    assert [w.output for w in result.workers] == ["['h:1', 'h:2'] x 0", "['h:1', 'h:2'] y 1"]
+
+
+def test_lines_are_prefixed_and_flags_are_passed_on(tmp_path):
+    path = script(tmp_path, "print('args', sys.argv[1:])\nprint('err', file=sys.stderr)")
+    done = cli("-n", "2", path, "--epochs=3", "-n", "9", "--timeout", "x")
+    assert done.returncode == 0, done.stderr
+    for i in range(2):
+        assert f"[worker {i}] args ['--epochs=3', '-n', '9', '--timeout', 'x']" in done.stdout
+        assert f"[worker {i}] err" in done.stdout
+
+
+def test_log_dir_prints_worker_0_only(tmp_path):
+    path = script(tmp_path, "print('I am', index)")
+    done = cli("-n", "2", "--log_dir", str(tmp_path / "logs"), path)
+    assert done.stdout == "I am 0\n"
+    for i in range(2):
+        assert (tmp_path / "logs" / f"worker_{i}.log").read_text() == f"I am {i}\n"
+
+
+def test_module(tmp_path):
+    script(tmp_path, "print('module', __name__, sys.argv[1:])")
+    done = cli("-n", "1", "-m", "script", "--a", cwd=tmp_path, env={"PYTHONPATH": f"{ROOT}:."})
+    assert done.stdout == "[worker 0] module __main__ ['--a']\n", done.stderr
+
+
+def test_last_line_without_newline_and_progress_bar(tmp_path):
+    path = script(tmp_path, r"sys.stdout.write('1/2\r2/2\nlast')")
+    assert launch.run([sys.executable, path], 1, timeout=20).workers[0].output == "2/2\nlast"
+
+
+def test_failing_worker_is_named_and_the_others_are_killed(tmp_path):
+    body = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if index == 1:
+    for i in range(30):
+        print('line', i)
+    sys.exit(7)
+time.sleep(60)
+"""
+    start = time.monotonic()
+    done = cli("-n", "3", "--grace", "0.3", script(tmp_path, body))
+    assert time.monotonic() - start < 10
+    assert done.returncode == 7
+    assert "worker 1 failed: exit code 7" in done.stderr
+    assert "    line 10\n" in done.stderr and "    line 29\n" in done.stderr
+    assert "    line 9\n" not in done.stderr
+    assert "workers 0, 2 did not end: killed by SIGKILL" in done.stderr
+
+
+def test_others_may_end_within_the_grace_period(tmp_path):
+    body = "if index == 0: sys.exit(3)\ntime.sleep(0.5); print('saved'); sys.exit(4)"
+    result = launch.run([sys.executable, script(tmp_path, body)], 2, timeout=20, grace=10)
+    assert result.exit_code == 3
+    assert result.workers[1].output == "saved" and not result.workers[1].killed
+    assert result.workers[1].returncode == 4 and result.workers[1].seconds < 5
+
+
+def test_worker_ended_by_a_signal(tmp_path):
+    path = script(tmp_path, "os.kill(os.getpid(), signal.SIGSEGV)")
+    result = launch.run([sys.executable, path], 1, timeout=20)
+    assert result.exit_code == 128 + signal.SIGSEGV
+    assert "SIGSEGV" in result.message
+
+
+def test_timeout_ends_in_sigkill_of_the_whole_group(tmp_path):
+    body = f"""
+import subprocess
+signal.signal(signal.SIGTERM, lambda *_: print('term', flush=True))
+child = subprocess.Popen(['sleep', '60'])
+open({str(tmp_path)!r} + f'/pid{{index}}', 'w').write(f'{{os.getpid()}} {{child.pid}}')
+while True:
+    time.sleep(1)
+"""
+    result = launch.run([sys.executable, script(tmp_path, body)], 2, timeout=1, grace=0.3)
+    assert result.exit_code == processes.TIMEOUT_EXIT_CODE
+    assert "workers 0, 1 still running after 1 s" in result.message
+    assert all(w.killed and w.returncode == -signal.SIGKILL for w in result.workers)
+    assert all(w.output == "term" for w in result.workers)
+    for i in range(2):
+        for pid in (tmp_path / f"pid{i}").read_text().split():
+            wait_for(lambda pid=pid: not alive(pid))
+
+
+def test_a_child_left_behind_does_not_block_the_end(tmp_path):
+    body = "import subprocess\nprint(subprocess.Popen(['sleep', '60']).pid)"
+    result = launch.run([sys.executable, script(tmp_path, body)], 1, timeout=20)
+    assert result.exit_code == 0 and result.workers[0].seconds < 10
+    wait_for(lambda: not alive(result.workers[0].output))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_are_forwarded(tmp_path, number):
+    body = f"""
+def stop(*_):
+    print('stopped', flush=True)
+    sys.exit(0)
+signal.signal({int(number)}, stop)
+print('ready', flush=True)
+time.sleep(60)
+"""
+    args = [*CLI, "-n", "2", script(tmp_path, body)]
+    with subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        ready = [job.stdout.readline() for _ in range(2)]
+        assert sorted(ready) == ["[worker 0] ready\n", "[worker 1] ready\n"]
+        job.send_signal(number)
+        out, err = job.communicate(timeout=20)
+    assert job.returncode == 128 + number
+    assert sorted(out.splitlines()) == ["[worker 0] stopped", "[worker 1] stopped"]
+    assert "passed on to workers 0, 1" in err
+
+
+def test_workers_die_with_a_killed_launcher(tmp_path):
+    path = script(tmp_path, "print(os.getpid(), flush=True)\ntime.sleep(60)")
+    with subprocess.Popen([*CLI, "-n", "2", path], stdout=subprocess.PIPE, text=True) as job:
+        pids = [job.stdout.readline().split()[-1] for _ in range(2)]
+        assert all(alive(pid) for pid in pids)
+        job.kill()
+        for pid in pids:
+            wait_for(lambda pid=pid: not alive(pid))
+
+
+def test_api_interrupted_by_an_exception_leaves_nothing(tmp_path, monkeypatch):
+    path = script(tmp_path, "print(os.getpid(), flush=True)\ntime.sleep(60)")
+    pids = []
+
+    def failing_sink(lines):
+        pids.append(lines.decode().strip())
+        raise BrokenPipeError
+
+    monkeypatch.setattr(launch, "_printer", lambda *_: failing_sink)
+    with pytest.raises(BrokenPipeError):
+        launch.run([sys.executable, path], 2, timeout=20, echo=True)
+    assert pids and not any(alive(pid) for pid in pids)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["-n", "0", "SCRIPT"], "`workers` (-n) must be at least 1. Received: workers=0"),
+        (["-n", "2", "missing.py"], "does not exist. Received: 'missing.py'"),
+        (["-n", "2"], "No script"),
+        (["-n", "2", "-m", "no_such_module_here"], "no_such_module_here"),
+        (["-n", "2", "--timeout", "0", "SCRIPT"], "`timeout` must be positive"),
+        (["-n", "2", "--timeout", "nan", "SCRIPT"], "`timeout` must be positive"),
+        (["-n", "2", "--grace", "-1", "SCRIPT"], "`grace` must be at least 0"),
+        (["-n", "2", "--threads", "0", "SCRIPT"], "`threads` must be at least 1"),
+        (["SCRIPT"], "-n/--workers"),
+        (["-n", "two", "SCRIPT"], "two"),
+    ],
+)
+def test_bad_arguments(tmp_path, args, words):
+    path = script(tmp_path, "print('started')")
+    done = cli(*[path if a == "SCRIPT" else a for a in args])
+    assert done.returncode == 2
+    assert words in done.stderr and "Traceback" not in done.stderr
+    assert "started" not in done.stdout
+
+
+def test_existing_tf_config_is_refused(tmp_path):
+    path = script(tmp_path, "print('started')")
+    done = cli("-n", "2", path, env={**os.environ, "TF_CONFIG": '{"cluster": {}}'})
+    assert done.returncode == 2
+    assert "TF_CONFIG is already set" in done.stderr and '{"cluster": {}}' in done.stderr
+    assert "started" not in done.stdout
+
+
+def test_launcher_does_not_import_tensorflow():
+    code = (
+        "import sys\nimport tf_redsync.launch\n"
+        "loaded = {'tensorflow', 'keras', 'numpy'} & set(sys.modules)\n"
+        "sys.exit(f'loaded by the launcher: {loaded}' if loaded else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,286 @@
+"""Worker processes and their supervision: output, failure, timeout, signals, SIGKILL.
+
+`tf_redsync.launch` is the interface; this module knows processes, but no TF_CONFIG.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import dataclasses
+import functools
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+TAIL_LINES = 20  # shown of a worker that failed
+KEPT_LINES = 400  # kept in memory per worker
+TIMEOUT_EXIT_CODE = 124  # as timeout(1)
+_PR_SET_PDEATHSIG = 1
+_POLL_SECONDS = 0.05
+_DRAIN_READS = 64  # of 64 KiB: a pipe holds less, unless somebody keeps writing into it
+_LONGEST_LINE = 1 << 20  # bytes; a longer one is cut
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerResult:
+    """How one worker ended.
+
+    Attributes:
+      index: task index in TF_CONFIG.
+      returncode: exit code; `-s` if signal `s` ended the worker.
+      output: its last lines (standard output and standard error together).
+      killed: whether the launcher had to send SIGKILL.
+      seconds: wall time from start to end.
+    """
+
+    index: int
+    returncode: int
+    output: str
+    killed: bool
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchResult:
+    """How a job ended.
+
+    Attributes:
+      workers: one `WorkerResult` per worker, in task order.
+      exit_code: 0, or the first failing worker's code (128 + s if signal `s` ended it), 124 after
+        the timeout, 128 + s if the launcher was interrupted by signal `s`.
+      message: what went wrong, with the failing worker's last lines; empty after success.
+    """
+
+    workers: tuple[WorkerResult, ...]
+    exit_code: int
+    message: str
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL | None:
+    return ctypes.CDLL(None, use_errno=True) if sys.platform.startswith("linux") else None
+
+
+def _die_with(parent: int) -> None:
+    """In the child, before exec: the kernel kills it when the launcher dies, however it dies."""
+    libc = _libc()
+    if libc is not None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # the launcher died before prctl
+            os._exit(1)
+
+
+class Worker:
+    """One process in a session of its own, and its output."""
+
+    def __init__(
+        self,
+        index: int,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        log: Path | None,
+        printer: Callable[[bytes], None] | None,
+    ):
+        self.index = index
+        self.returncode: int | None = None
+        self.killed = False
+        self.seconds = 0.0
+        self._printer = printer
+        self._partial = b""
+        self._lines: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
+        self._log = log.open("wb") if log else None
+        self._start = time.monotonic()
+        _libc()  # loaded here, since between fork and exec only system calls are safe
+        self.process = subprocess.Popen(
+            list(argv),
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=functools.partial(_die_with, os.getpid()),
+        )
+        assert self.process.stdout is not None
+        self.pipe = self.process.stdout.fileno()
+        os.set_blocking(self.pipe, False)
+
+    def read(self) -> int:
+        """Takes what is in the pipe, at most 64 KiB; returns the bytes read, 0 at its end.
+
+        Returns -1 if the pipe is open and empty.
+        """
+        try:
+            data = os.read(self.pipe, 1 << 16)
+        except BlockingIOError:
+            return -1
+        if self._log:
+            self._log.write(data)
+            self._log.flush()
+        head, newline, self._partial = (self._partial + data).rpartition(b"\n")
+        self._take(head + newline)
+        if len(self._partial) > _LONGEST_LINE:
+            self._take(self._partial + b"\n")
+            self._partial = b""
+        return len(data)
+
+    def _take(self, lines: bytes) -> None:
+        if lines:
+            # A progress bar rewrites its line with "\r": only the last state is kept.
+            text = lines.decode("utf-8", "replace").rstrip("\n")
+            self._lines.extend(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+            if self._printer:
+                self._printer(lines)
+
+    def ended(self) -> bool:
+        """Whether the process has ended. It stays a zombie, so its number is not given away."""
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self.process.pid, flags) is not None
+
+    def finish(self) -> None:
+        """After the process has ended: ends its group, takes the rest of its output, reaps it."""
+        self.send(signal.SIGKILL)
+        for _ in range(_DRAIN_READS):
+            if self.read() <= 0:
+                break
+        if self._partial:
+            self._take(self._partial + b"\n")
+        self.returncode = self.process.wait()
+        self.seconds = time.monotonic() - self._start
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        if self._log:
+            self._log.close()
+
+    def send(self, number: int) -> None:
+        """Sends a signal to the worker's process group."""
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+
+    def tail(self, count: int) -> str:
+        """Returns the last `count` lines."""
+        return "\n".join(list(self._lines)[-count:])
+
+    def result(self) -> WorkerResult:
+        """Returns how the worker ended; only after `finish`."""
+        assert self.returncode is not None
+        output = self.tail(KEPT_LINES)
+        return WorkerResult(self.index, self.returncode, output, self.killed, self.seconds)
+
+
+class Job:
+    """The workers of one run and the clock that ends them."""
+
+    def __init__(self, timeout: float | None, grace: float, echo: bool):
+        self._timeout = timeout
+        self._grace = grace
+        self._echo = echo
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._kill_at: float | None = None
+        self._workers: list[Worker] = []
+        self._alive: list[Worker] = []
+        self._selector = selectors.DefaultSelector()
+        self._messages: list[str] = []
+        self._exit_code = 0
+        self._signals: collections.deque[int] = collections.deque()
+
+    def add(self, worker: Worker) -> None:
+        """Takes a started worker under supervision."""
+        self._workers.append(worker)
+        self._alive.append(worker)
+        self._selector.register(worker.pipe, selectors.EVENT_READ, worker)
+
+    def interrupt(self, number: int) -> None:
+        """Called by the signal handler: the signal is handled in the loop."""
+        self._signals.append(number)
+
+    def supervise(self) -> LaunchResult:
+        """Returns when all workers have ended, of themselves or by SIGKILL."""
+        while self._alive:
+            for key, _ in self._selector.select(_POLL_SECONDS):
+                if not key.data.read():
+                    self._selector.unregister(key.fd)
+            for worker in [worker for worker in self._alive if worker.ended()]:
+                self._finish(worker)
+                self._after(worker)
+            self._clock(time.monotonic())
+        results = tuple(worker.result() for worker in self._workers)
+        return LaunchResult(results, self._exit_code, "\n".join(self._messages))
+
+    def _finish(self, worker: Worker) -> None:
+        self._alive.remove(worker)
+        if worker.pipe in self._selector.get_map():
+            self._selector.unregister(worker.pipe)
+        worker.finish()
+
+    def _after(self, worker: Worker) -> None:
+        """The first failure is the one reported: the others fail because of it."""
+        code = worker.returncode or 0
+        if not code or worker.killed or self._exit_code:
+            return
+        self._exit_code = 128 - code if code < 0 else code
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "failed"
+        tail = worker.tail(TAIL_LINES).replace("\n", "\n    ")
+        self._say(
+            f"worker {worker.index} {how}: exit code {self._exit_code}. "
+            f"Its last {TAIL_LINES} lines:\n    {tail or '(no output)'}"
+        )
+        if self._alive:
+            self._say(f"{self._names()} may go on for {self._grace:g} s, then SIGKILL.")
+            self._kill_within(self._grace)
+
+    def _clock(self, now: float) -> None:
+        while self._signals:
+            number = self._signals.popleft()
+            if self._kill_at is None:
+                self._say(f"{signal.Signals(number).name}: passed on to {self._names()}.")
+            self._stop(128 + number, number, self._grace if self._kill_at is None else 0)
+        if self._deadline is not None and now >= self._deadline and self._alive:
+            self._deadline = None
+            self._say(f"timeout: {self._names()} still running after {self._timeout:g} s.")
+            self._stop(TIMEOUT_EXIT_CODE, signal.SIGTERM, self._grace)
+        if self._kill_at is not None and now >= self._kill_at and self._alive:
+            self._say(f"{self._names()} did not end: killed by SIGKILL.")
+            for worker in self._alive:
+                worker.killed = True
+            self._kill_at = None
+            self.kill_all()
+
+    def _stop(self, exit_code: int, number: int, grace: float) -> None:
+        self._exit_code = self._exit_code or exit_code
+        for worker in self._alive:
+            worker.send(number)
+        self._kill_within(grace)
+
+    def _kill_within(self, seconds: float) -> None:
+        at = time.monotonic() + seconds
+        self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
+
+    def _names(self) -> str:
+        names = ", ".join(str(worker.index) for worker in self._alive)
+        return f"worker{'s' if len(self._alive) > 1 else ''} {names}"
+
+    def _say(self, message: str) -> None:
+        self._messages.append(message)
+        if self._echo:
+            print(f"[launch] {message}", file=sys.stderr, flush=True)
+
+    def kill_all(self) -> None:
+        """SIGKILL to the group of every worker that has not been reaped."""
+        for worker in self._alive:
+            worker.send(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Nothing survives, whatever happened before."""
+        self.kill_all()
+        for worker in list(self._alive):
+            os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
+            self._finish(worker)
+        self._selector.close()
