@@ -1,0 +1,147 @@
+"""Runs a test's function, or a script, on real worker processes under TF_CONFIG.
+
+    def train(steps):                 # at module level of the test file
+        import tensorflow as tf
+        ...
+        return {"weights": weights, "loss": 0.5}
+
+    def test_workers_agree():
+        a, b = run_workers(train, args=(3,))
+        np.testing.assert_array_equal(a["weights"], b["weights"])
+
+A script or a source text instead ends with `save(...)` from this module. Every run ends: by itself,
+or by SIGKILL after `timeout` seconds.
+"""
+
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULT_VARIABLE = "TF_REDSYNC_TEST_RESULT"
+TAIL_LINES = 60
+ENVIRONMENT = {
+    "PYTHONPATH": str(ROOT),
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "PYTHONFAULTHANDLER": "1",
+}
+
+
+def run_workers(program, workers=2, args=(), env=None, timeout=120, grace=10):
+    """Runs `program` on every worker and returns what each of them saved.
+
+    Args:
+      program: a function at module level of its file (called with `args`, which JSON can hold; it
+        returns a dict), the path of a script (`args` become its command line), or a source text.
+      workers: number of processes.
+      args: arguments, equal for all workers.
+      env: additional environment variables.
+      timeout: seconds until the workers are ended.
+      grace: seconds the others get after one has failed.
+
+    Returns:
+      One dict per worker, in task order: arrays, and Python values for scalars and strings.
+
+    Raises:
+      AssertionError: a worker failed, saved nothing, or the timeout was reached. It holds the last
+        lines of every worker.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        job = _launch(program, workers, args, env, timeout, grace, Path(folder))
+        saved = [Path(folder) / f"result_{i}" for i in range(workers)]
+        missing = [i for i, path in enumerate(saved) if not path.exists()]
+        if job.exit_code or missing:
+            raise AssertionError(_report(job, missing))
+        return [_load(path) for path in saved]
+
+
+def fail_workers(program, workers=2, args=(), env=None, timeout=120, grace=10):
+    """Runs a `program` that has to fail on every worker of itself, that is without SIGKILL.
+
+    Returns:
+      The last lines of each worker, in task order.
+
+    Raises:
+      AssertionError: a worker succeeded, hung, or was still running after the timeout.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        job = _launch(program, workers, args, env, timeout, grace, Path(folder))
+    if any(worker.returncode == 0 or worker.killed for worker in job.workers):
+        raise AssertionError("Every worker had to fail of itself.\n" + _report(job, []))
+    return [worker.output for worker in job.workers]
+
+
+def save(**values):
+    """In a worker: hands arrays, numbers and strings to the test, once."""
+    import numpy as np
+
+    arrays = {name: np.asarray(value) for name, value in values.items()}
+    objects = [name for name, array in arrays.items() if array.dtype == object]
+    if objects:
+        raise TypeError(f"Only arrays, numbers and strings can be saved. Received: {objects}.")
+    target = Path(os.environ[RESULT_VARIABLE])
+    with target.with_suffix(".part").open("wb") as file:
+        np.savez(file, **arrays)
+    target.with_suffix(".part").rename(target)
+
+
+def _launch(program, workers, args, env, timeout, grace, folder):
+    from tf_redsync import launch
+
+    return launch.run(
+        _command(program, args, folder),
+        workers,
+        env={**ENVIRONMENT, **(env or {})},
+        worker_env=[{RESULT_VARIABLE: str(folder / f"result_{i}")} for i in range(workers)],
+        timeout=timeout,
+        grace=grace,
+        threads=1,
+    )
+
+
+def _command(program, args, folder):
+    if callable(program):
+        if "." in program.__qualname__:
+            raise ValueError(f"{program.__qualname__} is not at module level: workers import it.")
+        file = program.__code__.co_filename
+        return [sys.executable, __file__, file, program.__name__, json.dumps(args)]
+    if isinstance(program, Path) or "\n" not in program:
+        return [sys.executable, str(program), *map(str, args)]
+    script = folder / "worker.py"
+    script.write_text(program, encoding="utf-8")
+    return [sys.executable, str(script), *map(str, args)]
+
+
+def _load(path):
+    """An archive of arrays, or the JSON that a script has written itself."""
+    import numpy as np
+
+    if path.read_bytes()[:2] != b"PK":
+        return json.loads(path.read_text(encoding="utf-8"))
+    with np.load(path, allow_pickle=False) as archive:
+        return {k: v.item() if v.ndim == 0 else v for k, v in archive.items()}
+
+
+def _report(job, missing):
+    lines = [job.message or f"Workers {missing} saved nothing."]
+    for worker in job.workers:
+        tail = "\n".join(worker.output.splitlines()[-TAIL_LINES:])
+        lines.append(f"--- worker {worker.index}, exit code {worker.returncode}\n{tail}")
+    return "\n".join(lines)
+
+
+def _work(file, name, args):
+    """The worker's side of `run_workers(function)`."""
+    spec = importlib.util.spec_from_file_location("distributed_test", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    save(**(getattr(module, name)(*json.loads(args)) or {}))
+
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # this folder: its files must not hide installed modules
+    _work(*sys.argv[1:])
