@@ -1,0 +1,230 @@
+"""Ops of tf_redsync: select what to send, and add up what was received.
+
+Every op exists twice with equal results: natively (C++) and in pure TensorFlow. `backend()` says
+which one runs; `set_backend` or the environment variable `TF_REDSYNC_BACKEND` forces one. A backend
+that is asked for and is not there is an error, never silently replaced.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_redsync.ops import native, twin
+from tf_redsync.ops.contract import (
+    Selection,
+    capacity,
+    check_layout,
+    check_select,
+    message_words,
+)
+from tf_redsync.ops.native import NativeLibraryError
+
+__all__ = [
+    "NativeLibraryError",
+    "Selection",
+    "accumulate_and_select",
+    "backend",
+    "backend_reason",
+    "capacity",
+    "decode",
+    "message_words",
+    "set_backend",
+]
+
+BACKENDS = ("native", "tensorflow")
+_log = logging.getLogger("tf_redsync")
+_forced: str | None = None
+_automatic: tuple[str, str] | None = None  # (backend, reason), decided once
+
+
+def set_backend(name: str | None) -> None:
+    """Forces one backend for ops built from now on, or returns to the automatic choice.
+
+    Graphs that are already traced keep theirs.
+
+    Args:
+        name: "native", "tensorflow", or None for the environment variable's or the automatic choice.
+
+    Raises:
+        ValueError: for any other name.
+        NativeLibraryError: if "native" is asked for and cannot be loaded.
+    """
+    global _forced
+    if name is not None:
+        _check_backend(name, "`name`")
+        if name == "native":
+            native.load()
+    _forced = name
+
+
+def backend() -> str:
+    """Which implementation runs: "native" or "tensorflow"."""
+    return _choose()[0]
+
+
+def backend_reason() -> str:
+    """Why `backend()` is what it is, in one sentence."""
+    return _choose()[1]
+
+
+def _check_backend(name: str, origin: str) -> None:
+    if name not in BACKENDS:
+        raise ValueError(f"{origin} must be 'native' or 'tensorflow'. Received: {name!r}.")
+
+
+def _choose() -> tuple[str, str]:
+    if _forced is not None:
+        return _forced, "forced by set_backend"
+    name = os.environ.get("TF_REDSYNC_BACKEND")
+    if name:
+        _check_backend(name, "The environment variable TF_REDSYNC_BACKEND")
+        if name == "native":
+            native.load()
+        return name, "forced by the environment variable TF_REDSYNC_BACKEND"
+    global _automatic
+    if _automatic is None:
+        _automatic = _try_native()
+    return _automatic
+
+
+def _try_native() -> tuple[str, str]:
+    """Prefers the native library; says once, aloud, why it is not used."""
+    try:
+        native.load()
+    except NativeLibraryError as error:
+        _log.warning("The ops run in pure TensorFlow, which is slower. %s", error)
+        return "tensorflow", str(error)
+    reason = f"the native library for TensorFlow {tf.__version__} is loaded"
+    _log.info("The ops run natively: %s.", reason)
+    return "native", reason
+
+
+def accumulate_and_select(
+    grads: Sequence[tf.Tensor],
+    residuals: Sequence[tf.Tensor],
+    velocities: Sequence[tf.Tensor],
+    k: tf.Tensor,
+    ratios: tf.Tensor,
+    *,
+    selectors: Sequence[str],
+    quantized: Sequence[bool],
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    masking: bool = True,
+    scale: tf.Tensor | float | None = None,
+    side: tf.Tensor | int | None = None,
+    search: tf.Tensor | bool | None = None,
+) -> Selection:
+    """Adds gradients to the residuals, moves the largest elements into a message.
+
+    Elementwise in float32, with `t = scale * g`:
+
+        no momentum:  v' = v + t
+        momentum:     u' = momentum * u + t       v' = v + u'
+        Nesterov:     u' = momentum * (u + t)     v' = (v + u') + t
+
+    Then, for each tensor, elements of `a = |v'|` (or `a = side * v'` if quantised) with `a > 0` are
+    selected: "exact" and "trimmed" take the `k` largest, the lower index first among equals;
+    "threshold" takes everything above `mean + r * (max - mean)`, where `r` is bisected until
+    between k/2 and 3k/2 elements pass, or is reused from an earlier step. If no `r` does, or the
+    input is too heavy-tailed for it, the exact `k` largest are taken. Selected elements of the
+    residual are set to zero, and those of the velocity too if `masking`.
+
+    If anything accumulated is not finite the message is all zero, the ratios stay, and the new
+    residuals and velocities are unspecified: keep the old ones.
+
+    Args:
+        grads: N float32 tensors of any shape, n_i elements each; n_i may be 0.
+        residuals: N float32 tensors of the same shapes.
+        velocities: N float32 tensors of the same shapes; empty if `momentum` is 0.
+        k: int32 [N], elements to select; 1 <= k_i <= n_i, or 0 where n_i is 0.
+        ratios: float32 [N], from the previous step; -1 where there is none.
+        selectors: N names out of "exact", "trimmed", "threshold".
+        quantized: N bools; a quantised tensor sends positions of one sign and their mean.
+        momentum: factor >= 0; 0 means no velocity.
+        nesterov: whether the momentum is Nesterov's.
+        masking: whether selected elements of the velocity are set to zero.
+        scale: float32 scalar, factor of the gradients (local clipping); None means 1.
+        side: int32 scalar, +1 or -1: the sign that quantised tensors send; None means +1.
+        search: bool scalar, whether to bisect anew (True) or to try `ratios` first (False);
+            None means True.
+
+    Returns:
+        A `Selection`: message (see `tf_redsync.ops.contract`), residuals, velocities, ratios.
+
+    Raises:
+        ValueError: for wrong lengths, shapes, names or a bad momentum.
+        TypeError: for gradients, residuals or velocities that are not float32.
+        tf.errors.InvalidArgumentError: when run, for `k` or `side` out of range.
+
+    Reference:
+        Fang, Fu, Yang and Hsieh, "RedSync: Reducing synchronization bandwidth for distributed deep
+        learning training system", J. Parallel Distrib. Comput., 2019.
+    """
+    grads, residuals, velocities = (
+        [tf.convert_to_tensor(t) for t in tensors] for tensors in (grads, residuals, velocities)
+    )
+    selectors, quantized = tuple(selectors), tuple(map(bool, quantized))
+    check_select(grads, residuals, velocities, selectors, quantized, momentum)
+    implementation = native if backend() == "native" else twin
+    return implementation.accumulate_and_select(
+        grads,
+        residuals,
+        velocities,
+        tf.convert_to_tensor(k, tf.int32),
+        tf.convert_to_tensor(ratios, tf.float32),
+        selectors=selectors,
+        quantized=quantized,
+        momentum=float(momentum),
+        nesterov=bool(nesterov),
+        masking=bool(masking),
+        scale=tf.convert_to_tensor(1.0 if scale is None else scale, tf.float32),
+        side=tf.convert_to_tensor(1 if side is None else side, tf.int32),
+        search=tf.convert_to_tensor(True if search is None else search, tf.bool),
+    )
+
+
+def decode(
+    messages: tf.Tensor,
+    k: tf.Tensor,
+    like: Sequence[tf.Tensor],
+    *,
+    selectors: Sequence[str],
+    quantized: Sequence[bool],
+) -> list[tf.Tensor]:
+    """Adds up the messages of all workers, rank by rank, into dense tensors.
+
+    Messages whose flag is 0 contribute nothing.
+
+    Args:
+        messages: int32 [P, W], row r is what the worker of rank r sent.
+        k: int32 [N], as given to `accumulate_and_select` on all workers.
+        like: N float32 tensors that give the shapes. Their values are not used; the native op
+            writes the results into their buffers if nothing else needs them.
+        selectors: N selector names, as given to `accumulate_and_select`.
+        quantized: N bools, as given to `accumulate_and_select`.
+
+    Returns:
+        N float32 tensors of the shapes of `like`: sums over the workers.
+
+    Raises:
+        ValueError: for wrong lengths or names.
+        TypeError: for `like` that is not float32.
+        tf.errors.InvalidArgumentError: when run, for messages of a wrong length, flag, count or
+            index; the error names the field, the rank, the tensor and the value.
+    """
+    like = [tf.convert_to_tensor(t) for t in like]
+    selectors, quantized = tuple(selectors), tuple(map(bool, quantized))
+    check_layout("like", like, selectors, quantized)
+    implementation = native if backend() == "native" else twin
+    return implementation.decode(
+        tf.convert_to_tensor(messages, tf.int32),
+        tf.convert_to_tensor(k, tf.int32),
+        like,
+        selectors=selectors,
+        quantized=quantized,
+    )

@@ -1,0 +1,175 @@
+"""What the native ops and their pure-TensorFlow twins have in common: layout, types, argument checks.
+
+A message is a vector of 32-bit words, equal in length on all workers:
+
+    [flag] then for every tensor, in order,
+        not quantised:  [count, index * capacity, value * capacity]
+        quantised:      [count, mean, index * capacity]
+
+`flag` is 1 if everything accumulated is finite, else 0 (and then every other word is 0 too). Indices
+are positions in the flattened tensor, ascending; values and means are float32 *bit-cast* to int32,
+never converted, so that no index or value loses a bit. Unused slots hold 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+SELECTORS = ("exact", "trimmed", "threshold")
+MAX_ELEMENTS = 2**31 - 1  # positions travel as int32
+
+
+class Selection(NamedTuple):
+    """Result of `accumulate_and_select`.
+
+    Attributes:
+        message: int32 vector, what this worker sends; see the module's docstring for the layout.
+        residuals: list of float32 tensors, the new residuals (selected elements are zero).
+        velocities: list of float32 tensors, the new momentum; empty without momentum.
+        ratios: float32 vector, one threshold ratio per tensor, -1 where there is none to reuse.
+    """
+
+    message: tf.Tensor
+    residuals: list[tf.Tensor]
+    velocities: list[tf.Tensor]
+    ratios: tf.Tensor
+
+
+def capacity(k: int, selector: str, size: int | None = None) -> int:
+    """Number of slots a message holds for one tensor.
+
+    `k` for "exact" and "trimmed"; for "threshold", whose count varies, `min(k + k // 2, size)`.
+
+    Args:
+        k: number of elements to select.
+        selector: "exact", "trimmed" or "threshold".
+        size: number of elements of the tensor; None leaves the bound by `size` out, which changes
+            the result only for "threshold" with `k` above two thirds of `size`.
+
+    Returns:
+        The number of slots, a Python int.
+
+    Example:
+        >>> capacity(10, "exact"), capacity(10, "threshold"), capacity(10, "threshold", size=12)
+        (10, 15, 12)
+    """
+    _check_selector(selector)
+    if selector != "threshold":
+        return int(k)
+    slots = int(k) + int(k) // 2
+    return slots if size is None else min(slots, int(size))
+
+
+def message_words(
+    k: Sequence[int],
+    selectors: Sequence[str],
+    quantized: Sequence[bool],
+    sizes: Sequence[int] | None = None,
+) -> int:
+    """Length of a message in 32-bit words.
+
+    Args:
+        k: elements to select, one int per tensor.
+        selectors: one selector name per tensor.
+        quantized: one bool per tensor.
+        sizes: elements of each tensor; see `capacity`.
+
+    Returns:
+        The number of words, a Python int.
+
+    Example:
+        >>> message_words([10, 4], ["exact", "threshold"], [False, True])
+        30
+    """
+    sizes = [None] * len(k) if sizes is None else sizes
+    words = 1
+    for ki, selector, one_mean, size in zip(k, selectors, quantized, sizes, strict=True):
+        slots = capacity(ki, selector, size)
+        words += 2 + slots if one_mean else 1 + 2 * slots
+    return words
+
+
+def static_message_words(k, selectors, quantized, tensors) -> int | None:
+    """Length of the message if it is known while the graph is built, else None."""
+    k = tf.get_static_value(k)
+    sizes = [t.shape.num_elements() for t in tensors]
+    if k is None or None in sizes:
+        return None
+    return message_words([int(ki) for ki in k], selectors, quantized, sizes)
+
+
+def _check_selector(selector: str) -> None:
+    if selector not in SELECTORS:
+        raise ValueError(
+            f"`selectors` must be among {', '.join(map(repr, SELECTORS))}. Received: {selector!r}."
+        )
+
+
+def _check_tensor(name: str, i: int, tensor: tf.Tensor) -> None:
+    if tensor.dtype != tf.float32:
+        raise TypeError(
+            f"`{name}` must be float32 (cast bfloat16 and float16 first). "
+            f"Received: {name}[{i}] of {tensor.dtype.name}."
+        )
+    size = tensor.shape.num_elements()
+    if size is not None and size > MAX_ELEMENTS:
+        raise ValueError(
+            f"`{name}` must have at most {MAX_ELEMENTS} elements each, since positions are sent as "
+            f"int32. Received: {name}[{i}] of shape {tensor.shape}. Split the variable."
+        )
+
+
+def _check_same_shapes(name: str, tensors: Sequence[tf.Tensor], grads: Sequence[tf.Tensor]) -> None:
+    for i, (t, g) in enumerate(zip(tensors, grads, strict=True)):
+        _check_tensor(name, i, t)
+        if not g.shape.is_compatible_with(t.shape):
+            raise ValueError(
+                f"`{name}` must have the shapes of `grads`. Received: {name}[{i}] of shape "
+                f"{t.shape} and grads[{i}] of shape {g.shape}."
+            )
+
+
+def check_layout(name: str, tensors: Sequence[tf.Tensor], selectors, quantized) -> None:
+    """Checks what select and decode share: one selector and one bool per tensor."""
+    if not tensors:
+        raise ValueError(f"`{name}` must hold at least one tensor. Received: an empty list.")
+    if not len(tensors) == len(selectors) == len(quantized):
+        raise ValueError(
+            f"`selectors` and `quantized` must have one entry per tensor. Received: {len(tensors)} "
+            f"{name}, {len(selectors)} selectors, {len(quantized)} quantized."
+        )
+    for selector in selectors:
+        _check_selector(selector)
+    for i, tensor in enumerate(tensors):
+        _check_tensor(name, i, tensor)
+
+
+def check_select(grads, residuals, velocities, selectors, quantized, momentum: float) -> None:
+    """Checks the arguments of `accumulate_and_select` while the graph is built.
+
+    Raises:
+        ValueError: for wrong lengths, shapes, selector names or a momentum outside [0, inf).
+        TypeError: for a dtype other than float32.
+    """
+    check_layout("grads", grads, selectors, quantized)
+    if not (momentum >= 0.0 and math.isfinite(momentum)):
+        raise ValueError(f"`momentum` must be finite and >= 0. Received: momentum={momentum}.")
+    if len(residuals) != len(grads):
+        raise ValueError(
+            f"`residuals` must have one tensor per gradient. Received: {len(residuals)} residuals, "
+            f"{len(grads)} grads."
+        )
+    expected = len(grads) if momentum else 0
+    if len(velocities) != expected:
+        raise ValueError(
+            f"`velocities` must have one tensor per gradient if momentum is used, and be empty "
+            f"without. Received: {len(velocities)} velocities, {len(grads)} grads, "
+            f"momentum={momentum}."
+        )
+    _check_same_shapes("residuals", residuals, grads)
+    if velocities:
+        _check_same_shapes("velocities", velocities, grads)

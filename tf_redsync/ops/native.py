@@ -1,0 +1,92 @@
+"""Loads the native library, built by `setup.py` (or Bazel) for one version of TensorFlow."""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import pathlib
+import re
+
+import tensorflow as tf
+
+from tf_redsync.ops.contract import Selection
+
+LIBRARY = pathlib.Path(__file__).with_name("_redsync_ops.so")
+REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
+# The library carries this text, so that its TensorFlow is known before any of its code runs.
+_MARKER = re.compile(rb"REDSYNC_BUILT_FOR_TENSORFLOW=([^;\x00]+);")
+
+
+class NativeLibraryError(RuntimeError):
+    """The native library is missing, was built for another TensorFlow, or does not load."""
+
+
+def built_for(path: pathlib.Path = LIBRARY) -> str | None:
+    """Version of TensorFlow that the library at `path` was built for; None if it does not say."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        found = _MARKER.search(data)
+        return found.group(1).decode() if found else None
+
+
+def check(path: pathlib.Path = LIBRARY) -> None:
+    """Raises `NativeLibraryError` if the library at `path` must not be loaded."""
+    remedy = (
+        f"Build it for this TensorFlow with `{REBUILD}` in the source tree, or use the "
+        "pure-TensorFlow ops by setting TF_REDSYNC_BACKEND=tensorflow."
+    )
+    if not path.is_file() or path.stat().st_size == 0:
+        raise NativeLibraryError(f"There is no native library at {path}. {remedy}")
+    version = built_for(path)
+    if version != tf.__version__:
+        raise NativeLibraryError(
+            f"The native library {path} was built for TensorFlow {version or 'unknown'}, but "
+            f"TensorFlow {tf.__version__} is installed. {remedy}"
+        )
+
+
+@functools.cache
+def load():
+    """Loads the native library once per process.
+
+    Returns:
+        The module of generated op wrappers.
+
+    Raises:
+        NativeLibraryError: if the library is missing, was built for another version of TensorFlow
+            or cannot be loaded. The message says what to do.
+    """
+    check()
+    try:
+        return tf.load_op_library(str(LIBRARY))
+    except (tf.errors.OpError, OSError) as error:
+        raise NativeLibraryError(
+            f"The native library {LIBRARY} does not load: {error}. Build it again with "
+            f"`{REBUILD}` in the source tree, or use the pure-TensorFlow ops by setting "
+            "TF_REDSYNC_BACKEND=tensorflow."
+        ) from error
+
+
+def accumulate_and_select(
+    grads, residuals, velocities, k, ratios, *, selectors, quantized, search, **rest
+) -> Selection:
+    """See `tf_redsync.ops.accumulate_and_select`; all arguments are given and already checked."""
+    return Selection(
+        *load().redsync_accumulate_and_select(
+            grads=grads,
+            residuals=residuals,
+            velocities=velocities,
+            k=k,
+            ratios=ratios,
+            search=search,
+            selectors=selectors,
+            quantized=quantized,
+            **rest,
+        )
+    )
+
+
+def decode(messages, k, like, *, selectors, quantized) -> list[tf.Tensor]:
+    """See `tf_redsync.ops.decode`; all arguments are given and already checked."""
+    return load().redsync_decode(
+        messages=messages, k=k, like=like, selectors=selectors, quantized=quantized
+    )
