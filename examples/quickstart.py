@@ -1,0 +1,149 @@
+"""Trains a small CNN twice on two workers, dense and with RedSync, and compares the two runs.
+
+Started by examples/quickstart.sh. Both runs are examples/train_digits.py under
+`python -m tf_redsync.launch -n 2`, from the same seed. Prints a table, and writes summary.json and
+curves.png into --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+WORKERS = 2
+# Momentum 0.9 in both runs: where gradients are sent whole it is the optimizer's, as usual; where
+# they are sparsified RedSync applies it before the selection (momentum correction).
+RUNS = {
+    "dense": ["--method=dense", "--optimizer=momentum"],
+    "redsync": ["--method=redsync", "--optimizer=sgd", "--momentum=0.9", "--density=0.01"],
+}
+LABELS = {"dense": "dense all-reduce", "redsync": "RedSync, density 0.01"}
+COLORS = {"dense": "#1f77b4", "redsync": "#d62728"}
+SMOOTHING = 15  # steps
+# What TensorFlow's C++ prints at every start, in some versions whatever the log level. The log files
+# keep it.
+NOISE = re.compile(
+    r"[IW]0000 |WARNING: All log messages before|To enable the following|E0000 .*cuInit"
+)
+
+
+def train(name: str, out: pathlib.Path, epochs: int, seed: int, timeout: float) -> dict:
+    """Runs one training on two worker processes and returns what worker 0 measured.
+
+    Raises:
+      SystemExit: a worker failed or the time is over; the launcher has said which.
+    """
+    result = out / f"{name}.json"
+    result.unlink(missing_ok=True)
+    script = pathlib.Path(__file__).with_name("train_digits.py")
+    command = [sys.executable, "-m", "tf_redsync.launch", "-n", str(WORKERS)]
+    command += [f"--timeout={timeout}", f"--log_dir={out / 'logs' / name}", str(script)]
+    command += [*RUNS[name], f"--epochs={epochs}", f"--seed={seed}", f"--out={result}"]
+    print(f"\n== {name}: {' '.join(command[1:])}", flush=True)
+    # The launcher ends the workers when their time is over, on Ctrl-C and on SIGTERM.
+    code = subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
+    if code:
+        raise SystemExit(
+            f"The {name} run failed with exit status {code}; see {out / 'logs' / name}."
+        )
+    return json.loads(result.read_text())
+
+
+def summarize(results: dict[str, dict]) -> dict:
+    """The content of summary.json."""
+    dense_bytes = results["dense"]["bytes_per_step"]
+    runs = {
+        name: {
+            "accuracy": result["accuracy"],
+            "bytes_per_step": result["bytes_per_step"],
+            "step_ms": result["step_ms"],
+            "ratio": dense_bytes / result["bytes_per_step"],
+            "final_loss": float(np.mean(result["loss"][-SMOOTHING:])),
+            "steps": result["steps"],
+        }
+        for name, result in results.items()
+    }
+    return {"workers": WORKERS, "params": results["dense"]["params"], "runs": runs}
+
+
+def table(summary: dict) -> str:
+    """The comparison as text."""
+    lines = [
+        f"{'':10}{'test':>10}{'bytes sent per':>18}{'compression':>13}{'step time':>12}",
+        f"{'method':10}{'accuracy':>10}{'worker and step':>18}{'ratio':>13}{'(median)':>12}",
+    ]
+    for name, run in summary["runs"].items():
+        lines.append(
+            f"{name:10}{run['accuracy']:>10.4f}{run['bytes_per_step']:>18,}"
+            f"{run['ratio']:>12.1f}x{run['step_ms']:>9.1f} ms"
+        )
+    width = max(map(len, lines))
+    lines.insert(2, "-" * width)
+    return "\n".join(lines)
+
+
+def smoothed(values: list[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (steps, mean of the last SMOOTHING values at each of these steps)."""
+    window = min(SMOOTHING, len(values))
+    means = np.convolve(values, np.ones(window) / window, mode="valid")
+    return np.arange(window, len(values) + 1), means
+
+
+def draw(results: dict[str, dict], path: pathlib.Path) -> None:
+    """Draws loss against step and against bytes sent into a PNG file."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (by_step, by_bytes) = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True)
+    for name, result in results.items():
+        steps, losses = smoothed(result["loss"])
+        sent = steps * result["bytes_per_step"] / 1e6
+        by_step.plot(steps, losses, label=LABELS[name], color=COLORS[name])
+        by_bytes.plot(sent, losses, label=LABELS[name], color=COLORS[name])
+    by_step.set_xlabel("training step")
+    by_step.set_ylabel(f"training loss (nats, mean of {SMOOTHING} steps)")
+    by_bytes.set_xlabel("sent by each worker so far (MB)")
+    by_bytes.set_xscale("log")
+    for axes in (by_step, by_bytes):
+        axes.set_yscale("log")
+        axes.grid(alpha=0.3, which="both")
+        axes.legend()
+    figure.suptitle(f"Digits, {WORKERS} workers: the same steps, fewer bytes")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def main() -> None:
+    """Both runs, the table, the two files."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("build/quickstart"))
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--timeout", type=float, default=600, help="seconds for each of the runs")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+
+    started = time.perf_counter()
+    results = {name: train(name, args.out, args.epochs, args.seed, args.timeout) for name in RUNS}
+    summary = summarize(results)
+    (args.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    draw(results, args.out / "curves.png")
+    print(f"\n{table(summary)}\n")
+    print("Both workers share this machine, so the step time says nothing about a network: see")
+    print("benchmarks/step_time.py for that.")
+    print(f"Wrote {args.out / 'summary.json'} and {args.out / 'curves.png'}", end=" ")
+    print(f"after {time.perf_counter() - started:.0f} s.")
+
+
+if __name__ == "__main__":
+    main()
