@@ -1,0 +1,195 @@
+"""A network of worker machines with a limited rate, inside one Linux machine.
+
+    with network(workers=2, rate="1gbit") as lab:
+        launch.run(command, 2, addresses=lab.addresses, wrappers=lab.wrappers)
+
+Every worker has a network namespace with one interface, `eth0`. Its other end is a port of a bridge
+in one more namespace, the switch. Token bucket filters shape what a worker sends (on `eth0`) and
+what it receives (on its port of the switch), so each direction has the full rate, as a switched
+full-duplex link has. No packet leaves the namespaces, and no interface appears outside them.
+
+A guard process removes the namespaces as soon as this process lets go of a pipe: at the end of the
+block, after an exception, and when this process is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+
+from tf_redsync import launch
+
+INTERFACE = "eth0"
+PORT = 20000
+_SUBNET = "10.213.7"
+_BURST, _LATENCY = "256kb", "50ms"
+_RATE = re.compile(r"[1-9][0-9]*(\.[0-9]+)?[kmg]bit")
+_NETNS = "/run/netns"
+# The sleep lets a creation finish that was under way when the owner was killed.
+_GUARD = 'cat; sleep 0.2; for name in "$@"; do ip netns del "$name" 2>/dev/null; done; exit 0'
+
+
+class NetworkError(RuntimeError):
+    """The network cannot be built here; the message says what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lab:
+    """A network of workers.
+
+    Attributes:
+      rate: "none" or the rate of each direction of each link, as tc writes it.
+      addresses: "host:port" per worker, for TF_CONFIG.
+      wrappers: per worker, the words that run a command on its machine.
+      interface: name of the interface inside each namespace; None on loopback.
+    """
+
+    rate: str
+    addresses: tuple[str, ...]
+    wrappers: tuple[tuple[str, ...], ...]
+    interface: str | None
+
+
+def parse_rate(rate: str) -> str:
+    """Returns `rate` if it is "none" or a number with kbit, mbit or gbit; ValueError otherwise."""
+    if rate != "none" and not _RATE.fullmatch(rate):
+        raise ValueError(f"`rate` must be none, or like 100mbit or 1gbit. Received: rate={rate!r}.")
+    return rate
+
+
+@contextlib.contextmanager
+def network(workers: int, rate: str) -> Iterator[Lab]:
+    """Builds the network for a `with` block.
+
+    Args:
+      workers: number of machines, 1 to 250.
+      rate: "none" for the loopback interface as it is (no namespaces, no byte counters), or the
+        rate of each direction of each link, for example "1gbit".
+
+    Yields:
+      A `Lab`.
+
+    Raises:
+      ValueError: an argument is out of range.
+      NetworkError: not root, `ip` or `tc` is missing, names are taken, or a command failed.
+    """
+    if not 1 <= workers <= 250:
+        raise ValueError(f"`workers` must be 1 to 250. Received: workers={workers}.")
+    if parse_rate(rate) == "none":
+        ports = launch.free_ports(workers)
+        yield Lab("none", tuple(f"127.0.0.1:{p}" for p in ports), ((),) * workers, None)
+        return
+    _check_host()
+    switch, machines = _names(workers)
+    names = [switch, *machines]
+    _refuse_leftovers(names)
+    guard = subprocess.Popen(
+        ["sh", "-c", _GUARD, "sh", *names],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C in the terminal must not end the guard
+    )
+    try:
+        _build(switch, machines, rate)
+        addresses = tuple(f"{_address(i)}:{PORT}" for i in range(workers))
+        wrappers = tuple(("ip", "netns", "exec", name) for name in machines)
+        yield Lab(rate, addresses, wrappers, INTERFACE)
+    finally:
+        assert guard.stdin is not None
+        guard.stdin.close()
+        guard.wait()
+        _report_leftovers(names)
+
+
+def wire_bytes(interface: str, namespace: str | None = None) -> tuple[int, int]:
+    """Returns the (sent, received) bytes an interface has counted, from `ip -s -j link`.
+
+    Args:
+      interface: its name.
+      namespace: where it is; None: where this process runs, as a worker of the lab does.
+
+    The counters see packets as they are handed to the interface: Ethernet, IP and TCP headers are
+    included, but several segments that the kernel hands over in one piece have one header.
+    """
+    where = ["-n", namespace] if namespace else []
+    output = _run("ip", *where, "-s", "-j", "link", "show", "dev", interface)
+    counters = json.loads(output)[0]["stats64"]
+    return counters["tx"]["bytes"], counters["rx"]["bytes"]
+
+
+def namespaces_of(pid: int) -> list[str]:
+    """Returns the names of the existing namespaces made by process `pid`."""
+    found = os.listdir(_NETNS) if os.path.isdir(_NETNS) else []
+    return sorted(name for name in found if name.startswith(f"redsync-{pid}-"))
+
+
+def _names(workers: int) -> tuple[str, list[str]]:
+    prefix = f"redsync-{os.getpid()}"
+    return f"{prefix}-switch", [f"{prefix}-worker{i}" for i in range(workers)]
+
+
+def _address(index: int) -> str:
+    return f"{_SUBNET}.{index + 1}"
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    if done.returncode:
+        raise NetworkError(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _check_host() -> None:
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    reason = ""
+    if os.geteuid() != 0:
+        reason = "root is needed to make network namespaces"
+    elif missing:
+        reason = f"not installed: {' and '.join(missing)} (Debian package iproute2)"
+    if reason:
+        raise NetworkError(
+            f"No network with a rate limit can be built: {reason}. Use `--rate none` to run on the "
+            "loopback interface as it is, without a limit and without byte counters."
+        )
+
+
+def _refuse_leftovers(names: Sequence[str]) -> None:
+    taken = [name for name in names if os.path.exists(f"{_NETNS}/{name}")]
+    if taken:
+        raise NetworkError(
+            f"Network namespaces of an earlier run exist: {', '.join(taken)}. "
+            f"If nothing uses them, remove them: {'; '.join(f'ip netns del {name}' for name in taken)}."
+        )
+
+
+def _report_leftovers(names: Sequence[str]) -> None:
+    left = [name for name in names if os.path.exists(f"{_NETNS}/{name}")]
+    if left:
+        raise NetworkError(f"Network namespaces could not be removed: {', '.join(left)}.")
+
+
+def _build(switch: str, machines: Sequence[str], rate: str) -> None:
+    _run("ip", "netns", "add", switch)
+    _run("ip", "-n", switch, "link", "add", "name", "bridge", "type", "bridge")
+    _run("ip", "-n", switch, "link", "set", "bridge", "up")
+    for i, machine in enumerate(machines):
+        _run("ip", "netns", "add", machine)
+        port = f"port{i}"
+        peer = ("peer", "name", INTERFACE, "netns", machine)
+        _run("ip", "-n", switch, "link", "add", "name", port, "type", "veth", *peer)
+        _run("ip", "-n", switch, "link", "set", port, "master", "bridge", "up")
+        _run("ip", "-n", machine, "address", "add", f"{_address(i)}/24", "dev", INTERFACE)
+        # No IPv6 address: its announcements would be counted as traffic of the training.
+        for where, name in ((machine, INTERFACE), (switch, port)):
+            _run("ip", "-n", where, "link", "set", name, "addrgenmode", "none")
+        _run("ip", "-n", machine, "link", "set", "lo", "up")
+        _run("ip", "-n", machine, "link", "set", INTERFACE, "up")
+        for where, name in ((machine, INTERFACE), (switch, port)):
+            shape = ("tbf", "rate", rate, "burst", _BURST, "latency", _LATENCY)
+            _run("tc", "-n", where, "qdisc", "add", "dev", name, "root", *shape)
