@@ -162,9 +162,10 @@ def _check_host() -> None:
 def _refuse_leftovers(names: Sequence[str]) -> None:
     taken = [name for name in names if os.path.exists(f"{_NETNS}/{name}")]
     if taken:
+        remedy = "; ".join(f"ip netns del {name}" for name in taken)
         raise NetworkError(
-            f"Network namespaces of an earlier run exist: {', '.join(taken)}. "
-            f"If nothing uses them, remove them: {'; '.join(f'ip netns del {name}' for name in taken)}."
+            f"Network namespaces of an earlier run exist: {', '.join(taken)}. If nothing uses "
+            f"them, remove them: {remedy}."
         )
 
 

@@ -1,0 +1,125 @@
+"""The models of the benchmarks, with synthetic data: Keras 3, float32.
+
+    python -m benchmarks.models        # prints the parameter counts
+
+`mlp`  784-6x2048-10, ReLU, 22.6 M parameters: large dense matrices, little arithmetic.
+`lstm` word language model: embedding 650, two LSTM layers of 650, vocabulary 10,000, 35 steps.
+`vgg`  the 13 convolutions of VGG16 on 32x32x3 and two dense layers of 512 before the output.
+
+Reference: Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image
+Recognition" (2015), configuration D; Zaremba et al., "Recurrent Neural Network Regularization"
+(2014), medium model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import keras
+
+VOCABULARY = 10_000
+LSTM_STEPS = 35
+VGG16_FILTERS = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A model and its data.
+
+    Attributes:
+      name: key in `WORKLOADS`.
+      batch_size: examples per worker and step, by default.
+      build: makes the model; it returns logits.
+      batch: (generator, batch size) -> (inputs, integer labels).
+    """
+
+    name: str
+    batch_size: int
+    build: Callable[[], keras.Model]
+    batch: Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
+
+
+def batches(
+    workload: Workload, count: int, batch_size: int, seed: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns `count` batches of synthetic data; equal seeds give equal data."""
+    generator = np.random.default_rng(seed)
+    return [workload.batch(generator, batch_size) for _ in range(count)]
+
+
+def _mlp() -> keras.Model:
+    import keras
+
+    hidden = [keras.layers.Dense(2048, activation="relu") for _ in range(6)]
+    return keras.Sequential([keras.Input((784,)), *hidden, keras.layers.Dense(10)], name="mlp")
+
+
+def _mlp_batch(generator: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
+    inputs = generator.standard_normal((size, 784), dtype=np.float32)
+    return inputs, generator.integers(0, 10, size, dtype=np.int32)
+
+
+def _lstm() -> keras.Model:
+    import keras
+
+    return keras.Sequential(
+        [
+            keras.Input((LSTM_STEPS,), dtype="int32"),
+            keras.layers.Embedding(VOCABULARY, 650),
+            keras.layers.LSTM(650, return_sequences=True),
+            keras.layers.LSTM(650, return_sequences=True),
+            keras.layers.Dense(VOCABULARY),
+        ],
+        name="lstm",
+    )
+
+
+def _lstm_batch(generator: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
+    words = generator.integers(0, VOCABULARY, (size, LSTM_STEPS + 1), dtype=np.int32)
+    return words[:, :-1], words[:, 1:]
+
+
+def _vgg() -> keras.Model:
+    import keras
+
+    layers = [keras.Input((32, 32, 3))]
+    for filters, repeats in VGG16_FILTERS:
+        for _ in range(repeats):
+            layers.append(keras.layers.Conv2D(filters, 3, padding="same", activation="relu"))
+        layers.append(keras.layers.MaxPooling2D())
+    layers.append(keras.layers.Flatten())
+    layers.extend(keras.layers.Dense(512, activation="relu") for _ in range(2))
+    return keras.Sequential([*layers, keras.layers.Dense(10)], name="vgg")
+
+
+def _vgg_batch(generator: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
+    inputs = generator.standard_normal((size, 32, 32, 3), dtype=np.float32)
+    return inputs, generator.integers(0, 10, size, dtype=np.int32)
+
+
+WORKLOADS = {
+    "mlp": Workload("mlp", 16, _mlp, _mlp_batch),
+    "lstm": Workload("lstm", 20, _lstm, _lstm_batch),
+    "vgg": Workload("vgg", 16, _vgg, _vgg_batch),
+}
+
+
+def main() -> None:
+    """Prints a table of the workloads."""
+    for workload in WORKLOADS.values():
+        model = workload.build()
+        parameters = model.count_params()
+        tensors = len(model.trainable_variables)
+        print(
+            f"{workload.name:5} batch {workload.batch_size:3}  {tensors:3} variables"
+            f"  {parameters:12,} parameters  {4 * parameters:13,} bytes"
+        )
+
+
+if __name__ == "__main__":
+    main()
