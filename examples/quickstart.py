@@ -27,8 +27,8 @@ RUNS = {
 LABELS = {"dense": "dense all-reduce", "redsync": "RedSync, density 0.01"}
 COLORS = {"dense": "#1f77b4", "redsync": "#d62728"}
 SMOOTHING = 15  # steps
-# What TensorFlow's C++ prints at every start, in some versions whatever the log level. The log files
-# keep it.
+# What TensorFlow's C++ prints at every start, in some versions whatever the log level. The log
+# files keep it.
 NOISE = re.compile(
     r"[IW]0000 |WARNING: All log messages before|To enable the following|E0000 .*cuInit"
 )
@@ -116,9 +116,16 @@ def draw(results: dict[str, dict], path: pathlib.Path) -> None:
     for axes in (by_step, by_bytes):
         axes.set_yscale("log")
         axes.grid(alpha=0.3, which="both")
-        axes.legend()
-    figure.suptitle(f"Digits, {WORKERS} workers: the same steps, fewer bytes")
-    figure.tight_layout()
+    figure.suptitle(f"Handwritten digits, {WORKERS} workers, the same seed")
+    # One legend above both panels: inside them it would cover a curve.
+    figure.legend(
+        *by_step.get_legend_handles_labels(),
+        loc="upper center",
+        ncol=2,
+        bbox_to_anchor=(0.5, 0.94),
+        frameon=False,
+    )
+    figure.tight_layout(rect=(0, 0, 1, 0.95))
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
