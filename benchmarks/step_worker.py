@@ -1,0 +1,169 @@
+"""One worker of `benchmarks/step_time.py`: times the steps of one model under one method.
+
+Started by the driver under TF_CONFIG; every worker runs the same loop, worker 0 writes the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks import netlab
+from benchmarks.models import WORKLOADS, Workload, batches
+
+METHODS = ("none", "dense", "rs_dense", "redsync")
+LEARNING_RATE = 0.01
+DATA_BATCHES = 4  # prepared before the clock starts, and used in turn
+
+
+def strategy_for(method: str) -> Any:
+    """Returns the strategy; `dense` gets TensorFlow's own, so that it owes nothing to the rest."""
+    import tensorflow as tf
+
+    if method == "dense":
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    import tf_redsync as rs
+
+    return rs.MultiWorkerMirroredStrategy()
+
+
+def optimizer_for(method: str, density: float) -> Any:
+    """Returns the optimizer to measure; inside the strategy's scope."""
+    import keras
+
+    inner = keras.optimizers.SGD(LEARNING_RATE)
+    if method == "dense":
+        return inner
+    import tf_redsync as rs
+
+    if method == "none":
+        return rs.DistributedOptimizer(inner, rs.NoExchange())
+    if method == "rs_dense":
+        return rs.DistributedOptimizer(inner, rs.Dense())
+    return rs.DistributedOptimizer(inner, rs.RedSync(density=density, momentum=0.9))
+
+
+def make_step(strategy: Any, model: Any, optimizer: Any) -> Callable[..., Any]:
+    """Returns the training step as one graph: forward, backward, exchange, update."""
+    import keras
+    import tensorflow as tf
+
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    replicas = strategy.num_replicas_in_sync
+
+    def replica_step(inputs: Any, labels: Any) -> Any:
+        with tf.GradientTape() as tape:
+            # Divided here because the exchange sums over the replicas.
+            loss = loss_of(labels, model(inputs, training=True)) / replicas
+        variables = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, variables), variables)
+        return loss
+
+    @tf.function
+    def step(inputs: Any, labels: Any) -> Any:
+        return strategy.run(replica_step, args=(inputs, labels))
+
+    return step
+
+
+def measure(step: Callable[..., Any], data: list[Any], count: int) -> list[float]:
+    """Returns the wall time (ms) of each of `count` steps. A call returns when its step is done."""
+    times = []
+    for i in range(count):
+        start = time.perf_counter()
+        loss = step(*data[i % len(data)])
+        loss.numpy()
+        times.append(1e3 * (time.perf_counter() - start))
+    return times
+
+
+def make_barrier(strategy: Any) -> Callable[[], None]:
+    """Returns a function that waits for all workers: their clocks start together."""
+    import tensorflow as tf
+
+    @tf.function
+    def agree() -> Any:
+        return strategy.reduce("SUM", strategy.run(lambda: tf.ones(())), axis=None)
+
+    def barrier() -> None:
+        agree().numpy()
+
+    barrier()  # traced here, not between the warm-up and the measured steps
+    return barrier
+
+
+def trained(strategy: Any, args: argparse.Namespace, index: int) -> dict[str, Any]:
+    """Builds the model, trains, and returns what was measured."""
+    import keras
+    import tensorflow as tf
+
+    workload: Workload = WORKLOADS[args.model]
+    keras.utils.set_random_seed(args.seed)
+    with strategy.scope():
+        model = workload.build()
+        optimizer = optimizer_for(args.method, args.density)
+        optimizer.build(model.trainable_variables)
+    batch_size = args.batch or workload.batch_size
+    arrays = batches(workload, DATA_BATCHES, batch_size, args.seed + 1 + index)
+    data = [tuple(map(tf.constant, pair)) for pair in arrays]
+    step = make_step(strategy, model, optimizer)
+    barrier = make_barrier(strategy)
+    warm_up = measure(step, data, args.warmup)
+    barrier()
+    before = sent()
+    times = measure(step, data, args.steps)
+    after = sent()
+    barrier()
+    return {
+        "params": model.count_params(),
+        "batch": batch_size,
+        "times_ms": times,
+        "warmup_ms": warm_up,
+        "bytes_per_step": library_bytes(args.method, optimizer, model, args.workers),
+        "wire_bytes_per_step": None if before is None else (after - before) / args.steps,
+    }
+
+
+def sent() -> int | None:
+    """Returns the bytes this worker's interface has sent; None on loopback."""
+    interface = os.environ.get("TF_REDSYNC_BENCH_INTERFACE")
+    return netlab.wire_bytes(interface)[0] if interface else None
+
+
+def library_bytes(method: str, optimizer: Any, model: Any, workers: int) -> float:
+    """Bytes one worker sends per step as the library counts them.
+
+    `dense` has no count of its own: a ring all-reduce of m bytes sends 2 m (P - 1) / P.
+    """
+    if method == "dense":
+        size = 4 * sum(int(variable.shape.num_elements()) for variable in model.trainable_variables)
+        return 2 * size * (workers - 1) / workers
+    return float(optimizer.bytes_per_step())
+
+
+def main() -> None:
+    """Command line of a worker; called by the driver only."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--method", choices=METHODS, required=True)
+    parser.add_argument("--model", choices=sorted(WORKLOADS), required=True)
+    parser.add_argument("--workers", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--warmup", type=int, required=True)
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--density", type=float, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", required=True)
+    args = parser.parse_args()
+    index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    result = trained(strategy_for(args.method), args, index)
+    if index == 0:
+        with open(args.output, "w", encoding="utf-8") as file:
+            json.dump(result, file)
+
+
+if __name__ == "__main__":
+    main()
