@@ -1,0 +1,67 @@
+"""TensorFlow Addons on a current TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from types import ModuleType
+
+_ALIASED = ("engine", "engine.keras_tensor", "backend", "utils", "utils.tf_utils")
+
+
+def load() -> ModuleType:
+    """Import `tensorflow_addons` 0.23 on TensorFlow 2.16 and later.
+
+    Addons looks for Keras 2 under `keras.src`, where Keras 3 lives now. Keras 2 is still there as
+    `tf_keras`; while Addons is imported, and only then, the few names that it asks for lead to it.
+    `tf.keras` must be Keras 2, so call this before anything uses `tf.keras`, or start the program
+    with TF_USE_LEGACY_KERAS=1.
+
+    Returns:
+        The module `tensorflow_addons`. Its optimizers are wrapped like any other:
+        `DistributedOptimizer(load().optimizers.LAMB(0.01), method)`.
+
+    Raises:
+        ImportError: when `tensorflow-addons` or `tf_keras` is not installed, or when `tf.keras` is
+            already bound to Keras 3.
+
+    Example:
+        tfa = tf_redsync.addons.load()
+        optimizer = tf_redsync.DistributedOptimizer(tfa.optimizers.LAMB(0.01), method)
+    """
+    if "tensorflow_addons" in sys.modules:
+        return sys.modules["tensorflow_addons"]
+    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+    import tensorflow as tf
+
+    if not tf.keras.Model.__module__.startswith("tf_keras"):
+        raise ImportError(
+            "tensorflow_addons needs Keras 2 (tf_keras) as `tf.keras`, but it is Keras 3. Set TF_USE_LEGACY_KERAS=1 in the environment, or call "
+            "tf_redsync.addons.load() before the first use of `tf.keras`."
+        )
+    try:
+        with _keras_2_names():
+            return importlib.import_module("tensorflow_addons")
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"{error}. Install what TensorFlow Addons needs: pip install 'tf_redsync[addons]'"
+        ) from error
+
+
+@contextlib.contextmanager
+def _keras_2_names():
+    """Let `keras.src.<name>` mean `tf_keras.src.<name>` inside the block."""
+    importlib.import_module("keras")  # Keras 3 must not be imported while its names are others'
+    wanted = {f"keras.src.{n}": importlib.import_module(f"tf_keras.src.{n}") for n in _ALIASED}
+    saved = {name: sys.modules.get(name) for name in wanted}
+    sys.modules.update(wanted)
+    try:
+        yield
+    finally:
+        for name, module in saved.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module

@@ -1,0 +1,56 @@
+"""Checks of hyper-parameters that several methods share."""
+
+from __future__ import annotations
+
+import numbers
+
+
+def real(name: str, value, *, low: float, high: float, low_open=False, high_open=False) -> None:
+    """Check that a hyper-parameter is a number in an interval.
+
+    Raises:
+        ValueError: naming the argument, its value and the interval.
+    """
+    interval = f"{'(' if low_open else '['}{low:g}, {high:g}{')' if high_open else ']'}"
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    inside = is_number and (
+        (value > low if low_open else value >= low)
+        and (value < high if high_open else value <= high)
+    )
+    if not inside:
+        raise ValueError(f"`{name}` must be in {interval}. Received: {name}={value!r}")
+
+
+def integer(name: str, value, *, low: int) -> None:
+    """Check that a hyper-parameter is an integer of at least `low`.
+
+    Raises:
+        ValueError: naming the argument and its value.
+    """
+    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_integer or value < low:
+        raise ValueError(f"`{name}` must be an integer >= {low}. Received: {name}={value!r}")
+
+
+def choice(name: str, value, choices: tuple[str, ...]) -> None:
+    """Check that a hyper-parameter is one of some strings.
+
+    Raises:
+        ValueError: naming the argument, its value and the choices.
+    """
+    if value not in choices:
+        raise ValueError(f"`{name}` must be one of {choices}. Received: {name}={value!r}")
+
+
+def momentum(value, nesterov: bool) -> None:
+    """Check a momentum coefficient and its Nesterov flag.
+
+    Raises:
+        ValueError: for a momentum outside [0, 1), or Nesterov without momentum.
+    """
+    real("momentum", value, low=0.0, high=1.0, high_open=True)
+    if nesterov and value == 0.0:
+        raise ValueError(
+            "`nesterov=True` needs a momentum. Received: nesterov=True, momentum=0.0. "
+            "Set `momentum`, e.g. momentum=0.9, or nesterov=False."
+        )

@@ -1,0 +1,1 @@
+"""The exchange: requests, layout, wire format, networks, and state."""

@@ -1,0 +1,241 @@
+"""The network: requests answered by `tf.distribute`, and facts about the cluster.
+
+Besides the adapters of `tf_redsync/keras/` this is the only file that uses private names of
+TensorFlow. What they buy:
+
+* the strategy's replica launcher issues an all-gather as *one* collective; the public
+  `ReplicaContext.all_gather` first gathers shapes and then padded values;
+* the coordination service lets workers compare their configurations without a collective, so that
+  workers which disagree get an error message and not a deadlock.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Sequence
+
+import tensorflow as tf
+from tensorflow.python.distribute import cross_device_ops as _cross_device_ops
+from tensorflow.python.eager import context as _context
+from tensorflow.python.ops import collective_ops as _collective_ops
+from tensorflow.python.ops import control_flow_util as _control_flow_util
+
+_logger = logging.getLogger("tf_redsync")
+_WAIT_SLICE_SECONDS = 20
+_sequence = itertools.count()
+
+
+class Disagreement(ValueError):
+    """Workers were started with different models or configurations."""
+
+
+class Alone:
+    """One worker: nothing crosses the network."""
+
+    workers = 1
+
+    def all_gather(self, message: tf.Tensor) -> tf.Tensor:
+        """Return `message` of shape `[words]` as `[1, words]`."""
+        return message[tf.newaxis]
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Return `tensors` themselves."""
+        return list(tensors)
+
+    def all_to_all(self, messages: tf.Tensor) -> tf.Tensor:
+        """Return `messages` of shape `[1, words]`."""
+        return messages
+
+
+class PublicCollectives:
+    """Collectives through the public replica context; works with every mirrored strategy."""
+
+    def __init__(self, workers: int):
+        self.workers = workers
+
+    def all_gather(self, message: tf.Tensor) -> tf.Tensor:
+        """Gather `[words]` from every replica into `[workers, words]`."""
+        gathered = tf.distribute.get_replica_context().all_gather(message[tf.newaxis], axis=0)
+        return tf.ensure_shape(gathered, [self.workers, message.shape[0]])
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Sum every tensor over the replicas, packed into one collective."""
+        return tf.distribute.get_replica_context().all_reduce(
+            tf.distribute.ReduceOp.SUM, list(tensors)
+        )
+
+    def all_to_all(self, messages: tf.Tensor) -> tf.Tensor:
+        """Send row r of `[workers, words]` to replica r, by gathering everything."""
+        everything = self.all_gather(tf.reshape(messages, [-1]))
+        mine = tf.distribute.get_replica_context().replica_id_in_sync_group
+        table = tf.reshape(everything, [self.workers, self.workers, -1])  # [from, to, words]
+        return tf.gather(table, mine, axis=1)
+
+
+class DirectCollectives(PublicCollectives):
+    """`MultiWorkerMirroredStrategy`: an all-gather or all-to-all is one round."""
+
+    def __init__(self, workers: int, strategy: tf.distribute.Strategy):
+        super().__init__(workers)
+        self._cross_device_ops = strategy.extended._cross_device_ops
+
+    def all_gather(self, message: tf.Tensor) -> tf.Tensor:
+        """Gather `[words]` from every worker into `[workers, words]`, one collective."""
+        gathered = self._launch(_collective_ops.all_gather_v2, message[tf.newaxis])
+        return tf.ensure_shape(gathered, [self.workers, message.shape[0]])
+
+    def all_to_all(self, messages: tf.Tensor) -> tf.Tensor:
+        """Send row r of `[workers, words]` to worker r, one collective."""
+        return self._launch(_collective_ops.all_to_all_v2, messages)
+
+    def _launch(self, collective, value: tf.Tensor) -> tf.Tensor:
+        replica = tf.distribute.get_replica_context()._replica_id
+        launcher = self._cross_device_ops._launchers[replica]
+        key = launcher._next_instance_key()
+        with tf.device(launcher._device):
+            return collective(
+                value,
+                group_size=launcher._group_size,
+                group_key=launcher._group_key,
+                instance_key=key,
+                communication_hint=launcher._options.implementation.value,
+                timeout=launcher._options.timeout_seconds or 0,
+                ordering_token=launcher._get_ordering_token(),
+            )
+
+
+def for_strategy(strategy: tf.distribute.Strategy, direct: bool = True):
+    """Return the network of `strategy`.
+
+    Args:
+        strategy: The strategy in whose scope the optimizer was built.
+        direct: Allow the single-round collectives; `False` forces the public ones.
+    """
+    workers = strategy.num_replicas_in_sync
+    if workers == 1:
+        return Alone()
+    if direct and has_launchers(strategy):
+        return DirectCollectives(workers, strategy)
+    return PublicCollectives(workers)
+
+
+def check_supported(strategy: tf.distribute.Strategy) -> None:
+    """Check that gradients of `strategy` are exchanged by collectives between its replicas.
+
+    Raises:
+        ValueError: for parameter servers, TPUs and other strategies.
+    """
+    default = not tf.distribute.has_strategy()
+    supported = (
+        tf.distribute.MirroredStrategy,
+        tf.distribute.MultiWorkerMirroredStrategy,
+        tf.distribute.OneDeviceStrategy,
+    )
+    if not default and not isinstance(strategy, supported):
+        raise ValueError(
+            "the strategy must be MultiWorkerMirroredStrategy (of tf_redsync or TensorFlow), "
+            "MirroredStrategy, OneDeviceStrategy or none. "
+            f"Received: strategy={type(strategy).__name__}"
+        )
+
+
+def has_launchers(strategy: tf.distribute.Strategy) -> bool:
+    """Whether the strategy offers what the single-round collectives need."""
+    ops = getattr(strategy.extended, "_cross_device_ops", None)
+    if not isinstance(ops, _cross_device_ops.CollectiveAllReduce):
+        return False
+    needed = ("_next_instance_key", "_get_ordering_token", "_group_key", "_group_size")
+    launchers = getattr(ops, "_launchers", None) or []
+    return bool(launchers) and all(hasattr(launchers[0], name) for name in needed)
+
+
+def is_multi_worker(strategy: tf.distribute.Strategy) -> bool:
+    """Whether the replicas are spread over processes."""
+    return worker_count(strategy) > 1
+
+
+def worker_count(strategy: tf.distribute.Strategy) -> int:
+    """Number of worker processes of `strategy`."""
+    return getattr(strategy.extended, "_num_workers", 1)
+
+
+def worker_rank(strategy: tf.distribute.Strategy) -> int:
+    """This process's position among the workers; the chief is 0."""
+    return getattr(strategy.extended, "_id_in_cluster", 0)
+
+
+def compiling_with_xla() -> bool:
+    """Whether the function being traced is compiled by XLA, which has no collectives here."""
+    graph = tf.compat.v1.get_default_graph()
+    return bool(_control_flow_util.GraphOrParentsInXlaContext(graph))
+
+
+def inside_branch() -> bool:
+    """Whether the function being traced is a branch of a conditional."""
+    graph = tf.compat.v1.get_default_graph()
+    return not tf.executing_eagerly() and type(graph).__name__ == "CondBranchFuncGraph"
+
+
+def agree(
+    strategy: tf.distribute.Strategy, what: str, timeout_seconds: float | None = None
+) -> None:
+    """Compare `what` with every other worker, without a collective.
+
+    Every call is numbered, the same on all workers, so a worker that does *something else* than
+    the others at this point is found as well. The chief compares and publishes the verdict, hence
+    either all workers return or all raise.
+
+    Args:
+        strategy: A multi-worker strategy; with one worker nothing happens.
+        what: A text that describes what this worker is about to do.
+        timeout_seconds: Give up waiting for a worker after this time. `None` waits as long as the
+            worker is alive, with a warning now and then.
+
+    Raises:
+        Disagreement: on every worker, with the differing texts, when they are not all equal.
+    """
+    workers = worker_count(strategy)
+    if workers < 2:
+        return
+    number, rank = next(_sequence), worker_rank(strategy)
+    prefix = f"tf_redsync/agree/{number}"
+    runtime = _context.context()
+    if rank != 0:
+        runtime.set_config_key_value(f"{prefix}/{rank}", what)
+        verdict = _wait_for(f"{prefix}/verdict", 0, what, timeout_seconds)
+    else:
+        texts = {r: _wait_for(f"{prefix}/{r}", r, what, timeout_seconds) for r in range(1, workers)}
+        verdict = _verdict(what, texts)
+        runtime.set_config_key_value(f"{prefix}/verdict", verdict)
+    if verdict != "agreed":
+        raise Disagreement(verdict)
+
+
+def _verdict(chief: str, texts: dict[int, str]) -> str:
+    different = {rank: text for rank, text in texts.items() if text != chief}
+    if not different:
+        return "agreed"
+    lines = [f"worker 0: {chief}"] + [f"worker {r}: {text}" for r, text in different.items()]
+    return (
+        "the workers disagree; start all of them with the same script, flags, model and method:\n"
+        + "\n".join(lines)
+    )
+
+
+def _wait_for(key: str, rank: int, what: str, timeout_seconds: float | None) -> str:
+    started = time.monotonic()
+    while True:
+        waited = time.monotonic() - started
+        left = _WAIT_SLICE_SECONDS if timeout_seconds is None else timeout_seconds - waited
+        if left <= 0:
+            raise TimeoutError(
+                f"worker {rank} did not get to this point within {timeout_seconds:.0f} s. This "
+                f"worker is about to: {what}. Look at the log of worker {rank}."
+            )
+        slice_ms = int(1000 * min(left, _WAIT_SLICE_SECONDS)) or 1
+        try:
+            return _context.context().get_config_key_value(key, slice_ms)
+        except tf.errors.DeadlineExceededError:
+            _logger.warning("waiting for worker %d since %.0f s", rank, time.monotonic() - started)

@@ -1,0 +1,110 @@
+"""Drives exchanges: takes what the generators yield to the network and brings back the answers.
+
+This is the only place that both a method and a network pass through, hence the place where bytes
+are counted and finiteness is agreed on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from tf_redsync.exchange import wire
+from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, Request
+
+Exchange = Generator[Request, Any, Any]
+
+
+class Network(Protocol):
+    """What answers requests; see `collectives.py` for the one over `tf.distribute`."""
+
+    workers: int
+
+    def all_gather(self, message: tf.Tensor) -> tf.Tensor:
+        """Gather `[words]` of every worker into `[workers, words]`."""
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Sum every tensor over the workers."""
+
+    def all_to_all(self, messages: tf.Tensor) -> tf.Tensor:
+        """Send row r of `[workers, words]` to worker r."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DryRun:
+    """A network of `workers` that only has the right shapes; for counting bytes in a trace."""
+
+    workers: int
+
+    def all_gather(self, message: tf.Tensor) -> tf.Tensor:
+        """Return `message` as if every worker had sent it."""
+        return tf.repeat(message[tf.newaxis], self.workers, axis=0)
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Return `tensors`."""
+        return list(tensors)
+
+    def all_to_all(self, messages: tf.Tensor) -> tf.Tensor:
+        """Return `messages`."""
+        return messages
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a round of exchanges came to.
+
+    Attributes:
+        results: The generators' return values, in their order.
+        finite: Bool scalar tensor, equal on all workers: everything exchanged was finite.
+        bytes_sent: Bytes one worker put on the network: a float, or a float64 scalar tensor where
+            the size depends on the step.
+    """
+
+    results: list[Any]
+    finite: tf.Tensor
+    bytes_sent: Any
+
+
+def drive(exchanges: Sequence[Exchange], network: Network) -> Outcome:
+    """Run generators to their ends, one collective a generator and round.
+
+    Round by round, and in the given order within a round: every worker asks for the same
+    collectives in the same order, and no exchange waits for another one's second round.
+    """
+    results: list[Any] = [None] * len(exchanges)
+    finite: list[tf.Tensor] = []
+    bytes_sent: Any = 0.0
+    waiting: list[tuple[int, Exchange, Any]] = [(i, e, None) for i, e in enumerate(exchanges)]
+    while waiting:
+        next_round = []
+        for i, exchange, reply in waiting:
+            try:
+                request = exchange.send(reply)
+            except StopIteration as stop:
+                results[i] = stop.value
+                continue
+            answer = _ask(network, request)
+            finite.append(wire.is_finite(request, answer))
+            bytes_sent = bytes_sent + wire.sent_bytes(request, network.workers)
+            next_round.append((i, exchange, answer))
+        waiting = next_round
+    agreed = tf.reduce_all(finite) if finite else tf.constant(True)
+    return Outcome(results, agreed, bytes_sent)
+
+
+def _ask(network: Network, request: Request):
+    handlers: dict[type, Callable] = {
+        AllGather: lambda r: network.all_gather(r.message),
+        AllReduce: lambda r: network.all_reduce(list(r.tensors)),
+        AllToAll: lambda r: network.all_to_all(r.messages),
+    }
+    handler = handlers.get(type(request))
+    if handler is None:
+        raise TypeError(
+            "an exchange must yield AllGather, AllReduce or AllToAll. "
+            f"Received: {type(request).__name__}"
+        )
+    return handler(request)

@@ -1,0 +1,260 @@
+"""The exchange of a whole model: layout, state, one step. Knows nothing of Keras."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_redsync import policy as policy_lib
+from tf_redsync.exchange import collectives, state
+from tf_redsync.exchange.driver import Network
+from tf_redsync.exchange.layout import DEFAULT_BUCKET_BYTES, TensorSpec, make_buckets
+from tf_redsync.programs import EveryStep
+
+_GRADIENT_DTYPES = (tf.float32, tf.bfloat16, tf.float16)
+AGREE_TIMEOUT_SECONDS = 60
+
+
+class GradientExchange(tf.Module):
+    """Replaces the all-reduce of gradients for one optimizer.
+
+    Args:
+        policy: Chooses a method for every variable.
+        bucket_bytes: See `make_buckets`.
+        direct_collectives: Use single-round collectives where the strategy has them.
+
+    Attributes:
+        step: int64 variable, number of exchanges so far, skipped ones included.
+        skipped: int64 variable, number of exchanges that were not finite.
+        bytes_sent: float64 variable, bytes this worker sent in the last step.
+    """
+
+    def __init__(
+        self,
+        policy: policy_lib.Policy,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        direct_collectives: bool = True,
+    ):
+        super().__init__(name="gradient_exchange")
+        self.policy = policy
+        self._bucket_bytes = bucket_bytes
+        self._direct = direct_collectives
+        self.built = False
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Lay out the buckets, create the state, and make sure that all workers do the same.
+
+        Args:
+            variables: The trainable variables, all of them, in the optimizer's order. Call it in
+                the strategy's scope, outside of any replica.
+
+        Raises:
+            ValueError: for an unsupported strategy or dtype.
+            Disagreement: when workers have different models or methods.
+        """
+        strategy = tf.distribute.get_strategy()
+        collectives.check_supported(strategy)
+        self.workers = strategy.num_replicas_in_sync
+        self.specs = tuple(_spec(v, i) for i, v in enumerate(variables))
+        self.assignments = self.policy.assign(self.specs)
+        buckets = make_buckets(
+            [(a.spec, a.method) for a in self.assignments], self.workers, self._bucket_bytes
+        )
+        collectives.agree(strategy, self._describe(), AGREE_TIMEOUT_SECONDS)
+        self.program = EveryStep(buckets)
+        self.step = state.counter("exchange_step")
+        self.skipped = state.counter("exchange_skipped")
+        self.bytes_sent = tf.Variable(tf.zeros([], tf.float64), trainable=False, name="bytes_sent")
+        self.states = [state.StateVariables(b.method, b.layout) for b in buckets]
+        self.network: Network = collectives.for_strategy(strategy, self._direct)
+        self._warn_if_alone(strategy)
+        self.built = True
+
+    def __call__(
+        self, grads: Sequence[tf.Tensor | tf.IndexedSlices | None], positions: Sequence[int]
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Exchange one step's gradients, in a replica context.
+
+        The state advances only if the step is finite on all workers.
+
+        Args:
+            grads: This replica's gradients.
+            positions: For every gradient, the position of its variable in `build`'s list.
+
+        Returns:
+            The sums over workers, in the order and the dtypes of `grads`; and a bool scalar: if it
+            is false, which it is on all workers or none, the step must not be applied.
+
+        Raises:
+            TypeError: for a gradient that is not float32, bfloat16 or float16.
+            ValueError: under XLA compilation.
+        """
+        if collectives.compiling_with_xla():
+            raise ValueError(
+                "`jit_compile=True` is not supported: XLA has no all-gather for this strategy. "
+                "Received: jit_compile=True. Compile the model with jit_compile=False."
+            )
+        dense = self._dense_gradients(grads, positions)
+        step = self.step.read_value()
+        buckets = self.program.buckets
+        everything = [dense[s.position] for b in buckets for s in b.layout.specs]
+        scale = self.policy.default.clip_scale(everything, self.workers)
+        outcome = self.program.run(
+            [[dense[s.position] for s in b.layout.specs] for b in buckets],
+            [s.read() for s in self.states],
+            scale,
+            step,
+            self.network,
+        )
+        self._commit(outcome)
+        totals = {
+            spec.position: total
+            for bucket, (bucket_totals, _) in zip(buckets, outcome.results, strict=True)
+            for spec, total in zip(bucket.layout.specs, bucket_totals, strict=True)
+        }
+        results = [tf.cast(totals[p], g.dtype) for g, p in zip(grads, positions, strict=True)]
+        return results, outcome.finite
+
+    def _commit(self, outcome) -> None:
+        def advance():
+            for variables, (_, new_state) in zip(self.states, outcome.results, strict=True):
+                variables.assign(new_state)
+
+        def skip():
+            self.skipped.assign_add(1, read_value=False)
+
+        tf.cond(outcome.finite, advance, skip)
+        self.step.assign_add(1, read_value=False)
+        self.bytes_sent.assign(tf.cast(outcome.bytes_sent, tf.float64), read_value=False)
+
+    def _dense_gradients(self, grads, positions) -> dict[int, tf.Tensor]:
+        """Float32 gradients by position; zeros for variables without one."""
+        dense = {}
+        for grad, position in zip(grads, positions, strict=True):
+            spec = self.specs[position]
+            if grad.dtype not in _GRADIENT_DTYPES:
+                raise TypeError(
+                    f"the gradient of {spec.name!r} must be float32, bfloat16 or float16. "
+                    f"Received: dtype={grad.dtype.name}. Build the model in one of these dtypes."
+                )
+            # An embedding's IndexedSlices: the residual is dense, so duplicates are summed here.
+            value = tf.cast(tf.convert_to_tensor(grad), tf.float32)
+            dense[position] = tf.ensure_shape(value, spec.shape)
+        for spec in self.specs:
+            if spec.position not in dense:
+                dense[spec.position] = tf.zeros(spec.shape, tf.float32)
+        return dense
+
+    def explain(self) -> policy_lib.Explanation:
+        """Return a table of what happens to every variable.
+
+        Raises:
+            RuntimeError: before `build`.
+        """
+        self._require_built("explain")
+        rows = {}
+        for bucket in self.program.buckets:
+            for spec in bucket.layout.specs:
+                assignment = self.assignments[spec.position]
+                rows[spec.position] = policy_lib.Row(
+                    name=spec.name,
+                    shape=spec.shape,
+                    elements=spec.size,
+                    bucket=bucket.layout.index,
+                    method=type(bucket.method).__name__,
+                    how=bucket.method.describe(spec),
+                    reason=assignment.reason,
+                )
+        return policy_lib.Explanation(
+            rows=tuple(rows[i] for i in sorted(rows)),
+            workers=self.workers,
+            dense_bytes=policy_lib.dense_bytes(self.specs, self.workers),
+            bytes_per_step=self.bytes_per_step(),
+        )
+
+    def bytes_per_step(self) -> float:
+        """Bytes that this worker sends in a step after warm-up, by the costs of ring collectives.
+
+        Counted from the requests of a dry run that is traced and never executed.
+
+        Raises:
+            RuntimeError: before `build`.
+        """
+        self._require_built("bytes_per_step")
+        return self.program.bytes_per_step(self.workers)
+
+    def total_state(self) -> dict[str, Any]:
+        """Return the state as arrays: per-worker parts summed or averaged over the workers.
+
+        With several workers this is a collective: all of them must call it.
+        """
+        self._require_built("total_state")
+        return {name: v.numpy() for name, v in self._named_variables()}
+
+    def restore_total_state(self, arrays: dict[str, Any]) -> None:
+        """Assign what `total_state` returned; sums are given to the workers in equal shares.
+
+        Raises:
+            ValueError: when the arrays are not those of this exchange.
+        """
+        self._require_built("restore_total_state")
+        variables = dict(self._named_variables())
+        shapes = {n: tuple(v.shape) for n, v in variables.items()}
+        found = {n: tuple(a.shape) for n, a in arrays.items()}
+        if shapes != found:
+            raise ValueError(
+                "the saved state of the exchange is that of another model or method. Expected "
+                f"{shapes}. Received: {found}. Load with compile=False and compile anew."
+            )
+        for name, variable in variables.items():
+            variable.assign(arrays[name])
+
+    def _named_variables(self):
+        yield "step", self.step
+        yield "skipped", self.skipped
+        for bucket, variables in enumerate(self.states):
+            for name, group in variables.variables_by_name.items():
+                for i, variable in enumerate(group):
+                    yield f"bucket_{bucket}/{name}/{i}", variable
+
+    def _require_built(self, what: str) -> None:
+        if not self.built:
+            raise RuntimeError(
+                f"`{what}` needs the model's variables: call `optimizer.build(variables)` or train "
+                "a step first."
+            )
+
+    def _describe(self) -> str:
+        tensors = [f"{s.dtype}{list(s.shape)}" for s in self.specs]
+        return json.dumps(
+            {
+                "policy": self.policy.get_config(),
+                "bucket_bytes": self._bucket_bytes,
+                "trainable_variables": tensors,
+            }
+        )
+
+    def _warn_if_alone(self, strategy) -> None:
+        if self.workers == 1:
+            warnings.warn(
+                "tf_redsync: there is one worker, so nothing is sent and nothing is compressed. "
+                "Start several with `python -m tf_redsync.launch -n 2 script.py`, or with "
+                "TF_CONFIG and tf_redsync.MultiWorkerMirroredStrategy (this strategy: "
+                f"{type(strategy).__name__}).",
+                stacklevel=2,
+            )
+
+
+def _spec(variable, position: int) -> TensorSpec:
+    dtype = tf.as_dtype(variable.dtype)
+    name = getattr(variable, "path", variable.name)
+    if dtype not in _GRADIENT_DTYPES:
+        raise TypeError(
+            f"the trainable variable {name!r} must be float32, bfloat16 or float16. "
+            f"Received: dtype={dtype.name}."
+        )
+    return TensorSpec(name, tuple(variable.shape), dtype.name, position)

@@ -1,0 +1,99 @@
+"""Which tensors travel together: variables, buckets, and the order of the buckets.
+
+The layout is static and computed from the model's variables alone, so every worker arrives at the
+same one without talking.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+DEFAULT_BUCKET_BYTES = 32 * 1024 * 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorSpec:
+    """One trainable variable as the exchange sees it.
+
+    Attributes:
+        name: The variable's path, for messages and tables.
+        shape: Static shape.
+        dtype: Name of the variable's dtype, e.g. `"float32"`.
+        position: Index in the optimizer's list of variables.
+        output_layer: Whether this is a weight of the model's output layer.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    position: int = 0
+    output_layer: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the gradient as float32, the format in which it is accumulated."""
+        return 4 * self.size
+
+
+@dataclasses.dataclass(frozen=True)
+class BucketLayout:
+    """The tensors of one bucket.
+
+    Attributes:
+        specs: The bucket's tensors, last layer first.
+        workers: Number of workers in the exchange.
+        index: Position among the buckets; with the seed and the step it makes random streams.
+    """
+
+    specs: tuple[TensorSpec, ...]
+    workers: int
+    index: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Bucket:
+    """A bucket and the method that exchanges it."""
+
+    method: Any
+    layout: BucketLayout
+
+
+def make_buckets(
+    assignments: Sequence[tuple[TensorSpec, Any]],
+    workers: int,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+) -> list[Bucket]:
+    """Group tensors of the same method into buckets, in the order of the backward pass.
+
+    Gradients of the last layers are ready first, so tensors are taken from the last to the first.
+    A bucket is closed when it holds `bucket_bytes`; buckets are returned in the order in which
+    they are closed, which is the order in which their gradients are complete.
+
+    Args:
+        assignments: `(spec, method)` in the order of the model's variables.
+        workers: Number of workers.
+        bucket_bytes: Size in float32 bytes from which a bucket is full. A larger tensor is a
+            bucket of its own.
+    """
+    if bucket_bytes <= 0:
+        raise ValueError(f"`bucket_bytes` must be positive. Received: bucket_bytes={bucket_bytes}")
+    open_buckets: dict[Any, list[TensorSpec]] = {}
+    closed: list[tuple[Any, list[TensorSpec]]] = []
+    for spec, method in reversed(assignments):
+        specs = open_buckets.setdefault(method, [])
+        specs.append(spec)
+        if sum(s.bytes for s in specs) >= bucket_bytes:
+            closed.append((method, open_buckets.pop(method)))
+    closed.extend(open_buckets.items())
+    return [
+        Bucket(method, BucketLayout(tuple(specs), workers, index))
+        for index, (method, specs) in enumerate(closed)
+    ]

@@ -1,0 +1,117 @@
+"""All workers of an exchange inside one process.
+
+The generators of P workers are stepped in lockstep and answer each other, so the mathematics of a
+method runs, and is tested, without any worker process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_redsync.exchange import wire
+from tf_redsync.exchange.layout import BucketLayout
+from tf_redsync.exchange.requests import AllGather, AllReduce, Request
+
+
+@dataclasses.dataclass
+class LoopbackStep:
+    """The outcome of one step of all workers.
+
+    Attributes:
+        totals: Per worker, the list of sums it ended up with.
+        states: Per worker, the new state. The old one where the step was not finite.
+        finite: Whether all workers' contributions were finite.
+        bytes_sent: Bytes one worker sent.
+        requests: The requests of worker 0, in order.
+    """
+
+    totals: list[list[tf.Tensor]]
+    states: list[Any]
+    finite: bool
+    bytes_sent: float
+    requests: list[Request]
+
+
+def initial_states(method, layout: BucketLayout) -> list[Any]:
+    """Fresh states, one for each of `layout.workers` workers."""
+    return [method.init(layout) for _ in range(layout.workers)]
+
+
+def run_step(
+    method,
+    layout: BucketLayout,
+    grads: Sequence[Sequence[tf.Tensor]],
+    states: Sequence[Any],
+    step: int,
+    phase: str = "exchange",
+) -> LoopbackStep:
+    """Exchange one bucket among `layout.workers` workers.
+
+    Args:
+        method: The method under test.
+        layout: The bucket.
+        grads: Per worker, one gradient for each tensor of the bucket.
+        states: Per worker, the state from `method.init` or from the last step.
+        step: Step number, from 0.
+        phase: `"exchange"`, or `"dense_exchange"` for its warm-up.
+
+    Raises:
+        ValueError: when workers ask for different collectives or shapes.
+    """
+    step_tensor = tf.constant(step, tf.int64)
+    workers = [
+        getattr(method, phase)(layout, list(g), s, step_tensor)
+        for g, s in zip(grads, states, strict=True)
+    ]
+    replies: list[Any] = [None] * len(workers)
+    finite, bytes_sent, log = True, 0.0, []
+    while True:
+        requests, results = _advance(workers, replies)
+        if results:
+            break
+        _check_same(requests)
+        replies = _answer(requests)
+        finite = finite and bool(wire.is_finite(requests[0], replies[0]))
+        bytes_sent += float(wire.sent_bytes(requests[0], layout.workers))
+        log.append(requests[0])
+    new_states = [r[1] for r in results] if finite else list(states)
+    return LoopbackStep([r[0] for r in results], new_states, finite, bytes_sent, log)
+
+
+def _advance(workers, replies) -> tuple[list[Request], list[Any]]:
+    requests, results = [], []
+    for worker, reply in zip(workers, replies, strict=True):
+        try:
+            requests.append(worker.send(reply))
+        except StopIteration as stop:
+            results.append(stop.value)
+    if requests and results:
+        raise ValueError("some workers ended their exchange while others still asked for more")
+    return requests, results
+
+
+def _check_same(requests: Sequence[Request]) -> None:
+    def signature(request):
+        fields = [getattr(request, field.name) for field in dataclasses.fields(request)]
+        tensors = tf.nest.flatten(fields)
+        return type(request), [(tuple(t.shape), t.dtype) for t in tensors]
+
+    signatures = [signature(r) for r in requests]
+    if any(s != signatures[0] for s in signatures):
+        raise ValueError(f"workers asked for different collectives: {signatures}")
+
+
+def _answer(requests: Sequence[Request]) -> list[Any]:
+    first = requests[0]
+    if isinstance(first, AllGather):
+        return [tf.stack([r.message for r in requests])] * len(requests)
+    if isinstance(first, AllReduce):
+        return [[tf.add_n(list(ts)) for ts in zip(*(r.tensors for r in requests), strict=True)]] * (
+            len(requests)
+        )
+    table = tf.stack([r.messages for r in requests])  # [from, to, words]
+    return [table[:, to] for to in range(len(requests))]

@@ -1,0 +1,88 @@
+"""Words on the wire: bit-casts, the finite flag, and the one place that counts bytes.
+
+A message is a vector of int32 words. Floats are *bit-cast* into words, indices are never cast to
+float (a float32 index is wrong from 2**24 on). Word 0 is the finite flag.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, Request
+
+BYTES_PER_WORD = 4
+HEADER_WORDS = 1
+
+
+def to_words(values: tf.Tensor) -> tf.Tensor:
+    """Return float32 `values` as int32 words with the same bits and shape."""
+    return tf.bitcast(values, tf.int32)
+
+
+def from_words(words: tf.Tensor) -> tf.Tensor:
+    """Return int32 `words` as float32 values with the same bits and shape."""
+    return tf.bitcast(words, tf.float32)
+
+
+def with_header(finite: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
+    """Prepend the finite flag (bool scalar) to int32 `words` of shape `[n]`: shape `[1 + n]`."""
+    return tf.concat([tf.cast(finite, tf.int32)[tf.newaxis], words], axis=0)
+
+
+def payload_bytes(request: Request) -> int | tf.Tensor:
+    """Bytes of one worker's own payload in `request`.
+
+    Returns:
+        A Python int where the shape is static, else an int64 scalar tensor.
+    """
+    if isinstance(request, AllReduce):
+        return _total_bytes(request.tensors)
+    if isinstance(request, AllGather):
+        return _total_bytes([request.message])
+    return _total_bytes([request.messages])
+
+
+def sent_bytes(request: Request, workers: int) -> float | tf.Tensor:
+    """Bytes that one worker puts on the network for `request`.
+
+    The usual costs of ring collectives: with P workers and a payload of m bytes, an all-gather
+    sends `m (P - 1)`, an all-reduce `2 m (P - 1) / P`, an all-to-all `m (P - 1) / P`.
+
+    Args:
+        request: What an exchange yielded.
+        workers: P, the number of workers.
+    """
+    factor = {AllGather: workers - 1.0, AllReduce: 2.0 * (workers - 1) / workers}.get(
+        type(request), (workers - 1.0) / workers
+    )
+    payload = payload_bytes(request)
+    return factor * (payload if isinstance(payload, int) else tf.cast(payload, tf.float64))
+
+
+def is_finite(request: Request, reply: tf.Tensor | list[tf.Tensor]) -> tf.Tensor:
+    """Agree on finiteness: a bool scalar that is the same on every worker.
+
+    Messages carry a flag; a sum is non-finite on every worker as soon as one summand is.
+    """
+    if isinstance(request, (AllGather, AllToAll)):
+        return tf.reduce_all(tf.equal(reply[:, 0], 1))
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(total)) for total in reply])
+
+
+def _total_bytes(tensors) -> int | tf.Tensor:
+    if all(t.shape.is_fully_defined() for t in tensors):
+        return sum(t.shape.num_elements() * t.dtype.size for t in tensors)
+    return tf.add_n([tf.size(t, out_type=tf.int64) * t.dtype.size for t in tensors])
+
+
+__all__ = [
+    "AllToAll",
+    "BYTES_PER_WORD",
+    "HEADER_WORDS",
+    "from_words",
+    "is_finite",
+    "payload_bytes",
+    "sent_bytes",
+    "to_words",
+    "with_header",
+]

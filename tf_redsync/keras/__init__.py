@@ -1,0 +1,1 @@
+"""The seams between an exchange and the three families of Keras optimizers."""

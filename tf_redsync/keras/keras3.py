@@ -1,0 +1,155 @@
+"""Adapter for Keras 3 optimizers.
+
+Private names of Keras 3 used here, all on the *instance* of the inner optimizer:
+`_all_reduce_sum_gradients(grads_and_vars)` is called after unscaling and clipping and sums over
+replicas; `_distributed_tf_update_step(strategy, grads_and_vars, learning_rate)` applies the sums.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_redsync.exchange import collectives
+from tf_redsync.keras.seam import Seam
+
+_STATE_FILE = "exchange_state.npz"
+
+
+@keras.saving.register_keras_serializable(package="tf_redsync", name="DistributedOptimizer")
+class Keras3Optimizer(keras.optimizers.Optimizer):
+    """A Keras 3 optimizer whose gradients are exchanged by a tf_redsync method.
+
+    Made by `tf_redsync.DistributedOptimizer`, which documents the arguments.
+
+    Attributes:
+        inner_optimizer: The wrapped optimizer. Learning rate, iterations, EMA and constraints are
+            its own.
+        exchange: The `GradientExchange`; counters `step`, `skipped`, `bytes_sent`.
+    """
+
+    def __init__(self, inner_optimizer, method=None, *, name: str | None = None, **options):
+        super().__init__(learning_rate=0.0, name=name or f"distributed_{inner_optimizer.name}")
+        self.inner_optimizer = inner_optimizer
+        self._options = dict(options)
+        self._seam = Seam(inner_optimizer, method, **options)
+        self.exchange = self._seam.exchange
+        inner_optimizer._all_reduce_sum_gradients = self._seam.aggregate
+        inner_optimizer._distributed_tf_update_step = self._seam.guarded(
+            inner_optimizer._distributed_tf_update_step
+        )
+
+    def build(self, variables) -> None:
+        """Create the inner optimizer's variables and the exchange's state.
+
+        Call it in the strategy's scope; `model.fit` does.
+        """
+        if self.built:
+            return
+        if not self.inner_optimizer.built:
+            self.inner_optimizer.build(variables)
+        self._seam.build(variables)
+        self.built = True
+
+    def apply(self, grads, trainable_variables=None) -> None:
+        """Exchange the gradients and update the variables; see Keras."""
+        if not self.built and trainable_variables is not None and len(grads):
+            if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+                with tf.init_scope():
+                    self.build(list(trainable_variables))
+        if collectives.inside_branch():
+            raise ValueError(
+                "tf_redsync's optimizer must be the outermost one: its exchange cannot run inside "
+                "another optimizer's branch, where workers may disagree and hang. For mixed "
+                "precision wrap the other way round: DistributedOptimizer(LossScaleOptimizer("
+                "inner)) with model.compile(..., auto_scale_loss=False)."
+            )
+        self.inner_optimizer.apply(grads, trainable_variables)
+
+    @property
+    def variables(self) -> list[Any]:
+        """The inner optimizer's variables. The exchange's state is in `exchange`."""
+        return self.inner_optimizer.variables
+
+    @property
+    def learning_rate(self):
+        """The inner optimizer's learning rate."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value):
+        self.inner_optimizer.learning_rate = value
+
+    @property
+    def iterations(self):
+        """The inner optimizer's step counter."""
+        return self.inner_optimizer.iterations
+
+    def scale_loss(self, loss):
+        """Scale the loss as the inner optimizer does."""
+        return self.inner_optimizer.scale_loss(loss)
+
+    def finalize_variable_values(self, var_list) -> None:
+        """Let the inner optimizer write its moving averages into the variables."""
+        self.inner_optimizer.finalize_variable_values(var_list)
+
+    def explain(self):
+        """Return a table of what happens to every variable; see `GradientExchange.explain`."""
+        return self.exchange.explain()
+
+    def bytes_per_step(self) -> float:
+        """Bytes this worker sends in a step; see `GradientExchange.bytes_per_step`."""
+        return self.exchange.bytes_per_step()
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the config: inner optimizer, policy, options."""
+        return {
+            "name": self.name,
+            "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
+            "method": self._seam.policy.get_config(),
+            **self._options,
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Rebuild the optimizer from `get_config`'s result."""
+        config = dict(config)
+        inner = keras.saving.deserialize_keras_object(
+            config.pop("inner_optimizer"), custom_objects=custom_objects
+        )
+        return cls(inner, config.pop("method"), **config)
+
+    def save_own_variables(self, store) -> None:
+        """Store the inner optimizer's variables, exactly as it would without the wrapper.
+
+        So a file that was saved with the wrapper loads into the plain optimizer, and back.
+        """
+        self.inner_optimizer.save_own_variables(store)
+
+    def load_own_variables(self, store) -> None:
+        """Load what `save_own_variables` of this or of the plain optimizer stored."""
+        self.inner_optimizer.load_own_variables(store)
+
+    def save_assets(self, dir_path: str) -> None:
+        """Store the exchange's state (residuals summed over workers) beside the variables.
+
+        With several workers this is a collective: all of them must save.
+        """
+        if self.exchange.built:
+            np.savez(os.path.join(dir_path, _STATE_FILE), **self.exchange.total_state())
+
+    def load_assets(self, dir_path: str) -> None:
+        """Load the exchange's state if the file has one, in equal shares for all workers."""
+        path = os.path.join(dir_path, _STATE_FILE) if dir_path else ""
+        if path and os.path.exists(path) and self.exchange.built:
+            with np.load(path) as arrays:
+                self.exchange.restore_total_state(dict(arrays))
+
+    def __dir__(self):
+        # Keras saves every saveable attribute that `dir` lists. The inner optimizer is saved by
+        # `save_own_variables`, under the path where the plain optimizer would be.
+        return [name for name in super().__dir__() if name != "inner_optimizer"]

@@ -1,0 +1,132 @@
+"""Adapter for `tf.keras.optimizers.legacy` optimizers, the family of TensorFlow Addons.
+
+Private names of the inner *instance* used here: `_aggregate_gradients(grads_and_vars)` sums over
+replicas; `_distributed_apply(strategy, grads_and_vars, apply_state, name)` applies the sums.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from tf_redsync.keras.seam import Seam
+
+
+@tf_keras.saving.register_keras_serializable(
+    package="tf_redsync", name="LegacyDistributedOptimizer"
+)
+class LegacyOptimizer(tf_keras.optimizers.legacy.Optimizer):
+    """A legacy Keras optimizer whose gradients are exchanged by a tf_redsync method.
+
+    Made by `tf_redsync.DistributedOptimizer`, which documents the arguments.
+
+    Attributes:
+        inner_optimizer: The wrapped optimizer.
+        exchange: The `GradientExchange`; counters `step`, `skipped`, `bytes_sent`.
+    """
+
+    _HAS_AGGREGATE_GRAD = True
+
+    def __init__(self, inner_optimizer, method=None, *, name: str | None = None, **options):
+        super().__init__(name=name or f"distributed_{inner_optimizer._name}")
+        self.inner_optimizer = inner_optimizer
+        self._options = dict(options)
+        self._seam = Seam(inner_optimizer, method, **options)
+        self.exchange = self._seam.exchange
+        inner_optimizer._aggregate_gradients = self._seam.aggregate
+        inner_optimizer._distributed_apply = self._seam.guarded(inner_optimizer._distributed_apply)
+
+    def build(self, var_list) -> None:
+        """Create the inner optimizer's variables and the exchange's state."""
+        self.inner_optimizer._create_all_weights(var_list)
+        self._seam.build(var_list)
+
+    def apply_gradients(self, grads_and_vars, name=None, experimental_aggregate_gradients=True):
+        """Exchange the gradients and update the variables; see Keras.
+
+        Raises:
+            ValueError: for `experimental_aggregate_gradients=False`, since aggregation is what the
+                wrapper is for.
+        """
+        if not experimental_aggregate_gradients:
+            raise ValueError(
+                "`experimental_aggregate_gradients=False` would skip the exchange. Apply "
+                "aggregated gradients with an unwrapped optimizer instead."
+            )
+        grads_and_vars = list(grads_and_vars)
+        with tf.init_scope():
+            self.build([v for _, v in grads_and_vars])
+        return self.inner_optimizer.apply_gradients(grads_and_vars, name=name)
+
+    @property
+    def iterations(self):
+        """The inner optimizer's step counter."""
+        return self.inner_optimizer.iterations
+
+    @iterations.setter
+    def iterations(self, value):
+        self.inner_optimizer.iterations = value
+
+    @property
+    def weights(self):
+        """The inner optimizer's variables."""
+        return self.inner_optimizer.weights
+
+    def variables(self):
+        """Return the inner optimizer's variables."""
+        return self.inner_optimizer.variables()
+
+    def get_slot_names(self):
+        """Return the inner optimizer's slot names."""
+        return self.inner_optimizer.get_slot_names()
+
+    def get_slot(self, var, slot_name):
+        """Return a slot of the inner optimizer."""
+        return self.inner_optimizer.get_slot(var, slot_name)
+
+    def _get_hyper(self, name, dtype=None):
+        return self.inner_optimizer._get_hyper(name, dtype)
+
+    def _set_hyper(self, name, value):
+        self.inner_optimizer._set_hyper(name, value)
+
+    @property
+    def learning_rate(self):
+        """The inner optimizer's learning rate."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value):
+        self.inner_optimizer.learning_rate = value
+
+    lr = learning_rate
+
+    def explain(self):
+        """Return a table of what happens to every variable; see `GradientExchange.explain`."""
+        return self.exchange.explain()
+
+    def bytes_per_step(self) -> float:
+        """Bytes this worker sends in a step; see `GradientExchange.bytes_per_step`."""
+        return self.exchange.bytes_per_step()
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the config: inner optimizer, policy, options."""
+        return {
+            "name": self._name,
+            "inner_optimizer": tf_keras.optimizers.legacy.serialize(self.inner_optimizer)
+            if hasattr(tf_keras.optimizers.legacy, "serialize")
+            else tf_keras.saving.serialize_keras_object(self.inner_optimizer),
+            "method": self._seam.policy.get_config(),
+            **self._options,
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Rebuild the optimizer from `get_config`'s result."""
+        config = dict(config)
+        inner = tf_keras.saving.deserialize_keras_object(
+            config.pop("inner_optimizer"), custom_objects=custom_objects
+        )
+        return cls(inner, config.pop("method"), **config)

@@ -1,0 +1,171 @@
+"""What the three adapters share: the exchange in place of the all-reduce, and the guarded update.
+
+Every family has one instance method that sums gradients over replicas and one that applies the
+sums. An adapter replaces the first by `Seam.aggregate` and wraps the second by `Seam.guarded`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_redsync.exchange.gradient_exchange import GradientExchange
+from tf_redsync.methods.base import Method, from_config
+from tf_redsync.methods.redsync import RedSync
+from tf_redsync.policy import Policy
+
+_MOMENTUM_KEYS = ("momentum", "beta_1")
+
+
+class Seam:
+    """Carries gradients of one optimizer through the exchange.
+
+    Args:
+        inner: The optimizer that applies the sums.
+        method: A method, a `Policy`, a config of one of them, or `None` for `RedSync()`.
+        options: Keyword arguments of `GradientExchange`.
+
+    Raises:
+        ValueError: for something that cannot be wrapped, or momentum on both sides.
+    """
+
+    def __init__(self, inner: Any, method: Method | Policy | dict | None, **options):
+        self.policy = as_policy(method)
+        _check_momentum(inner, self.policy)
+        self.exchange = GradientExchange(self.policy, **options)
+        self._inner = inner
+        self._finite: Any = None
+        self._positions: dict[Any, int] = {}
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Create the state for `variables`; see `GradientExchange.build`."""
+        if self.exchange.built:
+            return
+        tensors = [_tf_variable(v) for v in variables]
+        _check_accumulation(self._inner)
+        self._positions = {_key(v): i for i, v in enumerate(tensors)}
+        self.exchange.build(variables)
+
+    def aggregate(self, grads_and_vars) -> list[tuple[tf.Tensor, Any]]:
+        """Return `(sum over workers, variable)` for every `(gradient, variable)`.
+
+        Raises:
+            RuntimeError: outside of a replica context, or before `build`.
+            ValueError: for a variable that `build` did not see.
+        """
+        replica = tf.distribute.get_replica_context()
+        if replica is None:
+            raise RuntimeError(
+                "gradients must be applied in a replica context: inside the function that is "
+                "given to `strategy.run`."
+            )
+        if not self.exchange.built:
+            raise RuntimeError(
+                "the optimizer is not built. Before the first step of a custom loop call "
+                "`optimizer.build(model.trainable_variables)` inside `strategy.scope()`."
+            )
+        pairs = [(g, v) for g, v in grads_and_vars if g is not None]
+        positions = [self._position(v) for _, v in pairs]
+        totals, finite = self.exchange([g for g, _ in pairs], positions)
+        self._finite = finite  # the same on all replicas
+        return list(zip(totals, [v for _, v in pairs], strict=True))
+
+    def guarded(self, update: Callable, otherwise: Callable[[], Any] = lambda: None) -> Callable:
+        """Wrap `update(strategy, ...)` so that it runs only in steps that are finite everywhere.
+
+        The flag is agreed on by all workers, so they all take the same branch.
+        """
+
+        def update_if_finite(distribution, *args, **kwargs):
+            finite = self._finite
+
+            def apply():
+                update(distribution, *args, **kwargs)
+                return tf.constant(True)
+
+            tf.cond(finite, apply, lambda: tf.constant(False))
+            return otherwise()
+
+        return update_if_finite
+
+    def _position(self, variable) -> int:
+        position = self._positions.get(_key(_tf_variable(variable)))
+        if position is None:
+            raise ValueError(
+                f"the optimizer was not built with the variable {variable.name!r}. Build it with "
+                "all trainable variables, or make a new optimizer."
+            )
+        return position
+
+
+def as_policy(method: Method | Policy | dict | None) -> Policy:
+    """Return a policy for what a user may pass as `method`.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    if isinstance(method, dict):
+        method = from_config(method)
+    if method is None:
+        method = RedSync()
+    if isinstance(method, Method):
+        return Policy(default=method)
+    if isinstance(method, Policy):
+        return method
+    raise ValueError(
+        "`method` must be a method such as tf_redsync.RedSync(density=0.001), a "
+        f"tf_redsync.Policy, or None. Received: method={method!r}"
+    )
+
+
+def _check_momentum(inner, policy: Policy) -> None:
+    exchange_momentum = max(m.momentum_in_exchange for m in policy.methods)
+    inner_momentum = _find_momentum(inner.get_config())
+    if exchange_momentum and inner_momentum:
+        name, value = inner_momentum
+        raise ValueError(
+            "momentum is set on both sides, so it would be applied twice. Received: "
+            f"{name}={value} in {type(inner).__name__} and momentum={exchange_momentum} in the "
+            "method. Use an inner optimizer without momentum, e.g. SGD, or momentum=0.0 in the "
+            "method."
+        )
+
+
+def _find_momentum(config) -> tuple[str, float] | None:
+    """The first non-zero momentum coefficient in a (nested) optimizer config."""
+    if not isinstance(config, dict):
+        return None
+    for key, value in config.items():
+        if key in _MOMENTUM_KEYS and isinstance(value, (int, float)) and value:
+            return key, value
+        found = _find_momentum(value)
+        if found:
+            return found
+    return None
+
+
+def _check_accumulation(inner) -> None:
+    steps = inner.get_config().get("gradient_accumulation_steps")
+    if steps and tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        raise ValueError(
+            "`gradient_accumulation_steps` of the inner optimizer puts the exchange inside a "
+            "branch, where collectives of several replicas cannot run. Received: "
+            f"gradient_accumulation_steps={steps}. Use a larger batch instead."
+        )
+
+
+def _tf_variable(variable):
+    """The `tf.Variable` of a Keras 3 variable, or the variable itself."""
+    return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
+
+
+def _key(variable):
+    """An id that is the same for a distributed variable and its parts."""
+    if isinstance(variable, tf.distribute.DistributedValues):
+        return variable._unique_id
+    container = getattr(variable, "_distributed_container", None)
+    if container is None:
+        container = getattr(getattr(variable, "handle", None), "_distributed_container", None)
+    return (container() if container is not None else variable)._unique_id

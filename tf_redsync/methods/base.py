@@ -1,0 +1,163 @@
+"""What a method is: hyper-parameters, an initial state, and an exchange written as a generator."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from tf_redsync import feedback
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.requests import AllReduce, Request
+
+State = dict[str, list[tf.Tensor]]
+Exchange = Generator[Request, Any, tuple[list[tf.Tensor], State]]
+
+_REGISTRY: dict[str, type] = {}
+
+
+def register(cls):
+    """Class decorator: make a frozen dataclass known to `from_config`."""
+    _REGISTRY[cls.__name__] = cls
+    return cls
+
+
+class Configurable:
+    """Config round trip for frozen dataclasses of plain values and of each other."""
+
+    def get_config(self) -> dict[str, Any]:
+        """Return a JSON-serialisable dict from which `from_config` makes an equal object."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return {"class_name": type(self).__name__, "config": _encode(values)}
+
+
+def from_config(config: dict[str, Any]):
+    """Rebuild what `get_config` described.
+
+    Raises:
+        ValueError: when the class is unknown.
+    """
+    name = config.get("class_name")
+    if name not in _REGISTRY:
+        raise ValueError(
+            f"`class_name` must be one of {sorted(_REGISTRY)}. Received: class_name={name!r}"
+        )
+    return _REGISTRY[name](**{k: _decode(v) for k, v in config["config"].items()})
+
+
+def _encode(value):
+    if isinstance(value, Configurable):
+        return value.get_config()
+    if isinstance(value, dict):
+        return {k: _encode(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_encode(v) for v in value]
+    return value
+
+
+def _decode(value):
+    if isinstance(value, dict) and "class_name" in value:
+        return from_config(value)
+    if isinstance(value, list):
+        return tuple(_decode(v) for v in value)
+    return value
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Method(Configurable):
+    """A way of exchanging gradients. Frozen, pure: hyper-parameters and nothing else.
+
+    Subclasses are frozen dataclasses decorated with `register`. Capabilities are class attributes,
+    and the conformance tests hold a method to what it declares.
+
+    Attributes:
+        state_kinds: For every name in the state: `"sum"`, `"mean"` or `"shared"`; see
+            `exchange/state.py`.
+    """
+
+    state_kinds: ClassVar[dict[str, str]] = {}
+
+    @property
+    def conserves(self) -> bool:
+        """Whether sum(gradient + old residual) = total + sum(new residual), to rounding."""
+        return True
+
+    @property
+    def warm_up_steps(self) -> int:
+        """Number of first steps in which `dense_exchange` runs in place of `exchange`."""
+        return 0
+
+    @property
+    def momentum_in_exchange(self) -> float:
+        """Momentum that the exchange applies; the inner optimizer must then have none."""
+        return 0.0
+
+    def refuses(self, spec: TensorSpec) -> str | None:
+        """Return why this method does not serve a tensor, or `None` if it does."""
+        del spec
+        return None
+
+    def dense(self) -> Method:
+        """Return the method for tensors that this one refuses."""
+        raise NotImplementedError
+
+    def describe(self, spec: TensorSpec) -> str:
+        """Return in a few words what happens to a tensor that this method serves."""
+        del spec
+        return type(self).__name__
+
+    def clip_scale(self, grads: list[tf.Tensor], workers: int) -> tf.Tensor | None:
+        """Return a float32 scalar to multiply all gradients of this worker by, or `None`.
+
+        Args:
+            grads: All gradients of this worker, over all buckets.
+            workers: Number of workers.
+        """
+        del grads, workers
+        return None
+
+    def init(self, layout: BucketLayout) -> State:
+        """Return the state of one worker before the first step."""
+        del layout
+        return {}
+
+    def exchange(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        step: tf.Tensor,
+        scale: tf.Tensor | None = None,
+    ) -> Exchange:
+        """Exchange the gradients of one bucket.
+
+        Args:
+            layout: The bucket.
+            grads: This worker's float32 gradients, one for each of `layout.specs`.
+            state: This worker's state.
+            step: int64 scalar tensor, the number of exchanges before this one.
+            scale: float32 scalar factor for the gradients, from `clip_scale`.
+
+        Yields:
+            Requests to the network.
+
+        Returns:
+            The totals, one float32 tensor for each gradient: the SUM over workers of what was
+            delivered; and the new state, which holds what was not.
+        """
+        raise NotImplementedError
+
+    def dense_exchange(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        step: tf.Tensor,
+        scale: tf.Tensor | None = None,
+    ) -> Exchange:
+        """Exchange one bucket densely, for warm-up and for one worker; otherwise as `exchange`."""
+        del layout, step
+        totals = yield AllReduce(feedback.scaled(grads, scale))
+        return totals, state

@@ -1,0 +1,110 @@
+"""No compression: the all-reduce that every other method is measured against."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tf_redsync import checks, feedback
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.requests import AllReduce
+from tf_redsync.methods.base import Exchange, Method, State, register
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dense(Method):
+    """All-reduce of the full gradients, with momentum on the total if asked for.
+
+    With `m` the momentum and `G` the sum of the gradients over workers: `u <- m u + G`, total `u`
+    (Nesterov: `u <- m (u + G)`, total `u + G`). Methods with momentum correction serve their
+    uncompressed tensors (biases, norms) this way, so that all parameters see the same momentum.
+
+    Args:
+        momentum: In [0, 1). 0 means that the inner optimizer alone decides.
+        nesterov: Nesterov's form; needs momentum.
+
+    Raises:
+        ValueError: for a momentum outside [0, 1), or `nesterov` without momentum.
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    state_kinds: ClassVar[dict[str, str]] = {"velocity": "shared"}
+
+    def __post_init__(self):
+        checks.momentum(self.momentum, self.nesterov)
+
+    @property
+    def momentum_in_exchange(self) -> float:
+        """See `Method`."""
+        return self.momentum
+
+    def describe(self, spec: TensorSpec) -> str:
+        """See `Method`."""
+        return "all-reduce"
+
+    def dense(self) -> Method:
+        """See `Method`."""
+        return self
+
+    def init(self, layout: BucketLayout) -> State:
+        """See `Method`."""
+        if self.momentum == 0.0:
+            return {"velocity": []}
+        return {"velocity": [tf.zeros(s.shape, tf.float32) for s in layout.specs]}
+
+    def exchange(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        step: tf.Tensor,
+        scale: tf.Tensor | None = None,
+    ) -> Exchange:
+        """See `Method`."""
+        totals = yield AllReduce(feedback.scaled(grads, scale))
+        totals, velocity = feedback.momentum_step(
+            totals, state["velocity"], self.momentum, self.nesterov
+        )
+        return totals, {"velocity": velocity}
+
+    dense_exchange = exchange
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoExchange(Method):
+    """Exchange nothing: every worker applies its own gradients.
+
+    Workers drift apart, so this trains nothing useful. It shows the bound that no exchange can
+    beat: the step time without communication.
+    """
+
+    @property
+    def conserves(self) -> bool:
+        """See `Method`."""
+        return False
+
+    def dense(self) -> Method:
+        """See `Method`."""
+        return self
+
+    def describe(self, spec: TensorSpec) -> str:
+        """See `Method`."""
+        return "nothing is sent"
+
+    def exchange(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        step: tf.Tensor,
+        scale: tf.Tensor | None = None,
+    ) -> Exchange:
+        """See `Method`."""
+        yield from ()
+        return list(grads), state

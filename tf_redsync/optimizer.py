@@ -1,0 +1,84 @@
+"""`DistributedOptimizer`: wrap a Keras optimizer, whichever of the three families it is of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tf_redsync.exchange.layout import DEFAULT_BUCKET_BYTES
+from tf_redsync.methods.base import Method
+from tf_redsync.policy import Policy
+
+
+def DistributedOptimizer(  # noqa: N802 - reads like the class that it returns an instance of
+    optimizer: Any,
+    method: Method | Policy | None = None,
+    *,
+    name: str | None = None,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    direct_collectives: bool = True,
+) -> Any:
+    """Wrap an optimizer so that its gradients are exchanged by a compressed method.
+
+    The all-reduce of gradients is replaced by the method's exchange; everything else (learning
+    rate, weight decay, clipping, EMA, slots) stays the inner optimizer's. Clipping in the inner
+    optimizer acts on each worker's own gradient, before the exchange, as in Keras.
+
+    A step in which any worker contributes a non-finite value is applied by no worker: neither the
+    weights nor the residuals change, and `optimizer.exchange.skipped` counts it.
+
+    Args:
+        optimizer: A Keras 3, tf_keras or legacy (TensorFlow Addons) optimizer.
+        method: How to exchange: `RedSync(...)`, `Dense(...)`, or a `Policy` that chooses by
+            variable. `None`: `RedSync()`.
+        name: Name of the wrapper.
+        bucket_bytes: Tensors that share a method are exchanged together until they amount to this
+            many float32 bytes.
+        direct_collectives: Use single-round collectives where the strategy has them; `False`
+            forces TensorFlow's public ones.
+
+    Returns:
+        An optimizer of the same family, for `model.compile` or a custom loop. Besides the usual
+        it has `explain()`, `bytes_per_step()` and `exchange`.
+
+    Raises:
+        TypeError: for something that is not an optimizer.
+        ValueError: for an optimizer that is wrapped already, or momentum on both sides.
+
+    Example:
+        >>> import keras, tf_redsync as rs
+        >>> optimizer = rs.DistributedOptimizer(
+        ...     keras.optimizers.SGD(0.1), rs.RedSync(density=0.001, momentum=0.9))
+    """
+    options = {"bucket_bytes": bucket_bytes, "direct_collectives": direct_collectives}
+    return _adapter(optimizer)(optimizer, method, name=name, **options)
+
+
+def _adapter(optimizer: Any) -> type:
+    if hasattr(optimizer, "exchange") and hasattr(optimizer, "inner_optimizer"):
+        raise ValueError(
+            "`optimizer` is wrapped already. Received: "
+            f"optimizer={type(optimizer).__name__} around "
+            f"{type(optimizer.inner_optimizer).__name__}. Wrap the inner optimizer once."
+        )
+    if isinstance(optimizer, keras.optimizers.Optimizer):
+        from tf_redsync.keras.keras3 import Keras3Optimizer
+
+        return Keras3Optimizer
+    try:
+        import tf_keras
+    except ImportError:
+        tf_keras = None
+    if tf_keras is not None and isinstance(optimizer, tf_keras.optimizers.Optimizer):
+        from tf_redsync.keras.tf_keras import TfKerasOptimizer
+
+        return TfKerasOptimizer
+    if tf_keras is not None and isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer):
+        from tf_redsync.keras.legacy import LegacyOptimizer
+
+        return LegacyOptimizer
+    raise TypeError(
+        "`optimizer` must be an optimizer of keras, tf_keras or tf_keras.optimizers.legacy "
+        f"(TensorFlow Addons). Received: optimizer={optimizer!r}"
+    )

@@ -1,0 +1,249 @@
+"""`MultiWorkerMirroredStrategy` as Keras 3 needs it.
+
+What the subclass adds to TensorFlow's strategy:
+
+* `reduce` accepts structures and scalars as Keras 3 passes them, without which `model.fit` fails;
+* BatchNormalization's moving statistics, which every worker updates from its own batches, are
+  averaged over the workers after every step that changed them, in one small collective;
+* workers that build different models get one message with both shapes instead of a deadlock;
+* TF_CONFIG is checked before any server starts, and collectives have a time limit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_redsync.exchange import collectives
+
+DEFAULT_TIMEOUT_SECONDS = 1800.0
+_TASK_TYPES = ("chief", "worker", "evaluator", "ps")
+_ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+
+
+class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
+    """Synchronous training on several workers, with `model.fit` of Keras 3.
+
+    Reads the cluster from TF_CONFIG. Create it at the start of the program, before any other
+    TensorFlow operation.
+
+    Args:
+        cluster_resolver: As of TensorFlow's strategy; default TF_CONFIG.
+        timeout_seconds: A collective that some worker does not join within this time raises on
+            the others. `None` waits for ever.
+        communication_options: As of TensorFlow's strategy; excludes `timeout_seconds`.
+
+    Raises:
+        ValueError: for a malformed TF_CONFIG, a port in use, or a bad timeout.
+
+    Example:
+        strategy = tf_redsync.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            model = build_model()
+    """
+
+    def __init__(
+        self,
+        cluster_resolver=None,
+        timeout_seconds: float | None = DEFAULT_TIMEOUT_SECONDS,
+        communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
+    ):
+        if timeout_seconds is not None and not timeout_seconds > 0:
+            raise ValueError(
+                f"`timeout_seconds` must be positive or None. Received: {timeout_seconds=}"
+            )
+        if cluster_resolver is None:
+            check_tf_config(os.environ.get("TF_CONFIG"))
+        if communication_options is None:
+            communication_options = tf.distribute.experimental.CommunicationOptions(
+                timeout_seconds=timeout_seconds
+            )
+        super().__init__(cluster_resolver, communication_options)
+        self._statistics: list[Any] = []  # non-trainable model variables, see `_average`
+
+    def reduce(self, reduce_op, value, axis):
+        """Reduce `value` over replicas; also structures, and scalars with `axis=0`.
+
+        Args:
+            reduce_op: `"SUM"`, `"MEAN"` or a `tf.distribute.ReduceOp`.
+            value: A tensor, a per-replica value, or a structure of them.
+            axis: Axis to reduce within each replica, or `None`. Scalars have none.
+
+        Returns:
+            The reduced structure.
+        """
+
+        def reduce_one(one):
+            parts = self.experimental_local_results(one)
+            scalar = all(getattr(p, "shape", None) is not None and p.shape.rank == 0 for p in parts)
+            return super(MultiWorkerMirroredStrategy, self).reduce(
+                reduce_op, one, None if scalar else axis
+            )
+
+        return tf.nest.map_structure(reduce_one, value)
+
+    def run(self, fn, args=(), kwargs=None, options=None):
+        """Run `fn` on every replica; afterwards average the statistics that it changed."""
+
+        def run_and_average(*fn_args, **fn_kwargs):
+            graph = tf.compat.v1.get_default_graph()
+            before = 0 if tf.executing_eagerly() else len(graph.get_operations())
+            result = fn(*fn_args, **fn_kwargs)
+            if not tf.executing_eagerly():
+                self._average(_assigned(self._statistics, graph, before))
+            return result
+
+        if collectives.worker_count(self) == 1:
+            return super().run(fn, args, kwargs, options)
+        return super().run(
+            tf.autograph.experimental.do_not_convert(run_and_average), args, kwargs, options
+        )
+
+    @contextmanager
+    def scope(self) -> Iterator[Any]:
+        """Enter the strategy: variables created here are mirrored on all workers."""
+        with super().scope() as context, tf.variable_creator_scope(self._create_variable):
+            yield context
+
+    def _create_variable(self, next_creator, **kwargs):
+        if collectives.worker_count(self) > 1:
+            kwargs["initial_value"] = self._agreed(kwargs["initial_value"], kwargs.get("name"))
+        variable = next_creator(**kwargs)
+        if _is_statistic(variable, kwargs):
+            self._statistics.append(variable)
+        return variable
+
+    def _agreed(self, initial_value, name):
+        """Wrap an initial value: compare its shape with the chief's before it is broadcast."""
+
+        def checked():
+            value = initial_value() if callable(initial_value) else initial_value
+            if not hasattr(value, "wrapped_value"):  # a checkpoint's value is checked by its own
+                value = tf.convert_to_tensor(value)
+                collectives.agree(self, f"create variable {name} {value.dtype.name}{value.shape}")
+            return value
+
+        return checked
+
+    def _average(self, variables) -> None:
+        """Set each variable, in a replica context, to its mean over all replicas."""
+        if not variables:
+            return
+        means = tf.distribute.get_replica_context().all_reduce(
+            tf.distribute.ReduceOp.MEAN, [v.read_value() for v in variables]
+        )
+        for variable, mean in zip(variables, means, strict=True):
+            variable.assign(mean, read_value=False)
+
+
+def check_tf_config(text: str | None) -> None:
+    """Check TF_CONFIG before TensorFlow starts a server from it.
+
+    Args:
+        text: The variable's value; `None` or empty means one worker.
+
+    Raises:
+        ValueError: naming what is wrong and how it should look.
+    """
+    if not text:
+        return
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _bad_config(f"is not valid JSON ({error})", text) from error
+    cluster = config.get("cluster") if isinstance(config, dict) else None
+    if not cluster:
+        return
+    if not isinstance(cluster, dict) or not set(cluster) <= set(_TASK_TYPES):
+        raise _bad_config(f"`cluster` must map some of {_TASK_TYPES} to lists of addresses", text)
+    for task_type, addresses in cluster.items():
+        if not isinstance(addresses, list) or not all(_is_address(a) for a in addresses):
+            raise _bad_config(f"`cluster.{task_type}` must be a list of 'host:port'", text)
+    everyone = [address for addresses in cluster.values() for address in addresses]
+    if len(set(everyone)) != len(everyone):
+        raise _bad_config("an address appears twice in `cluster`", text)
+    task = config.get("task")
+    if not isinstance(task, dict) or task.get("type") not in cluster:
+        raise _bad_config(f"`task.type` must be one of {sorted(cluster)}", text)
+    index, addresses = task.get("index"), cluster[task["type"]]
+    if isinstance(index, str) and index.isdigit():
+        index = int(index)
+    if not isinstance(index, int) or not 0 <= index < len(addresses):
+        raise _bad_config(f"`task.index` must be in 0..{len(addresses) - 1}", text)
+    if len(everyone) > 1:
+        _check_port_is_free(addresses[index])
+
+
+def _is_address(address) -> bool:
+    host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+    return bool(host) and port.isdigit() and 0 < int(port) < 65536
+
+
+def _bad_config(problem: str, text: str) -> ValueError:
+    return ValueError(
+        f"TF_CONFIG: {problem}. It should look like "
+        '{"cluster": {"worker": ["host1:port", "host2:port"]}, '
+        f'"task": {{"type": "worker", "index": 0}}}}. Received: TF_CONFIG={text}'
+    )
+
+
+def _check_port_is_free(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", int(port)))
+        except OSError as error:
+            raise ValueError(
+                f"TF_CONFIG: this worker's port {port} is in use ({error.strerror}). Another "
+                "worker may have been started with the same `task.index`, or an earlier run is "
+                f"still alive. Received: address={address}"
+            ) from error
+
+
+def _is_statistic(variable, kwargs) -> bool:
+    """Whether Keras 3 updates this variable on each worker alone, so that copies drift apart."""
+    return (
+        kwargs.get("trainable") is False
+        and isinstance(variable, tf.distribute.DistributedValues)
+        and variable.dtype.is_floating
+        and variable.aggregation == tf.VariableAggregation.NONE
+        and variable.synchronization != tf.VariableSynchronization.ON_READ
+        and _creator_is_a_layer()
+    )
+
+
+def _creator_is_a_layer() -> bool:
+    """Whether a Keras 3 layer, not an optimizer, is creating a variable right now.
+
+    An optimizer's slots look the same to TensorFlow, but are equal on all workers by themselves.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, (keras.Layer, keras.optimizers.Optimizer)):
+            return isinstance(owner, keras.Layer)
+        frame = frame.f_back
+    return False
+
+
+def _assigned(variables, graph, first_operation: int) -> list[Any]:
+    """Those of `variables` that operations of `graph` from `first_operation` on assign."""
+    operations = graph.get_operations()[first_operation:]
+    targets = {op.inputs[0].name for op in operations if op.type in _ASSIGNMENTS}
+    captures = {id(outer): inner.name for outer, inner in getattr(graph, "captures", [])}
+    assigned = []
+    for variable in variables:
+        local = variable.values[0] if hasattr(variable, "values") else variable
+        name = captures.get(id(local.handle), getattr(local.handle, "name", None))
+        if name in targets:
+            assigned.append(variable)
+    return assigned
