@@ -38,7 +38,8 @@ def load() -> ModuleType:
 
     if not tf.keras.Model.__module__.startswith("tf_keras"):
         raise ImportError(
-            "tensorflow_addons needs Keras 2 (tf_keras) as `tf.keras`, but it is Keras 3. Set TF_USE_LEGACY_KERAS=1 in the environment, or call "
+            "tensorflow_addons needs Keras 2 (tf_keras) as `tf.keras`, but it is Keras 3. Set "
+            "TF_USE_LEGACY_KERAS=1 in the environment, or call "
             "tf_redsync.addons.load() before the first use of `tf.keras`."
         )
     try:

@@ -115,19 +115,21 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     def _create_variable(self, next_creator, **kwargs):
         if collectives.worker_count(self) > 1:
-            kwargs["initial_value"] = self._agreed(kwargs["initial_value"], kwargs.get("name"))
+            kwargs["initial_value"] = self._agreed(
+                kwargs["initial_value"], kwargs.get("name"), kwargs.get("dtype")
+            )
         variable = next_creator(**kwargs)
         if _is_statistic(variable, kwargs):
             self._statistics.append(variable)
         return variable
 
-    def _agreed(self, initial_value, name):
+    def _agreed(self, initial_value, name, dtype):
         """Wrap an initial value: compare its shape with the chief's before it is broadcast."""
 
         def checked():
             value = initial_value() if callable(initial_value) else initial_value
             if not hasattr(value, "wrapped_value"):  # a checkpoint's value is checked by its own
-                value = tf.convert_to_tensor(value)
+                value = tf.convert_to_tensor(value, dtype)
                 collectives.agree(self, f"create variable {name} {value.dtype.name}{value.shape}")
             return value
 

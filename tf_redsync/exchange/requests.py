@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Union
 
 import tensorflow as tf
 
@@ -57,4 +56,4 @@ class AllToAll:
     messages: tf.Tensor
 
 
-Request = Union[AllGather, AllReduce, AllToAll]
+Request = AllGather | AllReduce | AllToAll
