@@ -47,7 +47,7 @@ def set_backend(name: str | None) -> None:
     Graphs that are already traced keep theirs.
 
     Args:
-        name: "native", "tensorflow", or None for the environment variable's or the automatic choice.
+        name: "native", "tensorflow", or None for the environment variable or the automatic choice.
 
     Raises:
         ValueError: for any other name.

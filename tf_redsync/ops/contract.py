@@ -1,4 +1,4 @@
-"""What the native ops and their pure-TensorFlow twins have in common: layout, types, argument checks.
+"""What the native ops and their twins have in common: message layout, types, argument checks.
 
 A message is a vector of 32-bit words, equal in length on all workers:
 
@@ -6,9 +6,9 @@ A message is a vector of 32-bit words, equal in length on all workers:
         not quantised:  [count, index * capacity, value * capacity]
         quantised:      [count, mean, index * capacity]
 
-`flag` is 1 if everything accumulated is finite, else 0 (and then every other word is 0 too). Indices
-are positions in the flattened tensor, ascending; values and means are float32 *bit-cast* to int32,
-never converted, so that no index or value loses a bit. Unused slots hold 0.
+`flag` is 1 if everything accumulated is finite, else 0 (and then every other word is 0 too).
+Indices are positions in the flattened tensor, ascending; values and means are float32 *bit-cast* to
+int32, never converted, so that no index or value loses a bit. Unused slots hold 0.
 """
 
 from __future__ import annotations

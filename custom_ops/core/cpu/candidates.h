@@ -1,0 +1,83 @@
+// Candidates: the few elements that pass a threshold, gathered by several threads.
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_CPU_CANDIDATES_H_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_CPU_CANDIDATES_H_
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+
+namespace redsync {
+
+// A candidate in one word that sorts by magnitude and, among equals, puts the lower index higher:
+// the magnitude's float bits (positive, so they sort like the floats) above the inverted index.
+inline uint64_t MakeKey(int32_t magnitude, int64_t index) {
+  return static_cast<uint64_t>(magnitude) << 32 | (0xffffffffu - static_cast<uint32_t>(index));
+}
+inline int32_t KeyMagnitude(uint64_t key) { return static_cast<int32_t>(key >> 32); }
+inline int32_t KeyIndex(uint64_t key) {
+  return static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(key));
+}
+
+// Memory of bounded size that threads append to. What does not fit is counted and dropped, so that
+// `used()` is the number that passed, whatever the number of threads.
+class CandidatePool {
+ public:
+  // A run of keys with ascending indices, starting at `first_index`.
+  struct Segment {
+    int64_t first_index;
+    int64_t offset;
+    int64_t count;
+  };
+
+  static constexpr int64_t kFlush = 1024;  // Keys that a thread collects before it appends them.
+
+  static int64_t MaxSegments(int64_t capacity, int64_t blocks) {
+    return blocks + capacity / kFlush + 1;
+  }
+
+  CandidatePool(uint64_t* keys, int64_t capacity, Segment* segments)
+      : keys_(keys), capacity_(capacity), segments_(segments) {}
+
+  void Clear() {
+    used_ = 0;
+    num_segments_ = 0;
+  }
+
+  // Appends keys of ascending indices. Thread-safe.
+  void Append(const uint64_t* keys, int64_t count) {
+    if (count == 0) return;
+    const int64_t offset = used_.fetch_add(count, std::memory_order_relaxed);
+    if (offset + count > capacity_) return;
+    std::memcpy(keys_ + offset, keys, count * sizeof(uint64_t));
+    segments_[num_segments_.fetch_add(1, std::memory_order_relaxed)] = {KeyIndex(keys[0]), offset,
+                                                                        count};
+  }
+
+  int64_t used() const { return used_; }
+  int64_t capacity() const { return capacity_; }
+  bool overflowed() const { return used_ > capacity_; }
+  uint64_t* keys() { return keys_; }
+
+  // Copies all keys to `out` in the order of their indices.
+  void CopyInOrder(uint64_t* out) {
+    const int64_t n = num_segments_;
+    std::sort(segments_, segments_ + n,
+              [](const Segment& a, const Segment& b) { return a.first_index < b.first_index; });
+    for (int64_t i = 0; i < n; ++i) {
+      std::memcpy(out, keys_ + segments_[i].offset, segments_[i].count * sizeof(uint64_t));
+      out += segments_[i].count;
+    }
+  }
+
+ private:
+  uint64_t* keys_;
+  int64_t capacity_;
+  Segment* segments_;
+  std::atomic<int64_t> used_{0};
+  std::atomic<int64_t> num_segments_{0};
+};
+
+}  // namespace redsync
+
+#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_CPU_CANDIDATES_H_

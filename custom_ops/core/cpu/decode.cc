@@ -1,0 +1,97 @@
+#include "custom_ops/core/cpu/decode.h"
+
+#include <algorithm>
+
+namespace redsync {
+namespace {
+
+// Elements that one thread zeroes and adds to at a time: they stay in its cache.
+constexpr int64_t kShard = 65536;
+constexpr int64_t kMaxShards = 64;
+
+Status ValidatePart(const int32_t* row, const Part& part, bool* ascending, DecodeError* error) {
+  const int32_t count = row[part.offset];
+  if (count < 0 || count > part.capacity) {
+    error->field = "count";
+    error->value = count;
+    error->limit = part.capacity;
+    return Status::kInvalidMessage;
+  }
+  const int32_t* indices = part.indices(row);
+  for (int32_t slot = 0; slot < count; ++slot) {
+    if (indices[slot] < 0 || indices[slot] >= part.size) {
+      error->field = "index";
+      error->slot = slot;
+      error->value = indices[slot];
+      error->limit = part.size;
+      return Status::kInvalidMessage;
+    }
+    if (slot > 0 && indices[slot] <= indices[slot - 1]) *ascending = false;
+  }
+  return Status::kOk;
+}
+
+void AddRank(const int32_t* row, const Part& part, const int32_t* first, const int32_t* last,
+             float* out) {
+  const int32_t* values = part.values(row);
+  if (part.quantized) {
+    const float mean = FloatOf(values[0]);
+    for (; first < last; ++first) out[*first] += mean;
+    return;
+  }
+  values += first - part.indices(row);
+  for (; first < last; ++first) out[*first] += FloatOf(*values++);
+}
+
+}  // namespace
+
+Status Validate(const Messages& messages, const Part* parts, int64_t tensors, bool* ascending,
+                DecodeError* error) {
+  *ascending = true;
+  for (int64_t rank = 0; rank < messages.ranks; ++rank) {
+    const int32_t* row = messages.row(rank);
+    error->rank = rank;
+    if (row[0] != 0 && row[0] != 1) {
+      error->field = "flag";
+      error->value = row[0];
+      error->limit = 1;
+      return Status::kInvalidMessage;
+    }
+    for (int64_t i = 0; i < tensors && row[0] == 1; ++i) {
+      error->tensor = i;
+      const Status status = ValidatePart(row, parts[i], ascending, error);
+      if (status != Status::kOk) return status;
+    }
+    error->tensor = -1;
+  }
+  return Status::kOk;
+}
+
+void DecodeTensor(const Messages& messages, const Part& part, bool ascending,
+                  const ParallelFor& parallel_for, float* out) {
+  // Ascending indices can be cut at the borders of shards; others are added in one piece.
+  const int64_t shard = ascending ? std::max(kShard, CeilDiv(part.size, kMaxShards))
+                                  : std::max<int64_t>(part.size, 1);
+  const int64_t shards = CeilDiv(part.size, shard);
+  const int64_t cost = shard / 4 + messages.ranks * (part.capacity / std::max<int64_t>(shards, 1));
+  parallel_for(shards, cost, [&](int64_t first, int64_t last) {
+    ScopedFlushDenormals flush;
+    for (int64_t s = first; s < last; ++s) {
+      const int64_t begin = s * shard, end = std::min(part.size, begin + shard);
+      std::fill(out + begin, out + end, 0.0f);
+      for (int64_t rank = 0; rank < messages.ranks; ++rank) {
+        const int32_t* row = messages.row(rank);
+        if (row[0] == 0) continue;
+        const int32_t* from = part.indices(row);
+        const int32_t* to = from + row[part.offset];
+        if (shards > 1) {
+          from = std::lower_bound(from, to, static_cast<int32_t>(begin));
+          to = std::lower_bound(from, to, end, [](int32_t a, int64_t b) { return a < b; });
+        }
+        AddRank(row, part, from, to, out);
+      }
+    }
+  });
+}
+
+}  // namespace redsync

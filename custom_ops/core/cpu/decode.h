@@ -1,0 +1,55 @@
+// Adds the messages of all ranks into dense tensors.
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_CPU_DECODE_H_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_CPU_DECODE_H_
+
+#include <cstdint>
+
+#include "custom_ops/core/cpu/common.h"
+
+namespace redsync {
+
+// int32 [ranks, words], row by row.
+struct Messages {
+  const int32_t* data;
+  int64_t ranks;
+  int64_t words;
+  const int32_t* row(int64_t rank) const { return data + rank * words; }
+};
+
+// One tensor's part of every message: [count, index * capacity, value * capacity], or if quantised
+// [count, mean, index * capacity].
+struct Part {
+  int64_t offset;  // Of the count, in words.
+  int64_t capacity;
+  int64_t size;  // Elements of the tensor.
+  bool quantized;
+
+  int64_t words() const { return quantized ? 2 + capacity : 1 + 2 * capacity; }
+  const int32_t* indices(const int32_t* row) const { return row + offset + (quantized ? 2 : 1); }
+  const int32_t* values(const int32_t* row) const {
+    return row + offset + 1 + (quantized ? 0 : capacity);
+  }
+};
+
+// The first thing found wrong. `field` is "flag", "count" or "index"; `tensor` is -1 for a flag.
+struct DecodeError {
+  const char* field = nullptr;
+  int64_t rank = 0;
+  int64_t tensor = -1;
+  int64_t slot = 0;
+  int64_t value = 0;
+  int64_t limit = 0;  // Values must be below (index) or not above (flag, count) this.
+};
+
+// Checks every message. Those with flag 0 contribute nothing and are not looked into.
+// `ascending` says whether all indices ascend, as the selection writes them.
+Status Validate(const Messages& messages, const Part* parts, int64_t tensors, bool* ascending,
+                DecodeError* error);
+
+// out = sum over ranks, in the order of the ranks. The messages have passed Validate().
+void DecodeTensor(const Messages& messages, const Part& part, bool ascending,
+                  const ParallelFor& parallel_for, float* out);
+
+}  // namespace redsync
+
+#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_CPU_DECODE_H_

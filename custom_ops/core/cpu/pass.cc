@@ -1,0 +1,97 @@
+#include "custom_ops/core/cpu/pass.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "custom_ops/core/cpu/common.h"
+
+// One source, compiled for several instruction sets; which one runs is decided at run time.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define REDSYNC_X86_VERSIONS 1
+#endif
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+// Vectors wider than the base instruction set are only passed between inlined functions.
+#pragma GCC diagnostic ignored "-Wpsabi"
+#pragma GCC diagnostic ignored "-Wignored-attributes"
+
+namespace redsync {
+namespace {
+
+namespace plain {
+#define REDSYNC_LANES 4
+template <class Vector>
+inline bool AnyAbove(const Vector& v, int32_t threshold) {
+#if defined(__SSE2__)
+  const __m128i above = _mm_cmpgt_epi32((__m128i)v, _mm_set1_epi32(threshold));
+  return _mm_movemask_epi8(above) != 0;
+#else
+  return v[0] > threshold || v[1] > threshold || v[2] > threshold || v[3] > threshold;
+#endif
+}
+#include "custom_ops/core/cpu/pass_inl.h"
+#undef REDSYNC_LANES
+}  // namespace plain
+
+#ifdef REDSYNC_X86_VERSIONS
+
+#pragma GCC push_options
+#pragma GCC target("avx2")
+namespace avx2 {
+#define REDSYNC_LANES 8
+template <class Vector>
+inline bool AnyAbove(const Vector& v, int32_t threshold) {
+  const __m256i above = _mm256_cmpgt_epi32((__m256i)v, _mm256_set1_epi32(threshold));
+  return _mm256_movemask_epi8(above) != 0;
+}
+#include "custom_ops/core/cpu/pass_inl.h"
+#undef REDSYNC_LANES
+}  // namespace avx2
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512vl,avx512dq,avx512bw,prefer-vector-width=512")
+namespace avx512 {
+#define REDSYNC_LANES 16
+template <class Vector>
+inline bool AnyAbove(const Vector& v, int32_t threshold) {
+  return _mm512_cmpgt_epi32_mask((__m512i)v, _mm512_set1_epi32(threshold)) != 0;
+}
+#include "custom_ops/core/cpu/pass_inl.h"
+#undef REDSYNC_LANES
+}  // namespace avx512
+#pragma GCC pop_options
+
+#endif  // REDSYNC_X86_VERSIONS
+
+const PassFunctions kPlain = {"plain", plain::Accumulate, plain::Scan};
+#ifdef REDSYNC_X86_VERSIONS
+const PassFunctions kAvx2 = {"avx2", avx2::Accumulate, avx2::Scan};
+const PassFunctions kAvx512 = {"avx512", avx512::Accumulate, avx512::Scan};
+#endif
+
+const PassFunctions& Choose() {
+#ifdef REDSYNC_X86_VERSIONS
+  const char* limit = std::getenv("TF_REDSYNC_SIMD");
+  auto at_most = [limit](const char* name) { return limit && std::strcmp(limit, name) == 0; };
+  __builtin_cpu_init();
+  if (at_most("plain") || !__builtin_cpu_supports("avx2")) return kPlain;
+  const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
+  return at_most("avx2") || !has_avx512 ? kAvx2 : kAvx512;
+#else
+  return kPlain;
+#endif
+}
+
+}  // namespace
+
+const PassFunctions& Passes() {
+  static const PassFunctions& passes = Choose();
+  return passes;
+}
+
+}  // namespace redsync

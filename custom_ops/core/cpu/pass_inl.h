@@ -1,0 +1,177 @@
+// The vector code of pass.cc, which includes this file once per instruction set, each time inside a
+// namespace and with these defined: REDSYNC_LANES (floats in a register) and
+// AnyAbove(I vector, int32_t threshold).
+//
+// No include guard, no include: pass.cc does that before it switches the instruction set on.
+
+typedef float F __attribute__((vector_size(4 * REDSYNC_LANES), aligned(4), may_alias));
+typedef int32_t I __attribute__((vector_size(4 * REDSYNC_LANES), aligned(4), may_alias));
+typedef float HalfF __attribute__((vector_size(2 * REDSYNC_LANES), aligned(4), may_alias));
+typedef double D __attribute__((vector_size(4 * REDSYNC_LANES), aligned(8), may_alias));
+
+constexpr int kGroup = 64;     // Elements between two looks at the threshold.
+constexpr int kSumLanes = 16;  // Partial sums of a block: the same for all instruction sets.
+constexpr int kSumVectors = kSumLanes / (REDSYNC_LANES / 2);
+
+static inline __attribute__((always_inline)) I Max(I a, I b) { return a > b ? a : b; }
+
+static inline __attribute__((always_inline)) int32_t MaxLane(const I& v) {
+  int32_t best = v[0];
+  for (int i = 1; i < REDSYNC_LANES; ++i) best = v[i] > best ? v[i] : best;
+  return best;
+}
+
+// What one block accumulates besides its outputs.
+struct Lanes {
+  I max;
+  I max_absolute;
+  D sum[kSumVectors];
+};
+
+// Accumulates kGroup elements. Returns the largest magnitude of each lane.
+template <Momentum kMomentum, bool kSum>
+static inline __attribute__((always_inline)) I AccumulateGroup(const PassArgs& args, const float* g,
+                                                               const float* v, const float* u,
+                                                               float* new_v, float* new_u,
+                                                               Lanes* lanes) {
+  I group_max = I{} + INT32_MIN;
+  for (int j = 0; j < kGroup; j += REDSYNC_LANES) {
+    const F t = args.scale * *reinterpret_cast<const F*>(g + j);
+    F value = *reinterpret_cast<const F*>(v + j);
+    if (kMomentum == Momentum::kNone) {
+      value = value + t;
+    } else {
+      F speed = *reinterpret_cast<const F*>(u + j);
+      if (kMomentum == Momentum::kPlain) {
+        speed = (args.factor * speed) + t;
+        value = value + speed;
+      } else {
+        speed = args.factor * (speed + t);
+        value = (value + speed) + t;
+      }
+      *reinterpret_cast<F*>(new_u + j) = speed;
+    }
+    *reinterpret_cast<F*>(new_v + j) = value;
+    const I bits = reinterpret_cast<const I&>(value);
+    const I magnitude = (bits & args.magnitude.keep) ^ args.magnitude.flip;
+    group_max = Max(group_max, magnitude);
+    lanes->max_absolute = Max(lanes->max_absolute, bits & 0x7fffffff);
+    if (kSum) {
+      HalfF half[2];
+      __builtin_memcpy(half, &magnitude, sizeof(half));
+      const int lane = 2 * (j / REDSYNC_LANES) % kSumVectors;
+      lanes->sum[lane] += __builtin_convertvector(half[0], D);
+      lanes->sum[lane + 1] += __builtin_convertvector(half[1], D);
+    }
+  }
+  lanes->max = Max(lanes->max, group_max);
+  return group_max;
+}
+
+// Keys waiting to be appended to the pool.
+struct Waiting {
+  CandidatePool* pool;
+  int64_t count = 0;
+  uint64_t keys[CandidatePool::kFlush + kGroup];
+
+  void Flush() {
+    pool->Append(keys, count);
+    count = 0;
+  }
+};
+
+// Picks the candidates out of `size` <= kGroup elements.
+static inline void Pick(const float* values, Magnitude magnitude, int32_t threshold, int64_t index,
+                        int64_t size, Waiting* waiting) {
+  int64_t count = waiting->count;
+  for (int64_t j = 0; j < size; ++j) {
+    const int32_t m = magnitude(BitsOf(values[j]));
+    waiting->keys[count] = MakeKey(m, index + j);
+    count += m > threshold;  // No branch: candidates come at random.
+  }
+  waiting->count = count;
+  if (count >= CandidatePool::kFlush) waiting->Flush();
+}
+
+// The last elements of a tensor, fewer than kGroup, padded with zeros.
+template <Momentum kMomentum, bool kSum>
+static void AccumulateTail(const PassArgs& args, int64_t begin, int64_t size, Lanes* lanes,
+                           Waiting* waiting) {
+  float g[kGroup] = {}, v[kGroup] = {}, u[kGroup] = {};
+  std::memcpy(g, args.grad + begin, size * sizeof(float));
+  std::memcpy(v, args.residual + begin, size * sizeof(float));
+  if (kMomentum != Momentum::kNone) std::memcpy(u, args.velocity + begin, size * sizeof(float));
+  AccumulateGroup<kMomentum, kSum>(args, g, v, u, v, u, lanes);
+  std::memcpy(args.new_residual + begin, v, size * sizeof(float));
+  if (kMomentum != Momentum::kNone) {
+    std::memcpy(args.new_velocity + begin, u, size * sizeof(float));
+  }
+  Pick(v, args.magnitude, args.threshold, begin, size, waiting);
+}
+
+template <Momentum kMomentum, bool kSum>
+static void AccumulateBlock(const PassArgs& args, int64_t begin, int64_t end, BlockStats* stats,
+                            Waiting* waiting) {
+  Lanes lanes = {};
+  lanes.max += INT32_MIN;
+  int64_t i = begin;
+  for (; i + kGroup <= end; i += kGroup) {
+    const bool has_u = kMomentum != Momentum::kNone;
+    const I group_max = AccumulateGroup<kMomentum, kSum>(
+        args, args.grad + i, args.residual + i, has_u ? args.velocity + i : nullptr,
+        args.new_residual + i, has_u ? args.new_velocity + i : nullptr, &lanes);
+    if (AnyAbove(group_max, args.threshold)) {
+      Pick(args.new_residual + i, args.magnitude, args.threshold, i, kGroup, waiting);
+    }
+  }
+  if (i < end) AccumulateTail<kMomentum, kSum>(args, i, end - i, &lanes, waiting);
+  stats->max = MaxLane(lanes.max);
+  stats->max_absolute = MaxLane(lanes.max_absolute);
+  stats->sum = 0;
+  for (int j = 0; kSum && j < kSumLanes; ++j) {
+    stats->sum += lanes.sum[j / (REDSYNC_LANES / 2)][j % (REDSYNC_LANES / 2)];
+  }
+}
+
+template <Momentum kMomentum, bool kSum>
+static void AccumulateBlocks(const PassArgs& args, int64_t begin, int64_t end, BlockStats* stats,
+                             CandidatePool* pool) {
+  Waiting waiting;
+  waiting.pool = pool;
+  for (int64_t i = begin; i < end; i += kBlock) {
+    AccumulateBlock<kMomentum, kSum>(args, i, i + kBlock < end ? i + kBlock : end, stats++,
+                                     &waiting);
+  }
+  waiting.Flush();
+}
+
+static void Accumulate(const PassArgs& args, int64_t begin, int64_t end, BlockStats* stats,
+                       CandidatePool* pool) {
+#define REDSYNC_CASE(momentum)                                                             \
+  case momentum:                                                                           \
+    return args.need_sum ? AccumulateBlocks<momentum, true>(args, begin, end, stats, pool) \
+                         : AccumulateBlocks<momentum, false>(args, begin, end, stats, pool)
+  switch (args.momentum) {
+    REDSYNC_CASE(Momentum::kNone);
+    REDSYNC_CASE(Momentum::kPlain);
+    REDSYNC_CASE(Momentum::kNesterov);
+  }
+#undef REDSYNC_CASE
+}
+
+static void Scan(const float* values, Magnitude magnitude, int32_t threshold, int64_t begin,
+                 int64_t end, CandidatePool* pool) {
+  Waiting waiting;
+  waiting.pool = pool;
+  int64_t i = begin;
+  for (; i + kGroup <= end; i += kGroup) {
+    I group_max = I{} + INT32_MIN;
+    for (int j = 0; j < kGroup; j += REDSYNC_LANES) {
+      const I bits = *reinterpret_cast<const I*>(values + i + j);
+      group_max = Max(group_max, (bits & magnitude.keep) ^ magnitude.flip);
+    }
+    if (AnyAbove(group_max, threshold)) Pick(values + i, magnitude, threshold, i, kGroup, &waiting);
+  }
+  Pick(values + i, magnitude, threshold, i, end - i, &waiting);
+  waiting.Flush();
+}

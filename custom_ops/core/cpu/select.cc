@@ -1,0 +1,305 @@
+#include "custom_ops/core/cpu/select.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "custom_ops/core/cpu/refine.h"
+#include "custom_ops/core/cpu/scratch.h"
+
+namespace redsync {
+namespace {
+
+constexpr int kProbes = 10;          // Bisection steps of the threshold search.
+constexpr int64_t kGatherCost = 40;  // Cycles to read and zero an element out of order.
+constexpr int64_t kElementCost = 2;  // Cycles to accumulate an element.
+
+Magnitude MagnitudeOf(const SelectOptions& options) {
+  return options.quantized ? Magnitude::OfSide(options.positive_side) : Magnitude::Absolute();
+}
+
+// What the accumulated tensor is like as a whole.
+struct Summary {
+  bool finite;
+  double mean;  // Of the magnitudes, as floats.
+  double max;
+};
+
+Summary Summarize(const BlockStats* stats, const Plan& plan, int64_t size) {
+  int32_t max = INT32_MIN, max_absolute = 0;
+  double sum = 0;
+  for (int64_t b = 0; b < plan.blocks; ++b) {
+    sum += stats[b].sum;
+    max = std::max(max, stats[b].max);
+    max_absolute = std::max(max_absolute, stats[b].max_absolute);
+  }
+  // With no positive magnitude nothing is eligible, and the maximum does not matter.
+  return {max_absolute < 0x7f800000, sum / size, max > 0 ? FloatOf(max) : 0.0};
+}
+
+// The accumulated value of one element, for the prediction.
+float AccumulateOne(const PassArgs& args, int64_t i) {
+  const float t = args.scale * args.grad[i];
+  switch (args.momentum) {
+    case Momentum::kNone:
+      return args.residual[i] + t;
+    case Momentum::kPlain:
+      return args.residual[i] + (args.factor * args.velocity[i] + t);
+    case Momentum::kNesterov:
+      return args.residual[i] + args.factor * (args.velocity[i] + t) + t;
+  }
+  return 0;
+}
+
+// A threshold that probably lets some more than `plan.need` elements pass: an order statistic of
+// single cache lines spread over the tensor, one at a random place in every stride.
+int32_t PredictThreshold(const PassArgs& args, int64_t size, const Plan& plan, int32_t* sample) {
+  const int64_t lines = plan.samples / kLine;
+  const int64_t stride = size / kLine / lines;
+  uint32_t random = 12345;
+  auto next_line = [&random, stride](int64_t i) {
+    random = random * 1664525u + 1013904223u;
+    return (i * stride + static_cast<int64_t>(random >> 8) % stride) * kLine;
+  };
+  constexpr int kAhead = 8;
+  int64_t starts[kAhead];
+  auto prepare = [&](int64_t i) {
+    const int64_t start = starts[i % kAhead] = next_line(i);
+    __builtin_prefetch(args.grad + start);
+    __builtin_prefetch(args.residual + start);
+    if (args.momentum != Momentum::kNone) __builtin_prefetch(args.velocity + start);
+  };
+  for (int64_t i = 0; i < std::min<int64_t>(kAhead, lines); ++i) prepare(i);
+  for (int64_t i = 0; i < lines; ++i) {
+    const int64_t start = starts[i % kAhead];
+    if (i + kAhead < lines) prepare(i + kAhead);
+    for (int64_t j = 0; j < kLine; ++j) {
+      sample[i * kLine + j] = args.magnitude(BitsOf(AccumulateOne(args, start + j)));
+    }
+  }
+  int32_t* nth = sample + plan.sample_rank - 1;
+  if (plan.sample_rank < plan.samples / 16) {  // A small heap: most samples cost one comparison.
+    std::partial_sort(sample, nth + 1, sample + plan.samples, std::greater<int32_t>());
+  } else {
+    std::nth_element(sample, nth, sample + plan.samples, std::greater<int32_t>());
+  }
+  return std::max(*nth - 1, 0);
+}
+
+int64_t CountAbove(const Candidates& candidates, int32_t threshold) {
+  // Below the candidates' own threshold all that is known is that there are too many.
+  if (threshold < candidates.threshold) return candidates.floor;
+  return std::count_if(candidates.keys, candidates.keys + candidates.count,
+                       [=](uint64_t key) { return KeyMagnitude(key) > threshold; });
+}
+
+int64_t TakeAbove(const Candidates& candidates, int32_t threshold, int32_t* indices) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < candidates.count; ++i) {
+    const uint64_t key = candidates.keys[i];
+    if (KeyMagnitude(key) > threshold) indices[count++] = KeyIndex(key);
+  }
+  return count;
+}
+
+// The k largest, among equals those of lower index; in the order of the indices. `work` has the
+// size of the candidates.
+int64_t TakeTop(const Candidates& candidates, int64_t k, uint64_t* work, int32_t* indices) {
+  uint64_t cutoff = 0;
+  if (candidates.count > k) {
+    std::copy(candidates.keys, candidates.keys + candidates.count, work);
+    std::nth_element(work, work + k - 1, work + candidates.count, std::greater<uint64_t>());
+    cutoff = work[k - 1];
+  }
+  int64_t count = 0;
+  for (int64_t i = 0; i < candidates.count; ++i) {
+    if (candidates.keys[i] >= cutoff) indices[count++] = KeyIndex(candidates.keys[i]);
+  }
+  return count;
+}
+
+// The magnitude's bits of the threshold at a fraction of the way from the mean to the maximum.
+int32_t ThresholdAt(const Summary& summary, double ratio) {
+  const float t = static_cast<float>(summary.mean + ratio * (summary.max - summary.mean));
+  return t > 0 ? BitsOf(t) : 0;  // Elements must be > 0 anyway.
+}
+
+// RedSync's trimmed top-k: lowers a threshold between mean and maximum until k elements pass, then
+// takes the exact top-k of those. The result is that of the exact selector.
+int64_t TakeTrimmed(Candidates candidates, const Summary& summary, int64_t k, uint64_t* work,
+                    int32_t* indices) {
+  for (double ratio = 0.8; ratio > 0.1; ratio -= 0.2) {
+    const int32_t threshold = ThresholdAt(summary, ratio);
+    if (threshold < candidates.threshold)
+      break;  // The candidates are fewer than these, and enough.
+    if (CountAbove(candidates, threshold) < k) continue;
+    uint64_t* end = std::remove_if(candidates.keys, candidates.keys + candidates.count,
+                                   [=](uint64_t key) { return KeyMagnitude(key) <= threshold; });
+    candidates.count = end - candidates.keys;
+    break;
+  }
+  return TakeTop(candidates, k, work, indices);
+}
+
+// RedSync's threshold binary search, with reuse of the last ratio.
+int64_t TakeByThreshold(const Candidates& candidates, const Summary& summary,
+                        const SelectOptions& options, uint64_t* work, int32_t* indices,
+                        float* new_ratio) {
+  const int64_t k = options.k, capacity = Capacity(options.size, k, options.selector);
+  auto in_band = [=](int64_t n) { return 2 * n > k && 2 * n < 3 * k && n <= capacity; };
+  if (!options.search && !options.quantized && options.ratio >= 0) {
+    const int32_t threshold = ThresholdAt(summary, options.ratio);
+    if (in_band(CountAbove(candidates, threshold))) {
+      *new_ratio = options.ratio;
+      return TakeAbove(candidates, threshold, indices);
+    }
+  }
+  double low = 0, high = 1;
+  for (int probe = 0; probe < kProbes; ++probe) {
+    const double middle = (low + high) / 2;  // Dyadic: exact as a float.
+    const int32_t threshold = ThresholdAt(summary, middle);
+    const int64_t count = CountAbove(candidates, threshold);
+    if (in_band(count)) {
+      if (!options.quantized) *new_ratio = static_cast<float>(middle);
+      return TakeAbove(candidates, threshold, indices);
+    }
+    (2 * count <= k ? high : low) = middle;
+  }
+  return TakeTop(candidates, k, work, indices);
+}
+
+// Density 1: all eligible elements.
+int64_t TakeAll(const float* values, int64_t size, Magnitude magnitude, const Plan& plan,
+                int64_t* counts, const ParallelFor& parallel_for, int32_t* indices) {
+  auto for_blocks = [&](const std::function<void(int64_t, int64_t, int64_t)>& body) {
+    parallel_for(plan.blocks, kBlock, [&](int64_t first, int64_t last) {
+      for (int64_t b = first; b < last; ++b) body(b, b * kBlock, std::min(size, (b + 1) * kBlock));
+    });
+  };
+  counts[0] = 0;
+  for_blocks([&](int64_t b, int64_t begin, int64_t end) {
+    int64_t count = 0;
+    for (int64_t i = begin; i < end; ++i) count += magnitude(BitsOf(values[i])) > 0;
+    counts[b + 1] = count;
+  });
+  for (int64_t b = 0; b < plan.blocks; ++b) counts[b + 1] += counts[b];
+  for_blocks([&](int64_t b, int64_t begin, int64_t end) {
+    int32_t* out = indices + counts[b];
+    for (int64_t i = begin; i < end; ++i) {
+      if (magnitude(BitsOf(values[i])) > 0) *out++ = static_cast<int32_t>(i);
+    }
+  });
+  return counts[plan.blocks];
+}
+
+// Candidates of the accumulate pass if the prediction was right, else those of a second look.
+Candidates Gather(const float* values, const SelectOptions& options, int32_t threshold,
+                  const Plan& plan, const Scratch& scratch, CandidatePool* pool,
+                  const ParallelFor& parallel_for) {
+  const bool complete = threshold == 0 || pool->used() >= plan.need;
+  if (!complete || pool->overflowed()) {
+    return Refine(values, options.size, MagnitudeOf(options), options.k, plan, scratch, pool,
+                  parallel_for);
+  }
+  pool->CopyInOrder(scratch.ordered_keys);
+  return {scratch.ordered_keys, pool->used(), threshold, pool->used()};
+}
+
+// Copies what is selected into the message and zeroes it in the outputs.
+void Extract(const SelectOptions& options, const SelectBuffers& buffers,
+             const ParallelFor& parallel_for, SelectResult* result) {
+  if (options.quantized && result->count > 0) {
+    double sum = 0;  // In the order of the indices.
+    for (int64_t i = 0; i < result->count; ++i) sum += buffers.new_residual[buffers.indices[i]];
+    result->mean = static_cast<float>(sum / result->count);
+  }
+  float* mask = options.masking ? buffers.new_velocity : nullptr;
+  parallel_for(result->count, kGatherCost, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      const int32_t at = buffers.indices[i];
+      if (!options.quantized) buffers.values[i] = BitsOf(buffers.new_residual[at]);
+      buffers.new_residual[at] = 0;
+      if (mask) mask[at] = 0;
+    }
+  });
+}
+
+PassArgs MakeArgs(const SelectOptions& options, const SelectBuffers& buffers) {
+  PassArgs args;
+  args.momentum = options.momentum;
+  args.need_sum = options.selector != Selector::kExact && options.k < options.size;
+  args.factor = options.factor;
+  args.scale = options.scale;
+  args.magnitude = MagnitudeOf(options);
+  args.grad = buffers.grad;
+  args.residual = buffers.residual;
+  args.velocity = buffers.velocity;
+  args.new_residual = buffers.new_residual;
+  args.new_velocity = options.momentum == Momentum::kNone ? nullptr : buffers.new_velocity;
+  return args;
+}
+
+int64_t Take(const SelectOptions& options, const SelectBuffers& buffers, const Summary& summary,
+             int32_t threshold, const Plan& plan, const Scratch& scratch, CandidatePool* pool,
+             const ParallelFor& parallel_for, float* new_ratio) {
+  if (options.k >= options.size) {
+    return TakeAll(buffers.new_residual, options.size, MagnitudeOf(options), plan, scratch.counts,
+                   parallel_for, buffers.indices);
+  }
+  const Candidates candidates =
+      Gather(buffers.new_residual, options, threshold, plan, scratch, pool, parallel_for);
+  switch (options.selector) {
+    case Selector::kExact:
+      return TakeTop(candidates, options.k, scratch.keys, buffers.indices);
+    case Selector::kTrimmed:
+      return TakeTrimmed(candidates, summary, options.k, scratch.keys, buffers.indices);
+    case Selector::kThreshold:
+      return TakeByThreshold(candidates, summary, options, scratch.keys, buffers.indices,
+                             new_ratio);
+  }
+  return 0;
+}
+
+}  // namespace
+
+int64_t Capacity(int64_t size, int64_t k, Selector selector) {
+  return selector == Selector::kThreshold ? std::min(k + k / 2, size) : k;
+}
+
+int64_t SelectScratchBytes(int64_t size, int64_t k, Selector selector) {
+  return Scratch(Plan(size, k, selector)).bytes();
+}
+
+Status AccumulateAndSelect(const SelectOptions& options, const SelectBuffers& buffers, void* memory,
+                           int64_t scratch_bytes, const ParallelFor& parallel_for,
+                           SelectResult* result) {
+  const int64_t size = options.size;
+  *result = {};
+  if (size < 0 || size > INT32_MAX || options.k > size || options.k < std::min<int64_t>(size, 1)) {
+    return Status::kInvalidArgument;
+  }
+  if (size == 0) return Status::kOk;
+  const Plan plan(size, options.k, options.selector);
+  const Scratch scratch(plan, memory);
+  if (scratch_bytes < scratch.bytes()) return Status::kScratchTooSmall;
+
+  ScopedFlushDenormals flush;
+  PassArgs args = MakeArgs(options, buffers);
+  args.threshold = plan.pool == 0      ? INT32_MAX
+                   : plan.samples == 0 ? 0
+                                       : PredictThreshold(args, size, plan, scratch.sample);
+  CandidatePool pool(scratch.keys, plan.pool, scratch.segments);
+  parallel_for(plan.blocks, kElementCost * kBlock, [&](int64_t first, int64_t last) {
+    ScopedFlushDenormals flush_here;
+    Passes().accumulate(args, first * kBlock, std::min(size, last * kBlock), scratch.stats + first,
+                        &pool);
+  });
+  const Summary summary = Summarize(scratch.stats, plan, size);
+  result->finite = summary.finite;
+  if (!summary.finite) return Status::kOk;
+  result->count = Take(options, buffers, summary, args.threshold, plan, scratch, &pool,
+                       parallel_for, &result->ratio);
+  Extract(options, buffers, parallel_for, result);
+  return Status::kOk;
+}
+
+}  // namespace redsync

@@ -1,0 +1,59 @@
+// Accumulate-and-select on one tensor.
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_CPU_SELECT_H_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_CPU_SELECT_H_
+
+#include <cstdint>
+
+#include "custom_ops/core/cpu/common.h"
+#include "custom_ops/core/cpu/pass.h"
+
+namespace redsync {
+
+enum class Selector { kExact, kTrimmed, kThreshold };
+
+struct SelectOptions {
+  int64_t size = 0;  // Elements, at most 2^31 - 1.
+  int64_t k = 0;     // In [1, size]; 0 if size is 0.
+  Selector selector = Selector::kExact;
+  bool quantized = false;
+  Momentum momentum = Momentum::kNone;
+  float factor = 0;  // Of the momentum.
+  bool masking = true;
+  float scale = 1;
+  bool positive_side = true;  // Side that a quantised tensor sends.
+  bool search = true;         // Whether to bisect anew rather than to reuse `ratio`.
+  float ratio = -1;
+};
+
+struct SelectBuffers {
+  const float* grad = nullptr;
+  const float* residual = nullptr;
+  const float* velocity = nullptr;  // Null without momentum.
+  float* new_residual = nullptr;    // May be `residual`.
+  float* new_velocity = nullptr;    // May be `velocity`; null without momentum.
+  int32_t* indices = nullptr;       // Capacity() of them; the first `count` are written.
+  int32_t* values = nullptr;        // Capacity() float bits; null if quantised.
+};
+
+struct SelectResult {
+  bool finite = true;
+  int64_t count = 0;
+  float mean = 0;  // Of the selected elements, if quantised.
+  float ratio = -1;
+};
+
+// Slots that a message holds for a tensor.
+int64_t Capacity(int64_t size, int64_t k, Selector selector);
+
+// Bytes of scratch memory that AccumulateAndSelect needs; its alignment is that of a double.
+int64_t SelectScratchBytes(int64_t size, int64_t k, Selector selector);
+
+// Accumulates the gradient, selects, zeroes what is selected. If `result->finite` is false the
+// outputs are valid memory but unspecified, and `count` is 0.
+Status AccumulateAndSelect(const SelectOptions& options, const SelectBuffers& buffers,
+                           void* scratch, int64_t scratch_bytes, const ParallelFor& parallel_for,
+                           SelectResult* result);
+
+}  // namespace redsync
+
+#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_CPU_SELECT_H_

@@ -1,0 +1,66 @@
+#include <vector>
+
+#include "custom_ops/core/cpu/decode.h"
+#include "custom_ops/kernels/layout.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace redsync {
+namespace {
+
+using ::tensorflow::OpInputList;
+using ::tensorflow::OpKernelConstruction;
+using ::tensorflow::OpKernelContext;
+using ::tensorflow::Tensor;
+using ::tensorflow::errors::InvalidArgument;
+
+// Validates the messages and calls DecodeTensor() for one tensor after the other.
+class DecodeOp : public tensorflow::OpKernel {
+ public:
+  explicit DecodeOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, attributes_.Read(context));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor *received, *k;
+    OpInputList like;
+    std::vector<Part> parts;
+    OP_REQUIRES_OK(context, context->input("messages", &received));
+    OP_REQUIRES_OK(context, context->input("k", &k));
+    OP_REQUIRES_OK(context, context->input_list("like", &like));
+    OP_REQUIRES_OK(context, MakeParts(attributes_, "like", like, *k, &parts));
+    OP_REQUIRES(context, received->dims() == 2 && received->dim_size(1) == MessageWords(parts),
+                InvalidArgument("`messages` must have shape [workers, ", MessageWords(parts),
+                                "], the number of words that `k` implies. Received: ",
+                                received->shape().DebugString(), "."));
+    const Messages messages = {received->flat<int32_t>().data(), received->dim_size(0),
+                               received->dim_size(1)};
+    bool ascending;
+    DecodeError error;
+    const Status status = Validate(messages, parts.data(), parts.size(), &ascending, &error);
+    OP_REQUIRES(context, status == Status::kOk, Describe(error));
+    const ParallelFor threads = IntraOpThreads(context);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      Tensor* total;
+      OP_REQUIRES_OK(context, context->forward_input_or_allocate_output(
+                                  {2 + static_cast<int>(i)}, i, like[i].shape(), &total));
+      DecodeTensor(messages, parts[i], ascending, threads, total->flat<float>().data());
+    }
+  }
+
+ private:
+  static tensorflow::Status Describe(const DecodeError& e) {
+    const std::string of_tensor =
+        e.tensor < 0 ? "" : tensorflow::strings::StrCat(" of tensor ", e.tensor);
+    return InvalidArgument("`messages` hold an invalid ", e.field, of_tensor,
+                           ". Received: ", e.value, " from rank ", e.rank, ", slot ", e.slot,
+                           "; it must be >= 0 and ", e.field[0] == 'i' ? "< " : "<= ", e.limit,
+                           ". Do all workers run the same version and configuration?");
+  }
+
+  TensorAttributes attributes_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("RedsyncDecode").Device(tensorflow::DEVICE_CPU), DecodeOp);
+
+}  // namespace
+}  // namespace redsync

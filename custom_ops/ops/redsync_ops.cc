@@ -1,0 +1,160 @@
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/tensor.h"
+
+namespace redsync {
+
+using ::tensorflow::Status;
+using ::tensorflow::shape_inference::DimensionHandle;
+using ::tensorflow::shape_inference::InferenceContext;
+using ::tensorflow::shape_inference::ShapeHandle;
+
+namespace {
+
+// Words of the message if `k` and all sizes are known, else unknown.
+Status MessageWords(InferenceContext* c, const ::tensorflow::Tensor* k,
+                    const std::vector<ShapeHandle>& shapes, DimensionHandle* words) {
+  std::vector<std::string> selectors;
+  std::vector<bool> quantized;
+  TF_RETURN_IF_ERROR(c->GetAttr("selectors", &selectors));
+  TF_RETURN_IF_ERROR(c->GetAttr("quantized", &quantized));
+  if (selectors.size() != shapes.size() || quantized.size() != shapes.size()) {
+    return ::tensorflow::errors::InvalidArgument(
+        "`selectors` and `quantized` must have one entry per tensor. Received: ", shapes.size(),
+        " tensors, ", selectors.size(), " selectors, ", quantized.size(), " quantized.");
+  }
+  *words = c->UnknownDim();
+  if (k == nullptr || k->NumElements() != static_cast<int64_t>(shapes.size())) {
+    return ::tensorflow::OkStatus();
+  }
+  int64_t total = 1;
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    DimensionHandle size = c->MakeDim(1);
+    if (!c->FullyDefined(shapes[i])) return ::tensorflow::OkStatus();
+    for (int d = 0; d < c->Rank(shapes[i]); ++d) {
+      TF_RETURN_IF_ERROR(c->Multiply(size, c->Dim(shapes[i], d), &size));
+    }
+    int64_t slots = k->flat<int32_t>()(i);
+    if (selectors[i] == "threshold") slots = std::min(slots + slots / 2, c->Value(size));
+    total += quantized[i] ? 2 + slots : 1 + 2 * slots;
+  }
+  if (total > 0) *words = c->MakeDim(total);
+  return ::tensorflow::OkStatus();
+}
+
+Status SelectShape(InferenceContext* c) {
+  std::vector<ShapeHandle> grads, residuals, velocities;
+  TF_RETURN_IF_ERROR(c->input("grads", &grads));
+  TF_RETURN_IF_ERROR(c->input("residuals", &residuals));
+  TF_RETURN_IF_ERROR(c->input("velocities", &velocities));
+  float momentum;
+  TF_RETURN_IF_ERROR(c->GetAttr("momentum", &momentum));
+  if (velocities.size() != (momentum == 0 ? 0 : grads.size())) {
+    return ::tensorflow::errors::InvalidArgument(
+        "`velocities` must have one tensor per gradient if momentum is used, and be empty without. "
+        "Received: ",
+        velocities.size(), " velocities, ", grads.size(), " grads, momentum=", momentum, ".");
+  }
+  const int n = grads.size();
+  ShapeHandle unused;
+  std::vector<ShapeHandle> of_tensor(n);
+  for (int i = 0; i < n; ++i) {
+    TF_RETURN_IF_ERROR(c->Merge(grads[i], residuals[i], &of_tensor[i]));
+    if (!velocities.empty()) {
+      TF_RETURN_IF_ERROR(c->Merge(of_tensor[i], velocities[i], &of_tensor[i]));
+    }
+  }
+  const int k_input = grads.size() + residuals.size() + velocities.size();
+  for (int i = 0; i < 2; ++i) {  // k and ratios
+    TF_RETURN_IF_ERROR(c->WithRank(c->input(k_input + i), 1, &unused));
+    DimensionHandle dim;
+    TF_RETURN_IF_ERROR(c->WithValue(c->Dim(unused, 0), n, &dim));
+  }
+  for (int i = 2; i < 5; ++i) {  // scale, side and search
+    TF_RETURN_IF_ERROR(c->WithRank(c->input(k_input + i), 0, &unused));
+  }
+  DimensionHandle words;
+  TF_RETURN_IF_ERROR(MessageWords(c, c->input_tensor(k_input), of_tensor, &words));
+  TF_RETURN_IF_ERROR(c->set_output("message", {c->Vector(words)}));
+  TF_RETURN_IF_ERROR(c->set_output("new_residuals", of_tensor));
+  if (velocities.empty()) of_tensor.clear();
+  TF_RETURN_IF_ERROR(c->set_output("new_velocities", of_tensor));
+  return c->set_output("new_ratios", {c->Vector(n)});
+}
+
+Status DecodeShape(InferenceContext* c) {
+  std::vector<ShapeHandle> like;
+  TF_RETURN_IF_ERROR(c->input("like", &like));
+  ShapeHandle messages, k;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &messages));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &k));
+  DimensionHandle words;
+  TF_RETURN_IF_ERROR(MessageWords(c, c->input_tensor(1), like, &words));
+  if (c->ValueKnown(words)) {
+    TF_RETURN_IF_ERROR(c->Merge(c->Dim(messages, 1), words, &words));
+  }
+  return c->set_output("totals", like);
+}
+
+}  // namespace
+
+REGISTER_OP("RedsyncAccumulateAndSelect")
+    .Input("grads: N * float")
+    .Input("residuals: N * float")
+    .Input("velocities: M * float")
+    .Input("k: int32")
+    .Input("ratios: float")
+    .Input("scale: float")
+    .Input("side: int32")
+    .Input("search: bool")
+    .Output("message: int32")
+    .Output("new_residuals: N * float")
+    .Output("new_velocities: M * float")
+    .Output("new_ratios: float")
+    .Attr("N: int >= 1")
+    .Attr("M: int >= 0")
+    .Attr("selectors: list({'exact', 'trimmed', 'threshold'})")
+    .Attr("quantized: list(bool)")
+    .Attr("momentum: float = 0")
+    .Attr("nesterov: bool = false")
+    .Attr("masking: bool = true")
+    .SetShapeFn(SelectShape)
+    .Doc(R"doc(
+Adds gradients to residuals and moves the largest elements into a message.
+
+grads: Gradients, multiplied by `scale` before anything else.
+residuals: What earlier steps have not sent; of the shapes of `grads`.
+velocities: Momentum; of the shapes of `grads`, or none if `momentum` is 0.
+k: Elements to select, [N]. 1 <= k[i] <= elements of grads[i] (0 if it is empty).
+ratios: Last ratios of the threshold search, [N]; -1 where there is none.
+scale: Factor of the gradients.
+side: Sign that quantised tensors send, +1 or -1.
+search: Whether to search thresholds anew rather than to try `ratios` first.
+message: Flag (1 finite, 0 not), then per tensor [count, index * capacity, value * capacity], or if
+  quantised [count, mean, index * capacity]. Floats are bit-cast. Capacity is k, or for the threshold
+  selector min(k + k/2, size). All zero if anything is not finite.
+new_residuals: Accumulated residuals, zero where selected.
+new_velocities: Accumulated velocities, zero where selected if `masking`.
+new_ratios: Ratios for the next step.
+)doc");
+
+REGISTER_OP("RedsyncDecode")
+    .Input("messages: int32")
+    .Input("k: int32")
+    .Input("like: N * float")
+    .Output("totals: N * float")
+    .Attr("N: int >= 1")
+    .Attr("selectors: list({'exact', 'trimmed', 'threshold'})")
+    .Attr("quantized: list(bool)")
+    .SetShapeFn(DecodeShape)
+    .Doc(R"doc(
+Adds up the messages of all workers, rank by rank.
+
+messages: [workers, words]; rows are results of RedsyncAccumulateAndSelect.
+k: As given to RedsyncAccumulateAndSelect, [N].
+like: Tensors that give the shapes; their buffers are reused if nothing else needs them.
+totals: Sums over the workers.
+)doc");
+
+}  // namespace redsync
