@@ -41,7 +41,7 @@ flags.DEFINE_enum(
     "Inner optimizer. `momentum` is SGD with momentum 0.9; use it or --momentum, not both.",
 )
 flags.DEFINE_float("learning_rate", 0.05, "Learning rate.")
-flags.DEFINE_integer("epochs", 20, "Passes over the training set.")
+flags.DEFINE_integer("epochs", 15, "Passes over the training set.")
 flags.DEFINE_integer("batch_size", 32, "Examples per worker and step.")
 flags.DEFINE_integer("seed", 1, "Seed of the weights and of the order of the examples.")
 flags.DEFINE_string(
