@@ -32,7 +32,7 @@ from benchmarks.models import WORKLOADS  # noqa: E402
 from benchmarks.step_worker import METHODS  # noqa: E402
 from tf_redsync import launch  # noqa: E402
 
-COLUMNS = ("median ms", "min ms", "x none", "dense / x", "counted MB", "wire MB")
+COLUMNS = ("median ms", "min ms", "cpu ms", "x none", "dense / x", "counted MB", "wire MB")
 
 
 class MeasurementError(RuntimeError):
@@ -90,6 +90,7 @@ def summary(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "step_ms_min": min(times),
         "bytes_per_step": rounds[-1]["bytes_per_step"],
         "wire_bytes_per_step": None if None in wire else statistics.mean(wire),
+        "cpu_ms_per_step": statistics.median(result["cpu_ms_per_step"] for result in rounds),
         "round_step_ms": [statistics.median(result["times_ms"]) for result in rounds],
     }
 
@@ -104,6 +105,7 @@ def table(methods: dict[str, dict[str, Any]]) -> str:
         cells = [
             f"{step:.1f}",
             f"{row['step_ms_min']:.1f}",
+            f"{row['cpu_ms_per_step']:.1f}",
             f"{step / none:.2f}" if none else "-",
             f"{dense / step:.2f}" if dense else "-",
             f"{row['bytes_per_step'] / 1e6:.3f}",

@@ -114,15 +114,17 @@ def trained(strategy: Any, args: argparse.Namespace, index: int) -> dict[str, An
     barrier = make_barrier(strategy)
     warm_up = measure(step, data, args.warmup)
     barrier()
-    before = sent()
+    before, processor = sent(), time.process_time()
     times = measure(step, data, args.steps)
+    processor = time.process_time() - processor
+    barrier()  # this worker is done before the other one has received its last bytes
     after = sent()
-    barrier()
     return {
         "params": model.count_params(),
         "batch": batch_size,
         "times_ms": times,
         "warmup_ms": warm_up,
+        "cpu_ms_per_step": 1e3 * processor / args.steps,
         "bytes_per_step": library_bytes(args.method, optimizer, model, args.workers),
         "wire_bytes_per_step": None if before is None else (after - before) / args.steps,
     }
