@@ -60,12 +60,17 @@ class EveryStep:
         warm_up_steps = self.warm_up_steps
         if alone or not warm_up_steps:
             return run_phase(warming=False)
-        results, finite, sent = tf.cond(
-            step < warm_up_steps,
-            lambda: _as_tensors(run_phase(warming=True)),
-            lambda: _as_tensors(run_phase(warming=False)),
-        )
-        return Outcome(results, finite, sent)
+
+        def warm_up():
+            return _as_tensors(run_phase(warming=True))
+
+        def exchange():
+            return _as_tensors(run_phase(warming=False))
+
+        if not network.in_branches:  # run both, keep one
+            kept, dropped = warm_up(), exchange()
+            return Outcome(*tf.cond(step < warm_up_steps, lambda: kept, lambda: dropped))
+        return Outcome(*tf.cond(step < warm_up_steps, warm_up, exchange))
 
     def bytes_per_step(self, workers: int) -> float:
         """Bytes one worker sends in a step after warm-up, from a trace that is never executed."""

@@ -67,6 +67,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 timeout_seconds=timeout_seconds
             )
         super().__init__(cluster_resolver, communication_options)
+        if collectives.worker_count(self) > 1:
+            collectives.allow_nested_functions(self)
         self._statistics: list[Any] = []  # non-trainable model variables, see `_average`
 
     def reduce(self, reduce_op, value, axis):

@@ -35,6 +35,7 @@ class Alone:
     """One worker: nothing crosses the network."""
 
     workers = 1
+    in_branches = True
 
     def all_gather(self, message: tf.Tensor) -> tf.Tensor:
         """Return `message` of shape `[words]` as `[1, words]`."""
@@ -50,7 +51,15 @@ class Alone:
 
 
 class PublicCollectives:
-    """Collectives through the public replica context; works with every mirrored strategy."""
+    """Collectives through the public replica context; works with every mirrored strategy.
+
+    Attributes:
+        workers: Number of replicas.
+        in_branches: Whether they may stand in a branch of a conditional. The public ones
+            synchronise the replicas' threads, which a branch forbids.
+    """
+
+    in_branches = False
 
     def __init__(self, workers: int):
         self.workers = workers
@@ -77,6 +86,8 @@ class PublicCollectives:
 class DirectCollectives(PublicCollectives):
     """`MultiWorkerMirroredStrategy`: an all-gather or all-to-all is one round."""
 
+    in_branches = True
+
     def __init__(self, workers: int, strategy: tf.distribute.Strategy):
         super().__init__(workers)
         self._cross_device_ops = strategy.extended._cross_device_ops
@@ -90,9 +101,16 @@ class DirectCollectives(PublicCollectives):
         """Send row r of `[workers, words]` to worker r, one collective."""
         return self._launch(_collective_ops.all_to_all_v2, messages)
 
-    def _launch(self, collective, value: tf.Tensor) -> tf.Tensor:
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Sum every tensor over the workers, packed into one collective."""
+        return self._launcher().batch_all_reduce([list(tensors)])
+
+    def _launcher(self):
         replica = tf.distribute.get_replica_context()._replica_id
-        launcher = self._cross_device_ops._launchers[replica]
+        return self._cross_device_ops._launchers[replica]
+
+    def _launch(self, collective, value: tf.Tensor) -> tf.Tensor:
+        launcher = self._launcher()
         key = launcher._next_instance_key()
         with tf.device(launcher._device):
             return collective(
@@ -151,9 +169,45 @@ def has_launchers(strategy: tf.distribute.Strategy) -> bool:
     return bool(launchers) and all(hasattr(launchers[0], name) for name in needed)
 
 
-def is_multi_worker(strategy: tf.distribute.Strategy) -> bool:
-    """Whether the replicas are spread over processes."""
-    return worker_count(strategy) > 1
+def allow_nested_functions(strategy: tf.distribute.Strategy) -> None:
+    """Let collectives stand in a function that is called inside a loop or a branch.
+
+    Keras 3 puts its step there for `steps_per_execution > 1`. TensorFlow gives every collective a
+    new key at each call, through a placeholder of the outermost function, and loses it on that
+    way. Such a function is traced once, at the same point on all workers, so a key that is fixed
+    at that time does.
+    """
+    extended = strategy.extended
+    for ops in (extended._cross_device_ops, extended._host_cross_device_ops):
+        for launcher in ops._launchers:
+            launcher._next_instance_key = _KeyOfLauncher(launcher)
+
+
+class _KeyOfLauncher:
+    """`_next_instance_key` of one launcher, with a fixed key in nested functions."""
+
+    def __init__(self, launcher):
+        self._launcher = launcher
+        self._new_key_each_call = launcher._next_instance_key
+
+    def __call__(self):
+        if not _called_in_control_flow():
+            return self._new_key_each_call()
+        launcher = self._launcher
+        return launcher._collective_keys.get_instance_key(launcher._group_key, launcher._device)
+
+
+def _called_in_control_flow() -> bool:
+    """Whether the function being traced is called from a loop or a branch."""
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(graph, "is_control_flow_graph", False):
+        graph = graph.outer_graph
+    graph = getattr(graph, "outer_graph", None)
+    while graph is not None:
+        if getattr(graph, "is_control_flow_graph", False):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
 
 
 def worker_count(strategy: tf.distribute.Strategy) -> int:

@@ -22,6 +22,7 @@ class Network(Protocol):
     """What answers requests; see `collectives.py` for the one over `tf.distribute`."""
 
     workers: int
+    in_branches: bool
 
     def all_gather(self, message: tf.Tensor) -> tf.Tensor:
         """Gather `[words]` of every worker into `[workers, words]`."""
@@ -38,6 +39,7 @@ class DryRun:
     """A network of `workers` that only has the right shapes; for counting bytes in a trace."""
 
     workers: int
+    in_branches: bool = True
 
     def all_gather(self, message: tf.Tensor) -> tf.Tensor:
         """Return `message` as if every worker had sent it."""

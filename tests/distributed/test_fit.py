@@ -1,0 +1,133 @@
+"""Keras 3's `fit`, `evaluate`, `predict`, saving and loading on two real workers."""
+
+import numpy as np
+import pytest
+
+from tests.distributed.cluster import run_workers
+
+
+def fit_and_save(folder):
+    """Fit with everything that Keras users combine; save, load, restore."""
+    import pathlib
+
+    import keras
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    strategy = rs.MultiWorkerMirroredStrategy()
+    mine = pathlib.Path(folder) / f"worker_{problems.rank()}"
+    mine.mkdir()
+
+    def compiled(**options):
+        with strategy.scope():
+            model = problems.network(keras, normalized=True)
+            optimizer = rs.DistributedOptimizer(
+                keras.optimizers.SGD(0.05, momentum=0.5), rs.RedSync(density=0.1, dense_below=16)
+            )
+            model.compile(optimizer=optimizer, loss="mse", metrics=["mae"], **options)
+        return model
+
+    result = {}
+    model = compiled(steps_per_execution=3)
+    train, test = problems.dataset(59, 16), problems.dataset(37, 16)
+    history = model.fit(train, validation_data=test, epochs=4, verbose=0)
+    result["loss"], result["val_loss"] = history.history["loss"], history.history["val_loss"]
+    norm = model.layers[1]
+    # The local copies, not an aggregate: what this worker would normalise with.
+    local = strategy.experimental_local_results(norm.moving_mean.value)[0]
+    result["moving_mean"] = local.numpy()
+    evaluated = model.evaluate(test, verbose=0, return_dict=True)
+    x, y = problems.regression(37)
+    predicted = model.predict(problems.dataset(37, 16).map(lambda x, y: x), verbose=0)
+    result["predicted"] = predicted
+    result["mae"] = evaluated["mae"]
+    result["mae_by_hand"] = float(np.abs(predicted - y).mean())
+
+    path = mine / "model.keras"
+    residual = model.optimizer.exchange.total_state()
+    model.save(path)
+    with strategy.scope():
+        loaded = keras.saving.load_model(path)
+    restored = loaded.optimizer.exchange.total_state()
+    result["state_names"] = sorted(residual)
+    result["residual_norm"] = float(
+        sum(np.square(v).sum() for n, v in residual.items() if "residual" in n)
+    )
+    result["residual_error"] = max(float(np.abs(residual[n] - restored[n]).max()) for n in residual)
+    result["weights_equal"] = problems.digest(loaded) == problems.digest(model)
+    result["iterations"] = int(loaded.optimizer.iterations.numpy())
+    first = model.optimizer.inner_optimizer.variables
+    second = loaded.optimizer.inner_optimizer.variables
+    result["slots_equal"] = all(
+        np.array_equal(a.numpy(), b.numpy()) for a, b in zip(first, second, strict=True)
+    )
+    loaded.fit(train, epochs=1, verbose=0)
+
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    prefix = checkpoint.save(str(mine / "checkpoint"))
+    fresh = compiled()
+    with strategy.scope():
+        fresh.optimizer.build(fresh.trainable_variables)
+    restore = tf.train.Checkpoint(model=fresh, optimizer=fresh.optimizer).restore(prefix)
+    restore.assert_existing_objects_matched()
+    again = fresh.optimizer.exchange.total_state()
+    result["checkpoint_error"] = max(float(np.abs(residual[n] - again[n]).max()) for n in residual)
+    result["checkpoint_weights_equal"] = problems.digest(fresh) == problems.digest(model)
+    return result
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    return folder, run_workers(fit_and_save, args=(str(folder),), timeout=300)
+
+
+def test_fit_with_steps_per_execution_and_validation(fitted):
+    first, second = fitted[1]
+    assert np.isfinite(first["loss"]).all() and first["loss"][-1] < first["loss"][0]
+    np.testing.assert_array_equal(first["loss"], second["loss"])
+    np.testing.assert_array_equal(first["val_loss"], second["val_loss"])
+
+
+def test_moving_statistics_agree(fitted):
+    first, second = fitted[1]
+    assert np.abs(first["moving_mean"]).max() > 0
+    np.testing.assert_array_equal(first["moving_mean"], second["moving_mean"])
+
+
+def test_evaluate_and_predict_see_every_row_once(fitted):
+    first, second = fitted[1]
+    assert first["predicted"].shape == (37, 1)
+    np.testing.assert_array_equal(first["predicted"], second["predicted"])
+    np.testing.assert_allclose(first["mae"], first["mae_by_hand"], rtol=1e-5)
+
+
+def test_keras_file_keeps_optimizer_and_residuals(fitted):
+    for result in fitted[1]:
+        assert result["weights_equal"] and result["slots_equal"]
+        assert result["iterations"] == 4 * 4
+        assert any("residual" in name for name in result["state_names"])
+        assert result["residual_norm"] > 0
+        assert result["residual_error"] < 1e-6
+
+
+def test_checkpoint_keeps_residuals(fitted):
+    for result in fitted[1]:
+        assert result["checkpoint_weights_equal"]
+        assert result["checkpoint_error"] < 1e-6
+
+
+def test_file_loads_into_the_plain_optimizer(fitted):
+    """What `docs/saving.md` says for readers without the wrapper, in this process, one worker."""
+    import keras
+
+    path = fitted[0] / "worker_0" / "model.keras"
+    model = keras.saving.load_model(path, compile=False)
+    model.compile(optimizer=keras.optimizers.SGD(0.05, momentum=0.5), loss="mse")
+    model.optimizer.build(model.trainable_variables)
+    model.load_weights(path)
+    assert int(model.optimizer.iterations.numpy()) == 4 * 4
+    momentum = [v for v in model.optimizer.variables if "momentum" in v.path]
+    assert momentum and all(np.abs(v.numpy()).max() > 0 for v in momentum)
