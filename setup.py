@@ -22,7 +22,7 @@ from setuptools.command.build_ext import build_ext
 ROOT = pathlib.Path(__file__).resolve().parent
 SOURCES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("custom_ops/**/*.cc"))
 HEADERS = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("custom_ops/**/*.h"))
-# No contraction to fused multiply-add: results must equal those of separate operations, bit for bit.
+# No contraction to fused multiply-add: results equal those of separate operations, bit for bit.
 FLAGS = ["-O3", "-std=c++17", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-DNDEBUG"]
 QUIET = ["-Wno-psabi", "-Wno-attributes"]
 LAST_LINES = 20

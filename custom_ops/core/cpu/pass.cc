@@ -24,12 +24,14 @@ namespace {
 namespace plain {
 #define REDSYNC_LANES 4
 template <class Vector>
-inline bool AnyAbove(const Vector& v, int32_t threshold) {
+inline uint32_t MaskAbove(const Vector& v, int32_t threshold) {
 #if defined(__SSE2__)
   const __m128i above = _mm_cmpgt_epi32((__m128i)v, _mm_set1_epi32(threshold));
-  return _mm_movemask_epi8(above) != 0;
+  return _mm_movemask_ps(_mm_castsi128_ps(above));
 #else
-  return v[0] > threshold || v[1] > threshold || v[2] > threshold || v[3] > threshold;
+  uint32_t mask = 0;
+  for (int i = 0; i < 4; ++i) mask |= static_cast<uint32_t>(v[i] > threshold) << i;
+  return mask;
 #endif
 }
 #include "custom_ops/core/cpu/pass_inl.h"
@@ -43,9 +45,9 @@ inline bool AnyAbove(const Vector& v, int32_t threshold) {
 namespace avx2 {
 #define REDSYNC_LANES 8
 template <class Vector>
-inline bool AnyAbove(const Vector& v, int32_t threshold) {
+inline uint32_t MaskAbove(const Vector& v, int32_t threshold) {
   const __m256i above = _mm256_cmpgt_epi32((__m256i)v, _mm256_set1_epi32(threshold));
-  return _mm256_movemask_epi8(above) != 0;
+  return _mm256_movemask_ps(_mm256_castsi256_ps(above));
 }
 #include "custom_ops/core/cpu/pass_inl.h"
 #undef REDSYNC_LANES
@@ -57,8 +59,8 @@ inline bool AnyAbove(const Vector& v, int32_t threshold) {
 namespace avx512 {
 #define REDSYNC_LANES 16
 template <class Vector>
-inline bool AnyAbove(const Vector& v, int32_t threshold) {
-  return _mm512_cmpgt_epi32_mask((__m512i)v, _mm512_set1_epi32(threshold)) != 0;
+inline uint32_t MaskAbove(const Vector& v, int32_t threshold) {
+  return _mm512_cmpgt_epi32_mask((__m512i)v, _mm512_set1_epi32(threshold));
 }
 #include "custom_ops/core/cpu/pass_inl.h"
 #undef REDSYNC_LANES

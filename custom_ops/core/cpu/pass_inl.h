@@ -1,6 +1,6 @@
 // The vector code of pass.cc, which includes this file once per instruction set, each time inside a
 // namespace and with these defined: REDSYNC_LANES (floats in a register) and
-// AnyAbove(I vector, int32_t threshold).
+// MaskAbove(vector of int32, int32_t threshold), which sets bit i if lane i is above the threshold.
 //
 // No include guard, no include: pass.cc does that before it switches the instruction set on.
 
@@ -80,14 +80,17 @@ struct Waiting {
   }
 };
 
-// Picks the candidates out of `size` <= kGroup elements.
+// Picks the candidates out of kGroup elements.
 static inline void Pick(const float* values, Magnitude magnitude, int32_t threshold, int64_t index,
-                        int64_t size, Waiting* waiting) {
+                        Waiting* waiting) {
   int64_t count = waiting->count;
-  for (int64_t j = 0; j < size; ++j) {
-    const int32_t m = magnitude(BitsOf(values[j]));
-    waiting->keys[count] = MakeKey(m, index + j);
-    count += m > threshold;  // No branch: candidates come at random.
+  for (int j = 0; j < kGroup; j += REDSYNC_LANES) {
+    const I bits = *reinterpret_cast<const I*>(values + j);
+    const I magnitudes = (bits & magnitude.keep) ^ magnitude.flip;
+    for (uint32_t mask = MaskAbove(magnitudes, threshold); mask != 0; mask &= mask - 1) {
+      const int lane = j + __builtin_ctz(mask);
+      waiting->keys[count++] = MakeKey(magnitude(BitsOf(values[lane])), index + lane);
+    }
   }
   waiting->count = count;
   if (count >= CandidatePool::kFlush) waiting->Flush();
@@ -106,7 +109,7 @@ static void AccumulateTail(const PassArgs& args, int64_t begin, int64_t size, La
   if (kMomentum != Momentum::kNone) {
     std::memcpy(args.new_velocity + begin, u, size * sizeof(float));
   }
-  Pick(v, args.magnitude, args.threshold, begin, size, waiting);
+  Pick(v, args.magnitude, args.threshold, begin, waiting);  // Padding is never above.
 }
 
 template <Momentum kMomentum, bool kSum>
@@ -120,8 +123,8 @@ static void AccumulateBlock(const PassArgs& args, int64_t begin, int64_t end, Bl
     const I group_max = AccumulateGroup<kMomentum, kSum>(
         args, args.grad + i, args.residual + i, has_u ? args.velocity + i : nullptr,
         args.new_residual + i, has_u ? args.new_velocity + i : nullptr, &lanes);
-    if (AnyAbove(group_max, args.threshold)) {
-      Pick(args.new_residual + i, args.magnitude, args.threshold, i, kGroup, waiting);
+    if (MaskAbove(group_max, args.threshold) != 0) {
+      Pick(args.new_residual + i, args.magnitude, args.threshold, i, waiting);
     }
   }
   if (i < end) AccumulateTail<kMomentum, kSum>(args, i, end - i, &lanes, waiting);
@@ -170,8 +173,12 @@ static void Scan(const float* values, Magnitude magnitude, int32_t threshold, in
       const I bits = *reinterpret_cast<const I*>(values + i + j);
       group_max = Max(group_max, (bits & magnitude.keep) ^ magnitude.flip);
     }
-    if (AnyAbove(group_max, threshold)) Pick(values + i, magnitude, threshold, i, kGroup, &waiting);
+    if (MaskAbove(group_max, threshold) != 0) Pick(values + i, magnitude, threshold, i, &waiting);
   }
-  Pick(values + i, magnitude, threshold, i, end - i, &waiting);
+  if (i < end) {
+    float tail[kGroup] = {};  // Padding is never above.
+    std::memcpy(tail, values + i, (end - i) * sizeof(float));
+    Pick(tail, magnitude, threshold, i, &waiting);
+  }
   waiting.Flush();
 }

@@ -1,0 +1,129 @@
+"""Which backend runs, the guard against another TensorFlow's library, and argument checks."""
+
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.kernels.common import needs_native
+from tf_redsync import ops
+from tf_redsync.ops import native
+
+
+@pytest.fixture(autouse=True)
+def fresh_choice(monkeypatch):
+    monkeypatch.delenv("TF_REDSYNC_BACKEND", raising=False)
+    monkeypatch.setattr(ops, "_automatic", None)
+    ops.set_backend(None)
+    yield
+    ops.set_backend(None)
+
+
+@needs_native
+def test_native_is_chosen(caplog):
+    with caplog.at_level(logging.INFO, "tf_redsync"):
+        assert [ops.backend() for _ in range(3)] == ["native"] * 3
+    assert len(caplog.records) == 1 and tf.__version__ in caplog.text
+    assert tf.__version__ in ops.backend_reason()
+
+
+def test_missing_library_is_said_once(caplog, monkeypatch, tmp_path):
+    def missing():
+        native.check(tmp_path / "_redsync_ops.so")
+
+    monkeypatch.setattr(native, "load", missing)
+    with caplog.at_level(logging.WARNING, "tf_redsync"):
+        assert [ops.backend() for _ in range(3)] == ["tensorflow"] * 3
+    assert len(caplog.records) == 1
+    assert "no native library" in caplog.text and "pip install" in caplog.text
+    with pytest.raises(ops.NativeLibraryError, match="no native library"):
+        ops.set_backend("native")
+    monkeypatch.setenv("TF_REDSYNC_BACKEND", "native")
+    with pytest.raises(ops.NativeLibraryError, match="no native library"):
+        ops.backend()
+
+
+def test_forced(monkeypatch):
+    monkeypatch.setenv("TF_REDSYNC_BACKEND", "tensorflow")
+    assert ops.backend() == "tensorflow" and "TF_REDSYNC_BACKEND" in ops.backend_reason()
+    monkeypatch.setenv("TF_REDSYNC_BACKEND", "fortran")
+    with pytest.raises(ValueError, match="'fortran'"):
+        ops.backend()
+    with pytest.raises(ValueError, match="'fortran'"):
+        ops.set_backend("fortran")
+    ops.set_backend("tensorflow")
+    assert ops.backend() == "tensorflow"
+
+
+@needs_native
+def test_library_of_another_tensorflow_is_refused(tmp_path):
+    data = native.LIBRARY.read_bytes()
+    assert native.built_for() == tf.__version__
+    ours = f"TENSORFLOW={tf.__version__};".encode()
+    assert data.count(ours) == 1
+    other = tmp_path / "_redsync_ops.so"
+    other.write_bytes(data.replace(ours, b"TENSORFLOW=" + b"9" * len(tf.__version__) + b";"))
+    with pytest.raises(ops.NativeLibraryError) as caught:
+        native.check(other)
+    for part in ("999", tf.__version__, "pip install", "TF_REDSYNC_BACKEND=tensorflow"):
+        assert part in str(caught.value)
+    other.write_bytes(b"not a library")
+    with pytest.raises(ops.NativeLibraryError, match="unknown"):
+        native.check(other)
+
+
+def test_capacity_and_words():
+    assert ops.capacity(7, "exact") == ops.capacity(7, "trimmed") == 7
+    assert ops.capacity(7, "threshold") == 10
+    assert ops.capacity(7, "threshold", size=8) == 8
+    words = ops.message_words([7, 7, 7], ["exact", "threshold", "threshold"], [False, True, False])
+    assert words == 1 + (1 + 14) + (2 + 10) + (1 + 20)
+    assert ops.message_words([7], ["threshold"], [False], sizes=[8]) == 1 + 1 + 16
+    with pytest.raises(ValueError, match="'best'"):
+        ops.capacity(7, "best")
+
+
+X = np.zeros(3, np.float32)
+GOOD = {
+    "grads": [X], "residuals": [X], "velocities": [], "k": [1], "ratios": [-1.0],
+    "selectors": ["exact"], "quantized": [False],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"grads": [], "residuals": [], "selectors": [], "quantized": []}, ValueError, "`grads`"),
+        ({"grads": [X.astype(np.float64)]}, TypeError, "grads.0. of float64"),
+        ({"residuals": [X.astype(np.float16)]}, TypeError, "residuals.0. of float16"),
+        ({"residuals": []}, ValueError, "`residuals`"),
+        ({"residuals": [np.zeros(4, np.float32)]}, ValueError, "residuals.0. of shape .4"),
+        ({"velocities": [X]}, ValueError, "`velocities`"),
+        ({"momentum": 0.9}, ValueError, "`velocities`"),
+        ({"momentum": -0.5}, ValueError, "`momentum`.*-0.5"),
+        ({"momentum": float("nan")}, ValueError, "`momentum`.*nan"),
+        ({"selectors": ["best"]}, ValueError, "'best'"),
+        ({"selectors": ["exact", "exact"]}, ValueError, "`selectors`"),
+        ({"quantized": []}, ValueError, "`quantized`"),
+    ],
+)
+def test_argument_errors(change, error, text):
+    arguments = {**GOOD, **change}
+    names = ("grads", "residuals", "velocities", "k", "ratios")
+    positional = [arguments.pop(name) for name in names]
+    ops.set_backend("tensorflow")
+    with pytest.raises(error, match=text):
+        ops.accumulate_and_select(*positional, **arguments)
+
+
+def test_too_large_for_int32():
+    @tf.function(input_signature=[tf.TensorSpec([2**16, 2**15], tf.float32)])
+    def select(x):
+        return ops.accumulate_and_select(
+            [x], [x], [], [1], [-1.0], selectors=["exact"], quantized=[False]
+        )
+
+    ops.set_backend("tensorflow")
+    with pytest.raises(ValueError, match="2147483647"):
+        select.get_concrete_function()

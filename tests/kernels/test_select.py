@@ -1,0 +1,190 @@
+"""accumulate_and_select: native, twin and numpy oracle give the same bits."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.kernels.common import (
+    KINDS,
+    MOMENTA,
+    SIZES,
+    assert_same_bits,
+    make_inputs,
+    make_k,
+    needs_native,
+    select,
+)
+from tests.oracle.redsync import accumulate_and_select_numpy
+
+SELECTORS = ("exact", "trimmed", "threshold")
+RATIOS = np.array([-1, 0.25, 0.3, 0.5, 0.7, 0.8, 0.6, 0.75], np.float32)
+
+
+def oracle(inputs, k, ratios, *, momentum=(0.0, False), **options):
+    grads, residuals, velocities = inputs
+    return accumulate_and_select_numpy(
+        grads, residuals, velocities if momentum[0] else [], k, ratios,
+        momentum=momentum[0], nesterov=momentum[1], **options,
+    )  # fmt: skip
+
+
+@needs_native
+@pytest.mark.parametrize("quantized", [False, True], ids=["values", "quantized"])
+@pytest.mark.parametrize("selector", SELECTORS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_backends_and_oracle_agree(kind, selector, quantized):
+    layout = {"selectors": [selector] * len(SIZES), "quantized": [quantized] * len(SIZES)}
+    inputs = make_inputs(kind)
+    for turn, (name, momentum) in enumerate(MOMENTA.items()):
+        options = {
+            **layout,
+            "momentum": momentum,
+            "masking": turn != 1,
+            "scale": np.float32(0.7),
+            "side": -1 if turn == 2 else 1,
+            "search": turn != 0,  # without momentum the given ratios are tried first
+        }
+        k = make_k(first=turn)
+        results = {b: select(b, inputs, k, RATIOS, **options) for b in ("native", "tensorflow")}
+        assert_same_bits(results["native"], results["tensorflow"], f"{name}: native, twin")
+        if kind != "denormal":  # numpy keeps denormals, TensorFlow takes them for zero
+            expected = oracle(inputs, k, RATIOS, **options)
+            assert_same_bits(results["native"], expected, f"{name}: native, oracle")
+
+
+@needs_native
+@pytest.mark.parametrize("selector", SELECTORS)
+@pytest.mark.parametrize("kind", ["normal", "clustered", "constant", "ties", "sparse", "outlier"])
+def test_large_tensors(kind, selector):
+    # Several blocks, a predicted threshold, and, where the prediction fails, the histograms.
+    sizes = (300_001, 200_000)
+    inputs, k = make_inputs(kind, sizes, seed=1), np.array([300, 50_000], np.int32)
+    for quantized in (False, True):
+        options = {"selectors": [selector] * 2, "quantized": [quantized] * 2}
+        result = select("native", inputs, k, [-1, -1], **options, momentum=(0.9, True))
+        expected = oracle(inputs, k, [-1, -1], **options, momentum=(0.9, True))
+        assert_same_bits(result, expected, f"quantized={quantized}")
+
+
+@needs_native
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("selector", SELECTORS)
+def test_not_finite(selector, bad, large):
+    sizes = (31, 100_000 if large else 4097)
+    options = {"selectors": [selector] * 2, "quantized": [False, True]}
+    for tensor, where in ((0, 30), (1, 0), (1, sizes[1] - 1)):
+        inputs = make_inputs("normal", sizes)
+        inputs[0][tensor][where] = bad
+        for backend in ("native", "tensorflow"):
+            result = select(backend, inputs, [3, 50], [0.25, 0.5], **options, momentum=(0.9, False))
+            assert not result.message.any(), (backend, tensor, where)
+            assert_same_bits(result.ratios, np.array([0.25, 0.5], np.float32), backend)
+
+
+@needs_native
+def test_overflow_is_not_finite():
+    inputs = [[np.full(5, 3e38, np.float32)] for _ in range(3)]
+    for backend in ("native", "tensorflow"):
+        result = select(backend, inputs, [2], [-1], selectors=["exact"], quantized=[False])
+        assert not result.message.any()
+
+
+@needs_native
+@pytest.mark.parametrize("selector", SELECTORS)
+def test_graph_equals_eager(selector):
+    # Grappler must not reorder the float arithmetic of the twin.
+    inputs, k = make_inputs("normal"), make_k(first=1)
+    options = {"selectors": [selector] * len(SIZES), "quantized": [False] * len(SIZES)}
+    for momentum in MOMENTA.values():
+        results = [
+            select(backend, inputs, k, RATIOS, momentum=momentum, graph=graph, **options)
+            for backend, graph in (("native", True), ("tensorflow", True), ("tensorflow", False))
+        ]
+        assert_same_bits(results[0], results[1], "native, twin")
+        assert_same_bits(results[1], results[2], "twin in a graph, eager twin")
+
+
+@needs_native
+def test_inputs_are_left_alone():
+    inputs = [[tf.constant(x) for x in xs] for xs in make_inputs("normal")]
+    before = [[t.numpy().copy() for t in ts] for ts in inputs]
+    layout = {"selectors": ["exact"] * len(SIZES), "quantized": [False] * len(SIZES)}
+    select("native", inputs, make_k(), RATIOS, momentum=(0.9, False), **layout)
+    assert_same_bits([[t.numpy() for t in ts] for ts in inputs], before, "inputs")
+
+
+@needs_native
+def test_chain_in_place_equals_eager_steps():
+    # In a graph the outputs of one op are the only reference to their memory: the next reuses it.
+    grads, residuals, velocities = make_inputs("normal", (5000,))
+    options = {"selectors": ["exact"], "quantized": [False], "momentum": (0.9, False)}
+    state = (residuals, velocities)
+    for _ in range(4):
+        result = select("native", (grads, *state), [50], [-1], **options)
+        state = (result.residuals, result.velocities)
+
+    from tf_redsync import ops
+
+    @tf.function
+    def chain():
+        v, u = residuals, velocities
+        for _ in range(4):
+            s = ops.accumulate_and_select(
+                grads, v, u, [50], [-1.0], selectors=["exact"], quantized=[False], momentum=0.9
+            )
+            v, u = s.residuals, s.velocities
+        return s
+
+    ops.set_backend("native")
+    try:
+        chained = tf.nest.map_structure(lambda t: t.numpy(), chain())
+    finally:
+        ops.set_backend(None)
+    assert_same_bits(chained, result, "chain, steps")
+
+
+@needs_native
+@pytest.mark.parametrize("backend", ["native", "tensorflow"])
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"k": [0, 3]}, "`k` must be in"),
+        ({"k": [1, 5000]}, "`k` must be in"),
+        ({"k": [-1, 3]}, "`k` must be in"),
+        ({"k": [1, 3, 4]}, "k"),
+        ({"ratios": [0.5]}, "ratios"),
+        ({"side": 0}, "`side` must be"),
+    ],
+)
+def test_errors_when_run(backend, change, text):
+    inputs = make_inputs("normal", (31, 1000))
+    arguments = {"k": [1, 3], "ratios": [-1, -1], "side": 1, **change}
+    with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+        select(backend, inputs, selectors=["exact"] * 2, quantized=[True, True], **arguments)
+
+
+@pytest.mark.parametrize("backend", [pytest.param("native", marks=needs_native), "tensorflow"])
+def test_static_length_of_message(backend):
+    from tf_redsync import ops
+
+    x = [tf.zeros([3, 4])]
+    options = {"selectors": ["threshold"], "quantized": [False]}
+
+    @tf.function(input_signature=[tf.TensorSpec([1], tf.int32)])
+    def dynamic(k):
+        message = ops.accumulate_and_select(x, x, [], k, [-1.0], **options).message
+        assert message.shape.as_list() == [None]
+        return message
+
+    @tf.function
+    def static():
+        message = ops.accumulate_and_select(x, x, [], [9], [-1.0], **options).message
+        assert message.shape.as_list() == [1 + 1 + 2 * 12]
+        return message
+
+    ops.set_backend(backend)
+    try:
+        assert static().shape == dynamic(tf.constant([9])).shape
+    finally:
+        ops.set_backend(None)
