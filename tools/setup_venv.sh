@@ -39,6 +39,7 @@ fingerprint() {
   {
     echo "$extras"
     "$venv/bin/python" --version
+    command -v "${CXX:-g++}" || true
     # One TensorFlow's library does not load under another.
     ls -d "$venv"/lib/python*/site-packages/tensorflow-*.dist-info 2>/dev/null | xargs -rn1 basename
     find pyproject.toml setup.py custom_ops -type f \
@@ -83,9 +84,10 @@ backend=$(TF_CPP_MIN_LOG_LEVEL=2 CUDA_VISIBLE_DEVICES=-1 "$venv/bin/python" -c \
   'from tf_redsync import ops; print(ops.backend())' 2>>"$log" | tail -n 1)
 [ -n "$backend" ] || die "tf_redsync was installed but cannot be imported; see $log"
 if [ "$backend" != native ]; then
-  printf '%s\n' "setup: NO NATIVE LIBRARY: tf_redsync runs on its pure-TensorFlow ops, which are slower." \
-    "setup: Install a C++ compiler (Debian, Ubuntu: apt-get install g++), remove $stamp and run this" \
-    "setup: again. What the build said is in $log" >&2
+  printf 'setup: %s\n' "NO NATIVE LIBRARY: tf_redsync runs on its pure-TensorFlow ops, which are slower." \
+    "$(grep -m1 'NATIVE LIBRARY IS NOT BUILT' "$log" | sed 's/^ *//')" \
+    "With a C++ compiler (Debian, Ubuntu: apt-get install g++) run this again." \
+    "What the build said is in $log" >&2
 fi
 printf '%s\n' "$(fingerprint)" "$backend" >"$stamp"
 echo "setup: done in $((SECONDS - started)) s (ops: $backend)"
