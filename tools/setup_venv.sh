@@ -80,7 +80,7 @@ step "installing TensorFlow (a few minutes the first time)" \
 step "installing tf_redsync[$extras] and building its native library" \
   "${pip[@]}" install --no-build-isolation --verbose --editable ".[$extras]"
 
-backend=$(TF_CPP_MIN_LOG_LEVEL=2 CUDA_VISIBLE_DEVICES=-1 "$venv/bin/python" -c \
+backend=$(env -u TF_REDSYNC_BACKEND TF_CPP_MIN_LOG_LEVEL=2 CUDA_VISIBLE_DEVICES=-1 "$venv/bin/python" -c \
   'from tf_redsync import ops; print(ops.backend())' 2>>"$log" | tail -n 1)
 [ -n "$backend" ] || die "tf_redsync was installed but cannot be imported; see $log"
 if [ "$backend" != native ]; then
