@@ -130,6 +130,25 @@ def test_threshold_reuse_by_hand(ratio, search, new_ratio, count):
     assert message[1] == count
 
 
+def test_threshold_is_raised_by_hand():
+    # Mean 3.125, maximum 8: three elements above ratio 0.5 (5.56), two above 0.75 (6.78).
+    g = f32(0, 0, 0, 0, 4, -6, 8, 7)
+    message, _, _, ratio = one(g, np.zeros(8, np.float32), 2, selector="threshold")
+    assert ratio == 0.75
+    assert message[1:4].tolist() == [2, 6, 7]
+
+
+def test_quantized_threshold_is_always_searched():
+    # 0.25 would do (threshold 42.5, four elements), but the search finds 0.5 (threshold 55) first.
+    g = 10 * f32(0, 0, 0, 0, 5, 6, 8, 6)
+    message, _, _, ratio = one(
+        g, np.zeros(8, np.float32), 4, ratio=0.25, selector="threshold", search=False,
+        quantized=True,
+    )  # fmt: skip
+    assert message[1] == 3
+    assert ratio == -1
+
+
 def test_density_one_sends_what_is_not_zero():
     for selector in oracle.SELECTORS:
         message, v, _, ratio = one(f32(1, 0, -2), f32(0, 0, 0), 3, selector=selector)
