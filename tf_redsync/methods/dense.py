@@ -39,6 +39,11 @@ class Dense(Method):
         checks.momentum(self.momentum, self.nesterov)
 
     @property
+    def conserves(self) -> bool:
+        """See `Method`. Momentum adds its own mass."""
+        return self.momentum == 0.0
+
+    @property
     def momentum_in_exchange(self) -> float:
         """See `Method`."""
         return self.momentum
