@@ -1,0 +1,283 @@
+"""The laws, for every method of the table and several numbers of workers."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_redsync as rs
+from tests.conformance.harness import assert_equal_bits, copied, make_grads, recorded, run, tensors
+from tests.conformance.table import SHAPES, SPECS, TABLE, WORKERS
+from tests.oracle.redsync import capacity_numpy
+from tf_redsync.exchange import loopback
+from tf_redsync.exchange.layout import BucketLayout
+from tf_redsync.exchange.requests import AllGather, AllReduce
+
+PHASES = ("exchange", "dense_exchange")
+every_method = pytest.mark.parametrize("name", TABLE)
+all_workers = pytest.mark.parametrize("workers", WORKERS)
+phases_and_workers = pytest.mark.parametrize(
+    ("phase", "workers"),
+    [("exchange", w) for w in WORKERS] + [("dense_exchange", w) for w in (1, 3)],
+)
+
+
+def test_table_covers_every_public_method():
+    public = [getattr(rs.methods, name) for name in rs.methods.__all__]
+    classes = {c for c in public if isinstance(c, type) and c is not rs.Method}
+    assert classes, "no public methods found"
+    assert all(issubclass(c, rs.Method) for c in classes)
+    assert classes - {type(d.method) for d in TABLE.values()} == set()
+
+
+# ------------------------------------------------------------------------------ conservation
+
+
+def surplus(record) -> tuple[float, float]:
+    """Largest |sum(g + old residual) - total - sum(new residual)|, and the scale of its terms."""
+    worst, scale = 0.0, 0.0
+    for i in range(len(SHAPES)):
+        residuals = [
+            sum(np.float64(s["residual"][i]) if "residual" in s else 0.0 for s in states)
+            for states in (record.old_states, record.new_states)
+        ]
+        put_in = sum(np.float64(g[i]) for g in record.grads) + residuals[0]
+        came_out = np.float64(record.totals[0][i]) + residuals[1]
+        if np.size(put_in):
+            worst = max(worst, float(np.abs(put_in - came_out).max()))
+            scale = max(scale, *(float(np.abs(g[i]).max()) for g in record.grads))
+            scale = max(scale, float(np.abs(residuals[0]).max()))
+    return worst, scale
+
+
+@phases_and_workers
+@every_method
+def test_conservation(name, workers, phase):
+    """sum(gradient + old residual) = total + sum(new residual), or the method says otherwise."""
+    records = recorded(name, workers, phase)
+    surpluses = [surplus(r) for r in records]
+    if TABLE[name].method.conserves:
+        for worst, scale in surpluses:
+            assert worst <= 1e-6 * workers * scale
+    elif phase == "exchange" and workers > 1:
+        # The declaration is not modesty: something is added (momentum) or dropped.
+        assert max(worst / scale for worst, scale in surpluses) > 1e-3
+
+
+# ----------------------------------------------------------------------- what sending all means
+
+
+def momentum_sgd(grads: list, method) -> list:
+    """What uncompressed SGD applies, in float64; `grads`: [step][worker][tensor]."""
+    momentum, nesterov = method.momentum, method.nesterov
+    velocity = [np.zeros(s) for s in SHAPES]
+    applied = []
+    for step in grads:
+        total = [sum(np.float64(g[i]) for g in step) for i in range(len(SHAPES))]
+        if nesterov:
+            velocity = [momentum * (u + g) for u, g in zip(velocity, total, strict=True)]
+            applied.append([u + g for u, g in zip(velocity, total, strict=True)])
+        else:
+            velocity = [momentum * u + g for u, g in zip(velocity, total, strict=True)]
+            applied.append(list(velocity))
+        if getattr(method, "masking", False):  # everything is sent, so every velocity is cleared
+            velocity = [np.zeros(s) for s in SHAPES]
+    return applied
+
+
+@all_workers
+@pytest.mark.parametrize("name", [n for n, d in TABLE.items() if d.full is not None])
+def test_sending_everything_is_uncompressed_sgd(name, workers):
+    full = TABLE[name].full
+    if getattr(full, "momentum", None) is None:
+        pytest.fail(f"{type(full).__name__} needs a reference for its full exchange")
+    records = run(full, workers)
+    for record, applied in zip(
+        records, momentum_sgd([r.grads for r in records], full), strict=True
+    ):
+        for total, expected in zip(record.totals[0], applied, strict=True):
+            scale = max([1.0, *np.abs(expected).flat])
+            np.testing.assert_allclose(total, expected, rtol=0, atol=2e-6 * workers * scale)
+        for state in record.new_states:
+            assert not any(r.any() for r in state.get("residual", []))
+
+
+# --------------------------------------------------------------------- agreement, determinism
+
+
+@phases_and_workers
+@every_method
+def test_all_workers_get_the_same_bits(name, workers, phase):
+    for record in recorded(name, workers, phase):
+        if TABLE[name].agrees or phase == "dense_exchange":
+            for totals in record.totals[1:]:
+                assert_equal_bits(totals, record.totals[0])
+        elif workers > 1:
+            distinct = {b"".join(t.tobytes() for t in totals) for totals in record.totals}
+            assert len(distinct) > 1, "the method agrees on totals; declare it"
+
+
+@pytest.mark.parametrize("workers", [2, 7])
+@every_method
+def test_same_inputs_same_bits(name, workers):
+    again = run(TABLE[name].method, workers)
+    for first, second in zip(recorded(name, workers), again, strict=True):
+        assert_equal_bits(second.totals, first.totals)
+        assert_equal_bits(second.new_states, first.new_states)
+
+
+@phases_and_workers
+@every_method
+def test_totals_and_states_keep_their_form(name, workers, phase):
+    method, layout = TABLE[name].method, BucketLayout(SPECS, workers)
+    initial = copied(method.init(layout))
+    assert set(initial) == set(method.state_kinds)
+    assert set(method.state_kinds.values()) <= {"sum", "mean", "shared"}
+    for record in recorded(name, workers, phase):
+        assert record.step.finite
+        for totals, state in zip(record.totals, record.new_states, strict=True):
+            assert [(t.shape, t.dtype) for t in totals] == [(s, np.float32) for s in SHAPES]
+            tf.nest.assert_same_structure(state, initial)
+            for new, old in zip(tf.nest.flatten(state), tf.nest.flatten(initial), strict=True):
+                assert (new.shape, new.dtype) == (old.shape, old.dtype)
+                assert np.isfinite(new).all()
+
+
+@all_workers
+@every_method
+def test_shared_state_is_equal_on_all_workers(name, workers):
+    kinds = TABLE[name].method.state_kinds
+    for record in recorded(name, workers):
+        for key in (k for k, kind in kinds.items() if kind == "shared"):
+            for state in record.new_states[1:]:
+                assert_equal_bits(state[key], record.new_states[0][key])
+
+
+# ------------------------------------------------------------------------------ on the wire
+
+
+def message_words(method, step: int) -> int:
+    """Words of a RedSync message, from the paper's layout: count, indices, and values or a mean."""
+    words = 1
+    densities = getattr(method.warm_up, "densities", ())
+    density = (*densities, *[method.density] * 9)[step]
+    for spec in SPECS:
+        k = min(max(1, int(np.floor(density * spec.size + 0.5))), spec.size)
+        slots = capacity_numpy(k, method.selector(spec), spec.size)
+        quantized = method.quantized and not spec.output_layer
+        words += 2 + slots if quantized else 1 + 2 * slots
+    return words
+
+
+@phases_and_workers
+@every_method
+def test_bytes_and_messages(name, workers, phase):
+    """One request a round; its bytes are those of a ring collective; word 0 is the finite flag."""
+    descriptor = TABLE[name]
+    elements = sum(spec.size for spec in SPECS)
+    for record in recorded(name, workers, phase):
+        requests = record.step.requests
+        if phase == "dense_exchange" and (descriptor.gathers or not descriptor.agrees):
+            assert [type(r) for r in requests] == [AllReduce]
+            assert record.step.bytes_sent == pytest.approx(8 * elements * (workers - 1) / workers)
+        elif descriptor.gathers:
+            (request,) = requests
+            assert isinstance(request, AllGather)
+            assert request.message.dtype == tf.int32
+            words = message_words(descriptor.method, record.number)
+            assert request.message.shape == [words]
+            assert request.message[0] == 1
+            assert record.step.bytes_sent == 4 * words * (workers - 1)
+        elif descriptor.agrees:
+            assert [type(r) for r in requests] == [AllReduce]
+            assert record.step.bytes_sent == pytest.approx(8 * elements * (workers - 1) / workers)
+        else:
+            assert requests == [] and record.step.bytes_sent == 0
+
+
+# ------------------------------------------------------------------------------- not finite
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("workers", [1, 2, 7])
+@every_method
+def test_one_bad_value_stops_the_step_everywhere(name, workers, bad):
+    descriptor = TABLE[name]
+    layout = BucketLayout(SPECS, workers)
+    before = recorded(name, workers)[0].step
+    for phase in PHASES:
+        for worker, tensor in ((0, 0), (workers - 1, len(SHAPES) - 1)):
+            grads = make_grads(1, workers)
+            grads[worker][tensor].flat[-1:] = bad
+            states = before.states
+            old = copied(states)
+            step = loopback.run_step(descriptor.method, layout, tensors(grads), states, 1, phase)
+            if not descriptor.agrees and phase == "exchange":
+                assert step.finite  # nobody is asked, so nobody knows
+                continue
+            assert not step.finite
+            assert_equal_bits(copied(step.states), old, "a step that is not finite changed a state")
+            if worker == 0 and descriptor.gathers and phase == "exchange":
+                assert not np.any(step.requests[0].message), "flag and payload must be 0"
+
+
+@pytest.mark.parametrize("name", [n for n, d in TABLE.items() if d.agrees])
+def test_a_bad_step_leaves_no_trace(name):
+    """Steps 0, bad, 2 give the bits of steps 0, 2 (with the step numbers 0 and 2)."""
+    method, workers = TABLE[name].method, 2
+    layout = BucketLayout(SPECS, workers)
+
+    def steps(numbers, bad):
+        states = loopback.initial_states(method, layout)
+        for number in numbers:
+            grads = make_grads(number, workers)
+            if number == bad:
+                grads[1][5].flat[7] = np.nan
+            outcome = loopback.run_step(method, layout, tensors(grads), states, number)
+            assert outcome.finite == (number != bad)
+            states = outcome.states
+        return copied(outcome.totals), copied(outcome.states)
+
+    assert_equal_bits(steps([0, 1, 2], bad=1), steps([0, 2], bad=None))
+
+
+def test_infinities_that_cancel_are_found():
+    """+inf on one worker and -inf on another: their sum is a NaN, not a number."""
+    for name in ("dense", "redsync_exact"):
+        grads = make_grads(0, 2)
+        grads[0][5].flat[0], grads[1][5].flat[0] = np.inf, -np.inf
+        method, layout = TABLE[name].method, BucketLayout(SPECS, 2)
+        states = loopback.initial_states(method, layout)
+        assert not loopback.run_step(method, layout, tensors(grads), states, 0).finite
+
+
+# -------------------------------------------------------------------------------- interface
+
+
+@every_method
+def test_config_round_trip(name):
+    method = TABLE[name].method
+    again = rs.methods.from_config(json.loads(json.dumps(method.get_config())))
+    assert again == method and type(again) is type(method) and hash(again) == hash(method)
+    assert again.get_config() == method.get_config()
+
+
+@every_method
+def test_methods_are_frozen(name):
+    method = TABLE[name].method
+    with pytest.raises(AttributeError):
+        method.momentum = 0.5
+
+
+@every_method
+def test_interface(name):
+    method = TABLE[name].method
+    fallback = method.dense()
+    assert isinstance(fallback, rs.Method)
+    for spec in SPECS:
+        assert method.describe(spec)
+        assert fallback.refuses(spec) is None
+        assert method.refuses(spec) is None or isinstance(method.refuses(spec), str)
+    assert fallback.momentum_in_exchange == method.momentum_in_exchange
+    assert method.warm_up_steps >= 0
