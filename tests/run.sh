@@ -17,8 +17,8 @@ stage() {
 
 cpp_format() {
   local files
-  mapfile -t files < <(find custom_ops -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
-  [ ${#files[@]} -gt 0 ] || { echo "no C++ files found under custom_ops"; return 1; }
+  mapfile -t files < <(find custom_ops tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+  [ ${#files[@]} -gt 0 ] || { echo "no C++ files found"; return 1; }
   "$bin/clang-format" --dry-run -Werror "${files[@]}" && echo "${#files[@]} files"
 }
 

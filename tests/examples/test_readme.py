@@ -2,10 +2,14 @@
 
 import ast
 import inspect
+import os
 import pathlib
 import re
 import shlex
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -110,3 +114,96 @@ def test_table_of_the_readme_has_the_columns_the_quickstart_prints():
     text = (ROOT / "README.md").read_text()
     assert re.search(r"^dense +0\.\d+ +[\d,]+ +1\.0x", text, re.MULTILINE)
     assert re.search(r"^redsync +0\.\d+ +[\d,]+ +\d+\.\dx", text, re.MULTILINE)
+
+
+# Runs a block of the README; what the block leaves to the reader is made when it is first named,
+# since nothing may use TensorFlow before the strategy exists.
+_RUN_BLOCK = """
+import pathlib, sys
+import numpy as np
+
+def build_model():
+    import keras
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(256, "relu"), keras.layers.Dense(256, "relu")]
+    return keras.Sequential([keras.Input([16]), *layers, keras.layers.Dense(3, "softmax")])
+
+def make_dataset():
+    import tensorflow as tf
+    x = np.random.default_rng(0).normal(size=[96, 16]).astype("float32")
+    return tf.data.Dataset.from_tensor_slices((x, x[:, :3].argmax(-1))).batch(32)
+
+class Reader(dict):
+    def __missing__(self, name):
+        made = {"build_model": lambda: build_model, "dataset": make_dataset}
+        if name not in made:
+            raise KeyError(name)
+        return self.setdefault(name, made[name]())
+
+names = Reader()
+exec(pathlib.Path(sys.argv[1]).read_text(), {}, names)
+model, dataset = names["model"], names["dataset"]
+folder = pathlib.Path(sys.argv[2]) / str(names["strategy"].cluster_resolver.task_id)
+folder.mkdir()
+loss = model.evaluate(dataset)
+rows = model.predict(dataset)
+np.savez(folder / "end.npz", *model.get_weights(), rows=rows, loss=loss)
+model.save(folder / "model.keras")
+"""
+
+_LOAD = """
+import pathlib, sys
+import keras, numpy as np
+import tf_redsync
+
+folder = pathlib.Path(sys.argv[1])
+model = keras.models.load_model(folder / "model.keras")
+assert isinstance(model.optimizer.inner_optimizer, keras.optimizers.SGD)
+assert model.optimizer.explain()
+x = np.random.default_rng(0).normal(size=[96, 16]).astype("float32")
+saved = np.load(folder / "end.npz")["rows"]
+np.testing.assert_allclose(np.sort(model.predict(x), 0), np.sort(saved, 0), atol=1e-5)
+"""
+
+
+def run_command(command, cwd):
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200
+    )
+
+
+def run_python(code, cwd, *arguments):
+    return run_command([sys.executable, "-c", code, *arguments], cwd)
+
+
+@pytest.mark.distributed
+def test_the_first_example_runs_as_it_stands(tmp_path):
+    (tmp_path / "block.py").write_text(blocks("README.md", "python")[0])
+    (tmp_path / "run.py").write_text(_RUN_BLOCK)
+    command = [sys.executable, "-m", "tf_redsync.launch", "-n", "2", "--timeout", "150"]
+    command += ["run.py", "block.py", str(tmp_path)]
+    done = run_command(command, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    ends = [np.load(tmp_path / str(worker) / "end.npz") for worker in range(2)]
+    assert "arr_5" in ends[0]
+    for name in ends[0]:
+        np.testing.assert_array_equal(ends[0][name], ends[1][name], err_msg=name)
+
+    # A process in which nothing but the package was imported before.
+    done = run_python(_LOAD, tmp_path, str(tmp_path / "0"))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="TensorFlow Addons ends at Python 3.11")
+def test_the_addons_example_runs_as_it_stands(tmp_path):
+    code = blocks("README.md", "python")[1] + (
+        "\nimport tensorflow as tf\n"
+        "weight = tf.Variable(tf.ones([3, 4]))\n"
+        "optimizer.apply_gradients([(tf.ones([3, 4]), weight)])\n"
+        "assert weight.numpy().max() < 1\n"
+    )
+    done = run_python(code, tmp_path)
+    assert done.returncode == 0, done.stderr
