@@ -70,6 +70,6 @@ class ExponentialWarmUp(Configurable):
             raise ValueError(f"`densities` must not rise. Received: densities={self.densities}")
 
     def density(self, step: int, final: float) -> float:
-        """Return the density at `step`; `final` after the last stage."""
+        """Return the density at `step`: `final` after the last stage, and never less than it."""
         stage = min(step // self.steps_per_stage, len(self.densities))
-        return (*self.densities, final)[stage]
+        return max((*self.densities, final)[stage], final)

@@ -27,9 +27,7 @@ def dataset(rows: int, batch: int):
     """A dataset of global batches that `tf.distribute` shards by rows among the workers."""
     data = tf.data.Dataset.from_tensor_slices(regression(rows)).batch(batch)
     options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = (
-        tf.data.experimental.AutoShardPolicy.DATA
-    )
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return data.with_options(options)
 
 

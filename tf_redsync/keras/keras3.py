@@ -38,9 +38,14 @@ class Keras3Optimizer(keras.optimizers.Optimizer):
         self._options = dict(options)
         self._seam = Seam(inner_optimizer, method, **options)
         self.exchange = self._seam.exchange
-        inner_optimizer._all_reduce_sum_gradients = self._seam.aggregate
-        inner_optimizer._distributed_tf_update_step = self._seam.guarded(
-            inner_optimizer._distributed_tf_update_step
+        applies = inner_optimizer
+        if isinstance(inner_optimizer, keras.optimizers.LossScaleOptimizer):
+            applies = inner_optimizer.inner_optimizer
+            # Each worker checks its own gradients, around a branch that holds the exchange.
+            inner_optimizer.check_finite = self._seam.agreed(inner_optimizer.check_finite)
+        applies._all_reduce_sum_gradients = self._seam.aggregate
+        applies._distributed_tf_update_step = self._seam.guarded(
+            applies._distributed_tf_update_step
         )
 
     def build(self, variables) -> None:

@@ -90,6 +90,15 @@ class Seam:
 
         return update_if_finite
 
+    def agreed(self, check_finite: Callable) -> Callable:
+        """Wrap a check of this worker's gradients: true only if it holds on all workers."""
+
+        def check_everywhere(grads):
+            failures = 1.0 - tf.cast(check_finite(grads), tf.float32)
+            return tf.equal(self.exchange.network.all_reduce([failures])[0], 0.0)
+
+        return check_everywhere
+
     def _position(self, variable) -> int:
         position = self._positions.get(_key(_tf_variable(variable)))
         if position is None:

@@ -230,9 +230,10 @@ class RedSync(Method):
             return tf.constant(static, tf.int32)
         # Python's rounding for every stage, picked by step: all workers see the same integers.
         ramp = self.warm_up
-        stages = [[self.k(s, rho) for s in layout.specs] for rho in (*ramp.densities, self.density)]
+        starts = [stage * ramp.steps_per_stage for stage in range(len(ramp.densities) + 1)]
+        stages = [[self.k(s, ramp.density(t, self.density)) for s in layout.specs] for t in starts]
         return tf.constant(stages, tf.int32)[
-            tf.minimum(step // ramp.steps_per_stage, len(ramp.densities))
+            tf.minimum(step // ramp.steps_per_stage, len(starts) - 1)
         ]
 
     def _static_k(self, layout: BucketLayout, step: tf.Tensor) -> list[int] | None:

@@ -1,0 +1,192 @@
+"""What goes wrong between workers ends with an exception on all of them, and never hangs."""
+
+import json
+import socket
+import time
+
+import numpy as np
+import pytest
+
+from tests.distributed.cluster import fail_workers, run_workers
+
+
+def start_differently(what):
+    """Build workers that differ in `what` by rank, then try to train a step."""
+    import keras
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    rank = problems.rank()
+    plain = what == "method on the plain strategy"
+    strategy = (tf.distribute if plain else rs).MultiWorkerMirroredStrategy()
+    width = 48 + rank if what == "shape" else 48
+    layers = 1 + rank if what == "more layers" else 2 - rank if what == "fewer layers" else 1
+    density = 0.1 + 0.1 * rank if "method" in what else 0.1
+    with strategy.scope():
+        hidden = [keras.layers.Dense(width) for _ in range(layers)]
+        model = keras.Sequential([keras.layers.Input((12,)), *hidden, keras.layers.Dense(1)])
+        optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.RedSync(density=density))
+    problems.train_loop(strategy, model, optimizer, problems.dataset(16, 8), 1)
+
+
+@pytest.mark.parametrize(
+    ("what", "both"),
+    [
+        ("method", ("0.1", "0.2")),
+        ("method on the plain strategy", ("0.1", "0.2")),
+        ("shape", ("(12, 48)", "(12, 49)")),
+        ("more layers", ("(48, 1)", "(48, 48)")),
+        ("fewer layers", ("(48, 1)", "(48, 48)")),
+    ],
+)
+def test_workers_that_differ_say_how_on_all_workers(what, both):
+    started = time.monotonic()
+    outputs = fail_workers(start_differently, args=(what,), timeout=100)
+    assert time.monotonic() - started < 60
+    for output in outputs:
+        assert "the workers disagree" in output
+        assert "worker 0:" in output and "worker 1:" in output
+        assert all(text in output for text in both), output
+
+
+def leave_out_one_step():
+    """Worker 1 stops training after two steps; worker 0 goes on."""
+    import keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=8)
+    with strategy.scope():
+        model = problems.network(keras)
+        optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.RedSync(dense_below=16))
+    epochs = 4 if problems.rank() == 0 else 1
+    problems.train_loop(strategy, model, optimizer, problems.dataset(16, 8), epochs)
+    if problems.rank() == 1:
+        time.sleep(60)
+
+
+def test_a_worker_that_stays_away_ends_in_a_timeout():
+    with pytest.raises(AssertionError, match=r"(?i)deadline|timed? ?out|Timeout") as error:
+        run_workers(leave_out_one_step, timeout=60, grace=2)
+    assert "worker 0, exit code 1" in str(error.value)
+
+
+def train_with_bad_values(precision):
+    """Worker 1 alone gets one batch of NaN (or inf) in the middle of training."""
+    import keras
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    rank = problems.rank()
+    if precision == "mixed_float16":
+        keras.mixed_precision.set_global_policy(precision)
+    strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=30)
+    with strategy.scope():
+        model = problems.network(keras)
+        inner = keras.optimizers.SGD(0.05, momentum=0.9)
+        if precision == "mixed_float16":
+            inner = keras.optimizers.LossScaleOptimizer(inner, initial_scale=64.0)
+        optimizer = rs.DistributedOptimizer(inner, rs.RedSync(density=0.2, dense_below=16))
+        optimizer.build(model.trainable_variables)
+    x, y = problems.regression(8)
+    digests, states, losses = [], [], []
+
+    def replica_step(bad):
+        inputs = tf.where(bad, np.float32("nan"), x)
+        with tf.GradientTape() as tape:
+            out = tf.cast(model(inputs, training=True), tf.float32)
+            loss = tf.reduce_mean((out - y) ** 2) / 2.0
+            scaled = optimizer.scale_loss(loss)
+        grads = tape.gradient(scaled, model.trainable_variables)
+        optimizer.apply(grads, model.trainable_variables)
+        return loss
+
+    @tf.function
+    def step(bad):
+        return strategy.run(replica_step, args=(bad,))
+
+    for i in range(8):
+        losses.append(float(step(tf.constant(i == 3 and rank == 1))))
+        digests.append(problems.digest(model))
+        slots = [v.numpy() for v in optimizer.variables if "momentum" in v.path]
+        state = optimizer.exchange.total_state()
+        arrays = [state[k] for k in sorted(state) if "residual" in k] + slots
+        states.append(np.concatenate([a.ravel() for a in arrays]))
+    return {
+        "digests": digests,
+        "states": np.stack(states),
+        "skipped": int(optimizer.exchange.skipped.numpy()),
+        "steps": int(optimizer.exchange.step.numpy()),
+        "losses": losses,
+        "scale": float(inner.dynamic_scale.numpy()) if precision == "mixed_float16" else 0.0,
+    }
+
+
+def test_nan_on_one_worker_skips_the_step_on_all():
+    first, second = run_workers(train_with_bad_values, args=("float32",), timeout=100)
+    assert list(first["digests"]) == list(second["digests"])
+    assert first["digests"][3] == first["digests"][2] != first["digests"][4]
+    np.testing.assert_array_equal(first["states"][3], first["states"][2])
+    assert np.isfinite(first["states"]).all()
+    assert first["skipped"] == second["skipped"] == 1
+    assert first["steps"] == 8
+
+
+def test_mixed_precision_agrees_on_the_loss_scale():
+    first, second = run_workers(train_with_bad_values, args=("mixed_float16",), timeout=100)
+    assert list(first["digests"]) == list(second["digests"])
+    assert first["digests"][3] == first["digests"][2] != first["digests"][4]
+    np.testing.assert_array_equal(first["states"][3], first["states"][2])
+    assert first["scale"] == second["scale"] == 32.0
+    assert np.isfinite(first["losses"]).all() and first["losses"][-1] < first["losses"][0]
+
+
+def fit_with_automatic_loss_scaling():
+    """Let `compile` put its LossScaleOptimizer around the wrapper."""
+    import keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    strategy = rs.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = problems.network(keras)
+        optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.05), rs.RedSync())
+        model.compile(optimizer=optimizer, loss="mse")
+    model.fit(problems.dataset(16, 8), verbose=0)
+
+
+def test_loss_scaling_around_the_wrapper_is_refused():
+    for output in fail_workers(fit_with_automatic_loss_scaling, timeout=100):
+        assert "must be the outermost" in output and "auto_scale_loss=False" in output
+
+
+def make_strategy(config):
+    """Only start the cluster, from a TF_CONFIG that the launcher did not write."""
+    import os
+
+    import tf_redsync as rs
+
+    os.environ["TF_CONFIG"] = config
+
+    rs.MultiWorkerMirroredStrategy()
+
+
+def test_port_in_use_is_named():
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        config = {
+            "cluster": {"worker": [f"127.0.0.1:{port}", "127.0.0.1:1"]},
+            "task": {"type": "worker", "index": 0},
+        }
+        arguments = (json.dumps(config),)
+        (output,) = fail_workers(make_strategy, workers=1, args=arguments, timeout=60)
+    assert f"port {port} is in use" in output
