@@ -85,9 +85,9 @@ def message_words(
         >>> message_words([10, 4], ["exact", "threshold"], [False, True])
         30
     """
-    sizes = [None] * len(k) if sizes is None else sizes
+    bounds: Sequence[int | None] = [None] * len(k) if sizes is None else sizes
     words = 1
-    for ki, selector, one_mean, size in zip(k, selectors, quantized, sizes, strict=True):
+    for ki, selector, one_mean, size in zip(k, selectors, quantized, bounds, strict=True):
         slots = capacity(ki, selector, size)
         words += 2 + slots if one_mean else 1 + 2 * slots
     return words

@@ -4,14 +4,28 @@
 //
 // No include guard, no include: pass.cc does that before it switches the instruction set on.
 
-typedef float F __attribute__((vector_size(4 * REDSYNC_LANES), aligned(4), may_alias));
-typedef int32_t I __attribute__((vector_size(4 * REDSYNC_LANES), aligned(4), may_alias));
-typedef float HalfF __attribute__((vector_size(2 * REDSYNC_LANES), aligned(4), may_alias));
-typedef double D __attribute__((vector_size(4 * REDSYNC_LANES), aligned(8), may_alias));
+typedef float F __attribute__((vector_size(4 * REDSYNC_LANES)));
+typedef int32_t I __attribute__((vector_size(4 * REDSYNC_LANES)));
+typedef float HalfF __attribute__((vector_size(2 * REDSYNC_LANES)));
+typedef double D __attribute__((vector_size(4 * REDSYNC_LANES)));
 
 constexpr int kGroup = 64;     // Elements between two looks at the threshold.
 constexpr int kSumLanes = 16;  // Partial sums of a block: the same for all instruction sets.
 constexpr int kSumVectors = kSumLanes / (REDSYNC_LANES / 2);
+
+// Tensors are aligned to their elements only: vectors are copied in and out, which compiles to
+// unaligned loads and stores.
+template <class Vector>
+static inline __attribute__((always_inline)) Vector Load(const void* memory) {
+  Vector vector;
+  __builtin_memcpy(&vector, memory, sizeof(vector));
+  return vector;
+}
+
+template <class Vector>
+static inline __attribute__((always_inline)) void Store(float* memory, const Vector& vector) {
+  __builtin_memcpy(memory, &vector, sizeof(vector));
+}
 
 static inline __attribute__((always_inline)) I Max(I a, I b) { return a > b ? a : b; }
 
@@ -36,12 +50,12 @@ static inline __attribute__((always_inline)) I AccumulateGroup(const PassArgs& a
                                                                Lanes* lanes) {
   I group_max = I{} + INT32_MIN;
   for (int j = 0; j < kGroup; j += REDSYNC_LANES) {
-    const F t = args.scale * *reinterpret_cast<const F*>(g + j);
-    F value = *reinterpret_cast<const F*>(v + j);
+    const F t = args.scale * Load<F>(g + j);
+    F value = Load<F>(v + j);
     if (kMomentum == Momentum::kNone) {
       value = value + t;
     } else {
-      F speed = *reinterpret_cast<const F*>(u + j);
+      F speed = Load<F>(u + j);
       if (kMomentum == Momentum::kPlain) {
         speed = (args.factor * speed) + t;
         value = value + speed;
@@ -49,19 +63,18 @@ static inline __attribute__((always_inline)) I AccumulateGroup(const PassArgs& a
         speed = args.factor * (speed + t);
         value = (value + speed) + t;
       }
-      *reinterpret_cast<F*>(new_u + j) = speed;
+      Store(new_u + j, speed);
     }
-    *reinterpret_cast<F*>(new_v + j) = value;
-    const I bits = reinterpret_cast<const I&>(value);
+    Store(new_v + j, value);
+    const I bits = Load<I>(&value);
     const I magnitude = (bits & args.magnitude.keep) ^ args.magnitude.flip;
     group_max = Max(group_max, magnitude);
     lanes->max_absolute = Max(lanes->max_absolute, bits & 0x7fffffff);
     if (kSum) {
-      HalfF half[2];
-      __builtin_memcpy(half, &magnitude, sizeof(half));
       const int lane = 2 * (j / REDSYNC_LANES) % kSumVectors;
-      lanes->sum[lane] += __builtin_convertvector(half[0], D);
-      lanes->sum[lane + 1] += __builtin_convertvector(half[1], D);
+      lanes->sum[lane] += __builtin_convertvector(Load<HalfF>(&magnitude), D);
+      lanes->sum[lane + 1] += __builtin_convertvector(
+          Load<HalfF>(reinterpret_cast<const char*>(&magnitude) + sizeof(HalfF)), D);
     }
   }
   lanes->max = Max(lanes->max, group_max);
@@ -85,7 +98,7 @@ static inline void Pick(const float* values, Magnitude magnitude, int32_t thresh
                         Waiting* waiting) {
   int64_t count = waiting->count;
   for (int j = 0; j < kGroup; j += REDSYNC_LANES) {
-    const I bits = *reinterpret_cast<const I*>(values + j);
+    const I bits = Load<I>(values + j);
     const I magnitudes = (bits & magnitude.keep) ^ magnitude.flip;
     for (uint32_t mask = MaskAbove(magnitudes, threshold); mask != 0; mask &= mask - 1) {
       const int lane = j + __builtin_ctz(mask);
@@ -170,7 +183,7 @@ static void Scan(const float* values, Magnitude magnitude, int32_t threshold, in
   for (; i + kGroup <= end; i += kGroup) {
     I group_max = I{} + INT32_MIN;
     for (int j = 0; j < kGroup; j += REDSYNC_LANES) {
-      const I bits = *reinterpret_cast<const I*>(values + i + j);
+      const I bits = Load<I>(values + i + j);
       group_max = Max(group_max, (bits & magnitude.keep) ^ magnitude.flip);
     }
     if (MaskAbove(group_max, threshold) != 0) Pick(values + i, magnitude, threshold, i, &waiting);

@@ -82,7 +82,7 @@ int32_t PredictThreshold(const PassArgs& args, int64_t size, const Plan& plan, i
   } else {
     std::nth_element(sample, nth, sample + plan.samples, std::greater<int32_t>());
   }
-  return std::max(*nth - 1, 0);
+  return std::max(*nth, 1) - 1;
 }
 
 int64_t CountAbove(const Candidates& candidates, int32_t threshold) {

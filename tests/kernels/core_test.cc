@@ -1,0 +1,235 @@
+// Tests core/cpu without TensorFlow, against brute force; prints a digest of all results, which
+// must not depend on the number of threads (argument 1) or on TF_REDSYNC_SIMD.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "custom_ops/core/cpu/decode.h"
+#include "custom_ops/core/cpu/select.h"
+
+namespace redsync {
+namespace {
+
+int failures = 0;
+uint64_t digest = 1469598103934665603u;
+
+void Mix(const void* data, size_t bytes) {
+  for (size_t i = 0; i < bytes; ++i) {
+    digest = (digest ^ static_cast<const unsigned char*>(data)[i]) * 1099511628211u;
+  }
+}
+
+void Check(bool ok, const std::string& what) {
+  if (ok) return;
+  ++failures;
+  std::printf("FAILED: %s\n", what.c_str());
+}
+
+ParallelFor Threads(int threads) {
+  return [threads](int64_t count, int64_t, const RangeBody& body) {
+    std::vector<std::thread> pool;
+    for (int t = 0; t < threads; ++t) {
+      const int64_t first = count * t / threads, last = count * (t + 1) / threads;
+      if (first < last) pool.emplace_back([=, &body] { body(first, last); });
+    }
+    for (std::thread& thread : pool) thread.join();
+  };
+}
+
+// Kinds of input; the last three defeat the prediction from a sample.
+const char* const kKinds[] = {"normal", "heavy", "zero",      "constant",  "ties",
+                              "sparse", "spike", "clustered", "two_levels"};
+
+std::vector<float> Make(const std::string& kind, int64_t n, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(n);
+  for (int64_t i = 0; i < n; ++i) {
+    const float z = normal(random);
+    x[i] = kind == "normal"      ? z
+           : kind == "heavy"     ? z * z * z * z * z
+           : kind == "zero"      ? 0
+           : kind == "constant"  ? 0.3f
+           : kind == "ties"      ? std::floor(2 * z)
+           : kind == "sparse"    ? (random() % 1000 == 0 ? z : 0)
+           : kind == "spike"     ? (i == n / 2 ? 1e3f : z)
+           : kind == "clustered" ? (i >= n / 3 && i < n / 3 + 300 ? 9 + z : z * 1e-3f)
+                                 : (i % 16 < 2 ? 1.0f : 2.0f + z * 1e-6f);
+  }
+  return x;
+}
+
+struct Case {
+  SelectOptions options;
+  std::vector<float> g, v, u, new_v, new_u;
+  std::vector<int32_t> indices, values;
+  SelectResult result;
+};
+
+void Run(Case* c, const ParallelFor& threads) {
+  const SelectOptions& o = c->options;
+  const int64_t slots = Capacity(o.size, o.k, o.selector);
+  c->new_v = c->v;
+  c->new_u = c->u;
+  c->indices.assign(slots, 0);
+  c->values.assign(slots, 0);
+  SelectBuffers b;
+  b.grad = c->g.data();
+  b.residual = b.new_residual = c->new_v.data();  // In place.
+  b.velocity = b.new_velocity = c->new_u.data();
+  b.indices = c->indices.data();
+  b.values = o.quantized ? nullptr : c->values.data();
+  // Exactly the memory asked for: the sanitizer sees a step beyond it.
+  const int64_t bytes = SelectScratchBytes(o.size, o.k, o.selector);
+  std::vector<double> scratch(CeilDiv(bytes, sizeof(double)));
+  SelectResult* r = &c->result;
+  if (bytes > 0) {
+    Check(AccumulateAndSelect(o, b, scratch.data(), bytes - 1, threads, r) ==
+              Status::kScratchTooSmall,
+          "too little scratch memory is noticed");
+  }
+  Check(AccumulateAndSelect(o, b, scratch.data(), bytes, threads, r) == Status::kOk, "status");
+  Mix(c->indices.data(), r->count * sizeof(int32_t));
+  Mix(c->values.data(), c->values.size() * sizeof(int32_t));
+  Mix(c->new_v.data(), c->new_v.size() * sizeof(float));
+  Mix(c->new_u.data(), c->new_u.size() * sizeof(float));
+  Mix(&r->mean, sizeof(float));
+  Mix(&r->ratio, sizeof(float));
+}
+
+// Brute force: all elements sorted by magnitude, then by index.
+void Verify(const Case& c, const std::string& name) {
+  const SelectOptions& o = c.options;
+  std::vector<float> v(o.size), a(o.size);
+  std::vector<int32_t> order;
+  for (int64_t i = 0; i < o.size; ++i) {
+    const float t = o.scale * c.g[i];
+    float u = 0;
+    if (o.momentum == Momentum::kNone) v[i] = c.v[i] + t;
+    if (o.momentum == Momentum::kPlain) v[i] = c.v[i] + (u = o.factor * c.u[i] + t);
+    if (o.momentum == Momentum::kNesterov) v[i] = c.v[i] + (u = o.factor * (c.u[i] + t)) + t;
+    a[i] = !o.quantized ? std::fabs(v[i]) : o.positive_side ? v[i] : -v[i];
+    if (a[i] > 0) order.push_back(i);
+  }
+  std::stable_sort(order.begin(), order.end(), [&](int x, int y) { return a[x] > a[y]; });
+  const int64_t count = c.result.count;
+  const int64_t eligible = order.size();
+  if (o.k >= o.size) {
+    Check(count == eligible, name + ": all eligible are selected");
+  } else if (o.selector != Selector::kThreshold) {
+    Check(count == std::min(o.k, eligible), name + ": count");
+  } else if (c.result.ratio >= 0) {
+    Check(2 * count > o.k && 2 * count < 3 * o.k, name + ": count is in the band");
+  }
+  Check(count <= eligible, name + ": no more than are eligible");
+  order.resize(std::min(count, eligible));  // Whatever the count, the largest are selected.
+  std::sort(order.begin(), order.end());
+  Check(std::equal(order.begin(), order.end(), c.indices.begin()), name + ": indices");
+  for (int64_t i = 0; i < static_cast<int64_t>(order.size()); ++i) {
+    if (!o.quantized) Check(FloatOf(c.values[i]) == v[order[i]], name + ": value");
+    v[order[i]] = 0;
+  }
+  Check(v == c.new_v, name + ": residual");
+}
+
+void TestSelect(const ParallelFor& threads) {
+  for (const char* kind : kKinds) {
+    for (int64_t n : {1, 17, 5000, 33000}) {
+      for (int64_t k : {int64_t{1}, n / 700, n / 3, n}) {
+        if (k < 1) continue;
+        for (int variant = 0; variant < 6; ++variant) {
+          Case c;
+          c.options.size = n;
+          c.options.k = k;
+          c.options.selector = static_cast<Selector>(variant % 3);
+          c.options.quantized = variant >= 3;
+          c.options.momentum = static_cast<Momentum>((variant + n + k) % 3);
+          c.options.factor = 0.9f;
+          c.options.scale = 0.5f;
+          c.options.positive_side = k % 2 == 0;
+          c.options.masking = k % 3 != 0;
+          c.options.search = n != 17;
+          c.options.ratio = 0.5f;
+          c.g = Make(kind, n, 1);
+          c.v = std::string(kind) == "normal" ? Make(kind, n, 2) : std::vector<float>(n);
+          c.u = std::vector<float>(n);
+          Run(&c, threads);
+          Verify(c, std::string(kind) + " n=" + std::to_string(n) + " k=" + std::to_string(k) +
+                        " variant=" + std::to_string(variant));
+        }
+      }
+    }
+  }
+}
+
+void TestNotFinite(const ParallelFor& threads) {
+  for (float bad : {INFINITY, -INFINITY, NAN}) {
+    for (int64_t at : {0, 100, 49999}) {
+      Case c;
+      c.options.size = 50000;
+      c.options.k = 50;
+      c.g = Make("normal", 50000, 1);
+      c.v = c.u = std::vector<float>(50000);
+      c.g[at] = bad;
+      Run(&c, threads);
+      Check(!c.result.finite && c.result.count == 0, "not finite");
+    }
+  }
+}
+
+void TestDecode(const ParallelFor& threads) {
+  const int64_t n = 300000, k = 1000, ranks = 3;
+  const Part part = {1, k, n, false};
+  std::vector<int32_t> data;
+  std::vector<float> expected(n, 0), out(n, NAN);
+  std::mt19937 random(5);
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    std::vector<int32_t> index(k), value(k);
+    for (int32_t& i : index) i = random() % n;
+    std::sort(index.begin(), index.end());
+    index.erase(std::unique(index.begin(), index.end()), index.end());
+    const int32_t count = index.size();
+    index.resize(k, 0);
+    for (int64_t i = 0; i < k; ++i) {
+      const float x = static_cast<float>(random() % 1000) / 7;
+      value[i] = BitsOf(x);
+      if (i < count) expected[index[i]] += x;
+    }
+    data.insert(data.end(), {1, count});
+    data.insert(data.end(), index.begin(), index.end());
+    data.insert(data.end(), value.begin(), value.end());
+  }
+  const Messages messages = {data.data(), ranks, 1 + part.words()};
+  bool ascending;
+  DecodeError error;
+  Check(Validate(messages, &part, 1, &ascending, &error) == Status::kOk && ascending, "valid");
+  for (bool sorted : {true, false}) {
+    std::fill(out.begin(), out.end(), NAN);
+    DecodeTensor(messages, part, sorted, threads, out.data());
+    Check(out == expected, "decoded");
+  }
+  Mix(out.data(), n * sizeof(float));
+  data[messages.words + 2 + 7] = n;
+  Check(Validate(messages, &part, 1, &ascending, &error) == Status::kInvalidMessage, "invalid");
+  Check(std::string(error.field) == "index" && error.rank == 1 && error.slot == 7 &&
+            error.value == n && error.tensor == 0,
+        "error names the place");
+}
+
+}  // namespace
+}  // namespace redsync
+
+int main(int argc, char** argv) {
+  const auto threads = redsync::Threads(argc > 1 ? std::atoi(argv[1]) : 1);
+  redsync::TestSelect(threads);
+  redsync::TestNotFinite(threads);
+  redsync::TestDecode(threads);
+  std::printf("%s %016llx\n", redsync::Passes().name,
+              static_cast<unsigned long long>(redsync::digest));
+  return redsync::failures == 0 ? 0 : 1;
+}

@@ -1,0 +1,44 @@
+"""The C++ core alone: brute force, sanitizers, and equal bits on all instruction sets."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FLAGS = "-O1 -g -std=c++17 -ffp-contract=off -Wall -Wextra -Werror -Wno-psabi -pthread".split()
+SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """The test program, compiled."""
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        pytest.skip(f"there is no C++ compiler {compiler!r}")
+    target = tmp_path_factory.mktemp("core") / "core_test"
+    sources = ["tests/kernels/core_test.cc", *map(str, ROOT.glob("custom_ops/core/cpu/*.cc"))]
+    command = [compiler, *FLAGS, *SANITIZE, "-I.", *sources, "-o", str(target)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert run.returncode == 0, run.stderr[-4000:]
+    return target
+
+
+def run(program, simd: str, threads: int) -> tuple[str, str]:
+    """Instruction set used, and digest of all results."""
+    env = {**os.environ, "TF_REDSYNC_SIMD": simd}
+    done = subprocess.run(
+        [program, str(threads)], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    used, digest = done.stdout.split()
+    return used, digest
+
+
+def test_all_versions_give_the_same_bits(program):
+    results = [run(program, simd, threads) for simd, threads in
+               (("plain", 1), ("avx2", 2), ("avx512", 3))]  # fmt: skip
+    assert results[0][0] == "plain"
+    assert len({digest for _, digest in results}) == 1, results

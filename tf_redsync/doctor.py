@@ -1,0 +1,148 @@
+"""Prints what an installation consists of and which implementation of every op runs.
+
+    python -m tf_redsync.doctor [--json]
+
+The exit status is 0 whatever is found: the report is for people, and for bug reports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "tf_keras", "tensorflow-addons", "numpy")
+OPS = ("accumulate_and_select", "decode")
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of Python, this package and its neighbours; None for what is not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for name in ("tf_redsync", *PACKAGES):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def compiler() -> str:
+    """First line of the compiler's `--version`, or why there is none."""
+    command = shlex.split(os.environ.get("CXX", "g++"))
+    try:
+        run = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"none ({' '.join(command)}: {error})"
+    return (run.stdout.splitlines() or [f"{command[0]} says nothing"])[0]
+
+
+def library() -> dict[str, Any]:
+    """The native library: path, TensorFlow it was built for, instruction set, problem if any."""
+    from tf_redsync.ops import native
+
+    report: dict[str, Any] = {"path": str(native.LIBRARY), "built_for": None, "simd": None}
+    try:
+        if native.LIBRARY.is_file():
+            report["built_for"] = native.built_for()
+        native.load()
+        simd = ctypes.CDLL(str(native.LIBRARY)).redsync_simd
+        simd.restype = ctypes.c_char_p
+        report["simd"] = simd().decode()
+        report["problem"] = None
+    except (native.NativeLibraryError, OSError, ValueError) as error:
+        report["problem"] = str(error)
+    return report
+
+
+def backends() -> dict[str, dict[str, str]]:
+    """For every op, which backend runs it and why."""
+    from tf_redsync import ops
+
+    try:
+        report = {"backend": ops.backend(), "reason": ops.backend_reason()}
+    except (ops.NativeLibraryError, ValueError) as error:
+        report = {"backend": "none", "reason": str(error)}
+    return dict.fromkeys(OPS, report)
+
+
+def cluster() -> dict[str, Any]:
+    """Summary of TF_CONFIG."""
+    text = os.environ.get("TF_CONFIG", "")
+    if not text:
+        return {"set": False}
+    try:
+        config = json.loads(text)
+        jobs = {job: len(tasks) for job, tasks in config.get("cluster", {}).items()}
+        return {"set": True, "jobs": jobs, "task": config.get("task")}
+    except (ValueError, AttributeError, TypeError) as error:
+        return {"set": True, "problem": f"TF_CONFIG is malformed: {error}"}
+
+
+def devices() -> dict[str, int]:
+    """Numbers of devices that TensorFlow sees, by type."""
+    import tensorflow as tf
+
+    count: dict[str, int] = {}
+    for device in tf.config.list_physical_devices():
+        count[device.device_type] = count.get(device.device_type, 0) + 1
+    return count
+
+
+def examine() -> dict[str, Any]:
+    """All of the above as one structure that JSON can hold."""
+    return {
+        "versions": versions(),
+        "compiler": compiler(),
+        "library": library(),
+        "ops": backends(),
+        "devices": devices(),
+        "tf_config": cluster(),
+    }
+
+
+def render(report: dict[str, Any]) -> str:
+    """The report of `examine` as text."""
+    lines = [f"{name:22}{version or '-'}" for name, version in report["versions"].items()]
+    lines.append(f"{'compiler':22}{report['compiler']}")
+    native = report["library"]
+    lines.append(f"{'native library':22}{native['path']}")
+    lines.append(f"{'  built for':22}TensorFlow {native['built_for'] or '-'}")
+    lines.append(f"{'  instruction set':22}{native['simd'] or '-'}")
+    if native["problem"]:
+        lines.append(f"{'  problem':22}{native['problem']}")
+    for op, chosen in report["ops"].items():
+        lines.append(f"{op:22}{chosen['backend']} ({chosen['reason']})")
+    count = ", ".join(f"{n} {kind}" for kind, n in report["devices"].items())
+    lines.append(f"{'devices':22}{count}")
+    config = report["tf_config"]
+    if not config["set"]:
+        text = "not set: one worker"
+    elif "problem" in config:
+        text = config["problem"]
+    else:
+        jobs = ", ".join(f"{n} {job}" for job, n in config["jobs"].items())
+        text = f"{jobs or 'no cluster'}; this task: {config['task']}"
+    lines.append(f"{'TF_CONFIG':22}{text}")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the report; returns the exit status, 0."""
+    parser = argparse.ArgumentParser(prog="python -m tf_redsync.doctor", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
+    report = examine()
+    print(json.dumps(report, indent=2) if options.json else render(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
