@@ -103,11 +103,14 @@ def test_commands_name_existing_scripts_modules_and_flags(page):
     assert seen
 
 
-@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
+DOCS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md"))
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md", *DOCS])
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)", (ROOT / page).read_text()):
         if not target.startswith("https://"):
-            assert (ROOT / target).exists(), target
+            assert (ROOT / page).parent.joinpath(target).exists(), target
 
 
 def test_table_of_the_readme_has_the_columns_the_quickstart_prints():
