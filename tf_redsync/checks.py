@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numbers
 
+import numpy as np
+
 
 def real(name: str, value, *, low: float, high: float, low_open=False, high_open=False) -> None:
     """Check that a hyper-parameter is a number in an interval.
@@ -32,6 +34,16 @@ def integer(name: str, value, *, low: int) -> None:
         raise ValueError(f"`{name}` must be an integer >= {low}. Received: {name}={value!r}")
 
 
+def boolean(name: str, value) -> None:
+    """Check that a hyper-parameter is `True` or `False`.
+
+    Raises:
+        ValueError: naming the argument and its value.
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}")
+
+
 def choice(name: str, value, choices: tuple[str, ...]) -> None:
     """Check that a hyper-parameter is one of some strings.
 
@@ -48,6 +60,7 @@ def momentum(value, nesterov: bool) -> None:
     Raises:
         ValueError: for a momentum outside [0, 1), or Nesterov without momentum.
     """
+    boolean("nesterov", nesterov)
     real("momentum", value, low=0.0, high=1.0, high_open=True)
     if nesterov and value == 0.0:
         raise ValueError(

@@ -52,11 +52,13 @@ def local_clip_scale(grads: Sequence[tf.Tensor], clip_norm: float, workers: int)
         workers: P.
 
     Returns:
-        float32 scalar; 1 where the norm is 0.
+        float32 scalar; 1 where the norm is 0. NaN where the norm overflows: the step is then
+        skipped and counted, since a factor of 0 would lose the gradient unnoticed.
 
     Reference:
         Lin et al. (2018), section 3.2.
     """
     norm = tf.linalg.global_norm([tf.cast(g, tf.float32) for g in grads])
     bound = tf.constant(clip_norm * workers**-0.5, tf.float32)
-    return tf.where(norm > bound, bound / norm, tf.ones_like(norm))
+    scale = tf.where(norm > bound, bound / norm, tf.ones_like(norm))
+    return tf.where(tf.math.is_inf(norm), tf.constant(float("nan")), scale)

@@ -33,13 +33,7 @@ class Rule(Configurable):
     method: Method
 
     def __post_init__(self):
-        try:
-            re.compile(self.pattern)
-        except re.error as error:
-            raise ValueError(
-                f"`pattern` must be a regular expression ({error}). "
-                f"Received: pattern={self.pattern!r}"
-            ) from error
+        _check_pattern("pattern", self.pattern)
         if not isinstance(self.method, Method):
             raise ValueError(
                 f"`method` must be a tf_redsync method. Received: method={self.method!r}"
@@ -76,7 +70,14 @@ class Policy(Configurable):
             raise ValueError(
                 f"`default` must be a tf_redsync method. Received: default={self.default!r}"
             )
+        if self.output_layer is not None:
+            _check_pattern("output_layer", self.output_layer)
         for rule in self.rules:
+            if not isinstance(rule, Rule):
+                raise ValueError(
+                    "`rules` must be a tuple of tf_redsync.Rule(pattern=..., method=...). "
+                    f"Received: {rule!r} in rules"
+                )
             clip = getattr(rule.method, "clip_norm", None)
             if clip is not None:
                 raise ValueError(
@@ -108,6 +109,15 @@ class Policy(Configurable):
             if re.search(rule.pattern, spec.name):
                 return _or_dense(spec, rule.method, f"rule {rule.pattern!r}")
         return _or_dense(spec, self.default, "default")
+
+
+def _check_pattern(name: str, pattern) -> None:
+    try:
+        re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise ValueError(
+            f"`{name}` must be a regular expression ({error}). Received: {name}={pattern!r}"
+        ) from error
 
 
 def _or_dense(spec: TensorSpec, method: Method, reason: str) -> Assignment:

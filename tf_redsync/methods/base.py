@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Generator
 from typing import Any, ClassVar
 
+import numpy as np
 import tensorflow as tf
 
 from tf_redsync import feedback
@@ -54,7 +55,7 @@ def _encode(value):
         return {k: _encode(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_encode(v) for v in value]
-    return value
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _decode(value):

@@ -93,6 +93,8 @@ class RedSync(Method):
     def __post_init__(self):
         checks.real("density", self.density, low=0.0, high=1.0, low_open=True)
         checks.momentum(self.momentum, self.nesterov)
+        checks.boolean("masking", self.masking)
+        checks.boolean("quantized", self.quantized)
         checks.choice("selection", self.selection, SELECTIONS)
         checks.integer("dense_below", self.dense_below, low=0)
         checks.integer("threshold_above", self.threshold_above, low=0)

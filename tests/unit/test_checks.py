@@ -1,0 +1,79 @@
+"""Every message names the argument and the value."""
+
+import fractions
+
+import numpy as np
+import pytest
+
+from tf_redsync import checks
+
+
+@pytest.mark.parametrize("value", [0.5, 1, 1.0, np.float32(0.25), fractions.Fraction(1, 3)])
+def test_real_in_the_interval(value):
+    checks.real("density", value, low=0.0, high=1.0, low_open=True)
+
+
+@pytest.mark.parametrize(
+    "value", [0.0, -0.1, 1.0001, float("nan"), float("inf"), "0.5", None, True, 1j, [0.5]]
+)
+def test_real_outside(value):
+    with pytest.raises(ValueError) as error:
+        checks.real("density", value, low=0.0, high=1.0, low_open=True)
+    assert "`density` must be in (0, 1]" in str(error.value)
+    assert f"density={value!r}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("low_open", "high_open", "interval", "allowed"),
+    [
+        (False, False, "[0, 1]", (0, 1)),
+        (True, False, "(0, 1]", (1,)),
+        (False, True, "[0, 1)", (0,)),
+        (True, True, "(0, 1)", ()),
+    ],
+)
+def test_ends_of_the_interval(low_open, high_open, interval, allowed):
+    def check(value):
+        checks.real("x", value, low=0.0, high=1.0, low_open=low_open, high_open=high_open)
+
+    for value in (0, 1):
+        if value in allowed:
+            check(value)
+        else:
+            with pytest.raises(ValueError) as error:
+                check(value)
+            assert interval in str(error.value)
+
+
+@pytest.mark.parametrize("value", [1, 5, np.int64(7)])
+def test_integer(value):
+    checks.integer("steps", value, low=1)
+
+
+@pytest.mark.parametrize("value", [0, -3, 1.0, "2", None, True])
+def test_not_an_integer(value):
+    with pytest.raises(ValueError) as error:
+        checks.integer("steps", value, low=1)
+    assert f"`steps` must be an integer >= 1. Received: steps={value!r}" in str(error.value)
+
+
+@pytest.mark.parametrize("value", ["Exact", "", None, ["exact"], 3])
+def test_not_a_choice(value):
+    checks.choice("selection", "exact", ("auto", "exact"))
+    with pytest.raises(ValueError) as error:
+        checks.choice("selection", value, ("auto", "exact"))
+    assert "`selection`" in str(error.value) and f"selection={value!r}" in str(error.value)
+    assert "'auto', 'exact'" in str(error.value)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.0, float("nan"), "0.9"])
+def test_momentum(value):
+    checks.momentum(0.0, False)
+    checks.momentum(0.99, True)
+    with pytest.raises(ValueError, match=r"`momentum` must be in \[0, 1\)"):
+        checks.momentum(value, False)
+
+
+def test_nesterov_needs_momentum():
+    with pytest.raises(ValueError, match=r"nesterov=True.*momentum=0\.0"):
+        checks.momentum(0.0, True)

@@ -1,0 +1,75 @@
+"""Dense and NoExchange: hyper-parameters and several steps against numpy."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_redsync as rs
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.loopback import initial_states, run_step
+from tf_redsync.exchange.requests import AllReduce
+
+SPECS = (TensorSpec("a", (3, 2)), TensorSpec("b", ()))
+
+
+def gradients(step, workers):
+    rng = np.random.default_rng(step)
+    return [[rng.standard_normal(s.shape).astype("f4") for s in SPECS] for _ in range(workers)]
+
+
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
+def test_dense_is_textbook_momentum_on_the_sum(momentum, nesterov):
+    method, layout = rs.Dense(momentum=momentum, nesterov=nesterov), BucketLayout(SPECS, 3)
+    states = initial_states(method, layout)
+    buffers = [np.zeros(s.shape) for s in SPECS]
+    for number in range(6):
+        grads = gradients(number, 3)
+        step = run_step(
+            method, layout, [[tf.constant(g) for g in w] for w in grads], states, number
+        )
+        states = step.states
+        for i in range(2):
+            total = sum(np.float64(w[i]) for w in grads)
+            buffers[i] = momentum * buffers[i] + total
+            expected = total + momentum * buffers[i] if nesterov else buffers[i]
+            np.testing.assert_allclose(step.totals[0][i], expected, rtol=1e-5, atol=1e-6)
+        assert step.bytes_sent == pytest.approx(2 * 28 * 2 / 3)
+
+
+def test_scale_is_applied_before_the_sum():
+    method, layout = rs.Dense(), BucketLayout(SPECS, 2)
+    grads = [tf.constant(g) for g in gradients(0, 1)[0]]
+    exchange = method.exchange(
+        layout, grads, method.init(layout), tf.constant(0, tf.int64), tf.constant(0.25)
+    )
+    request = next(exchange)
+    assert isinstance(request, AllReduce)
+    for sent, g in zip(request.tensors, grads, strict=True):
+        np.testing.assert_array_equal(sent, 0.25 * g)
+
+
+def test_no_exchange_returns_its_own():
+    method, layout = rs.NoExchange(), BucketLayout(SPECS, 2)
+    grads = gradients(0, 2)
+    step = run_step(method, layout, [[tf.constant(g) for g in w] for w in grads], [{}, {}], 0)
+    for totals, own in zip(step.totals, grads, strict=True):
+        for total, g in zip(totals, own, strict=True):
+            np.testing.assert_array_equal(total, g)
+    assert not method.conserves and method.describe(SPECS[0]) == "nothing is sent"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"momentum": -0.1}, ["`momentum`", "momentum=-0.1"]),
+        ({"momentum": 1.0}, ["`momentum`", "momentum=1.0"]),
+        ({"momentum": "0.9"}, ["`momentum`", "momentum='0.9'"]),
+        ({"nesterov": True}, ["nesterov=True", "momentum=0.0"]),
+        ({"momentum": 0.9, "nesterov": "False"}, ["`nesterov`", "nesterov='False'"]),
+    ],
+)
+def test_bad_input(options, words):
+    with pytest.raises(ValueError) as error:
+        rs.Dense(**options)
+    for word in words:
+        assert word in str(error.value)

@@ -1,0 +1,102 @@
+"""The driver: rounds, order, results, bytes, finiteness."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_redsync.exchange.driver import DryRun, drive
+from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll
+
+
+class Recorder:
+    """A network of two workers that do the same; it writes down what it is asked."""
+
+    workers = 2
+
+    def __init__(self):
+        self.log = []
+
+    def all_gather(self, message):
+        self.log.append(("gather", message.numpy().tolist()))
+        return tf.stack([message, message])
+
+    def all_reduce(self, tensors):
+        self.log.append(("reduce", [t.numpy().tolist() for t in tensors]))
+        return [2 * t for t in tensors]
+
+    def all_to_all(self, messages):
+        self.log.append(("to_all", messages.numpy().tolist()))
+        return messages
+
+
+def gather_twice(tag):
+    first = yield AllGather(tf.constant([1, tag]))
+    second = yield AllGather(tf.constant([1, int(first[1, 1]) + 1]))
+    return int(second[0, 1])
+
+
+def reduce_once(value):
+    (total,) = yield AllReduce([tf.constant(value)])
+    return float(total)
+
+
+def nothing(result):
+    yield from ()
+    return result
+
+
+def test_round_by_round_and_in_order():
+    network = Recorder()
+    outcome = drive([gather_twice(10), reduce_once(3.0), nothing("x"), gather_twice(20)], network)
+    assert outcome.results == [11, 6.0, "x", 21]
+    assert network.log == [
+        ("gather", [1, 10]),
+        ("reduce", [3.0]),
+        ("gather", [1, 20]),
+        ("gather", [1, 11]),
+        ("gather", [1, 21]),
+    ]
+    # Four messages of 8 bytes to one other worker, and 2 * 4 * 1/2 bytes of the sum.
+    assert outcome.bytes_sent == 4 * 8 + 4
+    assert bool(outcome.finite)
+
+
+def test_no_exchange_is_finite_and_free():
+    outcome = drive([], Recorder())
+    assert outcome.results == [] and bool(outcome.finite) and outcome.bytes_sent == 0
+
+
+@pytest.mark.parametrize("bad", ["sum", "flag"])
+def test_one_bad_exchange_makes_the_step_bad(bad):
+    def flagged(flag):
+        yield AllGather(tf.constant([flag, 0]))
+
+    exchanges = [reduce_once(np.nan if bad == "sum" else 1.0), flagged(0 if bad == "flag" else 1)]
+    assert not drive(exchanges, Recorder()).finite
+    assert not drive(exchanges[:0] + [flagged(1), reduce_once(np.inf)], Recorder()).finite
+
+
+def test_all_to_all_is_asked():
+    def swap():
+        reply = yield AllToAll(tf.constant([[1, 2], [1, 3]]))
+        return reply.numpy().tolist()
+
+    network = Recorder()
+    assert drive([swap()], network).results == [[[1, 2], [1, 3]]]
+    assert network.log == [("to_all", [[1, 2], [1, 3]])]
+
+
+@pytest.mark.parametrize("yielded", [None, "message", [1, 2]])
+def test_anything_else_is_refused(yielded):
+    def wrong():
+        yield yielded
+
+    with pytest.raises(TypeError, match=f"AllGather.*Received: {type(yielded).__name__}"):
+        drive([wrong()], Recorder())
+
+
+def test_dry_run_has_the_right_shapes():
+    network = DryRun(5)
+    assert network.all_gather(tf.zeros([3], tf.int32)).shape == [5, 3]
+    assert [t.shape for t in network.all_reduce([tf.zeros([2, 2]), tf.zeros([])])] == [(2, 2), ()]
+    assert network.all_to_all(tf.zeros([5, 4], tf.int32)).shape == [5, 4]

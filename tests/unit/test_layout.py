@@ -1,0 +1,71 @@
+"""Buckets: order of the backward pass, sizes, one method a bucket."""
+
+import pytest
+
+import tf_redsync as rs
+from tf_redsync.exchange.layout import TensorSpec, make_buckets
+
+A, B = rs.Dense(), rs.RedSync()
+
+
+def buckets(sizes_and_methods, bucket_bytes=1 << 20, workers=2):
+    specs = [
+        (TensorSpec(f"v{i}", (size,), position=i), method)
+        for i, (size, method) in enumerate(sizes_and_methods)
+    ]
+    return make_buckets(specs, workers, bucket_bytes)
+
+
+def positions(made):
+    return [(b.method, [s.position for s in b.layout.specs]) for b in made]
+
+
+def test_spec_counts_elements_and_float32_bytes():
+    spec = TensorSpec("v", (3, 4, 5), "bfloat16")
+    assert (spec.size, spec.bytes) == (60, 240)
+    assert TensorSpec("scalar", ()).size == 1
+    assert TensorSpec("empty", (0, 7)).bytes == 0
+
+
+def test_last_layer_first():
+    (bucket,) = buckets([(1, A), (2, A), (3, A)], workers=5)
+    assert [s.position for s in bucket.layout.specs] == [2, 1, 0]
+    assert (bucket.layout.workers, bucket.layout.index) == (5, 0)
+
+
+def test_methods_do_not_share_a_bucket():
+    made = positions(buckets([(1, A), (1, B), (1, A), (1, B)]))
+    assert made == [(B, [3, 1]), (A, [2, 0])]
+
+
+def test_equal_methods_share_a_bucket():
+    made = buckets([(1, rs.RedSync(density=0.5)), (1, rs.RedSync(density=0.5))])
+    assert len(made) == 1
+
+
+def test_a_full_bucket_is_closed_and_comes_first():
+    # 10 floats fill a bucket: [3, 2] and [1] are full, [0] is left over.
+    made = buckets([(1, A), (25, A), (6, A), (4, A)], bucket_bytes=40)
+    assert positions(made) == [(A, [3, 2]), (A, [1]), (A, [0])]
+    assert [b.layout.index for b in made] == [0, 1, 2]
+
+
+def test_a_large_tensor_of_another_method_does_not_close_a_bucket():
+    made = buckets([(4, A), (25, B), (4, A), (25, B)], bucket_bytes=40)
+    assert positions(made) == [(B, [3]), (B, [1]), (A, [2, 0])]
+
+
+def test_every_tensor_is_in_one_bucket():
+    made = buckets([(i % 5, (A, B)[i % 3 == 0]) for i in range(40)], bucket_bytes=32)
+    found = sorted(p for _, group in positions(made) for p in group)
+    assert found == list(range(40))
+
+
+def test_no_tensors_no_buckets():
+    assert buckets([]) == []
+
+
+@pytest.mark.parametrize("bucket_bytes", [0, -1])
+def test_bad_bucket_bytes(bucket_bytes):
+    with pytest.raises(ValueError, match=rf"`bucket_bytes`.*bucket_bytes={bucket_bytes}"):
+        buckets([(1, A)], bucket_bytes=bucket_bytes)

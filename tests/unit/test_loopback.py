@@ -1,0 +1,93 @@
+"""The loopback answers correctly and notices workers that do different things."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_redsync.exchange import loopback
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll
+
+LAYOUT = BucketLayout((TensorSpec("v", (2,)),), 3)
+
+
+@dataclasses.dataclass
+class Scripted:
+    """A method whose worker r runs `script(r, grads)`."""
+
+    script: object
+
+    def init(self, layout):
+        return {"seen": []}
+
+    def exchange(self, layout, grads, state, step):
+        return self.script(int(grads[0][0]), grads)
+
+
+def run(script):
+    method = Scripted(script)
+    grads = [[tf.constant([float(rank), 10.0 * rank])] for rank in range(3)]
+    return loopback.run_step(method, LAYOUT, grads, loopback.initial_states(method, LAYOUT), 0)
+
+
+def test_gather_reduce_and_all_to_all():
+    def script(rank, grads):
+        gathered = yield AllGather(tf.constant([1, rank]))
+        (total,) = yield AllReduce(grads)
+        swapped = yield AllToAll(tf.constant([[1, 10 * rank + to] for to in range(3)]))
+        return [total], {"seen": [gathered, swapped]}
+
+    step = run(script)
+    for rank in range(3):
+        np.testing.assert_array_equal(step.totals[rank][0], [3.0, 30.0])
+        gathered, swapped = step.states[rank]["seen"]
+        np.testing.assert_array_equal(gathered, [[1, 0], [1, 1], [1, 2]])
+        np.testing.assert_array_equal(swapped[:, 1], [rank, 10 + rank, 20 + rank])
+    assert [type(r) for r in step.requests] == [AllGather, AllReduce, AllToAll]
+    assert step.bytes_sent == pytest.approx(8 * 2 + 8 * 4 / 3 + 24 * 2 / 3)
+    assert step.finite
+
+
+def test_a_step_that_is_not_finite_keeps_the_states():
+    def script(rank, grads):
+        yield AllGather(tf.constant([0 if rank == 1 else 1, 0]))
+        return grads, {"seen": ["new"]}
+
+    step = run(script)
+    assert not step.finite
+    assert step.states == [{"seen": []}] * 3
+
+
+def different_lengths(rank, grads):
+    yield AllGather(tf.ones([3 + rank], tf.int32))
+
+
+def different_requests(rank, grads):
+    yield AllReduce(grads) if rank else AllGather(tf.constant([1, 2]))
+
+
+def different_dtypes(rank, grads):
+    yield AllReduce([tf.cast(grads[0], tf.float64 if rank else tf.float32)])
+
+
+def different_rounds(rank, grads):
+    yield AllReduce(grads)
+    if rank == 2:
+        yield AllReduce(grads)
+    return grads, {}
+
+
+@pytest.mark.parametrize(
+    "script", [different_lengths, different_requests, different_dtypes, different_rounds]
+)
+def test_workers_that_do_different_things_are_found(script):
+    with pytest.raises(ValueError, match="workers"):
+        run(script)
+
+
+def test_as_many_gradients_as_states():
+    method = Scripted(different_lengths)
+    with pytest.raises(ValueError):
+        loopback.run_step(method, LAYOUT, [[tf.zeros([2])]], [{}, {}], 0)

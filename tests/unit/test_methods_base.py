@@ -1,0 +1,74 @@
+"""What all methods inherit: config, registry, the dense exchange."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_redsync as rs
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.loopback import run_step
+from tf_redsync.methods import base, from_config
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plain(rs.Method):
+    """A method that adds nothing to the base class."""
+
+
+SPEC = TensorSpec("v", (2, 2))
+
+
+def test_defaults():
+    method = Plain()
+    assert method.conserves and method.warm_up_steps == 0 and method.momentum_in_exchange == 0.0
+    assert method.refuses(SPEC) is None and method.describe(SPEC) == "Plain"
+    assert method.clip_scale([tf.ones([2])], 2) is None
+    assert method.init(BucketLayout((SPEC,), 2)) == {} and method.state_kinds == {}
+    with pytest.raises(NotImplementedError):
+        method.dense()
+    with pytest.raises(NotImplementedError):
+        method.exchange(BucketLayout((SPEC,), 2), [], {}, tf.constant(0, tf.int64))
+
+
+def test_inherited_dense_exchange_is_a_scaled_sum():
+    layout = BucketLayout((SPEC,), 2)
+    grads = [[tf.fill([2, 2], 1.0)], [tf.fill([2, 2], 2.0)]]
+    step = run_step(Plain(), layout, grads, [{}, {}], 0, "dense_exchange")
+    np.testing.assert_array_equal(step.totals[1][0], np.full((2, 2), 3.0))
+    exchange = Plain().dense_exchange(
+        layout, grads[1], {}, tf.constant(0, tf.int64), tf.constant(0.5)
+    )
+    np.testing.assert_array_equal(next(exchange).tensors[0], np.full((2, 2), 1.0))
+
+
+def test_methods_take_keywords_only():
+    with pytest.raises(TypeError):
+        rs.RedSync(0.001)
+
+
+@pytest.mark.parametrize("name", ["Nope", None, "redsync"])
+def test_unknown_class(name):
+    with pytest.raises(ValueError, match=rf"`class_name` must be one of.*class_name={name!r}"):
+        from_config({"class_name": name, "config": {}})
+
+
+def test_every_public_configurable_is_registered():
+    for cls in (rs.Dense, rs.NoExchange, rs.RedSync, rs.Policy, rs.Rule):
+        assert base._REGISTRY[cls.__name__] is cls
+    assert base._REGISTRY["DenseWarmUp"] is rs.DenseWarmUp
+    assert base._REGISTRY["ExponentialWarmUp"] is rs.ExponentialWarmUp
+
+
+def test_numpy_hyper_parameters_can_be_written_as_json():
+    """They often come from a sweep; the config travels to other workers as JSON."""
+    method = rs.RedSync(
+        density=np.float32(0.25),
+        momentum=np.float64(0.5),
+        masking=np.bool_(False),
+        dense_below=np.int64(10),
+        warm_up=rs.DenseWarmUp(np.int32(3)),
+    )
+    assert from_config(json.loads(json.dumps(method.get_config()))) == method

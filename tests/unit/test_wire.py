@@ -1,0 +1,71 @@
+"""Words, flags and bytes against literal numbers."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_redsync.exchange import wire
+from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll
+
+
+def test_words_keep_every_bit():
+    bits = np.array([0, 1, -(2**31), 0x3FC00000, 0x7F800001, 0x7FC12345, 2**24 + 1], np.int32)
+    words = wire.to_words(wire.from_words(tf.constant(bits)))
+    np.testing.assert_array_equal(words, bits)
+    np.testing.assert_array_equal(
+        wire.to_words(tf.constant([1.5, -3.0])), [0x3FC00000, -0x3FC00000]
+    )
+
+
+@pytest.mark.parametrize(("finite", "flag"), [(True, 1), (False, 0)])
+def test_header(finite, flag):
+    message = wire.with_header(tf.constant(finite), tf.constant([5, 6]))
+    assert message.dtype == tf.int32 and message.numpy().tolist() == [flag, 5, 6]
+
+
+MESSAGE = tf.TensorSpec([10], tf.int32)
+
+
+@pytest.mark.parametrize(
+    ("request_", "workers", "expected"),
+    [
+        (AllGather(MESSAGE), 4, 120),  # m (P - 1)
+        (AllGather(MESSAGE), 1, 0),
+        (AllReduce([MESSAGE]), 4, 60),  # 2 m (P - 1) / P
+        (AllReduce([MESSAGE]), 1, 0),
+        (AllToAll(MESSAGE), 4, 30),  # m (P - 1) / P
+        (AllReduce([tf.TensorSpec([2, 3], tf.float32), tf.TensorSpec([], tf.bfloat16)]), 2, 26),
+    ],
+)
+def test_sent_bytes(request_, workers, expected):
+    assert wire.sent_bytes(request_, workers) == expected
+
+
+def test_bytes_of_a_length_that_depends_on_the_step():
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)])
+    def sent(message):
+        return wire.payload_bytes(AllGather(message)), wire.sent_bytes(AllGather(message), 3)
+
+    payload, total = sent(tf.zeros([7], tf.int32))
+    assert payload.dtype == tf.int64 and payload == 28
+    assert total.dtype == tf.float64 and total == 56.0
+
+
+@pytest.mark.parametrize(
+    ("request_", "reply", "finite"),
+    [
+        (AllGather(None), [[1, 7], [1, 0]], True),
+        (AllGather(None), [[1, 7], [0, 0]], False),
+        (AllToAll(None), [[0, 0], [1, 0]], False),
+        (AllReduce(None), [[1.0, 2.0], [3.0]], True),
+        (AllReduce(None), [[1.0, 2.0], [np.inf]], False),
+        (AllReduce(None), [[1.0, np.nan], [0.0]], False),
+        (AllReduce(None), [[], []], True),
+    ],
+)
+def test_is_finite(request_, reply, finite):
+    if isinstance(request_, AllReduce):
+        reply = [tf.constant(r, tf.float32) for r in reply]
+    else:
+        reply = tf.constant(reply)
+    assert bool(wire.is_finite(request_, reply)) == finite
