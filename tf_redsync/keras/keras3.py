@@ -7,6 +7,7 @@ replicas; `_distributed_tf_update_step(strategy, grads_and_vars, learning_rate)`
 
 from __future__ import annotations
 
+import copy
 import os
 from typing import Any
 
@@ -122,7 +123,7 @@ class Keras3Optimizer(keras.optimizers.Optimizer):
     @classmethod
     def from_config(cls, config, custom_objects=None):
         """Rebuild the optimizer from `get_config`'s result."""
-        config = dict(config)
+        config = copy.deepcopy(config)  # some optimizers take theirs apart
         inner = keras.saving.deserialize_keras_object(
             config.pop("inner_optimizer"), custom_objects=custom_objects
         )

@@ -6,6 +6,7 @@ replicas; `_distributed_apply(strategy, grads_and_vars, apply_state, name)` appl
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import tensorflow as tf
@@ -35,6 +36,8 @@ class LegacyOptimizer(tf_keras.optimizers.legacy.Optimizer):
         self._options = dict(options)
         self._seam = Seam(inner_optimizer, method, **options)
         self.exchange = self._seam.exchange
+        self._track_trackable(inner_optimizer, "inner_optimizer")
+        self._track_trackable(self.exchange, "exchange")
         inner_optimizer._aggregate_gradients = self._seam.aggregate
         inner_optimizer._distributed_apply = self._seam.guarded(inner_optimizer._distributed_apply)
 
@@ -78,10 +81,6 @@ class LegacyOptimizer(tf_keras.optimizers.legacy.Optimizer):
         """Return the inner optimizer's variables."""
         return self.inner_optimizer.variables()
 
-    def get_slot_names(self):
-        """Return the inner optimizer's slot names."""
-        return self.inner_optimizer.get_slot_names()
-
     def get_slot(self, var, slot_name):
         """Return a slot of the inner optimizer."""
         return self.inner_optimizer.get_slot(var, slot_name)
@@ -115,9 +114,7 @@ class LegacyOptimizer(tf_keras.optimizers.legacy.Optimizer):
         """Return the config: inner optimizer, policy, options."""
         return {
             "name": self._name,
-            "inner_optimizer": tf_keras.optimizers.legacy.serialize(self.inner_optimizer)
-            if hasattr(tf_keras.optimizers.legacy, "serialize")
-            else tf_keras.saving.serialize_keras_object(self.inner_optimizer),
+            "inner_optimizer": tf_keras.saving.serialize_keras_object(self.inner_optimizer),
             "method": self._seam.policy.get_config(),
             **self._options,
         }
@@ -125,7 +122,7 @@ class LegacyOptimizer(tf_keras.optimizers.legacy.Optimizer):
     @classmethod
     def from_config(cls, config, custom_objects=None):
         """Rebuild the optimizer from `get_config`'s result."""
-        config = dict(config)
+        config = copy.deepcopy(config)  # some optimizers take theirs apart
         inner = tf_keras.saving.deserialize_keras_object(
             config.pop("inner_optimizer"), custom_objects=custom_objects
         )

@@ -33,6 +33,7 @@ class Seam:
 
     def __init__(self, inner: Any, method: Method | Policy | dict | None, **options):
         self.policy = as_policy(method)
+        _check_unwrapped(inner)
         _check_momentum(inner, self.policy)
         self.exchange = GradientExchange(self.policy, **options)
         self._inner = inner
@@ -127,6 +128,15 @@ def as_policy(method: Method | Policy | dict | None) -> Policy:
         "`method` must be a method such as tf_redsync.RedSync(density=0.001), a "
         f"tf_redsync.Policy, or None. Received: method={method!r}"
     )
+
+
+def _check_unwrapped(inner) -> None:
+    owners = [getattr(value, "__self__", None) for value in vars(inner).values()]
+    if any(isinstance(owner, Seam) for owner in owners):
+        raise ValueError(
+            "`optimizer` is wrapped already: it belongs to another DistributedOptimizer. Received: "
+            f"optimizer={type(inner).__name__}. Make a new optimizer for every wrapper."
+        )
 
 
 def _check_momentum(inner, policy: Policy) -> None:

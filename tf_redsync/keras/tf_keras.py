@@ -6,6 +6,7 @@ replicas; `_distributed_apply_gradients_fn(strategy, grads_and_vars)`, private, 
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import tensorflow as tf
@@ -111,7 +112,7 @@ class TfKerasOptimizer(tf_keras.optimizers.Optimizer):
     @classmethod
     def from_config(cls, config, custom_objects=None):
         """Rebuild the optimizer from `get_config`'s result."""
-        config = dict(config)
+        config = copy.deepcopy(config)  # some optimizers take theirs apart
         inner = tf_keras.saving.deserialize_keras_object(
             config.pop("inner_optimizer"), custom_objects=custom_objects
         )
