@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import time
 from collections.abc import Callable
@@ -47,8 +48,13 @@ def optimizer_for(method: str, density: float) -> Any:
     return rs.DistributedOptimizer(inner, rs.RedSync(density=density, momentum=0.9))
 
 
-def make_step(strategy: Any, model: Any, optimizer: Any) -> Callable[..., Any]:
-    """Returns the training step as one graph: forward, backward, exchange, update."""
+def make_step(
+    strategy: Any, model: Any, optimizer: Any, traced: dict[str, float]
+) -> Callable[..., Any]:
+    """Returns the training step as one graph: forward, backward, exchange, update.
+
+    Tracing it puts into `traced["dense_bytes"]` what plain MWMS sends for these gradients.
+    """
     import keras
     import tensorflow as tf
 
@@ -60,7 +66,9 @@ def make_step(strategy: Any, model: Any, optimizer: Any) -> Callable[..., Any]:
             # Divided here because the exchange sums over the replicas.
             loss = loss_of(labels, model(inputs, training=True)) / replicas
         variables = model.trainable_variables
-        optimizer.apply(tape.gradient(loss, variables), variables)
+        grads = tape.gradient(loss, variables)
+        traced["dense_bytes"] = dense_bytes(grads, replicas)
+        optimizer.apply(grads, variables)
         return loss
 
     @tf.function
@@ -110,7 +118,8 @@ def trained(strategy: Any, args: argparse.Namespace, index: int) -> dict[str, An
     batch_size = args.batch or workload.batch_size
     arrays = batches(workload, DATA_BATCHES, batch_size, args.seed + 1 + index)
     data = [tuple(map(tf.constant, pair)) for pair in arrays]
-    step = make_step(strategy, model, optimizer)
+    traced: dict[str, float] = {}
+    step = make_step(strategy, model, optimizer, traced)
     barrier = make_barrier(strategy)
     warm_up = measure(step, data, args.warmup)
     barrier()
@@ -119,13 +128,14 @@ def trained(strategy: Any, args: argparse.Namespace, index: int) -> dict[str, An
     processor = time.process_time() - processor
     barrier()  # this worker is done before the other one has received its last bytes
     after = sent()
+    plain = args.method == "dense"  # the optimizer is Keras's own and counts nothing
     return {
         "params": model.count_params(),
         "batch": batch_size,
         "times_ms": times,
         "warmup_ms": warm_up,
         "cpu_ms_per_step": 1e3 * processor / args.steps,
-        "bytes_per_step": library_bytes(args.method, optimizer, model, args.workers),
+        "bytes_per_step": traced["dense_bytes"] if plain else float(optimizer.bytes_per_step()),
         "wire_bytes_per_step": None if before is None else (after - before) / args.steps,
     }
 
@@ -136,15 +146,22 @@ def sent() -> int | None:
     return netlab.wire_bytes(interface)[0] if interface else None
 
 
-def library_bytes(method: str, optimizer: Any, model: Any, workers: int) -> float:
-    """Bytes one worker sends per step as the library counts them.
+def dense_bytes(grads: list[Any], workers: int) -> float:
+    """Bytes one worker sends per step under plain MWMS, by the costs of ring collectives.
 
-    `dense` has no count of its own: a ring all-reduce of m bytes sends 2 m (P - 1) / P.
+    An all-reduce of m bytes sends 2 m (P - 1) / P. An embedding's gradient (`IndexedSlices`) is
+    all-gathered: m (P - 1), with m the bytes of its rows and their indices.
     """
-    if method == "dense":
-        size = 4 * sum(int(variable.shape.num_elements()) for variable in model.trainable_variables)
-        return 2 * size * (workers - 1) / workers
-    return float(optimizer.bytes_per_step())
+    import tensorflow as tf
+
+    total = 0.0
+    for grad in grads:
+        if isinstance(grad, tf.IndexedSlices):
+            parts, factor = [grad.values, grad.indices], workers - 1
+        else:
+            parts, factor = [grad], 2 * (workers - 1) / workers
+        total += factor * sum(math.prod(part.shape) * part.dtype.size for part in parts)
+    return total
 
 
 def main() -> None:

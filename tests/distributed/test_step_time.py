@@ -91,7 +91,7 @@ def test_bad_arguments(capsys, args, words):
 @pytest.mark.distributed
 def test_loopback_report(tmp_path):
     report = tmp_path / "report.json"
-    methods = "none,rs_dense,redsync"
+    methods = "none,rs_dense"
     flags = ["--rate", "none", "--model", "mlp", "--batch", "2", "--rounds", "1"]
     done = run(*flags, "--methods", methods, "--steps", "2", "--warmup", "1", "--json", str(report))
     assert done.returncode == 0, done.stderr
@@ -105,9 +105,7 @@ def test_loopback_report(tmp_path):
     # Two workers: a ring all-reduce sends the size of the gradients once.
     assert math.isclose(data["methods"]["rs_dense"]["bytes_per_step"], 4 * PARAMETERS, rel_tol=0.01)
     assert data["methods"]["none"]["bytes_per_step"] == 0
-    # Index and value of every thousandth element, and the small tensors as they are.
-    assert 0.0015 < data["methods"]["redsync"]["bytes_per_step"] / (4 * PARAMETERS) < 0.01
-    assert "redsync" in done.stdout and "x none" in done.stdout
+    assert "rs_dense" in done.stdout and "x none" in done.stdout
 
 
 @needs_root
@@ -119,6 +117,8 @@ def test_wire_bytes_agree_with_the_library(tmp_path):
     assert done.returncode == 0, done.stderr
     rows = json.loads(report.read_text())["methods"]
     assert rows["dense"]["bytes_per_step"] == 4 * PARAMETERS
+    # Index and value of every thousandth element, and the small tensors as they are.
+    assert 0.0015 < rows["redsync"]["bytes_per_step"] / (4 * PARAMETERS) < 0.01
     # Headers, acknowledgements and the calls themselves come on top.
     for name, overhead in (("dense", 1.05), ("redsync", 1.5)):
         counted, wire = rows[name]["bytes_per_step"], rows[name]["wire_bytes_per_step"]
