@@ -142,7 +142,8 @@ def test_explanation_prints_a_table():
     ]  # fmt: skip
     assert lines[3] == "4 workers, 601 bytes sent per worker and step, dense 6,006, ratio 10.0"
     # Every column starts at the same place in all lines.
-    assert len({line.index(cell) for line, cell in zip(lines, ["method", "RedSync", "Dense"])}) == 1
+    cells = zip(lines, ["method", "RedSync", "Dense"], strict=False)
+    assert len({line.index(cell) for line, cell in cells}) == 1
 
 
 def test_explanation_of_one_worker_and_of_nothing_sent():

@@ -94,16 +94,29 @@ class DirectCollectives(PublicCollectives):
 
     def all_gather(self, message: tf.Tensor) -> tf.Tensor:
         """Gather `[words]` from every worker into `[workers, words]`, one collective."""
+        if self._replicas_take_turns():
+            return super().all_gather(message)
         gathered = self._launch(_collective_ops.all_gather_v2, message[tf.newaxis])
         return tf.ensure_shape(gathered, [self.workers, message.shape[0]])
 
     def all_to_all(self, messages: tf.Tensor) -> tf.Tensor:
         """Send row r of `[workers, words]` to worker r, one collective."""
+        if self._replicas_take_turns():
+            return super().all_to_all(messages)
         return self._launch(_collective_ops.all_to_all_v2, messages)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sum every tensor over the workers, packed into one collective."""
+        if self._replicas_take_turns():
+            return super().all_reduce(tensors)
         return self._launcher().batch_all_reduce([list(tensors)])
+
+    def _replicas_take_turns(self) -> bool:
+        """Whether replicas of this process run one after the other.
+
+        They do in eager execution, where the first one would wait for ever for the others.
+        """
+        return tf.executing_eagerly() and len(self._cross_device_ops._launchers) > 1
 
     def _launcher(self):
         replica = tf.distribute.get_replica_context()._replica_id

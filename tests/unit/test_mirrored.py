@@ -1,0 +1,305 @@
+"""Real Keras optimizers on replicas of one process: sending everything changes nothing."""
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tf_redsync as rs
+
+ROOT = Path(__file__).resolve().parents[2]
+KERAS = {"keras": keras, "tf_keras": tf_keras}
+WIDTH, CLASSES, BATCH, STEPS = 12, 5, 8, 4
+
+
+def make_optimizer(library, name):
+    # The epsilon keeps Adam away from 0/0, where rounding decides about the sign of a step.
+    return {
+        "sgd": lambda: library.optimizers.SGD(0.1),
+        "momentum": lambda: library.optimizers.SGD(0.05, momentum=0.9),
+        "nesterov": lambda: library.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
+        "adam": lambda: library.optimizers.Adam(0.01, epsilon=1e-3),
+        "legacy_sgd": lambda: tf_keras.optimizers.legacy.SGD(0.1),
+        "legacy_adam": lambda: tf_keras.optimizers.legacy.Adam(0.01, epsilon=1e-3),
+    }[name]()
+
+
+def everything(**options):
+    """RedSync that sends all elements of all matrices."""
+    return rs.RedSync(density=1.0, dense_below=0, **options)
+
+
+def make_model(library):
+    library.utils.set_random_seed(3)
+    layers = library.layers
+    model = library.Sequential(
+        [layers.Input((WIDTH,)), layers.Dense(16, activation="tanh"), layers.Dense(CLASSES)]
+    )
+    return model
+
+
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((STEPS, 2, BATCH, WIDTH)).astype("f4")  # [step, replica, row, column]
+    return x, rng.integers(0, CLASSES, (STEPS, 2, BATCH))
+
+
+def train(strategy, library, optimizer, poison=None, steps=STEPS):
+    """A custom loop; returns the model and, per step, each replica's weights."""
+    with strategy.scope():
+        model = make_model(library)
+        optimizer = optimizer()
+        if hasattr(optimizer, "build"):  # the plain legacy ones have none
+            optimizer.build(model.trainable_variables)
+    loss_of = tf.nn.sparse_softmax_cross_entropy_with_logits
+    x, y = data()
+
+    @tf.function
+    def step(inputs, labels):
+        def replica(inputs, labels):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(loss_of(labels, model(inputs))) / 2
+            grads = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
+
+        strategy.run(replica, args=(inputs, labels))
+
+    history = []
+    for number in range(steps):
+        inputs = x[number].copy()
+        if number == poison:
+            inputs[1, 0, 0] = np.nan  # on one replica only
+        step(per_replica(strategy, inputs), per_replica(strategy, y[number]))
+        history.append(weights(strategy, model))
+    return model, optimizer, history
+
+
+def per_replica(strategy, rows):
+    return strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(rows[context.replica_id_in_sync_group])
+    )
+
+
+def weights(strategy, model):
+    """[replica][variable]; fails if the replicas differ."""
+    local = [
+        [w.numpy() for w in strategy.experimental_local_results(getattr(v, "value", v))]
+        if not callable(getattr(v, "value", None))
+        else [w.numpy() for w in strategy.experimental_local_results(v)]
+        for v in model.trainable_variables
+    ]
+    assert all(len(parts) == strategy.num_replicas_in_sync for parts in local)
+    for first, *others in local:
+        for other in others:
+            assert other.tobytes() == first.tobytes(), "replicas have different weights"
+    return [parts[0] for parts in local]
+
+
+def assert_close(found, expected):
+    for step_found, step_expected in zip(found, expected, strict=True):
+        for a, b in zip(step_found, step_expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("library", "name"),
+    [
+        ("keras", "sgd"), ("keras", "momentum"), ("keras", "nesterov"), ("keras", "adam"),
+        ("tf_keras", "sgd"), ("tf_keras", "momentum"), ("tf_keras", "adam"),
+        ("tf_keras", "legacy_sgd"), ("tf_keras", "legacy_adam"),
+    ],
+)  # fmt: skip
+def test_density_one_is_the_plain_optimizer(mirrored, library, name):
+    strategy, library = mirrored(2), KERAS[library]
+    _, _, plain = train(strategy, library, lambda: make_optimizer(library, name))
+    _, optimizer, found = train(
+        strategy,
+        library,
+        lambda: rs.DistributedOptimizer(make_optimizer(library, name), everything()),
+    )
+    assert_close(found, plain)
+    assert not np.allclose(plain[0][0], plain[-1][0])
+    assert optimizer.exchange.step.numpy() == STEPS and optimizer.exchange.skipped.numpy() == 0
+    assert optimizer.iterations.numpy() == STEPS
+    assert optimizer.bytes_per_step() == optimizer.exchange.bytes_sent.numpy() > 0
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("kind", ["redsync", "dense"])
+def test_momentum_in_the_exchange_is_momentum_in_the_optimizer(mirrored, kind, nesterov):
+    """Heavy ball: one scaling of the gradient by the rate, or of the velocity, is the same."""
+    strategy = mirrored(2)
+    if kind == "redsync":
+        method = everything(momentum=0.9, nesterov=nesterov, masking=False)
+    else:
+        method = rs.Dense(momentum=0.9, nesterov=nesterov)
+    _, _, expected = train(
+        strategy, keras, lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=nesterov)
+    )
+    _, _, found = train(
+        strategy, keras, lambda: rs.DistributedOptimizer(keras.optimizers.SGD(0.05), method)
+    )
+    assert_close(found, expected)
+
+
+def test_masking_is_a_difference(mirrored):
+    """The counterpart of the test above: with masking, all velocity is cleared every step."""
+    strategy = mirrored(2)
+    _, _, plain = train(strategy, keras, lambda: make_optimizer(keras, "momentum"))
+    method = everything(momentum=0.9)
+    _, _, found = train(
+        strategy, keras, lambda: rs.DistributedOptimizer(keras.optimizers.SGD(0.05), method)
+    )
+    with pytest.raises(AssertionError):
+        assert_close(found, plain)
+
+
+def slots(optimizer):
+    variables = optimizer.variables
+    return [v.numpy() for v in (variables() if callable(variables) else variables)]
+
+
+@pytest.mark.parametrize(
+    ("library", "name"),
+    [("keras", "momentum"), ("keras", "adam"), ("tf_keras", "adam"), ("tf_keras", "legacy_adam")],
+)
+def test_a_bad_step_changes_no_weight_and_no_slot(mirrored, library, name):
+    strategy, library = mirrored(2), KERAS[library]
+    method = rs.RedSync(density=0.1, dense_below=0)
+
+    def wrapped():
+        return rs.DistributedOptimizer(make_optimizer(library, name), method)
+
+    _, before, history = train(strategy, library, wrapped, steps=2)
+    _, after, found = train(strategy, library, wrapped, poison=2, steps=3)
+    for a, b in zip(found[2], history[1], strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(slots(before), slots(after), strict=True):
+        if a.shape == ():  # iterations, learning rate and the like
+            continue
+        np.testing.assert_array_equal(a, b)
+    states = before.exchange.total_state(), after.exchange.total_state()
+    for key in states[0]:
+        if key not in ("step", "skipped"):
+            np.testing.assert_array_equal(states[0][key], states[1][key])
+    assert after.exchange.skipped.numpy() == 1 and after.exchange.step.numpy() == 3
+
+
+def compiled(strategy, optimizer, **options):
+    with strategy.scope():
+        model = make_model(keras)
+        model.compile(
+            optimizer=optimizer(),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            **options,
+        )
+    return model
+
+
+def rows():
+    x, y = data()
+    return x.reshape(-1, WIDTH), y.reshape(-1)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_fit_evaluate_and_predict(mirrored, workers):
+    """The last of the batches of 24 is uneven for 3 replicas; Keras itself evaluates even ones."""
+    strategy, (x, y) = mirrored(workers), rows()
+    histories = []
+    for method in (None, everything()):
+
+        def optimizer(method=method):
+            inner = keras.optimizers.Adam(0.01, epsilon=1e-3)
+            return rs.DistributedOptimizer(inner, method) if method else inner
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            model = compiled(strategy, optimizer)
+            history = model.fit(x, y, batch_size=24, epochs=2, shuffle=False, verbose=0).history
+        weights(strategy, model)
+        evaluated = model.evaluate(x[:48], y[:48], batch_size=24, verbose=0)
+        predicted = model.predict(x[:48], batch_size=24, verbose=0)
+        histories.append([*history["loss"], evaluated, predicted.sum()])
+    np.testing.assert_allclose(histories[1], histories[0], rtol=1e-4, atol=1e-4)
+
+
+def test_dense_warm_up_under_fit(mirrored):
+    """The warm-up sits in a `tf.cond`, the collectives in its branches."""
+    strategy, (x, y) = mirrored(2), rows()
+    losses = []
+    for direct in (True, False):
+        model = compiled(
+            strategy,
+            lambda direct=direct: rs.DistributedOptimizer(
+                keras.optimizers.SGD(0.1),
+                rs.RedSync(density=0.05, dense_below=0, warm_up=rs.DenseWarmUp(2)),
+                direct_collectives=direct,
+            ),
+        )
+        optimizer, sent = model.optimizer, []
+
+        def note(batch, logs, optimizer=optimizer, sent=sent):
+            sent.append(float(optimizer.exchange.bytes_sent.numpy()))
+
+        log = keras.callbacks.LambdaCallback(on_train_batch_end=note)
+        fit = model.fit(x, y, batch_size=16, shuffle=False, verbose=0, callbacks=[log])
+        losses.append(fit.history["loss"])
+        weights(strategy, model)
+        if direct:
+            dense = optimizer.explain().dense_bytes
+            assert sent[:2] == [dense, dense]
+            assert sent[2:] == [optimizer.bytes_per_step()] * 2 and sent[2] < dense / 4
+    np.testing.assert_array_equal(losses[0], losses[1])
+
+
+def test_jit_compile_is_refused_before_training(mirrored):
+    x, y = rows()
+    for workers in (1, 2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            model = compiled(
+                mirrored(workers),
+                lambda: rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.Dense()),
+                jit_compile=True,
+            )
+            before = model.get_weights()
+            with pytest.raises(ValueError, match="`jit_compile=True` is not supported.*Received"):
+                model.fit(x, y, batch_size=16, verbose=0)
+        for a, b in zip(model.get_weights(), before, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+EAGER = """
+import sys
+import keras, tensorflow as tf, tf_redsync as rs
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+with strategy.scope():
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])
+    optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.RedSync(dense_below=0))
+    optimizer.build(model.trainable_variables)
+grads = lambda: [tf.ones(v.shape) for v in model.trainable_variables]
+strategy.run(lambda: optimizer.apply(grads(), model.trainable_variables))
+print("steps:", optimizer.exchange.step.numpy())
+"""
+
+
+def test_an_eager_step_of_two_replicas_does_not_hang():
+    """Without `tf.function`; in a process of its own, so that a hang ends with that process."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", EAGER], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        output, _ = child.communicate(timeout=40)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.communicate()
+        pytest.fail("the step hangs")
+    assert "steps: 1" in output and child.returncode == 0

@@ -1,0 +1,118 @@
+"""EveryStep: which phase runs when, for one worker and for many, and bytes of a dry run."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_redsync as rs
+from tf_redsync.exchange.driver import DryRun
+from tf_redsync.exchange.layout import TensorSpec, make_buckets
+from tf_redsync.programs import EveryStep
+
+SPECS = [TensorSpec("a", (20, 30), position=0), TensorSpec("b", (40, 50), position=1)]
+
+
+class Echo:
+    """A network whose workers all do the same; keeps the names of what was asked."""
+
+    def __init__(self, workers, in_branches=True):
+        self.workers, self.in_branches, self.log = workers, in_branches, []
+
+    def all_gather(self, message):
+        self.log.append("gather")
+        return DryRun(self.workers).all_gather(message)
+
+    def all_reduce(self, tensors):
+        self.log.append("reduce")
+        return DryRun(self.workers).all_reduce(tensors)
+
+
+def program(*methods):
+    return EveryStep(make_buckets(list(zip(SPECS, methods, strict=False)), 2, 1))
+
+
+def run(every_step, network, step, scale=None):
+    buckets = every_step.buckets
+    grads = [[tf.ones(s.shape) for s in b.layout.specs] for b in buckets]
+    states = [b.method.init(b.layout) for b in buckets]
+    return every_step.run(grads, states, scale, tf.constant(step, tf.int64), network)
+
+
+def test_one_request_for_each_bucket_in_order():
+    network = Echo(2)
+    outcome = run(program(rs.Dense(), rs.RedSync()), network, 0)
+    assert network.log == ["gather", "reduce"]  # last layer first
+    (sparse, _), (dense, _) = outcome.results
+    assert sparse[0].shape == (40, 50) and dense[0].shape == (20, 30)
+    assert outcome.finite
+
+
+def test_alone_nothing_is_compressed():
+    network = Echo(1)
+    outcome = run(program(rs.RedSync(), rs.RedSync(density=0.1)), network, 0)
+    assert network.log == ["reduce", "reduce"]
+    for totals, _ in outcome.results:
+        np.testing.assert_array_equal(totals[0], np.ones(totals[0].shape))
+    assert outcome.bytes_sent == 0
+
+
+@pytest.mark.parametrize("in_branches", [True, False])
+@pytest.mark.parametrize("traced", [True, False])
+def test_dense_warm_up_by_step(traced, in_branches):
+    """Also without warm-up of its own, a bucket keeps to its exchange."""
+    warm, cold = rs.RedSync(warm_up=rs.DenseWarmUp(3)), rs.RedSync(density=0.5)
+    every_step = program(cold, warm)
+
+    def step_fn(step):
+        network = Echo(2, in_branches)
+        buckets = every_step.buckets
+        grads = [[tf.ones(s.shape) for s in b.layout.specs] for b in buckets]
+        states = [b.method.init(b.layout) for b in buckets]
+        outcome = every_step.run(grads, states, None, step, network)
+        nonzero = [tf.math.count_nonzero(totals[0]) for totals, _ in outcome.results]
+        residuals = [tf.reduce_sum(state["residual"][0]) for _, state in outcome.results]
+        return nonzero, residuals, outcome.finite, outcome.bytes_sent
+
+    call = tf.function(step_fn) if traced else step_fn
+    for step in range(5):
+        nonzero, residuals, finite, sent = call(tf.constant(step, tf.int64))
+        assert finite
+        dense = step < 3
+        assert nonzero[0] == (2000 if dense else 2)
+        assert nonzero[1] == 300
+        assert residuals[0] == (0 if dense else 1998)
+        # Message: flag, count, k indices, k values. Sum: 2 m (P - 1) / P of 2000 floats.
+        assert sent == 4 * (1 + 1 + 2 * 300) + (8000 if dense else 4 * (1 + 1 + 2 * 2))
+
+
+def test_warm_ups_of_different_lengths():
+    assert program(rs.RedSync(), rs.Dense()).warm_up_steps == 0
+    mixed = program(rs.RedSync(warm_up=rs.DenseWarmUp(3)), rs.RedSync(warm_up=rs.DenseWarmUp(5)))
+    with pytest.raises(ValueError, match=r"`DenseWarmUp.steps` must be the same.*\[3, 5\]"):
+        run(mixed, Echo(2), 0)
+
+
+@pytest.mark.parametrize(
+    ("methods", "workers", "expected"),
+    [
+        ((rs.Dense(), rs.Dense()), 2, 2600 * 4),
+        ((rs.Dense(), rs.Dense()), 1, 0),
+        ((rs.NoExchange(), rs.NoExchange()), 4, 0),
+        ((rs.Dense(), rs.RedSync(density=0.01)), 4, 1.5 * 2400 + 3 * 4 * (2 + 40)),
+        # After the warm-up, and at the last density of a ramp.
+        ((rs.RedSync(density=0.01, warm_up=rs.DenseWarmUp(9)),), 2, 4 * (2 + 12)),
+        ((rs.RedSync(density=0.01, warm_up=rs.ExponentialWarmUp(9)),), 2, 4 * (2 + 12)),
+        # Threshold: room for half as many again. Quantised: one mean in place of the values.
+        ((rs.RedSync(density=0.01, selection="threshold"),), 2, 4 * (2 + 18)),
+        ((rs.RedSync(density=0.01, quantized=True),), 2, 4 * (3 + 6)),
+    ],
+)
+def test_bytes_per_step(methods, workers, expected):
+    assert program(*methods).bytes_per_step(workers) == expected
+
+
+def test_scale_reaches_every_bucket():
+    outcome = run(program(rs.Dense(), rs.RedSync(density=1)), Echo(2), 0, tf.constant(0.25))
+    (sparse, _), (dense, _) = outcome.results
+    np.testing.assert_array_equal(sparse[0], np.full((40, 50), 0.5))  # two workers' messages
+    np.testing.assert_array_equal(dense[0], np.full((20, 30), 0.25))
