@@ -32,7 +32,7 @@ class Rule(Configurable):
     pattern: str
     method: Method
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check_pattern("pattern", self.pattern)
         if not isinstance(self.method, Method):
             raise ValueError(
@@ -65,7 +65,7 @@ class Policy(Configurable):
     rules: tuple[Rule, ...] = ()
     output_layer: str | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not isinstance(self.default, Method):
             raise ValueError(
                 f"`default` must be a tf_redsync method. Received: default={self.default!r}"
@@ -111,7 +111,7 @@ class Policy(Configurable):
         return _or_dense(spec, self.default, "default")
 
 
-def _check_pattern(name: str, pattern) -> None:
+def _check_pattern(name: str, pattern: str) -> None:
     try:
         re.compile(pattern)
     except (re.error, TypeError) as error:

@@ -32,7 +32,7 @@ class DenseWarmUp(Configurable):
 
     steps: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         checks.integer("steps", self.steps, low=1)
 
 
@@ -57,7 +57,7 @@ class ExponentialWarmUp(Configurable):
     steps_per_stage: int
     densities: tuple[float, ...] = (0.25, 0.0625, 0.015625, 0.004)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         checks.integer("steps_per_stage", self.steps_per_stage, low=1)
         if not isinstance(self.densities, tuple) or not self.densities:
             raise ValueError(

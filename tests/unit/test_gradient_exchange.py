@@ -346,15 +346,13 @@ def test_total_state_round_trip(mirrored):
         parts = per_worker_state(mirrored(workers), other)
         residual = next(k for k in parts if k[1] == "residual")
         for replica in range(workers):
-            np.testing.assert_array_equal(parts[*residual[:3], replica], parts[residual])
+            np.testing.assert_array_equal(parts[(*residual[:3], replica)], parts[residual])
 
 
 def test_state_of_another_model(mirrored):
     saved = build(mirrored(2), rs.RedSync(dense_below=0)).total_state()
     other = build(mirrored(2), rs.Dense())
-    with pytest.raises(
-        ValueError, match="saved state.*another model or method.*Expected.*Received"
-    ):
+    with pytest.raises(ValueError, match="another model or method.*Expected.*Received"):
         other.restore_total_state(saved)
 
 

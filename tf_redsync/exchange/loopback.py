@@ -105,7 +105,7 @@ def _check_same(requests: Sequence[Request]) -> None:
         raise ValueError(f"workers asked for different collectives: {signatures}")
 
 
-def _answer(requests: Sequence[Request]) -> list[Any]:
+def _answer(requests: Sequence[Any]) -> list[Any]:
     first = requests[0]
     if isinstance(first, AllGather):
         return [tf.stack([r.message for r in requests])] * len(requests)

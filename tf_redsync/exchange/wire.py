@@ -6,6 +6,8 @@ float (a float32 index is wrong from 2**24 on). Word 0 is the finite flag.
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, Request
@@ -59,7 +61,7 @@ def sent_bytes(request: Request, workers: int) -> float | tf.Tensor:
     return factor * (payload if isinstance(payload, int) else tf.cast(payload, tf.float64))
 
 
-def is_finite(request: Request, reply: tf.Tensor | list[tf.Tensor]) -> tf.Tensor:
+def is_finite(request: Request, reply: Any) -> tf.Tensor:
     """Agree on finiteness: a bool scalar that is the same on every worker.
 
     Messages carry a flag; a sum is non-finite on every worker as soon as one summand is.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Generator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -17,9 +17,10 @@ State = dict[str, list[tf.Tensor]]
 Exchange = Generator[Request, Any, tuple[list[tf.Tensor], State]]
 
 _REGISTRY: dict[str, type] = {}
+_T = TypeVar("_T")
 
 
-def register(cls):
+def register(cls: type[_T]) -> type[_T]:
     """Class decorator: make a frozen dataclass known to `from_config`."""
     _REGISTRY[cls.__name__] = cls
     return cls
@@ -34,7 +35,7 @@ class Configurable:
         return {"class_name": type(self).__name__, "config": _encode(values)}
 
 
-def from_config(config: dict[str, Any]):
+def from_config(config: dict[str, Any]) -> Any:
     """Rebuild what `get_config` described.
 
     Raises:
@@ -48,7 +49,7 @@ def from_config(config: dict[str, Any]):
     return _REGISTRY[name](**{k: _decode(v) for k, v in config["config"].items()})
 
 
-def _encode(value):
+def _encode(value: Any) -> Any:
     if isinstance(value, Configurable):
         return value.get_config()
     if isinstance(value, dict):
@@ -58,7 +59,7 @@ def _encode(value):
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _decode(value):
+def _decode(value: Any) -> Any:
     if isinstance(value, dict) and "class_name" in value:
         return from_config(value)
     if isinstance(value, list):

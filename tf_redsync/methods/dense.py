@@ -35,7 +35,7 @@ class Dense(Method):
 
     state_kinds: ClassVar[dict[str, str]] = {"velocity": "shared"}
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         checks.momentum(self.momentum, self.nesterov)
 
     @property

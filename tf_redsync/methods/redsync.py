@@ -90,7 +90,7 @@ class RedSync(Method):
 
     state_kinds: ClassVar[dict[str, str]] = {"residual": "sum", "velocity": "sum", "ratios": "mean"}
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         checks.real("density", self.density, low=0.0, high=1.0, low_open=True)
         checks.momentum(self.momentum, self.nesterov)
         checks.boolean("masking", self.masking)
@@ -232,6 +232,7 @@ class RedSync(Method):
             return tf.constant(static, tf.int32)
         # Python's rounding for every stage, picked by step: all workers see the same integers.
         ramp = self.warm_up
+        assert isinstance(ramp, ExponentialWarmUp)
         starts = [stage * ramp.steps_per_stage for stage in range(len(ramp.densities) + 1)]
         stages = [[self.k(s, ramp.density(t, self.density)) for s in layout.specs] for t in starts]
         return tf.constant(stages, tf.int32)[

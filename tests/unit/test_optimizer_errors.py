@@ -1,0 +1,247 @@
+"""DistributedOptimizer refuses what it cannot honour, naming argument and value."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tf_redsync as rs
+
+FAMILIES = {
+    "keras": keras.optimizers,
+    "tf_keras": tf_keras.optimizers,
+    "legacy": tf_keras.optimizers.legacy,
+}
+every_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+def refused(kind, make, *words):
+    with pytest.raises(kind) as error:
+        make()
+    for word in words:
+        assert word in str(error.value), str(error.value)
+
+
+@pytest.mark.parametrize("value", ["sgd", None, 0.1, keras.optimizers.SGD, object()])
+def test_not_an_optimizer(value):
+    refused(
+        TypeError,
+        lambda: rs.DistributedOptimizer(value, rs.Dense()),
+        "`optimizer` must be an optimizer of keras",
+        f"optimizer={value!r}",
+    )
+
+
+@pytest.mark.parametrize("value", ["redsync", 0.001, rs.RedSync, [rs.Dense()]])
+@every_family
+def test_not_a_method(family, value):
+    refused(
+        ValueError,
+        lambda: rs.DistributedOptimizer(FAMILIES[family].SGD(0.1), value),
+        "`method` must be a method such as tf_redsync.RedSync",
+        f"method={value!r}",
+    )
+
+
+@every_family
+def test_wrapping_twice(family):
+    once = rs.DistributedOptimizer(FAMILIES[family].SGD(0.1), rs.Dense())
+    refused(
+        ValueError,
+        lambda: rs.DistributedOptimizer(once, rs.RedSync()),
+        "`optimizer` is wrapped already",
+        f"optimizer={type(once).__name__} around SGD",
+    )
+
+
+@every_family
+def test_wrapping_the_same_inner_optimizer_twice(family):
+    inner = FAMILIES[family].SGD(0.1)
+    rs.DistributedOptimizer(inner, rs.Dense())
+    refused(ValueError, lambda: rs.DistributedOptimizer(inner, rs.RedSync()), "wrapped already")
+
+
+BOTH_SIDES = [
+    (lambda o: o.SGD(0.1, momentum=0.8), "momentum=0.8", "SGD"),
+    (lambda o: o.Adam(0.1), "beta_1=0.9", "Adam"),
+    (lambda o: o.RMSprop(0.1, momentum=0.3), "momentum=0.3", "RMSprop"),
+    (lambda o: o.Nadam(0.1, beta_1=0.7), "beta_1=0.7", "Nadam"),
+]
+
+
+@pytest.mark.parametrize(("make", "argument", "name"), BOTH_SIDES)
+@every_family
+def test_momentum_on_both_sides(family, make, argument, name):
+    inner = make(FAMILIES[family])
+    for method in (
+        rs.RedSync(momentum=0.9),
+        rs.Dense(momentum=0.9),
+        rs.Policy(default=rs.Dense(), rules=(rs.Rule(pattern="x", method=rs.Dense(momentum=0.9)),)),
+    ):
+        refused(
+            ValueError,
+            lambda method=method: rs.DistributedOptimizer(inner, method),
+            "momentum is set on both sides",
+            f"{argument} in {name}",
+            "momentum=0.9 in the method",
+        )
+
+
+def test_momentum_inside_a_wrapper_is_found():
+    inner = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.8))
+    refused(
+        ValueError,
+        lambda: rs.DistributedOptimizer(inner, rs.RedSync(momentum=0.9)),
+        "momentum=0.8",
+    )
+
+
+@every_family
+def test_momentum_on_one_side_is_fine(family):
+    optimizers = FAMILIES[family]
+    rs.DistributedOptimizer(optimizers.SGD(0.1), rs.RedSync(momentum=0.9))
+    rs.DistributedOptimizer(optimizers.SGD(0.1, momentum=0.9), rs.RedSync())
+    rs.DistributedOptimizer(optimizers.Adam(0.1), rs.RedSync())
+    rs.DistributedOptimizer(optimizers.Adam(0.1, beta_1=0.0), rs.RedSync(momentum=0.9))
+
+
+@pytest.mark.parametrize("library", [keras, tf_keras])
+def test_bad_bucket_bytes(mirrored, library):
+    with mirrored(2).scope():
+        model = library.Sequential([library.layers.Input((3,)), library.layers.Dense(2)])
+        refused(
+            ValueError,
+            lambda: rs.DistributedOptimizer(
+                library.optimizers.SGD(0.1), rs.Dense(), bucket_bytes=-5
+            ).build(model.trainable_variables),
+            "`bucket_bytes`",
+            "bucket_bytes=-5",
+        )
+
+
+def small_model(dtype="float32"):
+    return keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2, dtype=dtype)])
+
+
+def test_gradient_accumulation(mirrored):
+    with mirrored(2).scope():
+        model = small_model()
+        inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=4)
+        optimizer = rs.DistributedOptimizer(inner, rs.Dense())
+        refused(
+            ValueError,
+            lambda: optimizer.build(model.trainable_variables),
+            "`gradient_accumulation_steps`",
+            "gradient_accumulation_steps=4",
+        )
+
+
+def test_a_float64_model(mirrored):
+    with mirrored(2).scope():
+        model = small_model("float64")
+        optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.Dense())
+        refused(
+            TypeError,
+            lambda: optimizer.build(model.trainable_variables),
+            "kernel",
+            "dtype=float64",
+            "float32, bfloat16 or float16",
+        )
+
+
+@pytest.mark.parametrize("family", ["keras", "tf_keras", "legacy"])
+def test_an_unsupported_strategy(family):
+    library = keras if family == "keras" else tf_keras
+    strategy = tf.distribute.experimental.CentralStorageStrategy(["CPU:0"])
+    with strategy.scope():
+        variables = [tf.Variable([[1.0, 2.0]], name="v")]
+        optimizer = rs.DistributedOptimizer(FAMILIES[family].SGD(0.1), rs.Dense())
+        refused(
+            ValueError,
+            lambda: optimizer.build(
+                variables if library is tf_keras else small_model().trainable_variables
+            ),
+            "strategy=CentralStorageStrategy",
+        )
+
+
+def test_apply_before_build(mirrored):
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = small_model()
+        optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.Dense())
+
+    @tf.function
+    def step():
+        def replica():
+            grads = [tf.ones(v.shape) for v in model.trainable_variables]
+            optimizer.apply(grads, model.trainable_variables)
+
+        strategy.run(replica)
+
+    refused((RuntimeError, ValueError), step, "build")
+
+
+def test_another_models_variable(mirrored):
+    strategy = mirrored(1)
+    with strategy.scope(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        first, second = small_model(), small_model()
+        optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.Dense())
+        optimizer.build(first.trainable_variables)
+        grads = [tf.ones(v.shape) for v in second.trainable_variables]
+        with pytest.raises((ValueError, KeyError)):
+            strategy.run(lambda: optimizer.apply(grads, second.trainable_variables))
+
+
+@pytest.mark.parametrize("family", ["tf_keras", "legacy"])
+def test_skipping_the_aggregation_is_refused(family):
+    optimizer = rs.DistributedOptimizer(FAMILIES[family].SGD(0.1), rs.Dense())
+    pairs = [(tf.ones([2]), tf.Variable([1.0, 2.0]))]
+    arguments = [{"experimental_aggregate_gradients": False}]
+    if family == "tf_keras":
+        arguments.append({"skip_gradients_aggregation": True})
+    for argument in arguments:
+        refused(
+            ValueError,
+            lambda argument=argument: optimizer.apply_gradients(pairs, **argument),
+            "would skip the exchange",
+            "gradients",
+        )
+
+
+@every_family
+def test_default_method_is_redsync(family):
+    optimizer = rs.DistributedOptimizer(FAMILIES[family].SGD(0.1))
+    assert optimizer.exchange.policy == rs.Policy(default=rs.RedSync())
+
+
+@every_family
+def test_explain_before_build(family):
+    optimizer = rs.DistributedOptimizer(FAMILIES[family].SGD(0.1))
+    refused(RuntimeError, optimizer.explain, "`explain`", "build")
+    refused(RuntimeError, optimizer.bytes_per_step, "`bytes_per_step`", "build")
+
+
+@every_family
+def test_config_round_trip(family):
+    policy = rs.Policy(
+        default=rs.RedSync(density=0.01, momentum=0.9),
+        rules=(rs.Rule(pattern="embedding", method=rs.Dense()),),
+    )
+    optimizer = rs.DistributedOptimizer(FAMILIES[family].SGD(0.25), policy, bucket_bytes=4096)
+    again = type(optimizer).from_config(optimizer.get_config())
+    assert again.exchange.policy == policy
+    assert type(again.inner_optimizer) is type(optimizer.inner_optimizer)
+    assert float(np.asarray(again.learning_rate)) == 0.25
+    assert again.get_config() == optimizer.get_config()
+
+
+@every_family
+def test_learning_rate_is_the_inner_one(family):
+    optimizer = rs.DistributedOptimizer(FAMILIES[family].SGD(0.25), rs.Dense())
+    optimizer.learning_rate = 0.5
+    assert float(np.asarray(optimizer.inner_optimizer.learning_rate)) == 0.5

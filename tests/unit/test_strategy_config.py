@@ -1,0 +1,141 @@
+"""TF_CONFIG is checked before any server starts."""
+
+import json
+import socket
+
+import pytest
+import tensorflow as tf
+
+import tf_redsync as rs
+from tf_redsync.strategy import check_tf_config
+
+
+def free_ports(count):
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind(("", 0))
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def config(cluster=None, task=None):
+    return json.dumps({"cluster": cluster, "task": task})
+
+
+TWO = ["a:1000", "b:1000"]
+FIRST = {"type": "worker", "index": 0}
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "{}", '{"cluster": {}}', '{"task": {"type": "worker"}}']
+)
+def test_no_cluster_is_one_worker(text):
+    check_tf_config(text)
+
+
+def test_good_configs():
+    one, two, three = (f"localhost:{port}" for port in free_ports(3))
+    check_tf_config(config({"worker": [one, two]}, {"type": "worker", "index": 1}))
+    check_tf_config(config({"worker": [one, two]}, {"type": "worker", "index": "1"}))
+    check_tf_config(config({"chief": [one], "worker": [two, three]}, {"type": "chief", "index": 0}))
+    # With one worker no server is started, so its port may be anything.
+    check_tf_config(config({"worker": ["localhost:1"]}, FIRST))
+
+
+MALFORMED = {
+    "not_json": ("{cluster", "is not valid JSON"),
+    "single_quotes": ("{'cluster': {}}", "is not valid JSON"),
+    "cluster_is_a_list": (config(TWO, FIRST), "`cluster` must map"),
+    "cluster_is_text": (config("a:1000", FIRST), "`cluster` must map"),
+    "unknown_role": (config({"workers": TWO}, FIRST), "`cluster` must map"),
+    "addresses_are_text": (config({"worker": "a:1000,b:1000"}, FIRST), "`cluster.worker` must be"),
+    "no_port": (config({"worker": ["a", "b"]}, FIRST), "`cluster.worker` must be"),
+    "no_host": (config({"worker": [":1000", "b:1000"]}, FIRST), "`cluster.worker` must be"),
+    "port_is_text": (config({"worker": ["a:http", "b:1000"]}, FIRST), "`cluster.worker` must be"),
+    "port_is_large": (config({"worker": ["a:65536", "b:1"]}, FIRST), "`cluster.worker` must be"),
+    "port_is_zero": (config({"worker": ["a:0", "b:1"]}, FIRST), "`cluster.worker` must be"),
+    "address_is_a_number": (config({"worker": [1000, 2000]}, FIRST), "`cluster.worker` must be"),
+    "same_twice": (config({"worker": ["a:1", "a:1"]}, FIRST), "appears twice"),
+    "same_in_two_roles": (
+        config({"chief": ["a:1"], "worker": ["a:1"]}, {"type": "chief", "index": 0}),
+        "appears twice",
+    ),
+    "no_task": (json.dumps({"cluster": {"worker": TWO}}), "`task.type` must be one of"),
+    "task_is_text": (config({"worker": TWO}, "worker"), "`task.type` must be one of"),
+    "no_type": (config({"worker": TWO}, {"index": 0}), "`task.type` must be one of"),
+    "role_not_there": (
+        config({"worker": TWO}, {"type": "chief", "index": 0}),
+        "`task.type` must be one of ['worker']",
+    ),
+    "no_index": (config({"worker": TWO}, {"type": "worker"}), "`task.index` must be in 0..1"),
+    "index_too_large": (
+        config({"worker": TWO}, {"type": "worker", "index": 2}),
+        "`task.index` must be in 0..1",
+    ),
+    "index_negative": (config({"worker": TWO}, {"type": "worker", "index": -1}), "`task.index`"),
+    "index_is_text": (config({"worker": TWO}, {"type": "worker", "index": "x"}), "`task.index`"),
+    "index_is_a_float": (config({"worker": TWO}, {"type": "worker", "index": 0.5}), "`task.index`"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed(name):
+    text, problem = MALFORMED[name]
+    with pytest.raises(ValueError) as error:
+        check_tf_config(text)
+    assert str(error.value).startswith("TF_CONFIG: ")
+    assert problem in str(error.value)
+    assert f"Received: TF_CONFIG={text}" in str(error.value)
+    assert '"task": {"type": "worker", "index": 0}' in str(error.value)  # how it should look
+
+
+@pytest.mark.xfail(strict=True, reason="taken for one worker without a word")
+@pytest.mark.parametrize(
+    "text",
+    ["[1, 2]", "5", '"worker"', '{"clusters": {"worker": ["a:1", "b:1"]}, "task": {}}', "null"],
+)
+def test_malformed_at_the_top(text):
+    with pytest.raises(ValueError, match="TF_CONFIG"):
+        check_tf_config(text)
+
+
+def test_port_in_use():
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        other = free_ports(1)[0]
+        text = config({"worker": [f"localhost:{port}", f"localhost:{other}"]}, FIRST)
+        with pytest.raises(ValueError) as error:
+            check_tf_config(text)
+        assert f"port {port} is in use" in str(error.value)
+        assert f"Received: address=localhost:{port}" in str(error.value)
+        # The other worker's port is that worker's business.
+        check_tf_config(text.replace('"index": 0', '"index": 1'))
+
+
+def test_the_strategy_checks_before_it_starts_anything(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", MALFORMED["same_twice"][0])
+    with pytest.raises(ValueError, match="TF_CONFIG: .*appears twice"):
+        rs.MultiWorkerMirroredStrategy()
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan")])
+def test_bad_timeout(timeout):
+    with pytest.raises(ValueError, match="`timeout_seconds` must be positive or None.*timeout"):
+        rs.MultiWorkerMirroredStrategy(timeout_seconds=timeout)
+
+
+def test_timeout_reaches_the_collectives():
+    strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=12.5)
+    assert strategy.extended._communication_options.timeout_seconds == 12.5
+    assert strategy.num_replicas_in_sync == 1
+
+
+@pytest.mark.xfail(strict=True, reason="`timeout_seconds` is ignored beside communication_options")
+def test_timeout_and_options_exclude_each_other():
+    options = tf.distribute.experimental.CommunicationOptions()
+    with pytest.raises(ValueError, match="`timeout_seconds`"):
+        rs.MultiWorkerMirroredStrategy(timeout_seconds=3.0, communication_options=options)
