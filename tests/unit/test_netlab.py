@@ -55,7 +55,7 @@ def transfer(lab, size):
         wrappers=lab.wrappers,
     )
     assert result.exit_code == 0, result.message
-    seconds, counted = result.workers[0].output.split()
+    seconds, counted = result.workers[0].output.splitlines()[-1].split()
     return float(seconds), int(counted)
 
 
