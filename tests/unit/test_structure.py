@@ -1,0 +1,297 @@
+"""The house rules, read off the sources: private names, variables, randomness, sizes, doctests."""
+
+import ast
+import doctest
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import keras
+import pytest
+import tensorflow as tf
+import tf_keras
+from tensorflow.python.distribute import cross_device_ops, cross_device_utils
+
+import tf_redsync as rs
+
+PACKAGE = Path(rs.__file__).parent
+SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in PACKAGE.rglob("*.py")}
+TREES = {name: ast.parse(text) for name, text in SOURCES.items()}
+every_module = pytest.mark.parametrize("module", sorted(SOURCES))
+
+# The only files that may use private names of TensorFlow and Keras.
+SEAMS = ("keras/keras3.py", "keras/tf_keras.py", "keras/legacy.py", "keras/seam.py")
+PRIVATE_NAMES_ALLOWED = (*SEAMS, "exchange/collectives.py")
+
+
+def test_there_are_sources():
+    assert len(SOURCES) > 20 and all(name in SOURCES for name in PRIVATE_NAMES_ALLOWED)
+
+
+def imported(tree):
+    """Every module name that a tree imports, also inside functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def dotted(node) -> str:
+    """`a.b.c` for an attribute of names, else what can be said of it."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else "?"
+
+
+# ------------------------------------------------------------------------------ private names
+
+
+@every_module
+def test_private_modules_are_imported_in_the_seams_only(module):
+    private = [
+        n for n in imported(TREES[module]) if re.match(r"tensorflow\.python|(tf_)?keras\.src", n)
+    ]
+    if module == "exchange/collectives.py":
+        assert private and all(n.startswith("tensorflow.python") for n in private)
+    elif module not in PRIVATE_NAMES_ALLOWED:
+        assert private == []
+
+
+@every_module
+def test_private_modules_are_not_reached_as_attributes(module):
+    """`tf.python.x` and the like; `addons.py` names `keras.src` in strings, to alias it."""
+    found = [
+        dotted(node)
+        for node in ast.walk(TREES[module])
+        if isinstance(node, ast.Attribute)
+        and re.search(r"\btf\.python\b|\bkeras\.src\b|\btensorflow\.python\b", dotted(node))
+    ]
+    assert found == []
+
+
+def defined_names() -> set[str]:
+    """Private names that the package itself defines: attributes, methods, functions, fields."""
+    names = set()
+    for tree in TREES.values():
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                names.add(node.name)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                if dotted(node.value) == "self":
+                    names.add(node.attr)
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                names.add(node.target.id)
+            elif isinstance(node, ast.Assign):
+                names |= {t.id for t in node.targets if isinstance(t, ast.Name)}
+    return names
+
+
+# Private names of the standard library: not what the rule is about.
+STANDARD_LIBRARY = {"sys._getframe", "os._exit"}
+
+
+def private_attributes_of_others(tree, own: set[str]) -> list[str]:
+    """Uses of `x._name` where `x` is not `self`, or where this package defines no `_name`."""
+    return [
+        f"line {node.lineno}: {dotted(node)}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and re.match(r"_[a-z]", node.attr)
+        and dotted(node) not in STANDARD_LIBRARY
+        and not (dotted(node.value) in ("self", "cls") and node.attr in own)
+    ]
+
+
+@every_module
+def test_private_attributes_of_others_are_used_in_the_seams_only(module):
+    if module not in PRIVATE_NAMES_ALLOWED:
+        assert private_attributes_of_others(TREES[module], defined_names()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "strategy.extended._cross_device_ops",
+        "self.strategy.extended._cross_device_ops._launchers[0]",
+        "self._all_reduce_sum_gradients",
+        "f(x)._launchers",
+    ],
+)
+def test_the_search_for_private_attributes_finds_them(text):
+    assert private_attributes_of_others(ast.parse(text), {"_launchers", "_cross_device_ops"})
+    assert not private_attributes_of_others(ast.parse("self._launchers"), {"_launchers"})
+
+
+def test_private_names_of_keras_exist():
+    """Breaks when Keras renames what the adapters replace; then look at the adapter."""
+    optimizer = keras.optimizers.SGD(0.1)
+    assert list(inspect.signature(optimizer._all_reduce_sum_gradients).parameters) == [
+        "grads_and_vars"
+    ]
+    assert list(inspect.signature(optimizer._distributed_tf_update_step).parameters) == [
+        "distribution",
+        "grads_and_vars",
+        "learning_rate",
+    ]
+    # Both must be looked up on the instance, since that is where they are replaced.
+    source = inspect.getsource(type(optimizer)._backend_update_step)
+    assert "self._all_reduce_sum_gradients(" in source
+    assert "self._distributed_tf_update_step" in source
+    assert hasattr(keras.optimizers.LossScaleOptimizer(optimizer), "check_finite")
+
+
+def test_private_names_of_tf_keras_exist():
+    optimizer = tf_keras.optimizers.SGD(0.1)
+    assert list(inspect.signature(optimizer.aggregate_gradients).parameters) == ["grads_and_vars"]
+    assert "distribution" in inspect.signature(optimizer._distributed_apply_gradients_fn).parameters
+    legacy = tf_keras.optimizers.legacy.SGD(0.1)
+    assert list(inspect.signature(legacy._aggregate_gradients).parameters) == ["grads_and_vars"]
+    assert "distribution" in inspect.signature(legacy._distributed_apply).parameters
+    for name in ("_create_all_weights", "_get_hyper", "_set_hyper"):
+        assert callable(getattr(legacy, name))
+
+
+def test_private_names_of_tensorflow_exist():
+    launcher = cross_device_utils.CollectiveReplicaLauncher
+    for name in ("_next_instance_key", "_get_ordering_token", "batch_all_reduce"):
+        assert callable(getattr(launcher, name))
+    source = inspect.getsource(launcher.__init__)
+    for name in ("_group_key", "_group_size", "_device", "_options", "_collective_keys"):
+        assert f"self.{name} =" in source
+    assert "self._launchers" in inspect.getsource(cross_device_ops.CollectiveAllReduce)
+    strategy = tf.distribute.MultiWorkerMirroredStrategy
+    extended = inspect.getsource(inspect.getmodule(strategy))
+    for name in ("_cross_device_ops", "_host_cross_device_ops", "_num_workers", "_id_in_cluster"):
+        assert f"self.{name} =" in extended
+
+
+# ---------------------------------------------------------------------------- variables, state
+
+
+@every_module
+def test_variables_are_created_in_one_module(module):
+    """The exchange's own counter of bytes is the exception."""
+    made = [
+        node.lineno
+        for node in ast.walk(TREES[module])
+        if isinstance(node, ast.Call)
+        and dotted(node.func) in ("tf.Variable", "tf.compat.v1.Variable")
+    ]
+    if module == "exchange/state.py":
+        assert made
+    elif module == "exchange/gradient_exchange.py":
+        assert len(made) <= 1
+    else:
+        assert made == []
+
+
+@every_module
+def test_no_global_random_generator(module):
+    found = [
+        dotted(node.func)
+        for node in ast.walk(TREES[module])
+        if isinstance(node, ast.Call)
+        and re.match(
+            r"(np|numpy|tf|keras)\.random\.(?!stateless_|default_rng|Generator)"
+            r"|random\.(?!SystemRandom)",  # the operating system's has no state to share
+            dotted(node.func),
+        )
+    ]
+    assert found == []
+
+
+# ---------------------------------------------------------------------------------- floors
+
+# What a floor must not know. "tf.distribute" is the attribute, the others are modules.
+FORBIDDEN = {
+    "methods/": ("tf.distribute", "tf.Variable", "keras", "tf_keras", "tf_redsync.keras",
+                 "tf_redsync.exchange.collectives", "tf_redsync.exchange.state"),
+    "feedback.py": ("tf.distribute", "tf.Variable", "keras", "tf_redsync.exchange"),
+    "schedules.py": ("tf.distribute", "tf.Variable", "keras"),
+    "policy.py": ("tf.distribute", "tf.Variable", "keras"),
+    "exchange/": ("keras", "tf_keras", "tf_redsync.keras", "tf_redsync.methods.redsync"),
+    "ops/": ("tf.distribute", "keras", "tf_redsync.methods", "tf_redsync.exchange"),
+}  # fmt: skip
+
+
+@every_module
+def test_floors_do_not_look_up(module):
+    words = next((w for prefix, w in FORBIDDEN.items() if module.startswith(prefix)), ())
+    names = [dotted(n) for n in ast.walk(TREES[module]) if isinstance(n, ast.Attribute)]
+    names += imported(TREES[module])
+    found = {n for n in names for w in words if n == w or n.startswith(w + ".")}
+    assert found == set()
+
+
+# ------------------------------------------------------------------------------------ sizes
+
+LONG_MODULES = {
+    "exchange/gradient_exchange.py": "one step from gradients to totals, read in one piece",
+    "exchange/collectives.py": "the one place for private TensorFlow: network, cluster, agreement",
+    "ops/twin.py": "both ops as one readable statement of what the native code computes",
+    "processes.py": "supervision of worker processes, without a seam inside",
+    "strategy.py": "strategy and the check of TF_CONFIG",
+    "keras/keras3.py": "one adapter",
+}
+LONG_FUNCTIONS = {
+    "ops/__init__.py:accumulate_and_select": "the signature of the public op",
+    "ops/twin.py:accumulate_and_select": "the signature again, and the order of the op's steps",
+    "ops/twin.py:_threshold_search": "one loop with its conditions as local functions",
+}
+MAX_MODULE, MAX_FUNCTION = 250, 40
+
+
+@every_module
+def test_modules_are_short(module):
+    lines = len(SOURCES[module].splitlines())
+    assert lines <= MAX_MODULE or module in LONG_MODULES
+    assert lines <= 1.4 * MAX_MODULE, "too long for any reason"
+
+
+def code_lines(function) -> int:
+    """Lines of a function without its docstring."""
+    body = function.body
+    docstring = body[0] if ast.get_docstring(function) is not None else None
+    lines = function.end_lineno - function.lineno + 1
+    return lines - (docstring.end_lineno - docstring.lineno + 1 if docstring else 0)
+
+
+@every_module
+def test_functions_are_short(module):
+    functions = [
+        n for n in ast.walk(TREES[module]) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+    long = {f"{module}:{f.name}" for f in functions if code_lines(f) > MAX_FUNCTION}
+    assert long <= set(LONG_FUNCTIONS)
+
+
+# -------------------------------------------------------------------------------- docstrings
+
+
+@pytest.mark.parametrize("module", sorted(m for m, text in SOURCES.items() if ">>> " in text))
+def test_doctests(module):
+    name = "tf_redsync." + module.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+    result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert result.attempted > 0 and result.failed == 0
+
+
+def test_there_are_doctests():
+    found = sum(text.count(">>> ") for text in SOURCES.values())
+    assert found >= 5
+
+
+@pytest.mark.parametrize("name", rs.__all__)
+def test_public_names_have_docstrings(name):
+    assert (inspect.getdoc(getattr(rs, name)) or "").strip()
+
+
+@every_module
+def test_modules_open_with_a_docstring(module):
+    assert ast.get_docstring(TREES[module])
+
+
+def test_version_is_that_of_the_project():
+    text = (PACKAGE.parent / "pyproject.toml").read_text()
+    assert f'version = "{rs.__version__}"' in text
