@@ -30,7 +30,7 @@ def run(program, simd: str, threads: int) -> tuple[str, str]:
     """Instruction set used, and digest of all results."""
     env = {**os.environ, "TF_REDSYNC_SIMD": simd}
     done = subprocess.run(
-        [program, str(threads)], env=env, capture_output=True, text=True, timeout=120
+        [program, str(threads)], env=env, capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     used, digest = done.stdout.split()

@@ -34,6 +34,10 @@ inline uint32_t MaskAbove(const Vector& v, int32_t threshold) {
   return mask;
 #endif
 }
+template <class Vector>
+inline bool AnyAbove(const Vector& v, int32_t threshold) {
+  return MaskAbove(v, threshold) != 0;
+}
 #include "custom_ops/core/cpu/pass_inl.h"
 #undef REDSYNC_LANES
 }  // namespace plain
@@ -49,6 +53,10 @@ inline uint32_t MaskAbove(const Vector& v, int32_t threshold) {
   const __m256i above = _mm256_cmpgt_epi32((__m256i)v, _mm256_set1_epi32(threshold));
   return _mm256_movemask_ps(_mm256_castsi256_ps(above));
 }
+template <class Vector>
+inline bool AnyAbove(const Vector& v, int32_t threshold) {
+  return MaskAbove(v, threshold) != 0;
+}
 #include "custom_ops/core/cpu/pass_inl.h"
 #undef REDSYNC_LANES
 }  // namespace avx2
@@ -59,8 +67,19 @@ inline uint32_t MaskAbove(const Vector& v, int32_t threshold) {
 namespace avx512 {
 #define REDSYNC_LANES 16
 template <class Vector>
+inline bool AnyAbove(const Vector& v, int32_t threshold) {
+  return _mm512_cmpgt_epi32_mask((__m512i)v, _mm512_set1_epi32(threshold)) != 0;
+}
+// In two halves, without mask registers: under register pressure GCC 12 widens a 16-bit mask by
+// storing 16 bits to the stack and loading 32, the upper half of which is garbage.
+template <class Vector>
 inline uint32_t MaskAbove(const Vector& v, int32_t threshold) {
-  return _mm512_cmpgt_epi32_mask((__m512i)v, _mm512_set1_epi32(threshold));
+  const __m256i limit = _mm256_set1_epi32(threshold);
+  __m256i half[2];
+  std::memcpy(half, &v, sizeof(half));
+  const uint32_t low = _mm256_movemask_ps((__m256)_mm256_cmpgt_epi32(half[0], limit));
+  const uint32_t high = _mm256_movemask_ps((__m256)_mm256_cmpgt_epi32(half[1], limit));
+  return low | high << 8;
 }
 #include "custom_ops/core/cpu/pass_inl.h"
 #undef REDSYNC_LANES

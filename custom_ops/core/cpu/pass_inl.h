@@ -1,6 +1,7 @@
 // The vector code of pass.cc, which includes this file once per instruction set, each time inside a
 // namespace and with these defined: REDSYNC_LANES (floats in a register) and
-// MaskAbove(vector of int32, int32_t threshold), which sets bit i if lane i is above the threshold.
+// MaskAbove(vector of int32, int32_t threshold), which sets bit i if lane i is above the threshold,
+// and AnyAbove(), which is MaskAbove() != 0.
 //
 // No include guard, no include: pass.cc does that before it switches the instruction set on.
 
@@ -136,7 +137,7 @@ static void AccumulateBlock(const PassArgs& args, int64_t begin, int64_t end, Bl
     const I group_max = AccumulateGroup<kMomentum, kSum>(
         args, args.grad + i, args.residual + i, has_u ? args.velocity + i : nullptr,
         args.new_residual + i, has_u ? args.new_velocity + i : nullptr, &lanes);
-    if (MaskAbove(group_max, args.threshold) != 0) {
+    if (AnyAbove(group_max, args.threshold)) {
       Pick(args.new_residual + i, args.magnitude, args.threshold, i, waiting);
     }
   }
@@ -186,7 +187,7 @@ static void Scan(const float* values, Magnitude magnitude, int32_t threshold, in
       const I bits = Load<I>(values + i + j);
       group_max = Max(group_max, (bits & magnitude.keep) ^ magnitude.flip);
     }
-    if (MaskAbove(group_max, threshold) != 0) Pick(values + i, magnitude, threshold, i, &waiting);
+    if (AnyAbove(group_max, threshold)) Pick(values + i, magnitude, threshold, i, &waiting);
   }
   if (i < end) {
     float tail[kGroup] = {};  // Padding is never above.
