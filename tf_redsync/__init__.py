@@ -21,12 +21,18 @@ Map of the package, bottom up:
 * `launch`, `doctor`: command line.
 """
 
-from tf_redsync import addons, methods, ops
-from tf_redsync.methods import Dense, Method, NoExchange, RedSync
-from tf_redsync.optimizer import DistributedOptimizer
-from tf_redsync.policy import Policy, Rule
-from tf_redsync.schedules import DenseWarmUp, ExponentialWarmUp
-from tf_redsync.strategy import MultiWorkerMirroredStrategy
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tf_redsync import addons, methods, ops
+    from tf_redsync.methods import Dense, Method, NoExchange, RedSync
+    from tf_redsync.optimizer import DistributedOptimizer
+    from tf_redsync.policy import Policy, Rule
+    from tf_redsync.schedules import DenseWarmUp, ExponentialWarmUp
+    from tf_redsync.strategy import MultiWorkerMirroredStrategy
 
 __version__ = "0.1.0"
 
@@ -45,3 +51,33 @@ __all__ = [
     "methods",
     "ops",
 ]
+
+# Loaded at first use: the launcher, which runs `import tf_redsync` too, needs no TensorFlow.
+_HOMES = {
+    "addons": "tf_redsync.addons",
+    "methods": "tf_redsync.methods",
+    "ops": "tf_redsync.ops",
+    "Dense": "tf_redsync.methods",
+    "Method": "tf_redsync.methods",
+    "NoExchange": "tf_redsync.methods",
+    "RedSync": "tf_redsync.methods",
+    "DistributedOptimizer": "tf_redsync.optimizer",
+    "Policy": "tf_redsync.policy",
+    "Rule": "tf_redsync.policy",
+    "DenseWarmUp": "tf_redsync.schedules",
+    "ExponentialWarmUp": "tf_redsync.schedules",
+    "MultiWorkerMirroredStrategy": "tf_redsync.strategy",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(_HOMES[name])
+    value = module if _HOMES[name] == f"{__name__}.{name}" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

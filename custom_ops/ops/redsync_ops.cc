@@ -97,6 +97,13 @@ Status DecodeShape(InferenceContext* c) {
   return c->set_output("totals", like);
 }
 
+Status DescendShape(InferenceContext* context) {
+  ShapeHandle indices, unused;
+  TF_RETURN_IF_ERROR(context->WithRank(context->input(1), 1, &indices));
+  TF_RETURN_IF_ERROR(context->Merge(indices, context->input(2), &unused));
+  return context->WithRank(context->input(3), 0, &unused);
+}
+
 }  // namespace
 
 REGISTER_OP("RedsyncAccumulateAndSelect")
@@ -155,6 +162,22 @@ messages: [workers, words]; rows are results of RedsyncAccumulateAndSelect.
 k: As given to RedsyncAccumulateAndSelect, [N].
 like: Tensors that give the shapes; their buffers are reused if nothing else needs them.
 totals: Sums over the workers.
+)doc");
+
+REGISTER_OP("RedsyncDescend")
+    .Input("variable: resource")
+    .Input("indices: int32")
+    .Input("values: float")
+    .Input("learning_rate: float")
+    .SetIsStateful()
+    .SetShapeFn(DescendShape)
+    .Doc(R"doc(
+Applies `variable -= learning_rate * values` at `indices`, entry after entry.
+
+variable: float32 variable of any shape.
+indices: Positions in the flattened variable, [entries]. They may repeat.
+values: What to descend along, [entries].
+learning_rate: Scalar.
 )doc");
 
 }  // namespace redsync

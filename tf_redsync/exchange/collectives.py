@@ -125,6 +125,9 @@ class DirectCollectives(PublicCollectives):
     def _launch(self, collective, value: tf.Tensor) -> tf.Tensor:
         launcher = self._launcher()
         key = launcher._next_instance_key()
+        # NCCL must see the collectives of all replicas in one order. Over gRPC each is on its own,
+        # and a chain would only make the later ones wait.
+        on_gpu = "GPU" in launcher._device.upper()
         with tf.device(launcher._device):
             return collective(
                 value,
@@ -133,7 +136,7 @@ class DirectCollectives(PublicCollectives):
                 instance_key=key,
                 communication_hint=launcher._options.implementation.value,
                 timeout=launcher._options.timeout_seconds or 0,
-                ordering_token=launcher._get_ordering_token(),
+                ordering_token=launcher._get_ordering_token() if on_gpu else None,
             )
 
 

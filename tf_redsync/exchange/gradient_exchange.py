@@ -13,6 +13,7 @@ from tf_redsync import policy as policy_lib
 from tf_redsync.exchange import collectives, state
 from tf_redsync.exchange.driver import Network
 from tf_redsync.exchange.layout import DEFAULT_BUCKET_BYTES, TensorSpec, make_buckets
+from tf_redsync.ops.sparse import SparseTotal
 from tf_redsync.programs import EveryStep
 
 _GRADIENT_DTYPES = (tf.float32, tf.bfloat16, tf.float16)
@@ -45,12 +46,13 @@ class GradientExchange(tf.Module):
         self._direct = direct_collectives
         self.built = False
 
-    def build(self, variables: Sequence[Any]) -> None:
+    def build(self, variables: Sequence[Any], sparse_totals: bool = False) -> None:
         """Lay out the buckets, create the state, and make sure that all workers do the same.
 
         Args:
             variables: The trainable variables, all of them, in the optimizer's order. Call it in
                 the strategy's scope, outside of any replica.
+            sparse_totals: Whether the caller takes a `SparseTotal` in place of a dense sum.
 
         Raises:
             ValueError: for an unsupported strategy or dtype.
@@ -62,7 +64,10 @@ class GradientExchange(tf.Module):
         self.specs = tuple(_spec(v, i) for i, v in enumerate(variables))
         self.assignments = self.policy.assign(self.specs)
         buckets = make_buckets(
-            [(a.spec, a.method) for a in self.assignments], self.workers, self._bucket_bytes
+            [(a.spec, a.method) for a in self.assignments],
+            self.workers,
+            self._bucket_bytes,
+            sparse_totals and all(s.dtype == "float32" for s in self.specs),
         )
         collectives.agree(strategy, self._describe(), AGREE_TIMEOUT_SECONDS)
         self.program = EveryStep(buckets)
@@ -76,7 +81,7 @@ class GradientExchange(tf.Module):
 
     def __call__(
         self, grads: Sequence[tf.Tensor | tf.IndexedSlices], positions: Sequence[int]
-    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+    ) -> tuple[list[tf.Tensor | SparseTotal], tf.Tensor]:
         """Exchange one step's gradients, in a replica context.
 
         The state advances only if the step is finite on all workers.
@@ -86,7 +91,8 @@ class GradientExchange(tf.Module):
             positions: For every gradient, the position of its variable in `build`'s list.
 
         Returns:
-            The sums over workers, in the order and the dtypes of `grads`; and a bool scalar: if it
+            The sums over workers, in the order and the dtypes of `grads`, a `SparseTotal` here and
+            there if `build` was told to; and a bool scalar: if it
             is false, which it is on all workers or none, the step must not be applied.
 
         Raises:
@@ -116,7 +122,7 @@ class GradientExchange(tf.Module):
             for bucket, (bucket_totals, _) in zip(buckets, outcome.results, strict=True)
             for spec, total in zip(bucket.layout.specs, bucket_totals, strict=True)
         }
-        results = [tf.cast(totals[p], g.dtype) for g, p in zip(grads, positions, strict=True)]
+        results = [_like(totals[p], g) for g, p in zip(grads, positions, strict=True)]
         return results, outcome.finite
 
     def _commit(self, outcome) -> None:
@@ -247,6 +253,10 @@ class GradientExchange(tf.Module):
                 f"{type(strategy).__name__}).",
                 stacklevel=2,
             )
+
+
+def _like(total: tf.Tensor | SparseTotal, grad) -> tf.Tensor | SparseTotal:
+    return total if isinstance(total, SparseTotal) else tf.cast(total, grad.dtype)
 
 
 def _spec(variable, position: int) -> TensorSpec:

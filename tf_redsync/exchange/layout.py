@@ -51,11 +51,14 @@ class BucketLayout:
         specs: The bucket's tensors, last layer first.
         workers: Number of workers in the exchange.
         index: Position among the buckets; with the seed and the step it makes random streams.
+        sparse_totals: Whether the receiver takes a total in coordinate form (`SparseTotal`) as
+            well as a dense one.
     """
 
     specs: tuple[TensorSpec, ...]
     workers: int
     index: int = 0
+    sparse_totals: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +73,7 @@ def make_buckets(
     assignments: Sequence[tuple[TensorSpec, Any]],
     workers: int,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    sparse_totals: bool = False,
 ) -> list[Bucket]:
     """Group tensors of the same method into buckets, in the order of the backward pass.
 
@@ -82,6 +86,7 @@ def make_buckets(
         workers: Number of workers.
         bucket_bytes: Size in float32 bytes from which a bucket is full. A larger tensor is a
             bucket of its own.
+        sparse_totals: See `BucketLayout`.
     """
     if bucket_bytes <= 0:
         raise ValueError(f"`bucket_bytes` must be positive. Received: bucket_bytes={bucket_bytes}")
@@ -94,6 +99,6 @@ def make_buckets(
             closed.append((method, open_buckets.pop(method)))
     closed.extend(open_buckets.items())
     return [
-        Bucket(method, BucketLayout(tuple(specs), workers, index))
+        Bucket(method, BucketLayout(tuple(specs), workers, index, sparse_totals))
         for index, (method, specs) in enumerate(closed)
     ]

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tf_redsync.exchange import collectives
 from tf_redsync.keras.seam import Seam
+from tf_redsync.ops.sparse import SparseTotal, descend
 
 _STATE_FILE = "exchange_state.npz"
 
@@ -46,8 +47,9 @@ class Keras3Optimizer(keras.optimizers.Optimizer):
             inner_optimizer.check_finite = self._seam.agreed(inner_optimizer.check_finite)
         applies._all_reduce_sum_gradients = self._seam.aggregate
         applies._distributed_tf_update_step = self._seam.guarded(
-            applies._distributed_tf_update_step
+            _with_sparse_descent(applies._distributed_tf_update_step)
         )
+        self._applies = applies
 
     def build(self, variables) -> None:
         """Create the inner optimizer's variables and the exchange's state.
@@ -58,7 +60,7 @@ class Keras3Optimizer(keras.optimizers.Optimizer):
             return
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(variables)
-        self._seam.build(variables)
+        self._seam.build(variables, sparse_totals=_is_plain_sgd(self._applies))
         self.built = True
 
     def apply(self, grads, trainable_variables=None) -> None:
@@ -159,3 +161,32 @@ class Keras3Optimizer(keras.optimizers.Optimizer):
         # Keras saves every saveable attribute that `dir` lists. The inner optimizer is saved by
         # `save_own_variables`, under the path where the plain optimizer would be.
         return [name for name in super().__dir__() if name != "inner_optimizer"]
+
+
+def _is_plain_sgd(optimizer) -> bool:
+    """Whether an update is `w -= learning_rate * g`, so that a zero gradient changes nothing.
+
+    Weight decay, clipping and averages happen outside of the update step.
+    """
+    return type(optimizer) is keras.optimizers.SGD and not optimizer.momentum
+
+
+def _with_sparse_descent(update):
+    """Let plain SGD's update step take a `SparseTotal` in place of a gradient."""
+
+    def update_all(distribution, grads_and_vars, learning_rate):
+        dense = [(g, v) for g, v in grads_and_vars if not isinstance(g, SparseTotal)]
+        if dense:
+            update(distribution, dense, learning_rate)
+        for total, variable in grads_and_vars:
+            if isinstance(total, SparseTotal):
+                distribution.extended.update(
+                    variable,
+                    lambda v, indices, values: descend(
+                        v, SparseTotal(indices, values), learning_rate
+                    ),
+                    args=tuple(total),
+                    group=False,
+                )
+
+    return update_all

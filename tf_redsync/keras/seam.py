@@ -40,14 +40,14 @@ class Seam:
         self._finite: Any = None
         self._positions: dict[Any, int] = {}
 
-    def build(self, variables: Sequence[Any]) -> None:
+    def build(self, variables: Sequence[Any], sparse_totals: bool = False) -> None:
         """Create the state for `variables`; see `GradientExchange.build`."""
         if self.exchange.built:
             return
         tensors = [_tf_variable(v) for v in variables]
         _check_accumulation(self._inner)
         self._positions = {_key(v): i for i, v in enumerate(tensors)}
-        self.exchange.build(variables)
+        self.exchange.build(variables, sparse_totals)
 
     def aggregate(self, grads_and_vars) -> list[tuple[tf.Tensor, Any]]:
         """Return `(sum over workers, variable)` for every `(gradient, variable)`.

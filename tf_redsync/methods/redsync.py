@@ -40,9 +40,11 @@ from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather, AllReduce
 from tf_redsync.methods.base import Exchange, Method, State, register
 from tf_redsync.methods.dense import Dense
+from tf_redsync.ops.sparse import coordinates
 from tf_redsync.schedules import DenseWarmUp, ExponentialWarmUp
 
 KIB = 1024
+SPARSE_BELOW = 16  # coordinates are used if a total has this many times more elements
 SELECTIONS = ("auto", "exact", "trimmed", "threshold")
 
 
@@ -203,8 +205,7 @@ class RedSync(Method):
             **form,
         )
         messages = yield AllGather(selection.message)
-        totals = ops.decode(messages, k, grads, **form)
-        return totals, {
+        return self._totals(messages, k, layout, grads, step, form), {
             "residual": list(selection.residuals),
             "velocity": list(selection.velocities),
             "ratios": [selection.ratios],
@@ -224,6 +225,15 @@ class RedSync(Method):
         )
         totals = yield AllReduce(contributions)
         return totals, {**state, "velocity": velocity}
+
+    def _totals(self, messages, k, layout, grads, step, form) -> list:
+        """The sums over workers: as coordinates where that is allowed and shorter, else dense."""
+        static = self._static_k(layout, step)
+        if layout.sparse_totals and static is not None:
+            sizes = [s.size for s in layout.specs]
+            if SPARSE_BELOW * layout.workers * sum(static) <= sum(sizes):
+                return coordinates(messages, static, sizes, **form)
+        return ops.decode(messages, k, grads, **form)
 
     def _k(self, layout: BucketLayout, step: tf.Tensor) -> tf.Tensor:
         """Elements to send of every tensor at `step`, int32 of shape `[tensors]`."""

@@ -89,7 +89,10 @@ def _accumulate(g, v, u, scale, momentum: float, nesterov: bool):
     momentum = tf.constant(momentum, tf.float32)
     if nesterov:
         u = momentum * (u + t)
-        return (v + u) + t, u
+        # Graph optimisation would add the three terms in another order, but for this placeholder.
+        first = v + u
+        first = tf.raw_ops.PlaceholderWithDefault(input=first, shape=first.shape)
+        return first + t, u
     u = momentum * u + t
     return v + u, u
 

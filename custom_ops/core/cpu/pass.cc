@@ -21,6 +21,13 @@
 namespace redsync {
 namespace {
 
+// Makes what Stream() stored visible to other threads.
+inline void FenceStreams() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
 namespace plain {
 #define REDSYNC_LANES 4
 template <class Vector>
@@ -37,6 +44,14 @@ inline uint32_t MaskAbove(const Vector& v, int32_t threshold) {
 template <class Vector>
 inline bool AnyAbove(const Vector& v, int32_t threshold) {
   return MaskAbove(v, threshold) != 0;
+}
+template <class Vector>
+inline void Stream(float* memory, const Vector& v) {
+#if defined(__SSE2__)
+  _mm_stream_ps(memory, (__m128)v);
+#else
+  std::memcpy(memory, &v, sizeof(v));
+#endif
 }
 #include "custom_ops/core/cpu/pass_inl.h"
 #undef REDSYNC_LANES
@@ -56,6 +71,10 @@ inline uint32_t MaskAbove(const Vector& v, int32_t threshold) {
 template <class Vector>
 inline bool AnyAbove(const Vector& v, int32_t threshold) {
   return MaskAbove(v, threshold) != 0;
+}
+template <class Vector>
+inline void Stream(float* memory, const Vector& v) {
+  _mm256_stream_ps(memory, (__m256)v);
 }
 #include "custom_ops/core/cpu/pass_inl.h"
 #undef REDSYNC_LANES
@@ -80,6 +99,10 @@ inline uint32_t MaskAbove(const Vector& v, int32_t threshold) {
   const uint32_t low = _mm256_movemask_ps((__m256)_mm256_cmpgt_epi32(half[0], limit));
   const uint32_t high = _mm256_movemask_ps((__m256)_mm256_cmpgt_epi32(half[1], limit));
   return low | high << 8;
+}
+template <class Vector>
+inline void Stream(float* memory, const Vector& v) {
+  _mm512_stream_ps(memory, (__m512)v);
 }
 #include "custom_ops/core/cpu/pass_inl.h"
 #undef REDSYNC_LANES

@@ -29,8 +29,10 @@ struct Magnitude {
 struct PassArgs {
   Momentum momentum = Momentum::kNone;
   bool need_sum = false;  // Whether BlockStats.sum is wanted.
-  float factor = 0;       // Of the momentum.
-  float scale = 1;        // Of the gradient.
+  // Whether results may be stored past the caches, if they have memory of their own.
+  bool bypass_caches = false;
+  float factor = 0;  // Of the momentum.
+  float scale = 1;   // Of the gradient.
   Magnitude magnitude = Magnitude::Absolute();
   int32_t threshold = 0;  // Candidates have a magnitude > threshold >= 0.
   const float* grad = nullptr;

@@ -1,7 +1,8 @@
 // The vector code of pass.cc, which includes this file once per instruction set, each time inside a
 // namespace and with these defined: REDSYNC_LANES (floats in a register) and
 // MaskAbove(vector of int32, int32_t threshold), which sets bit i if lane i is above the threshold,
-// and AnyAbove(), which is MaskAbove() != 0.
+// AnyAbove(), which is MaskAbove() != 0, and Stream(float*, vector), an aligned store past the
+// caches.
 //
 // No include guard, no include: pass.cc does that before it switches the instruction set on.
 
@@ -43,12 +44,14 @@ struct Lanes {
   D sum[kSumVectors];
 };
 
-// Accumulates kGroup elements. Returns the largest magnitude of each lane.
-template <Momentum kMomentum, bool kSum>
+// Accumulates kGroup elements. Returns the largest magnitude of each lane. With kStream the results
+// bypass the caches, so that memory is not read before it is overwritten, and `copy` gets the new
+// residual as well.
+template <Momentum kMomentum, bool kSum, bool kStream>
 static inline __attribute__((always_inline)) I AccumulateGroup(const PassArgs& args, const float* g,
                                                                const float* v, const float* u,
                                                                float* new_v, float* new_u,
-                                                               Lanes* lanes) {
+                                                               float* copy, Lanes* lanes) {
   I group_max = I{} + INT32_MIN;
   for (int j = 0; j < kGroup; j += REDSYNC_LANES) {
     const F t = args.scale * Load<F>(g + j);
@@ -64,9 +67,14 @@ static inline __attribute__((always_inline)) I AccumulateGroup(const PassArgs& a
         speed = args.factor * (speed + t);
         value = (value + speed) + t;
       }
-      Store(new_u + j, speed);
+      kStream ? Stream(new_u + j, speed) : Store(new_u + j, speed);
     }
-    Store(new_v + j, value);
+    if (kStream) {
+      Stream(new_v + j, value);
+      Store(copy + j, value);
+    } else {
+      Store(new_v + j, value);
+    }
     const I bits = Load<I>(&value);
     const I magnitude = (bits & args.magnitude.keep) ^ args.magnitude.flip;
     group_max = Max(group_max, magnitude);
@@ -118,7 +126,7 @@ static void AccumulateTail(const PassArgs& args, int64_t begin, int64_t size, La
   std::memcpy(g, args.grad + begin, size * sizeof(float));
   std::memcpy(v, args.residual + begin, size * sizeof(float));
   if (kMomentum != Momentum::kNone) std::memcpy(u, args.velocity + begin, size * sizeof(float));
-  AccumulateGroup<kMomentum, kSum>(args, g, v, u, v, u, lanes);
+  AccumulateGroup<kMomentum, kSum, false>(args, g, v, u, v, u, nullptr, lanes);
   std::memcpy(args.new_residual + begin, v, size * sizeof(float));
   if (kMomentum != Momentum::kNone) {
     std::memcpy(args.new_velocity + begin, u, size * sizeof(float));
@@ -126,19 +134,20 @@ static void AccumulateTail(const PassArgs& args, int64_t begin, int64_t size, La
   Pick(v, args.magnitude, args.threshold, begin, waiting);  // Padding is never above.
 }
 
-template <Momentum kMomentum, bool kSum>
+template <Momentum kMomentum, bool kSum, bool kStream>
 static void AccumulateBlock(const PassArgs& args, int64_t begin, int64_t end, BlockStats* stats,
                             Waiting* waiting) {
   Lanes lanes = {};
   lanes.max += INT32_MIN;
+  alignas(64) float copy[kGroup];
   int64_t i = begin;
   for (; i + kGroup <= end; i += kGroup) {
     const bool has_u = kMomentum != Momentum::kNone;
-    const I group_max = AccumulateGroup<kMomentum, kSum>(
+    const I group_max = AccumulateGroup<kMomentum, kSum, kStream>(
         args, args.grad + i, args.residual + i, has_u ? args.velocity + i : nullptr,
-        args.new_residual + i, has_u ? args.new_velocity + i : nullptr, &lanes);
+        args.new_residual + i, has_u ? args.new_velocity + i : nullptr, copy, &lanes);
     if (AnyAbove(group_max, args.threshold)) {
-      Pick(args.new_residual + i, args.magnitude, args.threshold, i, waiting);
+      Pick(kStream ? copy : args.new_residual + i, args.magnitude, args.threshold, i, waiting);
     }
   }
   if (i < end) AccumulateTail<kMomentum, kSum>(args, i, end - i, &lanes, waiting);
@@ -150,30 +159,45 @@ static void AccumulateBlock(const PassArgs& args, int64_t begin, int64_t end, Bl
   }
 }
 
-template <Momentum kMomentum, bool kSum>
+template <Momentum kMomentum, bool kSum, bool kStream>
 static void AccumulateBlocks(const PassArgs& args, int64_t begin, int64_t end, BlockStats* stats,
                              CandidatePool* pool) {
   Waiting waiting;
   waiting.pool = pool;
   for (int64_t i = begin; i < end; i += kBlock) {
-    AccumulateBlock<kMomentum, kSum>(args, i, i + kBlock < end ? i + kBlock : end, stats++,
-                                     &waiting);
+    AccumulateBlock<kMomentum, kSum, kStream>(args, i, i + kBlock < end ? i + kBlock : end, stats++,
+                                              &waiting);
   }
+  if (kStream) FenceStreams();
   waiting.Flush();
+}
+
+// Whether results are to bypass the caches: they go to memory of their own, too large to stay.
+static bool UseStreams(const PassArgs& args) {
+  const uintptr_t places = reinterpret_cast<uintptr_t>(args.new_residual) |
+                           reinterpret_cast<uintptr_t>(args.new_velocity);
+  const bool in_place = args.new_residual == args.residual ||
+                        (args.new_velocity != nullptr && args.new_velocity == args.velocity);
+  return args.bypass_caches && !in_place && places % (4 * REDSYNC_LANES) == 0;
 }
 
 static void Accumulate(const PassArgs& args, int64_t begin, int64_t end, BlockStats* stats,
                        CandidatePool* pool) {
-#define REDSYNC_CASE(momentum)                                                             \
-  case momentum:                                                                           \
-    return args.need_sum ? AccumulateBlocks<momentum, true>(args, begin, end, stats, pool) \
-                         : AccumulateBlocks<momentum, false>(args, begin, end, stats, pool)
+  const bool streams = UseStreams(args);
+#define REDSYNC_RUN(momentum, sum)                                                      \
+  return streams ? AccumulateBlocks<momentum, sum, true>(args, begin, end, stats, pool) \
+                 : AccumulateBlocks<momentum, sum, false>(args, begin, end, stats, pool)
+#define REDSYNC_CASE(momentum)                      \
+  case momentum:                                    \
+    if (args.need_sum) REDSYNC_RUN(momentum, true); \
+    REDSYNC_RUN(momentum, false)
   switch (args.momentum) {
     REDSYNC_CASE(Momentum::kNone);
     REDSYNC_CASE(Momentum::kPlain);
     REDSYNC_CASE(Momentum::kNesterov);
   }
 #undef REDSYNC_CASE
+#undef REDSYNC_RUN
 }
 
 static void Scan(const float* values, Magnitude magnitude, int32_t threshold, int64_t begin,

@@ -37,6 +37,9 @@ Summary Summarize(const BlockStats* stats, const Plan& plan, int64_t size) {
 }
 
 // The accumulated value of one element, for the prediction.
+// Tensors of so many elements (4 MiB) do not stay in a core's caches until they are read again.
+constexpr int64_t kStreamedElements = int64_t{1} << 20;
+
 float AccumulateOne(const PassArgs& args, int64_t i) {
   const float t = args.scale * args.grad[i];
   switch (args.momentum) {
@@ -226,6 +229,7 @@ void Extract(const SelectOptions& options, const SelectBuffers& buffers,
 PassArgs MakeArgs(const SelectOptions& options, const SelectBuffers& buffers) {
   PassArgs args;
   args.momentum = options.momentum;
+  args.bypass_caches = options.size >= kStreamedElements;
   args.need_sum = options.selector != Selector::kExact && options.k < options.size;
   args.factor = options.factor;
   args.scale = options.scale;

@@ -1,0 +1,102 @@
+"""Messages as coordinates, and descent along them: native, TensorFlow's scatter, and numpy."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_redsync import ops
+from tf_redsync.ops import sparse
+
+SIZES = ((7, 30), (400,), (3, 5, 11))
+FORM = {"selectors": ("exact", "threshold", "trimmed"), "quantized": (False, True, False)}
+K = [10, 40, 1]
+
+
+@pytest.fixture(params=["native", "tensorflow"])
+def backend(request):
+    try:
+        ops.set_backend(request.param)
+    except ops.NativeLibraryError as error:
+        pytest.skip(f"the native library is not there: {error}")
+    yield request.param
+    ops.set_backend(None)
+
+
+def messages(workers=3):
+    rows = []
+    for rank in range(workers):
+        generator = np.random.RandomState(rank)
+        grads = [tf.constant(generator.randn(*s), tf.float32) for s in SIZES]
+        zeros = [tf.zeros(s) for s in SIZES]
+        chosen = ops.accumulate_and_select(
+            grads, zeros, [], tf.constant(K), tf.fill([3], -1.0), **FORM
+        )
+        rows.append(chosen.message)
+    return tf.stack(rows)
+
+
+def test_coordinates_add_up_to_the_decoded_total(backend):
+    received = messages()
+    like = [tf.zeros(s) for s in SIZES]
+    dense = ops.decode(received, tf.constant(K), like, **FORM)
+    sizes = [int(np.prod(s)) for s in SIZES]
+    for total, expected in zip(sparse.coordinates(received, K, sizes, **FORM), dense, strict=True):
+        summed = np.zeros(expected.shape.num_elements(), np.float32)
+        np.add.at(summed, total.indices.numpy(), total.values.numpy())
+        np.testing.assert_array_equal(summed.reshape(expected.shape), expected.numpy())
+        assert np.count_nonzero(summed) > 0
+
+
+def descended(shape, indices, values, rate):
+    """By hand, in float32 and in order."""
+    expected = np.arange(np.prod(shape), dtype=np.float32)
+    for i, value in zip(indices, values, strict=True):
+        expected[i] -= np.float32(rate) * value
+    return expected.reshape(shape)
+
+
+@pytest.mark.parametrize("shape", [(50,), (5, 10), (2, 5, 5)])
+def test_descend_is_one_entry_after_the_other(backend, shape):
+    generator = np.random.RandomState(0)
+    indices = generator.randint(0, 50, 200).astype(np.int32)  # every position several times
+    values = generator.randn(200).astype(np.float32)
+    variable = tf.Variable(tf.reshape(tf.range(50, dtype=tf.float32), shape))
+    before = variable.read_value()
+    total = sparse.SparseTotal(tf.constant(indices), tf.constant(values))
+
+    @tf.function
+    def step():
+        sparse.descend(variable, total, tf.constant(0.1))
+
+    step()
+    np.testing.assert_array_equal(variable.numpy(), descended(shape, indices, values, 0.1))
+    # Whoever has read the variable keeps what it read.
+    np.testing.assert_array_equal(before.numpy().ravel(), np.arange(50))
+
+
+def test_nothing_to_do(backend):
+    variable = tf.Variable([1.0, 2.0])
+    empty = sparse.SparseTotal(tf.zeros([0], tf.int32), tf.zeros([0]))
+    sparse.descend(variable, empty, tf.constant(0.1))
+    np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0])
+
+
+@pytest.mark.parametrize("index", [-1, 2, 2**31 - 1])
+def test_an_index_out_of_range_is_an_error(backend, index):
+    variable = tf.Variable([1.0, 2.0])
+    total = sparse.SparseTotal(tf.constant([0, index], tf.int32), tf.constant([1.0, 1.0]))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        sparse.descend(variable, total, tf.constant(0.1))
+    if backend == "native":  # checked before anything is written
+        np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0])
+
+
+def test_shapes_are_checked():
+    if ops.backend() != "native":
+        pytest.skip("the native library is not there")
+    variable = tf.Variable([1.0, 2.0])
+    total = sparse.SparseTotal(tf.constant([0, 1]), tf.constant([1.0]))
+    with pytest.raises(
+        (tf.errors.InvalidArgumentError, ValueError), match="same shape|must be equal"
+    ):
+        sparse.descend(variable, total, tf.constant(0.1))
