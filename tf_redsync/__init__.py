@@ -24,6 +24,7 @@ Map of the package, bottom up:
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ __all__ = [
     "ops",
 ]
 
-# Loaded at first use: the launcher, which runs `import tf_redsync` too, needs no TensorFlow.
+# Where the public names live. They are loaded at first use, for the launcher's sake: it imports
+# this package too, and needs no TensorFlow.
 _HOMES = {
     "addons": "tf_redsync.addons",
     "methods": "tf_redsync.methods",
@@ -81,3 +83,8 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_HOMES})
+
+
+if "tf_redsync.launch" not in sys.orig_argv:
+    # Registers the optimizers, so that `keras.saving.load_model` finds them after the import.
+    importlib.import_module("tf_redsync.keras.keras3")

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import os
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 
 _ALIASED = ("engine", "engine.keras_tensor", "backend", "utils", "utils.tf_utils")
@@ -52,15 +53,22 @@ def load() -> ModuleType:
 
 
 @contextlib.contextmanager
-def _keras_2_names():
+def _keras_2_names() -> Iterator[None]:
     """Let `keras.src.<name>` mean `tf_keras.src.<name>` inside the block."""
     importlib.import_module("keras")  # Keras 3 must not be imported while its names are others'
     wanted = {f"keras.src.{n}": importlib.import_module(f"tf_keras.src.{n}") for n in _ALIASED}
     saved = {name: sys.modules.get(name) for name in wanted}
     sys.modules.update(wanted)
+    # Where `import tensorflow.keras` looks. If TensorFlow was imported without
+    # TF_USE_LEGACY_KERAS=1, it would find Keras 3.
+    tensorflow = importlib.import_module("tensorflow")
+    path = list(tensorflow.__path__)
+    keras_2 = importlib.import_module("tf_keras.api._v2")
+    tensorflow.__path__.insert(0, os.path.dirname(str(keras_2.__file__)))
     try:
         yield
     finally:
+        tensorflow.__path__[:] = path
         for name, module in saved.items():
             if module is None:
                 del sys.modules[name]

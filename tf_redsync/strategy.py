@@ -17,6 +17,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import keras
@@ -230,7 +231,7 @@ def _creator_is_a_layer() -> bool:
 
     An optimizer's slots look the same to TensorFlow, but are equal on all workers by themselves.
     """
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         owner = frame.f_locals.get("self")
         if isinstance(owner, (keras.Layer, keras.optimizers.Optimizer)):

@@ -125,9 +125,8 @@ class DirectCollectives(PublicCollectives):
     def _launch(self, collective, value: tf.Tensor) -> tf.Tensor:
         launcher = self._launcher()
         key = launcher._next_instance_key()
-        # NCCL must see the collectives of all replicas in one order. Over gRPC each is on its own,
-        # and a chain would only make the later ones wait.
-        on_gpu = "GPU" in launcher._device.upper()
+        # In one order on all replicas: without the token, replicas of one process can each hold a
+        # different collective open and wait for ever.
         with tf.device(launcher._device):
             return collective(
                 value,
@@ -136,7 +135,7 @@ class DirectCollectives(PublicCollectives):
                 instance_key=key,
                 communication_hint=launcher._options.implementation.value,
                 timeout=launcher._options.timeout_seconds or 0,
-                ordering_token=launcher._get_ordering_token() if on_gpu else None,
+                ordering_token=launcher._get_ordering_token(),
             )
 
 

@@ -50,6 +50,7 @@ class Keras3Optimizer(keras.optimizers.Optimizer):
             _with_sparse_descent(applies._distributed_tf_update_step)
         )
         self._applies = applies
+        self.built: bool = False
 
     def build(self, variables) -> None:
         """Create the inner optimizer's variables and the exchange's state.

@@ -226,7 +226,15 @@ class RedSync(Method):
         totals = yield AllReduce(contributions)
         return totals, {**state, "velocity": velocity}
 
-    def _totals(self, messages, k, layout, grads, step, form) -> list:
+    def _totals(
+        self,
+        messages: tf.Tensor,
+        k: tf.Tensor,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        step: tf.Tensor,
+        form: dict[str, Any],
+    ) -> list:
         """The sums over workers: as coordinates where that is allowed and shorter, else dense."""
         static = self._static_k(layout, step)
         if layout.sparse_totals and static is not None:
