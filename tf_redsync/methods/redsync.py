@@ -40,11 +40,9 @@ from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather, AllReduce
 from tf_redsync.methods.base import Exchange, Method, State, register
 from tf_redsync.methods.dense import Dense
-from tf_redsync.ops.sparse import coordinates
+from tf_redsync.ops.sparse import coordinates, is_short
 from tf_redsync.schedules import DenseWarmUp, ExponentialWarmUp
 
-KIB = 1024
-SPARSE_BELOW = 16  # coordinates are used if a total has this many times more elements
 SELECTIONS = ("auto", "exact", "trimmed", "threshold")
 
 
@@ -84,8 +82,8 @@ class RedSync(Method):
     masking: bool = True
     quantized: bool = False
     selection: str = "auto"
-    dense_below: int = 128 * KIB
-    threshold_above: int = 4096 * KIB
+    dense_below: int = 128 * 1024
+    threshold_above: int = 4096 * 1024
     search_interval: int = 5
     clip_norm: float | None = None
     warm_up: DenseWarmUp | ExponentialWarmUp | None = None
@@ -127,8 +125,7 @@ class RedSync(Method):
     @property
     def warm_up_steps(self) -> int:
         """See `Method`."""
-        schedule = self.warm_up
-        return schedule.steps if isinstance(schedule, DenseWarmUp) else 0
+        return self.warm_up.steps if isinstance(self.warm_up, DenseWarmUp) else 0
 
     def refuses(self, spec: TensorSpec) -> str | None:
         """See `Method`."""
@@ -158,9 +155,8 @@ class RedSync(Method):
 
     def clip_scale(self, grads: list[tf.Tensor], workers: int) -> tf.Tensor | None:
         """See `Method`."""
-        if self.clip_norm is None:
-            return None
-        return feedback.local_clip_scale(grads, self.clip_norm, workers)
+        norm = self.clip_norm
+        return None if norm is None else feedback.local_clip_scale(grads, norm, workers)
 
     def k(self, spec: TensorSpec, density: float | None = None) -> int:
         """Number of elements of a tensor that are sent at a density (default: the final one)."""
@@ -205,7 +201,12 @@ class RedSync(Method):
             **form,
         )
         messages = yield AllGather(selection.message)
-        return self._totals(messages, k, layout, grads, step, form), {
+        fixed_k, sizes = self._static_k(layout, step), [s.size for s in layout.specs]
+        if layout.sparse_totals and fixed_k and is_short(fixed_k, sizes, layout.workers):
+            totals: list = coordinates(messages, fixed_k, sizes, **form)
+        else:
+            totals = ops.decode(messages, k, grads, **form)
+        return totals, {
             "residual": list(selection.residuals),
             "velocity": list(selection.velocities),
             "ratios": [selection.ratios],
@@ -220,28 +221,10 @@ class RedSync(Method):
         scale: tf.Tensor | None = None,
     ) -> Exchange:
         """All-reduce of the momentum-corrected gradients; velocities go on as in `exchange`."""
-        contributions, velocity = feedback.momentum_step(
-            feedback.scaled(grads, scale), state["velocity"], self.momentum, self.nesterov
-        )
+        grads, u = feedback.scaled(grads, scale), state["velocity"]
+        contributions, velocity = feedback.momentum_step(grads, u, self.momentum, self.nesterov)
         totals = yield AllReduce(contributions)
         return totals, {**state, "velocity": velocity}
-
-    def _totals(
-        self,
-        messages: tf.Tensor,
-        k: tf.Tensor,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        step: tf.Tensor,
-        form: dict[str, Any],
-    ) -> list:
-        """The sums over workers: as coordinates where that is allowed and shorter, else dense."""
-        static = self._static_k(layout, step)
-        if layout.sparse_totals and static is not None:
-            sizes = [s.size for s in layout.specs]
-            if SPARSE_BELOW * layout.workers * sum(static) <= sum(sizes):
-                return coordinates(messages, static, sizes, **form)
-        return ops.decode(messages, k, grads, **form)
 
     def _k(self, layout: BucketLayout, step: tf.Tensor) -> tf.Tensor:
         """Elements to send of every tensor at `step`, int32 of shape `[tensors]`."""
@@ -251,11 +234,10 @@ class RedSync(Method):
         # Python's rounding for every stage, picked by step: all workers see the same integers.
         ramp = self.warm_up
         assert isinstance(ramp, ExponentialWarmUp)
-        starts = [stage * ramp.steps_per_stage for stage in range(len(ramp.densities) + 1)]
-        stages = [[self.k(s, ramp.density(t, self.density)) for s in layout.specs] for t in starts]
-        return tf.constant(stages, tf.int32)[
-            tf.minimum(step // ramp.steps_per_stage, len(starts) - 1)
-        ]
+        last = len(ramp.densities)
+        densities = [ramp.density(i * ramp.steps_per_stage, self.density) for i in range(last + 1)]
+        stages = [[self.k(s, density) for s in layout.specs] for density in densities]
+        return tf.constant(stages, tf.int32)[tf.minimum(step // ramp.steps_per_stage, last)]
 
     def _static_k(self, layout: BucketLayout, step: tf.Tensor) -> list[int] | None:
         """`_k` as Python integers, `None` where it depends on a step not known in the trace."""
