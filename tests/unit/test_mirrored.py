@@ -230,7 +230,7 @@ def test_fit_evaluate_and_predict(mirrored, workers):
 
 
 def test_dense_warm_up_under_fit(mirrored):
-    """The warm-up sits in a `tf.cond`, the collectives in its branches."""
+    """Replicas of one process exchange both ways and keep one; `tf.cond` is for one replica."""
     strategy, (x, y) = mirrored(2), rows()
     losses = []
     for direct in (True, False):
@@ -275,31 +275,40 @@ def test_jit_compile_is_refused_before_training(mirrored):
             np.testing.assert_array_equal(a, b)
 
 
-EAGER = """
-import sys
+REPLICAS = """
 import keras, tensorflow as tf, tf_redsync as rs
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+rs.ops.set_backend("tensorflow")
 with strategy.scope():
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])
     optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.RedSync(dense_below=0))
     optimizer.build(model.trainable_variables)
-grads = lambda: [tf.ones(v.shape) for v in model.trainable_variables]
-strategy.run(lambda: optimizer.apply(grads(), model.trainable_variables))
-print("steps:", optimizer.exchange.step.numpy())
+
+def step():
+    grads = [tf.ones(v.shape) for v in model.trainable_variables]
+    optimizer.apply(grads, model.trainable_variables)
+
+strategy.run(step)
+print("eager:", optimizer.exchange.step.numpy(), flush=True)
+tf.function(lambda: strategy.run(step))()
+print("traced:", optimizer.exchange.step.numpy(), flush=True)
 """
 
 
-def test_an_eager_step_of_two_replicas_does_not_hang():
-    """Without `tf.function`; in a process of its own, so that a hang ends with that process."""
+def test_replicas_of_one_process_do_not_wait_for_each_other():
+    """They run, or are traced, one by one; the twin's checks are ordered between them, too.
+
+    In a process of its own, so that a hang ends with that process.
+    """
     child = subprocess.Popen(
-        [sys.executable, "-c", EAGER], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", REPLICAS], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     try:
         output, _ = child.communicate(timeout=120)  # importing takes long on a busy machine
     except subprocess.TimeoutExpired:
         child.kill()
-        child.communicate()
-        pytest.fail("the step hangs")
-    assert "steps: 1" in output and child.returncode == 0
+        output, _ = child.communicate()
+        pytest.fail(f"a step hangs after: {output!r}")
+    assert output.split() == ["eager:", "1", "traced:", "2"] and child.returncode == 0

@@ -94,29 +94,16 @@ class DirectCollectives(PublicCollectives):
 
     def all_gather(self, message: tf.Tensor) -> tf.Tensor:
         """Gather `[words]` from every worker into `[workers, words]`, one collective."""
-        if self._replicas_take_turns():
-            return super().all_gather(message)
         gathered = self._launch(_collective_ops.all_gather_v2, message[tf.newaxis])
         return tf.ensure_shape(gathered, [self.workers, message.shape[0]])
 
     def all_to_all(self, messages: tf.Tensor) -> tf.Tensor:
         """Send row r of `[workers, words]` to worker r, one collective."""
-        if self._replicas_take_turns():
-            return super().all_to_all(messages)
         return self._launch(_collective_ops.all_to_all_v2, messages)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sum every tensor over the workers, packed into one collective."""
-        if self._replicas_take_turns():
-            return super().all_reduce(tensors)
         return self._launcher().batch_all_reduce([list(tensors)])
-
-    def _replicas_take_turns(self) -> bool:
-        """Whether replicas of this process run one after the other.
-
-        They do in eager execution, where the first one would wait for ever for the others.
-        """
-        return tf.executing_eagerly() and len(self._cross_device_ops._launchers) > 1
 
     def _launcher(self):
         replica = tf.distribute.get_replica_context()._replica_id
@@ -125,8 +112,7 @@ class DirectCollectives(PublicCollectives):
     def _launch(self, collective, value: tf.Tensor) -> tf.Tensor:
         launcher = self._launcher()
         key = launcher._next_instance_key()
-        # In one order on all replicas: without the token, replicas of one process can each hold a
-        # different collective open and wait for ever.
+        # The token chains the collectives in the order of the trace, the same on all workers.
         with tf.device(launcher._device):
             return collective(
                 value,
@@ -175,13 +161,18 @@ def check_supported(strategy: tf.distribute.Strategy) -> None:
 
 
 def has_launchers(strategy: tf.distribute.Strategy) -> bool:
-    """Whether the strategy offers what the single-round collectives need."""
+    """Whether the strategy offers what the single-round collectives need.
+
+    One replica in this process: several are traced, or run eagerly, one after the other, and what
+    the second one sends may wait for what the first one does with its answer. The public
+    collectives let all replicas of a process send before any of them goes on.
+    """
     ops = getattr(strategy.extended, "_cross_device_ops", None)
     if not isinstance(ops, _cross_device_ops.CollectiveAllReduce):
         return False
     needed = ("_next_instance_key", "_get_ordering_token", "_group_key", "_group_size")
     launchers = getattr(ops, "_launchers", None) or []
-    return bool(launchers) and all(hasattr(launchers[0], name) for name in needed)
+    return len(launchers) == 1 and all(hasattr(launchers[0], name) for name in needed)
 
 
 def allow_nested_functions(strategy: tf.distribute.Strategy) -> None:
