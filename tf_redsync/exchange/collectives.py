@@ -112,7 +112,9 @@ class DirectCollectives(PublicCollectives):
     def _launch(self, collective, value: tf.Tensor) -> tf.Tensor:
         launcher = self._launcher()
         key = launcher._next_instance_key()
-        # The token chains the collectives in the order of the trace, the same on all workers.
+        # NCCL wants all collectives in one order, which the token gives. Over gRPC each one is on
+        # its own, and a chain would only make the later ones wait.
+        ordered = "GPU" in launcher._device.upper()
         with tf.device(launcher._device):
             return collective(
                 value,
@@ -121,7 +123,7 @@ class DirectCollectives(PublicCollectives):
                 instance_key=key,
                 communication_hint=launcher._options.implementation.value,
                 timeout=launcher._options.timeout_seconds or 0,
-                ordering_token=launcher._get_ordering_token(),
+                ordering_token=launcher._get_ordering_token() if ordered else None,
             )
 
 

@@ -49,7 +49,7 @@ class Keras3Optimizer(keras.optimizers.Optimizer):
         applies._distributed_tf_update_step = self._seam.guarded(
             _with_sparse_descent(applies._distributed_tf_update_step)
         )
-        self._applies = applies
+        self._plain_sgd = _is_plain_sgd(applies)
         self.built: bool = False
 
     def build(self, variables) -> None:
@@ -61,7 +61,7 @@ class Keras3Optimizer(keras.optimizers.Optimizer):
             return
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(variables)
-        self._seam.build(variables, sparse_totals=_is_plain_sgd(self._applies))
+        self._seam.build(variables, sparse_totals=self._plain_sgd)
         self.built = True
 
     def apply(self, grads, trainable_variables=None) -> None:
