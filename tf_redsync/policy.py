@@ -101,7 +101,15 @@ class Policy(Configurable):
         return [dataclasses.replace(s, output_layer=m) for s, m in zip(specs, marks, strict=True)]
 
     def assign(self, specs: Sequence[TensorSpec]) -> list[Assignment]:
-        """Choose a method for each of `specs`, in their order."""
+        """Choose a method for each of `specs`, in their order.
+
+        Raises:
+            ValueError: for an `output_layer` or a rule that matches none of them.
+        """
+        if self.output_layer is not None:
+            _check_matches("output_layer", self.output_layer, specs)
+        for rule in self.rules:
+            _check_matches("pattern", rule.pattern, specs)
         return [self._assign(spec) for spec in self.mark_output_layer(specs)]
 
     def _assign(self, spec: TensorSpec) -> Assignment:
@@ -118,6 +126,15 @@ def _check_pattern(name: str, pattern: str) -> None:
         raise ValueError(
             f"`{name}` must be a regular expression ({error}). Received: {name}={pattern!r}"
         ) from error
+
+
+def _check_matches(name: str, pattern: str, specs: Sequence[TensorSpec]) -> None:
+    if not any(re.search(pattern, spec.name) for spec in specs):
+        names = ", ".join(spec.name for spec in specs)
+        raise ValueError(
+            f"`{name}` of the policy matches none of the variables. Received: {name}={pattern!r}. "
+            f"The trainable variables are: {names}."
+        )
 
 
 def _or_dense(spec: TensorSpec, method: Method, reason: str) -> Assignment:

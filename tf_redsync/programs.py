@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_redsync.exchange import wire
 from tf_redsync.exchange.driver import DryRun, Network, Outcome, drive
 from tf_redsync.exchange.layout import Bucket
 
@@ -49,13 +50,18 @@ class EveryStep:
         alone = network.workers == 1  # nothing to compress for
 
         def run_phase(warming: bool) -> Outcome:
-            exchanges = []
-            for bucket, g, state in zip(self.buckets, grads, states, strict=True):
+            exchanges, looked_at = [], []
+            for i, (bucket, g, state) in enumerate(zip(self.buckets, grads, states, strict=True)):
                 method = bucket.method
                 dense = alone or (warming and method.warm_up_steps)
                 phase = method.dense_exchange if dense else method.exchange
                 exchanges.append(phase(bucket.layout, g, state, step, scale))
-            return drive(exchanges, network)
+                if method.totals_may_overflow and not dense:
+                    looked_at.append(i)
+            outcome = drive(exchanges, network)
+            totals = [total for i in looked_at for total in outcome.results[i][0]]
+            outcome.finite &= wire.totals_are_finite(totals)
+            return outcome
 
         warm_up_steps = self.warm_up_steps
         if alone or not warm_up_steps:

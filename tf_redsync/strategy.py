@@ -26,8 +26,19 @@ import tensorflow as tf
 from tf_redsync.exchange import collectives
 
 DEFAULT_TIMEOUT_SECONDS = 1800.0
+_TOP_LEVEL_KEYS = ("cluster", "task", "environment", "rpc_layer", "job")
 _TASK_TYPES = ("chief", "worker", "evaluator", "ps")
 _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+
+
+class _Unset:
+    """The default of an argument for which `None` has a meaning."""
+
+    def __repr__(self):
+        return "unset"
+
+
+_UNSET = _Unset()
 
 
 class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
@@ -39,8 +50,9 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     Args:
         cluster_resolver: As of TensorFlow's strategy; default TF_CONFIG.
         timeout_seconds: A collective that some worker does not join within this time raises on
-            the others. `None` waits for ever.
-        communication_options: As of TensorFlow's strategy; excludes `timeout_seconds`.
+            the others. `None` waits for ever. Default: 1800.
+        communication_options: As of TensorFlow's strategy; has a `timeout_seconds` of its own, so
+            give one or the other.
 
     Raises:
         ValueError: for a malformed TF_CONFIG, a port in use, or a bad timeout.
@@ -54,20 +66,13 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def __init__(
         self,
         cluster_resolver=None,
-        timeout_seconds: float | None = DEFAULT_TIMEOUT_SECONDS,
+        timeout_seconds: float | None | _Unset = _UNSET,
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
     ):
-        if timeout_seconds is not None and not timeout_seconds > 0:
-            raise ValueError(
-                f"`timeout_seconds` must be positive or None. Received: {timeout_seconds=}"
-            )
+        options = _communication_options(timeout_seconds, communication_options)
         if cluster_resolver is None:
             check_tf_config(os.environ.get("TF_CONFIG"))
-        if communication_options is None:
-            communication_options = tf.distribute.experimental.CommunicationOptions(
-                timeout_seconds=timeout_seconds
-            )
-        super().__init__(cluster_resolver, communication_options)
+        super().__init__(cluster_resolver, options)
         if collectives.worker_count(self) > 1:
             collectives.allow_nested_functions(self)
         self._statistics: list[Any] = []  # non-trainable model variables, see `_average`
@@ -149,6 +154,23 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             variable.assign(mean, read_value=False)
 
 
+def _communication_options(timeout_seconds, options):
+    """The options for collectives from the strategy's two arguments about them."""
+    if options is not None:
+        if timeout_seconds is not _UNSET:
+            raise ValueError(
+                "`timeout_seconds` and `communication_options` exclude each other. Received: "
+                f"{timeout_seconds=}. Use CommunicationOptions(timeout_seconds=...) alone."
+            )
+        return options
+    seconds = DEFAULT_TIMEOUT_SECONDS if timeout_seconds is _UNSET else timeout_seconds
+    if seconds is not None and not seconds > 0:
+        raise ValueError(
+            f"`timeout_seconds` must be positive or None. Received: timeout_seconds={seconds!r}"
+        )
+    return tf.distribute.experimental.CommunicationOptions(timeout_seconds=seconds)
+
+
 def check_tf_config(text: str | None) -> None:
     """Check TF_CONFIG before TensorFlow starts a server from it.
 
@@ -164,8 +186,13 @@ def check_tf_config(text: str | None) -> None:
         config = json.loads(text)
     except json.JSONDecodeError as error:
         raise _bad_config(f"is not valid JSON ({error})", text) from error
-    cluster = config.get("cluster") if isinstance(config, dict) else None
+    if not isinstance(config, dict):
+        raise _bad_config("must be a JSON object", text)
+    cluster = config.get("cluster")
     if not cluster:
+        unknown = sorted(set(config) - set(_TOP_LEVEL_KEYS))
+        if unknown:  # a misspelt `cluster`, most likely: not one worker without a word
+            raise _bad_config(f"there is no `cluster`, but an unknown key {unknown[0]!r}", text)
         return
     if not isinstance(cluster, dict) or not set(cluster) <= set(_TASK_TYPES):
         raise _bad_config(f"`cluster` must map some of {_TASK_TYPES} to lists of addresses", text)
@@ -179,9 +206,9 @@ def check_tf_config(text: str | None) -> None:
     if not isinstance(task, dict) or task.get("type") not in cluster:
         raise _bad_config(f"`task.type` must be one of {sorted(cluster)}", text)
     index, addresses = task.get("index"), cluster[task["type"]]
-    if isinstance(index, str) and index.isdigit():
+    if isinstance(index, str) and index.isdecimal():
         index = int(index)
-    if not isinstance(index, int) or not 0 <= index < len(addresses):
+    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(addresses):
         raise _bad_config(f"`task.index` must be in 0..{len(addresses) - 1}", text)
     if len(everyone) > 1:
         _check_port_is_free(addresses[index])
@@ -189,7 +216,7 @@ def check_tf_config(text: str | None) -> None:
 
 def _is_address(address) -> bool:
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
-    return bool(host) and port.isdigit() and 0 < int(port) < 65536
+    return bool(host) and port.isdecimal() and 0 < int(port) < 65536
 
 
 def _bad_config(problem: str, text: str) -> ValueError:

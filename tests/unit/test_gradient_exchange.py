@@ -148,10 +148,6 @@ def test_missing_gradients_are_zeros_and_totals_come_back_in_order(mirrored):
         np.testing.assert_array_equal(bias[replica], np.full((20,), 1.0))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the residuals of variables without a gradient are sent, and the totals dropped",
-)
 def test_a_step_over_some_variables_keeps_the_residuals_of_the_others(mirrored):
     """Two functions train parts of a model in turn: what waits in the residual must not be lost."""
     strategy = mirrored(2)

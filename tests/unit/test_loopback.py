@@ -19,6 +19,8 @@ class Scripted:
 
     script: object
 
+    totals_may_overflow = False
+
     def init(self, layout):
         return {"seen": []}
 

@@ -126,10 +126,13 @@ def small_model(dtype="float32"):
     return keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2, dtype=dtype)])
 
 
-def test_gradient_accumulation(mirrored):
+@pytest.mark.parametrize("scaled", [False, True])
+def test_gradient_accumulation(mirrored, scaled):
     with mirrored(2).scope():
         model = small_model()
         inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=4)
+        if scaled:
+            inner = keras.optimizers.LossScaleOptimizer(inner)
         optimizer = rs.DistributedOptimizer(inner, rs.Dense())
         refused(
             ValueError,

@@ -87,6 +87,22 @@ def test_output_layer():
     assert marked(rs.Policy(default=method), []) == []
 
 
+LOST = rs.Rule(pattern="^bias", method=rs.Dense())
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        ("output_layer", rs.Policy(default=rs.RedSync(), output_layer="outt/")),
+        ("pattern", rs.Policy(default=rs.Dense(), rules=(LOST,))),
+    ],
+)
+def test_a_pattern_that_matches_nothing_is_an_error(name, policy):
+    with pytest.raises(ValueError, match=f"`{name}` of the policy matches none") as error:
+        policy.assign(SPECS)
+    assert f"Received: {name}=" in str(error.value) and "out/kernel" in str(error.value)
+
+
 def test_output_layer_is_not_quantized():
     policy = rs.Policy(default=rs.RedSync(quantized=True, dense_below=0))
     how = {a.spec.name: a.method.describe(a.spec) for a in policy.assign(SPECS)}

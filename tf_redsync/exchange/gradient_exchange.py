@@ -73,7 +73,7 @@ class GradientExchange(tf.Module):
         self.program = EveryStep(buckets)
         self.step = state.counter("exchange_step")
         self.skipped = state.counter("exchange_skipped")
-        self.bytes_sent = tf.Variable(tf.zeros([], tf.float64), trainable=False, name="bytes_sent")
+        self.bytes_sent = state.float_counter("exchange_bytes_sent")
         self.states = [state.StateVariables(b.method, b.layout) for b in buckets]
         self.network: Network = collectives.for_strategy(strategy, self._direct)
         self._warn_if_alone(strategy)
@@ -109,13 +109,15 @@ class GradientExchange(tf.Module):
         buckets = self.program.buckets
         everything = [dense[s.position] for b in buckets for s in b.layout.specs]
         scale = self.policy.default.clip_scale(everything, self.workers)
+        states = [s.read() for s in self.states]
         outcome = self.program.run(
             [[dense[s.position] for s in b.layout.specs] for b in buckets],
-            [s.read() for s in self.states],
+            states,
             scale,
             step,
             self.network,
         )
+        self._keep_absent(outcome, states, set(positions))
         self._commit(outcome)
         totals = {
             spec.position: total
@@ -124,6 +126,18 @@ class GradientExchange(tf.Module):
         }
         results = [_like(totals[p], g) for g, p in zip(grads, positions, strict=True)]
         return results, outcome.finite
+
+    def _keep_absent(self, outcome, old_states, present: set[int]) -> None:
+        """Keep the state of variables without a gradient: their totals go nowhere in this step."""
+        for bucket, old, (_, new) in zip(
+            self.program.buckets, old_states, outcome.results, strict=True
+        ):
+            kept = [s.position not in present for s in bucket.layout.specs]
+            for name, values in old.items():
+                if len(values) == len(kept):  # one for each variable
+                    new[name] = [
+                        o if keep else n for o, n, keep in zip(values, new[name], kept, strict=True)
+                    ]
 
     def _commit(self, outcome) -> None:
         def advance():

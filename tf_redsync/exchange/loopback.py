@@ -78,6 +78,8 @@ def run_step(
         finite = finite and bool(wire.is_finite(requests[0], replies[0]))
         bytes_sent += float(wire.sent_bytes(requests[0], layout.workers))
         log.append(requests[0])
+    if method.totals_may_overflow and phase == "exchange":
+        finite = finite and bool(wire.totals_are_finite(results[0][0]))
     new_states = [r[1] for r in results] if finite else list(states)
     return LoopbackStep([r[0] for r in results], new_states, finite, bytes_sent, log)
 

@@ -55,6 +55,11 @@ def counter(name: str) -> tf.Variable:
     return tf.Variable(tf.zeros([], tf.int64), trainable=False, name=name)
 
 
+def float_counter(name: str) -> tf.Variable:
+    """A float64 variable that is equal on all replicas and starts at 0."""
+    return tf.Variable(tf.zeros([], tf.float64), trainable=False, name=name)
+
+
 def _create(value: tf.Tensor, kind: str, name: str) -> tf.Variable:
     if kind == "shared":  # every replica computes and assigns the same value: no aggregation
         return tf.Variable(value, trainable=False, name=name)

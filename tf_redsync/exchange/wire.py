@@ -6,6 +6,7 @@ float (a float32 index is wrong from 2**24 on). Word 0 is the finite flag.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -71,6 +72,25 @@ def is_finite(request: Request, reply: Any) -> tf.Tensor:
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(total)) for total in reply])
 
 
+def totals_are_finite(totals: Sequence[Any]) -> tf.Tensor:
+    """Look at the totals of an exchange: finite summands may have a sum that is not.
+
+    Every worker computes equal totals, so the bool scalar is the same on every worker.
+
+    Args:
+        totals: Dense tensors, or tuples of `(indices, values)` whose values are added up per index.
+            Of those, values are taken for too large if even the sum of all magnitudes is.
+    """
+    finite = []
+    for total in totals:
+        if isinstance(total, tuple):
+            magnitudes = tf.abs(tf.cast(total[1], tf.float64))
+            finite.append(tf.reduce_sum(magnitudes) <= tf.float32.max)
+        else:
+            finite.append(tf.reduce_all(tf.math.is_finite(total)))
+    return tf.reduce_all(finite)
+
+
 def _total_bytes(tensors) -> int | tf.Tensor:
     if all(t.shape.is_fully_defined() for t in tensors):
         return sum(t.shape.num_elements() * t.dtype.size for t in tensors)
@@ -86,5 +106,6 @@ __all__ = [
     "payload_bytes",
     "sent_bytes",
     "to_words",
+    "totals_are_finite",
     "with_header",
 ]

@@ -7,7 +7,6 @@ replicas; `_distributed_tf_update_step(strategy, grads_and_vars, learning_rate)`
 
 from __future__ import annotations
 
-import copy
 import os
 from typing import Any
 
@@ -16,37 +15,33 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync.exchange import collectives
-from tf_redsync.keras.seam import Seam
+from tf_redsync.keras.wrapper import Wrapper
 from tf_redsync.ops.sparse import SparseTotal, descend
 
 _STATE_FILE = "exchange_state.npz"
 
 
 @keras.saving.register_keras_serializable(package="tf_redsync", name="DistributedOptimizer")
-class Keras3Optimizer(keras.optimizers.Optimizer):
+class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
     """A Keras 3 optimizer whose gradients are exchanged by a tf_redsync method.
 
     Made by `tf_redsync.DistributedOptimizer`, which documents the arguments.
 
-    Attributes:
-        inner_optimizer: The wrapped optimizer. Learning rate, iterations, EMA and constraints are
-            its own.
-        exchange: The `GradientExchange`; counters `step`, `skipped`, `bytes_sent`.
+    See `Wrapper` for what it passes on.
     """
+
+    saving = keras.saving
 
     def __init__(self, inner_optimizer, method=None, *, name: str | None = None, **options):
         super().__init__(learning_rate=0.0, name=name or f"distributed_{inner_optimizer.name}")
-        self.inner_optimizer = inner_optimizer
-        self._options = dict(options)
-        self._seam = Seam(inner_optimizer, method, **options)
-        self.exchange = self._seam.exchange
+        seam = self.wrap(inner_optimizer, method, options)
         applies = inner_optimizer
         if isinstance(inner_optimizer, keras.optimizers.LossScaleOptimizer):
             applies = inner_optimizer.inner_optimizer
             # Each worker checks its own gradients, around a branch that holds the exchange.
-            inner_optimizer.check_finite = self._seam.agreed(inner_optimizer.check_finite)
-        applies._all_reduce_sum_gradients = self._seam.aggregate
-        applies._distributed_tf_update_step = self._seam.guarded(
+            inner_optimizer.check_finite = seam.agreed(inner_optimizer.check_finite)
+        applies._all_reduce_sum_gradients = seam.aggregate
+        applies._distributed_tf_update_step = seam.guarded(
             _with_sparse_descent(applies._distributed_tf_update_step)
         )
         self._plain_sgd = _is_plain_sgd(applies)
@@ -84,20 +79,6 @@ class Keras3Optimizer(keras.optimizers.Optimizer):
         """The inner optimizer's variables. The exchange's state is in `exchange`."""
         return self.inner_optimizer.variables
 
-    @property
-    def learning_rate(self):
-        """The inner optimizer's learning rate."""
-        return self.inner_optimizer.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value):
-        self.inner_optimizer.learning_rate = value
-
-    @property
-    def iterations(self):
-        """The inner optimizer's step counter."""
-        return self.inner_optimizer.iterations
-
     def scale_loss(self, loss):
         """Scale the loss as the inner optimizer does."""
         return self.inner_optimizer.scale_loss(loss)
@@ -105,32 +86,6 @@ class Keras3Optimizer(keras.optimizers.Optimizer):
     def finalize_variable_values(self, var_list) -> None:
         """Let the inner optimizer write its moving averages into the variables."""
         self.inner_optimizer.finalize_variable_values(var_list)
-
-    def explain(self):
-        """Return a table of what happens to every variable; see `GradientExchange.explain`."""
-        return self.exchange.explain()
-
-    def bytes_per_step(self) -> float:
-        """Bytes this worker sends in a step; see `GradientExchange.bytes_per_step`."""
-        return self.exchange.bytes_per_step()
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the config: inner optimizer, policy, options."""
-        return {
-            "name": self.name,
-            "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
-            "method": self._seam.policy.get_config(),
-            **self._options,
-        }
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        """Rebuild the optimizer from `get_config`'s result."""
-        config = copy.deepcopy(config)  # some optimizers take theirs apart
-        inner = keras.saving.deserialize_keras_object(
-            config.pop("inner_optimizer"), custom_objects=custom_objects
-        )
-        return cls(inner, config.pop("method"), **config)
 
     def save_own_variables(self, store) -> None:
         """Store the inner optimizer's variables, exactly as it would without the wrapper.

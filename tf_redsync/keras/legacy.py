@@ -6,40 +6,33 @@ replicas; `_distributed_apply(strategy, grads_and_vars, apply_state, name)` appl
 
 from __future__ import annotations
 
-import copy
-from typing import Any
-
 import tensorflow as tf
 import tf_keras
 
-from tf_redsync.keras.seam import Seam
+from tf_redsync.keras.wrapper import Wrapper
 
 
 @tf_keras.saving.register_keras_serializable(
     package="tf_redsync", name="LegacyDistributedOptimizer"
 )
-class LegacyOptimizer(tf_keras.optimizers.legacy.Optimizer):
+class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
     """A legacy Keras optimizer whose gradients are exchanged by a tf_redsync method.
 
     Made by `tf_redsync.DistributedOptimizer`, which documents the arguments.
 
-    Attributes:
-        inner_optimizer: The wrapped optimizer.
-        exchange: The `GradientExchange`; counters `step`, `skipped`, `bytes_sent`.
+    See `Wrapper` for what it passes on.
     """
 
+    saving = tf_keras.saving
     _HAS_AGGREGATE_GRAD = True
 
     def __init__(self, inner_optimizer, method=None, *, name: str | None = None, **options):
         super().__init__(name=name or f"distributed_{inner_optimizer._name}")
-        self.inner_optimizer = inner_optimizer
-        self._options = dict(options)
-        self._seam = Seam(inner_optimizer, method, **options)
-        self.exchange = self._seam.exchange
+        seam = self.wrap(inner_optimizer, method, options)
         self._track_trackable(inner_optimizer, "inner_optimizer")
         self._track_trackable(self.exchange, "exchange")
-        inner_optimizer._aggregate_gradients = self._seam.aggregate
-        inner_optimizer._distributed_apply = self._seam.guarded(inner_optimizer._distributed_apply)
+        inner_optimizer._aggregate_gradients = seam.aggregate
+        inner_optimizer._distributed_apply = seam.guarded(inner_optimizer._distributed_apply)
 
     def build(self, var_list) -> None:
         """Create the inner optimizer's variables and the exchange's state."""
@@ -64,13 +57,9 @@ class LegacyOptimizer(tf_keras.optimizers.legacy.Optimizer):
         return self.inner_optimizer.apply_gradients(grads_and_vars, name=name)
 
     @property
-    def iterations(self):
-        """The inner optimizer's step counter."""
-        return self.inner_optimizer.iterations
-
-    @iterations.setter
-    def iterations(self, value):
-        self.inner_optimizer.iterations = value
+    def name(self) -> str:  # type: ignore[override]
+        """Name of the wrapper."""
+        return self._name
 
     @property
     def weights(self):
@@ -90,40 +79,3 @@ class LegacyOptimizer(tf_keras.optimizers.legacy.Optimizer):
 
     def _set_hyper(self, name, value):
         self.inner_optimizer._set_hyper(name, value)
-
-    @property
-    def learning_rate(self):
-        """The inner optimizer's learning rate."""
-        return self.inner_optimizer.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value):
-        self.inner_optimizer.learning_rate = value
-
-    lr = learning_rate
-
-    def explain(self):
-        """Return a table of what happens to every variable; see `GradientExchange.explain`."""
-        return self.exchange.explain()
-
-    def bytes_per_step(self) -> float:
-        """Bytes this worker sends in a step; see `GradientExchange.bytes_per_step`."""
-        return self.exchange.bytes_per_step()
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the config: inner optimizer, policy, options."""
-        return {
-            "name": self._name,
-            "inner_optimizer": tf_keras.saving.serialize_keras_object(self.inner_optimizer),
-            "method": self._seam.policy.get_config(),
-            **self._options,
-        }
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        """Rebuild the optimizer from `get_config`'s result."""
-        config = copy.deepcopy(config)  # some optimizers take theirs apart
-        inner = tf_keras.saving.deserialize_keras_object(
-            config.pop("inner_optimizer"), custom_objects=custom_objects
-        )
-        return cls(inner, config.pop("method"), **config)

@@ -6,7 +6,8 @@ sums. An adapter replaces the first by `Seam.aggregate` and wraps the second by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import numbers
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -154,19 +155,21 @@ def _check_momentum(inner, policy: Policy) -> None:
 
 def _find_momentum(config) -> tuple[str, float] | None:
     """The first non-zero momentum coefficient in a (nested) optimizer config."""
-    if not isinstance(config, dict):
-        return None
-    for key, value in config.items():
-        if key in _MOMENTUM_KEYS and isinstance(value, (int, float)) and value:
-            return key, value
-        found = _find_momentum(value)
-        if found:
-            return found
-    return None
+    found = _numbers(config)
+    return next(((key, value) for key, value in found if key in _MOMENTUM_KEYS and value), None)
+
+
+def _numbers(config) -> Iterator[tuple[str, Any]]:
+    """Every `(key, number)` in a (nested) optimizer config."""
+    for key, value in config.items() if isinstance(config, dict) else ():
+        if isinstance(value, numbers.Real):
+            yield key, value
+        yield from _numbers(value)
 
 
 def _check_accumulation(inner) -> None:
-    steps = inner.get_config().get("gradient_accumulation_steps")
+    key = "gradient_accumulation_steps"  # of this optimizer or of one inside it
+    steps = dict(_numbers(inner.get_config())).get(key)
     if steps and tf.distribute.get_strategy().num_replicas_in_sync > 1:
         raise ValueError(
             "`gradient_accumulation_steps` of the inner optimizer puts the exchange inside a "

@@ -6,35 +6,29 @@ replicas; `_distributed_apply_gradients_fn(strategy, grads_and_vars)`, private, 
 
 from __future__ import annotations
 
-import copy
-from typing import Any
-
 import tensorflow as tf
 import tf_keras
 
-from tf_redsync.keras.seam import Seam
+from tf_redsync.keras.wrapper import Wrapper
 
 
 @tf_keras.saving.register_keras_serializable(package="tf_redsync", name="DistributedOptimizer")
-class TfKerasOptimizer(tf_keras.optimizers.Optimizer):
+class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
     """A tf_keras optimizer whose gradients are exchanged by a tf_redsync method.
 
     Made by `tf_redsync.DistributedOptimizer`, which documents the arguments.
 
-    Attributes:
-        inner_optimizer: The wrapped optimizer.
-        exchange: The `GradientExchange`; counters `step`, `skipped`, `bytes_sent`.
+    See `Wrapper` for what it passes on.
     """
+
+    saving = tf_keras.saving
 
     def __init__(self, inner_optimizer, method=None, *, name: str | None = None, **options):
         super().__init__(name=name or f"distributed_{inner_optimizer.name}", jit_compile=False)
-        self.inner_optimizer = inner_optimizer
-        self._options = dict(options)
-        self._seam = Seam(inner_optimizer, method, **options)
-        self.exchange = self._seam.exchange
+        seam = self.wrap(inner_optimizer, method, options)
         inner_optimizer.jit_compile = False  # the update shares a function with collectives
-        inner_optimizer.aggregate_gradients = self._seam.aggregate
-        inner_optimizer._distributed_apply_gradients_fn = self._seam.guarded(
+        inner_optimizer.aggregate_gradients = seam.aggregate
+        inner_optimizer._distributed_apply_gradients_fn = seam.guarded(
             inner_optimizer._distributed_apply_gradients_fn,
             otherwise=lambda: inner_optimizer.iterations,
         )
@@ -68,52 +62,6 @@ class TfKerasOptimizer(tf_keras.optimizers.Optimizer):
         """The inner optimizer's variables."""
         return self.inner_optimizer.variables
 
-    @property
-    def iterations(self):
-        """The inner optimizer's step counter."""
-        return self.inner_optimizer.iterations
-
-    @iterations.setter
-    def iterations(self, value):
-        self.inner_optimizer.iterations = value
-
-    @property
-    def learning_rate(self):
-        """The inner optimizer's learning rate."""
-        return self.inner_optimizer.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value):
-        self.inner_optimizer.learning_rate = value
-
-    lr = learning_rate
-
     def finalize_variable_values(self, var_list) -> None:
         """Let the inner optimizer write its moving averages into the variables."""
         self.inner_optimizer.finalize_variable_values(var_list)
-
-    def explain(self):
-        """Return a table of what happens to every variable; see `GradientExchange.explain`."""
-        return self.exchange.explain()
-
-    def bytes_per_step(self) -> float:
-        """Bytes this worker sends in a step; see `GradientExchange.bytes_per_step`."""
-        return self.exchange.bytes_per_step()
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the config: inner optimizer, policy, options."""
-        return {
-            "name": self.name,
-            "inner_optimizer": tf_keras.saving.serialize_keras_object(self.inner_optimizer),
-            "method": self._seam.policy.get_config(),
-            **self._options,
-        }
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        """Rebuild the optimizer from `get_config`'s result."""
-        config = copy.deepcopy(config)  # some optimizers take theirs apart
-        inner = tf_keras.saving.deserialize_keras_object(
-            config.pop("inner_optimizer"), custom_objects=custom_objects
-        )
-        return cls(inner, config.pop("method"), **config)

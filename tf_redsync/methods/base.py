@@ -87,6 +87,14 @@ class Method(Configurable):
         return True
 
     @property
+    def totals_may_overflow(self) -> bool:
+        """Whether totals can be non-finite though all that the network returned is finite.
+
+        Then every step looks at them, and is skipped by all workers if they are.
+        """
+        return True
+
+    @property
     def warm_up_steps(self) -> int:
         """Number of first steps in which `dense_exchange` runs in place of `exchange`."""
         return 0

@@ -44,6 +44,11 @@ class Dense(Method):
         return self.momentum == 0.0
 
     @property
+    def totals_may_overflow(self) -> bool:
+        """See `Method`. Without momentum they are what the all-reduce returned."""
+        return self.momentum != 0.0
+
+    @property
     def momentum_in_exchange(self) -> float:
         """See `Method`."""
         return self.momentum
@@ -86,12 +91,18 @@ class NoExchange(Method):
     """Exchange nothing: every worker applies its own gradients.
 
     Workers drift apart, so this trains nothing useful. It shows the bound that no exchange can
-    beat: the step time without communication.
+    beat: the step time without communication. Nothing is agreed on either: a step with non-finite
+    gradients is applied.
     """
 
     @property
     def conserves(self) -> bool:
         """See `Method`."""
+        return False
+
+    @property
+    def totals_may_overflow(self) -> bool:
+        """See `Method`. Workers have different totals, so they could not skip a step together."""
         return False
 
     def dense(self) -> Method:

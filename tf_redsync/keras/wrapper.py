@@ -1,0 +1,78 @@
+"""What a wrapper passes on to the optimizer inside it; the same for all three families."""
+
+from __future__ import annotations
+
+import copy
+from types import ModuleType
+from typing import Any, ClassVar
+
+from tf_redsync.keras.seam import Seam
+
+
+class Wrapper:
+    """Base of the adapters, before the family's own base class.
+
+    Attributes:
+        inner_optimizer: The wrapped optimizer. Learning rate and iterations are its own.
+        exchange: The `GradientExchange`; counters `step`, `skipped`, `bytes_sent`.
+    """
+
+    saving: ClassVar[ModuleType]  # the family's `saving` module
+
+    name: str
+    inner_optimizer: Any
+    _seam: Seam
+
+    def wrap(self, inner_optimizer, method, options: dict[str, Any]) -> Seam:
+        """Keep what this wraps, and return the seam for it."""
+        self._options = dict(options)
+        self._seam = Seam(inner_optimizer, method, **options)
+        self.inner_optimizer = inner_optimizer
+        self.exchange = self._seam.exchange
+        return self._seam
+
+    @property
+    def learning_rate(self):
+        """The inner optimizer's learning rate."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value):
+        self.inner_optimizer.learning_rate = value
+
+    lr = learning_rate  # as tf_keras and legacy optimizers also call it
+
+    @property
+    def iterations(self):
+        """The inner optimizer's step counter."""
+        return self.inner_optimizer.iterations
+
+    @iterations.setter
+    def iterations(self, value):
+        self.inner_optimizer.iterations = value
+
+    def explain(self):
+        """Return a table of what happens to every variable; see `GradientExchange.explain`."""
+        return self.exchange.explain()
+
+    def bytes_per_step(self) -> float:
+        """Bytes this worker sends in a step; see `GradientExchange.bytes_per_step`."""
+        return self.exchange.bytes_per_step()
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the config: inner optimizer, policy, options."""
+        return {
+            "name": self.name,
+            "inner_optimizer": self.saving.serialize_keras_object(self.inner_optimizer),
+            "method": self._seam.policy.get_config(),
+            **self._options,
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Rebuild the optimizer from `get_config`'s result."""
+        config = copy.deepcopy(config)  # some optimizers take theirs apart
+        inner = cls.saving.deserialize_keras_object(
+            config.pop("inner_optimizer"), custom_objects=custom_objects
+        )
+        return cls(inner, config.pop("method"), **config)  # type: ignore[call-arg]
