@@ -22,6 +22,7 @@ tensorflow::Status TensorAttributes::Read(tensorflow::OpKernelConstruction* cont
   for (const std::string& name : names) {
     selectors.push_back(name == "exact"     ? Selector::kExact
                         : name == "trimmed" ? Selector::kTrimmed
+                        : name == "fixed"   ? Selector::kFixed
                                             : Selector::kThreshold);
   }
   return tensorflow::OkStatus();

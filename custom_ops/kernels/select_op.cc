@@ -87,6 +87,15 @@ class AccumulateAndSelectOp : public tensorflow::OpKernel {
       return InvalidArgument("`ratios` must have shape [", call->grads.size(),
                              "]. Received: ", call->ratios->shape().DebugString(), ".");
     }
+    for (int i = 0; i < call->grads.size(); ++i) {
+      const float ratio = call->ratios->flat<float>()(i);
+      if (attributes_.selectors[i] == Selector::kFixed && ratio < 0) {
+        return InvalidArgument(
+            "`ratios` must be >= 0 where the selector is 'fixed': they are the thresholds. "
+            "Received: ratios[",
+            i, "]=", ratio, ".");
+      }
+    }
     TF_RETURN_IF_ERROR(CheckShapes("residuals", call->residuals, call->grads));
     if (factor_ != 0 || call->velocities.size() != 0) {
       TF_RETURN_IF_ERROR(CheckShapes("velocities", call->velocities, call->grads));

@@ -121,7 +121,7 @@ REGISTER_OP("RedsyncAccumulateAndSelect")
     .Output("new_ratios: float")
     .Attr("N: int >= 1")
     .Attr("M: int >= 0")
-    .Attr("selectors: list({'exact', 'trimmed', 'threshold'})")
+    .Attr("selectors: list({'exact', 'trimmed', 'threshold', 'fixed'})")
     .Attr("quantized: list(bool)")
     .Attr("momentum: float = 0")
     .Attr("nesterov: bool = false")
@@ -133,8 +133,10 @@ Adds gradients to residuals and moves the largest elements into a message.
 grads: Gradients, multiplied by `scale` before anything else.
 residuals: What earlier steps have not sent; of the shapes of `grads`.
 velocities: Momentum; of the shapes of `grads`, or none if `momentum` is 0.
-k: Elements to select, [N]. 1 <= k[i] <= elements of grads[i] (0 if it is empty).
-ratios: Last ratios of the threshold search, [N]; -1 where there is none.
+k: Elements to select, or for the fixed selector at most, [N]. 1 <= k[i] <= elements of grads[i] (0
+  if it is empty).
+ratios: Last ratios of the threshold search, [N]; -1 where there is none. For the fixed selector the
+  threshold, >= 0.
 scale: Factor of the gradients.
 side: Sign that quantised tensors send, +1 or -1.
 search: Whether to search thresholds anew rather than to try `ratios` first.
@@ -152,7 +154,7 @@ REGISTER_OP("RedsyncDecode")
     .Input("like: N * float")
     .Output("totals: N * float")
     .Attr("N: int >= 1")
-    .Attr("selectors: list({'exact', 'trimmed', 'threshold'})")
+    .Attr("selectors: list({'exact', 'trimmed', 'threshold', 'fixed'})")
     .Attr("quantized: list(bool)")
     .SetShapeFn(DecodeShape)
     .Doc(R"doc(

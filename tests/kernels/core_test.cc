@@ -119,7 +119,10 @@ void Verify(const Case& c, const std::string& name) {
   std::stable_sort(order.begin(), order.end(), [&](int x, int y) { return a[x] > a[y]; });
   const int64_t count = c.result.count;
   const int64_t eligible = order.size();
-  if (o.k >= o.size) {
+  if (o.selector == Selector::kFixed) {
+    const int64_t pass = std::count_if(a.begin(), a.end(), [&](float x) { return x >= o.ratio; });
+    Check(count == std::min(pass, o.k) && c.result.ratio == o.ratio, name + ": fixed count");
+  } else if (o.k >= o.size) {
     Check(count == eligible, name + ": all eligible are selected");
   } else if (o.selector != Selector::kThreshold) {
     Check(count == std::min(o.k, eligible), name + ": count");
@@ -142,12 +145,12 @@ void TestSelect(const ParallelFor& threads) {
     for (int64_t n : {1, 17, 5000, 33000}) {
       for (int64_t k : {int64_t{1}, n / 700, n / 3, n}) {
         if (k < 1) continue;
-        for (int variant = 0; variant < 6; ++variant) {
+        for (int variant = 0; variant < 8; ++variant) {
           Case c;
           c.options.size = n;
           c.options.k = k;
-          c.options.selector = static_cast<Selector>(variant % 3);
-          c.options.quantized = variant >= 3;
+          c.options.selector = static_cast<Selector>(variant % 4);
+          c.options.quantized = variant >= 4;
           c.options.momentum = static_cast<Momentum>((variant + n + k) % 3);
           c.options.factor = 0.9f;
           c.options.scale = 0.5f;
@@ -174,10 +177,11 @@ void TestWrongPrediction(const ParallelFor& threads) {
   const std::vector<float> normal = Make("normal", n, 1);
   for (float rest : {0.0f, 1e-3f}) {
     for (int64_t place = 0; place < 32; ++place) {
-      for (int variant = 0; variant < 3; ++variant) {
+      for (int variant = 0; variant < 4; ++variant) {
         Case c;
         c.options.size = n;
         c.options.k = 47;
+        c.options.ratio = 0.7f;
         c.options.selector = static_cast<Selector>(variant);
         c.g = normal;
         for (int64_t i = 0; i < n; ++i)

@@ -67,6 +67,38 @@ def test_large_tensors(kind, selector):
 
 
 @needs_native
+@pytest.mark.parametrize("quantized", [False, True], ids=["values", "quantized"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_fixed_threshold(kind, quantized):
+    # Too few pass, too many pass, all pass; a capacity of all elements; a tie with the threshold.
+    sizes = (*SIZES, 50_000)
+    inputs = make_inputs(kind, sizes)
+    for turn, threshold in enumerate((0.0, 0.37, 1.0, 2.5, np.inf)):
+        options = {
+            "selectors": ["fixed"] * len(sizes), "quantized": [quantized] * len(sizes),
+            "momentum": list(MOMENTA.values())[turn % 3], "side": -1 if turn % 2 else 1,
+        }  # fmt: skip
+        k, ratios = make_k(sizes, first=turn), np.full(len(sizes), threshold, np.float32)
+        results = {b: select(b, inputs, k, ratios, **options) for b in ("native", "tensorflow")}
+        assert_same_bits(results["native"], results["tensorflow"], f"{threshold}: native, twin")
+        assert_same_bits(results["native"].ratios, ratios, "ratios stay")
+        if kind != "denormal":
+            expected = oracle(inputs, k, ratios, **options)
+            assert_same_bits(results["native"], expected, f"{threshold}: native, oracle")
+
+
+@needs_native
+@pytest.mark.parametrize("backend", ["native", "tensorflow"])
+def test_fixed_threshold_out_of_range(backend):
+    inputs = make_inputs("normal", (31, 5))
+    options = {"selectors": ["exact", "fixed"], "quantized": [False] * 2}
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)`ratios` must be >= 0.*-0.5"):
+        select(backend, inputs, [3, 2], [-1.0, -0.5], **options)
+    # A threshold that was fitted to something not finite: this step is skipped, not an error.
+    assert not select(backend, inputs, [3, 2], [-1.0, np.nan], **options).message.any()
+
+
+@needs_native
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("selector", SELECTORS)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SELECTORS = ("exact", "trimmed", "threshold")
+SELECTORS = ("exact", "trimmed", "threshold", "fixed")
 PROBES = 10  # of one threshold search
 
 
@@ -87,6 +87,9 @@ def select_numpy(
     a: np.ndarray, k: int, selector: str, ratio: float, search: bool
 ) -> tuple[np.ndarray, np.float32]:
     """Selects from the flat array `a`; returns (ascending indices, new ratio)."""
+    if selector == "fixed":  # an absolute threshold (Strom 2015); k is the capacity
+        chosen = np.flatnonzero((a >= ratio) & (a > 0))
+        return chosen[top_k_numpy(a[chosen], k)], np.float32(ratio)
     if k >= a.size:  # density 1 loses nothing
         return np.flatnonzero(a > 0), np.float32(-1)
     if selector == "exact":
@@ -162,6 +165,8 @@ def accumulate_and_select_numpy(
                 g.reshape(-1), residuals[i].reshape(-1), u_old, momentum, nesterov, scale
             )
             finite &= bool(np.isfinite(np.abs(v).sum(dtype=np.float64)))
+            if selectors[i] == "fixed":
+                finite &= not np.isnan(ratios[i])
             a = np.float32(side) * v if quantized[i] else np.abs(v)
             if finite:
                 reuse = not search and not quantized[i]
@@ -170,7 +175,9 @@ def accumulate_and_select_numpy(
                 chosen, ratio = np.arange(0), np.float32(-1)
             slots = capacity_numpy(int(k[i]), selectors[i], g.size)
             parts += pack_numpy(v, chosen, slots, quantized[i])
-            new_ratios.append(np.float32(-1) if quantized[i] else ratio)
+            new_ratios.append(
+                np.float32(-1) if quantized[i] and selectors[i] == "threshold" else ratio
+            )
             v[chosen] = 0
             new_v.append(v.reshape(shape))
             if momentum:

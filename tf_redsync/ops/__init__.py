@@ -131,19 +131,22 @@ def accumulate_and_select(
     selected: "exact" and "trimmed" take the `k` largest, the lower index first among equals;
     "threshold" takes everything above `mean + r * (max - mean)`, where `r` is bisected until
     between k/2 and 3k/2 elements pass, or is reused from an earlier step. If no `r` does, or the
-    input is too heavy-tailed for it, the exact `k` largest are taken. Selected elements of the
+    input is too heavy-tailed for it, the exact `k` largest are taken. "fixed" takes those with
+    `a >= ratios[i]`, an absolute threshold; if more than `k` pass, the `k` largest of them, and the
+    others wait in the residual. Selected elements of the
     residual are set to zero, and those of the velocity too if `masking`.
 
-    If anything accumulated is not finite the message is all zero, the ratios stay, and the new
-    residuals and velocities are unspecified: keep the old ones.
+    If anything accumulated is not finite, or the threshold of "fixed" is NaN, the message is all
+    zero, the ratios stay, and the new residuals and velocities are unspecified: keep the old ones.
 
     Args:
         grads: N float32 tensors of any shape, n_i elements each; n_i may be 0.
         residuals: N float32 tensors of the same shapes.
         velocities: N float32 tensors of the same shapes; empty if `momentum` is 0.
-        k: int32 [N], elements to select; 1 <= k_i <= n_i, or 0 where n_i is 0.
-        ratios: float32 [N], from the previous step; -1 where there is none.
-        selectors: N names out of "exact", "trimmed", "threshold".
+        k: int32 [N], elements to select ("fixed": at most); 1 <= k_i <= n_i, or 0 where n_i is 0.
+        ratios: float32 [N], from the previous step; -1 where there is none. For "fixed" the
+            threshold, >= 0; it comes back unchanged.
+        selectors: N names out of "exact", "trimmed", "threshold", "fixed".
         quantized: N bools; a quantised tensor sends positions of one sign and their mean.
         momentum: factor >= 0; 0 means no velocity.
         nesterov: whether the momentum is Nesterov's.
@@ -159,7 +162,7 @@ def accumulate_and_select(
     Raises:
         ValueError: for wrong lengths, shapes, names or a bad momentum.
         TypeError: for gradients, residuals or velocities that are not float32.
-        tf.errors.InvalidArgumentError: when run, for `k` or `side` out of range.
+        tf.errors.InvalidArgumentError: when run, for `k`, `side` or a threshold out of range.
 
     Reference:
         Fang, Fu, Yang and Hsieh, "RedSync: Reducing synchronization bandwidth for distributed deep

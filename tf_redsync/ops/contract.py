@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-SELECTORS = ("exact", "trimmed", "threshold")
+SELECTORS = ("exact", "trimmed", "threshold", "fixed")
 MAX_ELEMENTS = 2**31 - 1  # positions travel as int32
 
 
@@ -30,7 +30,8 @@ class Selection(NamedTuple):
         message: int32 vector, what this worker sends; see the module's docstring for the layout.
         residuals: list of float32 tensors, the new residuals (selected elements are zero).
         velocities: list of float32 tensors, the new momentum; empty without momentum.
-        ratios: float32 vector, one threshold ratio per tensor, -1 where there is none to reuse.
+        ratios: float32 vector, one threshold ratio per tensor, -1 where there is none to reuse; for
+            "fixed" the threshold as it was given.
     """
 
     message: tf.Tensor
@@ -42,11 +43,11 @@ class Selection(NamedTuple):
 def capacity(k: int, selector: str, size: int | None = None) -> int:
     """Number of slots a message holds for one tensor.
 
-    `k` for "exact" and "trimmed"; for "threshold", whose count varies, `min(k + k // 2, size)`.
+    For "threshold", whose count varies, `min(k + k // 2, size)`; else `k`.
 
     Args:
         k: number of elements to select.
-        selector: "exact", "trimmed" or "threshold".
+        selector: "exact", "trimmed", "threshold" or "fixed".
         size: number of elements of the tensor; None leaves the bound by `size` out, which changes
             the result only for "threshold" with `k` above two thirds of `size`.
 

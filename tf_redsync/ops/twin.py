@@ -34,7 +34,7 @@ def accumulate_and_select(
     search: tf.Tensor,
 ) -> Selection:
     """See `tf_redsync.ops.accumulate_and_select`; all arguments are given and already checked."""
-    with tf.control_dependencies(_check_select(grads, k, ratios, side, any(quantized))):
+    with tf.control_dependencies(_check_select(grads, k, ratios, side, selectors, any(quantized))):
         k, ratios, scale = tf.identity(k), tf.identity(ratios), tf.identity(scale)
     side = tf.cast(side, tf.float32)
     finite, words, new_v, new_u, new_ratios = [], [], [], [], []
@@ -44,6 +44,8 @@ def accumulate_and_select(
         shape, v = tf.shape(v), tf.reshape(v, [-1])
         finite.append(tf.math.is_finite(tf.reduce_sum(tf.cast(tf.abs(v), tf.float64))))
         a = side * v if quantized[i] else tf.abs(v)
+        if selectors[i] == "fixed":
+            finite[-1] &= ~tf.math.is_nan(ratios[i])
         a = tf.where(finite[-1], a, 0.0)  # NaN has no order; nothing is selected then
         indices, ratio = _select(a, k[i], ratios[i], search, selectors[i], quantized[i])
         words.append(_encode(v, indices, _capacity(k[i], tf.size(v), selectors[i]), quantized[i]))
@@ -61,7 +63,7 @@ def accumulate_and_select(
     return Selection(message, new_v, new_u, tf.where(flag, tf.stack(new_ratios), ratios))
 
 
-def _check_select(grads, k, ratios, side, any_quantized):
+def _check_select(grads, k, ratios, side, selectors, any_quantized):
     n = tf.stack([tf.size(g) for g in grads])
     bad = tf.reshape(tf.where((k < tf.minimum(n, 1)) | (k > n)), [-1])[:1]
     checks = [
@@ -75,6 +77,9 @@ def _check_select(grads, k, ratios, side, any_quantized):
             + [tf.gather(k, bad), tf.gather(n, bad)],
         ),
     ]
+    fixed = tf.constant([s == "fixed" for s in selectors])
+    text = "`ratios` must be >= 0 where the selector is 'fixed'. Received:"
+    checks.append(tf.debugging.Assert(~tf.reduce_any(fixed & (ratios < 0.0)), [text, ratios]))
     if any_quantized:
         ok = tf.equal(tf.abs(side), 1)
         checks.append(tf.debugging.Assert(ok, ["`side` must be +1 or -1. Received:", side]))
@@ -106,6 +111,8 @@ def _select(a, k, ratio, search, selector: str, one_mean: bool):
     none = tf.constant(_NO_RATIO)
     if selector == "exact":
         return _top_k(a, k), none
+    if selector == "fixed":
+        return _top_k(tf.where(a >= ratio, a, 0.0), k), ratio
     mean, top = tf.reduce_sum(tf.cast(a, tf.float64)), tf.cast(tf.reduce_max(a), tf.float64)
     mean = mean / tf.cast(tf.size(a), tf.float64)
 

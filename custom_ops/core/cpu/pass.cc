@@ -1,15 +1,11 @@
 #include "custom_ops/core/cpu/pass.h"
 
-#include <cstdlib>
 #include <cstring>
 
 #include "custom_ops/core/cpu/common.h"
+#include "custom_ops/core/cpu/simd.h"
 
 // One source, compiled for several instruction sets; which one runs is decided at run time.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define REDSYNC_X86_VERSIONS 1
-#endif
-
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -117,25 +113,14 @@ const PassFunctions kAvx2 = {"avx2", avx2::Accumulate, avx2::Scan};
 const PassFunctions kAvx512 = {"avx512", avx512::Accumulate, avx512::Scan};
 #endif
 
-const PassFunctions& Choose() {
-#ifdef REDSYNC_X86_VERSIONS
-  const char* limit = std::getenv("TF_REDSYNC_SIMD");
-  auto at_most = [limit](const char* name) { return limit && std::strcmp(limit, name) == 0; };
-  __builtin_cpu_init();
-  if (at_most("plain") || !__builtin_cpu_supports("avx2")) return kPlain;
-  const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
-  return at_most("avx2") || !has_avx512 ? kAvx2 : kAvx512;
-#else
-  return kPlain;
-#endif
-}
-
 }  // namespace
 
 const PassFunctions& Passes() {
-  static const PassFunctions& passes = Choose();
-  return passes;
+#ifdef REDSYNC_X86_VERSIONS
+  if (WidestSimd() == Simd::kAvx512) return kAvx512;
+  if (WidestSimd() == Simd::kAvx2) return kAvx2;
+#endif
+  return kPlain;
 }
 
 }  // namespace redsync

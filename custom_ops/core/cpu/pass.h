@@ -62,8 +62,7 @@ struct PassFunctions {
   ScanFunction scan;
 };
 
-// The fastest version that this CPU runs. All versions give the same bits. The environment variable
-// TF_REDSYNC_SIMD (plain, avx2, avx512) sets an upper limit, for tests; it is read once.
+// The fastest version that this CPU runs (see simd.h). All versions give the same bits.
 const PassFunctions& Passes();
 
 }  // namespace redsync

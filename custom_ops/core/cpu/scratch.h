@@ -35,6 +35,9 @@ struct Plan {
     need = selector == Selector::kThreshold ? Capacity(size, k, selector) + 2 : k;
     if (k >= size) {  // Everything is selected: no candidates at all.
       samples = sample_rank = pool = 0;
+    } else if (selector == Selector::kFixed) {  // The threshold is known.
+      samples = sample_rank = 0;
+      pool = std::min(size, need + need / 2 + kSmall);
     } else if (size <= kSmall || need >= size) {
       samples = sample_rank = 0;
       pool = size;

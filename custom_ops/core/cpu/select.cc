@@ -1,6 +1,7 @@
 #include "custom_ops/core/cpu/select.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 
 #include "custom_ops/core/cpu/refine.h"
@@ -15,6 +16,11 @@ constexpr int64_t kElementCost = 2;  // Cycles to accumulate an element.
 
 Magnitude MagnitudeOf(const SelectOptions& options) {
   return options.quantized ? Magnitude::OfSide(options.positive_side) : Magnitude::Absolute();
+}
+
+// Magnitudes above this reach kFixed's threshold: the bits of floats > 0 sort like the floats.
+int32_t FixedThreshold(const SelectOptions& options) {
+  return options.ratio > 0 ? BitsOf(options.ratio) - 1 : 0;  // Elements must be > 0 anyway.
 }
 
 // What the accumulated tensor is like as a whole.
@@ -170,9 +176,10 @@ int64_t TakeByThreshold(const Candidates& candidates, const Summary& summary,
   return TakeTop(candidates, k, work, indices);
 }
 
-// Density 1: all eligible elements.
-int64_t TakeAll(const float* values, int64_t size, Magnitude magnitude, const Plan& plan,
-                int64_t* counts, const ParallelFor& parallel_for, int32_t* indices) {
+// There is room for all elements: takes those of a magnitude above the threshold.
+int64_t TakeAll(const float* values, int64_t size, Magnitude magnitude, int32_t threshold,
+                const Plan& plan, int64_t* counts, const ParallelFor& parallel_for,
+                int32_t* indices) {
   auto for_blocks = [&](const std::function<void(int64_t, int64_t, int64_t)>& body) {
     parallel_for(plan.blocks, kBlock, [&](int64_t first, int64_t last) {
       for (int64_t b = first; b < last; ++b) body(b, b * kBlock, std::min(size, (b + 1) * kBlock));
@@ -181,14 +188,14 @@ int64_t TakeAll(const float* values, int64_t size, Magnitude magnitude, const Pl
   counts[0] = 0;
   for_blocks([&](int64_t b, int64_t begin, int64_t end) {
     int64_t count = 0;
-    for (int64_t i = begin; i < end; ++i) count += magnitude(BitsOf(values[i])) > 0;
+    for (int64_t i = begin; i < end; ++i) count += magnitude(BitsOf(values[i])) > threshold;
     counts[b + 1] = count;
   });
   for (int64_t b = 0; b < plan.blocks; ++b) counts[b + 1] += counts[b];
   for_blocks([&](int64_t b, int64_t begin, int64_t end) {
     int32_t* out = indices + counts[b];
     for (int64_t i = begin; i < end; ++i) {
-      if (magnitude(BitsOf(values[i])) > 0) *out++ = static_cast<int32_t>(i);
+      if (magnitude(BitsOf(values[i])) > threshold) *out++ = static_cast<int32_t>(i);
     }
   });
   return counts[plan.blocks];
@@ -198,7 +205,8 @@ int64_t TakeAll(const float* values, int64_t size, Magnitude magnitude, const Pl
 Candidates Gather(const float* values, const SelectOptions& options, int32_t threshold,
                   const Plan& plan, const Scratch& scratch, CandidatePool* pool,
                   const ParallelFor& parallel_for) {
-  const bool complete = threshold == 0 || pool->used() >= plan.need;
+  const bool complete =
+      threshold == 0 || options.selector == Selector::kFixed || pool->used() >= plan.need;
   if (!complete || pool->overflowed()) {
     return Refine(values, options.size, MagnitudeOf(options), options.k, plan, scratch, pool,
                   parallel_for);
@@ -230,7 +238,9 @@ PassArgs MakeArgs(const SelectOptions& options, const SelectBuffers& buffers) {
   PassArgs args;
   args.momentum = options.momentum;
   args.bypass_caches = options.size >= kStreamedElements;
-  args.need_sum = options.selector != Selector::kExact && options.k < options.size;
+  const bool sums =
+      options.selector == Selector::kTrimmed || options.selector == Selector::kThreshold;
+  args.need_sum = sums && options.k < options.size;
   args.factor = options.factor;
   args.scale = options.scale;
   args.magnitude = MagnitudeOf(options);
@@ -246,13 +256,15 @@ int64_t Take(const SelectOptions& options, const SelectBuffers& buffers, const S
              int32_t threshold, const Plan& plan, const Scratch& scratch, CandidatePool* pool,
              const ParallelFor& parallel_for, float* new_ratio) {
   if (options.k >= options.size) {
-    return TakeAll(buffers.new_residual, options.size, MagnitudeOf(options), plan, scratch.counts,
-                   parallel_for, buffers.indices);
+    const int32_t above = options.selector == Selector::kFixed ? FixedThreshold(options) : 0;
+    return TakeAll(buffers.new_residual, options.size, MagnitudeOf(options), above, plan,
+                   scratch.counts, parallel_for, buffers.indices);
   }
   const Candidates candidates =
       Gather(buffers.new_residual, options, threshold, plan, scratch, pool, parallel_for);
   switch (options.selector) {
     case Selector::kExact:
+    case Selector::kFixed:
       return TakeTop(candidates, options.k, scratch.keys, buffers.indices);
     case Selector::kTrimmed:
       return TakeTrimmed(candidates, summary, options.k, scratch.keys, buffers.indices);
@@ -281,6 +293,12 @@ Status AccumulateAndSelect(const SelectOptions& options, const SelectBuffers& bu
   if (size < 0 || size > INT32_MAX || options.k > size || options.k < std::min<int64_t>(size, 1)) {
     return Status::kInvalidArgument;
   }
+  const bool fixed = options.selector == Selector::kFixed;
+  if (fixed) {
+    if (options.ratio < 0) return Status::kInvalidArgument;
+    result->ratio = options.ratio;
+    result->finite = !std::isnan(options.ratio);
+  }
   if (size == 0) return Status::kOk;
   const Plan plan(size, options.k, options.selector);
   const Scratch scratch(plan, memory);
@@ -289,6 +307,7 @@ Status AccumulateAndSelect(const SelectOptions& options, const SelectBuffers& bu
   ScopedFlushDenormals flush;
   PassArgs args = MakeArgs(options, buffers);
   args.threshold = plan.pool == 0      ? INT32_MAX
+                   : fixed             ? FixedThreshold(options)
                    : plan.samples == 0 ? 0
                                        : PredictThreshold(args, size, plan, scratch.sample);
   CandidatePool pool(scratch.keys, plan.pool, scratch.segments);
@@ -298,8 +317,8 @@ Status AccumulateAndSelect(const SelectOptions& options, const SelectBuffers& bu
                         &pool);
   });
   const Summary summary = Summarize(scratch.stats, plan, size);
-  result->finite = summary.finite;
-  if (!summary.finite) return Status::kOk;
+  result->finite = result->finite && summary.finite;
+  if (!result->finite) return Status::kOk;
   result->count = Take(options, buffers, summary, args.threshold, plan, scratch, &pool,
                        parallel_for, &result->ratio);
   Extract(options, buffers, parallel_for, result);

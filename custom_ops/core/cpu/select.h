@@ -9,7 +9,8 @@
 
 namespace redsync {
 
-enum class Selector { kExact, kTrimmed, kThreshold };
+// kFixed takes what reaches an absolute threshold, given as the ratio; `k` is only its capacity.
+enum class Selector { kExact, kTrimmed, kThreshold, kFixed };
 
 struct SelectOptions {
   int64_t size = 0;  // Elements, at most 2^31 - 1.
@@ -22,7 +23,7 @@ struct SelectOptions {
   float scale = 1;
   bool positive_side = true;  // Side that a quantised tensor sends.
   bool search = true;         // Whether to bisect anew rather than to reuse `ratio`.
-  float ratio = -1;
+  float ratio = -1;           // Of kThreshold's last search; kFixed: the threshold, not negative.
 };
 
 struct SelectBuffers {
@@ -36,7 +37,7 @@ struct SelectBuffers {
 };
 
 struct SelectResult {
-  bool finite = true;
+  bool finite = true;  // Whether all accumulated elements are, and kFixed's threshold is no NaN.
   int64_t count = 0;
   float mean = 0;  // Of the selected elements, if quantised.
   float ratio = -1;
