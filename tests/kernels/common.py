@@ -95,6 +95,20 @@ def decode(backend: str, messages, k, like, **options):
         ops.set_backend(None)
 
 
+def on(backend: str, run):
+    """What `run()` returns on `backend`, tensors as numpy arrays."""
+    ops.set_backend(backend)
+    try:
+        return tf.nest.map_structure(lambda t: t.numpy() if tf.is_tensor(t) else t, run())
+    finally:
+        ops.set_backend(None)
+
+
+def both(run) -> dict:
+    """What `run()` returns, per backend, as numpy arrays."""
+    return {backend: on(backend, run) for backend in ("native", "tensorflow")}
+
+
 def assert_same_bits(a, b, what: str) -> None:
     """Fails, naming the first place, unless two structures of arrays are equal bit for bit."""
     a, b = tf.nest.flatten(a), tf.nest.flatten(b)

@@ -1,0 +1,75 @@
+// Quantisation of tensors to codes of a few bits, and the sum of what several workers sent.
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_CPU_QUANTIZE_H_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_CPU_QUANTIZE_H_
+
+#include <cstdint>
+
+#include "custom_ops/core/cpu/codec.h"
+#include "custom_ops/core/cpu/common.h"
+#include "custom_ops/core/cpu/simd.h"
+
+namespace redsync {
+
+// What an element x becomes, given its bucket's scale c (or scales c0, c1):
+//   kSign        code 1 if x >= 0 else 0;           value c or -c
+//   kTwoLevel    code 1 if x >= 0 else 0;           value c1 or c0
+//   kThreshold   code 1 + [x >= c] - [x <= -c];     value (code - 1) * c
+//   kStochastic  code s +- level, level = y rounded up with probability y - floor(y), else down,
+//                y = (|x| / c) * s, at most s;      value (code - s) * (c / s)
+enum class Quantizer { kSign, kTwoLevel, kThreshold, kStochastic };
+
+constexpr int32_t kMaxLevels = 32767;  // Codes have at most 16 bits.
+constexpr int64_t kBucketUnit = 32;    // Elements of a bucket are a multiple: it starts at a word.
+
+struct QuantizeFormat {
+  Quantizer quantizer = Quantizer::kSign;
+  int32_t levels = 1;  // s; 1 unless stochastic.
+  int64_t bucket =
+      0;  // Elements that share a scale, a multiple of kBucketUnit; 0: all of a tensor.
+
+  int bits() const;                    // Of a code.
+  int32_t max_code() const;            // Codes are in [0, max_code()].
+  int64_t scales(int64_t size) const;  // Scales of a tensor.
+  int64_t words(int64_t size) const;   // Words with the codes of a tensor.
+  int scales_per_bucket() const { return quantizer == Quantizer::kTwoLevel ? 2 : 1; }
+  int64_t bucket_of(int64_t element) const { return bucket == 0 ? 0 : element / bucket; }
+};
+
+// Random numbers of one step: Philox4x32-10 with key (seed, worker) and, for element j of tensor i,
+// counter (j / 4 as 64 bits, i, step); element j gets word j % 4.
+struct RandomStream {
+  uint32_t seed = 0;
+  uint32_t worker = 0;
+  uint32_t step = 0;
+};
+
+// Whether the scales of a tensor may be used: the error names one that is negative (or, for
+// received messages, not finite). Scales of buckets without elements are not looked at.
+Status CheckScales(const QuantizeFormat& format, const float* scales, int64_t size,
+                   bool must_be_finite, CodecError* error);
+
+// Writes format.words(size) words of codes and, if `errors` is not null, x - decoded (`errors` may
+// be `x`). Bits beyond the last code are 0. Returns whether all elements and scales are finite; if
+// not, the outputs are unspecified.
+bool QuantizeTensor(const QuantizeFormat& format, const float* x, const float* scales, int64_t size,
+                    const RandomStream& stream, int64_t tensor, const ParallelFor& parallel_for,
+                    int32_t* words, float* errors);
+
+// One tensor's part of a message of all ranks.
+struct CodedTensor {
+  const int32_t* messages;  // [ranks, stride]; word 0 of a row is the flag: 0 contributes nothing.
+  int64_t ranks;
+  int64_t stride;
+  int64_t scales_at;  // Offsets in a row.
+  int64_t words_at;
+  int64_t size;
+};
+
+// out = sum over ranks, in their order, of the decoded values. Scales have been checked. If a code
+// is out of range `out` is unspecified, and the error names it.
+Status DequantizeSum(const QuantizeFormat& format, const CodedTensor& coded,
+                     const ParallelFor& parallel_for, float* out, CodecError* error);
+
+}  // namespace redsync
+
+#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_CPU_QUANTIZE_H_

@@ -1,0 +1,54 @@
+#include "custom_ops/kernels/codec.h"
+
+#include <cmath>
+
+namespace redsync {
+
+using ::tensorflow::errors::InvalidArgument;
+using ::tensorflow::strings::StrCat;
+
+tensorflow::Status Describe(const char* name, const CodecError& e) {
+  const bool whole = e.value == std::floor(e.value) && std::fabs(e.value) < 1e15;
+  const std::string value =
+      whole ? StrCat(static_cast<int64_t>(e.value)) : StrCat(static_cast<float>(e.value));
+  return InvalidArgument(
+      "`", name, "` hold an invalid ", e.field, e.tensor < 0 ? "" : StrCat(" of tensor ", e.tensor),
+      ". Received: ", value, e.rank < 0 ? "" : StrCat(" from rank ", e.rank), ", slot ", e.slot,
+      "; it must be ", e.rule ? e.rule : StrCat("in [0, ", e.limit, "]"), ".",
+      e.rank < 0 ? "" : " Do all workers run the same version and configuration?");
+}
+
+tensorflow::Status CheckShape(const char* name, const tensorflow::Tensor& tensor, int64_t rows,
+                              int64_t columns) {
+  const bool vector = rows == -2;
+  if (tensor.dims() == (vector ? 1 : 2) && tensor.dim_size(vector ? 0 : 1) == columns &&
+      (rows < 0 || tensor.dim_size(0) == rows)) {
+    return tensorflow::OkStatus();
+  }
+  const std::string first = vector ? "" : rows < 0 ? "workers, " : StrCat(rows, ", ");
+  return InvalidArgument("`", name, "` must have shape [", first, columns,
+                         "]. Received: ", tensor.shape().DebugString(), ".");
+}
+
+tensorflow::Status CheckList(const char* name, const std::vector<int64_t>& values, size_t n,
+                             int64_t low, int64_t high) {
+  if (values.size() != n) {
+    return InvalidArgument("`", name, "` must have one entry per tensor. Received: ", values.size(),
+                           " for ", n, " tensors.");
+  }
+  for (size_t i = 0; i < n; ++i) {
+    if (values[i] >= low && values[i] <= high) continue;
+    return InvalidArgument("`", name, "` must be in [", low, ", ", high, "]. Received: ", name, "[",
+                           i, "]=", values[i], ".");
+  }
+  return tensorflow::OkStatus();
+}
+
+tensorflow::Status CheckSize(const char* name, int i, const tensorflow::Tensor& tensor) {
+  if (tensor.NumElements() <= INT32_MAX) return tensorflow::OkStatus();
+  return InvalidArgument("`", name,
+                         "` must have at most 2147483647 elements each. Received: ", name, "[", i,
+                         "] of shape ", tensor.shape().DebugString(), ".");
+}
+
+}  // namespace redsync

@@ -1,0 +1,30 @@
+// What the kernels of the codecs share.
+#ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_CODEC_H_
+#define TF_REDSYNC_CUSTOM_OPS_KERNELS_CODEC_H_
+
+#include <string>
+#include <vector>
+
+#include "custom_ops/core/cpu/codec.h"
+#include "custom_ops/core/cpu/common.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace redsync {
+
+// InvalidArgument that says what of the argument `name` is wrong, and where.
+tensorflow::Status Describe(const char* name, const CodecError& error);
+
+// That the argument has the shape [rows, columns], or [columns] if rows is -2; rows -1: any number.
+tensorflow::Status CheckShape(const char* name, const tensorflow::Tensor& tensor, int64_t rows,
+                              int64_t columns);
+
+// That an attribute has `n` entries, all in [low, high].
+tensorflow::Status CheckList(const char* name, const std::vector<int64_t>& values, size_t n,
+                             int64_t low, int64_t high);
+
+// That a tensor's positions fit int32.
+tensorflow::Status CheckSize(const char* name, int i, const tensorflow::Tensor& tensor);
+
+}  // namespace redsync
+
+#endif  // TF_REDSYNC_CUSTOM_OPS_KERNELS_CODEC_H_

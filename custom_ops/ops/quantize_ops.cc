@@ -1,0 +1,110 @@
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace redsync {
+
+using ::tensorflow::Status;
+using ::tensorflow::shape_inference::DimensionHandle;
+using ::tensorflow::shape_inference::InferenceContext;
+using ::tensorflow::shape_inference::ShapeHandle;
+
+namespace {
+
+// Words of a message, if all sizes are known: [flag, scales.., codes..].
+Status QuantizedWords(InferenceContext* c, const std::vector<ShapeHandle>& shapes,
+                      DimensionHandle* words) {
+  std::string mode;
+  int levels;
+  int64_t bucket, total = 1;
+  TF_RETURN_IF_ERROR(c->GetAttr("mode", &mode));
+  TF_RETURN_IF_ERROR(c->GetAttr("levels", &levels));
+  TF_RETURN_IF_ERROR(c->GetAttr("bucket_size", &bucket));
+  const bool binary = mode == "sign" || mode == "two_level";
+  int bits = 1;
+  while (!binary && (2 * levels) >> bits != 0) ++bits;
+  *words = c->UnknownDim();
+  for (const ShapeHandle& shape : shapes) {
+    if (!c->FullyDefined(shape)) return ::tensorflow::OkStatus();
+    int64_t size = 1;
+    for (int d = 0; d < c->Rank(shape); ++d) size *= c->Value(c->Dim(shape, d));
+    total += (mode == "two_level" ? 2 : 1) * (bucket > 0 ? (size + bucket - 1) / bucket : 1);
+    total += (size * bits + 31) / 32;
+  }
+  *words = c->MakeDim(total);
+  return ::tensorflow::OkStatus();
+}
+
+Status QuantizeShape(InferenceContext* c) {
+  std::vector<ShapeHandle> tensors;
+  TF_RETURN_IF_ERROR(c->input("tensors", &tensors));
+  int n = tensors.size(), errors;
+  TF_RETURN_IF_ERROR(c->GetAttr("M", &errors));
+  if (errors != 0 && errors != n) {
+    return ::tensorflow::errors::InvalidArgument("`M` must be 0 or ", n, ". Received: M=", errors);
+  }
+  ShapeHandle unused;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(n), 1, &unused));
+  TF_RETURN_IF_ERROR(c->Merge(c->input(n + 1), c->Vector(3), &unused));
+  DimensionHandle words;
+  TF_RETURN_IF_ERROR(QuantizedWords(c, tensors, &words));
+  TF_RETURN_IF_ERROR(c->set_output("message", {c->Vector(words)}));
+  if (errors == 0) tensors.clear();
+  return c->set_output("errors", tensors);
+}
+
+Status DequantizeShape(InferenceContext* c) {
+  std::vector<ShapeHandle> like;
+  TF_RETURN_IF_ERROR(c->input("like", &like));
+  ShapeHandle messages;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &messages));
+  DimensionHandle words;
+  TF_RETURN_IF_ERROR(QuantizedWords(c, like, &words));
+  TF_RETURN_IF_ERROR(c->Merge(c->Dim(messages, 1), words, &words));
+  return c->set_output("totals", like);
+}
+
+}  // namespace
+
+REGISTER_OP("RedsyncQuantize")
+    .Input("tensors: N * float")
+    .Input("scales: float")
+    .Input("stream: int32")
+    .Output("message: int32")
+    .Output("errors: M * float")
+    .Attr("N: int >= 1")
+    .Attr("M: int >= 0")
+    .Attr("mode: {'sign', 'two_level', 'threshold', 'stochastic'}")
+    .Attr("levels: int = 1")
+    .Attr("bucket_size: int = 0")
+    .SetShapeFn(QuantizeShape)
+    .Doc(R"doc(
+Codes elements with a few bits each.
+
+tensors: What to code.
+scales: One scale a bucket (two for two_level), tensor after tensor.
+stream: Seed, worker and step of the random numbers, [3].
+message: Flag (1 finite, 0 not), scales (bit-cast), codes; the codes of a tensor start at a word.
+  All zero if anything is not finite.
+errors: tensors - decoded, or nothing if M is 0.
+levels: Levels of one sign, for stochastic.
+bucket_size: Elements that share a scale, a multiple of 32; 0: all elements of a tensor.
+)doc");
+
+REGISTER_OP("RedsyncDequantizeSum")
+    .Input("messages: int32")
+    .Input("like: N * float")
+    .Output("totals: N * float")
+    .Attr("N: int >= 1")
+    .Attr("mode: {'sign', 'two_level', 'threshold', 'stochastic'}")
+    .Attr("levels: int = 1")
+    .Attr("bucket_size: int = 0")
+    .SetShapeFn(DequantizeShape)
+    .Doc(R"doc(
+Adds up what RedsyncQuantize of all workers has coded, rank by rank.
+
+messages: [workers, words].
+like: Tensors that give the shapes; their buffers are reused if nothing else needs them.
+totals: Sums over the workers.
+)doc");
+
+}  // namespace redsync

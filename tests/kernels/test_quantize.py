@@ -1,0 +1,242 @@
+"""quantize and dequantize_sum: native, twin and numpy oracle give the same bits."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.kernels.common import assert_same_bits, both, make_inputs, needs_native, on
+from tests.oracle.quantization import (
+    dequantize_sum_numpy,
+    philox_numpy,
+    quantize_numpy,
+    uniform_numpy,
+)
+from tf_redsync import ops
+
+FORMATS = [
+    {"mode": "sign"}, {"mode": "two_level"}, {"mode": "threshold"},
+    *({"mode": "stochastic", "levels": s} for s in (1, 3, 7, 12, 127, 5000)),
+]  # fmt: skip
+SIZES = (0, 1, 31, 32, 33, 1000, 4097, 40_000)
+STREAM = (7, -1, 1234)
+every_format = pytest.mark.parametrize(
+    "form", FORMATS, ids=lambda f: "-".join(map(str, f.values()))
+)
+
+
+def make_scales(sizes, form, bucket_size, seed=0):
+    count = sum(ops.quantized_scales(sizes, form["mode"], bucket_size))
+    scales = np.random.default_rng(seed).gamma(2.0, size=count).astype(np.float32)
+    scales[::7] = 0
+    return (
+        scales * (-1) ** np.arange(count, dtype=np.float32)
+        if form["mode"] == "two_level"
+        else scales
+    )
+
+
+def stream_of(form):
+    return {"stream": STREAM} if form["mode"] == "stochastic" else {}
+
+
+def make_messages(sizes, form, bucket_size=None, ranks=2, kind="normal"):
+    rows = []
+    for rank in range(ranks):
+        scales = make_scales(sizes, form, bucket_size, rank)
+        tensors = make_inputs(kind, sizes, seed=rank)[0]
+        rows.append(quantize_numpy(tensors, scales, **form, bucket_size=bucket_size)[0])
+    return np.stack(rows)
+
+
+def test_generator_is_philox():
+    """Known answers of the generator, from its authors' test vectors."""
+    ones, pi = [2**32 - 1] * 4, [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344]
+    known = [
+        ([0] * 4, [0] * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        (ones, ones[:2], "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+        (pi, [0xA4093822, 0x299F31D0], "d16cfe09 94fdcceb 5001e420 24126ea1"),
+    ]
+    for counter, key, words in known:
+        got = philox_numpy([counter], key)[0]
+        assert " ".join(f"{w:08x}" for w in got) == words
+
+
+@needs_native
+@every_format
+@pytest.mark.parametrize("bucket_size", [None, 32, 96, 512])
+def test_backends_and_oracle_agree(form, bucket_size):
+    for kind in ("normal", "student_t", "ties", "zero", "denormal"):
+        tensors = make_inputs(kind, SIZES)[0]
+        scales = make_scales(SIZES, form, bucket_size)
+        options = {**form, **stream_of(form), "bucket_size": bucket_size}
+        results = both(lambda: ops.quantize(tensors, scales, errors=True, **options))  # noqa: B023
+        assert_same_bits(*results.values(), f"{kind}: native, twin")
+        message = results["native"].message
+        assert message.size == ops.quantized_words(SIZES, **form, bucket_size=bucket_size)
+        if kind != "denormal":
+            expected = quantize_numpy(tensors, scales, **options)
+            assert_same_bits(list(results["native"]), list(expected), f"{kind}: native, oracle")
+        only = on("native", lambda: ops.quantize(tensors, scales, **options))  # noqa: B023
+        assert only.errors == [] and (only.message == message).all()
+
+
+@needs_native
+@every_format
+@pytest.mark.parametrize("bucket_size", [None, 96])
+def test_sum_of_ranks(form, bucket_size):
+    options = {**form, "bucket_size": bucket_size}
+    like = [np.full(n, np.nan, np.float32) for n in SIZES]  # shapes only
+    for ranks in (1, 5):
+        messages = make_messages(SIZES, form, bucket_size, ranks)
+        messages[ranks // 2, 0] = 0  # contributes nothing, whatever it holds
+        messages[ranks // 2, 1:] = -1
+        expected = dequantize_sum_numpy(messages, [(n,) for n in SIZES], **options)
+        for backend in ("native", "tensorflow"):
+            got = on(backend, lambda: ops.dequantize_sum(messages, like, **options))  # noqa: B023
+            assert_same_bits(got, expected, f"{backend}, {ranks} ranks")
+
+
+@needs_native
+@every_format
+def test_graph_equals_eager(form):
+    """Graph optimisation must not replace a division by a constant."""
+    sizes = (33, 1000)
+    tensors = make_inputs("normal", sizes)[0]
+    scales = np.array([0.3, 0.7] * (2 if form["mode"] == "two_level" else 1), np.float32)
+
+    def run():
+        coded = ops.quantize(tensors, scales, errors=True, **form, **stream_of(form))
+        return coded, ops.dequantize_sum([coded.message] * 3, tensors, **form)
+
+    results = [on(b, f) for b in ("native", "tensorflow") for f in (run, tf.function(run))]
+    for result in results[1:]:
+        assert_same_bits(results[0], result, "graph, eager")
+
+
+@needs_native
+@pytest.mark.parametrize("backend", ["native", "tensorflow"])
+def test_unknown_shapes(backend):
+    @tf.function(input_signature=[tf.TensorSpec(None), tf.TensorSpec([None])])
+    def run(x, scales):
+        coded = ops.quantize([x], scales, mode="sign", errors=True)
+        assert coded.message.shape.as_list() == [None]
+        return ops.dequantize_sum(coded.message[None], [x], mode="sign")[0] + coded.errors[0]
+
+    x = tf.reshape(tf.range(-6.0, 6.0), [3, 4])
+    assert_same_bits(on(backend, lambda: run(x, [2.0])), x.numpy(), "decoded + error")
+
+    @tf.function
+    def static():
+        return ops.quantize([x], [1.0], mode="sign").message
+
+    on(backend, lambda: static.get_concrete_function())
+    assert on(backend, static).shape == (3,)
+
+
+@needs_native
+def test_stochastic_is_unbiased_and_streams_differ():
+    """The mean over streams tends to the input; equal streams agree, any unequal part differs."""
+    x, n = np.linspace(-1, 1, 64).astype(np.float32), 600
+
+    def decoded(stream):
+        coded = ops.quantize([x], [1.0], mode="stochastic", levels=3, stream=stream, errors=True)
+        return x - coded.errors[0].numpy()
+
+    draws = np.stack([on("native", lambda: decoded((5, 0, step))) for step in range(n)])
+    # An element is at most half a level (1/6) from its mean, in standard deviations.
+    assert np.abs(draws.mean(0) - x).max() < 5 * (1 / 6) / np.sqrt(n)
+    assert 0.1 < draws.std() and len({d.tobytes() for d in draws}) == n
+    base = decoded((1, 2, 3))
+    assert (base == decoded((1, 2, 3))).all()
+    for other in ((2, 2, 3), (1, 3, 3), (1, 2, 4)):
+        assert (base != decoded(other)).any()
+
+
+def test_uniform_numbers_are_uniform():
+    u = uniform_numpy((3, 1, 4), 2, 100_000)
+    counts = np.histogram(u, 50, (0, 1))[0]
+    assert ((counts - 2000) ** 2 / 2000).sum() < 110  # chi-square, 49 degrees: 1e-6
+    assert u.min() >= 0 and u.max() < 1
+    assert abs(np.corrcoef(u[:-1], u[1:])[0, 1]) < 0.02
+
+
+@needs_native
+@every_format
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_not_finite(form, bad):
+    sizes, where = (31, 5000), [(0, 30), (1, 0), (1, 4999)]
+    for tensor, at in where:
+        tensors, scales = make_inputs("normal", sizes)[0], make_scales(sizes, form, None)
+        tensors[tensor][at] = bad
+        run = both(lambda: ops.quantize(tensors, scales, **form, **stream_of(form)))  # noqa: B023
+        assert not any(r.message.any() for r in run.values()), (tensor, at)
+    if not bad < 0:
+        scales[-1] = bad
+        tensors = make_inputs("normal", sizes)[0]
+        run = both(lambda: ops.quantize(tensors, scales, **form, **stream_of(form)))
+        assert not any(r.message.any() for r in run.values())
+
+
+@needs_native
+@pytest.mark.parametrize("backend", ["native", "tensorflow"])
+@pytest.mark.parametrize("form", [FORMATS[0], FORMATS[2], FORMATS[4]], ids=str)
+def test_corrupted_message(backend, form):
+    sizes, options = (31, 1000), {**form, "bucket_size": 32}
+    like = [np.zeros(n, np.float32) for n in sizes]
+
+    def refused(word, value, *names):
+        messages = make_messages(sizes, form, 32)
+        messages[1, word] = value
+        with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+            on(backend, lambda: ops.dequantize_sum(messages, like, **options))
+        assert all(name in str(caught.value) for name in names), caught.value
+
+    def bits(x):
+        return np.float32(x).view(np.int32)
+
+    refused(0, 2, "flag", "2")
+    refused(1, bits(np.nan), "scale", "tensor 0", "nan")
+    refused(3, bits(np.inf), "scale", "tensor 1", "inf")
+    refused(2, bits(-0.5), "scale", "tensor 1", "-0.5")
+    if form["mode"] != "sign":
+        refused(-1, -1, "code", "tensor 1", "3" if form["mode"] == "threshold" else "7")
+
+
+@needs_native
+@pytest.mark.parametrize("backend", ["native", "tensorflow"])
+def test_wrong_arguments(backend):
+    x = [np.zeros(40, np.float32)]
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="scales|shape"):
+        on(backend, lambda: ops.quantize(x, [1.0, 1.0], mode="sign"))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="(?s)scale.*-2"):
+        on(backend, lambda: ops.quantize(x, [-2.0], mode="threshold"))
+    for words in (3, 5):
+        with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="messages|equal"):
+            on(backend, lambda: ops.dequantize_sum(np.zeros([2, words], "i4"), x, mode="sign"))  # noqa: B023
+    nobody = on(backend, lambda: ops.dequantize_sum(np.zeros([0, 4], "i4"), x, mode="sign"))
+    assert not nobody[0].any()
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"tensors": []}, "`tensors` must hold at least one"),
+        ({"mode": "ternary"}, "`mode` must be among .*'ternary'"),
+        ({"levels": 2}, r"`levels` must be in \[1, 1\].*levels=2"),
+        ({"mode": "stochastic", "stream": STREAM, "levels": 0}, "levels=0"),
+        ({"mode": "stochastic", "stream": STREAM, "levels": 40_000}, "levels=40000"),
+        ({"bucket_size": 48}, "`bucket_size` must be a positive multiple of 32.*48"),
+        ({"bucket_size": 0}, "bucket_size=0"),
+        ({"mode": "stochastic"}, "`stream` must be"),
+        ({"stream": STREAM}, "`stream` must be"),
+    ],
+)
+def test_wrong_arguments_at_construction(change, text):
+    arguments = {"tensors": [np.zeros(3, np.float32)], "mode": "sign", **change}
+    with pytest.raises(ValueError, match=text):
+        ops.quantize(arguments.pop("tensors"), [1.0], **arguments)
+
+
+def test_wrong_dtype():
+    with pytest.raises(TypeError, match="`tensors` must be float32.*float64"):
+        ops.quantize([np.zeros(3)], [1.0], mode="sign")

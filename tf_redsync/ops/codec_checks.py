@@ -1,0 +1,51 @@
+"""Argument checks that the codecs share; all of them run while the graph is built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+MAX_ELEMENTS = 2**31 - 1  # positions travel as int32
+
+
+def check_list(name: str, tensors: Sequence[tf.Tensor], dtype: tf.DType = tf.float32) -> None:
+    """Checks that there is a tensor, and that all are of one type and not too large.
+
+    Raises:
+        ValueError: for an empty list or a tensor of 2^31 elements or more.
+        TypeError: for another dtype.
+    """
+    if not tensors:
+        raise ValueError(f"`{name}` must hold at least one tensor. Received: an empty list.")
+    for i, tensor in enumerate(tensors):
+        if tensor.dtype != dtype:
+            raise TypeError(
+                f"`{name}` must be {dtype.name}. Received: {name}[{i}] of {tensor.dtype.name}."
+            )
+        size = tensor.shape.num_elements()
+        if size is not None and size > MAX_ELEMENTS:
+            raise ValueError(
+                f"`{name}` must have at most {MAX_ELEMENTS} elements each. Received: {name}[{i}] "
+                f"of shape {tensor.shape}. Split the variable."
+            )
+
+
+def check_ints(
+    name: str, values: Sequence[int], low: int, high: int, length: int | None = None
+) -> tuple[int, ...]:
+    """Checks Python ints, one per tensor, and returns them as a tuple.
+
+    Raises:
+        ValueError: for an empty or wrong length, or a value outside [low, high].
+    """
+    values = tuple(int(v) for v in values)
+    if not values or len(values) != (length or len(values)):
+        raise ValueError(
+            f"`{name}` must have one entry per tensor, and at least one. Received: {len(values)} "
+            f"entries{'' if length is None else f' for {length} tensors'}."
+        )
+    for i, value in enumerate(values):
+        if not low <= value <= high:
+            raise ValueError(f"`{name}` must be in [{low}, {high}]. Received: {name}[{i}]={value}.")
+    return values

@@ -1,0 +1,213 @@
+"""Quantisation to codes of a few bits, and the sum of what several workers sent.
+
+One message layout and one decoder serve the sign methods (1 bit an element), two-bit ternary
+codes, QSGD and TernGrad. A message is a vector of int32 words:
+
+    [flag] [scales of tensor 0, of tensor 1, ..] [codes of tensor 0] [codes of tensor 1] ..
+
+`flag` is 1 if all elements and scales are finite, else 0 (and then every other word is 0 too).
+Scales are float32, bit-cast. Code j of a tensor occupies the bits [j * b, (j + 1) * b) of the
+tensor's words, bit 0 being the lowest of the first word; codes of b bits may cross words, so that
+a tensor of n elements takes ceil(n * b / 32) words. The rest of the last word is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tf_redsync import ops
+from tf_redsync.ops import native, twin_quantization
+from tf_redsync.ops.codec_checks import check_list
+
+MODES = ("sign", "two_level", "threshold", "stochastic")
+MAX_LEVELS = 32767
+BUCKET_UNIT = 32  # elements; a bucket starts at a word
+
+
+class Quantized(NamedTuple):
+    """Result of `quantize`.
+
+    Attributes:
+        message: int32 vector, what this worker sends; see the module's docstring for the layout.
+        errors: list of float32 tensors, what the message leaves out, `tensor - decoded`; empty
+            unless asked for. Unspecified if the message's flag is 0.
+    """
+
+    message: tf.Tensor
+    errors: list[tf.Tensor]
+
+
+def code_bits(mode: str, levels: int = 1) -> int:
+    """Bits of a code: 1, 2 for "threshold", `ceil(log2(2 * levels + 1))` for "stochastic".
+
+    Example:
+        >>> code_bits("sign"), code_bits("threshold"), code_bits("stochastic", levels=127)
+        (1, 2, 8)
+    """
+    _check_format(mode, levels, None)
+    return 1 if mode in ("sign", "two_level") else (2 * levels).bit_length()
+
+
+def quantized_scales(sizes: Sequence[int], mode: str, bucket_size: int | None = None) -> list[int]:
+    """Numbers of scales, per tensor: one a bucket, for "two_level" two.
+
+    Without `bucket_size` a tensor is one bucket, even if it is empty.
+
+    Example:
+        >>> quantized_scales([100, 0], "stochastic", bucket_size=32)
+        [4, 0]
+        >>> quantized_scales([100, 0], "sign")
+        [1, 1]
+    """
+    _check_format(mode, 1, bucket_size)
+    buckets = [1 if bucket_size is None else -(-size // bucket_size) for size in sizes]
+    return [(2 if mode == "two_level" else 1) * n for n in buckets]
+
+
+def quantized_words(
+    sizes: Sequence[int], mode: str, levels: int = 1, bucket_size: int | None = None
+) -> int:
+    """Length in 32-bit words of a message for tensors of these numbers of elements.
+
+    Example:
+        >>> quantized_words([1000], "sign")  # flag, scale, 1000 bits
+        34
+    """
+    bits = code_bits(mode, levels)
+    codes = sum(-(-size * bits // 32) for size in sizes)
+    return 1 + sum(quantized_scales(sizes, mode, bucket_size)) + codes
+
+
+def quantize(
+    tensors: Sequence[tf.Tensor],
+    scales: tf.Tensor,
+    *,
+    mode: str,
+    levels: int = 1,
+    bucket_size: int | None = None,
+    stream: tf.Tensor | Sequence[int] | None = None,
+    errors: bool = False,
+) -> Quantized:
+    """Codes every element with a few bits.
+
+    The values that the codes of an element x stand for are
+
+        "sign"        c if x >= 0, else -c. Zero is positive.
+        "two_level"   c1 if x >= 0, else c0; two scales (c0, c1) a bucket, of any sign.
+        "threshold"   c if x >= c, -c if x <= -c, else 0.
+        "stochastic"  sign(x) * level * (c / levels) with y = (|x| / c) * levels, at most `levels`,
+                      and level = floor(y) + [u < y - floor(y)]: y on average. 0 if c is 0.
+
+    `c` is the scale of the element's bucket. All arithmetic is float32 in the order written. `u` is
+    uniform in [0, 1) with 24 bits, from the counter-based generator Philox4x32-10: with `stream` =
+    (seed, worker, step), element j of tensor i gets `(word >> 8) * 2^-24`, where word is number
+    j mod 4 of the output for the key (seed, worker) and the counter (low and high half of j div 4,
+    i, step). Equal streams give equal messages on every device; let workers have unequal streams.
+
+    Args:
+        tensors: N float32 tensors of any shape.
+        scales: float32 vector, a scale per bucket, tensor after tensor: `quantized_scales` says how
+            many. Not negative, except for "two_level".
+        mode: "sign", "two_level", "threshold" or "stochastic".
+        levels: for "stochastic": number of values > 0 that an element can take, at most 32767.
+        bucket_size: elements that share a scale, a multiple of 32; None: all of a tensor.
+        stream: int32 [3], needed by "stochastic" only.
+        errors: whether `tensor - decoded` is wanted too, for error feedback.
+
+    Returns:
+        A `Quantized`: message (see the module's docstring) and errors. If an element or a scale is
+        not finite the message is all zero.
+
+    Raises:
+        ValueError: for an empty list, an unknown mode, or levels, bucket size or stream that do not
+            fit it.
+        TypeError: for tensors that are not float32.
+        tf.errors.InvalidArgumentError: when run, for a wrong number of scales or one below 0.
+
+    Reference:
+        Sign and 1-bit: Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014;
+        Bernstein et al., "signSGD", ICML 2018. Stochastic: Alistarh et al., "QSGD", NeurIPS 2017;
+        Wen et al., "TernGrad", NeurIPS 2017 (levels=1). Generator: Salmon et al., "Parallel Random
+        Numbers: As Easy as 1, 2, 3", SC 2011.
+    """
+    tensors = [tf.convert_to_tensor(t) for t in tensors]
+    check_list("tensors", tensors)
+    _check_format(mode, levels, bucket_size)
+    if (stream is None) == (mode == "stochastic"):
+        raise ValueError(
+            "`stream` must be (seed, worker, step) for mode 'stochastic', and None for the others. "
+            f"Received: stream={stream} for mode {mode!r}."
+        )
+    scales = tf.convert_to_tensor(scales, tf.float32)
+    stream = tf.convert_to_tensor([0, 0, 0] if stream is None else stream, tf.int32)
+    if ops.backend() == "native":
+        message, remainders = native.load().redsync_quantize(
+            tensors=tensors, scales=scales, stream=stream, M=len(tensors) if errors else 0,
+            mode=mode, levels=levels, bucket_size=bucket_size or 0,
+        )  # fmt: skip
+    else:
+        message, remainders = twin_quantization.quantize(
+            tensors, scales, stream, mode=mode, levels=levels, bucket_size=bucket_size,
+            errors=errors,
+        )  # fmt: skip
+    return Quantized(message, list(remainders))
+
+
+def dequantize_sum(
+    messages: tf.Tensor,
+    like: Sequence[tf.Tensor],
+    *,
+    mode: str,
+    levels: int = 1,
+    bucket_size: int | None = None,
+) -> list[tf.Tensor]:
+    """Adds up the messages of all workers, rank by rank.
+
+    Messages whose flag is 0 contribute nothing.
+
+    Args:
+        messages: int32 [P, W], row r is what the worker of rank r sent.
+        like: N float32 tensors that give the shapes. Their values are not used; the native op
+            writes the results into their buffers if nothing else needs them.
+        mode: as given to `quantize`, like the other arguments.
+        levels: see `quantize`.
+        bucket_size: see `quantize`.
+
+    Returns:
+        N float32 tensors of the shapes of `like`: sums over the workers.
+
+    Raises:
+        ValueError: for an empty list, an unknown mode, or levels or bucket size that do not fit it.
+        TypeError: for `like` that is not float32.
+        tf.errors.InvalidArgumentError: when run, for messages of a wrong length, flag, scale (not
+            finite, or negative) or code; the error names the field, rank, tensor and value.
+    """
+    like = [tf.convert_to_tensor(t) for t in like]
+    check_list("like", like)
+    _check_format(mode, levels, bucket_size)
+    messages = tf.convert_to_tensor(messages, tf.int32)
+    if ops.backend() == "native":
+        return native.load().redsync_dequantize_sum(
+            messages=messages, like=like, mode=mode, levels=levels, bucket_size=bucket_size or 0
+        )
+    return twin_quantization.dequantize_sum(
+        messages, like, mode=mode, levels=levels, bucket_size=bucket_size
+    )
+
+
+def _check_format(mode: str, levels: int, bucket_size: int | None) -> None:
+    if mode not in MODES:
+        raise ValueError(f"`mode` must be among {', '.join(map(repr, MODES))}. Received: {mode!r}.")
+    most = MAX_LEVELS if mode == "stochastic" else 1
+    if not 1 <= levels <= most:
+        raise ValueError(
+            f"`levels` must be in [1, {most}] for mode {mode!r}. Received: levels={levels}."
+        )
+    if bucket_size is not None and (bucket_size < 1 or bucket_size % BUCKET_UNIT != 0):
+        raise ValueError(
+            f"`bucket_size` must be a positive multiple of {BUCKET_UNIT}, or None for one bucket a "
+            f"tensor. Received: bucket_size={bucket_size}."
+        )

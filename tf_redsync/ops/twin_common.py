@@ -1,0 +1,49 @@
+"""What the pure-TensorFlow twins of the codecs share."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+
+def assert_none(name: str, field: str, bad: tf.Tensor, value: tf.Tensor, tensor: int | None):
+    """InvalidArgument that names the first place (rank, slot) where `bad` is true.
+
+    Returns:
+        What must be computed before the result is used; None if it has been (eagerly).
+    """
+    where = tf.where(bad)[:1]  # empty if all is well
+    of_tensor = "" if tensor is None else f" of tensor {tensor}"
+    text = f"`{name}` hold an invalid {field}{of_tensor}. Received (rank, slot), value:"
+    at = tf.gather_nd(value, where)
+    return tf.debugging.Assert(tf.equal(tf.size(where), 0), [text, where, at])
+
+
+def assert_shape(name: str, tensor: tf.Tensor, shape) -> tf.Operation | None:
+    """InvalidArgument unless `tensor` has the shape; -1 stands for any number."""
+    shape = tf.stack(shape)
+    same = tf.equal(tf.shape(tensor), shape) | (shape < 0)
+    text = f"`{name}` must have shape (-1: any number; expected, received):"
+    return tf.debugging.Assert(tf.reduce_all(same), [text, shape, tf.shape(tensor)])
+
+
+def after(checks, tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor, once all checks have passed."""
+    with tf.control_dependencies([c for c in checks if c is not None]):
+        return tf.identity(tensor)
+
+
+def opaque(x) -> tf.Tensor:
+    """A tensor that graph optimisation takes for unknown: it must not make x * (1 / c) of x / c."""
+    x = tf.convert_to_tensor(x)
+    return tf.raw_ops.PlaceholderWithDefault(input=x, shape=x.shape)
+
+
+def add_rows(rows: tf.Tensor) -> tf.Tensor:
+    """Sum of `rows` [P, n] over P, in the order of the rows, starting from 0."""
+    _, total = tf.while_loop(
+        lambda rank, _: rank < tf.shape(rows)[0],
+        lambda rank, total: (rank + 1, total + rows[rank]),
+        (tf.constant(0), tf.zeros([tf.shape(rows)[1]])),
+        shape_invariants=(tf.TensorShape([]), tf.TensorShape([None])),
+    )
+    return total
