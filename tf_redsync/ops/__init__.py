@@ -22,30 +22,16 @@ from tf_redsync.ops.contract import (
     message_words,
 )
 from tf_redsync.ops.native import NativeLibraryError
-from tf_redsync.ops.quantization import (
-    Quantized,
-    code_bits,
-    dequantize_sum,
-    quantize,
-    quantized_scales,
-    quantized_words,
-)
 
 __all__ = [
     "NativeLibraryError",
-    "Quantized",
     "Selection",
     "accumulate_and_select",
     "backend",
     "backend_reason",
     "capacity",
-    "code_bits",
     "decode",
-    "dequantize_sum",
     "message_words",
-    "quantize",
-    "quantized_scales",
-    "quantized_words",
     "set_backend",
 ]
 

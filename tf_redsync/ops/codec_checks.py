@@ -1,12 +1,25 @@
-"""Argument checks that the codecs share; all of them run while the graph is built."""
+"""What the codecs share: the type of received positions, and checks of arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
 MAX_ELEMENTS = 2**31 - 1  # positions travel as int32
+
+
+class Positions(NamedTuple):
+    """Positions that were received.
+
+    Attributes:
+        indices: list of int32 tensors [P, slots], ascending; 0 after the first `count`.
+        counts: int32 [P, N].
+    """
+
+    indices: list[tf.Tensor]
+    counts: tf.Tensor
 
 
 def check_list(name: str, tensors: Sequence[tf.Tensor], dtype: tf.DType = tf.float32) -> None:

@@ -110,9 +110,9 @@ def _select(a, k, ratio, search, selector: str, one_mean: bool):
     """Ascending int32 positions of the selected elements of `a` [n], and the ratio to keep."""
     none = tf.constant(_NO_RATIO)
     if selector == "exact":
-        return _top_k(a, k), none
+        return top_k(a, k), none
     if selector == "fixed":
-        return _top_k(tf.where(a >= ratio, a, 0.0), k), ratio
+        return top_k(tf.where(a >= ratio, a, 0.0), k), ratio
     mean, top = tf.reduce_sum(tf.cast(a, tf.float64)), tf.cast(tf.reduce_max(a), tf.float64)
     mean = mean / tf.cast(tf.size(a), tf.float64)
 
@@ -126,7 +126,7 @@ def _select(a, k, ratio, search, selector: str, one_mean: bool):
     return indices, none if one_mean else ratio
 
 
-def _top_k(a, k):
+def top_k(a, k):
     """The k largest positive elements; among equals `top_k` takes the lower index first."""
     values, indices = tf.math.top_k(a, k)
     count = tf.math.count_nonzero(values > 0.0, dtype=tf.int32)
@@ -149,10 +149,10 @@ def _trimmed_top_k(a, k, level):
 
     def among_candidates():
         candidates = tf.cast(tf.reshape(tf.where(a > level(ratio)), [-1]), tf.int32)
-        return tf.gather(candidates, _top_k(tf.gather(a, candidates), k))
+        return tf.gather(candidates, top_k(tf.gather(a, candidates), k))
 
     # A constant input never has k elements above its mean: all elements are candidates then.
-    return tf.cond((count >= k) & (n > 0), among_candidates, lambda: _top_k(a, k))
+    return tf.cond((count >= k) & (n > 0), among_candidates, lambda: top_k(a, k))
 
 
 def _threshold_search(a, k, ratio, search, level):
@@ -195,7 +195,7 @@ def _threshold_search(a, k, ratio, search, level):
     def everything_above():
         return tf.cast(tf.reshape(tf.where(above(mid)), [-1]), tf.int32)
 
-    indices = tf.cond(found, everything_above, lambda: _top_k(a, k))
+    indices = tf.cond(found, everything_above, lambda: top_k(a, k))
     return indices, tf.where(found, mid, _NO_RATIO)
 
 
@@ -251,11 +251,11 @@ def decode(
         checks.append(_assert_none("index", bad, indices, i))
         with tf.control_dependencies([c for c in checks if c is not None]):
             count = tf.identity(count)
-        totals.append(_add_ranks(tensor, indices, tf.bitcast(values, tf.float32), count))
+        totals.append(add_ranks(tensor, indices, tf.bitcast(values, tf.float32), count))
     return totals
 
 
-def _add_ranks(like, indices, values, count):
+def add_ranks(like, indices, values, count):
     """Sum over ranks, in the order of the ranks, of their sparse contributions."""
 
     def add(rank, total):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -47,3 +48,29 @@ def add_rows(rows: tf.Tensor) -> tf.Tensor:
         shape_invariants=(tf.TensorShape([]), tf.TensorShape([None])),
     )
     return total
+
+
+def check_positions(positions, count, size: int, i: int):
+    """Checks that a vector's first `count` entries are there and in [0, size)."""
+    slots = tf.size(positions)
+    valid = tf.range(slots) < count
+    return [
+        assert_none("indices", "count", (count[None] < 0) | (count > slots), count[None], i),
+        assert_none(
+            "indices", "index", valid & ((positions < 0) | (positions >= size)), positions, i
+        ),
+    ]
+
+
+def to_words(bits):
+    """Bits, int64 [32 * words], as int32 [words]; the first bit is the lowest."""
+    words = tf.reduce_sum(
+        tf.bitwise.left_shift(tf.reshape(bits, [-1, 32]), np.arange(32, dtype=np.int64)), axis=1
+    )
+    return tf.bitcast(tf.cast(words, tf.uint32), tf.int32)
+
+
+def to_bits(words):
+    """Bits, int32 [P, 32 * words], of words [P, words]."""
+    bits = tf.bitwise.right_shift(words[:, :, None], np.arange(32, dtype=np.int32)) & 1
+    return tf.reshape(bits, [tf.shape(words)[0], 32 * words.shape[1]])

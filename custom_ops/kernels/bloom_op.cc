@@ -1,0 +1,149 @@
+#include <algorithm>
+#include <vector>
+
+#include "custom_ops/core/cpu/bloom.h"
+#include "custom_ops/kernels/codec.h"
+#include "custom_ops/kernels/layout.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace redsync {
+namespace {
+
+using ::tensorflow::OpInputList;
+using ::tensorflow::OpKernelConstruction;
+using ::tensorflow::OpKernelContext;
+using ::tensorflow::OpOutputList;
+using ::tensorflow::Tensor;
+using ::tensorflow::TensorShape;
+
+constexpr int64_t kMaxFilterWords = (int64_t{1} << 27) - 1;
+constexpr int64_t kInsertCost = 50;  // Cycles to add a position.
+
+// The filters of the tensors, one after the other.
+struct Filters {
+  std::vector<BloomFormat> of;
+  std::vector<int64_t> at;
+  int64_t words = 0;
+
+  tensorflow::Status Read(OpKernelConstruction* context) {
+    int n;
+    std::vector<int64_t> sizes, lengths, hashes;
+    TF_RETURN_IF_ERROR(context->GetAttr("N", &n));
+    TF_RETURN_IF_ERROR(context->GetAttr("sizes", &sizes));
+    TF_RETURN_IF_ERROR(context->GetAttr("words", &lengths));
+    TF_RETURN_IF_ERROR(context->GetAttr("hashes", &hashes));
+    TF_RETURN_IF_ERROR(CheckList("sizes", sizes, n, 0, INT32_MAX));
+    TF_RETURN_IF_ERROR(CheckList("words", lengths, n, 1, kMaxFilterWords));
+    TF_RETURN_IF_ERROR(CheckList("hashes", hashes, n, 1, kMaxHashes));
+    for (int i = 0; i < n; ++i) {
+      of.push_back({sizes[i], lengths[i], static_cast<int>(hashes[i]), 0});
+      at.push_back(words);
+      words += lengths[i];
+    }
+    return tensorflow::OkStatus();
+  }
+
+  // The formats for a seed, which is an input.
+  tensorflow::Status Seeded(OpKernelContext* context, std::vector<BloomFormat>* formats) const {
+    const Tensor* seed;
+    TF_RETURN_IF_ERROR(context->input("seed", &seed));
+    if (seed->dims() != 0) {
+      return tensorflow::errors::InvalidArgument("`seed` must be a scalar. Received: shape ",
+                                                 seed->shape().DebugString(), ".");
+    }
+    *formats = of;
+    for (BloomFormat& format : *formats) {
+      format.seed = static_cast<uint32_t>(seed->scalar<int32_t>()());
+    }
+    return tensorflow::OkStatus();
+  }
+};
+
+class BloomBuildOp : public tensorflow::OpKernel {
+ public:
+  explicit BloomBuildOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, filters_.Read(context));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    OpInputList indices;
+    const Tensor* counts;
+    std::vector<BloomFormat> formats;
+    OP_REQUIRES_OK(context, context->input_list("indices", &indices));
+    OP_REQUIRES_OK(context, context->input("counts", &counts));
+    OP_REQUIRES_OK(context, filters_.Seeded(context, &formats));
+    OP_REQUIRES_OK(context, CheckShape("counts", *counts, -2, indices.size()));
+    for (const Tensor& tensor : indices) {
+      OP_REQUIRES_OK(context, CheckShape("indices", tensor, -2, tensor.NumElements()));
+    }
+    Tensor* message;
+    OP_REQUIRES_OK(context,
+                   context->allocate_output("filters", TensorShape({filters_.words}), &message));
+    std::vector<CodecError> errors(indices.size());
+    const int64_t cost = kInsertCost * filters_.words;
+    IntraOpThreads(context)(indices.size(), cost, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {
+        BloomBuild(formats[i], indices[i].flat<int32_t>().data(), indices[i].NumElements(),
+                   counts->flat<int32_t>()(i), message->flat<int32_t>().data() + filters_.at[i],
+                   &errors[i]);
+        errors[i].tensor = i;
+      }
+    });
+    for (const CodecError& error : errors) {
+      OP_REQUIRES(context, !error.found(), Describe("indices", error));
+    }
+  }
+
+ private:
+  Filters filters_;
+};
+
+class BloomQueryOp : public tensorflow::OpKernel {
+ public:
+  explicit BloomQueryOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, filters_.Read(context));
+    OP_REQUIRES_OK(context, context->GetAttr("slots", &slots_));
+    OP_REQUIRES_OK(context, CheckList("slots", slots_, filters_.of.size(), 0, INT32_MAX));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor* messages;
+    Tensor *counts, scratch;
+    OpOutputList indices;
+    std::vector<BloomFormat> formats;
+    OP_REQUIRES_OK(context, context->input("filters", &messages));
+    OP_REQUIRES_OK(context, filters_.Seeded(context, &formats));
+    OP_REQUIRES_OK(context, CheckShape("filters", *messages, -1, filters_.words));
+    const int64_t ranks = messages->dim_size(0), n = formats.size();
+    OP_REQUIRES_OK(context, context->output_list("indices", &indices));
+    OP_REQUIRES_OK(context, context->allocate_output("counts", TensorShape({ranks, n}), &counts));
+    int64_t bytes = 0;
+    for (const BloomFormat& format : formats) {
+      bytes = std::max(bytes, BloomScratchBytes(format.size));
+    }
+    OP_REQUIRES_OK(context,
+                   context->allocate_temp(tensorflow::DT_UINT8, TensorShape({bytes}), &scratch));
+    const ParallelFor threads = IntraOpThreads(context);
+    for (int64_t i = 0; i < n; ++i) {
+      Tensor* tensor;
+      OP_REQUIRES_OK(context, indices.allocate(i, TensorShape({ranks, slots_[i]}), &tensor));
+      for (int64_t rank = 0; rank < ranks; ++rank) {
+        const int32_t* filter =
+            messages->flat<int32_t>().data() + rank * filters_.words + filters_.at[i];
+        counts->matrix<int32_t>()(rank, i) =
+            static_cast<int32_t>(BloomQuery(formats[i], filter, slots_[i], scratch.data(), threads,
+                                            tensor->flat<int32_t>().data() + rank * slots_[i]));
+      }
+    }
+  }
+
+ private:
+  Filters filters_;
+  std::vector<int64_t> slots_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("RedsyncBloomBuild").Device(tensorflow::DEVICE_CPU), BloomBuildOp);
+REGISTER_KERNEL_BUILDER(Name("RedsyncBloomQuery").Device(tensorflow::DEVICE_CPU), BloomQueryOp);
+
+}  // namespace
+}  // namespace redsync

@@ -1,0 +1,132 @@
+"""Bloom filters of positions: short for a set that may be a little larger than it was.
+
+A message is the int32 words of the filters, tensor after tensor. Position p sets the bits
+((a + t * c mod 2^32) * m) >> 32 for t = 0 .. hashes - 1, where m is the filter's number of bits, a
+the low and c the high 32 bits, made odd, of h = mix(p + (seed + 1) * 0x9E3779B97F4A7C15), and mix
+is the finaliser of SplitMix64. All integers are unsigned; bit t is bit t mod 32 of word t div 32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_redsync import ops
+from tf_redsync.ops import native, twin_bloom
+from tf_redsync.ops.codec_checks import MAX_ELEMENTS, Positions, check_ints, check_list
+
+MAX_HASHES, MAX_WORDS = 64, 2**27 - 1
+
+
+def bloom_parameters(count: int, false_positive_rate: float) -> tuple[int, int]:
+    """Words of 32 bits and hashes of a filter of `count` positions.
+
+    Reference:
+        Xu et al., "DeepReduce", NeurIPS 2021: ceil(log2(1 / rate)) hashes and
+        count * log2(1 / rate) / ln 2 bits.
+
+    Example:
+        >>> bloom_parameters(1000, 0.001)
+        (450, 10)
+    """
+    if not 0.0 < false_positive_rate < 1.0:
+        raise ValueError(
+            "`false_positive_rate` must be in (0, 1). "
+            f"Received: false_positive_rate={false_positive_rate}."
+        )
+    doublings = -math.log2(false_positive_rate)
+    words = math.ceil(count * doublings / math.log(2) / 32)
+    return max(words, 1), min(math.ceil(doublings), MAX_HASHES)
+
+
+def bloom_build(
+    indices: Sequence[tf.Tensor],
+    counts: tf.Tensor,
+    seed: tf.Tensor | int,
+    *,
+    sizes: Sequence[int],
+    words: Sequence[int],
+    hashes: Sequence[int],
+) -> tf.Tensor:
+    """Bloom filters of positions.
+
+    Args:
+        indices: N int32 vectors [slots_i], the first `counts[i]` valid, in any order.
+        counts: int32 [N].
+        seed: int32 scalar, of the hashes; the same on all workers.
+        sizes: elements of the N tensors that the positions refer to, Python ints.
+        words: words of 32 bits of every filter, at least 1, see `bloom_parameters`.
+        hashes: bits that a position sets, in [1, 64].
+
+    Returns:
+        int32 [sum of words], the filters one after the other; see the module's docstring.
+
+    Raises:
+        ValueError: for an empty list, or sizes, words or hashes of a wrong length or out of range.
+        TypeError: for indices that are not int32.
+        tf.errors.InvalidArgumentError: when run, for a count or an index out of range.
+
+    Reference:
+        Bloom, "Space/time trade-offs in hash coding with allowable errors", CACM 1970; Kirsch and
+        Mitzenmacher, "Less hashing, same performance", ESA 2006; for gradients: Xu et al.,
+        "DeepReduce", NeurIPS 2021.
+    """
+    indices = [tf.convert_to_tensor(t) for t in indices]
+    check_list("indices", indices, tf.int32)
+    layout = _filter_layout(sizes, words, hashes, len(indices))
+    implementation = (
+        native.load().redsync_bloom_build if ops.backend() == "native" else twin_bloom.bloom_build
+    )
+    return implementation(
+        indices=indices, counts=tf.convert_to_tensor(counts, tf.int32),
+        seed=tf.convert_to_tensor(seed, tf.int32), **layout,
+    )  # fmt: skip
+
+
+def bloom_query(
+    filters: tf.Tensor,
+    seed: tf.Tensor | int,
+    *,
+    sizes: Sequence[int],
+    slots: Sequence[int],
+    words: Sequence[int],
+    hashes: Sequence[int],
+) -> Positions:
+    """The positions that Bloom filters hold, and those that they mistake for such.
+
+    Args:
+        filters: int32 [P, sum of words], row r is what the worker of rank r got from `bloom_build`.
+        seed: as given to `bloom_build`.
+        sizes: as given to `bloom_build`.
+        slots: how many positions to list at most; of more positives the first are.
+        words: as given to `bloom_build`.
+        hashes: as given to `bloom_build`.
+
+    Returns:
+        `Positions`: the first `slots` positives among [0, size), ascending.
+
+    Raises:
+        ValueError: for lists of a wrong length or values out of range.
+        tf.errors.InvalidArgumentError: when run, for filters of a wrong length.
+    """
+    slots = check_ints("slots", slots, 0, MAX_ELEMENTS)
+    layout = {"slots": slots, **_filter_layout(sizes, words, hashes, len(slots))}
+    filters = tf.convert_to_tensor(filters, tf.int32)
+    seed = tf.convert_to_tensor(seed, tf.int32)
+    if ops.backend() == "native":
+        found = native.load().redsync_bloom_query(
+            filters=filters, seed=seed, N=len(slots), **layout
+        )
+    else:
+        found = twin_bloom.bloom_query(filters, seed, **layout)
+    return Positions(*found)
+
+
+def _filter_layout(sizes, words, hashes, length: int) -> dict[str, tuple[int, ...]]:
+    return {
+        "sizes": check_ints("sizes", sizes, 0, MAX_ELEMENTS, length),
+        "words": check_ints("words", words, 1, MAX_WORDS, length),
+        "hashes": check_ints("hashes", hashes, 1, MAX_HASHES, length),
+    }

@@ -1,0 +1,44 @@
+"""Codecs: short messages for gradients, each op natively and in pure TensorFlow with equal bits.
+
+| family | functions | for |
+|---|---|---|
+| quantisation | `quantize`, `dequantize_sum` | signs, 1-bit, 2-bit, QSGD, TernGrad |
+| Golomb codes | `golomb_encode`, `golomb_decode` | ascending positions, without loss |
+| Bloom filters | `bloom_build`, `bloom_query` | positions, with some false ones |
+| sparse merge | `sparse_merge` | reduce-scatter of sparse blocks |
+
+All take lists of tensors and make messages of a length that every worker can compute; decoders
+check everything that they read. `tf_redsync.ops.backend()` says which implementation runs.
+"""
+
+from tf_redsync.ops.bloom import bloom_build, bloom_parameters, bloom_query
+from tf_redsync.ops.codec_checks import Positions
+from tf_redsync.ops.golomb import golomb_decode, golomb_encode, golomb_parameter, golomb_words
+from tf_redsync.ops.merging import Merged, sparse_merge
+from tf_redsync.ops.quantization import (
+    Quantized,
+    code_bits,
+    dequantize_sum,
+    quantize,
+    quantized_scales,
+    quantized_words,
+)
+
+__all__ = [
+    "Merged",
+    "Positions",
+    "Quantized",
+    "bloom_build",
+    "bloom_parameters",
+    "bloom_query",
+    "code_bits",
+    "dequantize_sum",
+    "golomb_decode",
+    "golomb_encode",
+    "golomb_parameter",
+    "golomb_words",
+    "quantize",
+    "quantized_scales",
+    "quantized_words",
+    "sparse_merge",
+]

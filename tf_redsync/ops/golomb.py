@@ -1,0 +1,141 @@
+"""Golomb-Rice codes of ascending positions: nothing is lost, and near the entropy.
+
+A message is a vector of int32 words, for every tensor [count, bits, words]: `bits` is the length of
+the code that follows, bit t of which is bit t mod 32 of word t div 32. A position is coded by its
+gap d >= 1 to the one before (the first one: to -1): (d - 1) >> b ones, a zero, and the b low bits
+of d - 1, lowest first. `words` is what the worst choice of positions needs, which is little more
+than the average: all workers can compute it, and nothing can overflow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_redsync import ops
+from tf_redsync.ops import native, twin_golomb
+from tf_redsync.ops.codec_checks import MAX_ELEMENTS, Positions, check_ints, check_list
+
+MAX_RICE = 30
+GOLDEN = (math.sqrt(5) + 1) / 2
+
+
+def golomb_parameter(density: float) -> int:
+    """Best number of low bits for positions of which a fraction `density` is set.
+
+    Reference:
+        Sattler, Wiedemann, Müller and Samek, "Sparse Binary Compression", IJCNN 2019.
+
+    Example:
+        >>> golomb_parameter(0.01), golomb_parameter(0.001)
+        (6, 9)
+    """
+    if not 0.0 < density <= 1.0:
+        raise ValueError(f"`density` must be in (0, 1]. Received: density={density}.")
+    if density > 1.0 - 1e-9:
+        return 0
+    bits = 1 + math.floor(math.log2(math.log(GOLDEN - 1) / math.log1p(-density)))
+    return min(max(bits, 0), MAX_RICE)
+
+
+def golomb_words(sizes: Sequence[int], slots: Sequence[int], rice: Sequence[int]) -> int:
+    """Length in 32-bit words of a Golomb message.
+
+    Example:
+        >>> golomb_words([10_000], [100], [6])  # 2 + ceil((100 * 7 + 9900 // 64) / 32)
+        29
+    """
+    return sum(_golomb_part(*layout) for layout in zip(sizes, slots, rice, strict=True))
+
+
+def golomb_encode(
+    indices: Sequence[tf.Tensor],
+    counts: tf.Tensor,
+    *,
+    sizes: Sequence[int],
+    rice: Sequence[int],
+) -> tf.Tensor:
+    """Codes ascending positions, without loss, by the gaps between them.
+
+    Args:
+        indices: N int32 vectors [slots_i]; the first `counts[i]` ascend strictly.
+        counts: int32 [N].
+        sizes: elements of the N tensors that the positions refer to, Python ints; slots_i at most.
+        rice: bits of a gap that are sent as they are, in [0, 30], see `golomb_parameter`.
+
+    Returns:
+        int32 [W], the message; see the module's docstring. Its word 1 is, for every tensor, the
+        number of bits that the positions really take.
+
+    Raises:
+        ValueError: for an empty list, or sizes or rice of a wrong length or out of range.
+        TypeError: for indices that are not int32.
+        tf.errors.InvalidArgumentError: when run, for a count or an index out of range, or indices
+            that do not ascend.
+
+    Reference:
+        Golomb, "Run-length encodings", IEEE Trans. Inf. Theory, 1966; for gradients: Sattler et
+        al., "Sparse Binary Compression", IJCNN 2019.
+    """
+    indices = [tf.convert_to_tensor(t) for t in indices]
+    check_list("indices", indices, tf.int32)
+    counts = tf.convert_to_tensor(counts, tf.int32)
+    sizes = check_ints("sizes", sizes, 0, MAX_ELEMENTS, len(indices))
+    rice = check_ints("rice", rice, 0, MAX_RICE, len(indices))
+    for tensor, size, low_bits in zip(indices, sizes, rice, strict=True):
+        if tensor.shape.num_elements() is not None:
+            _golomb_part(size, tensor.shape.num_elements(), low_bits)
+    if ops.backend() == "native":
+        return native.load().redsync_golomb_encode(
+            indices=indices, counts=counts, sizes=sizes, rice=rice
+        )
+    return twin_golomb.golomb_encode(indices, counts, sizes=sizes, rice=rice)
+
+
+def golomb_decode(
+    messages: tf.Tensor,
+    *,
+    sizes: Sequence[int],
+    slots: Sequence[int],
+    rice: Sequence[int],
+) -> Positions:
+    """The positions that all workers have coded.
+
+    Args:
+        messages: int32 [P, W], row r is what the worker of rank r got from `golomb_encode`.
+        sizes: as given to `golomb_encode`.
+        slots: lengths of the vectors of indices given to `golomb_encode`, Python ints.
+        rice: as given to `golomb_encode`.
+
+    Returns:
+        `Positions`.
+
+    Raises:
+        ValueError: for lists of a wrong length or values out of range.
+        tf.errors.InvalidArgumentError: when run, for messages of a wrong length, or a count, number
+            of bits or index that cannot be; the error names the field, rank, tensor and value.
+    """
+    slots = check_ints("slots", slots, 0, MAX_ELEMENTS)
+    sizes = check_ints("sizes", sizes, 0, MAX_ELEMENTS, len(slots))
+    rice = check_ints("rice", rice, 0, MAX_RICE, len(slots))
+    golomb_words(sizes, slots, rice)
+    layout = {"sizes": sizes, "slots": slots, "rice": rice}
+    messages = tf.convert_to_tensor(messages, tf.int32)
+    if ops.backend() == "native":
+        return Positions(
+            *native.load().redsync_golomb_decode(messages=messages, N=len(slots), **layout)
+        )
+    return Positions(*twin_golomb.golomb_decode(messages, **layout))
+
+
+def _golomb_part(size: int, slots: int, rice: int) -> int:
+    """Words of one tensor's part of a Golomb message."""
+    bits = slots * (rice + 1) + ((size - slots) >> rice)
+    if slots > size or bits > MAX_ELEMENTS - 31:
+        raise ValueError(
+            "`slots` must be at most `sizes`, and the code of a tensor below 2^31 bits. Received: "
+            f"slots={slots}, size={size}, rice={rice}."
+        )
+    return 2 + -(-bits // 32)

@@ -1,0 +1,84 @@
+"""The sum of sparse blocks, reduced to its largest elements, for reduce-scatter methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tf_redsync import ops
+from tf_redsync.ops import native, twin_merging
+from tf_redsync.ops.codec_checks import MAX_ELEMENTS, check_ints, check_list
+
+
+class Merged(NamedTuple):
+    """Result of `sparse_merge`; indices ascend, unused slots hold 0.
+
+    Attributes:
+        indices: list of int32 vectors [k_i], positions of the sums that are kept.
+        values: list of float32 vectors [k_i], those sums.
+        counts: int32 [N], how many are kept.
+        dropped_indices: list of int32 vectors [P * slots_i], positions of the other sums.
+        dropped_values: list of float32 vectors [P * slots_i], those sums: they belong into the
+            residual.
+        dropped_counts: int32 [N].
+    """
+
+    indices: list[tf.Tensor]
+    values: list[tf.Tensor]
+    counts: tf.Tensor
+    dropped_indices: list[tf.Tensor]
+    dropped_values: list[tf.Tensor]
+    dropped_counts: tf.Tensor
+
+
+def sparse_merge(
+    indices: Sequence[tf.Tensor],
+    values: Sequence[tf.Tensor],
+    counts: tf.Tensor,
+    *,
+    sizes: Sequence[int],
+    k: Sequence[int],
+) -> Merged:
+    """Adds sparse blocks of P workers up and keeps the `k` sums of largest magnitude.
+
+    The values of one position are added in float32, in the order of the ranks, starting from 0. Of
+    sums of equal magnitude the one of lower index is kept. Sums of 0 are neither kept nor dropped:
+    kept and dropped together are the whole sum.
+
+    Args:
+        indices: N int32 tensors [P, slots_i]; the first `counts[r, i]` of row r ascend strictly.
+        values: N float32 tensors [P, slots_i].
+        counts: int32 [P, N].
+        sizes: elements of the N tensors that the positions refer to, Python ints.
+        k: how many sums to keep, Python ints; 0 drops all.
+
+    Returns:
+        A `Merged`.
+
+    Raises:
+        ValueError: for empty lists, lists of a wrong length or values out of range.
+        TypeError: for indices that are not int32, or values that are not float32.
+        tf.errors.InvalidArgumentError: when run, for counts or indices out of range, indices that
+            do not ascend, or values that are not finite; the error names field, rank, tensor and
+            value.
+
+    Reference:
+        Zhao et al., "SparDL: Distributed Deep Learning Training with Efficient Sparse
+        Communication", ICDE 2024.
+    """
+    indices = [tf.convert_to_tensor(t) for t in indices]
+    values = [tf.convert_to_tensor(t) for t in values]
+    check_list("indices", indices, tf.int32)
+    check_list("values", values, tf.float32)
+    if len(values) != len(indices):
+        raise ValueError(
+            "`values` must have one tensor per tensor of `indices`. Received: "
+            f"{len(values)} values, {len(indices)} indices."
+        )
+    sizes = check_ints("sizes", sizes, 0, MAX_ELEMENTS, len(indices))
+    k = check_ints("k", k, 0, MAX_ELEMENTS, len(indices))
+    counts = tf.convert_to_tensor(counts, tf.int32)
+    merge = native.load().redsync_sparse_merge if ops.backend() == "native" else twin_merging.merge
+    return Merged(*merge(indices=indices, values=values, counts=counts, sizes=sizes, k=k))

@@ -1,0 +1,68 @@
+"""Pure-TensorFlow twin of the sparse merge: equal bits, by way of the dense sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_redsync.ops.twin import add_ranks, top_k
+from tf_redsync.ops.twin_common import after, assert_none, assert_shape
+
+
+def merge(
+    indices: Sequence[tf.Tensor],
+    values: Sequence[tf.Tensor],
+    counts: tf.Tensor,
+    *,
+    sizes: Sequence[int],
+    k: Sequence[int],
+) -> tuple[list, list, tf.Tensor, list, list, tf.Tensor]:
+    """See `tf_redsync.ops.sparse_merge`; all arguments are given and already checked."""
+    counts = after([assert_shape("counts", counts, [-1, len(indices)])], counts)
+    kept, dropped = [], []
+    for i, size in enumerate(sizes):
+        count, blocks = counts[:, i : i + 1], tf.shape(counts)[0]
+        slots = tf.shape(indices[i])[-1]
+        checks = [
+            assert_shape("indices", indices[i], [blocks, slots]),
+            assert_shape("values", values[i], [blocks, slots]),
+            *_check_block(indices[i], values[i], count, size, i),
+        ]
+        total = add_ranks(tf.zeros([size]), indices[i], values[i], after(checks, count))
+        largest = top_k(tf.abs(total), min(k[i], size))
+        others = tf.tensor_scatter_nd_update(
+            total, largest[:, None], tf.zeros_like(largest, total.dtype)
+        )
+        rest = tf.reshape(tf.where(tf.abs(others) > 0.0), [-1])
+        kept.append(_padded(total, largest, k[i]))
+        dropped.append(_padded(total, rest, blocks * slots))
+    return *_columns(kept), *_columns(dropped)
+
+
+def _check_block(indices, values, count, size: int, i: int):
+    slots = tf.shape(indices)[-1]
+    valid = tf.range(slots) < count
+    previous = tf.pad(indices[:, :-1], [[0, 0], [1, 0]], constant_values=-1)
+    outside = (indices < 0) | (indices >= size)
+    return [
+        assert_none("blocks", "count", (count < 0) | (count > slots), count, i),
+        assert_none("blocks", "index", valid & outside, indices, i),
+        assert_none(
+            "blocks", "index, which must ascend,", valid & (indices <= previous), indices, i
+        ),
+        assert_none("blocks", "value", valid & ~tf.math.is_finite(values), values, i),
+    ]
+
+
+def _padded(total, indices, slots):
+    """Indices and values in so many slots, and how many there are."""
+    count = tf.size(indices)
+    padding = [[0, slots - count]]
+    values = tf.pad(tf.gather(total, indices), padding)
+    return tf.pad(tf.cast(indices, tf.int32), padding), values, count
+
+
+def _columns(outputs):
+    indices, values, counts = zip(*outputs, strict=True)
+    return list(indices), list(values), tf.stack(counts)
