@@ -6,40 +6,17 @@
 #include <cstdlib>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "custom_ops/core/cpu/decode.h"
 #include "custom_ops/core/cpu/select.h"
+#include "tests/kernels/core_testing.h"
 
 namespace redsync {
 namespace {
 
-int failures = 0;
-uint64_t digest = 1469598103934665603u;
-
-void Mix(const void* data, size_t bytes) {
-  for (size_t i = 0; i < bytes; ++i) {
-    digest = (digest ^ static_cast<const unsigned char*>(data)[i]) * 1099511628211u;
-  }
-}
-
-void Check(bool ok, const std::string& what) {
-  if (ok) return;
-  if (++failures <= 20) std::printf("FAILED: %s\n", what.c_str());
-}
-
-ParallelFor Threads(int threads) {
-  return [threads](int64_t count, int64_t, const RangeBody& body) {
-    if (count <= 1 || threads == 1) return body(0, count);
-    std::vector<std::thread> pool;
-    for (int t = 0; t < threads; ++t) {
-      const int64_t first = count * t / threads, last = count * (t + 1) / threads;
-      if (first < last) pool.emplace_back([=, &body] { body(first, last); });
-    }
-    for (std::thread& thread : pool) thread.join();
-  };
-}
+using testing::Check;
+using testing::Mix;
 
 // Kinds of input; the last three defeat the prediction from a sample.
 const char* const kKinds[] = {"normal", "heavy", "zero",      "constant",  "ties",
@@ -252,12 +229,10 @@ void TestDecode(const ParallelFor& threads) {
 }  // namespace redsync
 
 int main(int argc, char** argv) {
-  const auto threads = redsync::Threads(argc > 1 ? std::atoi(argv[1]) : 1);
+  const auto threads = redsync::testing::Threads(argc > 1 ? std::atoi(argv[1]) : 1);
   redsync::TestSelect(threads);
   redsync::TestWrongPrediction(threads);
   redsync::TestNotFinite(threads);
   redsync::TestDecode(threads);
-  std::printf("%s %016llx\n", redsync::Passes().name,
-              static_cast<unsigned long long>(redsync::digest));
-  return redsync::failures == 0 ? 0 : 1;
+  return redsync::testing::Report(redsync::Passes().name);
 }

@@ -12,14 +12,17 @@ FLAGS = "-O1 -g -std=c++17 -ffp-contract=off -Wall -Wextra -Werror -Wno-psabi -p
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory):
-    """The test program, compiled."""
+@pytest.fixture(scope="module", params=["core_test", "codecs_test"])
+def program(tmp_path_factory, request):
+    """A test program, compiled."""
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         pytest.skip(f"there is no C++ compiler {compiler!r}")
-    target = tmp_path_factory.mktemp("core") / "core_test"
-    sources = ["tests/kernels/core_test.cc", *map(str, ROOT.glob("custom_ops/core/cpu/*.cc"))]
+    target = tmp_path_factory.mktemp("core") / request.param
+    sources = [
+        f"tests/kernels/{request.param}.cc",
+        *map(str, ROOT.glob("custom_ops/core/cpu/*.cc")),
+    ]
     command = [compiler, *FLAGS, *SANITIZE, "-I.", *sources, "-o", str(target)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stderr[-4000:]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.oracle.quantization import Malformed
+from tests.oracle.quantization import Malformed, flush
 
 
 def sparse_merge_numpy(indices, values, counts, *, sizes, k):
     """Fields in the order of `tf_redsync.ops.codecs.Merged`; raises Malformed."""
-    kept, dropped = [], []
+    kept: list = []
+    dropped: list = []
     for i, (rows, row_values, size) in enumerate(zip(indices, values, sizes, strict=True)):
         sums: dict[int, np.float32] = {}
         for row, row_value, count in zip(rows, row_values, np.asarray(counts)[:, i], strict=True):
@@ -20,8 +21,8 @@ def sparse_merge_numpy(indices, values, counts, *, sizes, k):
                 raise Malformed("index")
             if not np.isfinite(row_value).all():
                 raise Malformed("value")
-            for index, value in zip(row.tolist(), row_value, strict=True):
-                sums[index] = np.float32(sums.get(index, np.float32(0)) + value)
+            for index, value in zip(row.tolist(), flush(row_value), strict=True):
+                sums[index] = flush(sums.get(index, np.float32(0)) + value)[()]
         order = sorted((j for j in sums if sums[j] != 0), key=lambda j: (-abs(sums[j]), j))  # noqa: B023
         for chosen, slots, out in (
             (order[: k[i]], k[i], kept),

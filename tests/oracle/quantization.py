@@ -44,6 +44,12 @@ def uniform_numpy(stream, tensor: int, n: int) -> np.ndarray:
     return (words >> 8).astype(np.float32) * np.float32(2.0**-24)
 
 
+def flush(x) -> np.ndarray:
+    """Denormals become zero, as TensorFlow's threads take them."""
+    x = np.asarray(x, np.float32)
+    return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.float32(0), x)
+
+
 def max_code(mode: str, levels: int) -> int:
     return {"sign": 1, "two_level": 1, "threshold": 2, "stochastic": 2 * levels}[mode]
 
@@ -138,7 +144,7 @@ def dequantize_sum_numpy(messages, shapes, *, mode, levels=1, bucket_size=None):
                 raise Malformed("code")
             words_at += length
             for part in bucket_slices(total.size, bucket_size):
-                c = row[scales_at : scales_at + per_bucket].view(np.float32)
+                c = flush(row[scales_at : scales_at + per_bucket].view(np.float32))
                 scales_at += per_bucket
                 if total.size == 0:
                     continue

@@ -141,6 +141,7 @@ int64_t QuantizeFormat::words(int64_t size) const { return CeilDiv(size * bits()
 
 Status CheckScales(const QuantizeFormat& format, const float* scales, int64_t size,
                    bool must_be_finite, CodecError* error) {
+  ScopedFlushDenormals flush;
   const bool any_sign = format.quantizer == Quantizer::kTwoLevel;
   const int64_t count = size == 0 ? 0 : format.scales(size);
   for (int64_t i = 0; i < count; ++i) {

@@ -1,0 +1,379 @@
+// Tests the codecs of core/cpu without TensorFlow: round trips, brute force, random and mutated
+// messages, misaligned and exactly sized buffers. Prints a digest of all results, which must not
+// depend on the number of threads (argument 1) or on TF_REDSYNC_SIMD.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "custom_ops/core/cpu/bloom.h"
+#include "custom_ops/core/cpu/golomb.h"
+#include "custom_ops/core/cpu/merge.h"
+#include "custom_ops/core/cpu/quantize.h"
+#include "custom_ops/core/cpu/simd.h"
+#include "tests/kernels/core_testing.h"
+
+namespace redsync {
+namespace {
+
+using testing::Check;
+using testing::Mix;
+
+// Memory of exactly so many elements, filled with garbage and not aligned to more than one element:
+// the sanitizer sees a step beyond it, and a loop that counts on more alignment.
+template <class T>
+class Buffer {
+ public:
+  explicit Buffer(int64_t size) : size_(size), memory_(new char[(size + 1) * sizeof(T)]) {
+    std::fill(memory_, memory_ + (size + 1) * sizeof(T), 0x5a);
+  }
+  ~Buffer() { delete[] memory_; }
+  Buffer(const Buffer&) = delete;
+  void operator=(const Buffer&) = delete;
+  T* data() { return reinterpret_cast<T*>(memory_) + 1; }
+  T* begin() { return data(); }
+  T* end() { return data() + size_; }
+  int64_t size() const { return size_; }
+  T& operator[](int64_t i) { return data()[i]; }
+  void MixAll() { Mix(data(), size_ * sizeof(T)); }
+
+ private:
+  int64_t size_;
+  char* memory_;
+};
+
+std::vector<int32_t> Choose(int64_t size, int64_t count, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::set<int32_t> chosen;
+  while (static_cast<int64_t>(chosen.size()) < count) chosen.insert(random() % size);
+  return {chosen.begin(), chosen.end()};
+}
+
+// ------------------------------------------------------------------------------- quantisation
+
+void TestQuantize(const ParallelFor& threads) {
+  struct Mode {
+    Quantizer quantizer;
+    int32_t levels;
+  };
+  const Mode modes[] = {{Quantizer::kSign, 1},
+                        {Quantizer::kTwoLevel, 1},
+                        {Quantizer::kThreshold, 1},
+                        {Quantizer::kStochastic, 1},
+                        {Quantizer::kStochastic, 5},
+                        {Quantizer::kStochastic, 127},
+                        {Quantizer::kStochastic, kMaxLevels}};
+  for (const Mode& mode : modes) {
+    for (int64_t bucket : {0, 32, 480, 1024}) {
+      for (int64_t size : {0, 1, 31, 32, 1000, 40000}) {
+        QuantizeFormat format = {mode.quantizer, mode.levels, bucket};
+        std::mt19937 random(7);
+        std::normal_distribution<float> normal;
+        Buffer<float> x(size), errors(size), total(size), scales(format.scales(size));
+        Buffer<int32_t> words(format.words(size));
+        for (float& v : x) v = normal(random);
+        for (float& c : scales) c = std::fabs(normal(random));
+        if (scales.size() > 1) scales[1] = 0;
+        const RandomStream stream = {1, 2, 3};
+        const std::string name = "quantizer " + std::to_string(static_cast<int>(mode.quantizer)) +
+                                 " levels " + std::to_string(mode.levels) + " size " +
+                                 std::to_string(size);
+        Check(QuantizeTensor(format, x.data(), scales.data(), size, stream, 4, threads,
+                             words.data(), errors.data()),
+              name + ": finite");
+        words.MixAll();
+        errors.MixAll();
+        // Two ranks that sent the same: what is decoded and what is left out are the whole.
+        const int64_t stride = 1 + scales.size() + words.size();
+        Buffer<int32_t> messages(2 * stride);
+        for (int rank = 0; rank < 2; ++rank) {
+          int32_t* row = messages.data() + rank * stride;
+          row[0] = 1;
+          std::memcpy(row + 1, scales.data(), scales.size() * sizeof(float));
+          std::copy(words.begin(), words.end(), row + 1 + scales.size());
+        }
+        const CodedTensor coded = {messages.data(), 2, stride, 1, 1 + scales.size(), size};
+        CodecError error;
+        Check(DequantizeSum(format, coded, threads, total.data(), &error) == Status::kOk,
+              name + ": decodes");
+        total.MixAll();
+        for (int64_t i = 0; i < size; ++i) {
+          const float decoded = total[i] / 2;
+          Check(errors[i] == x[i] - decoded, name + ": error");
+          const float c = scales[format.bucket_of(i) * format.scales_per_bucket()];
+          if (mode.quantizer == Quantizer::kSign) {
+            Check(decoded == (x[i] >= 0 ? c : -c), name + ": sign");
+          }
+          if (mode.quantizer == Quantizer::kStochastic && std::fabs(x[i]) <= c) {
+            Check(std::fabs(errors[i]) <= 1.0001f * c / mode.levels, name + ": within a level");
+          }
+        }
+        // In place, and nobody's message.
+        Check(QuantizeTensor(format, x.data(), scales.data(), size, stream, 4, threads,
+                             words.data(), x.data()) &&
+                  std::equal(x.begin(), x.end(), errors.begin()),
+              name + ": in place");
+        messages[0] = messages[stride] = 0;
+        Check(DequantizeSum(format, coded, threads, total.data(), &error) == Status::kOk &&
+                  std::all_of(total.begin(), total.end(), [](float v) { return v == 0; }),
+              name + ": flag 0");
+      }
+    }
+  }
+}
+
+void TestQuantizeErrors(const ParallelFor& threads) {
+  const QuantizeFormat ternary = {Quantizer::kThreshold, 1, 0};
+  Buffer<int32_t> messages(3 * 66);
+  std::fill(messages.begin(), messages.end(), 0x55555555);  // Codes 1: zero.
+  for (int rank = 0; rank < 3; ++rank) {
+    messages[66 * rank] = 1;
+    messages[66 * rank + 1] = BitsOf(2.0f);
+  }
+  Buffer<float> total(1000);
+  const CodedTensor coded = {messages.data(), 3, 66, 1, 2, 1000};
+  CodecError error;
+  Check(DequantizeSum(ternary, coded, threads, total.data(), &error) == Status::kOk, "ternary");
+  messages[66 + 2 + 10] |= 3 << 6;
+  messages[2 * 66 + 2] = -1;
+  Check(DequantizeSum(ternary, coded, threads, total.data(), &error) == Status::kInvalidMessage &&
+            std::string(error.field) == "code" && error.rank == 1 && error.slot == 163 &&
+            error.value == 3 && error.limit == 2,
+        "the first bad code is named");
+  for (float bad : {NAN, INFINITY, -1.0f}) {
+    const float scales[] = {1, bad};
+    const QuantizeFormat format = {Quantizer::kStochastic, 3, 32};
+    Check(CheckScales(format, scales, 64, true, &error) == Status::kInvalidMessage &&
+              std::string(error.field) == "scale" && error.slot == 1,
+          "bad scale");
+    Check(CheckScales(format, scales, 32, true, &error) == Status::kOk, "scale of no element");
+    Buffer<float> x(64);
+    Buffer<int32_t> words(format.words(64));
+    x[63] = bad;
+    Check(QuantizeTensor(format, x.data(), total.data(), 64, {}, 0, threads, words.data(),
+                         nullptr) == std::isfinite(bad),
+          "not finite is noticed");
+  }
+}
+
+// ------------------------------------------------------------------------------------- golomb
+
+void TestGolomb() {
+  for (int64_t size : {1, 31, 1000, 100000}) {
+    for (int64_t slots : {int64_t{0}, int64_t{1}, size / 50, size / 2, size}) {
+      for (int rice : {0, 1, 5, 12, 30}) {
+        const GolombFormat format = {size, slots, rice};
+        const std::vector<int32_t> positions = Choose(size, slots, 3);
+        Buffer<int32_t> part(2 + format.words()), back(slots);
+        CodecError error;
+        int32_t count = -1;
+        Check(GolombEncode(format, positions.data(), slots, part.data(), &error) == Status::kOk,
+              "golomb: encodes");
+        part.MixAll();
+        Check(GolombDecode(format, part.data(), back.data(), &count, &error) == Status::kOk &&
+                  count == slots && std::equal(back.begin(), back.end(), positions.begin()),
+              "golomb: round trip");
+        // Mutations: an error with a name, or ascending positions in range.
+        std::mt19937 random(size + rice);
+        for (int trial = 0; trial < 50; ++trial) {
+          Buffer<int32_t> broken(part.size());
+          std::copy(part.begin(), part.end(), broken.begin());
+          const int64_t at = trial % 3 == 0 ? random() % 2 : random() % part.size();
+          broken[at] = trial % 2 == 0 ? static_cast<int32_t>(random())
+                                      : broken[at] ^ static_cast<int32_t>(1u << random() % 32);
+          const Status status = GolombDecode(format, broken.data(), back.data(), &count, &error);
+          if (status != Status::kOk) {
+            Check(error.found(), "golomb: the error has a name");
+            continue;
+          }
+          Check(count >= 0 && count <= slots, "golomb: count");
+          for (int32_t i = 0; i < count; ++i) {
+            Check(back[i] >= (i == 0 ? 0 : back[i - 1] + 1) && back[i] < size, "golomb: index");
+          }
+        }
+      }
+    }
+  }
+  const GolombFormat format = {10, 3, 1};
+  Buffer<int32_t> part(2 + format.words());
+  CodecError error;
+  const int32_t descending[] = {5, 4, 3}, outside[] = {5, 10, 11};
+  Check(GolombEncode(format, descending, 3, part.data(), &error) == Status::kInvalidMessage &&
+            std::string(error.field) == "index" && error.slot == 1 && error.value == 4,
+        "golomb: descending");
+  Check(GolombEncode(format, outside, 3, part.data(), &error) == Status::kInvalidMessage &&
+            error.slot == 1 && error.value == 10,
+        "golomb: outside");
+  Check(GolombEncode(format, outside, 4, part.data(), &error) == Status::kInvalidMessage &&
+            std::string(error.field) == "count",
+        "golomb: too many");
+}
+
+// -------------------------------------------------------------------------------------- bloom
+
+void TestBloom(const ParallelFor& threads) {
+  for (int64_t size : {1, 32, 5000, 70000}) {
+    for (int64_t words : {1, 7, 100}) {
+      for (int hashes : {1, 4, kMaxHashes}) {
+        const BloomFormat format = {size, words, hashes, 99};
+        const int64_t count = std::min<int64_t>(size, 40);
+        const std::vector<int32_t> positions = Choose(size, count, 5);
+        Buffer<int32_t> filter(words);
+        CodecError error;
+        Check(BloomBuild(format, positions.data(), count, count, filter.data(), &error) ==
+                  Status::kOk,
+              "bloom: builds");
+        filter.MixAll();
+        Buffer<double> scratch(CeilDiv(BloomScratchBytes(size), 8));
+        Buffer<int32_t> all(size);
+        const int64_t found =
+            BloomQuery(format, filter.data(), size, scratch.data(), threads, all.data());
+        Mix(all.data(), found * sizeof(int32_t));
+        Check(
+            std::is_sorted(all.begin(), all.begin() + found) &&
+                std::includes(all.begin(), all.begin() + found, positions.begin(), positions.end()),
+            "bloom: all positions are found");
+        for (int64_t slots : {int64_t{0}, found / 2, found}) {
+          Buffer<int32_t> first(slots);
+          Check(BloomQuery(format, filter.data(), slots, scratch.data(), threads, first.data()) ==
+                        slots &&
+                    std::equal(first.begin(), first.end(), all.begin()),
+                "bloom: the first positives");
+        }
+      }
+    }
+  }
+  const BloomFormat format = {10, 1, 2, 0};
+  const int32_t outside[] = {3, 10};
+  int32_t filter;
+  CodecError error;
+  Check(BloomBuild(format, outside, 2, 2, &filter, &error) == Status::kInvalidMessage &&
+            std::string(error.field) == "index" && error.slot == 1,
+        "bloom: outside");
+  Check(BloomBuild(format, outside, 2, 3, &filter, &error) == Status::kInvalidMessage &&
+            std::string(error.field) == "count",
+        "bloom: too many");
+}
+
+// -------------------------------------------------------------------------------------- merge
+
+struct Blocks {
+  Buffer<int32_t> indices;
+  Buffer<float> values;
+  Buffer<int32_t> counts;
+  SparseBlocks blocks;
+
+  Blocks(int64_t ranks, int64_t slots, int64_t size)
+      : indices(ranks * slots), values(ranks * slots), counts(ranks) {
+    blocks = {indices.data(), values.data(), counts.data(), 1, ranks, slots, size};
+    std::mt19937 random(ranks);
+    for (int64_t r = 0; r < ranks; ++r) {
+      const auto chosen = Choose(size, slots, 11 + r);
+      std::copy(chosen.begin(), chosen.end(), indices.data() + r * slots);
+      counts[r] = slots - r % 2;
+      for (int64_t i = 0; i < slots; ++i) {
+        values[r * slots + i] = static_cast<float>(random() % 9) / 4 - 1;
+      }
+    }
+  }
+};
+
+void TestMerge() {
+  for (int64_t ranks : {0, 1, 2, 3, 8}) {
+    for (int64_t slots : {1, 2, 50}) {
+      for (int64_t k : {int64_t{0}, int64_t{1}, slots, ranks * slots}) {
+        const int64_t size = 90;
+        Blocks b(ranks, slots, size);
+        const int64_t bytes = MergeScratchBytes(ranks, slots);
+        Buffer<double> scratch(CeilDiv(bytes, 8));
+        Buffer<int32_t> kept_at(k), dropped_at(ranks * slots);
+        Buffer<float> kept(k), dropped(ranks * slots);
+        int32_t keep = -1, drop = -1;
+        const SparseOutput to_kept = {kept_at.data(), kept.data(), &keep};
+        const SparseOutput to_dropped = {dropped_at.data(), dropped.data(), &drop};
+        CodecError error;
+        Check(SparseMerge(b.blocks, k, scratch.data(), bytes - 1, to_kept, to_dropped, &error) ==
+                  Status::kScratchTooSmall,
+              "merge: too little scratch memory is noticed");
+        Check(SparseMerge(b.blocks, k, scratch.data(), bytes, to_kept, to_dropped, &error) ==
+                  Status::kOk,
+              "merge: status");
+        kept_at.MixAll();
+        kept.MixAll();
+        std::map<int32_t, float> sums;
+        for (int64_t r = 0; r < ranks; ++r) {
+          for (int32_t i = 0; i < b.counts[r]; ++i) {
+            sums[b.indices[r * slots + i]] += b.values[r * slots + i];
+          }
+        }
+        std::vector<std::pair<float, int32_t>> order;  // The largest first, then the lower index.
+        for (const auto& [index, sum] : sums) {
+          if (sum != 0) order.push_back({-std::fabs(sum), index});
+        }
+        std::sort(order.begin(), order.end());
+        const int64_t expected = std::min<int64_t>(k, order.size());
+        Check(keep == expected && keep + drop == static_cast<int64_t>(order.size()),
+              "merge: count");
+        std::set<int32_t> largest;
+        for (int64_t i = 0; i < expected; ++i) largest.insert(order[i].second);
+        Check(std::equal(largest.begin(), largest.end(), kept_at.begin()), "merge: kept");
+        for (int32_t i = 0; i < keep; ++i) Check(kept[i] == sums[kept_at[i]], "merge: sum");
+        for (int32_t i = 0; i < drop; ++i) {
+          Check(dropped[i] == sums[dropped_at[i]] && largest.count(dropped_at[i]) == 0 &&
+                    (i == 0 || dropped_at[i] > dropped_at[i - 1]),
+                "merge: dropped");
+        }
+        Check(std::all_of(kept.begin() + keep, kept.end(), [](float v) { return v == 0; }) &&
+                  std::all_of(dropped_at.begin() + drop, dropped_at.end(),
+                              [](int32_t v) { return v == 0; }),
+              "merge: unused slots are 0");
+      }
+    }
+  }
+}
+
+void TestMergeErrors() {
+  auto refused = [](const char* field, int64_t slot, auto change) {
+    Blocks b(3, 20, 90);
+    change(&b);
+    const int64_t bytes = MergeScratchBytes(3, 20);
+    Buffer<double> scratch(CeilDiv(bytes, 8));
+    Buffer<int32_t> kept_at(5), dropped_at(60);
+    Buffer<float> kept(5), dropped(60);
+    int32_t keep, drop;
+    CodecError error;
+    const Status status =
+        SparseMerge(b.blocks, 5, scratch.data(), bytes, {kept_at.data(), kept.data(), &keep},
+                    {dropped_at.data(), dropped.data(), &drop}, &error);
+    Check(status == Status::kInvalidMessage && error.found() && error.field == std::string(field) &&
+              error.rank == 1 && error.slot == slot,
+          std::string("merge refuses a bad ") + field);
+  };
+  refused("count", 0, [](Blocks* b) { b->counts[1] = 21; });
+  refused("count", 0, [](Blocks* b) { b->counts[1] = -1; });
+  refused("index", 7, [](Blocks* b) { b->indices[27] = 90; });
+  refused("index", 0, [](Blocks* b) { b->indices[20] = -1; });
+  refused("index", 6, [](Blocks* b) { b->indices[26] = b->indices[25]; });
+  refused("value", 3, [](Blocks* b) { b->values[23] = NAN; });
+  refused("value", 3, [](Blocks* b) { b->values[23] = -INFINITY; });
+}
+
+}  // namespace
+}  // namespace redsync
+
+int main(int argc, char** argv) {
+  const auto threads = redsync::testing::Threads(argc > 1 ? std::atoi(argv[1]) : 1);
+  redsync::TestQuantize(threads);
+  redsync::TestQuantizeErrors(threads);
+  redsync::TestGolomb();
+  redsync::TestBloom(threads);
+  redsync::TestMerge();
+  redsync::TestMergeErrors();
+  const char* const names[] = {"plain", "avx2", "avx512"};
+  return redsync::testing::Report(names[static_cast<int>(redsync::WidestSimd())]);
+}

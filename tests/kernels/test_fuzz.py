@@ -1,0 +1,230 @@
+"""Every decoder, fed with mutated and random messages.
+
+Whatever arrives, a decoder either raises InvalidArgument, naming a field, exactly if the oracle
+finds the message malformed, or it gives the oracle's result; natively and in TensorFlow.
+
+FUZZ_EXAMPLES=2000 in the environment looks further, and elsewhere each time.
+"""
+
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.kernels.common import make_inputs, needs_native, on
+from tests.oracle.merging import sparse_merge_numpy
+from tests.oracle.positions import (
+    bloom_query_numpy,
+    golomb_decode_numpy,
+    golomb_encode_numpy,
+)
+from tests.oracle.quantization import Malformed, dequantize_sum_numpy, flush, quantize_numpy
+from tests.oracle.redsync import accumulate_and_select_numpy, capacity_numpy
+from tf_redsync import ops
+from tf_redsync.ops import codecs
+
+EXAMPLES = os.environ.get("FUZZ_EXAMPLES")
+RANKS = 3
+FLOATS = [np.nan, -np.nan, np.inf, -np.inf, -0.0, 0.0, 1.0, -1.5, 1e-42, -1e-42, 3e38, -3e38]
+fuzz = settings(
+    max_examples=int(EXAMPLES or 150), derandomize=not EXAMPLES, database=None, deadline=None,
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+
+words = st.one_of(
+    st.integers(-(2**31), 2**31 - 1),
+    st.integers(-3, 70),
+    st.sampled_from([int(np.float32(x).view(np.int32)) for x in FLOATS]),
+)
+mutations = st.lists(st.tuples(st.integers(0, 2**20), st.booleans(), words), max_size=5)
+seeds = st.integers(0, 3)
+
+
+def mutate(messages: np.ndarray, changes) -> np.ndarray:
+    """Overwrites words, or inverts some of their bits."""
+    messages = np.array(messages, np.int32)
+    flat = messages.reshape(-1)
+    for at, invert, word in changes:
+        place = at % flat.size
+        flat[place] = flat[place] ^ np.int32(word) if invert else word
+    return messages
+
+
+def check(run, oracle, fields: tuple[str, ...]) -> None:
+    with np.errstate(all="ignore"):
+        try:
+            expected = tf.nest.flatten(oracle())
+        except Malformed:
+            expected = None
+    for backend in ("native", "tensorflow"):
+        try:
+            got = tf.nest.flatten(on(backend, run))
+        except tf.errors.InvalidArgumentError as error:
+            text = str(error)
+            assert expected is None, f"{backend} refuses a good message: {text}"
+            assert any(f"invalid {field}" in text for field in fields), text
+            continue
+        assert expected is not None, f"{backend} accepts a bad message"
+        for x, y in zip(got, expected, strict=True):
+            assert x.shape == y.shape and x.dtype == y.dtype
+            # Denormal intermediate results are zero in TensorFlow and not in numpy.
+            np.testing.assert_allclose(x, y, rtol=0, atol=1e-36, err_msg=backend)
+
+
+# ------------------------------------------------------------------------------------- decode
+
+SIZES, K = (0, 1, 30, 90), np.array([0, 1, 5, 9])
+LAYOUT = {"selectors": ["exact", "exact", "threshold", "fixed"], "quantized": [False, True] * 2}
+
+
+def decode_checked(messages):
+    """What `decode` promises also for indices that repeat or do not ascend."""
+    totals = [np.zeros(n, np.float32) for n in SIZES]
+    for row in messages:
+        if row[0] not in (0, 1):
+            raise Malformed("flag")
+        at = 1
+        for total, k, selector, one_mean in zip(totals, K, *LAYOUT.values(), strict=True):
+            slots, count = capacity_numpy(int(k), selector, total.size), row[at]
+            start = at + (2 if one_mean else 1)
+            values = row[at + 1 : at + 2] if one_mean else row[start + slots : start + 2 * slots]
+            at = start + (1 if one_mean else 2) * slots
+            if row[0] == 0:
+                continue
+            if not 0 <= count <= slots:
+                raise Malformed("count")
+            index = row[start : start + count]
+            if ((index < 0) | (index >= total.size)).any():
+                raise Malformed("index")
+            np.add.at(total, index, values.view(np.float32)[: 1 if one_mean else count])
+    return totals
+
+
+@needs_native
+@fuzz
+@given(seeds, mutations)
+def test_decode(seed, changes):
+    rows = []
+    for rank in range(RANKS):
+        inputs = make_inputs("normal", SIZES, seed=10 * seed + rank)
+        ratios = np.array([-1, -1, -1, 0.5], np.float32)
+        rows.append(accumulate_and_select_numpy(*inputs[:2], [], K, ratios, **LAYOUT)[0])
+    messages = mutate(np.stack(rows), changes)
+    like = [np.zeros(n, np.float32) for n in SIZES]
+    check(
+        lambda: ops.decode(messages, K, like, **LAYOUT),
+        lambda: decode_checked(messages), ("flag", "count", "index"),
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------- quantisation
+
+FORMATS = [("sign", 1, None), ("two_level", 1, 32), ("threshold", 1, 32), ("stochastic", 5, 64)]
+
+
+@needs_native
+@fuzz
+@given(seeds, st.sampled_from(FORMATS), mutations)
+def test_dequantize_sum(seed, form, changes):
+    mode, levels, bucket_size = form
+    options = {"mode": mode, "levels": levels, "bucket_size": bucket_size}
+    sizes, rows = (0, 33, 100), []
+    for rank in range(RANKS):
+        rng = np.random.default_rng(10 * seed + rank)
+        scales = rng.random(sum(codecs.quantized_scales(sizes, mode, bucket_size)))
+        tensors = [rng.normal(size=n) for n in sizes]
+        rows.append(quantize_numpy(tensors, scales, **options, stream=(rank, 0, 0))[0])
+    messages = mutate(np.stack(rows), changes)
+    like = [np.zeros(n, np.float32) for n in sizes]
+    check(
+        lambda: codecs.dequantize_sum(messages, like, **options),
+        lambda: dequantize_sum_numpy(messages, [(n,) for n in sizes], **options),
+        ("flag", "scale", "code"),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------- positions
+
+
+@needs_native
+@fuzz
+@given(seeds, st.sampled_from([0, 1, 4]), mutations)
+def test_golomb_decode(seed, rice, changes):
+    sizes, slots, rows = (0, 1, 60, 500), (0, 1, 20, 9), []
+    layout = {"sizes": sizes, "rice": [rice] * 4}
+    for rank in range(RANKS):
+        rng = np.random.default_rng(10 * seed + rank)
+        chosen = [np.sort(rng.choice(n, s, False)) for n, s in zip(sizes, slots, strict=True)]
+        counts = [rng.integers(0, s + 1) for s in slots]
+        rows.append(golomb_encode_numpy(chosen, counts, **layout))
+    messages = mutate(np.stack(rows), changes)
+    check(
+        lambda: codecs.golomb_decode(messages, slots=slots, **layout),
+        lambda: golomb_decode_numpy(messages, slots=slots, **layout), ("count", "bits", "index"),
+    )  # fmt: skip
+
+
+@needs_native
+@fuzz
+@given(st.lists(words, min_size=2 * 7, max_size=2 * 7), words, st.integers(1, 9))
+def test_bloom_query(filters, seed, hashes):
+    filters = np.array(filters, np.int32).reshape(2, 7)
+    layout = {
+        "sizes": (0, 40, 200), "slots": (0, 10, 50), "words": (1, 2, 4),
+        "hashes": (1, hashes, 2),
+    }  # fmt: skip
+    check(
+        lambda: codecs.bloom_query(filters, seed, **layout),
+        lambda: bloom_query_numpy(filters, seed, **layout), (),
+    )  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------- merge
+
+
+@needs_native
+@fuzz
+@given(seeds, st.sampled_from([0, 4, 100]), mutations, mutations, mutations)
+def test_sparse_merge(seed, k, of_indices, of_values, of_counts):
+    rng = np.random.default_rng(seed)
+    indices = np.stack([np.sort(rng.choice(50, 8, False)) for _ in range(RANKS)])
+    values = rng.integers(-3, 4, (RANKS, 8)).astype(np.float32)
+    indices = mutate(indices, of_indices[:2])
+    values = mutate(values.view(np.int32), of_values).view(np.float32)
+    counts = mutate(rng.integers(5, 9, (RANKS, 1)), of_counts[:2])
+    sizes, k = [50], [k]
+    check(
+        lambda: tuple(codecs.sparse_merge([indices], [values], counts, sizes=sizes, k=k)),
+        lambda: sparse_merge_numpy([indices], [values], counts, sizes=sizes, k=k),
+        ("count", "index", "value"),
+    )  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------- lengths
+
+
+@needs_native
+@pytest.mark.parametrize("backend", ["native", "tensorflow"])
+@pytest.mark.parametrize("columns", [0, 1, 5, 1000])
+def test_truncated_and_oversized(backend, columns):
+    """A message of any other length is refused before anything is read."""
+    x, messages = [np.zeros(100, np.float32)], np.ones([2, columns], np.int32)
+    runs = {
+        "decode": lambda: ops.decode(messages, [9], x, selectors=["exact"], quantized=[False]),
+        "sum": lambda: codecs.dequantize_sum(messages, x, mode="sign"),
+        "golomb": lambda: codecs.golomb_decode(messages, sizes=[100], slots=[9], rice=[3]),
+        "bloom": lambda: codecs.bloom_query(
+            messages, 0, sizes=[100], slots=[9], words=[3], hashes=[2]
+        ),
+    }
+    for name, run in runs.items():
+        with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="messages|filters"):
+            on(backend, run)
+            pytest.fail(f"{name} accepts {columns} words")
+
+
+def test_the_oracle_flushes_denormals():
+    assert flush([1e-42, -1e-42, 2e-38]).tolist() == [0, 0, np.float32(2e-38)]
