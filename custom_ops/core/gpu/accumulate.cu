@@ -1,0 +1,234 @@
+// Prediction of a threshold, and the one pass over memory.
+#include "custom_ops/core/gpu/batch.cuh"
+
+namespace redsync {
+namespace gpu {
+namespace {
+
+constexpr uint32_t kLine = 16;                  // Floats that are sampled together.
+constexpr uint32_t kPerWarp = kChunk / kWarps;  // Elements of a chunk that a warp accumulates.
+constexpr int kRows = kPerWarp / (32 * 4);      // Vectors of four that a thread accumulates.
+constexpr int kAtOnce = 4;                      // Vectors that a thread loads before it stores.
+constexpr int kPerThread = kMaxSamples / kLoneThreads;  // Samples.
+
+struct Four {
+  float at[4];
+};
+
+__device__ inline Four Load(const float* data, uint32_t at, uint32_t size, bool aligned) {
+  Four four;
+  if (aligned && at + 4 <= size) {
+    const float4 x = *reinterpret_cast<const float4*>(data + at);
+    return {{x.x, x.y, x.z, x.w}};
+  }
+  for (int c = 0; c < 4; ++c) four.at[c] = at + c < size ? data[at + c] : 0.0f;
+  return four;
+}
+
+__device__ inline void Store(float* data, uint32_t at, uint32_t size, bool aligned,
+                             const Four& four) {
+  if (aligned && at + 4 <= size) {
+    *reinterpret_cast<float4*>(data + at) =
+        make_float4(four.at[0], four.at[1], four.at[2], four.at[3]);
+    return;
+  }
+  for (int c = 0; c < 4; ++c) {
+    if (at + c < size) data[at + c] = four.at[c];
+  }
+}
+
+// A threshold that probably lets some more than `need` elements pass: an order statistic of lines
+// spread over the tensor, one at a random place in every stride. One block a tensor.
+template <int kMode>
+__global__ void __launch_bounds__(kLoneThreads) Predict(REDSYNC_PARAMETER Batch batch) {
+  const Tensor& tensor = batch.tensors[blockIdx.x];
+  if (tensor.samples == 0) return;  // The threshold stays 0.
+  const Magnitude magnitude(batch, tensor);
+  const float scale = *batch.scale;
+  const uint32_t stride = tensor.size / kLine / (tensor.samples / kLine);
+  int32_t sample[kPerThread];
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    const uint32_t s = i * kLoneThreads + threadIdx.x, line = s / kLine;
+    sample[i] = 0;
+    if (s >= tensor.samples) continue;
+    const uint32_t random = (line * 1664525u + 1013904223u) * 22695477u >> 8;
+    const uint32_t at = (line * stride + random % stride) * kLine + s % kLine;
+    float u = kMode == kNoMomentum ? 0 : tensor.velocity[at];
+    sample[i] = magnitude(
+        Accumulated<kMode>(scale, batch.factor, tensor.grad[at], tensor.residual[at], &u));
+  }
+
+  // The first two levels of a radix selection: the bits below do not matter here.
+  __shared__ uint32_t bins[kBins];
+  int32_t prefix = 0;
+  uint32_t rank = tensor.sample_rank;
+  for (int level = 0; level < 2; ++level) {
+    const int shift = LevelShift(level), bits = LevelBits(level);
+    for (int b = threadIdx.x; b < kBins; b += kLoneThreads) bins[b] = 0;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      if (sample[i] > 0 && static_cast<int64_t>(sample[i]) >> (shift + bits) == prefix) {
+        atomicAdd(&bins[sample[i] >> shift & ((1 << bits) - 1)], 1u);
+      }
+    }
+    __syncthreads();
+    const Bin bin = FindBin(bins, rank);
+    if (!bin.found) return;  // Fewer eligible samples: all eligible elements are candidates.
+    prefix = prefix << bits | bin.bin;
+    rank -= bin.above;
+  }
+  const int32_t lowest = prefix << LevelShift(1);
+  if (threadIdx.x == 0) tensor.state->threshold = lowest > 0 ? lowest - 1 : 0;
+}
+
+// What the pass has seen: finite, mean, maximum, and whether the prediction was right.
+__device__ inline void Decide(const Batch& batch, const Tensor& tensor) {
+  double sum = 0;
+  int32_t max = INT32_MIN, max_absolute = 0;
+  for (uint32_t c = threadIdx.x; c < tensor.chunks(); c += kThreads) {
+    const Stats stats = tensor.stats[c];
+    sum += stats.sum;
+    max = Max()(max, stats.max);
+    max_absolute = Max()(max_absolute, stats.max_absolute);
+  }
+  sum = BlockReduce(sum, Add());
+  max = BlockReduce(max, Max());
+  max_absolute = BlockReduce(max_absolute, Max());
+  if (threadIdx.x != 0) return;
+  State& state = *tensor.state;
+  state.finite = max_absolute < 0x7f800000;
+  state.mean = sum / tensor.size;
+  // With no positive magnitude nothing is eligible, and the maximum does not matter.
+  state.max = max > 0 ? __int_as_float(max) : 0.0f;
+  state.floor = state.used;
+  state.ratio = -1;
+  const bool complete = state.threshold == 0 || state.used >= tensor.need;
+  state.refine = state.finite && (!complete || state.used > tensor.pool_size);
+  if (!state.finite) *batch.not_finite = 1;
+}
+
+// Accumulates a thread's elements and returns one bit per candidate among them.
+template <int kMode>
+__device__ inline uint32_t AccumulateRows(const Batch& batch, const Tensor& tensor, uint32_t begin,
+                                          Stats* stats) {
+  const Magnitude magnitude(batch, tensor);
+  const float scale = *batch.scale;
+  const int32_t threshold = tensor.state->threshold;
+  uint32_t candidates = 0;
+  for (int row = 0; row < kRows; row += kAtOnce) {
+    Four g[kAtOnce], v[kAtOnce], u[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const uint32_t at = begin + (row + i) * 128;
+      g[i] = Load(tensor.grad, at, tensor.size, tensor.aligned);
+      v[i] = Load(tensor.residual, at, tensor.size, tensor.aligned);
+      if (kMode != kNoMomentum) u[i] = Load(tensor.velocity, at, tensor.size, tensor.aligned);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const uint32_t at = begin + (row + i) * 128;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const float value =
+            Accumulated<kMode>(scale, batch.factor, g[i].at[c], v[i].at[c], &u[i].at[c]);
+        const int32_t m = magnitude(value);
+        v[i].at[c] = value;
+        stats->max = Max()(stats->max, m);
+        stats->max_absolute = Max()(stats->max_absolute, __float_as_int(value) & INT32_MAX);
+        if (tensor.threshold) stats->sum += __int_as_float(m);
+        // Beyond the end there are zeros, but a scale that is not finite makes NaN of them.
+        const bool above = m > threshold && at + c < tensor.size;
+        candidates |= static_cast<uint32_t>(above) << ((row + i) * 4 + c);
+      }
+      Store(tensor.new_residual, at, tensor.size, tensor.aligned, v[i]);
+      if (kMode != kNoMomentum) Store(tensor.new_velocity, at, tensor.size, tensor.aligned, u[i]);
+    }
+  }
+  return candidates;
+}
+
+// Writes the keys of a warp's candidates in the order of their indices.
+__device__ inline void Append(const Tensor& tensor, Magnitude magnitude, uint32_t candidates,
+                              uint32_t begin, uint64_t* keys) {
+  for (int row = 0; row < kRows; ++row) {
+    const uint32_t mine = candidates >> (4 * row) & 15;
+    if (__ballot_sync(kAllLanes, mine != 0) == 0) continue;
+    uint32_t before = 0, all = 0;
+    for (int c = 0; c < 4; ++c) {
+      const uint32_t ballot = __ballot_sync(kAllLanes, mine >> c & 1);
+      before += RankIn(ballot);
+      all += __popc(ballot);
+    }
+    for (int c = 0; c < 4; ++c) {
+      if (!(mine >> c & 1)) continue;
+      const uint32_t at = begin + row * 128 + c;
+      keys[before++] = MakeKey(magnitude(tensor.new_residual[at]), at);
+    }
+    keys += all;
+  }
+}
+
+// One chunk a block; its candidates become one run in the pool.
+template <int kMode>
+__global__ void __launch_bounds__(kThreads) Accumulate(REDSYNC_PARAMETER Batch batch) {
+  const int which = FindTensor(batch.first_chunk, batch.count);
+  const Tensor& tensor = batch.tensors[which];
+  const uint32_t chunk = blockIdx.x - batch.first_chunk[which];
+  const uint32_t begin = chunk * kChunk + Warp() * kPerWarp + Lane() * 4;
+  Stats stats = {0, INT32_MIN, 0};
+  const uint32_t candidates = AccumulateRows<kMode>(batch, tensor, begin, &stats);
+
+  __shared__ Stats of_warp[kWarps];
+  __shared__ uint32_t counts[kWarps], place;
+  stats.sum = WarpReduce(stats.sum, Add());
+  stats.max = WarpReduce(stats.max, Max());
+  stats.max_absolute = WarpReduce(stats.max_absolute, Max());
+  const uint32_t count = WarpReduce(static_cast<uint32_t>(__popc(candidates)), Add());
+  if (Lane() == 0) {
+    of_warp[Warp()] = stats;
+    counts[Warp()] = count;
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    Stats all = of_warp[0];
+    uint32_t total = counts[0];
+    for (int w = 1; w < kWarps; ++w) {
+      all.sum += of_warp[w].sum;
+      all.max = Max()(all.max, of_warp[w].max);
+      all.max_absolute = Max()(all.max_absolute, of_warp[w].max_absolute);
+      total += counts[w];
+    }
+    tensor.stats[chunk] = all;
+    place = total == 0 ? 0 : atomicAdd(&tensor.state->used, total);
+    tensor.segments[chunk] = {place, total};
+    if (place + total > tensor.pool_size) place = UINT32_MAX;  // Counted, but not stored.
+  }
+  __syncthreads();
+  if (count != 0 && place != UINT32_MAX) {
+    uint32_t before = 0;
+    for (unsigned w = 0; w < Warp(); ++w) before += counts[w];
+    Append(tensor, Magnitude(batch, tensor), candidates, begin, tensor.pool + place + before);
+  }
+  if (IsLastBlock(&tensor.state->ticket, tensor.chunks())) Decide(batch, tensor);
+}
+
+}  // namespace
+
+void LaunchPredict(const Batch& batch, int mode, cudaStream_t stream) {
+  auto kernel = mode == kNoMomentum ? Predict<kNoMomentum>
+                : mode == kMomentum ? Predict<kMomentum>
+                                    : Predict<kNesterov>;
+  REDSYNC_LAUNCH(kernel, batch.count, kLoneThreads, stream, batch);
+}
+
+void LaunchAccumulate(const Batch& batch, int mode, cudaStream_t stream) {
+  auto kernel = mode == kNoMomentum ? Accumulate<kNoMomentum>
+                : mode == kMomentum ? Accumulate<kMomentum>
+                                    : Accumulate<kNesterov>;
+  REDSYNC_LAUNCH(kernel, batch.first_chunk[batch.count], kThreads, stream, batch);
+}
+
+}  // namespace gpu
+}  // namespace redsync

@@ -1,0 +1,138 @@
+// What the kernels of accumulate-and-select know: a batch of tensors, passed by value.
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_BATCH_CUH_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_BATCH_CUH_
+
+#include "custom_ops/core/gpu/block.cuh"
+
+namespace redsync {
+namespace gpu {
+
+constexpr uint32_t kChunk = 8192;        // Elements that a block accumulates.
+constexpr uint32_t kGroup = 8;           // Chunks that a block of the later kernels handles.
+constexpr uint32_t kMaxSamples = 16384;  // Of one tensor; they stay in one block's registers.
+constexpr int kMaxBatch = 24;
+constexpr int kSteps = 1024;  // The threshold search ends at ratios that are multiples of 1/1024.
+
+enum Momentum { kNoMomentum, kMomentum, kNesterov };
+
+// Radix selection of the element of some rank, out of a tensor or out of the pool.
+struct Digits {
+  int32_t done;    // Whether the levels that are left can be skipped.
+  int32_t prefix;  // Bits found so far.
+  uint32_t above;  // Elements above all that have this prefix.
+  // The result: what is above `cut` is in, and the first `ties` elements equal to it.
+  int32_t cut;
+  uint32_t ties;
+};
+
+enum Phase { kRefine, kChoose };  // Digits of the tensor, digits of the pool.
+
+// A tensor's state from kernel to kernel; zero at first.
+struct State {
+  uint32_t ticket;    // See IsLastBlock().
+  uint32_t used;      // Candidates; those beyond the pool's size are not stored.
+  int32_t threshold;  // The pool has all elements above it. Never negative.
+  uint32_t floor;     // Elements above any lower threshold: at least so many.
+  int32_t finite;
+  int32_t refine;   // Whether the pool must be filled anew.
+  int32_t settled;  // Whether the threshold search has chosen.
+  uint32_t reused;  // Elements above the threshold of the last ratio.
+  float ratio;
+  double mean, max;  // Of the magnitudes.
+  Digits digits[2];
+  uint32_t histogram[kBins];  // Zero between two uses.
+};
+
+struct Stats {
+  double sum;            // Of the magnitudes; later of the selected ones.
+  int32_t max;           // Of the magnitudes' bits.
+  int32_t max_absolute;  // Of the absolute values' bits; tells whether all are finite.
+};
+
+struct Range {
+  uint32_t begin, count;
+};
+
+struct Tensor {
+  const float *grad, *residual, *velocity;
+  float *new_residual, *new_velocity;
+  int32_t* part;  // In the message: [count, index * capacity, value * capacity] or the like.
+  const float* ratio;
+  float* new_ratio;
+  State* state;
+  uint64_t* pool;   // Keys of candidates, a run of ascending indices per chunk; any order of runs.
+  Stats* stats;     // [chunks]
+  Range* segments;  // [chunks], in the pool
+  Range* places;    // [chunks]: elements above the cut and ties, then where they go
+  uint32_t size, k, capacity;
+  uint32_t need;  // Candidates that decide every question the selector asks.
+  uint32_t pool_size;
+  uint32_t samples;      // Elements that the prediction looks at; 0: all are candidates.
+  uint32_t sample_rank;  // The sample of this rank (1 is the largest) is the predicted threshold.
+  bool threshold, quantized, aligned;
+
+  __host__ __device__ uint32_t chunks() const { return (size + kChunk - 1) / kChunk; }
+  __host__ __device__ uint32_t groups() const { return (chunks() + kGroup - 1) / kGroup; }
+  __device__ bool takes_all() const { return k >= size; }
+};
+
+struct Batch {
+  Tensor tensors[kMaxBatch];
+  uint32_t first_chunk[kMaxBatch + 1], first_group[kMaxBatch + 1];
+  int count;
+  float factor;
+  bool masking;
+  const float* scale;
+  const int32_t* side;
+  const uint8_t* search;
+  int32_t* not_finite;
+};
+static_assert(sizeof(Batch) <= 4096, "parameters of a kernel");
+
+// Number of the tensor that a block works on.
+__device__ inline int FindTensor(const uint32_t* first, int count) {
+  int which = 0;
+  while (which + 1 < count && first[which + 1] <= blockIdx.x) ++which;
+  return which;
+}
+
+// Magnitude of an element, as a comparable int32: the bits of |v|, or of v or -v for one side.
+// An element is eligible if its magnitude is > 0; denormals do not occur (nvcc -ftz=true).
+struct Magnitude {
+  int32_t keep, flip;
+  __device__ Magnitude(const Batch& batch, const Tensor& tensor)
+      : keep(tensor.quantized ? -1 : INT32_MAX),
+        flip(tensor.quantized && *batch.side < 0 ? INT32_MIN : 0) {}
+  __device__ int32_t operator()(float v) const { return (__float_as_int(v) & keep) ^ flip; }
+};
+
+// A candidate in one word: the magnitude above the index.
+__device__ inline uint64_t MakeKey(int32_t magnitude, uint32_t index) {
+  return static_cast<uint64_t>(static_cast<uint32_t>(magnitude)) << 32 | index;
+}
+__device__ inline int32_t KeyMagnitude(uint64_t key) { return static_cast<int32_t>(key >> 32); }
+__device__ inline uint32_t KeyIndex(uint64_t key) { return static_cast<uint32_t>(key); }
+
+template <int kMode>
+__device__ inline float Accumulated(float scale, float factor, float g, float v, float* u) {
+  const float t = scale * g;
+  if (kMode == kNoMomentum) return v + t;
+  if (kMode == kMomentum) {
+    *u = factor * *u + t;
+    return v + *u;
+  }
+  *u = factor * (*u + t);
+  return (v + *u) + t;
+}
+
+// The kernels, in the order of their launches.
+void LaunchPredict(const Batch& batch, int mode, cudaStream_t stream);
+void LaunchAccumulate(const Batch& batch, int mode, cudaStream_t stream);
+void LaunchHistogram(const Batch& batch, Phase phase, int level, cudaStream_t stream);
+void LaunchSearch(const Batch& batch, cudaStream_t stream);
+void LaunchPlace(const Batch& batch, Phase phase, cudaStream_t stream);
+
+}  // namespace gpu
+}  // namespace redsync
+
+#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_GPU_BATCH_CUH_

@@ -1,0 +1,141 @@
+/* The CUDA algorithms behind a C interface: pointers, 64-bit sizes, scratch memory and a stream.
+
+   Nothing here allocates, synchronises or prints. Work is queued on `stream` (a cudaStream_t) and
+   runs later: all memory must stay valid until then. "Device" pointers are read by the GPU only,
+   everything else is read during the call. Semantics and the layout of messages are those of
+   tf_redsync/ops/contract.py; results equal those of the CPU, bit for bit. */
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_C_API_H_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_C_API_H_
+
+#include <stdint.h>
+
+#define REDSYNC_GPU_API __attribute__((visibility("default")))
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+  REDSYNC_GPU_OK = 0,
+  REDSYNC_GPU_INVALID_ARGUMENT = 1,
+  REDSYNC_GPU_SCRATCH_TOO_SMALL = 2,
+  REDSYNC_GPU_CUDA_ERROR = 3 /* See redsync_gpu_last_error(). */
+};
+enum { REDSYNC_GPU_EXACT = 0, REDSYNC_GPU_TRIMMED = 1, REDSYNC_GPU_THRESHOLD = 2 };
+enum { REDSYNC_GPU_NO_MOMENTUM = 0, REDSYNC_GPU_MOMENTUM = 1, REDSYNC_GPU_NESTEROV = 2 };
+
+/* ------------------------------------------------------------------- accumulate and select */
+
+typedef struct {
+  int64_t size;      /* Elements, at most 2^31 - 1. */
+  int64_t k;         /* In [1, size]; 0 if size is 0. */
+  int32_t selector;  /* REDSYNC_GPU_EXACT, ... */
+  int32_t quantized; /* 0 or 1. */
+  const float* grad; /* Device, [size]; so are the next four. */
+  const float* residual;
+  const float* velocity; /* Null without momentum. */
+  float* new_residual;   /* May be `residual`. */
+  float* new_velocity;   /* May be `velocity`; null without momentum. */
+} RedsyncGpuTensor;
+
+typedef struct {
+  const RedsyncGpuTensor* tensors; /* Host, [count]. */
+  int64_t count;
+  int32_t momentum; /* REDSYNC_GPU_NO_MOMENTUM, ... */
+  int32_t masking;  /* 0 or 1. */
+  float factor;     /* Of the momentum. */
+  /* Scalars that a graph computes, perhaps on the device: reading them here would wait for it. */
+  const float* scale;    /* Device scalar: factor of the gradients. */
+  const int32_t* side;   /* Device scalar, +1 or -1: sign that quantised tensors send. */
+  const uint8_t* search; /* Device scalar: whether to search thresholds anew. */
+  const float* ratios;   /* Device, [count]. */
+  float* new_ratios;     /* Device, [count]; must not overlap `ratios`. */
+  int32_t* message;      /* Device, [redsync_gpu_message_words()]. */
+} RedsyncGpuSelect;
+
+/* Words of the message; -1 if an argument is out of its range. */
+REDSYNC_GPU_API int64_t redsync_gpu_message_words(const RedsyncGpuSelect* call);
+
+/* Bytes of device memory that redsync_gpu_select() needs, aligned to 256 bytes; -1 as above.
+   Depends on sizes, k and selectors only. */
+REDSYNC_GPU_API int64_t redsync_gpu_select_scratch_bytes(const RedsyncGpuSelect* call);
+
+/* Accumulates the gradients, fills the message, zeroes what was selected. If anything is not finite
+   the message is all zero, ratios stay, and new residuals and velocities are unspecified. */
+REDSYNC_GPU_API int redsync_gpu_select(const RedsyncGpuSelect* call, void* scratch,
+                                       int64_t scratch_bytes, void* stream);
+
+/* --------------------------------------------------------------------------------- decode */
+
+/* One tensor's part of every message. */
+typedef struct {
+  int64_t offset; /* Of the count, in words. */
+  int64_t capacity;
+  int64_t size;
+  int32_t quantized;
+  float* total; /* Device, [size]. */
+} RedsyncGpuPart;
+
+/* Filled on the device; copy it to the host once the stream got there. */
+typedef struct {
+  uint64_t position; /* Of the first bad word in the messages or entries; all ones if none. */
+  int32_t value;     /* That word. */
+  int32_t ordered;   /* Internal: whether indices ascend. */
+} RedsyncGpuRecord;
+
+typedef struct {
+  const int32_t* messages; /* Device, [ranks, words]. */
+  int64_t ranks;
+  int64_t words;
+  const RedsyncGpuPart* parts; /* Host, [count]. */
+  int64_t count;
+} RedsyncGpuDecode;
+
+/* totals = sum over ranks, in the order of the ranks; all of `record` is overwritten. If the record
+   names a bad word nothing is written to the totals. */
+REDSYNC_GPU_API int redsync_gpu_decode(const RedsyncGpuDecode* call, RedsyncGpuRecord* record,
+                                       void* stream);
+
+/* What a bad word is. `field` is "flag", "count" or "index"; `tensor` is -1 for a flag. */
+typedef struct {
+  const char* field;
+  int64_t rank, tensor, slot, value;
+  int64_t limit; /* Values must be below (index) or not above (flag, count) this. */
+} RedsyncGpuError;
+
+/* Fills `error` from a record on the host; returns 0 if the record names none. */
+REDSYNC_GPU_API int redsync_gpu_explain(const RedsyncGpuDecode* call,
+                                        const RedsyncGpuRecord* record, RedsyncGpuError* error);
+
+/* -------------------------------------------------------------------------------- descend */
+
+typedef struct {
+  const int32_t* indices;     /* Device, [entries]. They may repeat. */
+  const float* values;        /* Device, [entries]. */
+  const float* learning_rate; /* Device scalar, finite. */
+  int64_t entries;            /* At most 2^31 - 1. */
+  int64_t size;
+  float* variable; /* Device, [size]. */
+} RedsyncGpuDescend;
+
+REDSYNC_GPU_API int64_t redsync_gpu_descend_scratch_bytes(void);
+
+/* variable[indices] -= learning_rate * values, entry after entry. If the record names a bad index
+   nothing is written to the variable. */
+REDSYNC_GPU_API int redsync_gpu_descend(const RedsyncGpuDescend* call, RedsyncGpuRecord* record,
+                                        void* scratch, int64_t scratch_bytes, void* stream);
+
+/* ---------------------------------------------------------------------------------- stream */
+
+/* For callers without CUDA headers. */
+REDSYNC_GPU_API int redsync_gpu_copy(void* to, const void* from, int64_t bytes, void* stream);
+/* Calls function(argument) on a thread of the driver when the stream gets there; it must not call
+   CUDA itself. */
+REDSYNC_GPU_API int redsync_gpu_then(void* stream, void (*function)(void*), void* argument);
+REDSYNC_GPU_API const char* redsync_gpu_last_error(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TF_REDSYNC_CUSTOM_OPS_CORE_GPU_C_API_H_ */

@@ -1,0 +1,156 @@
+// Where to cut: radix selection by histograms, and the search of a threshold.
+#include "custom_ops/core/gpu/source.cuh"
+
+namespace redsync {
+namespace gpu {
+namespace {
+
+constexpr int kProbes = 10;  // Bisection steps of the threshold search.
+
+__device__ inline void ClearBins(uint32_t* bins) {
+  for (int b = threadIdx.x; b < kBins; b += kThreads) bins[b] = 0;
+  __syncthreads();
+}
+
+__device__ inline void AddBins(const uint32_t* bins, uint32_t* histogram) {
+  __syncthreads();
+  for (int b = threadIdx.x; b < kBins; b += kThreads) {
+    if (bins[b] != 0) atomicAdd(&histogram[b], bins[b]);
+  }
+}
+
+// Counts the elements that have the prefix found so far; the last block finds the next digit.
+template <class Source>
+__global__ void __launch_bounds__(kThreads) Histogram(REDSYNC_PARAMETER Batch batch, int level) {
+  const int which = FindTensor(batch.first_group, batch.count);
+  const Tensor& tensor = batch.tensors[which];
+  Digits& digits = tensor.state->digits[Source::kPhase];
+  if (!Source::IsActive(tensor) || !Source::NeedsDigits(tensor) || digits.done) return;
+
+  const Source source(batch, tensor);
+  const int shift = LevelShift(level), bits = LevelBits(level);
+  const int32_t prefix = digits.prefix;
+  __shared__ uint32_t bins[kBins];
+  ClearBins(bins);
+  const Range part = Part(source.size(), blockIdx.x - batch.first_group[which], tensor.groups());
+  for (uint32_t i = threadIdx.x; i < part.count; i += kThreads) {
+    const int32_t m = KeyMagnitude(source[part.begin + i]);
+    if (m > 0 && static_cast<int64_t>(m) >> (shift + bits) == prefix) {
+      atomicAdd(&bins[m >> shift & ((1 << bits) - 1)], 1u);
+    }
+  }
+  uint32_t* histogram = tensor.state->histogram;
+  AddBins(bins, histogram);
+  if (!IsLastBlock(&tensor.state->ticket, tensor.groups())) return;
+
+  const Bin bin = FindBin(histogram, source.rank() - digits.above);
+  ClearBins(histogram);
+  if (threadIdx.x != 0) return;
+  digits.above += bin.above;
+  digits.prefix = prefix << bits | bin.bin;
+  if (!bin.found) {
+    digits.done = 1;
+    source.NotFound(bin.above, &digits);
+  } else if (level == kLevels - 1) {
+    digits.cut = digits.prefix;
+    source.Found(bin.count, &digits);
+  }
+}
+
+// The magnitude's bits of the threshold at a fraction of the way from the mean to the maximum.
+__device__ inline int32_t ThresholdAt(const State& state, double ratio) {
+  const float t = static_cast<float>(state.mean + ratio * (state.max - state.mean));
+  return t > 0 ? __float_as_int(t) : 0;  // Elements must be > 0 anyway.
+}
+
+// Number of the thresholds at ratios 1/kSteps, 2/kSteps, .. that a magnitude is above.
+__device__ inline int StepsBelow(const int32_t* thresholds, int32_t magnitude) {
+  int below = 0, not_below = kSteps;  // thresholds[1 .. below] are.
+  while (not_below - below > 1) {
+    const int middle = (below + not_below) / 2;
+    (thresholds[middle] < magnitude ? below : not_below) = middle;
+  }
+  return below;
+}
+
+// Follows the bisection, with the number of candidates above every step at hand.
+__device__ inline void Bisect(const Tensor& tensor, bool search, const uint32_t* above) {
+  State& state = *tensor.state;
+  const int64_t k = tensor.k;
+  auto in_band = [&](int64_t n) { return 2 * n > k && 2 * n < 3 * k && n <= tensor.capacity; };
+  auto settle = [&](int32_t cut, float ratio) {
+    state.settled = 1;
+    state.digits[kChoose].cut = cut;
+    if (!tensor.quantized) state.ratio = ratio;
+  };
+  // Below the pool's own threshold all that is known is that there are too many.
+  auto count = [&](int32_t cut, uint32_t n) { return cut < state.threshold ? state.floor : n; };
+
+  const float last = *tensor.ratio;
+  if (!search && !tensor.quantized && last >= 0) {
+    const int32_t cut = ThresholdAt(state, last);
+    if (in_band(count(cut, state.reused))) return settle(cut, last);
+  }
+  int low = 0, high = kSteps;
+  for (int probe = 0; probe < kProbes; ++probe) {
+    const int middle = (low + high) / 2;
+    const double ratio = static_cast<double>(middle) / kSteps;
+    const int32_t cut = ThresholdAt(state, ratio);
+    const int64_t n = count(cut, above[middle]);
+    if (in_band(n)) return settle(cut, static_cast<float>(ratio));
+    (2 * n <= k ? high : low) = middle;
+  }
+}
+
+// RedSync's search of a threshold: all probes that a bisection can make are multiples of 1/kSteps,
+// so one pass over the candidates answers them all. The last block chooses.
+__global__ void __launch_bounds__(kThreads) Search(REDSYNC_PARAMETER Batch batch) {
+  const int which = FindTensor(batch.first_group, batch.count);
+  const Tensor& tensor = batch.tensors[which];
+  State& state = *tensor.state;
+  if (!tensor.threshold || tensor.takes_all() || !state.finite) return;
+
+  __shared__ int32_t thresholds[kSteps];
+  __shared__ uint32_t bins[kBins];
+  for (int j = threadIdx.x; j < kSteps; j += kThreads) {
+    thresholds[j] = ThresholdAt(state, static_cast<double>(j) / kSteps);
+  }
+  ClearBins(bins);
+  const int32_t last = ThresholdAt(state, *tensor.ratio);
+  const Range part = Part(state.used, blockIdx.x - batch.first_group[which], tensor.groups());
+  uint32_t reused = 0;
+  for (uint32_t i = threadIdx.x; i < part.count; i += kThreads) {
+    const int32_t m = KeyMagnitude(tensor.pool[part.begin + i]);
+    reused += m > last;
+    atomicAdd(&bins[StepsBelow(thresholds, m)], 1u);
+  }
+  reused = BlockReduce(reused, Add());
+  if (threadIdx.x == 0 && reused != 0) atomicAdd(&state.reused, reused);
+  AddBins(bins, state.histogram);
+  if (!IsLastBlock(&state.ticket, tensor.groups())) return;
+
+  // bins[j] = number of candidates above the threshold of step j. A thread's strip, highest first.
+  constexpr int kStrip = kSteps / kThreads;
+  const int highest = kSteps - 1 - static_cast<int>(threadIdx.x) * kStrip;
+  uint32_t mine = 0, total;
+  for (int i = 0; i < kStrip; ++i) mine += state.histogram[highest - i];
+  uint32_t sum = BlockScan(mine, &total);
+  for (int i = 0; i < kStrip; ++i) bins[highest - i] = sum += state.histogram[highest - i];
+  __syncthreads();
+  ClearBins(state.histogram);
+  if (threadIdx.x == 0) Bisect(tensor, *batch.search != 0, bins);
+}
+
+}  // namespace
+
+void LaunchHistogram(const Batch& batch, Phase phase, int level, cudaStream_t stream) {
+  auto kernel = phase == kRefine ? Histogram<FromTensor> : Histogram<FromPool>;
+  REDSYNC_LAUNCH(kernel, batch.first_group[batch.count], kThreads, stream, batch, level);
+}
+
+void LaunchSearch(const Batch& batch, cudaStream_t stream) {
+  REDSYNC_LAUNCH(Search, batch.first_group[batch.count], kThreads, stream, batch);
+}
+
+}  // namespace gpu
+}  // namespace redsync

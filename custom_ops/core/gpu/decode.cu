@@ -1,0 +1,191 @@
+// Adds the messages of all ranks into dense tensors: a block owns a chunk of the output and adds
+// one rank after the other, so there is one pass over the output, no atomics, and one result.
+#include <algorithm>
+
+#include "custom_ops/core/gpu/block.cuh"
+#include "custom_ops/core/gpu/c_api.h"
+#include "custom_ops/core/gpu/runs.cuh"
+
+namespace redsync {
+namespace gpu {
+namespace {
+
+constexpr int kMaxParts = 64;
+constexpr int64_t kTile = 4096;  // Slots that a block checks.
+
+struct Parts {
+  RedsyncGpuPart parts[kMaxParts];
+  uint32_t first[kMaxParts + 1];  // Blocks before each part's.
+  int count;
+  const int32_t* messages;
+  int64_t ranks, words;
+  RedsyncGpuRecord* record;
+};
+static_assert(sizeof(Parts) <= 4096, "parameters of a kernel");
+
+__device__ inline int FindPart(const Parts& all) {
+  int which = 0;
+  while (which + 1 < all.count && all.first[which + 1] <= blockIdx.x) ++which;
+  return which;
+}
+
+__device__ inline const int32_t* Indices(const RedsyncGpuPart& part, const int32_t* row) {
+  return row + part.offset + (part.quantized ? 2 : 1);
+}
+
+__device__ inline float Value(const RedsyncGpuPart& part, const int32_t* row, int64_t slot) {
+  const int32_t* values = row + part.offset + 1;
+  return __int_as_float(part.quantized ? *values : values[part.capacity + slot]);
+}
+
+// Notes the first bad word of all messages, and whether all indices ascend. A block per tile of
+// slots and rank.
+__global__ void __launch_bounds__(kThreads) Check(REDSYNC_PARAMETER Parts all) {
+  const int which = FindPart(all);
+  const RedsyncGpuPart& part = all.parts[which];
+  const int32_t* row = all.messages + blockIdx.y * all.words;
+  auto report = [&](const int32_t* word) {
+    atomicMin(reinterpret_cast<unsigned long long*>(&all.record->position),
+              static_cast<unsigned long long>(word - all.messages));
+  };
+  if (row[0] != 1) {
+    if (row[0] != 0 && threadIdx.x == 0) report(row);
+    return;
+  }
+  const int32_t count = row[part.offset];
+  if (count < 0 || count > part.capacity) {
+    if (threadIdx.x == 0) report(row + part.offset);
+    return;
+  }
+  const int32_t* indices = Indices(part, row);
+  const int64_t begin = static_cast<int64_t>(blockIdx.x - all.first[which]) * kTile;
+  const int64_t end = begin + kTile < count ? begin + kTile : count;
+  for (int64_t slot = begin + threadIdx.x; slot < end; slot += kThreads) {
+    if (indices[slot] < 0 || indices[slot] >= part.size) report(indices + slot);
+    if (slot > 0 && indices[slot] <= indices[slot - 1]) all.record->ordered = 0;
+  }
+}
+
+// One chunk of one total a block.
+__global__ void __launch_bounds__(kThreads) AddRanks(REDSYNC_PARAMETER Parts all) {
+  if (all.record->position != UINT64_MAX) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+      all.record->value = all.messages[all.record->position];
+    }
+    return;
+  }
+  const int which = FindPart(all);
+  const RedsyncGpuPart& part = all.parts[which];
+  const int64_t begin = static_cast<int64_t>(blockIdx.x - all.first[which]) * kSpan;
+  const int64_t end = begin + kSpan < part.size ? begin + kSpan : part.size;
+  __shared__ float sums[kSpan];
+  __shared__ Bounds bounds[kRunsAtOnce];
+  for (int64_t i = threadIdx.x; i < kSpan; i += kThreads) sums[i] = 0;
+  for (int64_t first = 0; first < all.ranks && all.record->ordered; first += kRunsAtOnce) {
+    const int64_t ranks = all.ranks - first < kRunsAtOnce ? all.ranks - first : kRunsAtOnce;
+    FindBounds(begin, end, static_cast<int>(ranks), bounds, [&](int run) {
+      const int32_t* row = all.messages + (first + run) * all.words;
+      return Run{Indices(part, row), 0, row[0] == 0 ? 0u : static_cast<uint32_t>(row[part.offset])};
+    });
+    for (int run = 0; run < ranks; ++run) {
+      const int32_t* row = all.messages + (first + run) * all.words;
+      const int32_t* indices = Indices(part, row);
+      for (uint32_t i = bounds[run].begin + threadIdx.x; i < bounds[run].end; i += kThreads) {
+        sums[indices[i] - begin] += Value(part, row, i);
+      }
+      __syncthreads();
+    }
+  }
+  __syncthreads();
+  for (int64_t i = threadIdx.x; i < end - begin; i += kThreads) part.total[begin + i] = sums[i];
+}
+
+// Indices in another order than ours, perhaps repeated within a rank: slow, and still in order.
+__global__ void AddInOrder(REDSYNC_PARAMETER Parts all) {
+  if (all.record->position != UINT64_MAX || all.record->ordered) return;
+  const RedsyncGpuPart& part = all.parts[blockIdx.x];
+  for (int64_t rank = 0; rank < all.ranks && threadIdx.x == 0; ++rank) {
+    const int32_t* row = all.messages + rank * all.words;
+    if (row[0] == 0) continue;
+    const int32_t* indices = Indices(part, row);
+    for (int64_t i = 0; i < row[part.offset]; ++i) part.total[indices[i]] += Value(part, row, i);
+  }
+}
+
+bool IsValid(const RedsyncGpuDecode& call) {
+  if (call.ranks < 0 || call.ranks > 65535 || call.words < 1) return false;
+  for (int64_t i = 0; i < call.count; ++i) {
+    const RedsyncGpuPart& part = call.parts[i];
+    const int64_t words = part.quantized ? 2 + part.capacity : 1 + 2 * part.capacity;
+    if (part.size < 0 || part.size > INT32_MAX || part.capacity < 0 || part.offset < 1 ||
+        part.offset + words > call.words) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Calls launch(parts, blocks) on one group of parts after the other; a part has blocks for
+// `per_block` of its items, and one at least if `always`.
+template <class Items, class Launch>
+void ForParts(const RedsyncGpuDecode& call, RedsyncGpuRecord* record, Items blocks_of,
+              Launch launch) {
+  for (int64_t i = 0; i < call.count; i += kMaxParts) {
+    Parts all = {};
+    all.count = static_cast<int>(std::min<int64_t>(kMaxParts, call.count - i));
+    all.messages = call.messages;
+    all.ranks = call.ranks;
+    all.words = call.words;
+    all.record = record;
+    for (int j = 0; j < all.count; ++j) {
+      all.parts[j] = call.parts[i + j];
+      const int64_t blocks = blocks_of(all.parts[j]);
+      all.first[j + 1] = all.first[j] + static_cast<uint32_t>(std::max<int64_t>(blocks, 1));
+    }
+    launch(all, all.first[all.count]);
+  }
+}
+
+}  // namespace
+}  // namespace gpu
+}  // namespace redsync
+
+using namespace redsync::gpu;  // NOLINT: the C interface below is this file's other half.
+
+int redsync_gpu_decode(const RedsyncGpuDecode* call, RedsyncGpuRecord* record,
+                       void* stream_pointer) {
+  if (!IsValid(*call)) return REDSYNC_GPU_INVALID_ARGUMENT;
+  const auto stream = static_cast<cudaStream_t>(stream_pointer);
+  cudaMemsetAsync(record, 0xff, sizeof(*record), stream);
+  auto tiles = [](const RedsyncGpuPart& part) { return CeilDiv(part.capacity, kTile); };
+  auto spans = [](const RedsyncGpuPart& part) { return CeilDiv(part.size, kSpan); };
+  auto one = [](const RedsyncGpuPart&) { return int64_t{1}; };
+  ForParts(*call, record, tiles, [&](const Parts& all, uint32_t blocks) {
+    const dim3 grid(blocks, static_cast<uint32_t>(call->ranks));
+    if (call->ranks > 0) REDSYNC_LAUNCH(Check, grid, kThreads, stream, all);
+  });
+  ForParts(*call, record, spans, [&](const Parts& all, uint32_t blocks) {
+    REDSYNC_LAUNCH(AddRanks, blocks, kThreads, stream, all);
+  });
+  ForParts(*call, record, one, [&](const Parts& all, uint32_t blocks) {
+    REDSYNC_LAUNCH(AddInOrder, blocks, 32, stream, all);
+  });
+  return cudaPeekAtLastError() == cudaSuccess ? REDSYNC_GPU_OK : REDSYNC_GPU_CUDA_ERROR;
+}
+
+int redsync_gpu_explain(const RedsyncGpuDecode* call, const RedsyncGpuRecord* record,
+                        RedsyncGpuError* error) {
+  if (record->position == UINT64_MAX) return 0;
+  const int64_t position = static_cast<int64_t>(record->position);
+  const int64_t word = position % call->words;
+  *error = {"flag", position / call->words, -1, 0, record->value, 1};
+  for (int64_t i = 0; i < call->count && word >= call->parts[i].offset; ++i) {
+    const RedsyncGpuPart& part = call->parts[i];
+    error->tensor = i;
+    error->slot = word - part.offset - (part.quantized ? 2 : 1);
+    error->field = word == part.offset ? "count" : "index";
+    error->limit = word == part.offset ? part.capacity : part.size;
+  }
+  if (error->slot < 0) error->slot = 0;
+  return 1;
+}

@@ -1,0 +1,113 @@
+// Moves what is selected to its place, in the order of the indices: count, add up, write.
+#include "custom_ops/core/gpu/source.cuh"
+
+namespace redsync {
+namespace gpu {
+namespace {
+
+// A thread's part of an exclusive prefix sum over `places`, in place. An element of a chunk is
+// taken if it is above the cut, or if it is among the first `ties` that are equal to it.
+__device__ inline uint32_t AddUp(Range* places, uint32_t chunks, uint32_t ties) {
+  const Range part = Part(chunks, threadIdx.x, kThreads);
+  Range sum = {0, 0}, total;
+  for (uint32_t c = part.begin; c < part.begin + part.count; ++c) {
+    sum.begin += places[c].begin;
+    sum.count += places[c].count;
+  }
+  sum.begin = BlockScan(sum.begin, &total.begin);
+  sum.count = BlockScan(sum.count, &total.count);
+  for (uint32_t c = part.begin; c < part.begin + part.count; ++c) {
+    const Range here = places[c];
+    places[c] = {sum.begin + (sum.count < ties ? sum.count : ties), sum.count};
+    sum.begin += here.begin;
+    sum.count += here.count;
+  }
+  return total.begin + (total.count < ties ? total.count : ties);
+}
+
+// places[chunk] = {elements above the cut, elements equal to it}, one warp a chunk; the last block
+// turns them into {place of the first one taken, ties before it}.
+template <class Source>
+__global__ void __launch_bounds__(kThreads) Count(REDSYNC_PARAMETER Batch batch) {
+  const int which = FindTensor(batch.first_group, batch.count);
+  const Tensor& tensor = batch.tensors[which];
+  if (!Source::IsActive(tensor)) return;
+  const Source source(batch, tensor);
+  const Digits digits = tensor.state->digits[Source::kPhase];
+  const uint32_t chunk = (blockIdx.x - batch.first_group[which]) * kGroup + Warp();
+  if (chunk < tensor.chunks()) {
+    const Range items = source.Chunk(chunk);
+    uint32_t above = 0, ties = 0;
+    for (uint32_t i = Lane(); i < items.count; i += 32) {
+      const int32_t m = KeyMagnitude(source[items.begin + i]);
+      above += m > digits.cut;
+      ties += digits.ties != 0 && m == digits.cut;
+    }
+    above = WarpReduce(above, Add());
+    ties = WarpReduce(ties, Add());
+    if (Lane() == 0) tensor.places[chunk] = {above, ties};
+  }
+  if (!IsLastBlock(&tensor.state->ticket, tensor.groups())) return;
+  const uint32_t total = AddUp(tensor.places, tensor.chunks(), digits.ties);
+  if (threadIdx.x == 0) source.End(total, digits);
+}
+
+// Writes the elements taken, one warp a chunk. The last block adds up the mean of those selected.
+template <class Source>
+__global__ void __launch_bounds__(kThreads) Place(REDSYNC_PARAMETER Batch batch) {
+  const int which = FindTensor(batch.first_group, batch.count);
+  const Tensor& tensor = batch.tensors[which];
+  if (!Source::IsActive(tensor)) return;
+  const Source source(batch, tensor);
+  const Digits digits = tensor.state->digits[Source::kPhase];
+  const uint32_t chunk = (blockIdx.x - batch.first_group[which]) * kGroup + Warp();
+  if (chunk < tensor.chunks()) {
+    const Range items = source.Chunk(chunk);
+    const uint32_t begin = tensor.places[chunk].begin;
+    uint32_t place = begin, ties = tensor.places[chunk].count;
+    double sum = 0;
+    for (uint32_t first = 0; first < items.count; first += 32) {
+      const bool inside = first + Lane() < items.count;
+      const uint64_t key = inside ? source[items.begin + first + Lane()] : 0;
+      const int32_t m = KeyMagnitude(key);
+      const bool equal = inside && digits.ties != 0 && m == digits.cut;
+      const uint32_t equals = __ballot_sync(kAllLanes, equal);
+      const bool take =
+          inside && (m > digits.cut || (equal && ties + RankIn(equals) < digits.ties));
+      const uint32_t takes = __ballot_sync(kAllLanes, take);
+      if (take) {
+        source.Put(place + RankIn(takes), key);
+        sum += __int_as_float(m);
+      }
+      place += __popc(takes);
+      ties += __popc(equals);
+    }
+    sum = WarpReduce(sum, Add());
+    if (Lane() == 0) source.EndChunk(chunk, begin, place - begin, sum);
+  }
+  if (Source::kPhase == kRefine || !tensor.quantized) return;
+  if (!IsLastBlock(&tensor.state->ticket, tensor.groups())) return;
+  double sum = 0;
+  for (uint32_t c = threadIdx.x; c < tensor.chunks(); c += kThreads) sum += tensor.stats[c].sum;
+  sum = BlockReduce(sum, Add());
+  const int32_t count = tensor.part[0];
+  if (threadIdx.x != 0 || count == 0) return;
+  const float mean = static_cast<float>(sum / count);
+  tensor.part[1] = __float_as_int(*batch.side < 0 ? -mean : mean);
+}
+
+template <class Source>
+void LaunchBoth(const Batch& batch, cudaStream_t stream) {
+  const uint32_t blocks = batch.first_group[batch.count];
+  REDSYNC_LAUNCH(Count<Source>, blocks, kThreads, stream, batch);
+  REDSYNC_LAUNCH(Place<Source>, blocks, kThreads, stream, batch);
+}
+
+}  // namespace
+
+void LaunchPlace(const Batch& batch, Phase phase, cudaStream_t stream) {
+  phase == kRefine ? LaunchBoth<FromTensor>(batch, stream) : LaunchBoth<FromPool>(batch, stream);
+}
+
+}  // namespace gpu
+}  // namespace redsync

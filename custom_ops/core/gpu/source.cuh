@@ -1,0 +1,113 @@
+// The two things that elements are selected from, as keys: the tensor itself, to fill the pool anew
+// where the prediction failed, and the pool, to fill the message.
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_SOURCE_CUH_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_SOURCE_CUH_
+
+#include "custom_ops/core/gpu/batch.cuh"
+
+namespace redsync {
+namespace gpu {
+
+__device__ inline Range Part(uint32_t count, uint32_t part, uint32_t parts) {
+  const uint32_t begin = static_cast<uint64_t>(count) * part / parts;
+  const uint32_t end = static_cast<uint64_t>(count) * (part + 1) / parts;
+  return {begin, end - begin};
+}
+
+// From the tensor into the pool.
+struct FromTensor {
+  static constexpr Phase kPhase = kRefine;
+
+  const Batch& batch;
+  const Tensor& tensor;
+  Magnitude magnitude;
+
+  __device__ FromTensor(const Batch& b, const Tensor& t) : batch(b), tensor(t), magnitude(b, t) {}
+
+  __device__ static bool IsActive(const Tensor& tensor) { return tensor.state->refine; }
+  __device__ static bool NeedsDigits(const Tensor&) { return true; }
+  __device__ uint32_t size() const { return tensor.size; }
+  __device__ uint32_t rank() const { return tensor.need; }
+  __device__ uint64_t operator[](uint32_t i) const {
+    return MakeKey(magnitude(tensor.new_residual[i]), i);
+  }
+  __device__ Range Chunk(uint32_t chunk) const {
+    const uint32_t begin = chunk * kChunk, left = tensor.size - begin;
+    return {begin, left < kChunk ? left : kChunk};
+  }
+
+  // `cut` is the magnitude of the element of rank need.
+  __device__ void Found(uint32_t equal, Digits* digits) const {
+    const uint32_t total = digits->above + equal;
+    digits->ties = 0;
+    if (total <= tensor.pool_size) {
+      digits->cut -= 1;  // All that are equal to it as well.
+    } else if (digits->above < tensor.k) {
+      digits->ties = tensor.k - digits->above;  // More ties than the pool holds: the first ones.
+    }
+    tensor.state->floor = total;
+  }
+  // Fewer elements than need are eligible: all are taken.
+  __device__ void NotFound(uint32_t total, Digits* digits) const {
+    digits->cut = 0;
+    tensor.state->floor = total;
+  }
+
+  __device__ void Put(uint32_t place, uint64_t key) const {
+    if (place < tensor.pool_size) tensor.pool[place] = key;
+  }
+  __device__ void EndChunk(uint32_t chunk, uint32_t begin, uint32_t count, double) const {
+    tensor.segments[chunk] = {begin, count};
+  }
+  __device__ void End(uint32_t total, const Digits& digits) const {
+    tensor.state->used = total;
+    tensor.state->threshold = digits.cut;
+  }
+};
+
+// From the pool into the message.
+struct FromPool {
+  static constexpr Phase kPhase = kChoose;
+
+  const Batch& batch;
+  const Tensor& tensor;
+
+  __device__ FromPool(const Batch& b, const Tensor& t) : batch(b), tensor(t) {}
+
+  __device__ static bool IsActive(const Tensor& tensor) { return tensor.state->finite; }
+  // Else the search has set the cut, or all candidates are taken.
+  __device__ static bool NeedsDigits(const Tensor& tensor) {
+    return !tensor.state->settled && tensor.state->used > tensor.k;
+  }
+  __device__ uint32_t size() const { return tensor.state->used; }
+  __device__ uint32_t rank() const { return tensor.k; }
+  __device__ uint64_t operator[](uint32_t i) const { return tensor.pool[i]; }
+  __device__ Range Chunk(uint32_t chunk) const { return tensor.segments[chunk]; }
+
+  __device__ void Found(uint32_t, Digits* digits) const { digits->ties = tensor.k - digits->above; }
+  __device__ void NotFound(uint32_t, Digits*) const {}  // There are more than k.
+
+  __device__ void Put(uint32_t place, uint64_t key) const {
+    if (place >= tensor.capacity) return;
+    const uint32_t index = KeyIndex(key);
+    int32_t* indices = tensor.part + (tensor.quantized ? 2 : 1);
+    indices[place] = static_cast<int32_t>(index);
+    if (!tensor.quantized) {
+      indices[tensor.capacity + place] = __float_as_int(tensor.new_residual[index]);
+    }
+    tensor.new_residual[index] = 0;
+    if (tensor.new_velocity != nullptr && batch.masking) tensor.new_velocity[index] = 0;
+  }
+  __device__ void EndChunk(uint32_t chunk, uint32_t, uint32_t, double sum) const {
+    tensor.stats[chunk].sum = sum;
+  }
+  __device__ void End(uint32_t total, const Digits&) const {
+    tensor.part[0] = static_cast<int32_t>(total);
+    *tensor.new_ratio = tensor.state->ratio;
+  }
+};
+
+}  // namespace gpu
+}  // namespace redsync
+
+#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_GPU_SOURCE_CUH_

@@ -1,0 +1,218 @@
+"""The CUDA core through its C interface, on a GPU or in the emulator.
+
+Needs numpy only. Functions take and return numpy arrays; `Device.array` and `Device.get` move them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import pathlib
+import shutil
+import subprocess
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SOURCES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("custom_ops/core/gpu/*.cu"))
+EMULATE = "-x c++ -std=c++17 -O1 -g -ffp-contract=off -fPIC -shared -pthread".split()
+EMULATE += "-Wall -Wextra -Werror -Wno-unknown-pragmas -DREDSYNC_GPU_EMULATOR".split()
+EMULATE += ["-include", "tests/gpu/emulator.h"]
+# The flags of setup.py, but for this machine's GPU only.
+CUDA = "-std=c++17 -O3 -ftz=true --fmad=false -Xcompiler -fPIC -shared -arch=native".split()
+SELECTORS = {"exact": 0, "trimmed": 1, "threshold": 2}
+OK = 0
+
+Pointer, Int64, Int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+
+
+class Tensor(ctypes.Structure):
+    """RedsyncGpuTensor."""
+
+    _fields_ = [("size", Int64), ("k", Int64), ("selector", Int32), ("quantized", Int32)] + [
+        (name, Pointer) for name in ("grad", "residual", "velocity", "new_residual", "new_velocity")
+    ]
+
+
+class Select(ctypes.Structure):
+    """RedsyncGpuSelect."""
+
+    _fields_ = [
+        ("tensors", ctypes.POINTER(Tensor)),
+        ("count", Int64),
+        ("momentum", Int32),
+        ("masking", Int32),
+        ("factor", ctypes.c_float),
+    ] + [
+        (name, Pointer) for name in ("scale", "side", "search", "ratios", "new_ratios", "message")
+    ]
+
+
+class Part(ctypes.Structure):
+    """RedsyncGpuPart."""
+
+    _fields_ = [("offset", Int64), ("capacity", Int64), ("size", Int64)]
+    _fields_ += [("quantized", Int32), ("total", Pointer)]
+
+
+class Decode(ctypes.Structure):
+    """RedsyncGpuDecode."""
+
+    _fields_ = [("messages", Pointer), ("ranks", Int64), ("words", Int64)]
+    _fields_ += [("parts", ctypes.POINTER(Part)), ("count", Int64)]
+
+
+class Record(ctypes.Structure):
+    """RedsyncGpuRecord."""
+
+    _fields_ = [("position", ctypes.c_uint64), ("value", Int32), ("ordered", Int32)]
+
+
+class Error(ctypes.Structure):
+    """RedsyncGpuError."""
+
+    _fields_ = [("field", ctypes.c_char_p)]
+    _fields_ += [(name, Int64) for name in ("rank", "tensor", "slot", "value", "limit")]
+
+
+class Descend(ctypes.Structure):
+    """RedsyncGpuDescend."""
+
+    _fields_ = [("indices", Pointer), ("values", Pointer), ("learning_rate", Pointer)]
+    _fields_ += [("entries", Int64), ("size", Int64), ("variable", Pointer)]
+
+
+class Emulated:
+    """Host memory as device memory. Every array is an allocation of its own, for the sanitizer."""
+
+    def __init__(self, library: pathlib.Path):
+        self.library = _declare(ctypes.CDLL(str(library)))
+
+    def array(self, host: np.ndarray, misalign: int = 0):
+        """Copies an array to the device, `misalign` elements off an aligned address."""
+        there = np.empty(host.size + misalign, host.dtype)[misalign:]  # ends with its allocation
+        there[:] = host.reshape(-1)
+        return there
+
+    def pointer(self, there) -> int:
+        """The address of a device array."""
+        return there.ctypes.data
+
+    def get(self, there) -> np.ndarray:
+        """Copies an array back."""
+        return there.copy()
+
+    def synchronize(self) -> None:
+        """Waits for all kernels."""
+
+
+class Cuda:
+    """The first GPU; memory comes from the toolkit's own run-time library."""
+
+    def __init__(self, library: pathlib.Path):
+        self.runtime = _runtime()
+        self.library = _declare(ctypes.CDLL(str(library)))
+
+    def _check(self, status: int) -> None:
+        if status != 0:
+            raise RuntimeError(self.runtime.cudaGetErrorString(status).decode())
+
+    def array(self, host: np.ndarray, misalign: int = 0):
+        """Copies an array to the device, `misalign` elements off an aligned address."""
+        return _CudaArray(self, np.ascontiguousarray(host).reshape(-1), misalign)
+
+    def pointer(self, there) -> int:
+        """The address of a device array."""
+        return there.address
+
+    def get(self, there) -> np.ndarray:
+        """Copies an array back; waits for the kernels before."""
+        host = np.empty(there.shape, there.dtype)
+        self._check(
+            self.runtime.cudaMemcpy(host.ctypes.data, there.address, Int64(host.nbytes), 2)
+        )
+        return host
+
+    def synchronize(self) -> None:
+        """Waits for all kernels."""
+        self._check(self.runtime.cudaDeviceSynchronize())
+
+
+class _CudaArray:
+    def __init__(self, device: Cuda, host: np.ndarray, misalign: int):
+        self.shape, self.dtype, self._device = host.shape, host.dtype, device
+        self._base, offset = Pointer(), misalign * host.itemsize
+        size = Int64(host.nbytes + offset + 4)
+        device._check(device.runtime.cudaMalloc(ctypes.byref(self._base), size))
+        self.address = (self._base.value or 0) + offset
+        device._check(
+            device.runtime.cudaMemcpy(
+                Pointer(self.address), host.ctypes.data, Int64(host.nbytes), 1
+            )
+        )
+
+    def __del__(self):
+        self._device.runtime.cudaFree(self._base)
+
+
+def _declare(library):
+    """Types of results that are not int; pointers are passed as such."""
+    for name in ("message_words", "select_scratch_bytes", "descend_scratch_bytes"):
+        getattr(library, f"redsync_gpu_{name}").restype = Int64
+    library.redsync_gpu_last_error.restype = ctypes.c_char_p
+    return library
+
+
+def nvcc() -> str | None:
+    """The CUDA compiler: from CUDA_HOME, else from the search path."""
+    home = os.environ.get("CUDA_HOME")
+    found = shutil.which(os.path.join(home, "bin", "nvcc")) if home else None
+    return found or shutil.which("nvcc")
+
+
+@functools.cache
+def _runtime():
+    """The CUDA run-time library, or RuntimeError."""
+    compiler = nvcc()
+    folders = [pathlib.Path(compiler).resolve().parents[1]] if compiler else []
+    places = [str(p) for folder in folders for p in folder.glob("**/libcudart.so*")]
+    for place in [*places, "libcudart.so", "libcudart.so.13", "libcudart.so.12"]:
+        try:
+            runtime = ctypes.CDLL(place)
+        except OSError:
+            continue
+        runtime.cudaGetErrorString.restype = ctypes.c_char_p
+        for name in ("cudaMalloc", "cudaMemcpy", "cudaFree"):
+            getattr(runtime, name).argtypes = None
+        return runtime
+    raise RuntimeError("there is no CUDA run-time library (libcudart.so)")
+
+
+def cuda_problem() -> str | None:
+    """Why nothing can be run on a GPU here, or None."""
+    if os.environ.get("REDSYNC_GPU_LIBRARY") is None and nvcc() is None:
+        return "there is no CUDA compiler (nvcc) on PATH or in CUDA_HOME"
+    try:
+        runtime = _runtime()
+    except RuntimeError as error:
+        return str(error)
+    count = ctypes.c_int(0)
+    status = runtime.cudaGetDeviceCount(ctypes.byref(count))
+    if status != 0:
+        return f"no GPU: {runtime.cudaGetErrorString(status).decode()}"
+    return None if count.value else "no GPU"
+
+
+def build(target: pathlib.Path, kind: str) -> pathlib.Path:
+    """Compiles the core as a library of its own: "cuda", "emulated" or "sanitized"."""
+    if kind == "cuda":
+        command = [nvcc() or "nvcc", *CUDA, "-I.", *SOURCES, "-o", str(target)]
+    else:
+        command = [os.environ.get("CXX", "g++"), *EMULATE, "-I.", *SOURCES, "-o", str(target)]
+        if kind == "sanitized":
+            command += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    if run.returncode != 0:
+        raise RuntimeError(f"{command[0]} failed:\n{run.stderr[-4000:]}")
+    return target

@@ -1,0 +1,44 @@
+"""Inputs for the tests of the CUDA core, and the comparison of results; numpy only."""
+
+import numpy as np
+
+
+def _with(rng, n, first, count, value):
+    x = rng.normal(size=n) * 1e-3
+    x[first : first + count] += value
+    return x
+
+
+KINDS = {
+    "normal": lambda rng, n: rng.normal(size=n),
+    "student_t": lambda rng, n: rng.standard_t(3, size=n),
+    "constant": lambda rng, n: np.full(n, 0.37),
+    "negative": lambda rng, n: -np.abs(rng.normal(size=n)),
+    "zero": lambda rng, n: np.zeros(n),
+    "outlier": lambda rng, n: _with(rng, n, n // 2, 1, 1000),
+    "ties": lambda rng, n: rng.integers(-3, 4, size=n),
+    "sparse": lambda rng, n: rng.normal(size=n) * (rng.random(n) < 0.002),
+    # A prediction from a sample misses the few large neighbours, or takes them for the many.
+    "clustered": lambda rng, n: _with(rng, n, n // 3, n // 40, 5),
+    "one_line": lambda rng, n: _with(rng, n, 0, 16, 9),
+    "two_levels": lambda rng, n: np.where(np.arange(n) % 16 < 2, 1, 2 + 1e-6 * rng.normal(size=n)),
+}
+
+
+def make_inputs(kind, sizes, seed=0):
+    """Gradients, residuals and velocities, float32 of the given sizes."""
+    rng = np.random.default_rng(seed)
+    return [[KINDS[kind](rng, n).astype(np.float32) for n in sizes] for _ in range(3)]
+
+
+def assert_same_bits(got, wanted, what):
+    """Fails, naming the first place, unless two (lists of) arrays are equal bit for bit."""
+    if isinstance(got, (list, tuple)):
+        assert len(got) == len(wanted), what
+        for i, (x, y) in enumerate(zip(got, wanted, strict=True)):
+            assert_same_bits(x, y, (what, i))
+        return
+    assert got.dtype == wanted.dtype and got.shape == wanted.shape, (what, got.shape, wanted.shape)
+    x, y = got.reshape(-1).view(np.int32), wanted.reshape(-1).view(np.int32)
+    at = np.flatnonzero(x != y)[:3]
+    assert at.size == 0, (what, at, got.reshape(-1)[at], wanted.reshape(-1)[at])

@@ -1,0 +1,154 @@
+"""CUDA accumulate-and-select: the bits of the numpy oracle."""
+
+import numpy as np
+import pytest
+
+from tests.gpu.calls import MISALIGNED, select
+from tests.gpu.inputs import KINDS, assert_same_bits, make_inputs
+from tests.oracle.redsync import accumulate_and_select_numpy, above_ratio_numpy
+
+SELECTORS = ("exact", "trimmed", "threshold")
+SIZES = (0, 1, 2, 7, 31, 1000, 4097, 8192, 30001, 70000)
+DENSITIES = (0.001, 0.02, 0.3, 1.0)
+MOMENTA = {"none": (0.0, False), "plain": (0.9, False), "nesterov": (0.9, True)}
+
+
+def make_k(sizes, first=0):
+    turns = [DENSITIES[(i + first) % len(DENSITIES)] for i in range(len(sizes))]
+    return [min(n, max(1, round(n * d))) for n, d in zip(sizes, turns, strict=True)]
+
+
+def check(device, inputs, k, ratios, what, *, in_place=False, misalign=0, **options):
+    grads, residuals, velocities = inputs
+    velocities = velocities if options.get("momentum") else []
+    ratios = np.asarray(ratios, np.float32)
+    arguments = (grads, residuals, velocities, k, ratios)
+    got = select(device, *arguments, in_place=in_place, misalign=misalign, **options)
+    wanted = accumulate_and_select_numpy(
+        grads, [x.copy() for x in residuals], [x.copy() for x in velocities], k, ratios, **options
+    )
+    for name, x, y in zip(("message", "residuals", "velocities", "ratios"), got, wanted,
+                          strict=True):  # fmt: skip
+        assert_same_bits(x, y, (what, name))
+    return got
+
+
+@pytest.mark.parametrize("quantized", [False, True], ids=["values", "quantized"])
+@pytest.mark.parametrize("selector", SELECTORS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_the_oracle(device, kind, selector, quantized):
+    inputs = make_inputs(kind, SIZES)
+    form = {"selectors": [selector] * len(SIZES), "quantized": [quantized] * len(SIZES)}
+    ratios = [-1, 0.25, 0.3, 0.5, 0.7, 0.8, 0.6, 0.75, 0.5, 0.4]
+    for turn, (name, (momentum, nesterov)) in enumerate(MOMENTA.items()):
+        for first in range(len(DENSITIES)):
+            check(
+                device, inputs, make_k(SIZES, first), ratios, (name, first), **form,
+                momentum=momentum, nesterov=nesterov, masking=turn != 1, scale=np.float32(0.7),
+                side=-1 if turn == 2 else 1, search=turn != 0, in_place=turn == 1,
+                misalign=MISALIGNED if first == 1 else 0,
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("selector", SELECTORS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_chunks(device, kind, selector):
+    # A predicted threshold, and, where the prediction fails, the histograms.
+    sizes = (300_001, 200_000)
+    for quantized in (False, True):
+        form = {"selectors": [selector] * 2, "quantized": [quantized] * 2}
+        check(device, make_inputs(kind, sizes, 1), [300, 50_000], [-1, -1], quantized, **form)
+
+
+def test_a_wrong_prediction_is_noticed(device):
+    # All large values in one line of 16: if the sample has it, the threshold is far too high.
+    n, normal = 33_000, make_inputs("normal", (33_000,), 3)[0][0]
+    for rest in (0.0, 1e-3):
+        for line in range(40):
+            g = rest * normal
+            g[16 * line : 16 * line + 16] = 9 + normal[:16]
+            inputs = [[g], [np.zeros(n, np.float32)], []]
+            for selector in ("exact", "threshold"):
+                check(device, inputs, [47], [-1], line, selectors=[selector], quantized=[False])
+
+
+def test_more_tensors_than_a_batch(device):
+    sizes = tuple(range(0, 4000, 97)) + (0, 9000)
+    form = {
+        "selectors": [SELECTORS[i % 3] for i in range(len(sizes))],
+        "quantized": [i % 5 == 0 for i in range(len(sizes))],
+    }
+    ratios = np.linspace(-1, 1, len(sizes))
+    check(device, make_inputs("normal", sizes), make_k(sizes), ratios, "", **form, search=False,
+          momentum=0.9)  # fmt: skip
+
+
+def test_more_ties_than_the_pool_holds(device):
+    n, k = 200_000, 100
+    values = np.full(n, 0.5, np.float32)
+    values[::1000] = np.float32(0.75)
+    for few in (0, 60):  # above the ties
+        g = np.full(n, 0.5, np.float32)
+        g[n - few :] = 1 + np.arange(few)
+        for selector in SELECTORS:
+            for quantized in (False, True):
+                check(device, [[g], [np.zeros(n, np.float32)], []], [k], [-1], (few, selector),
+                      selectors=[selector], quantized=[quantized])  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("selector", SELECTORS)
+def test_not_finite(device, selector, bad):
+    sizes = (31, 0, 100_000)
+    for tensor, where in ((0, 30), (2, 0), (2, sizes[2] - 1)):
+        inputs = make_inputs("normal", sizes)
+        inputs[0][tensor][where] = bad
+        message, _, _, ratios = select(
+            device, *inputs, [3, 0, 50], [0.25, 0.75, 0.5], momentum=0.9,
+            selectors=[selector] * 3, quantized=[False, True, True],
+        )  # fmt: skip
+        assert not message.any()
+        assert_same_bits(ratios, np.float32([0.25, 0.75, 0.5]), where)
+
+
+@pytest.mark.parametrize("scale", [np.inf, np.nan])
+def test_a_scale_that_is_not_finite(device, scale):
+    message, _, _, _ = select(device, *make_inputs("normal", (5001,)), [50], [-1], momentum=0.9,
+                              selectors=["exact"], quantized=[False], scale=scale)  # fmt: skip
+    assert not message.any()
+
+
+def test_overflow_is_not_finite(device):
+    inputs = [[np.full(5, 3e38, np.float32)] for _ in range(2)] + [[]]
+    message, *_ = select(device, *inputs, [2], [-1], selectors=["exact"], quantized=[False])
+    assert not message.any()
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_denormals_are_zero(device, quantized):
+    n = 5000
+    g, v = np.full(n, 1e-40, np.float32), np.full(n, -1e-41, np.float32)
+    v[7] = 2.0
+    message, (residual,), _, _ = select(device, [g], [v], [], [10], [-1], selectors=["exact"],
+                                        quantized=[quantized])  # fmt: skip
+    index = message[3 if quantized else 2]
+    assert message[1] == 1 and index == 7 and not residual.any()
+
+
+def test_the_sum_decides_as_the_oracle_s(device):
+    # float64 sums are taken in another order than numpy's: their last bits may differ, and yet the
+    # float32 thresholds, and so the selections, do not.
+    n = 20_000
+    for seed in range(60):
+        inputs = make_inputs("normal", (n,), seed)
+        form = {"selectors": ["threshold"], "quantized": [False]}
+        message, _, _, ratios = check(device, [*inputs[:2], []], [100 + seed], [-1], seed, **form)
+        a = np.abs(inputs[0][0] + inputs[1][0])
+        assert ratios[0] < 0 or message[1] == above_ratio_numpy(a, ratios[0]).size
+
+
+def test_arguments_are_checked(device):
+    for n, k in ((10, 0), (10, 11), (0, 1)):
+        x = [np.zeros(n, np.float32)]
+        with pytest.raises(ValueError, match="invalid"):
+            select(device, x, x, [], [k], [-1], selectors=["exact"], quantized=[False])
