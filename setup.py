@@ -6,11 +6,18 @@ The library must be built by the TensorFlow that loads it, so build without isol
 
 Without TensorFlow, without a compiler (environment variable CXX, default g++) or when compilation
 fails, the installation still succeeds: the ops then run in pure TensorFlow, and this says so.
+
+Where there is `nvcc` (in CUDA_HOME/bin or on PATH) the library gets kernels for GPUs as well. No GPU
+is needed to build them, nor to load the library. TF_REDSYNC_CUDA=0 leaves them out; so does a failure
+of nvcc, and this says so.
 """
 
+import json
 import os
 import pathlib
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,11 +27,24 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = pathlib.Path(__file__).resolve().parent
-SOURCES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("custom_ops/**/*.cc"))
-HEADERS = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("custom_ops/**/*.h"))
+
+
+def sources(*patterns):
+    return sorted(p.relative_to(ROOT).as_posix() for g in patterns for p in ROOT.glob(g))
+
+
+CUDA_SOURCES = sources("custom_ops/core/gpu/*.cu")
+GPU_SOURCES = sources("custom_ops/kernels/gpu_*.cc")  # Left out without CUDA.
+SOURCES = [s for s in sources("custom_ops/**/*.cc") if s not in GPU_SOURCES]
+VERSION = "custom_ops/kernels/version.cc"  # Compiled last: it says what was built.
+HEADERS = sources("custom_ops/**/*.h", "custom_ops/**/*.cuh")
 # No contraction to fused multiply-add: results equal those of separate operations, bit for bit.
 FLAGS = ["-O3", "-std=c++17", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-DNDEBUG"]
 QUIET = ["-Wno-psabi", "-Wno-attributes"]
+# The same for GPUs, where denormals are zero as on TensorFlow's CPU threads.
+CUDA_FLAGS = ["-O3", "-std=c++17", "--fmad=false", "-ftz=true", "-DNDEBUG"]
+CUDA_FLAGS += ["-Xcompiler", "-fPIC,-fvisibility=hidden"]
+ARCHITECTURES = ("75", "80", "86", "89", "90")  # And PTX of the last one, for newer GPUs.
 LAST_LINES = 20
 
 
@@ -60,39 +80,123 @@ def run_compiler(command):
         run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     except OSError as error:
         raise NativeBuildError(
-            f"There is no C++ compiler {command[0]!r} ({error.strerror}). Install g++ or set CXX."
+            f"There is no compiler {command[0]!r} ({error.strerror}). For C++, install g++ or set "
+            "CXX."
         ) from error
     if run.returncode != 0:
         lines = "\n".join((run.stderr or run.stdout).strip().splitlines()[-LAST_LINES:])
         raise NativeBuildError(f"The compiler failed: {shlex.join(command)}\n{lines}")
+    return run.stdout + run.stderr
 
 
-def compile_library(target, objects):
-    """Compiles SOURCES to the shared library `target`, with object files in folder `objects`."""
-    cxx = shlex.split(os.environ.get("CXX", "g++"))
-    run_compiler([*cxx, "--version"])  # Cheaper to miss than TensorFlow.
-    version, compile_flags, link_flags = tensorflow_build()
-    # TensorFlow's headers are not ours to mend: keep their warnings out.
-    compile_flags = [f"-isystem{f[2:]}" if f.startswith("-I") else f for f in compile_flags]
-    define = f'-DREDSYNC_TENSORFLOW_VERSION="{version}"'
-    extra = shlex.split(os.environ.get("CXXFLAGS", ""))
-    objects.mkdir(parents=True, exist_ok=True)
-    target.parent.mkdir(parents=True, exist_ok=True)
+def find_cuda():
+    """A `CudaBuild` and "", or None and the reason why there is none."""
+    if os.environ.get("TF_REDSYNC_CUDA") == "0":
+        return None, "left out by TF_REDSYNC_CUDA=0"
+    home = os.environ.get("CUDA_HOME")
+    nvcc = shutil.which("nvcc", path=os.path.join(home, "bin")) if home else shutil.which("nvcc")
+    if nvcc is None or not CUDA_SOURCES:
+        return None, f"there is no nvcc in {'CUDA_HOME/bin' if home else 'PATH'}"
+    try:
+        return CudaBuild(nvcc), ""
+    except NativeBuildError as error:
+        say(f"tf_redsync: THE GPU KERNELS ARE NOT BUILT. {error}")
+        return None, f"{nvcc} does not run"
 
-    def compile_one(source):
-        output = objects / (source.replace("/", "_") + ".o")
-        run_compiler(
-            [*cxx, *compile_flags, *FLAGS, *QUIET, *extra, define, "-I.", "-c", source]
-            + ["-o", str(output)]
-        )
-        return str(output)
 
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        outputs = list(pool.map(compile_one, SOURCES))
-    partial = target.with_name(target.name + ".partial")
-    run_compiler([*cxx, "-shared", "-o", str(partial), *outputs, *link_flags])
-    os.replace(partial, target)  # A process that has the old one loaded keeps it.
-    return version
+class CudaBuild:
+    """What compiles the CUDA sources: commands, link flags, and what to say of it."""
+
+    def __init__(self, nvcc):
+        version = re.search(r"release ([\d.]+)", run_compiler([nvcc, "--version"]))
+        number = version.group(1) if version else "?"
+        names = ", ".join(f"sm_{a}" for a in ARCHITECTURES)
+        self.text = f"CUDA {number}: {names} and PTX for newer ones"
+        codes = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in ARCHITECTURES]
+        last = ARCHITECTURES[-1]
+        codes.append(f"-gencode=arch=compute_{last},code=compute_{last}")
+        self._command = [nvcc, *CUDA_FLAGS, *codes, "-I."]
+        # nvcc may be a script in another place than the toolkit; it knows where its libraries are.
+        plan = run_compiler([nvcc, "--dryrun", "-c", CUDA_SOURCES[0], "-o", os.devnull])
+        line = next((t for t in plan.splitlines() if "LIBRARIES=" in t), "")
+        folders = [f for f in shlex.split(line.partition("=")[2]) if f.startswith("-L")]
+        # Before TensorFlow, which exports the names of a CUDA run-time library of its own.
+        self.link_flags = [*folders, "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
+
+    def command(self, source, output):
+        return [*self._command, "-c", source, "-o", str(output)]
+
+
+class NativeBuild:
+    """Compiles and links the library; the GPU kernels may fail without the rest failing.
+
+    Attributes:
+        version: TensorFlow that the library is built for.
+        gpu: What GPUs it has kernels for, or "none: " and the reason.
+    """
+
+    def __init__(self, objects):
+        cxx = shlex.split(os.environ.get("CXX", "g++"))
+        run_compiler([*cxx, "--version"])  # Cheaper to miss than TensorFlow.
+        self.version, compile_flags, self._link_flags = tensorflow_build()
+        # TensorFlow's headers are not ours to mend: keep their warnings out.
+        compile_flags = [f"-isystem{f[2:]}" if f.startswith("-I") else f for f in compile_flags]
+        extra = shlex.split(os.environ.get("CXXFLAGS", ""))
+        self._cxx = cxx
+        self._flags = [*compile_flags, *FLAGS, *QUIET, *extra, "-I."]
+        self._objects = objects
+        objects.mkdir(parents=True, exist_ok=True)
+
+    def _object(self, source):
+        return str(self._objects / (source.replace("/", "_") + ".o"))
+
+    def _compile(self, source, *defines):
+        output = ["-c", source, "-o", self._object(source)]
+        run_compiler([*self._cxx, *self._flags, *defines, *output])
+
+    def _compile_for_gpu(self, cuda, source):
+        """Compiles one of the GPU's sources; returns why not, or None."""
+        try:
+            if source.endswith(".cu"):
+                run_compiler(cuda.command(source, self._object(source)))
+            else:
+                self._compile(source)
+        except NativeBuildError as error:
+            return str(error)
+        return None
+
+    def _compile_version(self):
+        tensorflow = f'-DREDSYNC_TENSORFLOW_VERSION="{self.version}"'
+        self._compile(VERSION, tensorflow, f"-DREDSYNC_GPU_BUILD={json.dumps(self.gpu)}")
+
+    def _link(self, target, sources, cuda_flags):
+        partial = target.with_name(target.name + ".partial")
+        inputs = [self._object(source) for source in sources]
+        output = ["-shared", "-o", str(partial)]
+        run_compiler([*self._cxx, *output, *inputs, *cuda_flags, *self._link_flags])
+        os.replace(partial, target)  # A process that has the old one loaded keeps it.
+
+    def run(self, target, cuda, no_cuda):
+        """Makes `target`, with GPU kernels if there is a `CudaBuild`; `no_cuda` says why not."""
+        self.gpu = f"none: {no_cuda}" if cuda is None else cuda.text
+        for_gpu = [] if cuda is None else [*CUDA_SOURCES, *GPU_SOURCES]
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            # The longest first.
+            problems = [pool.submit(self._compile_for_gpu, cuda, source) for source in for_gpu]
+            list(pool.map(self._compile, [s for s in SOURCES if s != VERSION]))
+            problem = next((p.result() for p in problems if p.result()), None)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if cuda is not None and problem is None:
+            try:
+                self._compile_version()
+                return self._link(target, [*SOURCES, *for_gpu], cuda.link_flags)
+            except NativeBuildError as error:
+                problem = str(error)
+        if problem is not None:
+            say(f"tf_redsync: THE GPU KERNELS ARE NOT BUILT. {problem}")
+            self.gpu = "none: the build of the CUDA sources failed"
+        self._compile_version()
+        return self._link(target, SOURCES, [])
 
 
 class BuildNative(build_ext):
@@ -111,7 +215,8 @@ class BuildNative(build_ext):
     def build_extension(self, ext):
         target = pathlib.Path(self.get_ext_fullpath(ext.name)).resolve()
         try:
-            version = compile_library(target, pathlib.Path(self.build_temp).resolve() / "native")
+            build = NativeBuild(pathlib.Path(self.build_temp).resolve() / "native")
+            build.run(target, *find_cuda())
         except (NativeBuildError, subprocess.TimeoutExpired) as error:
             # A library from an earlier build would run other code than this tree's.
             for old in {target, (ROOT / self.get_ext_filename(ext.name))}:
@@ -122,7 +227,10 @@ class BuildNative(build_ext):
                 "results but slower. `python -m tf_redsync.doctor` shows what runs."
             )
         else:
-            say(f"tf_redsync: built the native library for TensorFlow {version}: {target}")
+            say(
+                f"tf_redsync: built the native library for TensorFlow {build.version}: {target}\n"
+                f"tf_redsync: GPU kernels: {build.gpu}"
+            )
 
 
 def say(text):

@@ -44,11 +44,23 @@ def compiler() -> str:
     return (run.stdout.splitlines() or [f"{command[0]} says nothing"])[0]
 
 
+def cuda_compiler() -> str:
+    """Last line of `nvcc --version`, or why there is none."""
+    home = os.environ.get("CUDA_HOME")
+    command = os.path.join(home, "bin", "nvcc") if home else "nvcc"
+    try:
+        run = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"none ({command}: {error})"
+    return (run.stdout.splitlines() or [f"{command} says nothing"])[-1]
+
+
 def library() -> dict[str, Any]:
-    """The native library: path, TensorFlow it was built for, instruction set, problem if any."""
+    """The native library: path, TensorFlow it was built for, instruction set, GPUs, problem if any."""
     from tf_redsync.ops import native
 
-    report: dict[str, Any] = {"path": str(native.LIBRARY), "built_for": None, "simd": None}
+    report: dict[str, Any] = dict.fromkeys(("built_for", "simd", "gpu"))
+    report["path"] = str(native.LIBRARY)
     try:
         if native.LIBRARY.is_file():
             report["built_for"] = native.built_for()
@@ -56,21 +68,30 @@ def library() -> dict[str, Any]:
         simd = ctypes.CDLL(str(native.LIBRARY)).redsync_simd
         simd.restype = ctypes.c_char_p
         report["simd"] = simd().decode()
+        report["gpu"] = native.gpu_build()
         report["problem"] = None
     except (native.NativeLibraryError, OSError, ValueError) as error:
         report["problem"] = str(error)
     return report
 
 
-def backends() -> dict[str, dict[str, str]]:
-    """For every op, which backend runs it and why."""
+def backends() -> dict[str, dict[str, Any]]:
+    """For every op, which backend runs it, why, and on which kinds of devices."""
     from tf_redsync import ops
 
     try:
-        report = {"backend": ops.backend(), "reason": ops.backend_reason()}
+        report: dict[str, Any] = {"backend": ops.backend(), "reason": ops.backend_reason()}
     except (ops.NativeLibraryError, ValueError) as error:
         report = {"backend": "none", "reason": str(error)}
-    return dict.fromkeys(OPS, report)
+    native = report["backend"] == "native"
+    report["devices"] = _native_devices() if native else ["CPU", "GPU"]
+    return {op: dict(report) for op in OPS}
+
+
+def _native_devices() -> list[str]:
+    from tf_redsync.ops import native
+
+    return ["CPU", "GPU"] if native.has_gpu_kernels() else ["CPU"]
 
 
 def cluster() -> dict[str, Any]:
@@ -101,6 +122,7 @@ def examine() -> dict[str, Any]:
     return {
         "versions": versions(),
         "compiler": compiler(),
+        "cuda_compiler": cuda_compiler(),
         "library": library(),
         "ops": backends(),
         "devices": devices(),
@@ -112,14 +134,17 @@ def render(report: dict[str, Any]) -> str:
     """The report of `examine` as text."""
     lines = [f"{name:22}{version or '-'}" for name, version in report["versions"].items()]
     lines.append(f"{'compiler':22}{report['compiler']}")
+    lines.append(f"{'CUDA compiler':22}{report['cuda_compiler']}")
     native = report["library"]
     lines.append(f"{'native library':22}{native['path']}")
     lines.append(f"{'  built for':22}TensorFlow {native['built_for'] or '-'}")
     lines.append(f"{'  instruction set':22}{native['simd'] or '-'}")
+    lines.append(f"{'  GPU kernels':22}{native['gpu'] or '-'}")
     if native["problem"]:
         lines.append(f"{'  problem':22}{native['problem']}")
     for op, chosen in report["ops"].items():
-        lines.append(f"{op:22}{chosen['backend']} ({chosen['reason']})")
+        places = " and ".join(chosen["devices"])
+        lines.append(f"{op:22}{chosen['backend']} on {places} ({chosen['reason']})")
     count = ", ".join(f"{n} {kind}" for kind, n in report["devices"].items())
     lines.append(f"{'devices':22}{count}")
     config = report["tf_config"]

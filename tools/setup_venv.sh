@@ -40,10 +40,12 @@ fingerprint() {
     echo "$extras"
     "$venv/bin/python" --version
     command -v "${CXX:-g++}" || true
+    # GPU kernels come and go with the CUDA compiler.
+    echo "${TF_REDSYNC_CUDA:-}" "$(PATH="${CUDA_HOME:+$CUDA_HOME/bin:}$PATH" command -v nvcc || true)"
     # One TensorFlow's library does not load under another.
     ls -d "$venv"/lib/python*/site-packages/tensorflow-*.dist-info 2>/dev/null | xargs -rn1 basename
     find pyproject.toml setup.py custom_ops -type f \
-      \( -name '*.py' -o -name '*.toml' -o -name '*.cc' -o -name '*.h' -o -name '*.cu' \) \
+      \( -name '*.py' -o -name '*.toml' -o -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) \
       -print0 | sort -z | xargs -0 sha256sum
   } | sha256sum | cut -d' ' -f1
 }

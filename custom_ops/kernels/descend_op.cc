@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "custom_ops/core/cpu/descend.h"
+#include "custom_ops/kernels/inputs.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
@@ -20,14 +21,7 @@ class DescendOp : public tensorflow::OpKernel {
   void Compute(OpKernelContext* context) override {
     const Tensor &indices = context->input(1), &values = context->input(2),
                  &learning_rate = context->input(3);
-    OP_REQUIRES(
-        context, indices.dims() == 1 && indices.shape() == values.shape(),
-        InvalidArgument("`indices` and `values` must have the same shape [entries]. "
-                        "Received: ",
-                        indices.shape().DebugString(), " and ", values.shape().DebugString(), "."));
-    OP_REQUIRES(context, learning_rate.dims() == 0,
-                InvalidArgument("`learning_rate` must be a scalar. Received: shape ",
-                                learning_rate.shape().DebugString(), "."));
+    OP_REQUIRES_OK(context, CheckDescend(indices, values, learning_rate));
     tensorflow::core::RefCountPtr<tensorflow::Var> variable;
     OP_REQUIRES_OK(context, tensorflow::LookupResource(
                                 context, tensorflow::HandleFromInput(context, 0), &variable));

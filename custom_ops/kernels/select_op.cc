@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "custom_ops/core/cpu/select.h"
+#include "custom_ops/kernels/inputs.h"
 #include "custom_ops/kernels/layout.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -104,30 +105,6 @@ class AccumulateAndSelectOp : public tensorflow::OpKernel {
     return MakeParts(attributes_, "grads", call->grads, *call->k, &call->parts);
   }
 
-  static tensorflow::Status Scalar(OpKernelContext* context, const char* name,
-                                   const Tensor** tensor) {
-    TF_RETURN_IF_ERROR(context->input(name, tensor));
-    if ((*tensor)->dims() == 0) return tensorflow::OkStatus();
-    return InvalidArgument("`", name, "` must be a scalar. Received: shape ",
-                           (*tensor)->shape().DebugString(), ".");
-  }
-
-  static tensorflow::Status CheckShapes(const char* name, const OpInputList& tensors,
-                                        const OpInputList& grads) {
-    if (tensors.size() != grads.size()) {
-      return InvalidArgument("`", name,
-                             "` must have one tensor per gradient. Received: ", tensors.size(), " ",
-                             name, ", ", grads.size(), " grads.");
-    }
-    for (int i = 0; i < grads.size(); ++i) {
-      if (tensors[i].shape() == grads[i].shape()) continue;
-      return InvalidArgument("`", name, "` must have the shapes of `grads`. Received: ", name, "[",
-                             i, "] of shape ", tensors[i].shape().DebugString(), " and grads[", i,
-                             "] of shape ", grads[i].shape().DebugString(), ".");
-    }
-    return tensorflow::OkStatus();
-  }
-
   tensorflow::Status Allocate(OpKernelContext* context, Call* call) const {
     const int64_t words = MessageWords(call->parts);
     TF_RETURN_IF_ERROR(context->allocate_output("message", TensorShape({words}), &call->message));
@@ -141,20 +118,6 @@ class AccumulateAndSelectOp : public tensorflow::OpKernel {
                                                  attributes_.selectors[i]));
     }
     return context->allocate_temp(tensorflow::DT_UINT8, TensorShape({bytes}), &call->scratch);
-  }
-
-  // Outputs that reuse the memory of their inputs if nothing else needs it.
-  tensorflow::Status Forward(OpKernelContext* context, const char* input, const char* output,
-                             std::vector<Tensor*>* tensors) const {
-    int begin, end, output_begin, output_end;
-    TF_RETURN_IF_ERROR(InputRange(input, &begin, &end));
-    TF_RETURN_IF_ERROR(OutputRange(output, &output_begin, &output_end));
-    tensors->resize(end - begin);
-    for (int i = 0; i < end - begin; ++i) {
-      TF_RETURN_IF_ERROR(context->forward_input_or_allocate_output(
-          {begin + i}, output_begin + i, context->input(begin + i).shape(), &(*tensors)[i]));
-    }
-    return tensorflow::OkStatus();
   }
 
   tensorflow::Status Select(OpKernelContext* context, int i, int32_t* message, Call* call,

@@ -11,6 +11,16 @@
 extern "C" __attribute__((used, visibility("default"))) const char redsync_build_marker[] =
     "REDSYNC_BUILT_FOR_TENSORFLOW=" REDSYNC_TENSORFLOW_VERSION ";";
 
+// The build says which GPUs it compiled kernels for, or why for none.
+#ifndef REDSYNC_GPU_BUILD
+#define REDSYNC_GPU_BUILD "none: not asked for by this build"
+#endif
+
+// For example "CUDA 13.0: sm_75, sm_80 and PTX of 9.0", or "none: " and the reason.
+extern "C" __attribute__((visibility("default"))) const char* redsync_gpu() {
+  return REDSYNC_GPU_BUILD;
+}
+
 // Instruction set in use: "plain", "avx2" or "avx512".
 extern "C" __attribute__((visibility("default"))) const char* redsync_simd() {
   return redsync::Passes().name;

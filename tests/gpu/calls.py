@@ -28,7 +28,7 @@ def select(
     new_v = v if in_place else [garbage(x) for x in residuals]
     new_u = u if in_place else [garbage(x) for x in velocities]
     tensors = (d.Tensor * len(grads))()
-    for i, tensor in enumerate(tensors):
+    for i in range(len(grads)):
         buffers = [g[i], v[i], *([u[i]] if u else [None]), new_v[i], *([new_u[i]] if u else [None])]
         pointers = [None if b is None else device.pointer(b) for b in buffers]
         tensors[i] = d.Tensor(

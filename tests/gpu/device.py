@@ -9,6 +9,7 @@ import ctypes
 import functools
 import os
 import pathlib
+import shlex
 import shutil
 import subprocess
 
@@ -21,7 +22,7 @@ EMULATE += "-Wall -Wextra -Werror -Wno-unknown-pragmas -DREDSYNC_GPU_EMULATOR".s
 EMULATE += ["-include", "tests/gpu/emulator.h"]
 # The flags of setup.py, but for this machine's GPU only.
 CUDA = "-std=c++17 -O3 -ftz=true --fmad=false -Xcompiler -fPIC -shared -arch=native".split()
-SELECTORS = {"exact": 0, "trimmed": 1, "threshold": 2}
+SELECTORS = {"exact": 0, "trimmed": 1, "threshold": 2, "fixed": 3}
 OK = 0
 
 Pointer, Int64, Int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
@@ -44,9 +45,7 @@ class Select(ctypes.Structure):
         ("momentum", Int32),
         ("masking", Int32),
         ("factor", ctypes.c_float),
-    ] + [
-        (name, Pointer) for name in ("scale", "side", "search", "ratios", "new_ratios", "message")
-    ]
+    ] + [(name, Pointer) for name in ("scale", "side", "search", "ratios", "new_ratios", "message")]
 
 
 class Part(ctypes.Structure):
@@ -129,9 +128,7 @@ class Cuda:
     def get(self, there) -> np.ndarray:
         """Copies an array back; waits for the kernels before."""
         host = np.empty(there.shape, there.dtype)
-        self._check(
-            self.runtime.cudaMemcpy(host.ctypes.data, there.address, Int64(host.nbytes), 2)
-        )
+        self._check(self.runtime.cudaMemcpy(host.ctypes.data, there.address, Int64(host.nbytes), 2))
         return host
 
     def synchronize(self) -> None:
@@ -174,9 +171,13 @@ def nvcc() -> str | None:
 @functools.cache
 def _runtime():
     """The CUDA run-time library, or RuntimeError."""
-    compiler = nvcc()
-    folders = [pathlib.Path(compiler).resolve().parents[1]] if compiler else []
-    places = [str(p) for folder in folders for p in folder.glob("**/libcudart.so*")]
+    compiler, places = nvcc(), []
+    if compiler:  # It may be a script elsewhere, but knows where its libraries are.
+        plan = [compiler, "--dryrun", "-c", SOURCES[0], "-o", os.devnull]
+        run = subprocess.run(plan, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        line = next((t for t in run.stderr.splitlines() if "LIBRARIES=" in t), "")
+        folders = [f[2:] for f in shlex.split(line.partition("=")[2]) if f.startswith("-L")]
+        places = [str(p) for folder in folders for p in pathlib.Path(folder).glob("libcudart.so*")]
     for place in [*places, "libcudart.so", "libcudart.so.13", "libcudart.so.12"]:
         try:
             runtime = ctypes.CDLL(place)
@@ -191,13 +192,15 @@ def _runtime():
 
 def cuda_problem() -> str | None:
     """Why nothing can be run on a GPU here, or None."""
-    if os.environ.get("REDSYNC_GPU_LIBRARY") is None and nvcc() is None:
+    if nvcc() is None and os.environ.get("REDSYNC_GPU_LIBRARY_KIND") != "cuda":
         return "there is no CUDA compiler (nvcc) on PATH or in CUDA_HOME"
     try:
         runtime = _runtime()
     except RuntimeError as error:
         return str(error)
     count = ctypes.c_int(0)
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "-1":
+        return "CUDA_VISIBLE_DEVICES is -1, the default of these tests; set it to 0 to use a GPU"
     status = runtime.cudaGetDeviceCount(ctypes.byref(count))
     if status != 0:
         return f"no GPU: {runtime.cudaGetErrorString(status).decode()}"

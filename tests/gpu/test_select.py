@@ -5,7 +5,7 @@ import pytest
 
 from tests.gpu.calls import MISALIGNED, select
 from tests.gpu.inputs import KINDS, assert_same_bits, make_inputs
-from tests.oracle.redsync import accumulate_and_select_numpy, above_ratio_numpy
+from tests.oracle.redsync import above_ratio_numpy, accumulate_and_select_numpy, top_k_numpy
 
 SELECTORS = ("exact", "trimmed", "threshold")
 SIZES = (0, 1, 2, 7, 31, 1000, 4097, 8192, 30001, 70000)
@@ -133,6 +133,34 @@ def test_denormals_are_zero(device, quantized):
                                         quantized=[quantized])  # fmt: skip
     index = message[3 if quantized else 2]
     assert message[1] == 1 and index == 7 and not residual.any()
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_fixed_threshold(device, momentum, quantized):
+    # The capacity holds all that reach the threshold, or some (the pool too, or not), or any.
+    n, form = 60_000, {"selectors": ["fixed"], "quantized": [quantized]}
+    grads, residuals, velocities = make_inputs("normal", (n,), 5)
+    velocities = velocities if momentum else []
+    v = residuals[0] + (np.float32(momentum) * velocities[0] + grads[0] if momentum else grads[0])
+    a = -v if quantized else np.abs(v)
+    for threshold, k in ((2.0, n // 2), (2.0, 4000), (0.5, 100), (0.0, 10), (9.0, 5), (1.0, n)):
+        above = np.flatnonzero((a >= threshold) & (a > 0))
+        chosen = above[top_k_numpy(a[above], k)]
+        message, (residual,), _, ratios = select(
+            device, grads, residuals, velocities, [k], [threshold], momentum=momentum, side=-1,
+            **form,
+        )  # fmt: skip
+        assert message[0] == 1 and message[1] == chosen.size and ratios[0] == np.float32(threshold)
+        first = 3 if quantized else 2
+        assert (message[first : first + chosen.size] == chosen).all()
+        expected = v.copy()
+        expected[chosen] = 0
+        assert_same_bits(residual, expected, threshold)
+    for bad in (np.nan, -1.0):
+        message, *_ = select(device, grads, residuals, velocities, [9], [bad], momentum=momentum,
+                             **form)  # fmt: skip
+        assert not message.any()
 
 
 def test_the_sum_decides_as_the_oracle_s(device):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import mmap
 import pathlib
@@ -64,6 +65,20 @@ def load():
             f"`{REBUILD}` in the source tree, or use the pure-TensorFlow ops by setting "
             "TF_REDSYNC_BACKEND=tensorflow."
         ) from error
+
+
+@functools.cache
+def gpu_build() -> str:
+    """What GPUs the library has kernels for, or "none: " and why there are none."""
+    load()
+    text = ctypes.CDLL(str(LIBRARY)).redsync_gpu
+    text.restype = ctypes.c_char_p
+    return text().decode()
+
+
+def has_gpu_kernels() -> bool:
+    """Whether the ops can run on a GPU."""
+    return not gpu_build().startswith("none")
 
 
 def accumulate_and_select(

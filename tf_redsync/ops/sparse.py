@@ -113,5 +113,7 @@ def _unravel(positions: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
 
 
 def _choose_native(variable: tf.Variable) -> bool:
-    """The native op is there for CPU variables; others are scattered to by TensorFlow."""
-    return ops.backend() == "native" and "GPU" not in variable.device.upper()
+    """Whether the native op is there for the variable's device; else TensorFlow scatters."""
+    if ops.backend() != "native":
+        return False
+    return "GPU" not in variable.device.upper() or native.has_gpu_kernels()

@@ -104,7 +104,12 @@ __device__ inline void Decide(const Batch& batch, const Tensor& tensor) {
   state.max = max > 0 ? __int_as_float(max) : 0.0f;
   state.floor = state.used;
   state.ratio = -1;
-  const bool complete = state.threshold == 0 || state.used >= tensor.need;
+  if (tensor.fixed) {
+    state.ratio = *tensor.ratio;
+    state.threshold = FixedThreshold(state.ratio);
+    state.finite = state.finite && state.ratio >= 0;
+  }
+  const bool complete = tensor.fixed || state.threshold == 0 || state.used >= tensor.need;
   state.refine = state.finite && (!complete || state.used > tensor.pool_size);
   if (!state.finite) *batch.not_finite = 1;
 }
@@ -115,7 +120,7 @@ __device__ inline uint32_t AccumulateRows(const Batch& batch, const Tensor& tens
                                           Stats* stats) {
   const Magnitude magnitude(batch, tensor);
   const float scale = *batch.scale;
-  const int32_t threshold = tensor.state->threshold;
+  const int32_t threshold = tensor.fixed ? FixedThreshold(*tensor.ratio) : tensor.state->threshold;
   uint32_t candidates = 0;
   for (int row = 0; row < kRows; row += kAtOnce) {
     Four g[kAtOnce], v[kAtOnce], u[kAtOnce];

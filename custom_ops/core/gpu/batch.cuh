@@ -69,7 +69,7 @@ struct Tensor {
   uint32_t pool_size;
   uint32_t samples;      // Elements that the prediction looks at; 0: all are candidates.
   uint32_t sample_rank;  // The sample of this rank (1 is the largest) is the predicted threshold.
-  bool threshold, quantized, aligned;
+  bool threshold, fixed, quantized, aligned;
 
   __host__ __device__ uint32_t chunks() const { return (size + kChunk - 1) / kChunk; }
   __host__ __device__ uint32_t groups() const { return (chunks() + kGroup - 1) / kGroup; }
@@ -88,6 +88,11 @@ struct Batch {
   int32_t* not_finite;
 };
 static_assert(sizeof(Batch) <= 4096, "parameters of a kernel");
+
+// Magnitudes above this reach a fixed threshold: the bits of floats > 0 sort like the floats.
+__device__ inline int32_t FixedThreshold(float t) {
+  return t > 0 ? __float_as_int(t) - 1 : 0;  // Elements must be > 0 anyway.
+}
 
 // Number of the tensor that a block works on.
 __device__ inline int FindTensor(const uint32_t* first, int count) {

@@ -21,7 +21,12 @@ enum {
   REDSYNC_GPU_SCRATCH_TOO_SMALL = 2,
   REDSYNC_GPU_CUDA_ERROR = 3 /* See redsync_gpu_last_error(). */
 };
-enum { REDSYNC_GPU_EXACT = 0, REDSYNC_GPU_TRIMMED = 1, REDSYNC_GPU_THRESHOLD = 2 };
+enum {
+  REDSYNC_GPU_EXACT = 0,
+  REDSYNC_GPU_TRIMMED = 1,
+  REDSYNC_GPU_THRESHOLD = 2,
+  REDSYNC_GPU_FIXED = 3 /* What reaches the threshold given as the ratio, k elements at most. */
+};
 enum { REDSYNC_GPU_NO_MOMENTUM = 0, REDSYNC_GPU_MOMENTUM = 1, REDSYNC_GPU_NESTEROV = 2 };
 
 /* ------------------------------------------------------------------- accumulate and select */
@@ -61,7 +66,8 @@ REDSYNC_GPU_API int64_t redsync_gpu_message_words(const RedsyncGpuSelect* call);
 REDSYNC_GPU_API int64_t redsync_gpu_select_scratch_bytes(const RedsyncGpuSelect* call);
 
 /* Accumulates the gradients, fills the message, zeroes what was selected. If anything is not finite
-   the message is all zero, ratios stay, and new residuals and velocities are unspecified. */
+   (a fixed threshold that is NaN or negative counts as that) the message is all zero, ratios stay,
+   and new residuals and velocities are unspecified. */
 REDSYNC_GPU_API int redsync_gpu_select(const RedsyncGpuSelect* call, void* scratch,
                                        int64_t scratch_bytes, void* stream);
 
@@ -129,9 +135,9 @@ REDSYNC_GPU_API int redsync_gpu_descend(const RedsyncGpuDescend* call, RedsyncGp
 
 /* For callers without CUDA headers. */
 REDSYNC_GPU_API int redsync_gpu_copy(void* to, const void* from, int64_t bytes, void* stream);
-/* Calls function(argument) on a thread of the driver when the stream gets there; it must not call
-   CUDA itself. */
-REDSYNC_GPU_API int redsync_gpu_then(void* stream, void (*function)(void*), void* argument);
+/* Calls function(argument, ok) on a thread of the driver when the stream gets there; `ok` is 0 if
+   the device has failed. It must not call CUDA itself. */
+REDSYNC_GPU_API int redsync_gpu_then(void* stream, void (*function)(void*, int), void* argument);
 REDSYNC_GPU_API const char* redsync_gpu_last_error(void);
 
 #ifdef __cplusplus

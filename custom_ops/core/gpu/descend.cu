@@ -120,18 +120,3 @@ int redsync_gpu_descend(const RedsyncGpuDescend* call, RedsyncGpuRecord* record,
   if (spans > 0) REDSYNC_LAUNCH(Apply, spans, kThreads, stream, *call, record, table);
   return cudaPeekAtLastError() == cudaSuccess ? REDSYNC_GPU_OK : REDSYNC_GPU_CUDA_ERROR;
 }
-
-int redsync_gpu_copy(void* to, const void* from, int64_t bytes, void* stream) {
-  return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)) ==
-                 cudaSuccess
-             ? REDSYNC_GPU_OK
-             : REDSYNC_GPU_CUDA_ERROR;
-}
-
-int redsync_gpu_then(void* stream, void (*function)(void*), void* argument) {
-  return cudaLaunchHostFunc(static_cast<cudaStream_t>(stream), function, argument) == cudaSuccess
-             ? REDSYNC_GPU_OK
-             : REDSYNC_GPU_CUDA_ERROR;
-}
-
-const char* redsync_gpu_last_error(void) { return cudaGetErrorString(cudaPeekAtLastError()); }

@@ -23,7 +23,7 @@ int64_t Words(const RedsyncGpuTensor& t) {
 bool IsValid(const RedsyncGpuTensor& t) {
   return t.size >= 0 && t.size <= INT32_MAX && t.k <= t.size &&
          t.k >= std::min<int64_t>(t.size, 1) && t.selector >= REDSYNC_GPU_EXACT &&
-         t.selector <= REDSYNC_GPU_THRESHOLD;
+         t.selector <= REDSYNC_GPU_FIXED;
 }
 
 // What a tensor needs, by size, k and selector alone.
@@ -38,9 +38,14 @@ Tensor Plan(const RedsyncGpuTensor& t) {
   plan.need = static_cast<uint32_t>(need);
   // A trimmed selection is an exact one: what trimming saves, the prediction has saved already.
   plan.threshold = t.selector == REDSYNC_GPU_THRESHOLD;
+  plan.fixed = t.selector == REDSYNC_GPU_FIXED;
   plan.quantized = t.quantized != 0;
   plan.pool_size = plan.size;
   if (t.size <= kSmall || need >= t.size) return plan;  // All eligible elements are candidates.
+  if (plan.fixed) {                                     // The threshold is known.
+    plan.pool_size = static_cast<uint32_t>(std::min(need + need / 2 + kSmall, t.size));
+    return plan;
+  }
   // Some 24 samples beyond the threshold, so that it is four sigmas low without being far off.
   const int64_t samples = std::clamp<int64_t>(24 * t.size / need, 1024,
                                               std::clamp<int64_t>(t.size / 32, 1024, kMaxSamples));
@@ -135,14 +140,15 @@ uint32_t GridFor(int64_t items) {
 // Every kernel is launched whether it has something to do or not: only the device knows, and asking
 // it would mean to wait for it.
 void RunBatch(const Batch& batch, int mode, cudaStream_t stream) {
-  bool predicts = false, searches = false;
+  bool predicts = false, refines = false, searches = false;
   for (int i = 0; i < batch.count; ++i) {
     predicts |= batch.tensors[i].samples != 0;
+    refines |= batch.tensors[i].pool_size < batch.tensors[i].size;
     searches |= batch.tensors[i].threshold;
   }
   if (predicts) LaunchPredict(batch, mode, stream);
   LaunchAccumulate(batch, mode, stream);
-  if (predicts) {  // Without prediction the pool cannot be wrong.
+  if (predicts || refines) {  // Else the pool cannot be wrong: it holds everything.
     for (int level = 0; level < kLevels; ++level) LaunchHistogram(batch, kRefine, level, stream);
     LaunchPlace(batch, kRefine, stream);
   }
@@ -170,6 +176,9 @@ void RunTensors(const RedsyncGpuSelect& call, int64_t first, int64_t last, int64
       batch.first_chunk[batch.count + 1] = batch.first_chunk[batch.count] + t.chunks();
       batch.first_group[batch.count + 1] = batch.first_group[batch.count] + t.groups();
       batch.tensors[batch.count++] = t;
+    } else if (t.fixed) {  // A threshold that is given stays.
+      cudaMemcpyAsync(call.new_ratios + i, call.ratios + i, sizeof(float), cudaMemcpyDefault,
+                      stream);
     }
     offset += Words(from);
   }

@@ -1,0 +1,84 @@
+"""The emulated kernels under sanitizers, the emulator itself, and whether there is a GPU."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.gpu import device as d
+
+COMPILER = os.environ.get("CXX", "g++")
+needs_compiler = pytest.mark.skipif(
+    shutil.which(COMPILER) is None, reason=f"there is no C++ compiler {COMPILER!r}"
+)
+
+
+def test_on_a_gpu():
+    """Says in one line why the tests ran in the emulator only."""
+    problem = d.cuda_problem()
+    if problem:
+        pytest.skip(f"the kernels ran in the emulator only: {problem}")
+
+
+@needs_compiler
+def test_sanitizers(tmp_path):
+    # In a process of its own: the sanitizer must be loaded before everything else.
+    runtime = subprocess.run(
+        [COMPILER, "-print-file-name=libasan.so"], capture_output=True, text=True, timeout=60
+    ).stdout.strip()
+    if not pathlib.Path(runtime).is_absolute():
+        pytest.skip(f"{COMPILER} has no address sanitizer")
+    env = {
+        **os.environ,
+        "LD_PRELOAD": runtime,
+        "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
+        "REDSYNC_GPU_LIBRARY": str(d.build(tmp_path / "libredsync_gpu.so", "sanitized")),
+        "REDSYNC_GPU_LIBRARY_KIND": "emulated",
+        "CUDA_VISIBLE_DEVICES": "-1",
+    }
+    subset = "ties or wrong or batch or finite or decode or descend or zero or student"
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "tests/gpu", "-q", "-k", f"({subset}) and not sanitizers"],
+        cwd=d.ROOT, env=env, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert run.returncode == 0, (run.stdout + run.stderr)[-4000:]
+
+
+PROGRAM = """
+#include <cassert>
+__global__ void Reverse(int* data) {
+  __shared__ int copy[64];
+  copy[threadIdx.x] = data[threadIdx.x];
+  WAIT;
+  data[threadIdx.x] = copy[63 - threadIdx.x];
+}
+int main() {
+  int data[64];
+  for (int i = 0; i < 64; ++i) data[i] = i;
+  REDSYNC_LAUNCH(Reverse, 1, 64, nullptr, data);
+  for (int i = 0; i < 64; ++i) if (data[i] != 63 - i) return 3;
+}
+"""
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("wait", "status"),
+    [
+        ("__syncthreads()", 0),
+        ("(void)0", 3),  # a barrier is missing
+        ("if (threadIdx.x < 40) __syncthreads()", -6),  # not all threads come
+        ("if (threadIdx.x < 40) __ballot_sync(~0u, true)", -6),
+    ],
+)
+def test_the_emulator_notices(tmp_path, wait, status):
+    (tmp_path / "a.cc").write_text(PROGRAM.replace("WAIT", wait))
+    flags = ["-std=c++17", "-include", str(d.ROOT / "tests/gpu/emulator.h")]
+    command = [COMPILER, *flags, str(tmp_path / "a.cc"), "-o", str(tmp_path / "a")]
+    subprocess.run(command, check=True, timeout=120)
+    run = subprocess.run([tmp_path / "a"], capture_output=True, text=True, timeout=60)
+    assert run.returncode == status
+    assert status != -6 or "emulator:" in run.stderr
