@@ -7,15 +7,16 @@ The library must be built by the TensorFlow that loads it, so build without isol
 Without TensorFlow, without a compiler (environment variable CXX, default g++) or when compilation
 fails, the installation still succeeds: the ops then run in pure TensorFlow, and this says so.
 
-Where there is `nvcc` (in CUDA_HOME/bin or on PATH) the library gets kernels for GPUs as well. No GPU
-is needed to build them, nor to load the library. TF_REDSYNC_CUDA=0 leaves them out; so does a failure
-of nvcc, and this says so.
+Where there is `nvcc` (in CUDA_HOME/bin or on PATH) the library gets kernels for GPUs as well. No
+GPU is needed to build them, nor to load the library. TF_REDSYNC_CUDA=0 leaves them out; so does a
+failure of nvcc, and this says so.
 """
 
 import json
 import os
 import pathlib
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -28,23 +29,23 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = pathlib.Path(__file__).resolve().parent
 
+# Shared with Bazel, which reads the same file.
+LISTS = runpy.run_path(str(ROOT / "custom_ops" / "sources.bzl"))
+FLAGS, QUIET, CUDA_FLAGS = LISTS["FLAGS"], LISTS["QUIET"], LISTS["CUDA_FLAGS"]
+ARCHITECTURES = LISTS["CUDA_ARCHITECTURES"]
 
-def sources(*patterns):
-    return sorted(p.relative_to(ROOT).as_posix() for g in patterns for p in ROOT.glob(g))
+
+def find(*lists):
+    """Files under custom_ops/ that match the patterns of these lists, relative to ROOT."""
+    patterns = [pattern for name in lists for pattern in LISTS[name]]
+    found = {path for pattern in patterns for path in (ROOT / "custom_ops").glob(pattern)}
+    return sorted(path.relative_to(ROOT).as_posix() for path in found)
 
 
-CUDA_SOURCES = sources("custom_ops/core/gpu/*.cu")
-GPU_SOURCES = sources("custom_ops/kernels/gpu_*.cc")  # Left out without CUDA.
-SOURCES = [s for s in sources("custom_ops/**/*.cc") if s not in GPU_SOURCES]
+SOURCES = find("CORE_SOURCES", "OP_SOURCES")
+CUDA_SOURCES, GPU_SOURCES = find("CUDA_SOURCES"), find("GPU_OP_SOURCES")
+HEADERS = find("CORE_HEADERS", "OP_HEADERS", "CUDA_HEADERS")
 VERSION = "custom_ops/kernels/version.cc"  # Compiled last: it says what was built.
-HEADERS = sources("custom_ops/**/*.h", "custom_ops/**/*.cuh")
-# No contraction to fused multiply-add: results equal those of separate operations, bit for bit.
-FLAGS = ["-O3", "-std=c++17", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-DNDEBUG"]
-QUIET = ["-Wno-psabi", "-Wno-attributes"]
-# The same for GPUs, where denormals are zero as on TensorFlow's CPU threads.
-CUDA_FLAGS = ["-O3", "-std=c++17", "--fmad=false", "-ftz=true", "-DNDEBUG"]
-CUDA_FLAGS += ["-Xcompiler", "-fPIC,-fvisibility=hidden"]
-ARCHITECTURES = ("75", "80", "86", "89", "90")  # And PTX of the last one, for newer GPUs.
 LAST_LINES = 20
 
 
@@ -80,8 +81,7 @@ def run_compiler(command):
         run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     except OSError as error:
         raise NativeBuildError(
-            f"There is no compiler {command[0]!r} ({error.strerror}). For C++, install g++ or set "
-            "CXX."
+            f"There is no C++ compiler {command[0]!r} ({error.strerror}). Install g++ or set CXX."
         ) from error
     if run.returncode != 0:
         lines = "\n".join((run.stderr or run.stdout).strip().splitlines()[-LAST_LINES:])

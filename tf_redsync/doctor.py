@@ -56,7 +56,7 @@ def cuda_compiler() -> str:
 
 
 def library() -> dict[str, Any]:
-    """The native library: path, TensorFlow it was built for, instruction set, GPUs, problem if any."""
+    """The native library: path, TensorFlow it was built for, instruction set, GPUs, problem."""
     from tf_redsync.ops import native
 
     report: dict[str, Any] = dict.fromkeys(("built_for", "simd", "gpu"))

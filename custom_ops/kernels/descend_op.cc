@@ -1,7 +1,7 @@
 #include <utility>
 
 #include "custom_ops/core/cpu/descend.h"
-#include "custom_ops/kernels/inputs.h"
+#include "custom_ops/kernels/layout.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"

@@ -1,4 +1,4 @@
-// Layout of a message, and what the kernels share.
+// Layout of a message, checks of inputs, and what else the kernels share.
 #ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_LAYOUT_H_
 #define TF_REDSYNC_CUSTOM_OPS_KERNELS_LAYOUT_H_
 
@@ -32,6 +32,22 @@ inline int64_t MessageWords(const std::vector<Part>& parts) {
 
 // TensorFlow's own intra-op threads.
 ParallelFor IntraOpThreads(tensorflow::OpKernelContext* context);
+
+// The input called `name`, a scalar.
+tensorflow::Status Scalar(tensorflow::OpKernelContext* context, const char* name,
+                          const tensorflow::Tensor** tensor);
+
+// Whether `tensors` has the shapes of `grads`, one by one.
+tensorflow::Status CheckShapes(const char* name, const tensorflow::OpInputList& tensors,
+                               const tensorflow::OpInputList& grads);
+
+// Outputs that reuse the memory of their inputs if nothing else needs it.
+tensorflow::Status Forward(tensorflow::OpKernelContext* context, const char* input,
+                           const char* output, std::vector<tensorflow::Tensor*>* tensors);
+
+// What RedsyncDescend checks alike on all devices, but for the values of the indices.
+tensorflow::Status CheckDescend(const tensorflow::Tensor& indices, const tensorflow::Tensor& values,
+                                const tensorflow::Tensor& learning_rate);
 
 }  // namespace redsync
 

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "custom_ops/core/cpu/select.h"
-#include "custom_ops/kernels/inputs.h"
 #include "custom_ops/kernels/layout.h"
 #include "tensorflow/core/framework/op_kernel.h"
 

@@ -9,6 +9,7 @@ import ctypes
 import functools
 import os
 import pathlib
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -20,8 +21,9 @@ SOURCES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("custom_ops/c
 EMULATE = "-x c++ -std=c++17 -O1 -g -ffp-contract=off -fPIC -shared -pthread".split()
 EMULATE += "-Wall -Wextra -Werror -Wno-unknown-pragmas -DREDSYNC_GPU_EMULATOR".split()
 EMULATE += ["-include", "tests/gpu/emulator.h"]
-# The flags of setup.py, but for this machine's GPU only.
-CUDA = "-std=c++17 -O3 -ftz=true --fmad=false -Xcompiler -fPIC -shared -arch=native".split()
+# As the library is built, but for this machine's GPU only.
+FLAGS = runpy.run_path(str(ROOT / "custom_ops" / "sources.bzl"))["CUDA_FLAGS"]
+CUDA = [flag.replace("-fvisibility=hidden,", "") for flag in FLAGS] + ["-shared", "-arch=native"]
 SELECTORS = {"exact": 0, "trimmed": 1, "threshold": 2, "fixed": 3}
 OK = 0
 

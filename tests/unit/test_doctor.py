@@ -28,6 +28,10 @@ def test_json(no_config, capsys):
         assert report["library"]["built_for"] == tf.__version__
         assert report["library"]["simd"] in ("plain", "avx2", "avx512")
         assert report["library"]["problem"] is None
+        gpu = report["library"]["gpu"]
+        assert gpu.startswith(("CUDA ", "none: "))
+        on = ["CPU", "GPU"] if gpu.startswith("CUDA ") else ["CPU"]
+        assert all(chosen["devices"] == on for chosen in report["ops"].values())
 
 
 def test_text(no_config, capsys, monkeypatch):
@@ -51,8 +55,9 @@ def test_unusable_installation_is_reported(no_config, capsys, monkeypatch, tmp_p
     monkeypatch.setattr(ops.native, "load", lambda: ops.native.check(tmp_path / "missing.so"))
     monkeypatch.setenv("TF_REDSYNC_BACKEND", "native")
     monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "no-cuda"))
     ops.set_backend(None)
     assert doctor.main([]) == 0
     out = capsys.readouterr().out
-    assert "none (" in out and "no-compiler" in out
+    assert "none (" in out and "no-compiler" in out and "no-cuda" in out
     assert "There is no native library" in out and "pip install" in out

@@ -7,11 +7,9 @@ that is asked for and is not there is an error, never silently replaced.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 from collections.abc import Sequence
-from types import ModuleType
 
 import tensorflow as tf
 
@@ -105,29 +103,6 @@ def _try_native() -> tuple[str, str]:
     return "native", reason
 
 
-def _implementation(tensors: Sequence[tf.Tensor]) -> ModuleType:
-    """The module that runs an op on these tensors.
-
-    A library without kernels for GPUs has no op for a tensor that is placed on one: the twin runs
-    there, and this says so once.
-    """
-    if backend() != "native":
-        return twin
-    if any("GPU" in t.device.upper() for t in tensors) and not native.has_gpu_kernels():
-        _say_no_gpu_kernels(native.gpu_build())
-        return twin
-    return native
-
-
-@functools.cache
-def _say_no_gpu_kernels(why: str) -> None:
-    _log.warning(
-        "The native library has no GPU kernels (%s): on GPUs the ops run in pure TensorFlow, which "
-        "is slower. Install again with nvcc, the CUDA compiler, on PATH.",
-        why,
-    )
-
-
 def accumulate_and_select(
     grads: Sequence[tf.Tensor],
     residuals: Sequence[tf.Tensor],
@@ -198,7 +173,8 @@ def accumulate_and_select(
     )
     selectors, quantized = tuple(selectors), tuple(map(bool, quantized))
     check_select(grads, residuals, velocities, selectors, quantized, momentum)
-    return _implementation(grads).accumulate_and_select(
+    implementation = native if backend() == "native" and native.serves(grads) else twin
+    return implementation.accumulate_and_select(
         grads,
         residuals,
         velocities,
@@ -247,7 +223,8 @@ def decode(
     like = [tf.convert_to_tensor(t) for t in like]
     selectors, quantized = tuple(selectors), tuple(map(bool, quantized))
     check_layout("like", like, selectors, quantized)
-    return _implementation(like).decode(
+    implementation = native if backend() == "native" and native.serves(like) else twin
+    return implementation.decode(
         tf.convert_to_tensor(messages, tf.int32),
         tf.convert_to_tensor(k, tf.int32),
         like,

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import mmap
 import pathlib
 import re
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tf_redsync.ops.contract import Selection
 
 LIBRARY = pathlib.Path(__file__).with_name("_redsync_ops.so")
+_log = logging.getLogger("tf_redsync")
 REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
 # The library carries this text, so that its TensorFlow is known before any of its code runs.
 _MARKER = re.compile(rb"REDSYNC_BUILT_FOR_TENSORFLOW=([^;\x00]+);")
@@ -79,6 +82,27 @@ def gpu_build() -> str:
 def has_gpu_kernels() -> bool:
     """Whether the ops can run on a GPU."""
     return not gpu_build().startswith("none")
+
+
+def serves(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
+    """Whether the library has kernels for the devices that the tensors are placed on.
+
+    A tensor on a GPU needs a library with GPU kernels. Without, the pure-TensorFlow ops have to do,
+    and this says so once.
+    """
+    if not any("GPU" in t.device.upper() for t in tensors) or has_gpu_kernels():
+        return True
+    _say_no_gpu_kernels()
+    return False
+
+
+@functools.cache
+def _say_no_gpu_kernels() -> None:
+    _log.warning(
+        "The native library has no GPU kernels (%s): on GPUs the ops run in pure TensorFlow, which "
+        "is slower. Install again with nvcc, the CUDA compiler, on PATH.",
+        gpu_build(),
+    )
 
 
 def accumulate_and_select(

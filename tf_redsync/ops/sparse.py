@@ -114,6 +114,4 @@ def _unravel(positions: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
 
 def _choose_native(variable: tf.Variable) -> bool:
     """Whether the native op is there for the variable's device; else TensorFlow scatters."""
-    if ops.backend() != "native":
-        return False
-    return "GPU" not in variable.device.upper() or native.has_gpu_kernels()
+    return ops.backend() == "native" and native.serves([variable])

@@ -39,8 +39,7 @@ __device__ inline void Store(float* data, uint32_t at, uint32_t size, bool align
 
 // A threshold that probably lets some more than `need` elements pass: an order statistic of lines
 // spread over the tensor, one at a random place in every stride. One block a tensor.
-template <int kMode>
-__global__ void __launch_bounds__(kLoneThreads) Predict(REDSYNC_PARAMETER Batch batch) {
+__global__ void __launch_bounds__(kLoneThreads) Predict(REDSYNC_PARAMETER Batch batch, int mode) {
   const Tensor& tensor = batch.tensors[blockIdx.x];
   if (tensor.samples == 0) return;  // The threshold stays 0.
   const Magnitude magnitude(batch, tensor);
@@ -54,9 +53,12 @@ __global__ void __launch_bounds__(kLoneThreads) Predict(REDSYNC_PARAMETER Batch 
     if (s >= tensor.samples) continue;
     const uint32_t random = (line * 1664525u + 1013904223u) * 22695477u >> 8;
     const uint32_t at = (line * stride + random % stride) * kLine + s % kLine;
-    float u = kMode == kNoMomentum ? 0 : tensor.velocity[at];
-    sample[i] = magnitude(
-        Accumulated<kMode>(scale, batch.factor, tensor.grad[at], tensor.residual[at], &u));
+    const float g = tensor.grad[at], v = tensor.residual[at];
+    float u = mode == kNoMomentum ? 0 : tensor.velocity[at];
+    sample[i] =
+        magnitude(mode == kNoMomentum ? Accumulated<kNoMomentum>(scale, 0, g, v, &u)
+                  : mode == kMomentum ? Accumulated<kMomentum>(scale, batch.factor, g, v, &u)
+                                      : Accumulated<kNesterov>(scale, batch.factor, g, v, &u));
   }
 
   // The first two levels of a radix selection: the bits below do not matter here.
@@ -222,10 +224,7 @@ __global__ void __launch_bounds__(kThreads) Accumulate(REDSYNC_PARAMETER Batch b
 }  // namespace
 
 void LaunchPredict(const Batch& batch, int mode, cudaStream_t stream) {
-  auto kernel = mode == kNoMomentum ? Predict<kNoMomentum>
-                : mode == kMomentum ? Predict<kMomentum>
-                                    : Predict<kNesterov>;
-  REDSYNC_LAUNCH(kernel, batch.count, kLoneThreads, stream, batch);
+  REDSYNC_LAUNCH(Predict, batch.count, kLoneThreads, stream, batch, mode);
 }
 
 void LaunchAccumulate(const Batch& batch, int mode, cudaStream_t stream) {

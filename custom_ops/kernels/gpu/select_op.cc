@@ -1,8 +1,7 @@
 #include <cmath>
 #include <vector>
 
-#include "custom_ops/kernels/gpu_stream.h"
-#include "custom_ops/kernels/inputs.h"
+#include "custom_ops/kernels/gpu/stream.h"
 #include "custom_ops/kernels/layout.h"
 #include "tensorflow/core/framework/op_kernel.h"
 

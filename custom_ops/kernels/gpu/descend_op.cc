@@ -1,8 +1,8 @@
 #include <memory>
 #include <utility>
 
-#include "custom_ops/kernels/gpu_stream.h"
-#include "custom_ops/kernels/inputs.h"
+#include "custom_ops/kernels/gpu/stream.h"
+#include "custom_ops/kernels/layout.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"

@@ -2,7 +2,7 @@
 #include <utility>
 #include <vector>
 
-#include "custom_ops/kernels/gpu_stream.h"
+#include "custom_ops/kernels/gpu/stream.h"
 #include "custom_ops/kernels/layout.h"
 #include "tensorflow/core/framework/op_kernel.h"
 

@@ -1,0 +1,34 @@
+"""benchmarks/selection_gpu.py: its rows, measured in the emulator, and its word where no GPU is."""
+
+import numpy as np
+import pytest
+
+from benchmarks import selection_gpu
+from tests.gpu import device as d
+
+
+def make(kind, n):
+    return np.random.default_rng(0).normal(size=n).astype(np.float32)
+
+
+def test_rows(device, monkeypatch):
+    monkeypatch.setattr(selection_gpu, "RUNS", 2)
+    rows = selection_gpu.measure(
+        [8192, 20000], [0.01], ["normal"], [0.0, 0.9], device=device, make=make
+    )
+    for n in (8192, 20000):
+        for momentum in (0.0, 0.9):
+            found = [r for r in rows if (r["n"], r["momentum"]) == (n, momentum)]
+            assert {"exact", "threshold", "decode8", "copy"} <= {r["op"] for r in found}
+            assert all(r["ms"] > 0 and r["density"] == 0.01 for r in found)
+            assert all(
+                (r["fraction_of_copy"] is None) == (r["op"] in ("decode8", "copy", "torch_topk"))
+                for r in found
+            )
+
+
+def test_no_gpu():
+    if d.cuda_problem() is None:
+        pytest.skip("there is a GPU")
+    with pytest.raises(SystemExit, match="cannot be measured here: .*(GPU|nvcc|libcudart)"):
+        selection_gpu.measure([4096], [0.01], ["normal"], [0.9], make=make)

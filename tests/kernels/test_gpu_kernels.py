@@ -1,0 +1,74 @@
+"""The library and GPUs, on machines without one: what is registered, and who runs instead."""
+
+import logging
+import os
+import shutil
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import kernels
+
+from tests.kernels.common import needs_native
+from tf_redsync import ops
+from tf_redsync.ops import native
+
+ON_BOTH = ("RedsyncAccumulateAndSelect", "RedsyncDecode", "RedsyncDescend")
+
+
+def devices(op: str) -> set[str]:
+    return {k.device_type for k in kernels.get_registered_kernels_for_op(op).kernel}
+
+
+@needs_native
+def test_gpu_kernels_are_registered_if_they_were_built():
+    assert native.has_gpu_kernels() == native.gpu_build().startswith("CUDA ")
+    for op in ON_BOTH:
+        assert devices(op) == ({"CPU", "GPU"} if native.has_gpu_kernels() else {"CPU"})
+
+
+@needs_native
+def test_gpu_kernels_are_built_where_nvcc_is():
+    if shutil.which("nvcc") is None and "CUDA_HOME" not in os.environ:
+        pytest.skip("there is no nvcc on PATH or in CUDA_HOME")
+    if os.environ.get("TF_REDSYNC_CUDA") == "0":
+        pytest.skip("TF_REDSYNC_CUDA is 0")
+    assert native.gpu_build().startswith("CUDA ")
+    for architecture in ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "PTX"):
+        assert architecture in native.gpu_build()
+
+
+class OnGpu:
+    """All that the choice looks at."""
+
+    device = "/job:localhost/replica:0/task:0/device:GPU:0"
+
+
+@needs_native
+def test_a_library_without_gpu_kernels_is_not_asked_for_them(monkeypatch, caplog):
+    native._say_no_gpu_kernels.cache_clear()
+    monkeypatch.setattr(native, "gpu_build", lambda: "none: there is no nvcc in PATH")
+    on_cpu = tf.zeros([3])
+    with caplog.at_level(logging.WARNING, "tf_redsync"):
+        assert native.serves([on_cpu])
+        assert not caplog.records
+        assert not native.serves([on_cpu, OnGpu()]) and not native.serves([OnGpu()])
+    assert len(caplog.records) == 1, "said once"
+    assert "no nvcc in PATH" in caplog.text and "pure TensorFlow" in caplog.text
+    monkeypatch.setattr(native, "gpu_build", lambda: "CUDA 12.4: sm_90")
+    assert native.serves([OnGpu()])
+
+
+@needs_native
+def test_the_twin_runs_where_there_are_no_gpu_kernels(monkeypatch):
+    called = []
+    monkeypatch.setattr(native, "serves", lambda tensors: bool(called.append(len(tensors))))
+    monkeypatch.setattr(native, "accumulate_and_select", None)
+    monkeypatch.setattr(native, "decode", None)
+    ops.set_backend("native")
+    try:
+        x, form = [tf.range(5.0)], {"selectors": ["exact"], "quantized": [False]}
+        chosen = ops.accumulate_and_select(x, x, [], [2], [-1.0], **form)
+        (total,) = ops.decode(chosen.message[tf.newaxis], [2], x, **form)
+    finally:
+        ops.set_backend(None)
+    assert called == [1, 1] and total.numpy().tolist() == [0, 0, 0, 6, 8]
