@@ -10,8 +10,8 @@ Measured with the device's own events, the median of several runs after warming 
     torch_topk          torch.topk of the magnitudes, if PyTorch with CUDA is installed (no pass)
 
 `fraction_of_copy` is the speed in bytes that must be moved, relative to `copy`: for
-accumulate-and-select every input is read and every output is written once. nvcc compiles the CUDA core
-for the GPU at hand; TensorFlow is not used.
+accumulate-and-select every input is read and every output is written once. nvcc compiles the CUDA
+core for the GPU at hand; TensorFlow is not used.
 """
 
 from __future__ import annotations
