@@ -51,12 +51,13 @@ def test_more_tensors_than_a_launch(device):
     assert (error.field, error.tensor, error.slot) == (b"index", 149, 2)
 
 
-def test_order_of_indices_does_not_matter(device):
+@pytest.mark.parametrize("indices", [(150_000, 3, 199_999, 3), (3, 3, 3, 7), (1, 9, 9, 9)])
+def test_order_of_indices_does_not_matter(device, indices):
     n = 200_000
-    values = np.arange(1.0, 5, dtype=np.float32).view(np.int32)
-    message = np.array([[1, 4, 150_000, 3, 199_999, 3, *values]], np.int32)
+    values = np.float32([1, 1e8, -1e8, 4])  # in another order the sum is another
+    message = np.array([[1, 4, *indices, *values.view(np.int32)]], np.int32)
     expected = np.zeros(n, np.float32)
-    expected[[150_000, 3, 199_999]] = [1, 2 + 4, 3]
+    np.add.at(expected, list(indices), values)
     (total,), error = decode(device, message, [4], [(n,)], selectors=["exact"], quantized=[False])
     assert error is None
     assert_same_bits(total, expected, "total")
@@ -125,6 +126,15 @@ def test_descend_along_entries_in_any_order(device):
     indices = rng.integers(0, 50, 5000).astype(np.int32)
     values = rng.normal(size=5000).astype(np.float32)
     variable = np.arange(50, dtype=np.float32)
+    got, bad = descend(device, variable, indices, values, 0.1)
+    assert bad is None
+    assert_same_bits(got, descended(variable, indices, values, 0.1), "variable")
+
+
+def test_descend_along_equal_neighbours(device):
+    indices = np.int32([3, 3, 3, 5, 7, 7, 1, 2, 2])  # runs end between equal ones
+    values = np.float32([1, 1e8, -1e8, 1, 3, 1e8, 1, 1e8, 1])
+    variable = np.linspace(0, 1, 9, dtype=np.float32)
     got, bad = descend(device, variable, indices, values, 0.1)
     assert bad is None
     assert_same_bits(got, descended(variable, indices, values, 0.1), "variable")

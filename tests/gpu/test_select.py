@@ -8,7 +8,7 @@ from tests.gpu.inputs import KINDS, assert_same_bits, make_inputs
 from tests.oracle.redsync import above_ratio_numpy, accumulate_and_select_numpy, top_k_numpy
 
 SELECTORS = ("exact", "trimmed", "threshold")
-SIZES = (0, 1, 2, 7, 31, 1000, 4097, 8192, 30001, 70000)
+SIZES = (0, 1, 2, 7, 31, 1000, 4097, 8192, 17_001, 40_000)
 DENSITIES = (0.001, 0.02, 0.3, 1.0)
 MOMENTA = {"none": (0.0, False), "plain": (0.9, False), "nesterov": (0.9, True)}
 
@@ -85,8 +85,6 @@ def test_more_tensors_than_a_batch(device):
 
 def test_more_ties_than_the_pool_holds(device):
     n, k = 200_000, 100
-    values = np.full(n, 0.5, np.float32)
-    values[::1000] = np.float32(0.75)
     for few in (0, 60):  # above the ties
         g = np.full(n, 0.5, np.float32)
         g[n - few :] = 1 + np.arange(few)

@@ -33,11 +33,11 @@ __device__ inline uint32_t LowerBound(const Run& run, int64_t value) {
 }
 
 // Fills bounds[0 .. runs) in shared memory, at most kRunsAtOnce, with the parts of run_of(0), ..
-// that fall into [begin, end). All threads must call, and may read the bounds afterwards.
+// that fall into [begin, end). All threads must call, may read the bounds afterwards, and must have
+// come to a barrier after that before the next call.
 template <class RunOf>
 __device__ inline void FindBounds(int64_t begin, int64_t end, int runs, Bounds* bounds,
                                   RunOf run_of) {
-  __syncthreads();  // The last bounds may still be read.
   const int run = threadIdx.x / 2;
   if (run < runs) {
     if (threadIdx.x % 2 == 0) {
