@@ -10,6 +10,7 @@ fails, the installation still succeeds: the ops then run in pure TensorFlow, and
 
 import os
 import pathlib
+import runpy
 import shlex
 import subprocess
 import sys
@@ -20,11 +21,20 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = pathlib.Path(__file__).resolve().parent
-SOURCES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("custom_ops/**/*.cc"))
-HEADERS = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("custom_ops/**/*.h"))
-# No contraction to fused multiply-add: results equal those of separate operations, bit for bit.
-FLAGS = ["-O3", "-std=c++17", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-DNDEBUG"]
-QUIET = ["-Wno-psabi", "-Wno-attributes"]
+# Shared with Bazel, which reads the same file.
+LISTS = runpy.run_path(str(ROOT / "custom_ops" / "sources.bzl"))
+FLAGS, QUIET = LISTS["FLAGS"], LISTS["QUIET"]
+
+
+def find(*lists):
+    """Files under custom_ops/ that match the patterns of these lists, relative to ROOT."""
+    patterns = [pattern for name in lists for pattern in LISTS[name]]
+    found = {path for pattern in patterns for path in (ROOT / "custom_ops").glob(pattern)}
+    return sorted(path.relative_to(ROOT).as_posix() for path in found)
+
+
+SOURCES = find("CORE_SOURCES", "OP_SOURCES")
+HEADERS = find("CORE_HEADERS", "OP_HEADERS")
 LAST_LINES = 20
 
 

@@ -16,8 +16,10 @@ def tree(tmp_path):
     """A copy of the project with one source file, which does not compile, and an old library."""
     for name in ("setup.py", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, tmp_path / name)
-    (tmp_path / "custom_ops").mkdir()
-    (tmp_path / "custom_ops" / "bad.cc").write_text("#error this file is broken\n")
+    ops = tmp_path / "custom_ops" / "ops"
+    ops.mkdir(parents=True)
+    shutil.copy(ROOT / "custom_ops" / "sources.bzl", ops.parent)
+    (ops / "bad.cc").write_text("#error this file is broken\n")
     package = tmp_path / "tf_redsync" / "ops"
     package.mkdir(parents=True)
     (package / "_redsync_ops.so").write_bytes(b"left by an earlier build")
