@@ -53,7 +53,7 @@ def network_gradients() -> np.ndarray:
     centres = rng.standard_normal((10, 64)).astype(np.float32)
     sizes = (64, 256, 256, 10)
     weights = [
-        tf.Variable(rng.standard_normal((a, b)).astype(np.float32) * np.sqrt(2 / a))
+        tf.Variable((np.sqrt(2 / a) * rng.standard_normal((a, b))).astype(np.float32))
         for a, b in zip(sizes, sizes[1:], strict=False)
     ]
 

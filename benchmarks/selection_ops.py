@@ -3,11 +3,11 @@
 All of them do the same step on the same arrays of n float32: u = m u + g, v = v + u (without
 momentum: v = v + g), then, but for `accumulate`, move the k largest |v| into a message.
 
-The ops of a graph run as a chain: `calls` steps in one call of a tf.function, each on the state that
-the one before returned. Nothing else holds that state, so the native ops write it in place, as the
-plain pass does: the same traffic. (In training the state is in variables, which hold the old state
-until the step is known to be good; then it is written to other memory, past the caches.
-`exact_variables` is that.) The first step of a chain cannot write in place; it is counted.
+The ops of a graph run as a chain: `calls` steps in one call of a tf.function, each on the state
+that the one before returned. Nothing else holds that state, so the native ops write it in place, as
+the plain pass does: the same traffic. The first step of a chain cannot; it is counted. In training
+the state is in variables, which keep the old state until the step is known to be good, so that the
+new one is written to other memory, past the caches: `exact_variables` is that.
 """
 
 from __future__ import annotations
