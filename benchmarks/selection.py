@@ -45,26 +45,23 @@ def calls_at_once(op: str, n: int) -> int:
 
     if op in SLOW:
         return 4 if n <= 2**16 else 1
-    return min(64, max(6, 2**22 // n))
+    return min(64, max(2, 2**22 // n))
 
 
 class Op:
     """One op in one cell: its function and its times, and how many rounds it may join."""
 
-    def __init__(self, name, function, calls, seconds, instructions):
+    def __init__(self, function, calls, seconds, instructions):
         self.function, self.calls, self.instructions = function, calls, instructions
         self.ms: list[float] = []
         self.counts: list[float] = []
-        cost = self._warm_up()
-        if cost < seconds / 4:
-            cost = self._warm_up()  # The first call also optimises the graph.
-        least = 1 if cost > seconds / 2 else 3
-        self.rounds = max(least, min(MAX_ROUNDS, int(seconds / cost)))
-
-    def _warm_up(self) -> float:
-        start = time.perf_counter()
-        self.function()
-        return time.perf_counter() - start
+        first = self.run() * calls / 1e3
+        if first > 1:  # Warming up does not matter there, and costs too much.
+            self.rounds = 1
+            return
+        cost = self.run() * calls / 1e3
+        self.ms, self.counts = [], []
+        self.rounds = max(2, min(MAX_ROUNDS, int(seconds / cost)))
 
     def run(self) -> float:
         """Milliseconds of a step."""
@@ -86,14 +83,17 @@ def measure_cell(g, kind, density, momentum, names, seconds, instructions) -> li
     for name in names:
         calls = calls_at_once(name, n)
         share = seconds / len(names)
-        ops[name] = Op(name, cell.function(name, calls), calls, share, instructions)
+        ops[name] = Op(cell.function(name, calls), calls, share, instructions)
     ratios: dict[str, list[float]] = {name: [] for name in names}
-    for round_ in range(max(op.rounds for op in ops.values())):
+    for _ in range(max(op.rounds for op in ops.values())):
         base = ops["accumulate"].run()
         for name, op in ops.items():
-            if name != "accumulate" and round_ < op.rounds:
+            if name != "accumulate" and len(op.ms) < op.rounds:
                 ratios[name].append(op.run() / base)
-    ratios["accumulate"] = [1.0]
+    cell.close()
+    base = np.median(ops["accumulate"].ms)
+    for name, op in ops.items():
+        ratios[name] = ratios[name] or [np.median(op.ms) / base]
     return [
         {
             "op": name, "n": n, "density": density, "input": kind, "momentum": momentum,
@@ -193,7 +193,7 @@ def parse(arguments=None) -> argparse.Namespace:
     add("--inputs", type=lambda t: t.split(","), default=",".join(INPUTS))
     add("--momentum", dest="momenta", type=floats, default="0.9", help="one or several; 0: none")
     add("--ops", help="default: all; exact_variables is measured when named here")
-    add("--seconds", type=float, default=150, help="to spend on rounds; warming up comes on top")
+    add("--seconds", type=float, default=80, help="to spend on rounds; warming up comes on top")
     add("--threads", type=int, default=1, help="intra-op threads of TensorFlow")
     add("--device", choices=("cpu", "gpu"), default="cpu")
     add("--json", help="file for the rows")

@@ -3,11 +3,11 @@
 All of them do the same step on the same arrays of n float32: u = m u + g, v = v + u (without
 momentum: v = v + g), then, but for `accumulate`, move the k largest |v| into a message.
 
-The ops of a graph run as a chain: `calls` steps in one call of a tf.function, each on the state
-that the one before returned. Nothing else holds that state, so the native ops write it in place, as
-the plain pass does: the same traffic. The first step of a chain cannot; it is counted. In training
-the state is in variables, which keep the old state until the step is known to be good, so that the
-new one is written to other memory, past the caches: `exact_variables` is that.
+Ops in a graph take their state out of a staging area and put the new state back. While they run
+nothing else holds it, so the native ops write it in place, as the plain pass does: the same
+traffic, in steady state, without allocation. `calls` such steps are one call of the graph. In
+training the state is in variables, which keep the old state until the step is known to be good, so
+that the new one is written to other memory, past the caches: `exact_variables` is that.
 """
 
 from __future__ import annotations
@@ -86,13 +86,33 @@ def select(selector, g, v, u, k, momentum, ratios, search):
     return selection.message, selection.residuals[0], velocity, selection.ratios
 
 
+class Staged:
+    """Tensors that a graph can take and put back without a copy; nothing else holds them."""
+
+    def __init__(self, name: str, tensors):
+        self.name, self.types = name, [t.dtype for t in tensors]
+        self.shapes = [t.shape for t in tensors]
+        self.put(tensors)
+
+    def put(self, tensors) -> None:
+        """Stages tensors."""
+        tf.raw_ops.Stage(values=tensors, shared_name=self.name)
+
+    def take(self) -> list[tf.Tensor]:
+        """Takes them out."""
+        tensors = tf.raw_ops.Unstage(dtypes=self.types, shared_name=self.name)
+        return [tf.ensure_shape(t, s) for t, s in zip(tensors, self.shapes, strict=True)]
+
+
 @functools.cache
 def chain(op: str, n: int, k: int, momentum: float, calls: int):
-    """A graph function (g, v, u) of `calls` steps of `op`, traced."""
+    """A graph function (g) of `calls` steps of `op` on the state staged as "`op` `n`", traced."""
     ops.set_backend("tensorflow" if op == "twin" else "native")
+    staged = Staged(f"{op} {n}", [tf.zeros([n])] * 2)
 
-    @tf.function
-    def run(g, v, u):
+    @tf.function(autograph=False)
+    def run(g):
+        v, u = staged.take()
         ratios, checks = tf.constant([-1.0]), []
         for i in range(calls):
             if op == "tf_top_k":
@@ -101,25 +121,29 @@ def chain(op: str, n: int, k: int, momentum: float, calls: int):
                 selector, search = ("exact" if op == "twin" else op), i % SEARCH_INTERVAL == 0
                 message, v, u, ratios = select(selector, g, v, u, k, momentum, ratios, search)
             checks.append(message[1])
-        # Of the last state one element is read: it has to be made.
-        return tf.add_n(checks) + tf.cast(v[0] + u[0] > 0, tf.int32)
+        staged.put([v, u])
+        return tf.add_n(checks)
 
-    return run.get_concrete_function(*[tf.TensorSpec([n])] * 3)
+    run = run.get_concrete_function(tf.TensorSpec([n]))
+    staged.take()
+    return run, staged
 
 
 @functools.cache
 def decode_chain(n: int, k: int, calls: int):
     """A graph function (messages) that adds up the messages of RANKS workers, `calls` times."""
     ops.set_backend("native")
+    staged = Staged(f"decode {n} {k}", [tf.zeros([n])])
 
-    @tf.function
+    @tf.function(autograph=False)
     def run(messages):
-        total = tf.zeros([n])
+        (total,) = staged.take()
         for _ in range(calls):
             (total,) = ops.decode(
                 messages, tf.constant([k]), [total], selectors=["exact"], quantized=[False]
             )
-        return total[0]
+        staged.put([total])
+        return messages[0, 0]
 
     return run.get_concrete_function(tf.TensorSpec([RANKS, 2 + 2 * k], tf.int32))
 
@@ -153,6 +177,7 @@ class Cell:
         self.v, self.u = self._warm_state()
         self.messages = random_messages(self.n, self.k)
         self._plain = compile_plain_pass()
+        self._staged: list[Staged] = []
 
     def _warm_state(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Residual and velocity after three steps, each with the gradient shifted."""
@@ -174,8 +199,15 @@ class Cell:
         if op == "decode8":
             decode = decode_chain(self.n, self.k, calls)
             return lambda: decode(self.messages).numpy()
-        run = chain(op, self.n, self.k, self.momentum, calls)
-        return lambda: run(self.g, self.v, self.u).numpy()
+        run, staged = chain(op, self.n, self.k, self.momentum, calls)
+        staged.put([self.v + 0.0, self.u + 0.0])  # Copies: these two remain.
+        self._staged.append(staged)
+        return lambda: run(self.g).numpy()
+
+    def close(self) -> None:
+        """Drops the state of the graphs."""
+        for staged in self._staged:
+            staged.take()
 
     def _eager(self, op: str) -> None:
         g, u, v = self.arrays
