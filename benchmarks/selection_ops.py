@@ -238,4 +238,4 @@ class Cell:
                 u.assign(new_u, read_value=False)
             return message[0]
 
-        return run
+        return run.get_concrete_function()  # Traced here.
