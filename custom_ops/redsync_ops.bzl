@@ -12,6 +12,7 @@ load(
     "CUDA_HEADERS",
     "CUDA_SOURCES",
     "FLAGS",
+    "GPU_OP_SOURCES",
     "OP_HEADERS",
     "OP_SOURCES",
     "QUIET",
@@ -37,7 +38,7 @@ def core_test(name, src):
     """One C++ test program of the core, named after its source."""
     cc_test(
         name = name,
-        size = "medium",
+        size = "small",
         srcs = [src],
         copts = FLAGS + QUIET,
         linkopts = ["-pthread"],
@@ -45,11 +46,14 @@ def core_test(name, src):
         deps = ["//custom_ops:core"],
     )
 
+def _architectures():
+    return ARCHITECTURES or CUDA_ARCHITECTURES
+
 def _cuda_objects():
     """Names of the object files of the CUDA sources; empty where there is no nvcc."""
     if not NVCC:
         return []
-    architectures = ARCHITECTURES or CUDA_ARCHITECTURES
+    architectures = _architectures()
     code = ["-gencode=arch=compute_%s,code=sm_%s" % (a, a) for a in architectures]
     code.append("-gencode=arch=compute_{0},code=compute_{0}".format(architectures[-1]))
     headers = _glob(CUDA_HEADERS + CORE_HEADERS)
@@ -70,14 +74,22 @@ def op_library(name, core):
     """The shared library that TensorFlow loads."""
     objects = _cuda_objects()
     cuda = ["-L" + CUDA_LIBRARIES, "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
+    kernels = OP_SOURCES + (GPU_OP_SOURCES if objects else [])
+    gpu = "none: there is no nvcc"
+    if objects:
+        gpu = "CUDA: %s and PTX for newer ones" % ", ".join(["sm_" + a for a in _architectures()])
     cc_binary(
         name = name,
-        srcs = _glob(OP_SOURCES + OP_HEADERS) + objects,
+        srcs = _glob(kernels + OP_HEADERS) + objects,
         copts = TF_COPTS + FLAGS + QUIET,
         # TensorFlow's library has some of the CUDA run time's symbols, too: ours come first.
         linkopts = (cuda if objects else []) + TF_LINKOPTS,
         linkshared = True,
-        local_defines = ['REDSYNC_TENSORFLOW_VERSION=\\"%s\\"' % TF_VERSION],
+        # Each one word of a shell.
+        local_defines = [
+            "REDSYNC_TENSORFLOW_VERSION='\"%s\"'" % TF_VERSION,
+            "REDSYNC_GPU_BUILD='\"%s\"'" % gpu,
+        ],
         visibility = ["//visibility:public"],
         deps = [core, "@local_config_tf//:headers"],
     )

@@ -9,12 +9,14 @@ CORE_SOURCES = ["core/cpu/**/*.cc"]
 CORE_HEADERS = ["core/**/*.h"]
 
 # Op definitions and kernels, compiled against the installed TensorFlow.
-OP_SOURCES = ["ops/**/*.cc", "kernels/**/*.cc"]
+OP_SOURCES = ["ops/**/*.cc", "kernels/*.cc"]
 OP_HEADERS = ["ops/**/*.h", "kernels/**/*.h"]
 
 # CUDA, compiled with nvcc where there is one, left out elsewhere. No TensorFlow either.
 CUDA_SOURCES = ["core/gpu/**/*.cu"]
 CUDA_HEADERS = ["core/gpu/**/*.cuh"]
+# Kernels that call it, left out with it. C++ and TensorFlow, no CUDA header.
+GPU_OP_SOURCES = ["kernels/gpu/*.cc"]
 
 # No contraction to fused multiply-add: results equal those of separate operations, bit for bit.
 FLAGS = ["-O3", "-std=c++17", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-DNDEBUG"]
@@ -27,6 +29,7 @@ CUDA_FLAGS = [
     "-O3",
     "-std=c++17",
     "--fmad=false",
+    "-ftz=true",  # Denormals are zero, as on TensorFlow's threads.
     "-DNDEBUG",
     "-Xcompiler=-fPIC,-fvisibility=hidden,-ffp-contract=off",
 ]

@@ -5,8 +5,8 @@ interpreter imports; `@local_config_tf//:headers` are its headers. The interpret
 by the environment variable PYTHON_BIN_PATH, else .venv/bin/python of this project, else `python3`.
 
 `@local_config_cuda//:config.bzl` has the path of nvcc: in the folder named by the environment
-variable CUDA_HOME, else in PATH, else in /usr/local/cuda; empty where there is none. The environment
-variable REDSYNC_CUDA_ARCHITECTURES, such as "80 90", replaces the list of custom_ops/sources.bzl.
+variable CUDA_HOME, else in PATH, else in /usr/local/cuda; empty where there is none, or with
+TF_REDSYNC_CUDA=0. The environment variable REDSYNC_CUDA_ARCHITECTURES, such as "80 90", replaces the list of custom_ops/sources.bzl.
 """
 
 _TIMEOUT = 300  # Seconds; importing TensorFlow takes a few, on a cold disk many.
@@ -85,6 +85,8 @@ tensorflow_configure = repository_rule(
 
 def _nvcc(ctx):
     """Path of nvcc, or None."""
+    if ctx.os.environ.get("TF_REDSYNC_CUDA", "") == "0":
+        return None
     home = ctx.os.environ.get("CUDA_HOME", "")
     if home:
         path = ctx.path(home).get_child("bin").get_child("nvcc")
@@ -120,6 +122,6 @@ def _cuda_configure(ctx):
 cuda_configure = repository_rule(
     implementation = _cuda_configure,
     doc = "Finds nvcc; there may be none.",
-    environ = ["CUDA_HOME", "PATH", "REDSYNC_CUDA_ARCHITECTURES"],
+    environ = ["CUDA_HOME", "PATH", "REDSYNC_CUDA_ARCHITECTURES", "TF_REDSYNC_CUDA"],
     local = True,
 )
