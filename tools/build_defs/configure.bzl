@@ -6,7 +6,8 @@ by the environment variable PYTHON_BIN_PATH, else .venv/bin/python of this proje
 
 `@local_config_cuda//:config.bzl` has the path of nvcc: in the folder named by the environment
 variable CUDA_HOME, else in PATH, else in /usr/local/cuda; empty where there is none, or with
-TF_REDSYNC_CUDA=0. The environment variable REDSYNC_CUDA_ARCHITECTURES, such as "80 90", replaces the list of custom_ops/sources.bzl.
+TF_REDSYNC_CUDA=0. The environment variable REDSYNC_CUDA_ARCHITECTURES, such as "80 90", replaces
+the list of custom_ops/sources.bzl.
 """
 
 _TIMEOUT = 300  # Seconds; importing TensorFlow takes a few, on a cold disk many.
