@@ -34,12 +34,12 @@ def core_library(name):
         visibility = ["//visibility:public"],
     )
 
-def core_test(name, src):
-    """One C++ test program of the core, named after its source."""
+def core_test(name, srcs):
+    """One C++ test program of the core: its source, and the headers that tests share."""
     cc_test(
         name = name,
         size = "small",
-        srcs = [src],
+        srcs = srcs,
         copts = FLAGS + QUIET,
         linkopts = ["-pthread"],
         linkstatic = True,

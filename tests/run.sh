@@ -22,8 +22,10 @@ cpp_format() {
   "$bin/clang-format" --dry-run -Werror "${files[@]}" && echo "${#files[@]} files"
 }
 
-# One command builds everything and runs the C++ tests. No server stays behind (--batch).
+# One command builds everything and runs the C++ tests. No server stays behind (--batch). CUDA for one
+# architecture: setup.py has compiled it for all.
 bazel_test() {
+  REDSYNC_CUDA_ARCHITECTURES=${REDSYNC_CUDA_ARCHITECTURES:-90} \
   PYTHON_BIN_PATH=$bin/python timeout --kill-after=10 900 bazel --batch \
     --output_user_root="$PWD/build/bazel-user" --output_base="$PWD/build/bazel" \
     test --noshow_progress --color=no //... &&
