@@ -1,184 +1,237 @@
 r"""Time of accumulate-and-select against the plain accumulate pass over the same arrays.
 
-    python benchmarks/selection.py --log2_sizes 22,24 --density 0.001 --json selection.json
+    python benchmarks/selection.py --json selection.json --plot selection.png
 
-Rows: the plain pass (u = m u + g; v = v + u, a compiled loop, in place); the native selectors; the
-pure-TensorFlow twin; tf.math.top_k after an accumulation. The native ops run as a chain in one
-graph, each on the outputs of the one before, so that they work in place like the plain pass; the
-time is the slope over the length of the chain. Methods take turns; medians are shown.
+sweeps size, density and input, and measures in one run, on one thread:
+
+    exact, trimmed, threshold   this library's selectors (threshold: a search every fifth step)
+    twin                        `exact` in pure TensorFlow
+    tf_top_k                    accumulate, tf.math.top_k of the magnitudes, gather, scatter zeros
+    argpartition                the plain pass and numpy.argpartition, doing the same
+    memcpy                      copies one of the arrays
+    accumulate                  the plain pass, a compiled loop, in place: u = m u + g; v = v + u
+    decode8                     adds up 8 messages into a dense tensor (at random positions)
+
+benchmarks/selection_ops.py says what exactly is measured, benchmarks/selection_inputs.py what the
+inputs are. The ops take turns, round after round; `ms` is the median, `ratio_to_accumulate` the
+median of the ratios to `accumulate` in the same round. An op that is slow at a size runs in fewer
+rounds; `rounds` and `calls` (steps timed together) say how often. From 2^26 elements on the slow
+ones (twin, tf_top_k, argpartition) run with the first input only. The JSON file holds a list of
+rows.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import pathlib
-import subprocess
 import sys
-import tempfile
 import time
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Pages of one size for all: numpy asks for huge ones, TensorFlow does not.
+os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
+from benchmarks.counters import Instructions  # noqa: E402
 
-from tf_redsync import ops  # noqa: E402
-
-CHAIN = 5  # ops in the longer of the two chains; the shorter has one
-PLAIN_PASS = r"""
-extern "C" void plain(const float* g, float* u, float* v, float m, long n) {
-  if (m == 0) {
-    for (long i = 0; i < n; ++i) v[i] += g[i];
-  } else {
-    for (long i = 0; i < n; ++i) { u[i] = m * u[i] + g[i]; v[i] = v[i] + u[i]; }
-  }
-}
-"""
+SIZES = "14,16,18,20,22,24,26"
+# Weights of a size in the time that there is, and the most rounds of an op.
+WEIGHTS = {22: 3.0, 24: 12.0, 26: 16.0}
+MAX_ROUNDS = 15
+LARGEST = 26
 
 
-def compile_plain_pass():
-    """The plain pass as a function of numpy arrays."""
-    with tempfile.TemporaryDirectory() as folder:
-        source, library = f"{folder}/plain.cc", f"{folder}/plain.so"
-        pathlib.Path(source).write_text(PLAIN_PASS)
-        flags = ["-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC"]
-        subprocess.run([os.environ.get("CXX", "g++"), *flags, source, "-o", library], check=True)
-        plain = ctypes.CDLL(library).plain
-    plain.restype = None
+def calls_at_once(op: str, n: int) -> int:
+    """Steps to time together: at small sizes many, for the sake of the clock and the caller."""
+    from benchmarks.selection_ops import SLOW
 
-    def run(g, u, v, momentum):
-        pointers = [x.ctypes.data_as(ctypes.c_void_p) for x in (g, u, v)]
-        plain(*pointers, ctypes.c_float(momentum), ctypes.c_long(g.size))
-
-    return run
+    if op in SLOW:
+        return 4 if n <= 2**16 else 1
+    return min(64, max(2, 2**22 // n))
 
 
-def chain(length: int, args, momentum: float, selector: str, search: bool, ratios):
-    """A function that runs `length` selections one after the other, in place but for the first."""
+class Op:
+    """One op in one cell: its function and its times, and how many rounds it may join."""
 
-    @tf.function
-    def run(g, v, u):
-        velocities = [u] if momentum else []
-        residuals, kept, checks = [v], ratios, []
-        for _ in range(length):
-            selection = ops.accumulate_and_select(
-                [g], residuals, velocities, args.k, kept, selectors=[selector], quantized=[False],
-                momentum=momentum, search=search,
-            )  # fmt: skip
-            residuals, velocities = selection.residuals, selection.velocities
-            kept = selection.ratios
-            checks.append(tf.reduce_sum(selection.message))
-        return tf.add_n(checks)
+    def __init__(self, function, calls, seconds, instructions):
+        self.function, self.calls, self.instructions = function, calls, instructions
+        self.ms: list[float] = []
+        self.counts: list[float] = []
+        first = self.run() * calls / 1e3
+        if first > 1:  # Warming up does not matter there, and costs too much.
+            self.rounds = 1
+            return
+        cost = self.run() * calls / 1e3
+        self.ms, self.counts = [], []
+        self.rounds = max(2, min(MAX_ROUNDS, int(seconds / cost)))
 
-    return run
-
-
-def timed(function, *inputs) -> float:
-    """Milliseconds of one call."""
-    start = time.perf_counter()
-    result = function(*inputs)
-    if result is not None:
-        tf.nest.map_structure(lambda t: t.numpy(), result)
-    return 1e3 * (time.perf_counter() - start)
+    def run(self) -> float:
+        """Milliseconds of a step."""
+        before, start = self.instructions.read(), time.perf_counter()
+        self.function()
+        self.ms.append(1e3 * (time.perf_counter() - start) / self.calls)
+        if before is not None:
+            self.counts.append((self.instructions.read() - before) / self.calls)
+        return self.ms[-1]
 
 
-def measure(n: int, density: float, momentum: float, repeats: int, slow: bool) -> dict:
-    """Median and smallest milliseconds per method, for one tensor of `n` elements."""
-    rng = np.random.default_rng(0)
-    g, u, v = (rng.standard_normal(n, np.float32) for _ in range(3))
-    args = argparse.Namespace(k=tf.constant([max(1, round(density * n))]))
-    inputs = [tf.constant(x) for x in (g, v, u)]
-    none = tf.constant([-1.0])
+def ops_of_cell(names, log2_size: int, kind: str, first_kind: str) -> list[str]:
+    """The ops to measure: without the slow ones at the largest sizes, but for one input."""
+    from benchmarks.selection_ops import SLOW
 
-    ops.set_backend("native")
-    selectors = [("exact", True), ("trimmed", True), ("threshold", True), ("threshold", False)]
-    names = ["exact", "trimmed", "threshold search", "threshold reuse"]
-    chains = {}
-    for name, (selector, search) in zip(names, selectors, strict=True):
-        ratios = none
-        if not search:
-            found = ops.accumulate_and_select(
-                inputs[:1], inputs[1:2], inputs[2:] if momentum else [], args.k, none,
-                selectors=[selector], quantized=[False], momentum=momentum,
-            )  # fmt: skip
-            ratios = found.ratios
-        chains[name] = [chain(r, args, momentum, selector, search, ratios) for r in (1, 1 + CHAIN)]
-        for function in chains[name]:
-            function(*inputs)  # traces
-
-    plain = compile_plain_pass()
-    times: dict = {name: [] for name in ["accumulate", *names]}
-    for _ in range(repeats):
-        plain(g, u, v, momentum)
-        start = time.perf_counter()
-        for _ in range(CHAIN):
-            plain(g, u, v, momentum)
-        times["accumulate"].append(1e3 * (time.perf_counter() - start) / CHAIN)
-        for name, (short, long) in chains.items():
-            times[name].append((timed(long, *inputs) - timed(short, *inputs)) / CHAIN)
-    if slow:
-        times |= measure_slow(args, inputs, momentum, none, max(3, repeats // 4))
-    return {
-        name: {"median_ms": float(np.median(t)), "min_ms": float(np.min(t))}
-        for name, t in times.items()
-    }
+    everything = log2_size < LARGEST or kind == first_kind
+    return [name for name in names if everything or name not in SLOW]
 
 
-def measure_slow(args, inputs, momentum, none, repeats) -> dict:
-    """Times of the twin and of tf.math.top_k."""
-    ops.set_backend("tensorflow")
-    functions = {
-        f"twin {selector}": chain(1, args, momentum, selector, True, none)
-        for selector in ("exact", "threshold")
-    }
+def measure_cell(g, kind, density, momentum, names, seconds, instructions) -> list[dict]:
+    """Rows of all ops for one input; `seconds` is the time to spend, roughly."""
+    import numpy as np
 
-    @tf.function
-    def top_k(g, v, u):
-        values = v + (momentum * u + g)
-        _, indices = tf.math.top_k(tf.abs(values), args.k[0], sorted=False)
-        return tf.reduce_sum(tf.gather(values, indices))
+    from benchmarks.selection_ops import Cell
 
-    functions["tf.math.top_k"] = top_k
-    times = {}
-    for name, function in functions.items():
-        function(*inputs)
-        times[name] = [timed(function, *inputs) for _ in range(repeats)]
-    return times
+    cell, ops, n = Cell(g, density, momentum), {}, g.size
+    for name in names:
+        calls = calls_at_once(name, n)
+        share = seconds / len(names)
+        ops[name] = Op(cell.function(name, calls), calls, share, instructions)
+    ratios: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(max(op.rounds for op in ops.values())):
+        base = ops["accumulate"].run()
+        for name, op in ops.items():
+            if name != "accumulate" and len(op.ms) < op.rounds:
+                ratios[name].append(op.run() / base)
+    cell.close()
+    base = np.median(ops["accumulate"].ms)
+    for name, op in ops.items():
+        ratios[name] = ratios[name] or [np.median(op.ms) / base]
+    return [
+        {
+            "op": name, "n": n, "density": density, "input": kind, "momentum": momentum,
+            "ms": float(np.median(op.ms)), "min_ms": min(op.ms),
+            "ratio_to_accumulate": float(np.median(ratios[name])),
+            "instructions_per_element": float(np.median(op.counts)) / n if op.counts else None,
+            "rounds": len(op.ms), "calls": op.calls,
+        }
+        for name, op in ops.items()
+    ]  # fmt: skip
+
+
+def sweep(args, instructions) -> list[dict]:
+    """Measures everything; prints a line per cell."""
+    import tensorflow as tf
+
+    from benchmarks import selection_inputs, selection_ops
+
+    tf.config.threading.set_intra_op_parallelism_threads(args.threads)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    names = selection_ops.OPS if args.ops is None else tuple(args.ops.split(","))
+    names = ("accumulate", *(name for name in names if name != "accumulate"))
+    cells = [(b, i) for b in args.log2_sizes for i in args.inputs]
+    total = sum(WEIGHTS.get(b, 1.0) for b, _ in cells) * len(args.densities) * len(args.momenta)
+    print(f"{'log2 n':>6} {'input':10}{'density':>8}{'mom.':>5}  ms of a step; * in one round only")
+    print(" " * 31 + "".join(f"{name:>13}" for name in names), flush=True)
+    rows = []
+    for log2_size, kind in cells:
+        g = selection_inputs.make(kind, 2**log2_size)
+        for density in args.densities:
+            for momentum in args.momenta:
+                seconds = args.seconds * WEIGHTS.get(log2_size, 1.0) / total
+                mine = ops_of_cell(names, log2_size, kind, args.inputs[0])
+                found = measure_cell(g, kind, density, momentum, mine, seconds, instructions)
+                rows += found
+                text = {r["op"]: f"{r['ms']:.4g}{'*' if r['rounds'] == 1 else ' '}" for r in found}
+                line = "".join(f"{text.get(name, '- '):>13}" for name in names)
+                print(f"{log2_size:6} {kind:10}{density:8g}{momentum:5g} {line}", flush=True)
+    return rows
+
+
+def plot(rows: list[dict], path: str, kind: str, momentum: float) -> None:
+    """Draws nanoseconds per element over the size, one panel per density."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = [r for r in rows if r["input"] == kind and r["momentum"] == momentum]
+    densities = sorted({r["density"] for r in rows})
+    figure, panels = plt.subplots(
+        1, len(densities), figsize=(5.5 * len(densities), 4.8), sharey=True, squeeze=False
+    )
+    for panel, density in zip(panels[0], densities, strict=True):
+        for i, op in enumerate(dict.fromkeys(r["op"] for r in rows)):
+            points = sorted(
+                (r["n"], r["ms"]) for r in rows if (r["op"], r["density"]) == (op, density)
+            )
+            n, ms = zip(*points, strict=True)
+            ns = [1e6 * m / size for size, m in points]
+            style = "--" if op in ("accumulate", "memcpy") else "-"
+            panel.loglog(n, ns, style, marker="o", markersize=4, label=op, color=f"C{i}")
+        panel.set_xscale("log", base=2)
+        panel.set_title(f"density {density:g}, {kind} input, momentum {momentum:g}")
+        panel.set_xlabel("elements")
+        panel.grid(True, which="both", alpha=0.25)
+    panels[0][0].set_ylabel("ns per element")
+    panels[0][-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def measure_gpu(args) -> list[dict]:
+    """Rows measured on a GPU.
+
+    Raises:
+        SystemExit: if the GPU part or its GPU is missing.
+    """
+    try:
+        from benchmarks import selection_gpu
+    except ImportError as error:
+        raise SystemExit(f"`--device` gpu cannot be measured: {error}.") from error
+    sizes = [2**b for b in args.log2_sizes]
+    return selection_gpu.measure(sizes, args.densities, args.inputs, args.momenta)
+
+
+def parse(arguments=None) -> argparse.Namespace:
+    """The command line."""
+    from benchmarks.selection_inputs import INPUTS
+
+    def floats(text):
+        return [float(part) for part in text.split(",")]
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--log2_sizes", type=lambda t: [int(part) for part in t.split(",")], default=SIZES,
+        help="elements, as powers of two")  # fmt: skip
+    add("--densities", type=floats, default="0.001,0.01")
+    add("--inputs", type=lambda t: t.split(","), default=",".join(INPUTS))
+    add("--momentum", dest="momenta", type=floats, default="0.9", help="one or several; 0: none")
+    add("--ops", help="default: all; exact_variables is measured when named here")
+    add("--seconds", type=float, default=60, help="to spend on rounds; warming up comes on top")
+    add("--threads", type=int, default=1, help="intra-op threads of TensorFlow")
+    add("--device", choices=("cpu", "gpu"), default="cpu")
+    add("--json", help="file for the rows")
+    add("--plot", help="PNG file for a picture")
+    return parser.parse_args(arguments)
 
 
 def main() -> None:
-    """Measures and prints a table per size and momentum."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--log2_sizes", default="22,24", help="elements, as powers of two")
-    parser.add_argument("--density", type=float, default=0.001)
-    parser.add_argument("--momenta", default="0,0.9")
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=1, help="intra-op threads of TensorFlow")
-    parser.add_argument("--native_only", action="store_true", help="leave twin and top_k out")
-    parser.add_argument("--json", help="file for the results")
-    args = parser.parse_args()
-    tf.config.threading.set_intra_op_parallelism_threads(args.threads)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-    results = []
-    for log2_size in map(int, args.log2_sizes.split(",")):
-        for momentum in map(float, args.momenta.split(",")):
-            rows = measure(2**log2_size, args.density, momentum, args.repeats, not args.native_only)
-            base = rows["accumulate"]
-            print(f"\n2^{log2_size} elements, density {args.density}, momentum {momentum}, "
-                  f"{args.threads} threads", flush=True)  # fmt: skip
-            print(f"{'':18}{'median ms':>10}{'ratio':>8}{'min ms':>10}{'ratio':>8}")
-            for name, row in rows.items():
-                row["ratio"] = row["median_ms"] / base["median_ms"]
-                print(f"{name:18}{row['median_ms']:10.2f}{row['ratio']:8.2f}"
-                      f"{row['min_ms']:10.2f}{row['min_ms'] / base['min_ms']:8.2f}")  # fmt: skip
-            results.append({"size": 2**log2_size, "momentum": momentum, "methods": rows})
+    """Measures, prints, writes."""
+    args = parse()
+    if args.device == "gpu":
+        rows = measure_gpu(args)
+    else:
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+        instructions = Instructions()  # Before TensorFlow starts its threads.
+        if instructions.problem:
+            print(f"instructions are not counted ({instructions.problem})")
+        start = time.perf_counter()
+        rows = sweep(args, instructions)
+        print(f"{len(rows)} rows in {time.perf_counter() - start:.0f} s")
     if args.json:
-        record = {"density": args.density, "threads": args.threads, "results": results}
-        pathlib.Path(args.json).write_text(json.dumps(record, indent=2) + "\n")
+        pathlib.Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
+    if args.plot:
+        plot(rows, args.plot, args.inputs[0], args.momenta[0])
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lint, type check, C++ format, then every test. Arguments go to pytest: tests/run.sh -k redsync
+# Lint, type check, C++ format, the Bazel build if there is a bazel, then every test. Arguments go to pytest: tests/run.sh -k redsync
 # Runs all stages whatever the earlier ones say; pytest comes last, and its summary line closes the
 # output. The exit status is not 0 if any stage failed.
 set -uo pipefail
@@ -22,10 +22,25 @@ cpp_format() {
   "$bin/clang-format" --dry-run -Werror "${files[@]}" && echo "${#files[@]} files"
 }
 
+# One command builds everything and runs the C++ tests. No server stays behind (--batch). CUDA for one
+# architecture: setup.py has compiled it for all.
+bazel_test() {
+  REDSYNC_CUDA_ARCHITECTURES=${REDSYNC_CUDA_ARCHITECTURES:-90} \
+  PYTHON_BIN_PATH=$bin/python timeout --kill-after=10 900 bazel --batch \
+    --output_user_root="$PWD/build/bazel-user" --output_base="$PWD/build/bazel" \
+    test --noshow_progress --color=no //... &&
+    "$bin/python" tests/kernels/smoke.py build/bazel-bin/custom_ops/_redsync_ops.so
+}
+
 stage "ruff check" "$bin/ruff" check .
 stage "ruff format" "$bin/ruff" format --check .
 stage "mypy" "$bin/mypy"
 stage "clang-format" cpp_format
+if command -v bazel >/dev/null; then
+  stage "bazel" bazel_test
+else
+  echo "== bazel: LEFT OUT, there is no bazel (Debian: apt-get install bazel-bootstrap)"
+fi
 
 status=0
 if [ ${#failed[@]} -gt 0 ]; then

@@ -20,7 +20,8 @@ inline int32_t KeyIndex(uint64_t key) {
 }
 
 // Memory of bounded size that threads append to. What does not fit is counted and dropped, so that
-// `used()` is the number that passed, whatever the number of threads.
+// `used()` is the number that passed, whatever the number of threads. Once it has overflowed
+// nothing more needs to be appended: that there are too many is all that is known.
 class CandidatePool {
  public:
   // A run of keys with ascending indices, starting at `first_index`.

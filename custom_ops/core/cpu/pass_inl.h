@@ -93,26 +93,31 @@ static inline __attribute__((always_inline)) I AccumulateGroup(const PassArgs& a
 // Keys waiting to be appended to the pool.
 struct Waiting {
   CandidatePool* pool;
+  int32_t threshold;
   int64_t count = 0;
   uint64_t keys[CandidatePool::kFlush + kGroup];
 
   void Flush() {
     pool->Append(keys, count);
     count = 0;
+    if (pool->overflowed()) threshold = INT32_MAX;  // They will be looked for another way.
   }
 };
 
 // Picks the candidates out of kGroup elements.
-static inline void Pick(const float* values, Magnitude magnitude, int32_t threshold, int64_t index,
-                        Waiting* waiting) {
-  int64_t count = waiting->count;
+static inline void Pick(const float* values, Magnitude magnitude, int64_t index, Waiting* waiting) {
+  static_assert(kGroup == 64, "one bit of `mask` per element");
+  uint64_t mask = 0;
   for (int j = 0; j < kGroup; j += REDSYNC_LANES) {
     const I bits = Load<I>(values + j);
     const I magnitudes = (bits & magnitude.keep) ^ magnitude.flip;
-    for (uint32_t mask = MaskAbove(magnitudes, threshold); mask != 0; mask &= mask - 1) {
-      const int lane = j + __builtin_ctz(mask);
-      waiting->keys[count++] = MakeKey(magnitude(BitsOf(values[lane])), index + lane);
-    }
+    mask |= static_cast<uint64_t>(MaskAbove(magnitudes, waiting->threshold)) << j;
+  }
+  // One loop, mostly of one turn: its branch is predicted.
+  int64_t count = waiting->count;
+  for (; mask != 0; mask &= mask - 1) {
+    const int lane = __builtin_ctzll(mask);
+    waiting->keys[count++] = MakeKey(magnitude(BitsOf(values[lane])), index + lane);
   }
   waiting->count = count;
   if (count >= CandidatePool::kFlush) waiting->Flush();
@@ -131,7 +136,7 @@ static void AccumulateTail(const PassArgs& args, int64_t begin, int64_t size, La
   if (kMomentum != Momentum::kNone) {
     std::memcpy(args.new_velocity + begin, u, size * sizeof(float));
   }
-  Pick(v, args.magnitude, args.threshold, begin, waiting);  // Padding is never above.
+  Pick(v, args.magnitude, begin, waiting);  // Padding is never above.
 }
 
 template <Momentum kMomentum, bool kSum, bool kStream>
@@ -146,8 +151,8 @@ static void AccumulateBlock(const PassArgs& args, int64_t begin, int64_t end, Bl
     const I group_max = AccumulateGroup<kMomentum, kSum, kStream>(
         args, args.grad + i, args.residual + i, has_u ? args.velocity + i : nullptr,
         args.new_residual + i, has_u ? args.new_velocity + i : nullptr, copy, &lanes);
-    if (AnyAbove(group_max, args.threshold)) {
-      Pick(kStream ? copy : args.new_residual + i, args.magnitude, args.threshold, i, waiting);
+    if (AnyAbove(group_max, waiting->threshold)) {
+      Pick(kStream ? copy : args.new_residual + i, args.magnitude, i, waiting);
     }
   }
   if (i < end) AccumulateTail<kMomentum, kSum>(args, i, end - i, &lanes, waiting);
@@ -164,6 +169,7 @@ static void AccumulateBlocks(const PassArgs& args, int64_t begin, int64_t end, B
                              CandidatePool* pool) {
   Waiting waiting;
   waiting.pool = pool;
+  waiting.threshold = args.threshold;
   for (int64_t i = begin; i < end; i += kBlock) {
     AccumulateBlock<kMomentum, kSum, kStream>(args, i, i + kBlock < end ? i + kBlock : end, stats++,
                                               &waiting);
@@ -204,6 +210,7 @@ static void Scan(const float* values, Magnitude magnitude, int32_t threshold, in
                  int64_t end, CandidatePool* pool) {
   Waiting waiting;
   waiting.pool = pool;
+  waiting.threshold = threshold;
   int64_t i = begin;
   for (; i + kGroup <= end; i += kGroup) {
     I group_max = I{} + INT32_MIN;
@@ -211,12 +218,12 @@ static void Scan(const float* values, Magnitude magnitude, int32_t threshold, in
       const I bits = Load<I>(values + i + j);
       group_max = Max(group_max, (bits & magnitude.keep) ^ magnitude.flip);
     }
-    if (AnyAbove(group_max, threshold)) Pick(values + i, magnitude, threshold, i, &waiting);
+    if (AnyAbove(group_max, waiting.threshold)) Pick(values + i, magnitude, i, &waiting);
   }
   if (i < end) {
     float tail[kGroup] = {};  // Padding is never above.
     std::memcpy(tail, values + i, (end - i) * sizeof(float));
-    Pick(tail, magnitude, threshold, i, &waiting);
+    Pick(tail, magnitude, i, &waiting);
   }
   waiting.Flush();
 }

@@ -65,8 +65,9 @@ Found FindThreshold(const float* values, int64_t size, Magnitude magnitude, cons
   return {prefix, above, total};  // More ties than the pool holds.
 }
 
-// Appends keys of the first `count` elements of magnitude `tie` and restores the order.
-void AddTies(const float* values, int64_t size, Magnitude magnitude, int32_t tie, int64_t count,
+// Appends keys of the first `count` elements of magnitude `tie` and restores the order. Returns
+// whether there are so many.
+bool AddTies(const float* values, int64_t size, Magnitude magnitude, int32_t tie, int64_t count,
              Candidates* candidates) {
   uint64_t* end = candidates->keys + candidates->count;
   for (int64_t i = 0; i < size && count > 0; ++i) {
@@ -77,19 +78,35 @@ void AddTies(const float* values, int64_t size, Magnitude magnitude, int32_t tie
   std::sort(candidates->keys, end,
             [](uint64_t a, uint64_t b) { return KeyIndex(a) < KeyIndex(b); });
   candidates->count = end - candidates->keys;
+  return count == 0;
 }
 
 }  // namespace
 
 Candidates Refine(const float* values, int64_t size, Magnitude magnitude, int64_t k,
-                  const Plan& plan, const Scratch& scratch, CandidatePool* pool,
+                  int32_t predicted, const Plan& plan, const Scratch& scratch, CandidatePool* pool,
                   const ParallelFor& parallel_for) {
+  auto collect = [&](int32_t threshold) {
+    pool->Clear();
+    parallel_for(plan.blocks, kBlock, [&](int64_t first, int64_t last) {
+      Passes().scan(values, magnitude, threshold, first * kBlock, std::min(size, last * kBlock),
+                    pool);
+    });
+  };
+  // Mostly because very many magnitudes are the same. If that is the first one that passed, it is
+  // the threshold now.
+  if (pool->overflowed()) collect(++predicted);
+  if (!pool->overflowed()) {
+    pool->CopyInOrder(scratch.ordered_keys);
+    Candidates candidates = {scratch.ordered_keys, pool->used(), predicted, 0};
+    const int64_t missing = plan.need - candidates.count;
+    if (missing <= 0 || AddTies(values, size, magnitude, predicted, missing, &candidates)) {
+      candidates.floor = candidates.count;
+      return candidates;
+    }
+  }
   const Found found = FindThreshold(values, size, magnitude, plan, scratch, parallel_for);
-  pool->Clear();
-  parallel_for(plan.blocks, kBlock, [&](int64_t first, int64_t last) {
-    Passes().scan(values, magnitude, found.threshold, first * kBlock, std::min(size, last * kBlock),
-                  pool);
-  });
+  collect(found.threshold);
   pool->CopyInOrder(scratch.ordered_keys);
   Candidates candidates = {scratch.ordered_keys, pool->used(), found.threshold, found.floor};
   if (found.floor > plan.pool && found.above < k) {

@@ -22,8 +22,9 @@ struct Candidates {
 // Finds at least `plan.need` candidates, or all eligible elements if there are fewer, by a radix
 // search for the threshold, whatever the distribution. Among more ties at the threshold than the
 // pool holds, those of the lowest indices are taken, so that there are at least `k` candidates.
+// `pool` is as the pass left it with the threshold `predicted`, which is tried as a tie first.
 Candidates Refine(const float* values, int64_t size, Magnitude magnitude, int64_t k,
-                  const Plan& plan, const Scratch& scratch, CandidatePool* pool,
+                  int32_t predicted, const Plan& plan, const Scratch& scratch, CandidatePool* pool,
                   const ParallelFor& parallel_for);
 
 }  // namespace redsync

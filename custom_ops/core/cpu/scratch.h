@@ -49,8 +49,10 @@ struct Plan {
  private:
   void Predict(int64_t size) {
     const double n = static_cast<double>(size), want = static_cast<double>(need);
-    // Some 24 samples beyond the threshold, so that it is four sigmas low without being far off.
-    samples = std::clamp<int64_t>(24 * size / need, 1024, std::max<int64_t>(size / 32, 1024));
+    // Some 24 samples beyond the threshold, so that it is four sigmas low without being far off;
+    // more where many elements are wanted: to handle an unneeded one costs as much as a sample.
+    const double hits = std::clamp(want / 1000, 24.0, 400.0);
+    samples = std::clamp<int64_t>(hits * n / want, 1024, std::max<int64_t>(size / 32, 1024));
     samples = CeilDiv(samples, kLine) * kLine;
     const double expected = samples * (want / n);
     sample_rank = std::min<int64_t>(expected + 4 * std::sqrt(expected) + 2, samples);

@@ -91,7 +91,12 @@ int32_t PredictThreshold(const PassArgs& args, int64_t size, const Plan& plan, i
   } else {
     std::nth_element(sample, nth, sample + plan.samples, std::greater<int32_t>());
   }
-  return std::max(*nth, 1) - 1;
+  // Ties that the pool cannot hold are not collected: refine.cc takes the first of them.
+  const int32_t limit = *nth;
+  const int64_t reaching = std::count_if(sample, sample + plan.samples,
+                                         [limit](int32_t magnitude) { return magnitude >= limit; });
+  if (reaching * (static_cast<double>(size) / plan.samples) > plan.pool) return std::max(limit, 0);
+  return std::max(limit, 1) - 1;
 }
 
 int64_t CountAbove(const Candidates& candidates, int32_t threshold) {
@@ -208,8 +213,8 @@ Candidates Gather(const float* values, const SelectOptions& options, int32_t thr
   const bool complete =
       threshold == 0 || options.selector == Selector::kFixed || pool->used() >= plan.need;
   if (!complete || pool->overflowed()) {
-    return Refine(values, options.size, MagnitudeOf(options), options.k, plan, scratch, pool,
-                  parallel_for);
+    return Refine(values, options.size, MagnitudeOf(options), options.k, threshold, plan, scratch,
+                  pool, parallel_for);
   }
   pool->CopyInOrder(scratch.ordered_keys);
   return {scratch.ordered_keys, pool->used(), threshold, pool->used()};
@@ -225,7 +230,12 @@ void Extract(const SelectOptions& options, const SelectBuffers& buffers,
   }
   float* mask = options.masking ? buffers.new_velocity : nullptr;
   parallel_for(result->count, kGatherCost, [&](int64_t first, int64_t last) {
+    constexpr int64_t kAhead = 16;  // Each element is in a cache line, mostly a page, of its own.
     for (int64_t i = first; i < last; ++i) {
+      if (i + kAhead < last) {
+        __builtin_prefetch(buffers.new_residual + buffers.indices[i + kAhead], 1);
+        if (mask) __builtin_prefetch(mask + buffers.indices[i + kAhead], 1);
+      }
       const int32_t at = buffers.indices[i];
       if (!options.quantized) buffers.values[i] = BitsOf(buffers.new_residual[at]);
       buffers.new_residual[at] = 0;

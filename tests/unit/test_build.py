@@ -1,0 +1,100 @@
+"""setup.py and Bazel build the same files with the same flags."""
+
+import ast
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import setuptools
+
+ROOT = Path(__file__).resolve().parents[2]
+OPS = ROOT / "custom_ops"
+
+
+def constants() -> dict:
+    """What sources.bzl assigns, read as literals: it must be Starlark as well as Python."""
+    tree = ast.parse((OPS / "sources.bzl").read_text())
+    found = {}
+    for node in tree.body[1:]:
+        assert isinstance(node, ast.Assign), ast.unparse(node)
+        found[node.targets[0].id] = ast.literal_eval(node.value)
+    return found
+
+
+def matches(pattern: str) -> set[str]:
+    """Files under custom_ops/ by Bazel's rules: `*` within a name, `**` any number of folders."""
+    parts = re.split(r"(\*\*/|\*)", pattern)
+    rule = "".join({"**/": "(?:[^/]+/)*", "*": "[^/]*"}.get(p, re.escape(p)) for p in parts)
+    files = (p.relative_to(OPS).as_posix() for p in OPS.rglob("*") if p.is_file())
+    return {name for name in files if re.fullmatch(rule, name)}
+
+
+def listed(*names: str) -> list[str]:
+    patterns = [pattern for name in names for pattern in constants()[name]]
+    return sorted(f"custom_ops/{f}" for f in set().union(*map(matches, patterns)))
+
+
+@pytest.fixture
+def setup_sources(monkeypatch):
+    """The C++ sources that setup.py hands to its compiler."""
+    given = {}
+    monkeypatch.setattr(setuptools, "setup", lambda **arguments: given.update(arguments))
+    runpy.run_path(str(ROOT / "setup.py"))
+    (extension,) = given["ext_modules"]
+    for_gpu = listed("GPU_OP_SOURCES")
+    return [s for s in extension.sources if s.endswith(".cc") and s not in for_gpu]
+
+
+def test_every_source_is_in_one_list():
+    lists = [name for name in constants() if name.endswith(("SOURCES", "HEADERS"))]
+    files = [file for name in lists for file in listed(name)]
+    assert len(files) == len(set(files)), "in two lists"
+    code = {".cc", ".h", ".cu", ".cuh"}
+    there = {p.relative_to(ROOT).as_posix() for p in OPS.rglob("*") if p.suffix in code}
+    assert set(files) == there and len(there) > 15
+
+
+def test_setup_builds_what_is_listed(setup_sources):
+    assert setup_sources == listed("CORE_SOURCES", "OP_SOURCES")
+
+
+def test_bazel_names_no_sources_and_flags_of_its_own():
+    for name in ("BUILD", "redsync_ops.bzl"):
+        text = (OPS / name).read_text()
+        assert not re.search(r"\w\.(cc|h|cuh?)\"|\"-O|-std=|-ffp|-DNDEBUG", text)
+    loaded = (OPS / "redsync_ops.bzl").read_text()
+    assert all(f'"{name}"' in loaded for name in constants())
+
+
+def query(tmp_path, expression: str) -> list[str]:
+    """Labels that Bazel answers with, as paths."""
+    folders = [f"--output_user_root={tmp_path}/user", f"--output_base={tmp_path}/base"]
+    command = ["bazel", "--batch", *folders, "query", "--noshow_progress", expression]
+    env = {**os.environ, "PYTHON_BIN_PATH": sys.executable}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=240)
+        finally:
+            process.kill()
+    assert process.returncode == 0, err[-3000:]
+    labels = [line for line in out.splitlines() if line.startswith("//")]
+    return sorted(label.removeprefix("//").replace(":", "/") for label in labels)
+
+
+@pytest.mark.skipif(shutil.which("bazel") is None, reason="there is no bazel")
+def test_bazel_builds_what_setup_builds(tmp_path, setup_sources):
+    labels = (
+        'kind("source file", labels(srcs, //custom_ops:all) + labels(srcs, //tests/kernels:all))'
+    )
+    found = query(tmp_path, labels)
+    for_gpu = listed("GPU_OP_SOURCES")  # Only where there is nvcc.
+    compiled = [f for f in found if f.endswith(".cc") and f not in for_gpu]
+    programs = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("tests/kernels/*_test.cc"))
+    assert compiled == sorted(setup_sources + programs) and programs

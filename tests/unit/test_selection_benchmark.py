@@ -1,0 +1,66 @@
+"""benchmarks/selection.py at a tiny size: rows, inputs, and what it says without a GPU."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks import selection_inputs
+from benchmarks.counters import Instructions
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+OPS = {"exact", "trimmed", "threshold", "twin", "tf_top_k", "argpartition", "memcpy", "accumulate",
+       "decode8"}  # fmt: skip
+
+
+def run(*flags):
+    return subprocess.run(
+        [sys.executable, "benchmarks/selection.py", *flags],
+        cwd=ROOT, env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}, capture_output=True,
+        text=True, timeout=280,
+    )  # fmt: skip
+
+
+def test_rows_of_all_ops(tmp_path):
+    found = run("--log2_sizes", "10", "--densities", "0.01", "--inputs", "normal,constant",
+                "--momentum", "0,0.9", "--seconds", "0.2", "--json", str(tmp_path / "rows.json"),
+                "--plot", str(tmp_path / "rows.png"))  # fmt: skip
+    assert found.returncode == 0, found.stderr[-3000:]
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    expected = {(op, kind, m) for op in OPS for kind in ("normal", "constant") for m in (0, 0.9)}
+    assert {(r["op"], r["input"], r["momentum"]) for r in rows} == expected
+    assert len(rows) == len(expected)
+    for row in rows:
+        assert row["n"] == 1024 and row["density"] == 0.01
+        assert 0 < row["min_ms"] <= row["ms"] and row["ratio_to_accumulate"] > 0
+        assert row["rounds"] >= 1 and row["calls"] >= 1
+        assert (row["op"] == "accumulate") <= (row["ratio_to_accumulate"] == 1)
+        counted = row["instructions_per_element"]
+        assert counted is None if Instructions().problem else counted > 0
+    assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("kind", selection_inputs.INPUTS)
+def test_inputs(kind):
+    x = selection_inputs.make(kind, 5000)
+    assert x.shape == (5000,) and x.dtype == np.float32 and np.isfinite(x).all()
+    assert np.array_equal(x, selection_inputs.make(kind, 5000))
+    deviation = {"normal": 1, "laplace": np.sqrt(2), "student_t": np.sqrt(3), "constant": 0}
+    if kind in deviation:
+        assert np.std(x) == pytest.approx(deviation[kind], rel=0.25, abs=1e-6)
+    assert (np.abs(x).max() == 1e6) == (kind == "outlier")
+
+
+def test_an_unknown_input_is_an_error():
+    with pytest.raises(ValueError, match="`kind` must be one of"):
+        selection_inputs.make("cauchy", 10)
+
+
+def test_without_a_gpu_it_says_so():
+    found = run("--device", "gpu", "--log2_sizes", "10")
+    assert found.returncode != 0 and "gpu" in found.stderr.lower()
+    assert "Traceback" not in found.stderr
