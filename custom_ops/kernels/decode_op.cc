@@ -34,29 +34,21 @@ class DecodeOp : public tensorflow::OpKernel {
                                 received->shape().DebugString(), "."));
     const Messages messages = {received->flat<int32_t>().data(), received->dim_size(0),
                                received->dim_size(1)};
-    bool ascending;
     DecodeError error;
-    const Status status = Validate(messages, parts.data(), parts.size(), &ascending, &error);
-    OP_REQUIRES(context, status == Status::kOk, Describe(error));
+    const Status status = Validate(messages, parts.data(), parts.size(), &error);
+    OP_REQUIRES(context, status == Status::kOk,
+                InvalidMessage(error.field, error.tensor, error.rank, error.slot, error.value,
+                               error.limit));
     const ParallelFor threads = IntraOpThreads(context);
     for (size_t i = 0; i < parts.size(); ++i) {
       Tensor* total;
       OP_REQUIRES_OK(context, context->forward_input_or_allocate_output(
                                   {2 + static_cast<int>(i)}, i, like[i].shape(), &total));
-      DecodeTensor(messages, parts[i], ascending, threads, total->flat<float>().data());
+      DecodeTensor(messages, parts[i], threads, total->flat<float>().data());
     }
   }
 
  private:
-  static tensorflow::Status Describe(const DecodeError& e) {
-    const std::string of_tensor =
-        e.tensor < 0 ? "" : tensorflow::strings::StrCat(" of tensor ", e.tensor);
-    return InvalidArgument("`messages` hold an invalid ", e.field, of_tensor,
-                           ". Received: ", e.value, " from rank ", e.rank, ", slot ", e.slot,
-                           "; it must be >= 0 and ", e.field[0] == 'i' ? "< " : "<= ", e.limit,
-                           ". Do all workers run the same version and configuration?");
-  }
-
   TensorAttributes attributes_;
 };
 

@@ -115,4 +115,18 @@ tensorflow::Status CheckDescend(const Tensor& indices, const Tensor& values,
   return tensorflow::OkStatus();
 }
 
+tensorflow::Status InvalidMessage(const std::string& field, int64_t tensor, int64_t rank,
+                                  int64_t slot, int64_t value, int64_t limit) {
+  using ::tensorflow::strings::StrCat;
+  const bool in_range = value >= 0 && value < limit;
+  const std::string must = field == "index" && in_range          ? "above the one before it"
+                           : field == "index"                    ? StrCat(">= 0 and < ", limit)
+                           : field == "flag" || field == "count" ? StrCat(">= 0 and <= ", limit)
+                                                                 : "the bits of a finite float32";
+  return tensorflow::errors::InvalidArgument(
+      "`messages` hold an invalid ", field, tensor < 0 ? "" : StrCat(" of tensor ", tensor),
+      ". Received: ", value, " from rank ", rank, ", slot ", slot, "; it must be ", must,
+      ". Do all workers run the same version and configuration?");
+}
+
 }  // namespace redsync

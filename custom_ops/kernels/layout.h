@@ -49,6 +49,10 @@ tensorflow::Status Forward(tensorflow::OpKernelContext* context, const char* inp
 tensorflow::Status CheckDescend(const tensorflow::Tensor& indices, const tensorflow::Tensor& values,
                                 const tensorflow::Tensor& learning_rate);
 
+// Says what is wrong with a received message, as DecodeError and RedsyncGpuError name it.
+tensorflow::Status InvalidMessage(const std::string& field, int64_t tensor, int64_t rank,
+                                  int64_t slot, int64_t value, int64_t limit);
+
 }  // namespace redsync
 
 #endif  // TF_REDSYNC_CUSTOM_OPS_KERNELS_LAYOUT_H_

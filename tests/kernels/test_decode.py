@@ -55,20 +55,6 @@ def test_flag_zero_contributes_nothing():
 
 
 @needs_native
-def test_order_of_indices_does_not_matter():
-    k, n = [4], 200_000
-    message = np.array([1, 4, 150_000, 3, 199_999, 3, *np.arange(1.0, 5, dtype="f").view("i4")])
-    expected = np.zeros(n, np.float32)
-    expected[[150_000, 3, 199_999]] = [1, 2 + 4, 3]
-    for backend in BACKENDS:
-        got = decode(
-            backend, message[None].astype(np.int32), k, [np.zeros(n, np.float32)],
-            selectors=["exact"], quantized=[False],
-        )  # fmt: skip
-        assert_same_bits(got, [expected], backend)
-
-
-@needs_native
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("word", "value", "names"),
@@ -81,6 +67,10 @@ def test_order_of_indices_does_not_matter():
         (4, 31, ["index", "tensor 0", "31"]),
         (8, 99, ["count", "tensor 1", "99"]),
         (10, 1000, ["index", "tensor 1", "1000"]),
+        (3, 0, ["index", "tensor 0", "0"]),  # does not ascend
+        (5, 0x7FC00000, ["value", "tensor 0", str(0x7FC00000)]),  # NaN
+        (6, 0x7F800000, ["value", "tensor 0", str(0x7F800000)]),  # infinity
+        (9, -0x800000, ["mean", "tensor 1", str(-0x800000)]),  # minus infinity
     ],
 )
 def test_corrupted_message(backend, word, value, names):

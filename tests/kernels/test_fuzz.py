@@ -81,7 +81,7 @@ LAYOUT = {"selectors": ["exact", "exact", "threshold", "fixed"], "quantized": [F
 
 
 def decode_checked(messages):
-    """What `decode` promises also for indices that repeat or do not ascend."""
+    """What `decode` promises for messages that may be malformed."""
     totals = [np.zeros(n, np.float32) for n in SIZES]
     for row in messages:
         if row[0] not in (0, 1):
@@ -97,9 +97,12 @@ def decode_checked(messages):
             if not 0 <= count <= slots:
                 raise Malformed("count")
             index = row[start : start + count]
-            if ((index < 0) | (index >= total.size)).any():
+            if ((index < 0) | (index >= total.size)).any() or (np.diff(index) <= 0).any():
                 raise Malformed("index")
-            np.add.at(total, index, values.view(np.float32)[: 1 if one_mean else count])
+            values = values.view(np.float32)[: 1 if one_mean else count]
+            if not np.isfinite(values).all():
+                raise Malformed("mean" if one_mean else "value")
+            total[index] += values
     return totals
 
 
@@ -116,7 +119,7 @@ def test_decode(seed, changes):
     like = [np.zeros(n, np.float32) for n in SIZES]
     check(
         lambda: ops.decode(messages, K, like, **LAYOUT),
-        lambda: decode_checked(messages), ("flag", "count", "index"),
+        lambda: decode_checked(messages), ("flag", "count", "index", "value", "mean"),
     )  # fmt: skip
 
 

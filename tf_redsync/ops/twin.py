@@ -247,8 +247,13 @@ def decode(
         indices, values = (third, second) if quantized[i] else (second, third)
         count = tf.where(used, count, 0)  # [P, 1]
         checks.append(_assert_none("count", (count < 0) | (count > slots[i]), count, i))
-        bad = (tf.range(slots[i])[None, :] < count) & ((indices < 0) | (indices >= sizes[i]))
+        sent = tf.range(slots[i])[None, :] < count
+        before = tf.pad(indices[:, :-1], [[0, 0], [1, 0]], constant_values=-1)[:, : slots[i]]
+        bad = sent & ((indices <= before) | (indices < 0) | (indices >= sizes[i]))
         checks.append(_assert_none("index", bad, indices, i))
+        finite = tf.math.is_finite(tf.bitcast(values, tf.float32))
+        bad = ~finite & (used if quantized[i] else sent)
+        checks.append(_assert_none("mean" if quantized[i] else "value", bad, values, i))
         with tf.control_dependencies([c for c in checks if c is not None]):
             count = tf.identity(count)
         totals.append(add_ranks(tensor, indices, tf.bitcast(values, tf.float32), count))

@@ -9,24 +9,31 @@ namespace {
 constexpr int64_t kShard = 65536;
 constexpr int64_t kMaxShards = 64;
 
-Status ValidatePart(const int32_t* row, const Part& part, bool* ascending, DecodeError* error) {
-  const int32_t count = row[part.offset];
-  if (count < 0 || count > part.capacity) {
-    error->field = "count";
-    error->value = count;
-    error->limit = part.capacity;
+bool IsFinite(int32_t bits) { return (bits & 0x7f800000) != 0x7f800000; }
+
+Status ValidatePart(const int32_t* row, const Part& part, DecodeError* error) {
+  auto fail = [error](const char* field, int64_t slot, int64_t value, int64_t limit) {
+    error->field = field;
+    error->slot = slot;
+    error->value = value;
+    error->limit = limit;
     return Status::kInvalidMessage;
-  }
+  };
+  const int32_t count = row[part.offset];
+  if (count < 0 || count > part.capacity) return fail("count", 0, count, part.capacity);
   const int32_t* indices = part.indices(row);
+  int64_t last = -1;
   for (int32_t slot = 0; slot < count; ++slot) {
-    if (indices[slot] < 0 || indices[slot] >= part.size) {
-      error->field = "index";
-      error->slot = slot;
-      error->value = indices[slot];
-      error->limit = part.size;
-      return Status::kInvalidMessage;
+    if (indices[slot] <= last || indices[slot] >= part.size) {
+      return fail("index", slot, indices[slot], part.size);
     }
-    if (slot > 0 && indices[slot] <= indices[slot - 1]) *ascending = false;
+    last = indices[slot];
+  }
+  const int32_t* values = part.values(row);
+  const int32_t used = part.quantized ? 1 : count;
+  for (int32_t slot = 0; slot < used; ++slot) {
+    if (!IsFinite(values[slot]))
+      return fail(part.quantized ? "mean" : "value", slot, values[slot], 0);
   }
   return Status::kOk;
 }
@@ -45,9 +52,7 @@ void AddRank(const int32_t* row, const Part& part, const int32_t* first, const i
 
 }  // namespace
 
-Status Validate(const Messages& messages, const Part* parts, int64_t tensors, bool* ascending,
-                DecodeError* error) {
-  *ascending = true;
+Status Validate(const Messages& messages, const Part* parts, int64_t tensors, DecodeError* error) {
   for (int64_t rank = 0; rank < messages.ranks; ++rank) {
     const int32_t* row = messages.row(rank);
     error->rank = rank;
@@ -59,7 +64,7 @@ Status Validate(const Messages& messages, const Part* parts, int64_t tensors, bo
     }
     for (int64_t i = 0; i < tensors && row[0] == 1; ++i) {
       error->tensor = i;
-      const Status status = ValidatePart(row, parts[i], ascending, error);
+      const Status status = ValidatePart(row, parts[i], error);
       if (status != Status::kOk) return status;
     }
     error->tensor = -1;
@@ -67,11 +72,10 @@ Status Validate(const Messages& messages, const Part* parts, int64_t tensors, bo
   return Status::kOk;
 }
 
-void DecodeTensor(const Messages& messages, const Part& part, bool ascending,
-                  const ParallelFor& parallel_for, float* out) {
-  // Ascending indices can be cut at the borders of shards; others are added in one piece.
-  const int64_t shard = ascending ? std::max(kShard, CeilDiv(part.size, kMaxShards))
-                                  : std::max<int64_t>(part.size, 1);
+void DecodeTensor(const Messages& messages, const Part& part, const ParallelFor& parallel_for,
+                  float* out) {
+  // Indices ascend, so they can be cut at the borders of shards.
+  const int64_t shard = std::max(kShard, CeilDiv(part.size, kMaxShards));
   const int64_t shards = CeilDiv(part.size, shard);
   const int64_t cost = shard / 4 + messages.ranks * (part.capacity / std::max<int64_t>(shards, 1));
   parallel_for(shards, cost, [&](int64_t first, int64_t last) {

@@ -31,7 +31,8 @@ struct Part {
   }
 };
 
-// The first thing found wrong. `field` is "flag", "count" or "index"; `tensor` is -1 for a flag.
+// The first thing found wrong. `field` is "flag", "count", "index", "value" or "mean" (of the last
+// two the bits are in `value`); `tensor` is -1 for a flag.
 struct DecodeError {
   const char* field = nullptr;
   int64_t rank = 0;
@@ -41,14 +42,13 @@ struct DecodeError {
   int64_t limit = 0;  // Values must be below (index) or not above (flag, count) this.
 };
 
-// Checks every message. Those with flag 0 contribute nothing and are not looked into.
-// `ascending` says whether all indices ascend, as the selection writes them.
-Status Validate(const Messages& messages, const Part* parts, int64_t tensors, bool* ascending,
-                DecodeError* error);
+// Checks every message: indices ascend and are in range, values are finite. Messages with flag 0
+// contribute nothing and are not looked into.
+Status Validate(const Messages& messages, const Part* parts, int64_t tensors, DecodeError* error);
 
 // out = sum over ranks, in the order of the ranks. The messages have passed Validate().
-void DecodeTensor(const Messages& messages, const Part& part, bool ascending,
-                  const ParallelFor& parallel_for, float* out);
+void DecodeTensor(const Messages& messages, const Part& part, const ParallelFor& parallel_for,
+                  float* out);
 
 }  // namespace redsync
 

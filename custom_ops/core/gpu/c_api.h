@@ -86,7 +86,7 @@ typedef struct {
 typedef struct {
   uint64_t position; /* Of the first bad word in the messages or entries; all ones if none. */
   int32_t value;     /* That word. */
-  int32_t ordered;   /* Internal: whether indices ascend. */
+  int32_t unused;
 } RedsyncGpuRecord;
 
 typedef struct {

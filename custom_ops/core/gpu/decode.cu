@@ -38,8 +38,10 @@ __device__ inline float Value(const RedsyncGpuPart& part, const int32_t* row, in
   return __int_as_float(part.quantized ? *values : values[part.capacity + slot]);
 }
 
-// Notes the first bad word of all messages, and whether all indices ascend. A block per tile of
-// slots and rank.
+__device__ inline bool IsFinite(int32_t bits) { return (bits & 0x7f800000) != 0x7f800000; }
+
+// Notes the first bad word of all messages: indices must ascend and be in range, values be finite.
+// A block per tile of slots and rank.
 __global__ void __launch_bounds__(kThreads) Check(REDSYNC_PARAMETER Parts all) {
   const int which = FindPart(all);
   const RedsyncGpuPart& part = all.parts[which];
@@ -61,9 +63,14 @@ __global__ void __launch_bounds__(kThreads) Check(REDSYNC_PARAMETER Parts all) {
   const int64_t begin = static_cast<int64_t>(blockIdx.x - all.first[which]) * kTile;
   const int64_t end = begin + kTile < count ? begin + kTile : count;
   for (int64_t slot = begin + threadIdx.x; slot < end; slot += kThreads) {
-    if (indices[slot] < 0 || indices[slot] >= part.size) report(indices + slot);
-    if (slot > 0 && indices[slot] <= indices[slot - 1]) all.record->ordered = 0;
+    const bool ascends = slot == 0 || indices[slot] > indices[slot - 1];
+    if (!ascends || indices[slot] < 0 || indices[slot] >= part.size) report(indices + slot);
+    if (!part.quantized && !IsFinite(indices[part.capacity + slot])) {
+      report(indices + part.capacity + slot);
+    }
   }
+  const int32_t* mean = row + part.offset + 1;
+  if (part.quantized && threadIdx.x == 0 && !IsFinite(*mean)) report(mean);
 }
 
 // One chunk of one total a block.
@@ -81,7 +88,7 @@ __global__ void __launch_bounds__(kThreads) AddRanks(REDSYNC_PARAMETER Parts all
   __shared__ float sums[kSpan];
   __shared__ Bounds bounds[kRunsAtOnce];
   for (int64_t i = threadIdx.x; i < kSpan; i += kThreads) sums[i] = 0;
-  for (int64_t first = 0; first < all.ranks && all.record->ordered; first += kRunsAtOnce) {
+  for (int64_t first = 0; first < all.ranks; first += kRunsAtOnce) {
     const int64_t ranks = all.ranks - first < kRunsAtOnce ? all.ranks - first : kRunsAtOnce;
     FindBounds(begin, end, static_cast<int>(ranks), bounds, [&](int run) {
       const int32_t* row = all.messages + (first + run) * all.words;
@@ -98,18 +105,6 @@ __global__ void __launch_bounds__(kThreads) AddRanks(REDSYNC_PARAMETER Parts all
   }
   __syncthreads();
   for (int64_t i = threadIdx.x; i < end - begin; i += kThreads) part.total[begin + i] = sums[i];
-}
-
-// Indices in another order than ours, perhaps repeated within a rank: slow, and still in order.
-__global__ void AddInOrder(REDSYNC_PARAMETER Parts all) {
-  if (all.record->position != UINT64_MAX || all.record->ordered) return;
-  const RedsyncGpuPart& part = all.parts[blockIdx.x];
-  for (int64_t rank = 0; rank < all.ranks && threadIdx.x == 0; ++rank) {
-    const int32_t* row = all.messages + rank * all.words;
-    if (row[0] == 0) continue;
-    const int32_t* indices = Indices(part, row);
-    for (int64_t i = 0; i < row[part.offset]; ++i) part.total[indices[i]] += Value(part, row, i);
-  }
 }
 
 bool IsValid(const RedsyncGpuDecode& call) {
@@ -159,16 +154,12 @@ int redsync_gpu_decode(const RedsyncGpuDecode* call, RedsyncGpuRecord* record,
   cudaMemsetAsync(record, 0xff, sizeof(*record), stream);
   auto tiles = [](const RedsyncGpuPart& part) { return CeilDiv(part.capacity, kTile); };
   auto spans = [](const RedsyncGpuPart& part) { return CeilDiv(part.size, kSpan); };
-  auto one = [](const RedsyncGpuPart&) { return int64_t{1}; };
   ForParts(*call, record, tiles, [&](const Parts& all, uint32_t blocks) {
     const dim3 grid(blocks, static_cast<uint32_t>(call->ranks));
     if (call->ranks > 0) REDSYNC_LAUNCH(Check, grid, kThreads, stream, all);
   });
   ForParts(*call, record, spans, [&](const Parts& all, uint32_t blocks) {
     REDSYNC_LAUNCH(AddRanks, blocks, kThreads, stream, all);
-  });
-  ForParts(*call, record, one, [&](const Parts& all, uint32_t blocks) {
-    REDSYNC_LAUNCH(AddInOrder, blocks, 32, stream, all);
   });
   return cudaPeekAtLastError() == cudaSuccess ? REDSYNC_GPU_OK : REDSYNC_GPU_CUDA_ERROR;
 }
@@ -181,11 +172,17 @@ int redsync_gpu_explain(const RedsyncGpuDecode* call, const RedsyncGpuRecord* re
   *error = {"flag", position / call->words, -1, 0, record->value, 1};
   for (int64_t i = 0; i < call->count && word >= call->parts[i].offset; ++i) {
     const RedsyncGpuPart& part = call->parts[i];
+    const int64_t at = word - part.offset;  // [count, mean, indices] or [count, indices, values]
+    const int64_t first_index = part.quantized ? 2 : 1;
     error->tensor = i;
-    error->slot = word - part.offset - (part.quantized ? 2 : 1);
-    error->field = word == part.offset ? "count" : "index";
-    error->limit = word == part.offset ? part.capacity : part.size;
+    error->limit = at == 0 ? part.capacity : part.size;
+    error->field = at == 0                            ? "count"
+                   : at < first_index                 ? "mean"
+                   : at < first_index + part.capacity ? "index"
+                                                      : "value";
+    error->slot = at < first_index                   ? 0
+                  : at < first_index + part.capacity ? at - first_index
+                                                     : at - first_index - part.capacity;
   }
-  if (error->slot < 0) error->slot = 0;
   return 1;
 }

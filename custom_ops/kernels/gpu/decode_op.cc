@@ -34,7 +34,8 @@ class GpuDecodeOp : public tensorflow::AsyncOpKernel {
           if (!ok) {
             context->SetStatus(FromCode(REDSYNC_GPU_CUDA_ERROR, "Decoding"));
           } else if (redsync_gpu_explain(&work->call, &work->record.host(), &error)) {
-            context->SetStatus(Describe(error));
+            context->SetStatus(InvalidMessage(error.field, error.tensor, error.rank, error.slot,
+                                              error.value, error.limit));
           }
         },
         std::move(done));
@@ -72,15 +73,6 @@ class GpuDecodeOp : public tensorflow::AsyncOpKernel {
     TF_RETURN_IF_ERROR(work->record.Allocate(context));
     return FromCode(redsync_gpu_decode(&work->call, work->record.device(), StreamOf(context)),
                     "Decoding");
-  }
-
-  static tensorflow::Status Describe(const RedsyncGpuError& e) {
-    const std::string of_tensor =
-        e.tensor < 0 ? "" : tensorflow::strings::StrCat(" of tensor ", e.tensor);
-    return InvalidArgument("`messages` hold an invalid ", e.field, of_tensor,
-                           ". Received: ", e.value, " from rank ", e.rank, ", slot ", e.slot,
-                           "; it must be >= 0 and ", e.field[0] == 'i' ? "< " : "<= ", e.limit,
-                           ". Do all workers run the same version and configuration?");
   }
 
   TensorAttributes attributes_;
