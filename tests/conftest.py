@@ -18,7 +18,14 @@ _DISTRIBUTED = pathlib.Path(__file__).parent / "distributed"
 
 
 def pytest_collection_modifyitems(items):
-    """Marks everything under tests/distributed."""
+    """Marks everything under tests/distributed, and says what may not run side by side.
+
+    With several test processes (`-n 2 --dist loadgroup`) a file stays in one of them, for the sake
+    of its fixtures, and so do all tests that start workers, which would starve one another.
+    """
     for item in items:
+        group = item.path.stem
         if _DISTRIBUTED in item.path.parents:
             item.add_marker(pytest.mark.distributed)
+            group = "distributed"
+        item.add_marker(pytest.mark.xdist_group(group))

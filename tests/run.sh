@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Lint, type check, C++ format, the Bazel build if there is a bazel, then every test. Arguments go to pytest: tests/run.sh -k redsync
+# TEST_PROCESSES (default 2) is the number of test processes side by side; 0 runs them in this one.
 # Runs all stages whatever the earlier ones say; pytest comes last, and its summary line closes the
 # output. The exit status is not 0 if any stage failed.
 set -uo pipefail
@@ -48,5 +49,5 @@ if [ ${#failed[@]} -gt 0 ]; then
   printf '== FAILED before the tests: %s\n' "${failed[@]}"
 fi
 echo "== pytest"
-"$bin/python" -m pytest "$@" </dev/null || status=$?
+"$bin/python" -m pytest -n "${TEST_PROCESSES:-2}" --dist loadgroup "$@" </dev/null || status=$?
 exit "$status"
