@@ -3,19 +3,27 @@
 import functools
 
 import pytest
-import tensorflow as tf
 
 LOGICAL_CPUS = 4
 
-# Must happen before the first operation, hence here and not in a fixture.
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0],
-    [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS,
-)
+
+def pytest_configure(config):
+    """Make the devices before the first operation, hence here and not in a fixture."""
+    distributes = getattr(config.option, "dist", "no") != "no"
+    if distributes and not hasattr(config, "workerinput"):
+        return  # This process only hands out tests: it needs no TensorFlow.
+    import tensorflow as tf
+
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS,
+    )
 
 
 @functools.cache
-def _strategy(replicas: int) -> tf.distribute.MirroredStrategy:
+def _strategy(replicas: int):
+    import tensorflow as tf
+
     # Strategies of one process number their collectives from the same start, and TensorFlow takes
     # two with one number for one. Its own tests move the start, too.
     numbered = type(
