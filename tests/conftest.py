@@ -17,6 +17,7 @@ os.environ.pop("TF_CONFIG", None)
 _DISTRIBUTED = pathlib.Path(__file__).parent / "distributed"
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items):
     """Marks everything under tests/distributed, and says what may not run side by side.
 
