@@ -17,16 +17,25 @@ os.environ.pop("TF_CONFIG", None)
 _DISTRIBUTED = pathlib.Path(__file__).parent / "distributed"
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items):
-    """Marks everything under tests/distributed, and says what may not run side by side.
-
-    With several test processes (`-n 2 --dist loadgroup`) a file stays in one of them, for the sake
-    of its fixtures, and so do all tests that start workers, which would starve one another.
-    """
+    """Marks everything under tests/distributed."""
     for item in items:
-        group = item.path.stem
         if _DISTRIBUTED in item.path.parents:
             item.add_marker(pytest.mark.distributed)
-            group = "distributed"
-        item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With several test processes, say what stays together in one of them.
+
+    A file, for the sake of its fixtures; and all tests that start workers, which would starve one
+    another.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.split("::")[0]
+            return "distributed" if file.startswith("tests/distributed/") else file
+
+    return ByFile(config, log)

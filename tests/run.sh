@@ -49,5 +49,5 @@ if [ ${#failed[@]} -gt 0 ]; then
   printf '== FAILED before the tests: %s\n' "${failed[@]}"
 fi
 echo "== pytest"
-"$bin/python" -m pytest -n "${TEST_PROCESSES:-2}" --dist loadgroup "$@" </dev/null || status=$?
+"$bin/python" -m pytest -n "${TEST_PROCESSES:-2}" --no-loadscope-reorder "$@" </dev/null || status=$?
 exit "$status"
