@@ -29,7 +29,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tf_redsync import addons, methods, ops
-    from tf_redsync.methods import Dense, Method, NoExchange, RedSync
+    from tf_redsync.methods import (
+        ACPSGD,
+        Dense,
+        Method,
+        NoExchange,
+        PowerSGD,
+        RandomBlock,
+        RandomK,
+        RedSync,
+        TopK,
+    )
     from tf_redsync.optimizer import DistributedOptimizer
     from tf_redsync.policy import Policy, Rule
     from tf_redsync.schedules import DenseWarmUp, ExponentialWarmUp
@@ -38,6 +48,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ACPSGD",
     "Dense",
     "DenseWarmUp",
     "DistributedOptimizer",
@@ -46,8 +57,12 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "NoExchange",
     "Policy",
+    "PowerSGD",
+    "RandomBlock",
+    "RandomK",
     "RedSync",
     "Rule",
+    "TopK",
     "addons",
     "methods",
     "ops",
@@ -59,10 +74,20 @@ _HOMES = {
     "addons": "tf_redsync.addons",
     "methods": "tf_redsync.methods",
     "ops": "tf_redsync.ops",
-    "Dense": "tf_redsync.methods",
-    "Method": "tf_redsync.methods",
-    "NoExchange": "tf_redsync.methods",
-    "RedSync": "tf_redsync.methods",
+    **dict.fromkeys(
+        (
+            "ACPSGD",
+            "Dense",
+            "Method",
+            "NoExchange",
+            "PowerSGD",
+            "RandomBlock",
+            "RandomK",
+            "RedSync",
+            "TopK",
+        ),
+        "tf_redsync.methods",
+    ),
     "DistributedOptimizer": "tf_redsync.optimizer",
     "Policy": "tf_redsync.policy",
     "Rule": "tf_redsync.policy",

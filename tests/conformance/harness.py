@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tests.conformance.table import SHAPES, SPECS, TABLE
+from tests.conformance.descriptor import SHAPES
+from tests.conformance.table import TABLE
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout
 
@@ -55,12 +56,13 @@ def tensors(arrays: Any) -> Any:
     return tf.nest.map_structure(lambda a: tf.constant(a, a.dtype), arrays)
 
 
-def run(method, workers: int, phase: str = "exchange", steps: int = STEPS) -> list[Record]:
-    layout = BucketLayout(SPECS, workers)
+def run(method, workers: int, specs, phase: str = "exchange", steps: int = STEPS) -> list[Record]:
+    layout = BucketLayout(specs, workers)
+    shapes = tuple(s.shape for s in specs)
     states = loopback.initial_states(method, layout)
     records = []
     for number in range(steps):
-        grads = make_grads(number, workers)
+        grads = make_grads(number, workers, shapes)
         inputs = tensors(grads)
         old = copied(states)
         step = loopback.run_step(method, layout, inputs, states, number, phase)
@@ -74,7 +76,7 @@ def run(method, workers: int, phase: str = "exchange", steps: int = STEPS) -> li
 
 @functools.cache
 def recorded(name: str, workers: int, phase: str = "exchange") -> list[Record]:
-    return run(TABLE[name].method, workers, phase)
+    return run(TABLE[name].method, workers, TABLE[name].specs, phase)
 
 
 def assert_equal_bits(found: Any, expected: Any, message: str = "") -> None:

@@ -95,7 +95,7 @@ def make_buckets(
     for spec, method in reversed(assignments):
         specs = open_buckets.setdefault(method, [])
         specs.append(spec)
-        if sum(s.bytes for s in specs) >= bucket_bytes:
+        if sum(s.bytes for s in specs) >= bucket_bytes and not method.whole_model:
             closed.append((method, open_buckets.pop(method)))
     closed.extend(open_buckets.items())
     return [

@@ -26,6 +26,11 @@ def register(cls: type[_T]) -> type[_T]:
     return cls
 
 
+def registered() -> dict[str, type]:
+    """Return all registered classes by name."""
+    return dict(_REGISTRY)
+
+
 class Configurable:
     """Config round trip for frozen dataclasses of plain values and of each other."""
 
@@ -67,6 +72,22 @@ def _decode(value: Any) -> Any:
     return value
 
 
+def stream(seed: int, step: tf.Tensor, position: int) -> tf.Tensor:
+    """Return the seed of a random stream for one tensor and step, int32 `[2]`.
+
+    A function of numbers that are equal on all workers, for TensorFlow's stateless generators.
+    Name `alg="philox"` there: the default generator depends on the device.
+
+    Args:
+        seed: The method's seed.
+        step: int64 scalar, number of exchanges so far.
+        position: Position of the tensor's variable in the model, or -1 for none.
+    """
+    pair = tf.stack([tf.constant(seed, tf.int64), step])
+    mixed = tf.random.experimental.stateless_fold_in(pair, position + 1, alg="philox")
+    return tf.cast(mixed, tf.int32)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method(Configurable):
     """A way of exchanging gradients. Frozen, pure: hyper-parameters and nothing else.
@@ -77,9 +98,20 @@ class Method(Configurable):
     Attributes:
         state_kinds: For every name in the state: `"sum"`, `"mean"` or `"shared"`; see
             `exchange/state.py`.
+        paper: Authors and year, for `table()`.
+        requests: What crosses the network in a step, in words, for `table()`.
+        bits: Bits that a worker contributes per element and step, as a formula, for `table()`.
     """
 
     state_kinds: ClassVar[dict[str, str]] = {}
+    paper: ClassVar[str] = ""
+    requests: ClassVar[str] = ""
+    bits: ClassVar[str] = ""
+
+    @property
+    def whole_model(self) -> bool:
+        """Whether all tensors of this method must share one bucket, however large."""
+        return False
 
     @property
     def conserves(self) -> bool:

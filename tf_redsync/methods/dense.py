@@ -33,6 +33,9 @@ class Dense(Method):
     momentum: float = 0.0
     nesterov: bool = False
 
+    paper: ClassVar[str] = "-"
+    requests: ClassVar[str] = "all-reduce"
+    bits: ClassVar[str] = "32"
     state_kinds: ClassVar[dict[str, str]] = {"velocity": "shared"}
 
     def __post_init__(self) -> None:
@@ -94,6 +97,10 @@ class NoExchange(Method):
     beat: the step time without communication. Nothing is agreed on either: a step with non-finite
     gradients is applied.
     """
+
+    paper: ClassVar[str] = "-"
+    requests: ClassVar[str] = "none"
+    bits: ClassVar[str] = "0"
 
     @property
     def conserves(self) -> bool:

@@ -37,10 +37,10 @@ import tensorflow as tf
 
 from tf_redsync import checks, feedback, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.exchange.requests import AllGather, AllReduce
+from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.methods.base import Exchange, Method, State, register
 from tf_redsync.methods.dense import Dense
-from tf_redsync.ops.sparse import coordinates, is_short
+from tf_redsync.methods.sparse import deliver, element_count, too_small
 from tf_redsync.schedules import DenseWarmUp, ExponentialWarmUp
 
 SELECTIONS = ("auto", "exact", "trimmed", "threshold")
@@ -88,6 +88,9 @@ class RedSync(Method):
     clip_norm: float | None = None
     warm_up: DenseWarmUp | ExponentialWarmUp | None = None
 
+    paper: ClassVar[str] = "Fang, Fu, Yang, Hsieh 2019"
+    requests: ClassVar[str] = "all-gather of indices and values"
+    bits: ClassVar[str] = "64 density; quantised 32 density"
     state_kinds: ClassVar[dict[str, str]] = {"residual": "sum", "velocity": "sum", "ratios": "mean"}
 
     def __post_init__(self) -> None:
@@ -129,11 +132,7 @@ class RedSync(Method):
 
     def refuses(self, spec: TensorSpec) -> str | None:
         """See `Method`."""
-        if len(spec.shape) < 2:
-            return f"rank {len(spec.shape)} (bias, norm)"
-        if spec.bytes < self.dense_below:
-            return f"{spec.bytes} bytes < dense_below"
-        return None
+        return too_small(spec, self.dense_below)
 
     def dense(self) -> Method:
         """See `Method`."""
@@ -160,8 +159,7 @@ class RedSync(Method):
 
     def k(self, spec: TensorSpec, density: float | None = None) -> int:
         """Number of elements of a tensor that are sent at a density (default: the final one)."""
-        rho = self.density if density is None else density
-        return min(max(1, int(rho * spec.size + 0.5)), spec.size)
+        return element_count(self.density if density is None else density, spec.size)
 
     def init(self, layout: BucketLayout) -> State:
         """See `Method`."""
@@ -200,12 +198,8 @@ class RedSync(Method):
             search=tf.equal(step % self.search_interval, 0),
             **form,
         )
-        messages = yield AllGather(selection.message)
-        fixed_k, sizes = self._static_k(layout, step), [s.size for s in layout.specs]
-        if layout.sparse_totals and fixed_k and is_short(fixed_k, sizes, layout.workers):
-            totals: list = coordinates(messages, fixed_k, sizes, **form)
-        else:
-            totals = ops.decode(messages, k, grads, **form)
+        fixed_k = self._static_k(layout, step)
+        totals = yield from deliver(layout, selection.message, fixed_k or k, grads, **form)
         return totals, {
             "residual": list(selection.residuals),
             "velocity": list(selection.velocities),

@@ -1,0 +1,66 @@
+"""What the laws need to know about a method, and the tensors that they are tried on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from tf_redsync.exchange.layout import TensorSpec
+from tf_redsync.exchange.requests import AllGather, AllReduce
+
+# Ranks 0 to 4, one element, no element, primes, and sizes around powers of two.
+SHAPES = ((), (1,), (13,), (1, 1), (0, 3), (31, 5), (257, 3), (3, 4, 5), (2, 3, 1, 4), (64, 33))
+SPECS = tuple(
+    TensorSpec(f"layer/{i}", shape, position=i, output_layer=i == len(SHAPES) - 1)
+    for i, shape in enumerate(SHAPES)
+)
+WORKERS = (1, 2, 3, 4, 7, 8)
+
+
+def dense_payload(method, specs, step) -> list[int]:
+    """Bytes of one all-reduce of everything."""
+    return [sum(s.bytes for s in specs)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Descriptor:
+    """A method and what it is expected to be.
+
+    Attributes:
+        method: The instance under test.
+        full: The same method when it sends everything (density 1, full rank), or None if there is
+            no such thing. Its totals must be those of uncompressed momentum SGD.
+        agrees: All workers end up with the same totals.
+        requests: The types of its requests in a step, in order.
+        payload: `payload(method, specs, step)`: bytes that a worker puts into each of them, by the
+            paper's formula and not by the code's.
+        oracle: `oracle(method, specs, workers)` makes an object whose `step(grads)`, with
+            `grads[worker][tensor]`, returns the totals of that step in numpy, and whose
+            `residuals[worker][tensor]` are then the new residuals (None if there are none). If it
+            has `follow(states)`, it goes on from the method's states after every step.
+        tolerance: Of the comparison with the oracle and of what sending everything gives, relative
+            to the largest element of a tensor. 0 demands equal bits of the oracle.
+        served_only: Leave out tensors that the method refuses.
+    """
+
+    method: Any
+    full: Any = None
+    agrees: bool = True
+    requests: tuple[type, ...] = (AllReduce,)
+    payload: Callable[[Any, tuple[TensorSpec, ...], int], list[int]] = dense_payload
+    oracle: Callable[[Any, tuple[TensorSpec, ...], int], Any] | None = None
+    tolerance: float = 0.0
+    served_only: bool = False
+
+    @property
+    def gathers(self) -> bool:
+        """Whether it sends messages with a header."""
+        return AllGather in self.requests
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """The tensors to try it on."""
+        if not self.served_only:
+            return SPECS
+        return tuple(s for s in SPECS if self.method.refuses(s) is None)

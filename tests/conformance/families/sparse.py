@@ -1,0 +1,58 @@
+"""Top-k with memory, random-k, random block."""
+
+import numpy as np
+import tensorflow as tf
+
+import tf_redsync as rs
+from tests.conformance.descriptor import Descriptor
+from tests.oracle import sparse as oracle
+from tf_redsync.exchange.requests import AllGather
+from tf_redsync.methods.base import stream
+
+
+def message(method, specs, step):
+    """A flag, then count, indices and values of each tensor, or of the whole model."""
+    sizes = [s.size for s in specs]
+    if method.scope == "model":
+        sizes = [sum(sizes)]
+    return [4 * (1 + sum(1 + 2 * oracle.count(method.density, n) for n in sizes))]
+
+
+def values(method, specs, step):
+    """The chosen elements alone: workers know the positions."""
+    return [4 * sum(oracle.count(method.density, s.size) for s in specs)]
+
+
+def top_k_oracle(method, specs, workers):
+    by_scope = {"layer": oracle.top_k_by_layer, "model": oracle.top_k_of_model}
+    choose = by_scope[method.scope](method.density)
+    return oracle.MemoryOracle([s.shape for s in specs], workers, choose)
+
+
+def random_oracle(method, specs, workers):
+    """The positions are the method's; `test_random_sparse.py` looks at them."""
+
+    def choose(sums, step):
+        seeds = [stream(method.seed, tf.constant(step, tf.int64), s.position) for s in specs]
+        return [np.array(method.choose(s, seed)) for s, seed in zip(specs, seeds, strict=True)]
+
+    return oracle.MemoryOracle([s.shape for s in specs], workers, choose)
+
+
+def _top_k(**options):
+    full = rs.TopK(**{**options, "density": 1.0})
+    return Descriptor(rs.TopK(**options), full, True, (AllGather,), message, top_k_oracle)
+
+
+def _random(cls, **options):
+    return Descriptor(
+        cls(**options), cls(density=1.0), payload=values, oracle=random_oracle, tolerance=1e-6
+    )
+
+
+TABLE = {
+    "top_k": _top_k(density=0.1),
+    "top_k_model": _top_k(density=0.05, scope="model"),
+    "random_k": _random(rs.RandomK, density=0.1),
+    "random_block": _random(rs.RandomBlock, density=0.2, seed=3),
+}

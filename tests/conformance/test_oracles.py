@@ -1,0 +1,48 @@
+"""Every method that names an oracle, step by step against it."""
+
+import numpy as np
+import pytest
+
+import tf_redsync as rs
+from tests.conformance.descriptor import WORKERS
+from tests.conformance.harness import make_grads, tensors
+from tests.conformance.table import TABLE
+from tf_redsync.exchange import loopback
+from tf_redsync.exchange.layout import BucketLayout
+
+# Eager steps of the pure-TensorFlow ops take a tenth of a second each.
+STEPS = 50 if rs.ops.backend() == "native" else 11
+
+
+def assert_near(found, expected, tolerance, what):
+    """Equal bits for tolerance 0, else relative to the largest element."""
+    found, expected = np.asarray(found), np.asarray(expected)
+    if tolerance == 0:
+        np.testing.assert_array_equal(found, expected, what)
+    else:
+        scale = max([1.0, *np.abs(expected).flat])
+        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * scale, err_msg=what)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("name", [n for n, d in TABLE.items() if d.oracle is not None])
+def test_equals_the_oracle(name, workers):
+    descriptor = TABLE[name]
+    method, specs, tolerance = descriptor.method, descriptor.specs, descriptor.tolerance
+    shapes = tuple(s.shape for s in specs)
+    reference = descriptor.oracle(method, specs, workers)
+    layout = BucketLayout(specs, workers)
+    states = loopback.initial_states(method, layout)
+    for number in range(STEPS if workers in (2, 3) else STEPS // 5):
+        grads = make_grads(number, workers, shapes, seed=workers)
+        step = loopback.run_step(method, layout, tensors(grads), states, number)
+        assert step.finite
+        states = step.states
+        what = f"{name}, {workers} workers, step {number}"
+        for found, expected in zip(step.totals[-1], reference.step(grads), strict=True):
+            assert_near(found, expected, tolerance, f"totals of {what}")
+        for state, residuals in zip(states, reference.residuals or [], strict=False):
+            for found, expected in zip(state["residual"], residuals, strict=True):
+                assert_near(found, expected, tolerance, f"residuals of {what}")
+        if hasattr(reference, "follow"):
+            reference.follow(states)

@@ -1,0 +1,54 @@
+"""The list of all methods, as a table to print."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tf_redsync.methods import base
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One method, as it is with its default hyper-parameters."""
+
+    name: str
+    paper: str
+    requests: str
+    bits: str
+    conserves: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Catalogue:
+    """All methods; `str` prints a table."""
+
+    entries: tuple[Entry, ...]
+
+    def __str__(self) -> str:
+        head = ("method", "paper", "requests", "bits per element", "conserves")
+        lines = [head] + [
+            (e.name, e.paper, e.requests, e.bits, "yes" if e.conserves else "no")
+            for e in self.entries
+        ]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+        return "\n".join(
+            "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        )
+
+
+def table() -> Catalogue:
+    """Return all methods: paper, requests, bits sent per element, conservation of the gradient.
+
+    `conserves` tells whether what is not sent now is sent later: the sum over the workers of
+    gradient and old residual equals the total plus the sum of the new residuals.
+
+    Example:
+        >>> [e.paper for e in table().entries if e.name == "PowerSGD"]
+        ['Vogels, Karimireddy, Jaggi 2019']
+    """
+    entries = []
+    for name, cls in sorted(base.registered().items()):
+        if issubclass(cls, base.Method):
+            entries.append(Entry(name, cls.paper, cls.requests, cls.bits, cls().conserves))
+    return Catalogue(tuple(entries))

@@ -1,0 +1,243 @@
+"""PowerSGD and ACP-SGD: gradients as products of two thin matrices.
+
+Thijs Vogels, Sai Praneeth Karimireddy, Martin Jaggi (2019), "PowerSGD: Practical Low-Rank Gradient
+Compression for Distributed Optimization", NeurIPS, arXiv 1905.13727.
+Lin Zhang, Longteng Zhang, Shaohuai Shi, Xiaowen Chu, Bo Li (2023), "Evaluation and Optimization of
+Gradient Compression for Distributed Deep Learning", ICDCS, arXiv 2306.08881 (ACP-SGD).
+
+A tensor of shape [n, ...] is a matrix of n rows and m columns. On every worker, with gradient G,
+residual E, M = G + E, rank r, P [n, r], Q [m, r]:
+
+    PowerSGD                                    ACP-SGD, even steps         ACP-SGD, odd steps
+    P = M Q           all-reduce of P           Q <- orth(Q)                P <- orth(P)
+    P <- orth(P)                                P = M Q                     Q = M^T P
+    Q = M^T P         all-reduce of Q           all-reduce of P             all-reduce of Q
+    total = P Q^T     E <- M - P Q_own^T        total = P Q^T               E <- M - (P Q^T)_own
+
+"own" is before the all-reduce. Q (and P) start out random, equal on all workers, and are kept from
+step to step: together the steps are a power iteration towards the leading singular vectors.
+
+Differences from the papers
+
+* Sums instead of averages: the totals here are sums over workers.
+* The residual subtracts the worker's own product, P Q_own^T, not the common one. The sum over the
+  workers is the same; PowerSGD's authors do so in their later package.
+* orth is the QR decomposition. Workers must compute it to the same bits, so all should run on the
+  same kind of processor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tf_redsync import checks, feedback
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.requests import AllReduce
+from tf_redsync.methods.base import Exchange, Method, State, register, stream
+from tf_redsync.methods.dense import Dense
+from tf_redsync.methods.sparse import flat
+
+Factors = list[tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _LowRank(Method):
+    """What both methods share: matrices, their factors, and who is served."""
+
+    rank: int = 4
+    min_compression_rate: float = 2.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        checks.integer("rank", self.rank, low=1)
+        checks.real("min_compression_rate", self.min_compression_rate, low=0.0, high=math.inf)
+        checks.integer("seed", self.seed, low=0)
+
+    def refuses(self, spec: TensorSpec) -> str | None:
+        """See `Method`."""
+        if len(spec.shape) < 2:
+            return f"rank {len(spec.shape)} (bias, norm)"
+        if spec.size == 0:
+            return "no elements"
+        rate = spec.size / max(1, self.rank_of(spec) * sum(matrix_shape(spec)))
+        if rate < self.min_compression_rate:
+            return f"compression rate {rate:.2g} < min_compression_rate"
+        return None
+
+    def dense(self) -> Method:
+        """See `Method`."""
+        return Dense()
+
+    def describe(self, spec: TensorSpec) -> str:
+        """See `Method`."""
+        rows, columns = matrix_shape(spec)
+        return f"rank {self.rank_of(spec)} of {rows} x {columns}"
+
+    def rank_of(self, spec: TensorSpec) -> int:
+        """Rank of a tensor's factors: no more than its matrix can have."""
+        return min(self.rank, *matrix_shape(spec))
+
+    def random_factors(self, layout: BucketLayout, side: int) -> Factors:
+        """Normal random factors, the same on all workers: P for side 0, Q for side 1."""
+        return [
+            tf.random.stateless_normal(
+                [matrix_shape(s)[side], self.rank_of(s)],
+                stream(self.seed, tf.constant(side, tf.int64), s.position),
+                alg="philox",
+            )
+            for s in layout.specs
+        ]
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PowerSGD(_LowRank):
+    """Low-rank gradients by one step of power iteration; see the module's docstring.
+
+    Args:
+        rank: r, the number of columns of both factors; 1 to 4 for convolutional networks, 32 and
+            more for transformers.
+        min_compression_rate: Tensors of n x m elements with `r (n + m)` above `n m` divided by
+            this are all-reduced densely; so are tensors of rank 0 and 1.
+        seed: Of the first factors; the same on all workers.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+    """
+
+    paper: ClassVar[str] = "Vogels, Karimireddy, Jaggi 2019"
+    requests: ClassVar[str] = "two all-reduces of factors"
+    bits: ClassVar[str] = "32 r (n + m) / (n m)"
+    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum", "q": "shared"}
+
+    def init(self, layout: BucketLayout) -> State:
+        """See `Method`."""
+        zeros = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
+        return {"residual": zeros, "q": self.random_factors(layout, side=1)}
+
+    def exchange(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        step: tf.Tensor,
+        scale: tf.Tensor | None = None,
+    ) -> Exchange:
+        """See `Method`."""
+        matrices = _matrices(layout, feedback.scaled(grads, scale), state["residual"])
+        p = yield AllReduce([tf.matmul(m, q) for m, q in zip(matrices, state["q"], strict=True)])
+        p = [orthogonal(f) for f in p]
+        own_q = [tf.matmul(m, f, transpose_a=True) for m, f in zip(matrices, p, strict=True)]
+        q = yield AllReduce(own_q)
+        totals = _tensors(layout, _products(p, q))
+        residuals = _tensors(layout, _differences(matrices, _products(p, own_q)))
+        return totals, {"residual": residuals, "q": list(q)}
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ACPSGD(_LowRank):
+    """Alternately compressed PowerSGD: one factor a step; see the module's docstring.
+
+    Half of PowerSGD's traffic and one all-reduce instead of two that wait for each other.
+
+    Args:
+        rank: r, the number of columns of both factors.
+        min_compression_rate: Tensors of n x m elements with `r (n + m)` above `n m` divided by
+            this are all-reduced densely; so are tensors of rank 0 and 1.
+        seed: Of the first factors; the same on all workers.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+    """
+
+    paper: ClassVar[str] = "Zhang, Zhang, Shi, Chu, Li 2023"
+    requests: ClassVar[str] = "all-reduce of one factor, in turn"
+    bits: ClassVar[str] = "16 r (n + m) / (n m)"
+    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum", "p": "shared", "q": "shared"}
+
+    def init(self, layout: BucketLayout) -> State:
+        """See `Method`."""
+        return {
+            "residual": [tf.zeros(s.shape, tf.float32) for s in layout.specs],
+            "p": self.random_factors(layout, side=0),
+            "q": self.random_factors(layout, side=1),
+        }
+
+    def exchange(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        step: tf.Tensor,
+        scale: tf.Tensor | None = None,
+    ) -> Exchange:
+        """See `Method`."""
+        even = tf.equal(step % 2, 0)
+        matrices = _matrices(layout, feedback.scaled(grads, scale), state["residual"])
+
+        def project(fixed: Factors, transpose: bool) -> tuple[Factors, Factors]:
+            fixed = [orthogonal(f) for f in fixed]
+            return fixed, [
+                tf.matmul(m, f, transpose_a=transpose) for m, f in zip(matrices, fixed, strict=True)
+            ]
+
+        def p_step() -> tuple[Factors, Factors, tf.Tensor]:
+            q, p = project(state["q"], transpose=False)
+            return p, q, flat(p)
+
+        def q_step() -> tuple[Factors, Factors, tf.Tensor]:
+            p, q = project(state["p"], transpose=True)
+            return p, q, flat(q)
+
+        # The one that is sent has another size in even and in odd steps, so it travels flat.
+        own_p, own_q, sent = tf.cond(even, p_step, q_step)
+        (received,) = yield AllReduce([sent])
+        p, q = tf.cond(
+            even,
+            lambda: (_unflat(received, own_p), own_q),
+            lambda: (own_p, _unflat(received, own_q)),
+        )
+        totals = _tensors(layout, _products(p, q))
+        residuals = _tensors(layout, _differences(matrices, _products(own_p, own_q)))
+        return totals, {"residual": residuals, "p": list(p), "q": list(q)}
+
+
+def matrix_shape(spec: TensorSpec) -> tuple[int, int]:
+    """Rows and columns of a tensor as a matrix: the first axis and all others."""
+    rows = spec.shape[0] if spec.shape else 1
+    return rows, math.prod(spec.shape[1:])
+
+
+def orthogonal(factor: tf.Tensor) -> tf.Tensor:
+    """Return an orthonormal basis of the columns of `factor` `[rows, r]`, of the same shape."""
+    basis, _ = tf.linalg.qr(factor)
+    return basis
+
+
+def _matrices(layout: BucketLayout, grads: Factors, residuals: Factors) -> list[tf.Tensor]:
+    return [
+        tf.reshape(g + e, matrix_shape(s))
+        for s, g, e in zip(layout.specs, grads, residuals, strict=True)
+    ]
+
+
+def _tensors(layout: BucketLayout, matrices: Factors) -> list[tf.Tensor]:
+    return [tf.reshape(m, s.shape) for s, m in zip(layout.specs, matrices, strict=True)]
+
+
+def _products(p: Factors, q: Factors) -> list[tf.Tensor]:
+    return [tf.matmul(a, b, transpose_b=True) for a, b in zip(p, q, strict=True)]
+
+
+def _differences(a: list[tf.Tensor], b: list[tf.Tensor]) -> list[tf.Tensor]:
+    return [x - y for x, y in zip(a, b, strict=True)]
+
+
+def _unflat(vector: tf.Tensor, like: Factors) -> Factors:
+    sizes = [f.shape.num_elements() for f in like]
+    return [tf.reshape(v, f.shape) for v, f in zip(tf.split(vector, sizes), like, strict=True)]

@@ -1,0 +1,152 @@
+"""Random-k and random block: all workers send the same random elements, so sums do.
+
+Negar Foroutan Eghlidi, Martin Jaggi (2020), "Sparse Communication for Training Deep Networks",
+arXiv 2009.09271. Random block is also a baseline in Thijs Vogels, Sai Praneeth Karimireddy, Martin
+Jaggi (2019), "PowerSGD".
+
+On every worker, with gradient g and residual v, for each tensor of n elements:
+
+    v <- v + g
+    S = random k of n elements, or k elements in a row (wrapping around) from a random start
+        drawn from (seed, step, tensor): the same on all workers, so no index is sent
+    total[S] = sum over workers of v[S]             one all-reduce for all tensors
+    v[S] <- 0
+
+Differences from the paper
+
+* The values are not scaled by n / k: error feedback delivers the rest later, so scaling would count
+  it twice.
+* The same elements are drawn without repetition, by sorting random numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tf_redsync import checks, feedback
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.requests import AllReduce
+from tf_redsync.methods.base import Exchange, Method, State, register, stream
+from tf_redsync.methods.dense import Dense
+from tf_redsync.methods.sparse import DENSE_BELOW, element_count, marked, too_small
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _SharedRandom(Method):
+    """What random-k and random block share: everything but the choice of the elements."""
+
+    density: float = 0.01
+    seed: int = 0
+    dense_below: int = DENSE_BELOW
+
+    paper: ClassVar[str] = "Foroutan Eghlidi, Jaggi 2020"
+    requests: ClassVar[str] = "all-reduce of values"
+    bits: ClassVar[str] = "32 density"
+    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum"}
+
+    def __post_init__(self) -> None:
+        checks.real("density", self.density, low=0.0, high=1.0, low_open=True)
+        checks.integer("seed", self.seed, low=0)
+        checks.integer("dense_below", self.dense_below, low=0)
+
+    @property
+    def totals_may_overflow(self) -> bool:
+        """See `Method`. They are what the all-reduce returned, and zeros."""
+        return False
+
+    def refuses(self, spec: TensorSpec) -> str | None:
+        """See `Method`."""
+        return too_small(spec, self.dense_below)
+
+    def dense(self) -> Method:
+        """See `Method`."""
+        return Dense()
+
+    def init(self, layout: BucketLayout) -> State:
+        """See `Method`."""
+        return {"residual": [tf.zeros(s.shape, tf.float32) for s in layout.specs]}
+
+    def choose(self, spec: TensorSpec, seed: tf.Tensor) -> tf.Tensor:
+        """Return the elements to send, int32 `[k]`, distinct positions in the flat tensor.
+
+        Args:
+            spec: The tensor.
+            seed: int32 `[2]`, the same on all workers.
+        """
+        raise NotImplementedError
+
+    def exchange(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        step: tf.Tensor,
+        scale: tf.Tensor | None = None,
+    ) -> Exchange:
+        """See `Method`."""
+        sends = [
+            tf.reshape(v + g, [-1])
+            for v, g in zip(state["residual"], feedback.scaled(grads, scale), strict=True)
+        ]
+        chosen = [
+            self.choose(spec, stream(self.seed, step, spec.position))[:, tf.newaxis]
+            for spec in layout.specs
+        ]
+        values = [tf.gather_nd(v, s) for v, s in zip(sends, chosen, strict=True)]
+        sums = yield AllReduce(marked(values, sends))
+        totals, residuals = [], []
+        for spec, send, at, values in zip(layout.specs, sends, chosen, sums, strict=True):
+            totals.append(tf.reshape(tf.scatter_nd(at, values, [spec.size]), spec.shape))
+            kept = tf.tensor_scatter_nd_update(send, at, tf.zeros_like(values))
+            residuals.append(tf.reshape(kept, spec.shape))
+        return totals, {"residual": residuals}
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RandomK(_SharedRandom):
+    """Random elements of each tensor; see the module's docstring for the algorithm.
+
+    Args:
+        density: Fraction of the elements that is sent, in (0, 1].
+        seed: Of the choice; the same on all workers.
+        dense_below: Tensors of fewer float32 bytes are all-reduced densely.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+    """
+
+    def choose(self, spec: TensorSpec, seed: tf.Tensor) -> tf.Tensor:
+        """Return k distinct random elements."""
+        draws = tf.random.stateless_uniform([spec.size], seed, alg="philox")
+        _, chosen = tf.math.top_k(draws, element_count(self.density, spec.size), sorted=False)
+        return chosen
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RandomBlock(_SharedRandom):
+    """A random block of each tensor; see the module's docstring for the algorithm.
+
+    Cheaper than random elements, since memory is read and written in a row. With error feedback
+    alone it needs a moderate density: an element waits for about 1 / density steps.
+
+    Args:
+        density: Fraction of the elements that is sent, in (0, 1].
+        seed: Of the choice; the same on all workers.
+        dense_below: Tensors of fewer float32 bytes are all-reduced densely.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+    """
+
+    def choose(self, spec: TensorSpec, seed: tf.Tensor) -> tf.Tensor:
+        """Return k elements in a row from a random start, wrapping around."""
+        k, size = element_count(self.density, spec.size), spec.size
+        # Not a random integer: its range must not be empty, and a size may be 0.
+        draw = tf.random.stateless_uniform([], seed, dtype=tf.float64, alg="philox")
+        start = tf.cast(draw * size, tf.int64)
+        return tf.cast((start + tf.range(k, dtype=tf.int64)) % max(size, 1), tf.int32)

@@ -1,0 +1,83 @@
+"""What sparsifiers share: how many elements to send, which tensors are too small, the delivery."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_redsync import ops
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.requests import AllGather, Request
+from tf_redsync.ops.sparse import coordinates, is_short
+
+DENSE_BELOW = 4096  # bytes; below, indices and a place in the message cost more than they save
+
+
+def element_count(density: float, size: int) -> int:
+    """Number of elements to send: `density * size`, rounded, at least 1 and at most `size`."""
+    return min(max(1, int(density * size + 0.5)), size)
+
+
+def too_small(spec: TensorSpec, dense_below: int) -> str | None:
+    """Return why a tensor is better sent densely, or `None`.
+
+    Biases and norms (rank 0 and 1) are few, sensitive and cheap; and so is every small tensor.
+    """
+    if len(spec.shape) < 2:
+        return f"rank {len(spec.shape)} (bias, norm)"
+    if spec.bytes < dense_below:
+        return f"{spec.bytes} bytes < dense_below"
+    return None
+
+
+def deliver(
+    layout: BucketLayout,
+    message: tf.Tensor,
+    k: tf.Tensor | Sequence[int],
+    grads: Sequence[tf.Tensor],
+    **form: Any,
+) -> Generator[Request, Any, list]:
+    """All-gather selected elements and add them up.
+
+    Use it as `totals = yield from deliver(...)`.
+
+    Args:
+        layout: The bucket.
+        message: From `ops.accumulate_and_select`.
+        k: Elements to select of every tensor, as given to `ops.accumulate_and_select`. As a list
+            of integers it lets short totals stay coordinates where the receiver takes these.
+        grads: Tensors of the shapes of the totals.
+        form: `selectors` and `quantized`, as given to `ops.accumulate_and_select`.
+
+    Returns:
+        For every tensor the sum over workers, dense or a `SparseTotal`.
+    """
+    messages = yield AllGather(message)
+    sizes = [s.size for s in layout.specs]
+    if layout.sparse_totals and isinstance(k, list) and is_short(k, sizes, layout.workers):
+        return list(coordinates(messages, k, sizes, **form))
+    return ops.decode(messages, tf.convert_to_tensor(k, tf.int32), grads, **form)
+
+
+def marked(values: list[tf.Tensor], sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Return `values` to all-reduce, with a NaN among them if anything in `sums` is not finite.
+
+    For methods that send a part of `sums` without a message's flag: a bad element that is not sent
+    has to stop the step on all workers too. Adds nothing otherwise, in no other element.
+    """
+    zero = 0.0 * tf.add_n([tf.reduce_sum(s) for s in sums])
+    first = next(i for i, v in enumerate(values) if v.shape.num_elements() != 0)
+    return [v + zero if i == first else v for i, v in enumerate(values)]
+
+
+def flat(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return all elements of `tensors` as one vector."""
+    return tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0)
+
+
+def split(vector: tf.Tensor, specs: Sequence[TensorSpec]) -> list[tf.Tensor]:
+    """Undo `flat`."""
+    parts = tf.split(vector, [s.size for s in specs])
+    return [tf.reshape(p, s.shape) for p, s in zip(parts, specs, strict=True)]

@@ -1,0 +1,109 @@
+"""Top-k with memory: send the largest elements, keep the others for later.
+
+Sebastian U. Stich, Jean-Baptiste Cordonnier, Martin Jaggi (2018), "Sparsified SGD with Memory",
+NeurIPS, arXiv 1809.07599. Selection by layer or in the whole model: Negar Foroutan Eghlidi, Martin
+Jaggi (2020), "Sparse Communication for Training Deep Networks", arXiv 2009.09271.
+
+On every worker, with gradient g and residual v:
+
+    v <- v + g
+    S  = the k elements of v with the largest |v|, of each tensor or of the whole model
+    message = [indices of S, values v[S]]           one all-gather
+    v[S] <- 0
+    total = sum over workers of the messages        scatter-add, rank by rank
+
+Differences from the paper
+
+* The residual is in units of the gradient: the learning rate is applied to the total, by the
+  optimizer. Mem-SGD keeps `learning rate * gradient`; the two are the same while the learning rate
+  is constant.
+* Tensors of rank 0 and 1 and small ones are all-reduced densely, unless the selection is over the
+  whole model, which is over all tensors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from tf_redsync import checks, ops
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.methods.base import Exchange, Method, State, register
+from tf_redsync.methods.dense import Dense
+from tf_redsync.methods.sparse import DENSE_BELOW, deliver, element_count, flat, split, too_small
+
+SCOPES = ("layer", "model")
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TopK(Method):
+    """Top-k with memory; see the module's docstring for the algorithm.
+
+    Args:
+        density: Fraction of the elements that is sent, in (0, 1].
+        scope: `"layer"` selects in each tensor, `"model"` in all of them at once. The latter sends
+            more of the gradient's energy and may leave small layers waiting for long.
+        dense_below: With scope `"layer"`, tensors of fewer float32 bytes are all-reduced densely.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+    """
+
+    density: float = 0.01
+    scope: str = "layer"
+    dense_below: int = DENSE_BELOW
+
+    paper: ClassVar[str] = "Stich, Cordonnier, Jaggi 2018"
+    requests: ClassVar[str] = "all-gather of indices and values"
+    bits: ClassVar[str] = "64 density"
+    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum"}
+
+    def __post_init__(self) -> None:
+        checks.real("density", self.density, low=0.0, high=1.0, low_open=True)
+        checks.choice("scope", self.scope, SCOPES)
+        checks.integer("dense_below", self.dense_below, low=0)
+
+    @property
+    def whole_model(self) -> bool:
+        """See `Method`."""
+        return self.scope == "model"
+
+    def refuses(self, spec: TensorSpec) -> str | None:
+        """See `Method`."""
+        return None if self.whole_model else too_small(spec, self.dense_below)
+
+    def dense(self) -> Method:
+        """See `Method`."""
+        return Dense()
+
+    def init(self, layout: BucketLayout) -> State:
+        """See `Method`."""
+        return {"residual": [tf.zeros(s.shape, tf.float32) for s in layout.specs]}
+
+    def exchange(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        step: tf.Tensor,
+        scale: tf.Tensor | None = None,
+    ) -> Exchange:
+        """See `Method`."""
+        specs, residuals = layout.specs, state["residual"]
+        if self.whole_model:  # one vector takes the place of the tensors
+            vector = TensorSpec("model", (sum(s.size for s in specs),))
+            layout = dataclasses.replace(layout, specs=(vector,), sparse_totals=False)
+            grads, residuals = [flat(grads)], [flat(residuals)]
+        k = [element_count(self.density, s.size) for s in layout.specs]
+        form: dict[str, Any] = {"selectors": ["exact"] * len(k), "quantized": [False] * len(k)}
+        selection = ops.accumulate_and_select(
+            grads, residuals, [], tf.constant(k), -tf.ones([len(k)]), scale=scale, **form
+        )
+        totals = yield from deliver(layout, selection.message, k, grads, **form)
+        residuals = list(selection.residuals)
+        if self.whole_model:
+            totals, residuals = split(totals[0], specs), split(residuals[0], specs)
+        return totals, {"residual": residuals}
