@@ -191,7 +191,7 @@ def test_no_global_random_generator(module):
         for node in ast.walk(TREES[module])
         if isinstance(node, ast.Call)
         and re.match(
-            r"(np|numpy|tf|keras)\.random\.(?!stateless_|default_rng|Generator)"
+            r"(np|numpy|tf|keras)\.random\.(?!(experimental\.)?stateless_|default_rng|Generator)"
             r"|random\.(?!SystemRandom)",  # the operating system's has no state to share
             dotted(node.func),
         )

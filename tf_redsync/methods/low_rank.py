@@ -64,8 +64,8 @@ class _LowRank(Method):
         if spec.size == 0:
             return "no elements"
         rate = spec.size / max(1, self.rank_of(spec) * sum(matrix_shape(spec)))
-        if rate < self.min_compression_rate:
-            return f"compression rate {rate:.2g} < min_compression_rate"
+        if rate <= self.min_compression_rate:
+            return f"compression rate {rate:.2g} <= min_compression_rate"
         return None
 
     def dense(self) -> Method:

@@ -1,0 +1,122 @@
+"""PowerSGD and ACP-SGD: quality of the approximation, published ratios, who is served."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_redsync as rs
+from tf_redsync.exchange import loopback
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.methods.low_rank import matrix_shape
+
+
+def run(method, grads, steps, specs):
+    """Totals of the last of `steps` steps, all with the same `grads[worker][tensor]`."""
+    layout = BucketLayout(specs, len(grads))
+    states = loopback.initial_states(method, layout)
+    inputs = [[tf.constant(g, tf.float32) for g in worker] for worker in grads]
+    history = []
+    for number in range(steps):
+        step = loopback.run_step(method, layout, inputs, states, number)
+        states = step.states
+        history.append([np.array(t) for t in step.totals[0]])
+    return history, states
+
+
+@pytest.mark.parametrize("cls", [rs.PowerSGD, rs.ACPSGD])
+@pytest.mark.parametrize("shape", [(40, 30), (30, 40), (5, 6, 7)])
+def test_a_matrix_of_the_factors_rank_is_recovered(cls, shape):
+    """The sum over the workers has rank 3: steps of rank 3 find its column space exactly.
+
+    ACP-SGD's even steps look for the row space, so the last step is an odd one.
+    """
+    rng = np.random.default_rng(1)
+    rows, columns = shape[0], int(np.prod(shape[1:]))
+    left = rng.standard_normal((rows, 3))
+    grads = [[(left @ rng.standard_normal((3, columns))).reshape(shape)] for _ in range(3)]
+    spec = TensorSpec("w", shape)
+    history, states = run(cls(rank=3, min_compression_rate=0), grads, 8, (spec,))
+    delivered = sum(h[0] for h in history)
+    wanted = 8 * sum(g[0] for g in grads)
+    kept = sum(s["residual"][0].numpy() for s in states)
+    np.testing.assert_allclose(delivered + kept, wanted, rtol=0, atol=1e-3)
+    assert np.linalg.norm(kept) < 1e-3 * np.linalg.norm(wanted)
+
+
+def test_power_iteration_finds_the_leading_directions():
+    """With the same input every step, the rank-2 total nears the best rank-2 approximation."""
+    rng = np.random.default_rng(2)
+    u, _ = np.linalg.qr(rng.standard_normal((50, 50)))
+    v, _ = np.linalg.qr(rng.standard_normal((40, 40)))
+    values = np.concatenate([[10, 8], np.full(38, 0.5)])
+    matrix = u[:, :40] * values @ v.T
+    best = u[:, :2] * values[:2] @ v[:, :2].T
+
+    method, layout = rs.PowerSGD(rank=2), BucketLayout((TensorSpec("w", (50, 40)),), 1)
+    state = method.init(layout)
+    for number in range(6):  # without memory: only the factor goes on
+        fresh = {"residual": [tf.zeros([50, 40])], "q": state["q"]}
+        grads = [[tf.constant(matrix, tf.float32)]]
+        step = loopback.run_step(method, layout, grads, [fresh], number)
+        state = step.states[0]
+    assert np.linalg.norm(step.totals[0][0] - best) < 0.02 * np.linalg.norm(best)
+
+
+def test_acp_is_exact_at_full_rank_on_the_side_it_sends():
+    rng = np.random.default_rng(3)
+    spec = TensorSpec("w", (12, 12))
+    grads = [[rng.standard_normal((12, 12))] for _ in range(4)]
+    history, states = run(rs.ACPSGD(rank=12, min_compression_rate=0), grads, 4, (spec,))
+    for (total,) in history:
+        np.testing.assert_allclose(total, sum(g[0] for g in grads), rtol=0, atol=2e-4)
+    for state in states:
+        np.testing.assert_allclose(state["residual"][0], 0, atol=2e-4)
+
+
+def resnet18():
+    """Shapes of the weights of ResNet-18 for 32 x 32 images, filters first, and 1-D elements."""
+    shapes, inputs = [(64, 3, 3, 3)], 64
+    norms = 64
+    for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        for block in range(2):
+            shapes += [(width, inputs, 3, 3), (width, width, 3, 3)]
+            norms += 2 * width
+            if block == 0 and (stride != 1 or inputs != width):
+                shapes.append((width, inputs, 1, 1))
+                norms += width
+            inputs = width
+    shapes.append((10, 512))
+    return shapes, 2 * norms + 10
+
+
+@pytest.mark.parametrize(("rank", "ratio"), [(1, 243), (2, 136), (4, 72)])
+def test_published_compression_of_resnet_18(rank, ratio):
+    """Vogels, Karimireddy, Jaggi (2019), table 3: counted in what the factors hold."""
+    shapes, vectors = resnet18()
+    specs = [TensorSpec(f"w{i}", s) for i, s in enumerate(shapes)]
+    method = rs.PowerSGD(rank=rank, min_compression_rate=0)
+    assert all(method.refuses(s) is None for s in specs)
+    everything = sum(s.size for s in specs) + vectors
+    sent = sum(method.rank_of(s) * sum(matrix_shape(s)) for s in specs) + vectors
+    assert everything == 11_173_962
+    assert round(everything / sent) == ratio
+
+
+def test_who_is_served():
+    method = rs.PowerSGD(rank=4)
+    assert "rank 1" in method.refuses(TensorSpec("bias", (1000,)))
+    assert "no elements" in method.refuses(TensorSpec("empty", (0, 5)))
+    assert "min_compression_rate" in method.refuses(TensorSpec("small", (16, 16)))  # 256 / 128
+    assert method.refuses(TensorSpec("large", (64, 64))) is None
+    assert method.describe(TensorSpec("conv", (3, 3, 64, 128))) == "rank 3 of 3 x 24576"
+
+
+@pytest.mark.parametrize("cls", [rs.PowerSGD, rs.ACPSGD])
+@pytest.mark.parametrize(
+    "options",
+    [{"rank": 0}, {"rank": 1.5}, {"min_compression_rate": -1}, {"seed": -1}, {"seed": "x"}],
+)
+def test_bad_input(cls, options):
+    ((name, value),) = options.items()
+    with pytest.raises(ValueError, match=f"`{name}`.*Received: {name}={value!r}"):
+        cls(**options)

@@ -1,0 +1,124 @@
+"""Top-k, random-k and random block: energy, randomness, bad input."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_redsync as rs
+from tf_redsync.exchange import loopback
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
+from tf_redsync.methods.base import stream
+
+SPECS = (TensorSpec("a", (30, 40), position=0), TensorSpec("b", (70, 10), position=1))
+
+
+def one_step(method, scales=(1.0, 1.0), specs=SPECS):
+    rng = np.random.default_rng(0)
+    values = [c * rng.standard_normal(s.shape) for c, s in zip(scales, specs, strict=True)]
+    grads = [[tf.constant(v, tf.float32) for v in values]]
+    layout = BucketLayout(specs, 1)
+    step = loopback.run_step(method, layout, grads, loopback.initial_states(method, layout), 0)
+    return values, [np.array(t) for t in step.totals[0]]
+
+
+def energy(arrays):
+    return sum(np.square(a).sum() for a in arrays)
+
+
+def best_energy(values, k):
+    everything = np.sort(np.concatenate([np.abs(v).reshape(-1) for v in values]))
+    return np.square(everything[-k:]).sum()
+
+
+def test_top_k_captures_what_k_elements_can():
+    values, totals = one_step(rs.TopK(density=0.1))
+    for value, total in zip(values, totals, strict=True):
+        assert energy([total]) == pytest.approx(best_energy([value], value.size // 10), rel=1e-6)
+
+
+def test_top_k_of_the_model_takes_from_the_larger_layer():
+    values, totals = one_step(rs.TopK(density=0.1, scope="model"), scales=(10.0, 0.1))
+    assert energy(totals) == pytest.approx(best_energy(values, 190), rel=1e-6)
+    assert np.count_nonzero(totals[0]) == 190 and not totals[1].any()  # small layers starve
+
+
+def test_a_whole_model_is_one_bucket():
+    def buckets(method):
+        return make_buckets([(s, method) for s in SPECS], 2, bucket_bytes=1)
+
+    assert len(buckets(rs.TopK())) == 2
+    (bucket,) = buckets(rs.TopK(scope="model"))
+    assert len(bucket.layout.specs) == 2
+
+
+def choices(method, spec, steps):
+    return [
+        method.choose(spec, stream(method.seed, tf.constant(t, tf.int64), spec.position)).numpy()
+        for t in range(steps)
+    ]
+
+
+@pytest.mark.parametrize("cls", [rs.RandomK, rs.RandomBlock])
+def test_random_choice(cls):
+    """Distinct, of the right number, reaching every element equally, another in every step."""
+    method, spec, steps = cls(density=0.1, seed=5), TensorSpec("w", (10, 20), position=3), 400
+    chosen = choices(method, spec, steps)
+    assert all(c.size == 20 and np.unique(c).size == 20 for c in chosen)
+    assert all(c.min() >= 0 and c.max() < 200 for c in chosen)
+    counts = np.bincount(np.concatenate(chosen), minlength=200)
+    assert counts.min() > 0.4 * steps / 10 and counts.max() < 1.8 * steps / 10
+    assert len({c.tobytes() for c in chosen}) > 0.3 * steps
+    # The same for every worker and run; another for another seed or tensor.
+    assert all(np.array_equal(a, b) for a, b in zip(chosen, choices(method, spec, 3), strict=False))
+    other_seed = choices(cls(density=0.1, seed=6), spec, 3)
+    other_tensor = choices(method, TensorSpec("w", (10, 20), position=4), 3)
+    for other in (other_seed, other_tensor):
+        assert not all(np.array_equal(a, b) for a, b in zip(chosen, other, strict=False))
+
+
+def test_a_block_is_a_row_of_elements_that_wraps_around():
+    for chosen in choices(rs.RandomBlock(density=0.3), TensorSpec("w", (7, 3)), 40):
+        assert set(np.diff(chosen)) <= {1, -20}
+
+
+def test_what_is_chosen_does_not_depend_on_the_data():
+    """Workers whose gradients differ by orders of magnitude still send the same elements."""
+    method, layout = rs.RandomK(density=0.2), BucketLayout(SPECS, 2)
+    grads = [[tf.fill(s.shape, scale) for s in SPECS] for scale in (1e-6, 1e6)]
+    states = loopback.initial_states(method, layout)
+    step = loopback.run_step(method, layout, grads, states, 7)
+    for first, second in zip(*[s["residual"] for s in step.states], strict=True):
+        np.testing.assert_array_equal(np.equal(first, 0), np.equal(second, 0))
+
+
+@pytest.mark.parametrize("cls", [rs.TopK, rs.RandomK, rs.RandomBlock])
+@pytest.mark.parametrize(
+    "options", [{"density": 0.0}, {"density": 1.5}, {"density": "x"}, {"dense_below": -1}]
+)
+def test_bad_input(cls, options):
+    ((name, value),) = options.items()
+    with pytest.raises(ValueError, match=f"`{name}`.*Received: {name}={value!r}"):
+        cls(**options)
+
+
+def test_bad_scope():
+    with pytest.raises(ValueError, match="`scope` must be one of.*Received: scope='net'"):
+        rs.TopK(scope="net")
+
+
+def test_small_tensors_and_biases_are_refused():
+    for method in (rs.TopK(), rs.RandomK(), rs.RandomBlock()):
+        assert "rank 1" in method.refuses(TensorSpec("bias", (5000,)))
+        assert "dense_below" in method.refuses(TensorSpec("w", (31, 33)))
+        assert method.refuses(TensorSpec("w", (32, 32))) is None
+    assert rs.TopK(scope="model").refuses(TensorSpec("bias", (5,))) is None
+
+
+def test_the_table_lists_every_method():
+    listed = {e.name: e for e in rs.methods.table().entries}
+    public = [getattr(rs.methods, name) for name in rs.methods.__all__]
+    classes = {c.__name__ for c in public if isinstance(c, type) and c is not rs.Method}
+    assert set(listed) == classes
+    text = str(rs.methods.table())
+    assert all(e.paper and e.requests and e.bits and e.name in text for e in listed.values())
+    assert listed["TopK"].conserves and not listed["NoExchange"].conserves
