@@ -14,6 +14,8 @@ from tests.oracle import redsync as oracle
 from tf_redsync import ops
 
 BACKENDS = ("tensorflow", "native")
+# Those that find their own threshold; "fixed" is given one, see tests/kernels/test_select.py.
+SELECTORS = ("exact", "trimmed", "threshold")
 SHAPES = [(), (1,), (0,), (2, 0, 3), (2, 3), (7,), (64,), (33, 3), (5, 5, 41), (4099,), (20_000,)]
 
 
@@ -99,7 +101,7 @@ def draw_case(seed):
         rng.choice([-1.0, 0.0, 0.25, 0.5, 0.625, 1.0], len(shapes)).astype(np.float32),
     ]
     keywords = {
-        "selectors": tuple(str(s) for s in rng.choice(oracle.SELECTORS, len(shapes))),
+        "selectors": tuple(str(s) for s in rng.choice(SELECTORS, len(shapes))),
         "quantized": tuple(bool(q) for q in rng.random(len(shapes)) < 0.3),
         "momentum": momentum,
         "nesterov": bool(rng.random() < 0.5),
@@ -168,12 +170,12 @@ def test_select_of_every_kind_of_input(backend, name, quantized):
             [draw(rng, (n,), name)] * 3, [zero] * 3, [],
             np.full(3, k, np.int32), np.full(3, -1, np.float32),
         ]  # fmt: skip
-        keywords = {"selectors": oracle.SELECTORS, "quantized": (quantized,) * 3}
+        keywords = {"selectors": SELECTORS, "quantized": (quantized,) * 3}
         expected = select_numpy(arguments, keywords)
         compare(ops.accumulate_and_select(*constants(arguments), **keywords), expected)
 
 
-@pytest.mark.parametrize("selector", oracle.SELECTORS)
+@pytest.mark.parametrize("selector", SELECTORS)
 @pytest.mark.parametrize("size", [300_000, 1_048_583])
 def test_select_of_a_large_tensor(backend, selector, size):
     rng = np.random.default_rng(size)
@@ -345,7 +347,7 @@ FINITE = [name for name in DRAWS if name != "not_finite"]
 
 
 @pytest.mark.parametrize("name", FINITE)
-@pytest.mark.parametrize("selector", oracle.SELECTORS)
+@pytest.mark.parametrize("selector", SELECTORS)
 def test_energy_captured(backend, name, selector):
     """Exact and trimmed take all the energy k elements can hold; threshold that of k/2 or more."""
     n = 10_001
@@ -366,7 +368,7 @@ def test_energy_captured(backend, name, selector):
 
 
 @pytest.mark.parametrize("name", FINITE)
-@pytest.mark.parametrize("selector", oracle.SELECTORS)
+@pytest.mark.parametrize("selector", SELECTORS)
 @pytest.mark.parametrize("side", [1, -1])
 def test_quantized_takes_one_side(backend, name, selector, side):
     v = draw(np.random.default_rng(5), (10_001,), name)
@@ -444,7 +446,7 @@ class Worker:
 
 
 @pytest.mark.parametrize("name", FINITE)
-@pytest.mark.parametrize("selector", oracle.SELECTORS)
+@pytest.mark.parametrize("selector", SELECTORS)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_twenty_steps_lose_nothing_and_drain(backend, name, selector, momentum):
     """The same gradient 20 times; afterwards the residual empties as the gradient vanishes."""
@@ -470,7 +472,7 @@ def test_twenty_steps_lose_nothing_and_drain(backend, name, selector, momentum):
     np.testing.assert_array_equal(worker.ever_sent, g != 0)
 
 
-@pytest.mark.parametrize("selector", oracle.SELECTORS)
+@pytest.mark.parametrize("selector", SELECTORS)
 def test_constant_gradients_take_turns(backend, selector):
     """With k = n/20, every element of a constant gradient is sent within 20 steps (exact top-k)."""
     n = 600
@@ -484,7 +486,7 @@ def test_constant_gradients_take_turns(backend, selector):
     assert worker.ever_sent.all()
 
 
-@pytest.mark.parametrize("selector", oracle.SELECTORS)
+@pytest.mark.parametrize("selector", SELECTORS)
 def test_outlier_does_not_block_the_rest(backend, selector):
     """One huge element every step: the others must be sent as well, k/2 or more a step."""
     rng = np.random.default_rng(4)
@@ -499,7 +501,7 @@ def test_outlier_does_not_block_the_rest(backend, selector):
 
 
 @pytest.mark.parametrize("name", FINITE)
-@pytest.mark.parametrize("selector", oracle.SELECTORS)
+@pytest.mark.parametrize("selector", SELECTORS)
 def test_quantized_twenty_steps_drain(backend, name, selector):
     n, k = 600, 30
     worker = Worker(n, k, selector, quantized=True)
@@ -517,7 +519,7 @@ def test_quantized_twenty_steps_drain(backend, name, selector):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("selector", oracle.SELECTORS)
+@pytest.mark.parametrize("selector", SELECTORS)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_steps_that_are_not_finite_leave_no_trace(backend, value, selector, momentum):
     rng = np.random.default_rng(6)

@@ -246,18 +246,25 @@ def decode(
         count, second, third = parts[3 * i : 3 * i + 3]
         indices, values = (third, second) if quantized[i] else (second, third)
         count = tf.where(used, count, 0)  # [P, 1]
-        checks.append(_assert_none("count", (count < 0) | (count > slots[i]), count, i))
-        sent = tf.range(slots[i])[None, :] < count
-        before = tf.pad(indices[:, :-1], [[0, 0], [1, 0]], constant_values=-1)[:, : slots[i]]
-        bad = sent & ((indices <= before) | (indices < 0) | (indices >= sizes[i]))
-        checks.append(_assert_none("index", bad, indices, i))
-        finite = tf.math.is_finite(tf.bitcast(values, tf.float32))
-        bad = ~finite & (used if quantized[i] else sent)
-        checks.append(_assert_none("mean" if quantized[i] else "value", bad, values, i))
+        checks += _check_part(i, count, indices, values, slots[i], sizes[i], quantized[i], used)
         with tf.control_dependencies([c for c in checks if c is not None]):
             count = tf.identity(count)
         totals.append(add_ranks(tensor, indices, tf.bitcast(values, tf.float32), count))
     return totals
+
+
+def _check_part(i, count, indices, values, slots, size, one_mean: bool, used):
+    """Checks of one tensor's part of all messages; `used` [P, 1] says whose flag is 1."""
+    sent = tf.range(slots)[None, :] < count
+    before = tf.pad(indices[:, :-1], [[0, 0], [1, 0]], constant_values=-1)[:, :slots]
+    bad_index = sent & ((indices <= before) | (indices < 0) | (indices >= size))
+    finite = tf.math.is_finite(tf.bitcast(values, tf.float32))
+    bad_value = ~finite & (used if one_mean else sent)
+    return [
+        _assert_none("count", (count < 0) | (count > slots), count, i),
+        _assert_none("index", bad_index, indices, i),
+        _assert_none("mean" if one_mean else "value", bad_value, values, i),
+    ]
 
 
 def add_ranks(like, indices, values, count):
