@@ -6,8 +6,9 @@ import tensorflow as tf
 
 import tf_redsync as rs
 from tf_redsync.exchange import loopback
-from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.methods.low_rank import matrix_shape
+from tf_redsync.programs import EveryStep
 
 
 def run(method, grads, steps, specs):
@@ -120,3 +121,10 @@ def test_bad_input(cls, options):
     ((name, value),) = options.items()
     with pytest.raises(ValueError, match=f"`{name}`.*Received: {name}={value!r}"):
         cls(**options)
+
+
+def test_bytes_of_a_method_that_takes_turns():
+    """ACP-SGD sends P [30, 2] in even and Q [50, 2] in odd steps."""
+    spec = TensorSpec("w", (30, 50))
+    program = EveryStep(make_buckets([(spec, rs.ACPSGD(rank=2))], 4))
+    assert program.bytes_per_step(4) == 2 * 3 / 4 * 4 * (60 + 100) / 2

@@ -30,7 +30,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -177,7 +178,8 @@ class ACPSGD(_LowRank):
         scale: tf.Tensor | None = None,
     ) -> Exchange:
         """See `Method`."""
-        even = tf.equal(step % 2, 0)
+        known = tf.get_static_value(step)
+        even = tf.equal(step % 2, 0) if known is None else bool(known % 2 == 0)
         matrices = _matrices(layout, feedback.scaled(grads, scale), state["residual"])
 
         def project(fixed: Factors, transpose: bool) -> tuple[Factors, Factors]:
@@ -195,9 +197,9 @@ class ACPSGD(_LowRank):
             return p, q, flat(q)
 
         # The one that is sent has another size in even and in odd steps, so it travels flat.
-        own_p, own_q, sent = tf.cond(even, p_step, q_step)
+        own_p, own_q, sent = _choose(even, p_step, q_step)
         (received,) = yield AllReduce([sent])
-        p, q = tf.cond(
+        p, q = _choose(
             even,
             lambda: (_unflat(received, own_p), own_q),
             lambda: (own_p, _unflat(received, own_q)),
@@ -207,16 +209,21 @@ class ACPSGD(_LowRank):
         return totals, {"residual": residuals, "p": list(p), "q": list(q)}
 
 
+def _choose(condition: tf.Tensor | bool, yes: Callable, no: Callable) -> Any:
+    """`tf.cond`, decided at once where the condition is known."""
+    if isinstance(condition, bool):
+        return yes() if condition else no()
+    return tf.cond(condition, yes, no)
+
+
 def matrix_shape(spec: TensorSpec) -> tuple[int, int]:
     """Rows and columns of a tensor as a matrix: the first axis and all others."""
-    rows = spec.shape[0] if spec.shape else 1
-    return rows, math.prod(spec.shape[1:])
+    return (spec.shape[0] if spec.shape else 1), math.prod(spec.shape[1:])
 
 
 def orthogonal(factor: tf.Tensor) -> tf.Tensor:
     """Return an orthonormal basis of the columns of `factor` `[rows, r]`, of the same shape."""
-    basis, _ = tf.linalg.qr(factor)
-    return basis
+    return tf.linalg.qr(factor).q
 
 
 def _matrices(layout: BucketLayout, grads: Factors, residuals: Factors) -> list[tf.Tensor]:
