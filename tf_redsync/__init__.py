@@ -68,26 +68,11 @@ __all__ = [
     "ops",
 ]
 
-# Where the public names live. They are loaded at first use, for the launcher's sake: it imports
-# this package too, and needs no TensorFlow.
-_HOMES = {
+# Where the public names live; all that are not here are methods. They are loaded at first use, for
+# the launcher's sake: it imports this package too, and needs no TensorFlow.
+_HOMES = {name: f"{__name__}.methods" for name in __all__} | {
     "addons": "tf_redsync.addons",
-    "methods": "tf_redsync.methods",
     "ops": "tf_redsync.ops",
-    **dict.fromkeys(
-        (
-            "ACPSGD",
-            "Dense",
-            "Method",
-            "NoExchange",
-            "PowerSGD",
-            "RandomBlock",
-            "RandomK",
-            "RedSync",
-            "TopK",
-        ),
-        "tf_redsync.methods",
-    ),
     "DistributedOptimizer": "tf_redsync.optimizer",
     "Policy": "tf_redsync.policy",
     "Rule": "tf_redsync.policy",

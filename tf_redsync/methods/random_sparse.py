@@ -29,45 +29,28 @@ import tensorflow as tf
 from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce
-from tf_redsync.methods.base import Exchange, Method, State, register, stream
-from tf_redsync.methods.dense import Dense
-from tf_redsync.methods.sparse import DENSE_BELOW, element_count, marked, too_small
+from tf_redsync.methods.base import Exchange, State, register, stream
+from tf_redsync.methods.sparse import Sparsifier, element_count, marked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _SharedRandom(Method):
+class _SharedRandom(Sparsifier):
     """What random-k and random block share: everything but the choice of the elements."""
 
-    density: float = 0.01
     seed: int = 0
-    dense_below: int = DENSE_BELOW
 
     paper: ClassVar[str] = "Foroutan Eghlidi, Jaggi 2020"
     requests: ClassVar[str] = "all-reduce of values"
     bits: ClassVar[str] = "32 density"
-    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum"}
 
     def __post_init__(self) -> None:
-        checks.real("density", self.density, low=0.0, high=1.0, low_open=True)
+        super().__post_init__()
         checks.integer("seed", self.seed, low=0)
-        checks.integer("dense_below", self.dense_below, low=0)
 
     @property
     def totals_may_overflow(self) -> bool:
         """See `Method`. They are what the all-reduce returned, and zeros."""
         return False
-
-    def refuses(self, spec: TensorSpec) -> str | None:
-        """See `Method`."""
-        return too_small(spec, self.dense_below)
-
-    def dense(self) -> Method:
-        """See `Method`."""
-        return Dense()
-
-    def init(self, layout: BucketLayout) -> State:
-        """See `Method`."""
-        return {"residual": [tf.zeros(s.shape, tf.float32) for s in layout.specs]}
 
     def choose(self, spec: TensorSpec, seed: tf.Tensor) -> tf.Tensor:
         """Return the elements to send, int32 `[k]`, distinct positions in the flat tensor.

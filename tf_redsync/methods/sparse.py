@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Generator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from tf_redsync import ops
+from tf_redsync import checks, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather, Request
+from tf_redsync.methods.base import Method, State
+from tf_redsync.methods.dense import Dense
 from tf_redsync.ops.sparse import coordinates, is_short
 
 DENSE_BELOW = 4096  # bytes; below, indices and a place in the message cost more than they save
@@ -30,6 +33,37 @@ def too_small(spec: TensorSpec, dense_below: int) -> str | None:
     if spec.bytes < dense_below:
         return f"{spec.bytes} bytes < dense_below"
     return None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sparsifier(Method):
+    """A method that sends a fraction of every large tensor and keeps the rest in a residual.
+
+    Args:
+        density: Fraction of the elements that is sent, in (0, 1].
+        dense_below: Tensors of fewer float32 bytes are all-reduced densely.
+    """
+
+    density: float = 0.01
+    dense_below: int = DENSE_BELOW
+
+    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum"}
+
+    def __post_init__(self) -> None:
+        checks.real("density", self.density, low=0.0, high=1.0, low_open=True)
+        checks.integer("dense_below", self.dense_below, low=0)
+
+    def refuses(self, spec: TensorSpec) -> str | None:
+        """See `Method`."""
+        return too_small(spec, self.dense_below)
+
+    def dense(self) -> Method:
+        """See `Method`."""
+        return Dense()
+
+    def init(self, layout: BucketLayout) -> State:
+        """See `Method`."""
+        return {"residual": [tf.zeros(s.shape, tf.float32) for s in layout.specs]}
 
 
 def deliver(

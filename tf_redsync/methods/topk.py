@@ -30,16 +30,15 @@ import tensorflow as tf
 
 from tf_redsync import checks, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Exchange, Method, State, register
-from tf_redsync.methods.dense import Dense
-from tf_redsync.methods.sparse import DENSE_BELOW, deliver, element_count, flat, split, too_small
+from tf_redsync.methods.base import Exchange, State, register
+from tf_redsync.methods.sparse import Sparsifier, deliver, element_count, flat, split
 
 SCOPES = ("layer", "model")
 
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TopK(Method):
+class TopK(Sparsifier):
     """Top-k with memory; see the module's docstring for the algorithm.
 
     Args:
@@ -52,19 +51,15 @@ class TopK(Method):
         ValueError: for a hyper-parameter out of its range.
     """
 
-    density: float = 0.01
     scope: str = "layer"
-    dense_below: int = DENSE_BELOW
 
     paper: ClassVar[str] = "Stich, Cordonnier, Jaggi 2018"
     requests: ClassVar[str] = "all-gather of indices and values"
     bits: ClassVar[str] = "64 density"
-    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum"}
 
     def __post_init__(self) -> None:
-        checks.real("density", self.density, low=0.0, high=1.0, low_open=True)
+        super().__post_init__()
         checks.choice("scope", self.scope, SCOPES)
-        checks.integer("dense_below", self.dense_below, low=0)
 
     @property
     def whole_model(self) -> bool:
@@ -73,15 +68,7 @@ class TopK(Method):
 
     def refuses(self, spec: TensorSpec) -> str | None:
         """See `Method`."""
-        return None if self.whole_model else too_small(spec, self.dense_below)
-
-    def dense(self) -> Method:
-        """See `Method`."""
-        return Dense()
-
-    def init(self, layout: BucketLayout) -> State:
-        """See `Method`."""
-        return {"residual": [tf.zeros(s.shape, tf.float32) for s in layout.specs]}
+        return None if self.whole_model else super().refuses(spec)
 
     def exchange(
         self,
