@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_redsync.ops import native, twin
+from tf_redsync.ops import native, twin, twin_decode
 from tf_redsync.ops.contract import (
     Selection,
     capacity,
@@ -69,6 +69,11 @@ def backend() -> str:
 def backend_reason() -> str:
     """Why `backend()` is what it is, in one sentence."""
     return _choose()[1]
+
+
+def runs_natively(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
+    """Whether ops on these tensors run natively: the backend, on the devices that they are on."""
+    return backend() == "native" and native.serves(tensors)
 
 
 def _check_backend(name: str, origin: str) -> None:
@@ -173,7 +178,7 @@ def accumulate_and_select(
     )
     selectors, quantized = tuple(selectors), tuple(map(bool, quantized))
     check_select(grads, residuals, velocities, selectors, quantized, momentum)
-    implementation = native if backend() == "native" and native.serves(grads) else twin
+    implementation = native if runs_natively(grads) else twin
     return implementation.accumulate_and_select(
         grads,
         residuals,
@@ -217,13 +222,13 @@ def decode(
     Raises:
         ValueError: for wrong lengths or names.
         TypeError: for `like` that is not float32.
-        tf.errors.InvalidArgumentError: when run, for messages of a wrong length, flag, count or
-            index; the error names the field, the rank, the tensor and the value.
+        tf.errors.InvalidArgumentError: when run, for messages of a wrong length, flag, count,
+            index, value or mean; the error names the field, the rank, the tensor and the value.
     """
     like = [tf.convert_to_tensor(t) for t in like]
     selectors, quantized = tuple(selectors), tuple(map(bool, quantized))
     check_layout("like", like, selectors, quantized)
-    implementation = native if backend() == "native" and native.serves(like) else twin
+    implementation = native if runs_natively(like) else twin_decode
     return implementation.decode(
         tf.convert_to_tensor(messages, tf.int32),
         tf.convert_to_tensor(k, tf.int32),

@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from tf_redsync import ops
 from tf_redsync.ops import native, twin_bloom
-from tf_redsync.ops.codec_checks import MAX_ELEMENTS, Positions, check_ints, check_list
+from tf_redsync.ops.codec_checks import Positions, check_ints, check_list
+from tf_redsync.ops.contract import MAX_ELEMENTS
 
 MAX_HASHES, MAX_WORDS = 64, 2**27 - 1
 
@@ -76,10 +77,10 @@ def bloom_build(
     indices = [tf.convert_to_tensor(t) for t in indices]
     check_list("indices", indices, tf.int32)
     layout = _filter_layout(sizes, words, hashes, len(indices))
-    implementation = (
-        native.load().redsync_bloom_build if ops.backend() == "native" else twin_bloom.bloom_build
-    )
-    return implementation(
+    build = twin_bloom.bloom_build
+    if ops.runs_natively(indices):
+        build = native.load().redsync_bloom_build
+    return build(
         indices=indices, counts=tf.convert_to_tensor(counts, tf.int32),
         seed=tf.convert_to_tensor(seed, tf.int32), **layout,
     )  # fmt: skip
@@ -115,7 +116,7 @@ def bloom_query(
     layout = {"slots": slots, **_filter_layout(sizes, words, hashes, len(slots))}
     filters = tf.convert_to_tensor(filters, tf.int32)
     seed = tf.convert_to_tensor(seed, tf.int32)
-    if ops.backend() == "native":
+    if ops.runs_natively([filters]):
         found = native.load().redsync_bloom_query(
             filters=filters, seed=seed, N=len(slots), **layout
         )

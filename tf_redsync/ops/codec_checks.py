@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-MAX_ELEMENTS = 2**31 - 1  # positions travel as int32
+from tf_redsync.ops.contract import MAX_ELEMENTS
 
 
 class Positions(NamedTuple):

@@ -16,7 +16,8 @@ import tensorflow as tf
 
 from tf_redsync import ops
 from tf_redsync.ops import native, twin_golomb
-from tf_redsync.ops.codec_checks import MAX_ELEMENTS, Positions, check_ints, check_list
+from tf_redsync.ops.codec_checks import Positions, check_ints, check_list
+from tf_redsync.ops.contract import MAX_ELEMENTS
 
 MAX_RICE = 30
 GOLDEN = (math.sqrt(5) + 1) / 2
@@ -87,7 +88,7 @@ def golomb_encode(
     for tensor, size, low_bits in zip(indices, sizes, rice, strict=True):
         if tensor.shape.num_elements() is not None:
             _golomb_part(size, tensor.shape.num_elements(), low_bits)
-    if ops.backend() == "native":
+    if ops.runs_natively(indices):
         return native.load().redsync_golomb_encode(
             indices=indices, counts=counts, sizes=sizes, rice=rice
         )
@@ -123,7 +124,7 @@ def golomb_decode(
     golomb_words(sizes, slots, rice)
     layout = {"sizes": sizes, "slots": slots, "rice": rice}
     messages = tf.convert_to_tensor(messages, tf.int32)
-    if ops.backend() == "native":
+    if ops.runs_natively([messages]):
         return Positions(
             *native.load().redsync_golomb_decode(messages=messages, N=len(slots), **layout)
         )

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from tf_redsync import ops
 from tf_redsync.ops import native, twin_merging
-from tf_redsync.ops.codec_checks import MAX_ELEMENTS, check_ints, check_list
+from tf_redsync.ops.codec_checks import check_ints, check_list
+from tf_redsync.ops.contract import MAX_ELEMENTS
 
 
 class Merged(NamedTuple):
@@ -80,5 +81,7 @@ def sparse_merge(
     sizes = check_ints("sizes", sizes, 0, MAX_ELEMENTS, len(indices))
     k = check_ints("k", k, 0, MAX_ELEMENTS, len(indices))
     counts = tf.convert_to_tensor(counts, tf.int32)
-    merge = native.load().redsync_sparse_merge if ops.backend() == "native" else twin_merging.merge
+    merge = twin_merging.merge
+    if ops.runs_natively([*indices, *values]):
+        merge = native.load().redsync_sparse_merge
     return Merged(*merge(indices=indices, values=values, counts=counts, sizes=sizes, k=k))

@@ -143,7 +143,7 @@ def quantize(
         )
     scales = tf.convert_to_tensor(scales, tf.float32)
     stream = tf.convert_to_tensor([0, 0, 0] if stream is None else stream, tf.int32)
-    if ops.backend() == "native":
+    if ops.runs_natively(tensors):
         message, remainders = native.load().redsync_quantize(
             tensors=tensors, scales=scales, stream=stream, M=len(tensors) if errors else 0,
             mode=mode, levels=levels, bucket_size=bucket_size or 0,
@@ -189,7 +189,7 @@ def dequantize_sum(
     check_list("like", like)
     _check_format(mode, levels, bucket_size)
     messages = tf.convert_to_tensor(messages, tf.int32)
-    if ops.backend() == "native":
+    if ops.runs_natively([messages, *like]):
         return native.load().redsync_dequantize_sum(
             messages=messages, like=like, mode=mode, levels=levels, bucket_size=bucket_size or 0
         )

@@ -87,7 +87,7 @@ def descend(variable: tf.Variable, total: SparseTotal, learning_rate: tf.Tensor)
         learning_rate: Scalar.
     """
     rate = tf.cast(learning_rate, tf.float32)
-    if _choose_native(variable):
+    if ops.runs_natively([variable]):
         return native.load().redsync_descend(
             variable=variable.handle,
             indices=total.indices,
@@ -110,8 +110,3 @@ def _unravel(positions: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
         columns.append(positions // stride)
         positions = positions % stride
     return tf.stack(columns, axis=1)
-
-
-def _choose_native(variable: tf.Variable) -> bool:
-    """Whether the native op is there for the variable's device; else TensorFlow scatters."""
-    return ops.backend() == "native" and native.serves([variable])

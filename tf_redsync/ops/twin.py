@@ -1,4 +1,4 @@
-"""Pure-TensorFlow twin of the native ops: equal bits, many passes over memory.
+"""Pure-TensorFlow twin of accumulate-and-select: equal bits, many passes over memory.
 
 It serves where the native library is not built, and it is the readable statement of what the
 native ops compute. Everything is float32 in the order written, reductions are float64.
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_redsync.ops.contract import Selection, static_message_words
+from tf_redsync.ops.twin_common import after, opaque
 
 _TRIM_START, _TRIM_STEP = 0.8, 0.2  # ratio of the first trimming threshold, and its decrement
 _PROBES = 10  # bisection steps of the threshold search
@@ -34,8 +35,8 @@ def accumulate_and_select(
     search: tf.Tensor,
 ) -> Selection:
     """See `tf_redsync.ops.accumulate_and_select`; all arguments are given and already checked."""
-    with tf.control_dependencies(_check_select(grads, k, ratios, side, selectors, any(quantized))):
-        k, ratios, scale = tf.identity(k), tf.identity(ratios), tf.identity(scale)
+    checks = _check_select(grads, k, ratios, side, selectors, any(quantized))
+    k, ratios, scale = (after(checks, t) for t in (k, ratios, scale))
     side = tf.cast(side, tf.float32)
     finite, words, new_v, new_u, new_ratios = [], [], [], [], []
     for i, g in enumerate(grads):
@@ -48,7 +49,7 @@ def accumulate_and_select(
             finite[-1] &= ~tf.math.is_nan(ratios[i])
         a = tf.where(finite[-1], a, 0.0)  # NaN has no order; nothing is selected then
         indices, ratio = _select(a, k[i], ratios[i], search, selectors[i], quantized[i])
-        words.append(_encode(v, indices, _capacity(k[i], tf.size(v), selectors[i]), quantized[i]))
+        words.append(_encode(v, indices, slots_of(k[i], tf.size(v), selectors[i]), quantized[i]))
         new_v.append(tf.reshape(_zero_at(v, indices), shape))
         new_ratios.append(ratio)
         if momentum:
@@ -83,7 +84,7 @@ def _check_select(grads, k, ratios, side, selectors, any_quantized):
     if any_quantized:
         ok = tf.equal(tf.abs(side), 1)
         checks.append(tf.debugging.Assert(ok, ["`side` must be +1 or -1. Received:", side]))
-    return [c for c in checks if c is not None]  # eager checks return None
+    return checks
 
 
 def _accumulate(g, v, u, scale, momentum: float, nesterov: bool):
@@ -94,15 +95,14 @@ def _accumulate(g, v, u, scale, momentum: float, nesterov: bool):
     momentum = tf.constant(momentum, tf.float32)
     if nesterov:
         u = momentum * (u + t)
-        # Graph optimisation would add the three terms in another order, but for this placeholder.
-        first = v + u
-        first = tf.raw_ops.PlaceholderWithDefault(input=first, shape=first.shape)
-        return first + t, u
+        # Graph optimisation would add the three terms in another order.
+        return opaque(v + u) + t, u
     u = momentum * u + t
     return v + u, u
 
 
-def _capacity(k, n, selector: str):
+def slots_of(k, n, selector: str):
+    """`contract.capacity` of tensors."""
     return tf.minimum(k + k // 2, n) if selector == "threshold" else k
 
 
@@ -158,7 +158,7 @@ def _trimmed_top_k(a, k, level):
 def _threshold_search(a, k, ratio, search, level):
     """Bisects the ratio until k/2 < count < 3k/2; selects everything above the threshold."""
     n = tf.size(a)
-    slots = _capacity(k, n, "threshold")
+    slots = slots_of(k, n, "threshold")
 
     def above(r):
         return (a > level(tf.cast(r, tf.float64))) & (a > 0.0)
@@ -214,84 +214,3 @@ def _encode(v, indices, slots, one_mean: bool):
         mean = tf.bitcast(tf.cast(mean, tf.float32), tf.int32)
         return tf.concat([[count], [mean], indices, unused], 0)
     return tf.concat([[count], indices, unused, tf.bitcast(values, tf.int32), unused], 0)
-
-
-def decode(
-    messages: tf.Tensor,
-    k: tf.Tensor,
-    like: Sequence[tf.Tensor],
-    *,
-    selectors: Sequence[str],
-    quantized: Sequence[bool],
-) -> list[tf.Tensor]:
-    """See `tf_redsync.ops.decode`; all arguments are given and already checked."""
-    sizes = [tf.size(t) for t in like]
-    slots = [_capacity(k[i], sizes[i], s) for i, s in enumerate(selectors)]
-    # Indices are sent in one block per tensor and its values (or one mean) in another.
-    lengths = [
-        word
-        for slot, one_mean in zip(slots, quantized, strict=True)
-        for word in ([1, 1, slot] if one_mean else [1, slot, slot])
-    ]
-    expected = 1 + tf.reduce_sum(tf.stack(lengths))
-    words = tf.shape(messages)[1]
-    text = "`messages` must have the number of words that `k` implies. Received (words, expected):"
-    checks = [tf.debugging.Assert(tf.equal(words, expected), [text, words, expected])]
-    with tf.control_dependencies([c for c in checks if c is not None]):
-        flag, *parts = tf.split(messages, [1, *lengths], 1)  # each [P, length]
-    checks = [_assert_none("flag", (flag != 0) & (flag != 1), flag, None)]
-    used = tf.equal(flag, 1)
-    totals = []
-    for i, tensor in enumerate(like):
-        count, second, third = parts[3 * i : 3 * i + 3]
-        indices, values = (third, second) if quantized[i] else (second, third)
-        count = tf.where(used, count, 0)  # [P, 1]
-        checks += _check_part(i, count, indices, values, slots[i], sizes[i], quantized[i], used)
-        with tf.control_dependencies([c for c in checks if c is not None]):
-            count = tf.identity(count)
-        totals.append(add_ranks(tensor, indices, tf.bitcast(values, tf.float32), count))
-    return totals
-
-
-def _check_part(i, count, indices, values, slots, size, one_mean: bool, used):
-    """Checks of one tensor's part of all messages; `used` [P, 1] says whose flag is 1."""
-    sent = tf.range(slots)[None, :] < count
-    before = tf.pad(indices[:, :-1], [[0, 0], [1, 0]], constant_values=-1)[:, :slots]
-    bad_index = sent & ((indices <= before) | (indices < 0) | (indices >= size))
-    finite = tf.math.is_finite(tf.bitcast(values, tf.float32))
-    bad_value = ~finite & (used if one_mean else sent)
-    return [
-        _assert_none("count", (count < 0) | (count > slots), count, i),
-        _assert_none("index", bad_index, indices, i),
-        _assert_none("mean" if one_mean else "value", bad_value, values, i),
-    ]
-
-
-def add_ranks(like, indices, values, count):
-    """Sum over ranks, in the order of the ranks, of their sparse contributions."""
-
-    def add(rank, total):
-        used = count[rank, 0]
-        row = tf.broadcast_to(values[rank], tf.shape(indices[rank]))[:used]
-        return rank + 1, tf.tensor_scatter_nd_add(total, indices[rank, :used, None], row)
-
-    total = tf.zeros([tf.size(like)], tf.float32)
-    ranks = tf.shape(indices)[0]
-    _, total = tf.while_loop(
-        lambda rank, _: rank < ranks,
-        add,
-        (tf.constant(0), total),
-        shape_invariants=(tf.TensorShape([]), tf.TensorShape([None])),
-    )
-    total = tf.reshape(total, tf.shape(like))
-    total.set_shape(like.shape)
-    return total
-
-
-def _assert_none(field: str, bad, value, tensor: int | None):
-    """Check that raises InvalidArgument naming the first place where `bad` [P, m] is true."""
-    where = tf.where(bad)[:1]  # [[rank, column]], empty if all is well
-    of_tensor = "" if tensor is None else f" of tensor {tensor}"
-    text = f"`messages` hold an invalid {field}{of_tensor}. Received (rank, slot), value:"
-    at = tf.gather_nd(value, where)
-    return tf.debugging.Assert(tf.equal(tf.size(where), 0), [text, where, at])

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_redsync.ops.twin import add_ranks, top_k
+from tf_redsync.ops.twin import top_k
 from tf_redsync.ops.twin_common import after, assert_none, assert_shape
+from tf_redsync.ops.twin_decode import add_ranks
 
 
 def merge(
