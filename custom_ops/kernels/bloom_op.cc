@@ -46,11 +46,7 @@ struct Filters {
   // The formats for a seed, which is an input.
   tensorflow::Status Seeded(OpKernelContext* context, std::vector<BloomFormat>* formats) const {
     const Tensor* seed;
-    TF_RETURN_IF_ERROR(context->input("seed", &seed));
-    if (seed->dims() != 0) {
-      return tensorflow::errors::InvalidArgument("`seed` must be a scalar. Received: shape ",
-                                                 seed->shape().DebugString(), ".");
-    }
+    TF_RETURN_IF_ERROR(Scalar(context, "seed", &seed));
     *formats = of;
     for (BloomFormat& format : *formats) {
       format.seed = static_cast<uint32_t>(seed->scalar<int32_t>()());
@@ -69,13 +65,8 @@ class BloomBuildOp : public tensorflow::OpKernel {
     OpInputList indices;
     const Tensor* counts;
     std::vector<BloomFormat> formats;
-    OP_REQUIRES_OK(context, context->input_list("indices", &indices));
-    OP_REQUIRES_OK(context, context->input("counts", &counts));
+    OP_REQUIRES_OK(context, ReadPositions(context, &indices, &counts));
     OP_REQUIRES_OK(context, filters_.Seeded(context, &formats));
-    OP_REQUIRES_OK(context, CheckShape("counts", *counts, -2, indices.size()));
-    for (const Tensor& tensor : indices) {
-      OP_REQUIRES_OK(context, CheckShape("indices", tensor, -2, tensor.NumElements()));
-    }
     Tensor* message;
     OP_REQUIRES_OK(context,
                    context->allocate_output("filters", TensorShape({filters_.words}), &message));
@@ -89,9 +80,7 @@ class BloomBuildOp : public tensorflow::OpKernel {
         errors[i].tensor = i;
       }
     });
-    for (const CodecError& error : errors) {
-      OP_REQUIRES(context, !error.found(), Describe("indices", error));
-    }
+    OP_REQUIRES_OK(context, FirstError("indices", errors));
   }
 
  private:

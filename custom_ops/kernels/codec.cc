@@ -44,11 +44,23 @@ tensorflow::Status CheckList(const char* name, const std::vector<int64_t>& value
   return tensorflow::OkStatus();
 }
 
-tensorflow::Status CheckSize(const char* name, int i, const tensorflow::Tensor& tensor) {
-  if (tensor.NumElements() <= INT32_MAX) return tensorflow::OkStatus();
-  return InvalidArgument("`", name,
-                         "` must have at most 2147483647 elements each. Received: ", name, "[", i,
-                         "] of shape ", tensor.shape().DebugString(), ".");
+tensorflow::Status ReadPositions(tensorflow::OpKernelContext* context,
+                                 tensorflow::OpInputList* indices,
+                                 const tensorflow::Tensor** counts) {
+  TF_RETURN_IF_ERROR(context->input_list("indices", indices));
+  TF_RETURN_IF_ERROR(context->input("counts", counts));
+  TF_RETURN_IF_ERROR(CheckShape("counts", **counts, -2, indices->size()));
+  for (const tensorflow::Tensor& tensor : *indices) {
+    TF_RETURN_IF_ERROR(CheckShape("indices", tensor, -2, tensor.NumElements()));
+  }
+  return tensorflow::OkStatus();
+}
+
+tensorflow::Status FirstError(const char* name, const std::vector<CodecError>& errors) {
+  for (const CodecError& error : errors) {
+    if (error.found()) return Describe(name, error);
+  }
+  return tensorflow::OkStatus();
 }
 
 }  // namespace redsync

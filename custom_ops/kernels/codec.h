@@ -22,8 +22,13 @@ tensorflow::Status CheckShape(const char* name, const tensorflow::Tensor& tensor
 tensorflow::Status CheckList(const char* name, const std::vector<int64_t>& values, size_t n,
                              int64_t low, int64_t high);
 
-// That a tensor's positions fit int32.
-tensorflow::Status CheckSize(const char* name, int i, const tensorflow::Tensor& tensor);
+// The inputs `indices`, vectors, and `counts`, with one entry a vector.
+tensorflow::Status ReadPositions(tensorflow::OpKernelContext* context,
+                                 tensorflow::OpInputList* indices,
+                                 const tensorflow::Tensor** counts);
+
+// Describes the first of the errors that was found, if any was.
+tensorflow::Status FirstError(const char* name, const std::vector<CodecError>& errors);
 
 }  // namespace redsync
 

@@ -29,13 +29,13 @@ class DescendOp : public tensorflow::OpKernel {
     Tensor* tensor = variable->tensor();
     OP_REQUIRES(context, tensor->dtype() == tensorflow::DT_FLOAT && tensor->IsInitialized(),
                 InvalidArgument("`variable` must be an initialized float32 variable."));
-    const int32_t* positions = indices.flat<int32_t>().data();
+    const auto* positions = reinterpret_cast<const uint32_t*>(indices.flat<int32_t>().data());
     const int64_t entries = indices.NumElements();
     const int64_t bad = FirstOutOfRange(positions, entries, tensor->NumElements());
     OP_REQUIRES(
         context, bad < 0,
         InvalidArgument("`indices` must be in [0, ", tensor->NumElements(), "). Received: indices[",
-                        bad, "]=", positions[bad < 0 ? 0 : bad], "."));
+                        bad, "]=", bad < 0 ? 0 : indices.flat<int32_t>()(bad), "."));
     OP_REQUIRES_OK(context, MakeSoleOwner(context, tensor));
     Descend(positions, values.flat<float>().data(), entries, learning_rate.scalar<float>()(),
             tensor->flat<float>().data());

@@ -63,14 +63,9 @@ class GolombEncodeOp : public tensorflow::OpKernel {
   void Compute(OpKernelContext* context) override {
     OpInputList indices;
     const Tensor* counts;
-    OP_REQUIRES_OK(context, context->input_list("indices", &indices));
-    OP_REQUIRES_OK(context, context->input("counts", &counts));
-    OP_REQUIRES_OK(context, CheckShape("counts", *counts, -2, indices.size()));
+    OP_REQUIRES_OK(context, ReadPositions(context, &indices, &counts));
     Formats formats = attributes_;
-    for (const Tensor& tensor : indices) {
-      OP_REQUIRES_OK(context, CheckShape("indices", tensor, -2, tensor.NumElements()));
-      formats.slots.push_back(tensor.NumElements());
-    }
+    for (const Tensor& tensor : indices) formats.slots.push_back(tensor.NumElements());
     OP_REQUIRES_OK(context, formats.Lay());
     Tensor* message;
     OP_REQUIRES_OK(context,
@@ -84,9 +79,7 @@ class GolombEncodeOp : public tensorflow::OpKernel {
         errors[i].tensor = i;
       }
     });
-    for (const CodecError& error : errors) {
-      OP_REQUIRES(context, !error.found(), Describe("indices", error));
-    }
+    OP_REQUIRES_OK(context, FirstError("indices", errors));
   }
 
  private:
@@ -130,9 +123,7 @@ class GolombDecodeOp : public tensorflow::OpKernel {
         errors[item].tensor = i;
       }
     });
-    for (const CodecError& error : errors) {
-      OP_REQUIRES(context, !error.found(), Describe("messages", error));
-    }
+    OP_REQUIRES_OK(context, FirstError("messages", errors));
   }
 
  private:

@@ -1,6 +1,7 @@
 #include "custom_ops/kernels/layout.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "tensorflow/core/util/work_sharder.h"
 
@@ -31,9 +32,48 @@ tensorflow::Status TensorAttributes::Read(tensorflow::OpKernelConstruction* cont
   return tensorflow::OkStatus();
 }
 
+tensorflow::Status SelectAttributes::Read(tensorflow::OpKernelConstruction* context) {
+  bool nesterov;
+  TF_RETURN_IF_ERROR(TensorAttributes::Read(context));
+  TF_RETURN_IF_ERROR(context->GetAttr("momentum", &factor));
+  TF_RETURN_IF_ERROR(context->GetAttr("nesterov", &nesterov));
+  TF_RETURN_IF_ERROR(context->GetAttr("masking", &masking));
+  momentum = factor == 0 ? Momentum::kNone : nesterov ? Momentum::kNesterov : Momentum::kPlain;
+  if (std::isfinite(factor) && factor >= 0) return tensorflow::OkStatus();
+  return InvalidArgument("`momentum` must be finite and >= 0. Received: momentum=", factor, ".");
+}
+
+tensorflow::Status SelectInputs::Read(OpKernelContext* context, const SelectAttributes& attributes,
+                                      int64_t max_elements) {
+  TF_RETURN_IF_ERROR(context->input_list("grads", &grads));
+  TF_RETURN_IF_ERROR(context->input_list("residuals", &residuals));
+  TF_RETURN_IF_ERROR(context->input_list("velocities", &velocities));
+  TF_RETURN_IF_ERROR(context->input("k", &k));
+  TF_RETURN_IF_ERROR(context->input("ratios", &ratios));
+  TF_RETURN_IF_ERROR(Scalar(context, "scale", &scale));
+  TF_RETURN_IF_ERROR(Scalar(context, "side", &side));
+  TF_RETURN_IF_ERROR(Scalar(context, "search", &search));
+  if (ratios->dims() != 1 || ratios->NumElements() != grads.size()) {
+    return InvalidArgument("`ratios` must have shape [", grads.size(),
+                           "]. Received: ", ratios->shape().DebugString(), ".");
+  }
+  TF_RETURN_IF_ERROR(CheckShapes("residuals", residuals, grads));
+  if (attributes.momentum != Momentum::kNone || velocities.size() != 0) {
+    TF_RETURN_IF_ERROR(CheckShapes("velocities", velocities, grads));
+  }
+  return MakeParts(attributes, "grads", grads, *k, max_elements, &parts);
+}
+
+tensorflow::Status CheckSize(const char* name, int i, const Tensor& tensor, int64_t max_elements) {
+  if (tensor.NumElements() <= max_elements) return tensorflow::OkStatus();
+  return InvalidArgument("`", name, "` must have at most ", max_elements,
+                         " elements each. Received: ", name, "[", i, "] of shape ",
+                         tensor.shape().DebugString(), ".");
+}
+
 tensorflow::Status MakeParts(const TensorAttributes& attributes, const std::string& name,
                              const tensorflow::OpInputList& tensors, const tensorflow::Tensor& k,
-                             std::vector<Part>* parts) {
+                             int64_t max_elements, std::vector<Part>* parts) {
   if (k.dims() != 1 || k.NumElements() != tensors.size()) {
     return InvalidArgument("`k` must have shape [", tensors.size(),
                            "]. Received: ", k.shape().DebugString(), ".");
@@ -41,11 +81,7 @@ tensorflow::Status MakeParts(const TensorAttributes& attributes, const std::stri
   int64_t offset = 1;
   for (int i = 0; i < tensors.size(); ++i) {
     const int64_t size = tensors[i].NumElements(), ki = k.flat<int32_t>()(i);
-    if (size > INT32_MAX) {
-      return InvalidArgument("`", name,
-                             "` must have at most 2147483647 elements each. Received: ", name, "[",
-                             i, "] of shape ", tensors[i].shape().DebugString(), ".");
-    }
+    TF_RETURN_IF_ERROR(CheckSize(name.c_str(), i, tensors[i], max_elements));
     if (ki < std::min<int64_t>(size, 1) || ki > size) {
       return InvalidArgument("`k` must be in [1, size] (0 for an empty tensor). Received: k[", i,
                              "]=", ki, " for ", name, "[", i, "] of shape ",

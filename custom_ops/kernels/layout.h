@@ -20,10 +20,34 @@ struct TensorAttributes {
   tensorflow::Status Read(tensorflow::OpKernelConstruction* context);
 };
 
+// The attributes of RedsyncAccumulateAndSelect.
+struct SelectAttributes : TensorAttributes {
+  Momentum momentum;
+  float factor;  // Of the momentum.
+  bool masking;
+
+  tensorflow::Status Read(tensorflow::OpKernelConstruction* context);
+};
+
+// The inputs of RedsyncAccumulateAndSelect, and the parts of its message.
+struct SelectInputs {
+  tensorflow::OpInputList grads, residuals, velocities;
+  const tensorflow::Tensor *k, *ratios, *scale, *side, *search;
+  std::vector<Part> parts;
+
+  // Reads and checks all but the values of ratios, side and search, which may be on a device.
+  tensorflow::Status Read(tensorflow::OpKernelContext* context, const SelectAttributes& attributes,
+                          int64_t max_elements);
+};
+
 // The parts of a message, one per tensor of `tensors`; checks `k` and the sizes.
 tensorflow::Status MakeParts(const TensorAttributes& attributes, const std::string& name,
                              const tensorflow::OpInputList& tensors, const tensorflow::Tensor& k,
-                             std::vector<Part>* parts);
+                             int64_t max_elements, std::vector<Part>* parts);
+
+// That a tensor's positions can be sent.
+tensorflow::Status CheckSize(const char* name, int i, const tensorflow::Tensor& tensor,
+                             int64_t max_elements = INT32_MAX);
 
 // Words of a message with these parts.
 inline int64_t MessageWords(const std::vector<Part>& parts) {

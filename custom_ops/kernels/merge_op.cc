@@ -70,9 +70,7 @@ class SparseMergeOp : public tensorflow::OpKernel {
         errors[i].tensor = i;
       }
     });
-    for (const CodecError& error : errors) {
-      OP_REQUIRES(context, !error.found(), Describe("blocks", error));
-    }
+    OP_REQUIRES_OK(context, FirstError("blocks", errors));
   }
 
  private:

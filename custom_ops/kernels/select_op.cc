@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 #include <string>
 #include <vector>
 
@@ -10,7 +9,6 @@
 namespace redsync {
 namespace {
 
-using ::tensorflow::OpInputList;
 using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
@@ -22,12 +20,6 @@ class AccumulateAndSelectOp : public tensorflow::OpKernel {
  public:
   explicit AccumulateAndSelectOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, attributes_.Read(context));
-    OP_REQUIRES_OK(context, context->GetAttr("momentum", &factor_));
-    OP_REQUIRES_OK(context, context->GetAttr("nesterov", &nesterov_));
-    OP_REQUIRES_OK(context, context->GetAttr("masking", &masking_));
-    OP_REQUIRES(
-        context, std::isfinite(factor_) && factor_ >= 0,
-        InvalidArgument("`momentum` must be finite and >= 0. Received: momentum=", factor_, "."));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -50,13 +42,7 @@ class AccumulateAndSelectOp : public tensorflow::OpKernel {
 
  private:
   // What one execution works on.
-  struct Call {
-    OpInputList grads, residuals, velocities;
-    const Tensor* k;
-    const Tensor* ratios;
-    float scale;
-    bool positive_side, search;
-    std::vector<Part> parts;
+  struct Call : SelectInputs {
     Tensor* message;
     std::vector<Tensor*> new_residuals, new_velocities;
     Tensor* new_ratios;
@@ -65,27 +51,12 @@ class AccumulateAndSelectOp : public tensorflow::OpKernel {
   };
 
   tensorflow::Status ReadInputs(OpKernelContext* context, Call* call) const {
-    const Tensor *scale, *side, *search;
-    TF_RETURN_IF_ERROR(context->input_list("grads", &call->grads));
-    TF_RETURN_IF_ERROR(context->input_list("residuals", &call->residuals));
-    TF_RETURN_IF_ERROR(context->input_list("velocities", &call->velocities));
-    TF_RETURN_IF_ERROR(context->input("k", &call->k));
-    TF_RETURN_IF_ERROR(context->input("ratios", &call->ratios));
-    TF_RETURN_IF_ERROR(Scalar(context, "scale", &scale));
-    TF_RETURN_IF_ERROR(Scalar(context, "side", &side));
-    TF_RETURN_IF_ERROR(Scalar(context, "search", &search));
-    call->scale = scale->scalar<float>()();
-    call->search = search->scalar<bool>()();
-    const int32_t sign = side->scalar<int32_t>()();
+    TF_RETURN_IF_ERROR(call->Read(context, attributes_, kMaxElements));
+    const int32_t sign = call->side->scalar<int32_t>()();
     const bool any_quantized =
         std::count(attributes_.quantized.begin(), attributes_.quantized.end(), true) > 0;
     if (any_quantized && sign != 1 && sign != -1) {
       return InvalidArgument("`side` must be +1 or -1. Received: side=", sign, ".");
-    }
-    call->positive_side = sign > 0;
-    if (call->ratios->dims() != 1 || call->ratios->NumElements() != call->grads.size()) {
-      return InvalidArgument("`ratios` must have shape [", call->grads.size(),
-                             "]. Received: ", call->ratios->shape().DebugString(), ".");
     }
     for (int i = 0; i < call->grads.size(); ++i) {
       const float ratio = call->ratios->flat<float>()(i);
@@ -96,12 +67,8 @@ class AccumulateAndSelectOp : public tensorflow::OpKernel {
             i, "]=", ratio, ".");
       }
     }
-    TF_RETURN_IF_ERROR(CheckShapes("residuals", call->residuals, call->grads));
-    if (factor_ != 0 || call->velocities.size() != 0) {
-      TF_RETURN_IF_ERROR(CheckShapes("velocities", call->velocities, call->grads));
-    }
     call->threads = IntraOpThreads(context);
-    return MakeParts(attributes_, "grads", call->grads, *call->k, &call->parts);
+    return tensorflow::OkStatus();
   }
 
   tensorflow::Status Allocate(OpKernelContext* context, Call* call) const {
@@ -127,25 +94,23 @@ class AccumulateAndSelectOp : public tensorflow::OpKernel {
     options.k = call->k->flat<int32_t>()(i);
     options.selector = attributes_.selectors[i];
     options.quantized = part.quantized;
-    options.momentum = factor_ == 0 ? Momentum::kNone
-                       : nesterov_  ? Momentum::kNesterov
-                                    : Momentum::kPlain;
-    options.factor = factor_;
-    options.masking = masking_;
-    options.scale = call->scale;
-    options.positive_side = call->positive_side;
-    options.search = call->search;
+    options.momentum = attributes_.momentum;
+    options.factor = attributes_.factor;
+    options.masking = attributes_.masking;
+    options.scale = call->scale->scalar<float>()();
+    options.positive_side = call->side->scalar<int32_t>()() > 0;
+    options.search = call->search->scalar<bool>()();
     options.ratio = call->ratios->flat<float>()(i);
 
     SelectBuffers buffers;
     buffers.grad = call->grads[i].flat<float>().data();
     buffers.residual = call->residuals[i].flat<float>().data();
     buffers.new_residual = call->new_residuals[i]->flat<float>().data();
-    if (factor_ != 0) {
+    if (attributes_.momentum != Momentum::kNone) {
       buffers.velocity = call->velocities[i].flat<float>().data();
       buffers.new_velocity = call->new_velocities[i]->flat<float>().data();
     }
-    buffers.indices = const_cast<int32_t*>(part.indices(message));
+    buffers.indices = const_cast<uint32_t*>(part.indices(message));
     if (!part.quantized) buffers.values = const_cast<int32_t*>(part.values(message));
 
     SelectResult result;
@@ -163,10 +128,7 @@ class AccumulateAndSelectOp : public tensorflow::OpKernel {
     return tensorflow::OkStatus();
   }
 
-  TensorAttributes attributes_;
-  float factor_;
-  bool nesterov_;
-  bool masking_;
+  SelectAttributes attributes_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("RedsyncAccumulateAndSelect").Device(tensorflow::DEVICE_CPU),

@@ -44,7 +44,8 @@ std::vector<float> Make(const std::string& kind, int64_t n, uint32_t seed) {
 struct Case {
   SelectOptions options;
   std::vector<float> g, v, u, new_v, new_u;
-  std::vector<int32_t> indices, values;
+  std::vector<uint32_t> indices;
+  std::vector<int32_t> values;
   SelectResult result;
 };
 

@@ -117,13 +117,22 @@ def test_argument_errors(change, error, text):
         ops.accumulate_and_select(*positional, **arguments)
 
 
-def test_too_large_for_int32():
-    @tf.function(input_signature=[tf.TensorSpec([2**16, 2**15], tf.float32)])
+def traced_on(backend, rows):
+    @tf.function(input_signature=[tf.TensorSpec([rows, 2**16], tf.float32)])
     def select(x):
-        return ops.accumulate_and_select(
-            [x], [x], [], [1], [-1.0], selectors=["exact"], quantized=[False]
-        )
+        form = {"selectors": ["exact"], "quantized": [False]}
+        message = ops.accumulate_and_select([x], [x], [], [1], [-1.0], **form).message
+        return ops.decode(message[tf.newaxis], tf.constant([1]), [x], **form)
 
-    ops.set_backend("tensorflow")
-    with pytest.raises(ValueError, match="2147483647"):
-        select.get_concrete_function()
+    ops.set_backend(backend)
+    return select.get_concrete_function()
+
+
+@needs_native
+def test_large_tensors():
+    """The native ops serve up to 2^32 - 1 elements, the twins 2^31 - 1; see also test_core.py."""
+    assert traced_on("native", 2**15).outputs[0].shape == [2**15, 2**16]
+    with pytest.raises(ValueError, match="at most 4294967295 .* Split the variable"):
+        traced_on("native", 2**16)
+    with pytest.raises(ValueError, match="at most 2147483647 .* Use the native ops"):
+        traced_on("tensorflow", 2**15)

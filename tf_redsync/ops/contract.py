@@ -7,8 +7,9 @@ A message is a vector of 32-bit words, equal in length on all workers:
         quantised:      [count, mean, index * capacity]
 
 `flag` is 1 if everything accumulated is finite, else 0 (and then every other word is 0 too).
-Indices are positions in the flattened tensor, ascending; values and means are float32 *bit-cast* to
-int32, never converted, so that no index or value loses a bit. Unused slots hold 0.
+Indices are positions in the flattened tensor, ascending, 32 bits without a sign; values and means
+are float32. All are *bit-cast* to int32, never converted, so that no index or value loses a bit.
+Unused slots hold 0.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 SELECTORS = ("exact", "trimmed", "threshold", "fixed")
-MAX_ELEMENTS = 2**31 - 1  # positions travel as int32
+MAX_WORD = 2**32 - 1  # positions travel as 32 bits without a sign
+MAX_ELEMENTS = 2**31 - 1  # what can be counted in int32: the twins', the codecs' and GPUs' limit
 
 
 class Selection(NamedTuple):
@@ -117,11 +119,23 @@ def _check_tensor(name: str, i: int, tensor: tf.Tensor) -> None:
             f"Received: {name}[{i}] of {tensor.dtype.name}."
         )
     size = tensor.shape.num_elements()
-    if size is not None and size > MAX_ELEMENTS:
+    if size is not None and size > MAX_WORD:
         raise ValueError(
-            f"`{name}` must have at most {MAX_ELEMENTS} elements each, since positions are sent as "
-            f"int32. Received: {name}[{i}] of shape {tensor.shape}. Split the variable."
+            f"`{name}` must have at most {MAX_WORD} elements each, since positions are sent as 32 "
+            f"bits. Received: {name}[{i}] of shape {tensor.shape}. Split the variable."
         )
+
+
+def check_countable(name: str, tensors: Sequence[tf.Tensor]) -> None:
+    """Checks that the pure-TensorFlow ops, which count in int32, can serve the tensors."""
+    for i, tensor in enumerate(tensors):
+        size = tensor.shape.num_elements()
+        if size is not None and size > MAX_ELEMENTS:
+            raise ValueError(
+                f"`{name}` must have at most {MAX_ELEMENTS} elements each in pure TensorFlow. "
+                f"Received: {name}[{i}] of shape {tensor.shape}. Use the native ops (see "
+                "`python -m tf_redsync.doctor`) or split the variable."
+            )
 
 
 def _check_same_shapes(name: str, tensors: Sequence[tf.Tensor], grads: Sequence[tf.Tensor]) -> None:

@@ -24,7 +24,8 @@ class SparseTotal(NamedTuple):
     """A sum over workers in coordinate form.
 
     Attributes:
-        indices: int32 `[entries]`, positions in the flattened tensor. They may repeat.
+        indices: int32 `[entries]`, the bits of unsigned positions in the flattened tensor. They may
+            repeat.
         values: float32 `[entries]`, to be added up per position; 0 in unused entries.
     """
 
@@ -103,8 +104,8 @@ def descend(variable: tf.Variable, total: SparseTotal, learning_rate: tf.Tensor)
 
 
 def _unravel(positions: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-    """Positions in the flattened tensor as int32 `[entries, rank]`; bad ones stay out of range."""
-    columns = []
+    """Positions in the flattened tensor as int64 `[entries, rank]`; bad ones stay out of range."""
+    positions, columns = tf.cast(tf.bitcast(positions, tf.uint32), tf.int64), []
     for axis in range(shape.rank):
         stride = math.prod(shape[axis + 1 :])
         columns.append(positions // stride)

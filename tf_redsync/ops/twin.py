@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_redsync.ops.contract import Selection, static_message_words
+from tf_redsync.ops.contract import Selection, check_countable, static_message_words
 from tf_redsync.ops.twin_common import after, opaque
 
 _TRIM_START, _TRIM_STEP = 0.8, 0.2  # ratio of the first trimming threshold, and its decrement
@@ -35,6 +35,7 @@ def accumulate_and_select(
     search: tf.Tensor,
 ) -> Selection:
     """See `tf_redsync.ops.accumulate_and_select`; all arguments are given and already checked."""
+    check_countable("grads", grads)
     checks = _check_select(grads, k, ratios, side, selectors, any(quantized))
     k, ratios, scale = (after(checks, t) for t in (k, ratios, scale))
     side = tf.cast(side, tf.float32)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tf_redsync.ops.contract import check_countable
 from tf_redsync.ops.twin import slots_of
 from tf_redsync.ops.twin_common import after, assert_none
 
@@ -19,6 +20,7 @@ def decode(
     quantized: Sequence[bool],
 ) -> list[tf.Tensor]:
     """See `tf_redsync.ops.decode`; all arguments are given and already checked."""
+    check_countable("like", like)
     sizes = [tf.size(t) for t in like]
     slots = [slots_of(k[i], sizes[i], s) for i, s in enumerate(selectors)]
     # Indices are sent in one block per tensor and its values (or one mean) in another.

@@ -15,9 +15,7 @@ inline uint64_t MakeKey(int32_t magnitude, int64_t index) {
   return static_cast<uint64_t>(magnitude) << 32 | (0xffffffffu - static_cast<uint32_t>(index));
 }
 inline int32_t KeyMagnitude(uint64_t key) { return static_cast<int32_t>(key >> 32); }
-inline int32_t KeyIndex(uint64_t key) {
-  return static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(key));
-}
+inline uint32_t KeyIndex(uint64_t key) { return 0xffffffffu - static_cast<uint32_t>(key); }
 
 // Memory of bounded size that threads append to. What does not fit is counted and dropped, so that
 // `used()` is the number that passed, whatever the number of threads. Once it has overflowed

@@ -27,6 +27,9 @@ enum class Status {
 using RangeBody = std::function<void(int64_t first, int64_t last)>;
 using ParallelFor = std::function<void(int64_t count, int64_t cost, const RangeBody& body)>;
 
+// Positions in a tensor are sent as 32 bits without a sign.
+constexpr int64_t kMaxElements = UINT32_MAX;
+
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 inline int32_t BitsOf(float x) {

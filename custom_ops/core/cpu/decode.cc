@@ -21,11 +21,13 @@ Status ValidatePart(const int32_t* row, const Part& part, DecodeError* error) {
   };
   const int32_t count = row[part.offset];
   if (count < 0 || count > part.capacity) return fail("count", 0, count, part.capacity);
-  const int32_t* indices = part.indices(row);
+  const uint32_t* indices = part.indices(row);
   int64_t last = -1;
   for (int32_t slot = 0; slot < count; ++slot) {
     if (indices[slot] <= last || indices[slot] >= part.size) {
-      return fail("index", slot, indices[slot], part.size);
+      // A small tensor's is shown as what somebody who had a sign in mind wrote.
+      const int64_t as_signed = static_cast<int32_t>(indices[slot]);
+      return fail("index", slot, part.size > INT32_MAX ? indices[slot] : as_signed, part.size);
     }
     last = indices[slot];
   }
@@ -38,7 +40,7 @@ Status ValidatePart(const int32_t* row, const Part& part, DecodeError* error) {
   return Status::kOk;
 }
 
-void AddRank(const int32_t* row, const Part& part, const int32_t* first, const int32_t* last,
+void AddRank(const int32_t* row, const Part& part, const uint32_t* first, const uint32_t* last,
              float* out) {
   const int32_t* values = part.values(row);
   if (part.quantized) {
@@ -86,11 +88,11 @@ void DecodeTensor(const Messages& messages, const Part& part, const ParallelFor&
       for (int64_t rank = 0; rank < messages.ranks; ++rank) {
         const int32_t* row = messages.row(rank);
         if (row[0] == 0) continue;
-        const int32_t* from = part.indices(row);
-        const int32_t* to = from + row[part.offset];
+        const uint32_t* from = part.indices(row);
+        const uint32_t* to = from + row[part.offset];
         if (shards > 1) {
-          from = std::lower_bound(from, to, static_cast<int32_t>(begin));
-          to = std::lower_bound(from, to, end, [](int32_t a, int64_t b) { return a < b; });
+          from = std::lower_bound(from, to, static_cast<uint32_t>(begin));
+          to = std::lower_bound(from, to, end, [](uint32_t a, int64_t b) { return a < b; });
         }
         AddRank(row, part, from, to, out);
       }

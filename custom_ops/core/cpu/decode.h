@@ -21,11 +21,13 @@ struct Messages {
 struct Part {
   int64_t offset;  // Of the count, in words.
   int64_t capacity;
-  int64_t size;  // Elements of the tensor.
+  int64_t size;  // Elements of the tensor, at most kMaxElements.
   bool quantized;
 
   int64_t words() const { return quantized ? 2 + capacity : 1 + 2 * capacity; }
-  const int32_t* indices(const int32_t* row) const { return row + offset + (quantized ? 2 : 1); }
+  const uint32_t* indices(const int32_t* row) const {
+    return reinterpret_cast<const uint32_t*>(row + offset + (quantized ? 2 : 1));
+  }
   const int32_t* values(const int32_t* row) const {
     return row + offset + 1 + (quantized ? 0 : capacity);
   }

@@ -2,14 +2,14 @@
 
 namespace redsync {
 
-int64_t FirstOutOfRange(const int32_t* indices, int64_t entries, int64_t size) {
+int64_t FirstOutOfRange(const uint32_t* indices, int64_t entries, int64_t size) {
   for (int64_t i = 0; i < entries; ++i) {
-    if (indices[i] < 0 || indices[i] >= size) return i;
+    if (indices[i] >= size) return i;
   }
   return -1;
 }
 
-void Descend(const int32_t* indices, const float* values, int64_t entries, float learning_rate,
+void Descend(const uint32_t* indices, const float* values, int64_t entries, float learning_rate,
              float* variable) {
   // Entries are far apart, so each is a miss in the caches: ask for one well before its turn.
   constexpr int64_t kAhead = 32;

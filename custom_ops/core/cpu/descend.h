@@ -9,10 +9,10 @@
 namespace redsync {
 
 // Position of the first entry of indices[0 .. entries) that is not in [0, size), or -1.
-int64_t FirstOutOfRange(const int32_t* indices, int64_t entries, int64_t size);
+int64_t FirstOutOfRange(const uint32_t* indices, int64_t entries, int64_t size);
 
 // variable[indices[i]] -= learning_rate * values[i] for i = 0, 1, ... All indices are in range.
-void Descend(const int32_t* indices, const float* values, int64_t entries, float learning_rate,
+void Descend(const uint32_t* indices, const float* values, int64_t entries, float learning_rate,
              float* variable);
 
 }  // namespace redsync

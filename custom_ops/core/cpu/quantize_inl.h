@@ -95,6 +95,12 @@ static void Philox(uint32_t key0, uint32_t key1, uint64_t first, uint32_t high0,
   }
 }
 
+static inline __attribute__((always_inline)) int32_t MagnitudeBits(float value) {
+  int32_t bits;
+  __builtin_memcpy(&bits, &value, sizeof(bits));
+  return bits & 0x7fffffff;
+}
+
 // The loops over a piece. Each returns the largest bits of an absolute value, to see whether all
 // are finite; kErrors says whether x - decoded is wanted.
 template <bool kErrors>
@@ -104,9 +110,7 @@ static int32_t EncodeBinary(const float* x, int n, const Levels& levels, uint32_
 #pragma GCC ivdep
   for (int i = 0; i < n; ++i) {
     const float value = x[i];
-    int32_t bits;
-    __builtin_memcpy(&bits, &value, sizeof(bits));
-    bits &= 0x7fffffff;
+    const int32_t bits = MagnitudeBits(value);
     largest = bits > largest ? bits : largest;
     const bool up = value >= 0;
     codes[i] = up;
@@ -123,9 +127,7 @@ static int32_t EncodeThreshold(const float* x, int n, const Levels& levels, uint
 #pragma GCC ivdep
   for (int i = 0; i < n; ++i) {
     const float value = x[i];
-    int32_t bits;
-    __builtin_memcpy(&bits, &value, sizeof(bits));
-    bits &= 0x7fffffff;
+    const int32_t bits = MagnitudeBits(value);
     largest = bits > largest ? bits : largest;
     const int32_t level = (value >= scale ? 1 : 0) - (value <= -scale ? 1 : 0);
     codes[i] = static_cast<uint32_t>(1 + level);
@@ -143,9 +145,7 @@ static int32_t EncodeStochastic(const float* x, int n, const Levels& levels, con
 #pragma GCC ivdep
   for (int i = 0; i < n; ++i) {
     const float value = x[i];
-    int32_t bits;
-    __builtin_memcpy(&bits, &value, sizeof(bits));
-    bits &= 0x7fffffff;
+    const int32_t bits = MagnitudeBits(value);
     largest = bits > largest ? bits : largest;
     float magnitude;
     __builtin_memcpy(&magnitude, &bits, sizeof(bits));

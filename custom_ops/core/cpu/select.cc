@@ -42,10 +42,10 @@ Summary Summarize(const BlockStats* stats, const Plan& plan, int64_t size) {
   return {max_absolute < 0x7f800000, sum / size, max > 0 ? FloatOf(max) : 0.0};
 }
 
-// The accumulated value of one element, for the prediction.
 // Tensors of so many elements (4 MiB) do not stay in a core's caches until they are read again.
 constexpr int64_t kStreamedElements = int64_t{1} << 20;
 
+// The accumulated value of one element, for the prediction.
 float AccumulateOne(const PassArgs& args, int64_t i) {
   const float t = args.scale * args.grad[i];
   switch (args.momentum) {
@@ -106,7 +106,7 @@ int64_t CountAbove(const Candidates& candidates, int32_t threshold) {
                        [=](uint64_t key) { return KeyMagnitude(key) > threshold; });
 }
 
-int64_t TakeAbove(const Candidates& candidates, int32_t threshold, int32_t* indices) {
+int64_t TakeAbove(const Candidates& candidates, int32_t threshold, uint32_t* indices) {
   int64_t count = 0;
   for (int64_t i = 0; i < candidates.count; ++i) {
     const uint64_t key = candidates.keys[i];
@@ -117,7 +117,7 @@ int64_t TakeAbove(const Candidates& candidates, int32_t threshold, int32_t* indi
 
 // The k largest, among equals those of lower index; in the order of the indices. `work` has the
 // size of the candidates.
-int64_t TakeTop(const Candidates& candidates, int64_t k, uint64_t* work, int32_t* indices) {
+int64_t TakeTop(const Candidates& candidates, int64_t k, uint64_t* work, uint32_t* indices) {
   uint64_t cutoff = 0;
   if (candidates.count > k) {
     std::copy(candidates.keys, candidates.keys + candidates.count, work);
@@ -140,7 +140,7 @@ int32_t ThresholdAt(const Summary& summary, double ratio) {
 // RedSync's trimmed top-k: lowers a threshold between mean and maximum until k elements pass, then
 // takes the exact top-k of those. The result is that of the exact selector.
 int64_t TakeTrimmed(Candidates candidates, const Summary& summary, int64_t k, uint64_t* work,
-                    int32_t* indices) {
+                    uint32_t* indices) {
   for (double ratio = 0.8; ratio > 0.1; ratio -= 0.2) {
     const int32_t threshold = ThresholdAt(summary, ratio);
     if (threshold < candidates.threshold)
@@ -156,7 +156,7 @@ int64_t TakeTrimmed(Candidates candidates, const Summary& summary, int64_t k, ui
 
 // RedSync's threshold binary search, with reuse of the last ratio.
 int64_t TakeByThreshold(const Candidates& candidates, const Summary& summary,
-                        const SelectOptions& options, uint64_t* work, int32_t* indices,
+                        const SelectOptions& options, uint64_t* work, uint32_t* indices,
                         float* new_ratio) {
   const int64_t k = options.k, capacity = Capacity(options.size, k, options.selector);
   auto in_band = [=](int64_t n) { return 2 * n > k && 2 * n < 3 * k && n <= capacity; };
@@ -184,7 +184,7 @@ int64_t TakeByThreshold(const Candidates& candidates, const Summary& summary,
 // There is room for all elements: takes those of a magnitude above the threshold.
 int64_t TakeAll(const float* values, int64_t size, Magnitude magnitude, int32_t threshold,
                 const Plan& plan, int64_t* counts, const ParallelFor& parallel_for,
-                int32_t* indices) {
+                uint32_t* indices) {
   auto for_blocks = [&](const std::function<void(int64_t, int64_t, int64_t)>& body) {
     parallel_for(plan.blocks, kBlock, [&](int64_t first, int64_t last) {
       for (int64_t b = first; b < last; ++b) body(b, b * kBlock, std::min(size, (b + 1) * kBlock));
@@ -198,9 +198,9 @@ int64_t TakeAll(const float* values, int64_t size, Magnitude magnitude, int32_t 
   });
   for (int64_t b = 0; b < plan.blocks; ++b) counts[b + 1] += counts[b];
   for_blocks([&](int64_t b, int64_t begin, int64_t end) {
-    int32_t* out = indices + counts[b];
+    uint32_t* out = indices + counts[b];
     for (int64_t i = begin; i < end; ++i) {
-      if (magnitude(BitsOf(values[i])) > threshold) *out++ = static_cast<int32_t>(i);
+      if (magnitude(BitsOf(values[i])) > threshold) *out++ = static_cast<uint32_t>(i);
     }
   });
   return counts[plan.blocks];
@@ -236,7 +236,7 @@ void Extract(const SelectOptions& options, const SelectBuffers& buffers,
         __builtin_prefetch(buffers.new_residual + buffers.indices[i + kAhead], 1);
         if (mask) __builtin_prefetch(mask + buffers.indices[i + kAhead], 1);
       }
-      const int32_t at = buffers.indices[i];
+      const uint32_t at = buffers.indices[i];
       if (!options.quantized) buffers.values[i] = BitsOf(buffers.new_residual[at]);
       buffers.new_residual[at] = 0;
       if (mask) mask[at] = 0;
@@ -300,7 +300,8 @@ Status AccumulateAndSelect(const SelectOptions& options, const SelectBuffers& bu
                            SelectResult* result) {
   const int64_t size = options.size;
   *result = {};
-  if (size < 0 || size > INT32_MAX || options.k > size || options.k < std::min<int64_t>(size, 1)) {
+  if (size < 0 || size > kMaxElements || options.k > size || options.k > INT32_MAX ||
+      options.k < std::min<int64_t>(size, 1)) {
     return Status::kInvalidArgument;
   }
   const bool fixed = options.selector == Selector::kFixed;

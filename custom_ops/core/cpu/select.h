@@ -13,8 +13,8 @@ namespace redsync {
 enum class Selector { kExact, kTrimmed, kThreshold, kFixed };
 
 struct SelectOptions {
-  int64_t size = 0;  // Elements, at most 2^31 - 1.
-  int64_t k = 0;     // In [1, size]; 0 if size is 0.
+  int64_t size = 0;  // Elements, at most kMaxElements.
+  int64_t k = 0;     // In [1, size], at most 2^31 - 1; 0 if size is 0.
   Selector selector = Selector::kExact;
   bool quantized = false;
   Momentum momentum = Momentum::kNone;
@@ -32,7 +32,7 @@ struct SelectBuffers {
   const float* velocity = nullptr;  // Null without momentum.
   float* new_residual = nullptr;    // May be `residual`.
   float* new_velocity = nullptr;    // May be `velocity`; null without momentum.
-  int32_t* indices = nullptr;       // Capacity() of them; the first `count` are written.
+  uint32_t* indices = nullptr;      // Capacity() of them; the first `count` are written.
   int32_t* values = nullptr;        // Capacity() float bits; null if quantised.
 };
 

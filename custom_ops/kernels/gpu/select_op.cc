@@ -1,4 +1,3 @@
-#include <cmath>
 #include <vector>
 
 #include "custom_ops/kernels/gpu/stream.h"
@@ -8,16 +7,18 @@
 namespace redsync {
 namespace {
 
-using ::tensorflow::OpInputList;
 using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
-using ::tensorflow::errors::InvalidArgument;
 
 static_assert(static_cast<int>(Selector::kExact) == REDSYNC_GPU_EXACT &&
                   static_cast<int>(Selector::kTrimmed) == REDSYNC_GPU_TRIMMED &&
-                  static_cast<int>(Selector::kThreshold) == REDSYNC_GPU_THRESHOLD,
+                  static_cast<int>(Selector::kThreshold) == REDSYNC_GPU_THRESHOLD &&
+                  static_cast<int>(Selector::kFixed) == REDSYNC_GPU_FIXED &&
+                  static_cast<int>(Momentum::kNone) == REDSYNC_GPU_NO_MOMENTUM &&
+                  static_cast<int>(Momentum::kPlain) == REDSYNC_GPU_MOMENTUM &&
+                  static_cast<int>(Momentum::kNesterov) == REDSYNC_GPU_NESTEROV,
               "the codes of the C interface");
 
 // Validates, allocates and queues redsync_gpu_select(). Of the inputs only `k` is in host memory:
@@ -27,38 +28,18 @@ class GpuAccumulateAndSelectOp : public tensorflow::OpKernel {
  public:
   explicit GpuAccumulateAndSelectOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, attributes_.Read(context));
-    OP_REQUIRES_OK(context, context->GetAttr("momentum", &factor_));
-    OP_REQUIRES_OK(context, context->GetAttr("nesterov", &nesterov_));
-    OP_REQUIRES_OK(context, context->GetAttr("masking", &masking_));
-    OP_REQUIRES(
-        context, std::isfinite(factor_) && factor_ >= 0,
-        InvalidArgument("`momentum` must be finite and >= 0. Received: momentum=", factor_, "."));
   }
 
   void Compute(OpKernelContext* context) override {
-    OpInputList grads, residuals, velocities;
-    const Tensor *k, *ratios, *scale, *side, *search;
-    OP_REQUIRES_OK(context, context->input_list("grads", &grads));
-    OP_REQUIRES_OK(context, context->input_list("residuals", &residuals));
-    OP_REQUIRES_OK(context, context->input_list("velocities", &velocities));
-    OP_REQUIRES_OK(context, context->input("k", &k));
-    OP_REQUIRES_OK(context, context->input("ratios", &ratios));
-    OP_REQUIRES_OK(context, Scalar(context, "scale", &scale));
-    OP_REQUIRES_OK(context, Scalar(context, "side", &side));
-    OP_REQUIRES_OK(context, Scalar(context, "search", &search));
-    OP_REQUIRES(context, ratios->dims() == 1 && ratios->NumElements() == grads.size(),
-                InvalidArgument("`ratios` must have shape [", grads.size(),
-                                "]. Received: ", ratios->shape().DebugString(), "."));
-    OP_REQUIRES_OK(context, CheckShapes("residuals", residuals, grads));
-    if (factor_ != 0) OP_REQUIRES_OK(context, CheckShapes("velocities", velocities, grads));
-    std::vector<Part> parts;
-    OP_REQUIRES_OK(context, MakeParts(attributes_, "grads", grads, *k, &parts));
-
+    SelectInputs in;
+    OP_REQUIRES_OK(context, in.Read(context, attributes_, INT32_MAX));
+    const std::vector<Part>& parts = in.parts;
     Tensor *message, *new_ratios;
     std::vector<Tensor*> new_residuals, new_velocities;
     OP_REQUIRES_OK(
         context, context->allocate_output("message", TensorShape({MessageWords(parts)}), &message));
-    OP_REQUIRES_OK(context, context->allocate_output("new_ratios", ratios->shape(), &new_ratios));
+    OP_REQUIRES_OK(context,
+                   context->allocate_output("new_ratios", in.ratios->shape(), &new_ratios));
     OP_REQUIRES_OK(context, Forward(context, "residuals", "new_residuals", &new_residuals));
     OP_REQUIRES_OK(context, Forward(context, "velocities", "new_velocities", &new_velocities));
 
@@ -67,28 +48,26 @@ class GpuAccumulateAndSelectOp : public tensorflow::OpKernel {
       RedsyncGpuTensor& t = tensors[i];
       t = {};
       t.size = parts[i].size;
-      t.k = k->flat<int32_t>()(i);
+      t.k = in.k->flat<int32_t>()(i);
       t.selector = static_cast<int32_t>(attributes_.selectors[i]);
       t.quantized = parts[i].quantized;
-      t.grad = grads[i].flat<float>().data();
-      t.residual = residuals[i].flat<float>().data();
+      t.grad = in.grads[i].flat<float>().data();
+      t.residual = in.residuals[i].flat<float>().data();
       t.new_residual = new_residuals[i]->flat<float>().data();
-      if (factor_ == 0) continue;
-      t.velocity = velocities[i].flat<float>().data();
+      if (attributes_.momentum == Momentum::kNone) continue;
+      t.velocity = in.velocities[i].flat<float>().data();
       t.new_velocity = new_velocities[i]->flat<float>().data();
     }
     RedsyncGpuSelect call = {};
     call.tensors = tensors.data();
     call.count = tensors.size();
-    call.momentum = factor_ == 0 ? REDSYNC_GPU_NO_MOMENTUM
-                    : nesterov_  ? REDSYNC_GPU_NESTEROV
-                                 : REDSYNC_GPU_MOMENTUM;
-    call.masking = masking_;
-    call.factor = factor_;
-    call.scale = scale->scalar<float>().data();
-    call.side = side->scalar<int32_t>().data();
-    call.search = reinterpret_cast<const uint8_t*>(search->scalar<bool>().data());
-    call.ratios = ratios->flat<float>().data();
+    call.momentum = static_cast<int32_t>(attributes_.momentum);
+    call.masking = attributes_.masking;
+    call.factor = attributes_.factor;
+    call.scale = in.scale->scalar<float>().data();
+    call.side = in.side->scalar<int32_t>().data();
+    call.search = reinterpret_cast<const uint8_t*>(in.search->scalar<bool>().data());
+    call.ratios = in.ratios->flat<float>().data();
     call.new_ratios = new_ratios->flat<float>().data();
     call.message = message->flat<int32_t>().data();
     OP_REQUIRES(context, redsync_gpu_message_words(&call) == message->NumElements(),
@@ -104,10 +83,7 @@ class GpuAccumulateAndSelectOp : public tensorflow::OpKernel {
   }
 
  private:
-  TensorAttributes attributes_;
-  float factor_;
-  bool nesterov_;
-  bool masking_;
+  SelectAttributes attributes_;
 };
 
 REGISTER_KERNEL_BUILDER(
