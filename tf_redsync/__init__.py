@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from tf_redsync import addons, methods, ops
     from tf_redsync.methods import (
         ACPSGD,
+        SBC,
         Dense,
+        LocalSGD,
         Method,
         NoExchange,
         PowerSGD,
@@ -53,6 +55,7 @@ __all__ = [
     "DenseWarmUp",
     "DistributedOptimizer",
     "ExponentialWarmUp",
+    "LocalSGD",
     "Method",
     "MultiWorkerMirroredStrategy",
     "NoExchange",
@@ -62,6 +65,7 @@ __all__ = [
     "RandomK",
     "RedSync",
     "Rule",
+    "SBC",
     "TopK",
     "addons",
     "methods",

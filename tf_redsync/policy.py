@@ -84,6 +84,12 @@ class Policy(Configurable):
                     "`clip_norm` clips the whole gradient; give it to the policy's `default` "
                     f"method. Received: clip_norm={clip} in the rule {rule.pattern!r}"
                 )
+        cadences = {(m.local_steps, m.delay) for m in self.methods}
+        if len(cadences) > 1:
+            raise ValueError(
+                "all methods of a policy must have the same number of local steps, and the same "
+                f"delay. Received: (local steps, delay) of {sorted(cadences)}"
+            )
 
     @property
     def methods(self) -> tuple[Method, ...]:

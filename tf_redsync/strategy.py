@@ -15,7 +15,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -76,6 +76,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if collectives.worker_count(self) > 1:
             collectives.allow_nested_functions(self)
         self._statistics: list[Any] = []  # non-trainable model variables, see `_average`
+        self.statistics_due: Callable[[], tf.Tensor] | None = None  # None: in every step
 
     def reduce(self, reduce_op, value, axis):
         """Reduce `value` over replicas; also structures, and scalars with `axis=0`.
@@ -115,6 +116,18 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             tf.autograph.experimental.do_not_convert(run_and_average), args, kwargs, options
         )
 
+    def average_statistics(self) -> None:
+        """Average the statistics over the workers now; all workers must call it."""
+        if self._statistics and collectives.worker_count(self) > 1:
+
+            @tf.function
+            def average():
+                super(MultiWorkerMirroredStrategy, self).run(
+                    lambda: self._set_to_mean(self._statistics)
+                )
+
+            average()
+
     @contextmanager
     def scope(self) -> Iterator[Any]:
         """Enter the strategy: variables created here are mirrored on all workers."""
@@ -144,9 +157,16 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         return checked
 
     def _average(self, variables) -> None:
-        """Set each variable, in a replica context, to its mean over all replicas."""
+        """Set variables to their means over all replicas, if that is due after this step."""
         if not variables:
             return
+        if self.statistics_due is None:
+            self._set_to_mean(variables)
+        else:
+            tf.cond(self.statistics_due(), lambda: self._set_to_mean(variables), lambda: None)
+
+    def _set_to_mean(self, variables) -> None:
+        """Set each variable, in a replica context, to its mean over all replicas."""
         means = tf.distribute.get_replica_context().all_reduce(
             tf.distribute.ReduceOp.MEAN, [v.read_value() for v in variables]
         )

@@ -227,7 +227,6 @@ def test_floors_do_not_look_up(module):
 LONG_MODULES = {
     "exchange/gradient_exchange.py": "one step from gradients to totals, read in one piece",
     "exchange/collectives.py": "the one place for private TensorFlow: network, cluster, agreement",
-    "ops/twin.py": "both ops as one readable statement of what the native code computes",
     "processes.py": "supervision of worker processes, without a seam inside",
     "strategy.py": "strategy and the check of TF_CONFIG",
     "keras/keras3.py": "one adapter",

@@ -114,8 +114,7 @@ class DirectCollectives(PublicCollectives):
         return self._launcher().batch_all_reduce([list(tensors)])
 
     def _launcher(self):
-        replica = tf.distribute.get_replica_context()._replica_id
-        return self._cross_device_ops._launchers[replica]
+        return self._cross_device_ops._launchers[0]  # one replica a process, see `has_launchers`
 
     def _launch(self, collective, value: tf.Tensor) -> tf.Tensor:
         launcher = self._launcher()
@@ -183,6 +182,32 @@ def has_launchers(strategy: tf.distribute.Strategy) -> bool:
     needed = ("_next_instance_key", "_get_ordering_token", "_group_key", "_group_size")
     launchers = getattr(ops, "_launchers", None) or []
     return len(launchers) == 1 and all(hasattr(launchers[0], name) for name in needed)
+
+
+def check_one_replica(strategy: tf.distribute.Strategy, network) -> None:
+    """Check that every process has one replica, and that collectives may stand in branches.
+
+    Raises:
+        ValueError: otherwise.
+    """
+    if not network.in_branches:
+        raise ValueError(
+            "a method with local steps, a delay or points of its own needs one replica in every "
+            "process, MultiWorkerMirroredStrategy and direct_collectives=True. Received: strategy="
+            f"{type(strategy).__name__} with {type(network).__name__}. Start one process a device."
+        )
+
+
+def average_statistics_when(strategy: tf.distribute.Strategy, due) -> None:
+    """Let our strategy average BatchNormalization's statistics only in steps where `due()`."""
+    if hasattr(strategy, "statistics_due"):
+        strategy.statistics_due = due
+
+
+def average_statistics(strategy: tf.distribute.Strategy) -> None:
+    """Let our strategy average BatchNormalization's statistics now."""
+    if hasattr(strategy, "average_statistics"):
+        strategy.average_statistics()
 
 
 def allow_nested_functions(strategy: tf.distribute.Strategy) -> None:

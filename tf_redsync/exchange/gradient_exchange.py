@@ -14,7 +14,7 @@ from tf_redsync.exchange import collectives, state
 from tf_redsync.exchange.driver import Network
 from tf_redsync.exchange.layout import DEFAULT_BUCKET_BYTES, TensorSpec, make_buckets
 from tf_redsync.ops.sparse import SparseTotal
-from tf_redsync.programs import EveryStep
+from tf_redsync.programs import for_buckets
 
 _GRADIENT_DTYPES = (tf.float32, tf.bfloat16, tf.float16)
 AGREE_TIMEOUT_SECONDS = 60
@@ -29,8 +29,8 @@ class GradientExchange(tf.Module):
         direct_collectives: Use single-round collectives where the strategy has them.
 
     Attributes:
-        step: int64 variable, number of exchanges so far, skipped ones included.
-        skipped: int64 variable, number of exchanges that were not finite.
+        step: int64 variable, number of steps so far, skipped ones included.
+        skipped: int64 variable, number of steps that were not finite.
         bytes_sent: float64 variable, bytes this worker sent in the last step.
     """
 
@@ -46,13 +46,19 @@ class GradientExchange(tf.Module):
         self._direct = direct_collectives
         self.built = False
 
-    def build(self, variables: Sequence[Any], sparse_totals: bool = False) -> None:
+    def build(
+        self,
+        variables: Sequence[Any],
+        sparse_totals: bool = False,
+        weights: Sequence[tf.Variable] | None = None,
+    ) -> None:
         """Lay out the buckets, create the state, and make sure that all workers do the same.
 
         Args:
             variables: The trainable variables, all of them, in the optimizer's order. Call it in
                 the strategy's scope, outside of any replica.
             sparse_totals: Whether the caller takes a `SparseTotal` in place of a dense sum.
+            weights: The same variables as TensorFlow has them, if these are not.
 
         Raises:
             ValueError: for an unsupported strategy or dtype.
@@ -60,6 +66,7 @@ class GradientExchange(tf.Module):
         """
         strategy = tf.distribute.get_strategy()
         collectives.check_supported(strategy)
+        self._strategy = strategy
         self.workers = strategy.num_replicas_in_sync
         self.specs = tuple(_spec(v, i) for i, v in enumerate(variables))
         self.assignments = self.policy.assign(self.specs)
@@ -67,15 +74,24 @@ class GradientExchange(tf.Module):
             [(a.spec, a.method) for a in self.assignments],
             self.workers,
             self._bucket_bytes,
-            sparse_totals and all(s.dtype == "float32" for s in self.specs),
+            sparse_totals
+            and all(s.dtype == "float32" for s in self.specs)
+            and not any(a.method.local_steps for a in self.assignments),
         )
         collectives.agree(strategy, self._describe(), AGREE_TIMEOUT_SECONDS)
-        self.program = EveryStep(buckets)
+        self.program = for_buckets(buckets, self.workers)
         self.step = state.counter("exchange_step")
         self.skipped = state.counter("exchange_skipped")
         self.bytes_sent = state.float_counter("exchange_bytes_sent")
-        self.states = [state.StateVariables(b.method, b.layout) for b in buckets]
+        self.states = [state.StateVariables(*self.program.init(b), b.layout.index) for b in buckets]
         self.network: Network = collectives.for_strategy(strategy, self._direct)
+        self.consensus: state.Consensus | None = None
+        if self.program.own_weights:
+            collectives.check_one_replica(strategy, self.network)
+            self.consensus = state.Consensus(variables if weights is None else weights)
+            collectives.average_statistics_when(
+                strategy, lambda: tf.equal(self.consensus.steps.read_value(), 0)
+            )
         self._warn_if_alone(strategy)
         self.built = True
 
@@ -118,7 +134,9 @@ class GradientExchange(tf.Module):
             self.network,
         )
         self._keep_absent(outcome, states, set(positions))
-        self._commit(outcome)
+        self._commit(outcome, states)
+        if self.consensus is not None:
+            self.program.before_update(self.consensus)
         totals = {
             spec.position: total
             for bucket, (bucket_totals, _) in zip(buckets, outcome.results, strict=True)
@@ -132,6 +150,8 @@ class GradientExchange(tf.Module):
         for bucket, old, (_, new) in zip(
             self.program.buckets, old_states, outcome.results, strict=True
         ):
+            if new is old:
+                continue
             kept = [s.position not in present for s in bucket.layout.specs]
             for name, values in old.items():
                 if len(values) == len(kept):  # one for each variable
@@ -139,12 +159,48 @@ class GradientExchange(tf.Module):
                         o if keep else n for o, n, keep in zip(values, new[name], kept, strict=True)
                     ]
 
-    def _commit(self, outcome) -> None:
+    def finish_step(self, rate: tf.Tensor) -> None:
+        """Move the weights on after the optimizer's update, in a replica context.
+
+        Args:
+            rate: The optimizer's learning rate.
+        """
+        if self.consensus is None:
+            return
+        sent = self.program.after_update(self.consensus, self.states, rate, self.network)
+        if sent is not None:
+            self.bytes_sent.assign(sent[0], read_value=False)
+            self.skipped.assign_add(tf.cast(~sent[1], tf.int64), read_value=False)
+
+    def to_consensus(self) -> None:
+        """Make the model's weights those that all workers agree on: to evaluate or save them.
+
+        Does nothing for methods whose weights are always the same on all workers. Between two steps
+        and outside of any replica; with several workers all of them must call it.
+        """
+        consensus = self.consensus if self.built else None
+        if consensus is None:
+            return
+        strategy = self._strategy
+
+        @tf.function
+        def run():
+            strategy.run(self.program.to_consensus, (consensus, self.states, self.network))
+
+        run()
+        collectives.average_statistics(strategy)
+
+    def _commit(self, outcome, old_states) -> None:
+        new_states = [new for _, new in outcome.results]
+
         def advance():
-            for variables, (_, new_state) in zip(self.states, outcome.results, strict=True):
-                variables.assign(new_state)
+            for variables, new, old in zip(self.states, new_states, old_states, strict=True):
+                if new is not old:
+                    variables.assign(new)
 
         def skip():
+            for variables, new in zip(self.states, new_states, strict=True):
+                variables.assign(self.program.always_stored(new))
             self.skipped.assign_add(1, read_value=False)
 
         tf.cond(outcome.finite, advance, skip)
@@ -236,6 +292,11 @@ class GradientExchange(tf.Module):
     def _named_variables(self):
         yield "step", self.step
         yield "skipped", self.skipped
+        if self.consensus is not None:
+            yield "consensus/steps", self.consensus.steps
+            yield "consensus/rounds", self.consensus.rounds
+            for i, variable in enumerate(self.consensus.agreed):
+                yield f"consensus/{i}", variable
         for bucket, variables in enumerate(self.states):
             for name, group in variables.variables_by_name.items():
                 for i, variable in enumerate(group):

@@ -11,6 +11,7 @@ A state is a dict from a name to a list of tensors. `Method.state_kinds` says wh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -25,18 +26,16 @@ class StateVariables(tf.Module):
     """Variables that hold one bucket's state.
 
     Args:
-        method: The bucket's method; its `init` gives the initial values.
-        layout: The bucket's layout.
+        values: The initial state.
+        kinds: For every name in it, its kind.
+        index: Of the bucket.
     """
 
-    def __init__(self, method, layout):
-        super().__init__(name=f"bucket_{layout.index}")
+    def __init__(self, values: dict[str, list[tf.Tensor]], kinds: dict[str, str], index: int):
+        super().__init__(name=f"bucket_{index}")
         self.variables_by_name: dict[str, list[tf.Variable]] = {
-            name: [
-                _create(value, method.state_kinds[name], f"{name}_{i}")
-                for i, value in enumerate(values)
-            ]
-            for name, values in method.init(layout).items()
+            name: [_create(value, kinds[name], f"{name}_{i}") for i, value in enumerate(group)]
+            for name, group in values.items()
         }
 
     def read(self) -> dict[str, list[tf.Tensor]]:
@@ -44,10 +43,57 @@ class StateVariables(tf.Module):
         return {n: [v.read_value() for v in vs] for n, vs in self.variables_by_name.items()}
 
     def assign(self, state: dict[str, Any]) -> None:
-        """Store `state`, which has the structure of `read`'s result, for this replica."""
-        for name, variables in self.variables_by_name.items():
-            for variable, value in zip(variables, state[name], strict=True):
+        """Store what is in `state`, of the structure of `read`'s result, for this replica."""
+        for name, values in state.items():
+            for variable, value in zip(self.variables_by_name[name], values, strict=True):
                 variable.assign(value, read_value=False)
+
+
+class Consensus(tf.Module):
+    """The weights that all workers agree on, while the model's are each worker's own.
+
+    Args:
+        weights: The model's variables. With a replica in every process, which is what this needs.
+
+    Attributes:
+        own: This worker's copies of the model's variables.
+        agreed: Variables of the same shapes, equal on all workers. Not up to date while `steps` is
+            0: then the model's variables are the consensus, and whoever assigns to them on all
+            workers, a checkpoint for example, is heard.
+        steps: int64 variable, steps since the model's variables were the consensus.
+        rounds: int64 variable, how often the consensus has been renewed by an exchange of changes.
+    """
+
+    def __init__(self, weights: Sequence[tf.Variable]):
+        super().__init__(name="consensus")
+        strategy = tf.distribute.get_strategy()
+        own = tuple(strategy.experimental_local_results(v)[0] for v in weights)
+        self._own = lambda: own  # not a list: these are the model's, which saves them
+        self.agreed = [
+            tf.Variable(v.read_value(), trainable=False, name=f"agreed_{i}")
+            for i, v in enumerate(own)
+        ]
+        self.steps = counter("steps_since_consensus")
+        self.rounds = counter("consensus_rounds")
+
+    @property
+    def own(self) -> tuple[tf.Variable, ...]:
+        """See the class."""
+        return self._own()
+
+    def capture(self) -> None:
+        """Take over the model's variables if they are the consensus."""
+
+        def take_over():
+            for agreed, own in zip(self.agreed, self.own, strict=True):
+                agreed.assign(own.read_value(), read_value=False)
+
+        tf.cond(tf.equal(self.steps, 0), take_over, lambda: None)
+
+    def restore(self) -> None:
+        """Set the model's variables to the consensus."""
+        for agreed, own in zip(self.agreed, self.own, strict=True):
+            own.assign(agreed.read_value(), read_value=False)
 
 
 def counter(name: str) -> tf.Variable:

@@ -73,6 +73,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
                 "inner)) with model.compile(..., auto_scale_loss=False)."
             )
         self.inner_optimizer.apply(grads, trainable_variables)
+        self._seam.finish_step()
 
     @property
     def variables(self) -> list[Any]:
@@ -84,7 +85,8 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         return self.inner_optimizer.scale_loss(loss)
 
     def finalize_variable_values(self, var_list) -> None:
-        """Let the inner optimizer write its moving averages into the variables."""
+        """Go to the consensus; let the inner optimizer write its averages into the variables."""
+        self.exchange.to_consensus()
         self.inner_optimizer.finalize_variable_values(var_list)
 
     def save_own_variables(self, store) -> None:

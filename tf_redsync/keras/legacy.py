@@ -33,10 +33,13 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         self._track_trackable(self.exchange, "exchange")
         inner_optimizer._aggregate_gradients = seam.aggregate
         inner_optimizer._distributed_apply = seam.guarded(inner_optimizer._distributed_apply)
+        seam.rate = lambda: inner_optimizer._decayed_lr(tf.float32)
+        seam.momenta = self._momentum_slots
 
     def build(self, var_list) -> None:
         """Create the inner optimizer's variables and the exchange's state."""
         self.inner_optimizer._create_all_weights(var_list)
+        self._built_for = tuple(var_list)
         self._seam.build(var_list)
 
     def apply_gradients(self, grads_and_vars, name=None, experimental_aggregate_gradients=True):
@@ -54,7 +57,15 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         grads_and_vars = list(grads_and_vars)
         with tf.init_scope():
             self.build([v for _, v in grads_and_vars])
-        return self.inner_optimizer.apply_gradients(grads_and_vars, name=name)
+        applied = self.inner_optimizer.apply_gradients(grads_and_vars, name=name)
+        self._seam.finish_step()
+        return applied
+
+    def _momentum_slots(self):
+        """The momentum of every variable, where the inner optimizer has one."""
+        inner = self.inner_optimizer
+        names = [n for n in ("momentum", "m") if n in inner.get_slot_names()]
+        return [inner.get_slot(v, names[0]) for v in self._built_for] if names else []
 
     @property
     def name(self) -> str:  # type: ignore[override]

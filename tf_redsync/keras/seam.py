@@ -16,6 +16,7 @@ from tf_redsync.exchange.gradient_exchange import GradientExchange
 from tf_redsync.methods.base import Method, from_config
 from tf_redsync.methods.redsync import RedSync
 from tf_redsync.policy import Policy
+from tf_redsync.programs import LocalSteps
 
 _MOMENTUM_KEYS = ("momentum", "beta_1")
 
@@ -36,10 +37,14 @@ class Seam:
         self.policy = as_policy(method)
         _check_unwrapped(inner)
         _check_momentum(inner, self.policy)
+        _check_own_weights(inner, self.policy)
         self.exchange = GradientExchange(self.policy, **options)
         self._inner = inner
         self._finite: Any = None
         self._positions: dict[Any, int] = {}
+        # The family's way to the learning rate in a step, and to the momentum by variable.
+        self.rate: Callable[[], Any] = lambda: inner.learning_rate
+        self.momenta: Callable[[], Sequence[Any]] = lambda: _momentum_slots(inner)
 
     def build(self, variables: Sequence[Any], sparse_totals: bool = False) -> None:
         """Create the state for `variables`; see `GradientExchange.build`."""
@@ -48,7 +53,17 @@ class Seam:
         tensors = [_tf_variable(v) for v in variables]
         _check_accumulation(self._inner)
         self._positions = {_key(v): i for i, v in enumerate(tensors)}
-        self.exchange.build(variables, sparse_totals)
+        self.exchange.build(variables, sparse_totals, tensors)
+        program = self.exchange.program
+        if isinstance(program, LocalSteps):
+            local = tf.distribute.get_strategy().experimental_local_results
+            slots = [_tf_variable(m) for m in self.momenta()]
+            program.momenta = {i: [local(m)[0]] for i, m in enumerate(slots) if m is not None}
+
+    def finish_step(self) -> None:
+        """Move the weights on after the optimizer's update, in a replica context."""
+        if self.exchange.built and self.exchange.consensus is not None:
+            self.exchange.finish_step(tf.cast(self.rate(), tf.float32))
 
     def aggregate(self, grads_and_vars) -> list[tuple[tf.Tensor, Any]]:
         """Return `(sum over workers, variable)` for every `(gradient, variable)`.
@@ -165,6 +180,41 @@ def _numbers(config) -> Iterator[tuple[str, Any]]:
         if isinstance(value, numbers.Real):
             yield key, value
         yield from _numbers(value)
+
+
+def _check_own_weights(inner, policy: Policy) -> None:
+    """What the optimizer does to the weights outside of its update would miss the consensus."""
+    own = [m for m in policy.methods if m.local_steps or m.own_point or m.delay]
+    config = dict(_numbers(inner.get_config()))
+    if own and config.get("use_ema"):
+        raise ValueError(
+            f"`use_ema` averages each worker's own weights with {type(own[0]).__name__}. Received: "
+            "use_ema=True. Use keras.callbacks.SwapEMAWeights-like averaging of your own, or "
+            "another method."
+        )
+    points = [m for m in own if m.own_point]
+    if points and (config.get("weight_decay") or type(_innermost(inner)).__name__ != "SGD"):
+        raise ValueError(
+            f"{type(points[0]).__name__} moves each worker along its own gradient, which it can do "
+            f"for SGD without `weight_decay`. Received: {type(_innermost(inner)).__name__} with "
+            f"weight_decay={config.get('weight_decay')}. Use SGD, and a kernel_regularizer for "
+            "weight decay."
+        )
+
+
+def _innermost(optimizer):
+    while hasattr(optimizer, "inner_optimizer"):
+        optimizer = optimizer.inner_optimizer
+    return optimizer
+
+
+def _momentum_slots(inner) -> Sequence[Any]:
+    """The momentum variables of a Keras 3 or tf_keras optimizer by variable, or none."""
+    inner = _innermost(inner)
+    for name in ("momentums", "_momentums"):
+        if getattr(inner, name, None):
+            return getattr(inner, name)
+    return ()
 
 
 def _check_accumulation(inner) -> None:

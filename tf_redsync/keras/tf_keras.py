@@ -55,7 +55,9 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         grads_and_vars = list(grads_and_vars)
         with tf.init_scope():
             self.build([v for _, v in grads_and_vars])
-        return self.inner_optimizer.apply_gradients(grads_and_vars, name=name, **kwargs)
+        applied = self.inner_optimizer.apply_gradients(grads_and_vars, name=name, **kwargs)
+        self._seam.finish_step()
+        return applied
 
     @property
     def variables(self):
@@ -63,5 +65,6 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         return self.inner_optimizer.variables
 
     def finalize_variable_values(self, var_list) -> None:
-        """Let the inner optimizer write its moving averages into the variables."""
+        """Go to the consensus; let the inner optimizer write its averages into the variables."""
+        self.exchange.to_consensus()
         self.inner_optimizer.finalize_variable_values(var_list)

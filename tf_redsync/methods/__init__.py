@@ -3,20 +3,24 @@
 from tf_redsync.methods.base import Method, from_config
 from tf_redsync.methods.catalogue import table
 from tf_redsync.methods.dense import Dense, NoExchange
+from tf_redsync.methods.local_sgd import LocalSGD
 from tf_redsync.methods.low_rank import ACPSGD, PowerSGD
 from tf_redsync.methods.random_sparse import RandomBlock, RandomK
 from tf_redsync.methods.redsync import RedSync
+from tf_redsync.methods.sbc import SBC
 from tf_redsync.methods.topk import TopK
 
 __all__ = [
     "ACPSGD",
     "Dense",
+    "LocalSGD",
     "Method",
     "NoExchange",
     "PowerSGD",
     "RandomBlock",
     "RandomK",
     "RedSync",
+    "SBC",
     "TopK",
     "from_config",
     "table",

@@ -132,6 +132,31 @@ class Method(Configurable):
         return 0
 
     @property
+    def dense_every(self) -> int:
+        """Every so many steps `dense_exchange` runs in place of `exchange`; 0 for never."""
+        return 0
+
+    @property
+    def local_steps(self) -> int:
+        """Steps that a worker takes alone between two exchanges of the weights' changes, or 0."""
+        return 0
+
+    @property
+    def delay(self) -> int:
+        """Steps, 0 or 1, by which a total comes late; see `programs/own_points.py`."""
+        return 0
+
+    @property
+    def own_point(self) -> bool:
+        """Whether each worker computes its gradients at a point of its own, from `point`."""
+        return False
+
+    @property
+    def masks_local_momentum(self) -> bool:
+        """Whether the optimizer's momentum is cleared where a local change was sent."""
+        return False
+
+    @property
     def momentum_in_exchange(self) -> float:
         """Momentum that the exchange applies; the inner optimizer must then have none."""
         return 0.0
@@ -159,6 +184,26 @@ class Method(Configurable):
         """
         del grads, workers
         return None
+
+    def point(
+        self,
+        weights: list[tf.Tensor],
+        grads: list[tf.Tensor],
+        state: State,
+        rate: tf.Tensor,
+        workers: int,
+    ) -> list[tf.Tensor]:
+        """Return where this worker computes its next gradients.
+
+        Args:
+            weights: float32, those that all workers agree on, one for each tensor of the bucket.
+            grads: This worker's gradients of this step, as `exchange` gets them.
+            state: This worker's state after the step.
+            rate: The optimizer's learning rate, float32 scalar.
+            workers: Number of workers.
+        """
+        del grads, state, rate, workers
+        return weights
 
     def init(self, layout: BucketLayout) -> State:
         """Return the state of one worker before the first step."""

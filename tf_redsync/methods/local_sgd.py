@@ -1,0 +1,83 @@
+"""Local SGD: workers train alone for some steps, then their weights are averaged.
+
+Sebastian U. Stich (2019), "Local SGD Converges Fast and Communicates Little", ICLR, arXiv
+1805.09767. H. Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Agüera y Arcas
+(2017), "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS.
+
+With W the weights that all agree on, on every worker, in rounds of `steps` steps:
+
+    w <- W;  in each step: w <- optimizer(w, gradient at w)
+    W <- W + mean over workers of (w - W)           one all-reduce
+
+Differences from the papers
+
+* All workers take part in every round, with the same number of steps.
+* Any optimizer of Keras does the local steps. Its slots are each worker's own and stay so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tf_redsync import checks
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.requests import AllReduce
+from tf_redsync.methods.base import Exchange, Method, State, register
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LocalSGD(Method):
+    """Averaged weights every so many steps; see the module's docstring for the algorithm.
+
+    Between two exchanges the workers' weights differ. `model.fit` ends at weights that all agree
+    on; to evaluate or save in between, see `tf_redsync.callbacks.ConsensusWeights`.
+
+    Args:
+        steps: Steps that each worker takes between two exchanges.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+    """
+
+    steps: int = 8
+
+    paper: ClassVar[str] = "Stich 2019; McMahan et al. 2017"
+    requests: ClassVar[str] = "all-reduce of weights' changes"
+    bits: ClassVar[str] = "32 / steps"
+
+    def __post_init__(self) -> None:
+        checks.integer("steps", self.steps, low=1)
+
+    @property
+    def local_steps(self) -> int:
+        """See `Method`."""
+        return self.steps
+
+    @property
+    def totals_may_overflow(self) -> bool:
+        """See `Method`. They are what the all-reduce returned."""
+        return False
+
+    def dense(self) -> Method:
+        """See `Method`."""
+        return self
+
+    def describe(self, spec: TensorSpec) -> str:
+        """See `Method`."""
+        return f"all-reduce every {self.steps} steps"
+
+    def exchange(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        step: tf.Tensor,
+        scale: tf.Tensor | None = None,
+    ) -> Exchange:
+        """See `Method`; here the gradients are the changes of the weights."""
+        totals = yield AllReduce(grads)
+        return totals, state

@@ -1,0 +1,193 @@
+"""Sparse binary compression: local steps, then one signed mean a tensor and coded positions.
+
+Felix Sattler, Simon Wiedemann, Klaus-Robert Müller, Wojciech Samek (2019), "Sparse Binary
+Compression: Towards Distributed Deep Learning with minimal Communication", IJCNN, arXiv 1805.08768.
+
+On every worker, in rounds of `steps` steps, with dW the change of the weights in the round and R
+the residual, for each tensor of n elements, k = ceil(density n):
+
+    A = R + dW
+    v+ = the k largest of A,  v- = the k largest of -A,  m+, m- = their means
+    if m+ >= m-:  dW* = +m+ at the positions of v+,  else:  dW* = -m- at the positions of v-
+    R <- A - dW*;  momentum of the local optimizer <- 0 where dW* is not 0
+    message = [m of each tensor, Golomb code of the positions]          one all-gather
+    W <- W + mean over workers of dW*
+
+Positions of a fraction p are about geometrically spaced. With b = 1 + floor(log2(ln(phi - 1) /
+ln(1 - p))), phi the golden ratio, a gap d is coded as (d - 1) >> b ones, a zero and the b low bits
+of d - 1: b + 1 / (1 - (1 - p)^(2^b)) bits on average.
+
+Differences from the paper
+
+* The positions of all tensors of a bucket are one stream of gaps, so that a small tensor costs one
+  mean and no header.
+* Messages have a fixed length, a little above the average. Positions whose code does not fit wait
+  in the residual, like all that is not sent.
+* Tensors below `dense_below` are averaged densely: with one sign a round they oscillate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from tf_redsync import checks, feedback, ops
+from tf_redsync.exchange import wire
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.requests import AllGather
+from tf_redsync.methods.base import Exchange, Method, State, register
+from tf_redsync.methods.local_sgd import LocalSGD
+from tf_redsync.methods.position_code import PositionCode
+from tf_redsync.methods.sparse import Sparsifier, split
+
+_PRESETS = {1: (1, 0.001), 2: (10, 0.01), 3: (100, 0.01)}
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SBC(Sparsifier):
+    """Sparse binary compression; see the module's docstring for the algorithm.
+
+    Between two exchanges the workers' weights differ. `model.fit` ends at weights that all agree
+    on; to evaluate or save in between, see `tf_redsync.callbacks.ConsensusWeights`.
+
+    Args:
+        steps: Steps that each worker takes between two exchanges.
+        density: Fraction of the elements that is sent in an exchange, in (0, 1].
+        masking: Clear the local optimizer's momentum where a change was sent.
+        dense_below: Tensors of fewer float32 bytes are averaged densely.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+
+    Example:
+        >>> SBC.preset(3)  # the paper's SBC (3)
+        SBC(density=0.01, dense_below=4096, steps=100, masking=True)
+    """
+
+    steps: int = 10
+    masking: bool = True
+
+    paper: ClassVar[str] = "Sattler, Wiedemann, Müller, Samek 2019"
+    requests: ClassVar[str] = "all-gather of means and coded positions"
+    bits: ClassVar[str] = "density (b + 1 / (1 - (1 - density)^(2^b))) / steps"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.integer("steps", self.steps, low=1)
+        checks.boolean("masking", self.masking)
+
+    @classmethod
+    def preset(cls, number: int, **options: Any) -> SBC:
+        """Return the paper's SBC (1), (2) or (3).
+
+        Args:
+            number: 1: every step, 0.1 %; 2: every 10 steps, 1 %; 3: every 100 steps, 1 %.
+            options: Further hyper-parameters.
+
+        Raises:
+            ValueError: for another number.
+        """
+        if number not in _PRESETS:
+            raise ValueError(f"`number` must be 1, 2 or 3. Received: number={number!r}")
+        steps, density = _PRESETS[number]
+        return cls(**{"steps": steps, "density": density, **options})
+
+    @property
+    def local_steps(self) -> int:
+        """See `Method`."""
+        return self.steps
+
+    @property
+    def masks_local_momentum(self) -> bool:
+        """See `Method`."""
+        return self.masking
+
+    def refuses(self, spec: TensorSpec) -> str | None:
+        """See `Method`."""
+        if spec.bytes < self.dense_below:
+            return f"{spec.bytes} bytes < dense_below"
+        return None
+
+    def dense(self) -> Method:
+        """See `Method`."""
+        return LocalSGD(steps=self.steps)
+
+    def describe(self, spec: TensorSpec) -> str:
+        """See `Method`."""
+        return f"one mean, coded positions, every {self.steps} steps"
+
+    def exchange(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        step: tf.Tensor,
+        scale: tf.Tensor | None = None,
+    ) -> Exchange:
+        """See `Method`; here the gradients are the changes of the weights."""
+        specs, code = layout.specs, PositionCode.of(layout.specs, self.density)
+        sums = [
+            r + g for r, g in zip(state["residual"], feedback.scaled(grads, scale), strict=True)
+        ]
+        finite, sides = self._select(sums, code)
+        means, positions, counts = [], [], []
+        for above, below, start in zip(*sides, code.starts, strict=True):
+            mean, at, count = _larger_side(above, below)
+            means.append(mean)
+            positions.append(at + start)
+            counts.append(count)
+        stream, sent, kept = code.fit(positions, counts)
+        message = tf.concat([wire.to_words(tf.stack(means)), code.encode(stream, sent)], axis=0)
+        message = wire.with_header(finite, tf.where(finite, message, tf.zeros_like(message)))
+        messages = yield AllGather(message)
+        totals = split(self._add_up(messages, code), specs)
+        residuals = [
+            tf.tensor_scatter_nd_sub(
+                tf.reshape(a, [-1]), (at - start)[:n, tf.newaxis], tf.fill([n], mean)
+            )
+            for a, at, start, n, mean in zip(sums, positions, code.starts, kept, means, strict=True)
+        ]
+        residuals = [tf.reshape(r, s.shape) for r, s in zip(residuals, specs, strict=True)]
+        return totals, {"residual": residuals}
+
+    def _select(
+        self, sums: list[tf.Tensor], code: PositionCode
+    ) -> tuple[tf.Tensor, list[list[tf.Tensor]]]:
+        """Whether all is finite; for both signs and every tensor count, mean and positions."""
+        n = len(sums)
+        zeros = [tf.zeros_like(a) for a in sums]
+        sides, finite = [], tf.constant(True)
+        for side in (1, -1):
+            message = ops.accumulate_and_select(
+                sums,
+                zeros,
+                [],
+                tf.constant(code.k),
+                -tf.ones([n]),
+                selectors=["exact"] * n,
+                quantized=[True] * n,
+                side=side,
+            ).message
+            finite &= tf.equal(message[0], 1)
+            sides.append(tf.split(message[1:], [2 + k for k in code.k]))
+        return finite, sides
+
+    def _add_up(self, messages: tf.Tensor, code: PositionCode) -> tf.Tensor:
+        """Sum of the messages of all workers, float32 `[sum of sizes]`."""
+        tensors = len(code.sizes)
+        means = wire.from_words(messages[:, 1 : 1 + tensors])
+        (at,), counts = code.decode(messages[:, 1 + tensors :])
+        values = tf.gather(means, code.tensor_of(at), batch_dims=1)
+        values = tf.where(tf.range(sum(code.k)) < counts, values, 0.0)
+        words = tf.concat([messages[:, :1], counts, at, wire.to_words(values)], axis=1)
+        like = tf.zeros([sum(code.sizes)])
+        return ops.decode(words, [sum(code.k)], [like], selectors=["exact"], quantized=[False])[0]
+
+
+def _larger_side(above: tf.Tensor, below: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The mean of the side with the larger one, its positions int32 `[k]` and their number."""
+    part = tf.where(wire.from_words(above[1]) >= -wire.from_words(below[1]), above, below)
+    return wire.from_words(part[1]), part[2:], part[0]

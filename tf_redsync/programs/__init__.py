@@ -1,0 +1,27 @@
+"""When to exchange what.
+
+* `EveryStep`: gradients, in every step;
+* `LocalSteps`: the changes of the weights, every k steps;
+* `OwnPoints`: gradients, in every step or one step late, at a point of each worker's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tf_redsync.exchange.layout import Bucket
+from tf_redsync.programs.every_step import EveryStep
+from tf_redsync.programs.local_steps import LocalSteps
+from tf_redsync.programs.own_points import OwnPoints
+
+__all__ = ["EveryStep", "LocalSteps", "OwnPoints", "for_buckets"]
+
+
+def for_buckets(buckets: Sequence[Bucket], workers: int) -> EveryStep:
+    """Return the program that the buckets' methods ask for; `Policy` sees to it that they agree."""
+    methods = [b.method for b in buckets]
+    if workers > 1 and methods and methods[0].local_steps:
+        return LocalSteps(buckets, methods[0].local_steps)
+    if workers > 1 and any(m.own_point or m.delay for m in methods):
+        return OwnPoints(buckets, methods[0].delay)
+    return EveryStep(buckets)

@@ -1,0 +1,192 @@
+"""Every step exchanges gradients, densely in a warm-up and at every k-th step if methods say so.
+
+Branches depend on the step alone, which is equal on all workers: a branch around a collective on
+anything else would deadlock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_redsync.exchange import wire
+from tf_redsync.exchange.driver import DryRun, Network, Outcome, drive
+from tf_redsync.exchange.layout import Bucket
+from tf_redsync.exchange.state import Consensus, StateVariables
+from tf_redsync.methods.base import State
+
+
+class EveryStep:
+    """One exchange a step.
+
+    Args:
+        buckets: The buckets, in the order in which they are exchanged.
+
+    Attributes:
+        own_weights: Whether each worker computes its gradients at weights of its own.
+    """
+
+    own_weights = False
+
+    def __init__(self, buckets: Sequence[Bucket]):
+        self.buckets = tuple(buckets)
+
+    def init(self, bucket: Bucket) -> tuple[State, dict[str, str]]:
+        """Return a bucket's first state and the kinds of what is in it; see `exchange/state.py`."""
+        return bucket.method.init(bucket.layout), bucket.method.state_kinds
+
+    def run(
+        self,
+        grads: Sequence[list[tf.Tensor]],
+        states: Sequence[dict[str, Any]],
+        scale: tf.Tensor | None,
+        step: tf.Tensor,
+        network: Network,
+    ) -> Outcome:
+        """Exchange one step's gradients.
+
+        Args:
+            grads: For every bucket, its float32 gradients.
+            states: For every bucket, its state.
+            scale: A factor for all gradients or `None`.
+            step: int64 scalar, number of exchanges so far.
+            network: What carries the requests.
+
+        Returns:
+            For every bucket `(totals, new_state)`; the agreed finiteness; bytes sent.
+        """
+        phase = self._phase(grads, states, scale, step, network)
+        return choose(self._dense_at(step) if network.workers > 1 else None, phase, network)
+
+    def always_stored(self, state: State) -> State:
+        """Return what of a new state is stored even if the step is not finite."""
+        del state
+        return {}
+
+    def before_update(self, consensus: Consensus) -> None:
+        """Prepare the weights for the optimizer's update, after `run`, where they are `own`."""
+
+    def after_update(
+        self,
+        consensus: Consensus,
+        states: Sequence[StateVariables],
+        rate: tf.Tensor,
+        network: Network,
+    ) -> tuple[tf.Tensor, tf.Tensor] | None:
+        """Move the weights on after the optimizer's update.
+
+        Args:
+            consensus: The weights.
+            states: For every bucket, its state's variables, after `run`'s state was stored.
+            rate: The optimizer's learning rate.
+            network: What carries requests.
+
+        Returns:
+            The bytes sent, float64, and whether all was finite, bool; `None` if nothing is ever
+            sent here.
+        """
+        return None
+
+    def to_consensus(
+        self, consensus: Consensus, states: Sequence[StateVariables], network: Network
+    ) -> None:
+        """Make the model's weights those that all workers agree on."""
+
+    def _phase(self, grads, states, scale, step, network) -> Callable[[bool], Outcome]:
+        """What runs either the dense or the compressed exchange of everything."""
+        alone = network.workers == 1  # nothing to compress for
+
+        def run(dense_phase: bool) -> Outcome:
+            exchanges, looked_at = [], []
+            for i, (bucket, g, state) in enumerate(zip(self.buckets, grads, states, strict=True)):
+                method, layout = bucket.method, dataclasses.replace(bucket.layout, rank=rank)
+                dense = alone or (dense_phase and (method.warm_up_steps or method.dense_every))
+                phase = method.dense_exchange if dense else method.exchange
+                exchanges.append(phase(layout, g, state, step, scale))
+                if method.totals_may_overflow and not dense:
+                    looked_at.append(i)
+            outcome = drive(exchanges, network)
+            totals = [total for i in looked_at for total in outcome.results[i][0]]
+            outcome.finite &= wire.totals_are_finite(totals)
+            return outcome
+
+        rank = network.rank()
+        return run
+
+    def _dense_at(self, step: tf.Tensor) -> tf.Tensor | None:
+        """Whether methods with a dense phase are in it; `None` if there is none."""
+        when = []
+        if self.warm_up_steps:
+            when.append(step < self.warm_up_steps)
+        if self.dense_every:
+            when.append(tf.equal(step % self.dense_every, 0))
+        return tf.reduce_any(when) if when else None
+
+    def bytes_per_step(self, workers: int) -> float:
+        """Bytes one worker sends in a step after warm-up, from a trace that is never executed.
+
+        The mean of an even and an odd step, for methods that take turns, and of the dense steps
+        that `dense_every` asks for.
+        """
+        if workers == 1:
+            return 0.0
+        compressed, dense = 0.0, 0.0
+        with tf.Graph().as_default():
+            for bucket, number in itertools.product(self.buckets, (-1, 0)):
+                method, layout = bucket.method, bucket.layout
+                grads = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
+                last = tf.constant(tf.int64.max + number, tf.int64)
+                arguments = layout, grads, method.init(layout), last, None
+                full = method.dense_exchange if method.dense_every else method.exchange
+                compressed += drive([method.exchange(*arguments)], DryRun(workers)).bytes_sent / 2
+                dense += drive([full(*arguments)], DryRun(workers)).bytes_sent / 2
+        share = 1.0 / self.dense_every if self.dense_every else 0.0
+        return float(compressed) * (1.0 - share) + float(dense) * share
+
+    @property
+    def warm_up_steps(self) -> int:
+        """Length of the dense warm-up.
+
+        Raises:
+            ValueError: when methods ask for dense warm-ups of different lengths.
+        """
+        return self._common("DenseWarmUp.steps", [b.method.warm_up_steps for b in self.buckets])
+
+    @property
+    def dense_every(self) -> int:
+        """Every so many steps the exchange is dense; 0 for never.
+
+        Raises:
+            ValueError: when methods ask for different numbers.
+        """
+        return self._common("full_every", [b.method.dense_every for b in self.buckets])
+
+    def _common(self, name: str, values: Sequence[int]) -> int:
+        different = set(values) - {0}
+        if len(different) > 1:
+            raise ValueError(
+                f"`{name}` must be the same in all methods. Received: {sorted(different)}"
+            )
+        return different.pop() if different else 0
+
+
+def choose(
+    predicate: tf.Tensor | None, phase: Callable[[bool], Outcome], network: Network
+) -> Outcome:
+    """Return `phase(True)` where `predicate`, equal on all workers, holds, else `phase(False)`."""
+    if predicate is None:
+        return phase(False)
+    if not network.in_branches:  # run both, keep one
+        kept, dropped = _as_tensors(phase(True)), _as_tensors(phase(False))
+        return Outcome(*tf.cond(predicate, lambda: kept, lambda: dropped))
+    return Outcome(
+        *tf.cond(predicate, lambda: _as_tensors(phase(True)), lambda: _as_tensors(phase(False)))
+    )
+
+
+def _as_tensors(outcome: Outcome):
+    return outcome.results, outcome.finite, tf.cast(outcome.bytes_sent, tf.float64)

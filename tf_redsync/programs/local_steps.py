@@ -1,0 +1,122 @@
+"""Local steps: workers train alone for a while, then the changes of the weights are exchanged.
+
+With k local steps, W the weights that all workers agree on and w a worker's own, in each round:
+
+    w <- W;  k times: w <- optimizer(w, gradient at w)      nothing crosses the network
+    W <- W + mean over workers of exchanged(w - W)
+
+The changes go through a method's exchange as gradients do, divided by the number of workers, so
+that its sum is their mean; what the method does not deliver stays in its residual. The optimizer is
+each worker's own: its momentum follows the worker's gradients. If a round's changes are not finite
+on any worker, all go back to W.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_redsync.exchange.driver import Network, Outcome
+from tf_redsync.exchange.layout import Bucket
+from tf_redsync.exchange.state import Consensus, StateVariables
+from tf_redsync.programs.every_step import EveryStep
+
+
+class LocalSteps(EveryStep):
+    """An exchange of the weights' changes every so many steps.
+
+    Args:
+        buckets: The buckets, in the order in which they are exchanged.
+        steps: Number of steps between two exchanges, k.
+    """
+
+    own_weights = True
+
+    def __init__(self, buckets: Sequence[Bucket], steps: int):
+        super().__init__(buckets)
+        self.steps = steps
+        self.momenta: dict[int, list[tf.Variable]] = {}  # the optimizer's, by position
+
+    def run(self, grads, states, scale, step, network) -> Outcome:
+        """Return this worker's own gradients, times the workers: Keras has divided the loss."""
+        totals = [[network.workers * g for g in bucket] for bucket in grads]
+        finite = [tf.reduce_all(tf.math.is_finite(t)) for bucket in totals for t in bucket]
+        results = list(zip(totals, states, strict=True))
+        return Outcome(results, tf.reduce_all(finite), 0.0)
+
+    def before_update(self, consensus: Consensus) -> None:
+        """Keep the weights of a round's start."""
+        consensus.capture()
+
+    def after_update(self, consensus, states, rate, network):
+        """Exchange the changes when the round is over."""
+        consensus.steps.assign_add(1, read_value=False)
+        return tf.cond(
+            consensus.steps.read_value() >= self.steps,
+            lambda: self.exchange_changes(consensus, states, network),
+            _nothing_sent,
+        )
+
+    def to_consensus(self, consensus, states, network) -> None:
+        """End the round now, if one has begun."""
+        tf.cond(
+            consensus.steps.read_value() > 0,
+            lambda: self.exchange_changes(consensus, states, network),
+            _nothing_sent,
+        )
+
+    def exchange_changes(
+        self, consensus: Consensus, states: Sequence[StateVariables], network: Network
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Exchange the changes of the weights and start a new round.
+
+        Returns:
+            The bytes sent, and whether all was finite.
+        """
+        agreed = [tf.cast(v.read_value(), tf.float32) for v in consensus.agreed]
+        changes = [
+            [
+                (tf.cast(consensus.own[s.position], tf.float32) - agreed[s.position])
+                / network.workers
+                for s in bucket.layout.specs
+            ]
+            for bucket in self.buckets
+        ]
+        old = [s.read() for s in states]
+        outcome = super().run(changes, old, None, consensus.rounds.read_value(), network)
+
+        def advance():
+            for bucket, variables, change, before, (totals, new) in zip(
+                self.buckets, states, changes, old, outcome.results, strict=True
+            ):
+                variables.assign(new)
+                for spec, total in zip(bucket.layout.specs, totals, strict=True):
+                    own = consensus.own[spec.position]
+                    own.assign(tf.cast(agreed[spec.position] + total, own.dtype))
+                if bucket.method.masks_local_momentum:
+                    self._mask(bucket, change, before, new)
+
+        tf.cond(outcome.finite, advance, consensus.restore)
+        consensus.steps.assign(0)
+        consensus.rounds.assign_add(1)
+        return tf.cast(outcome.bytes_sent, tf.float64), outcome.finite
+
+    def _mask(self, bucket: Bucket, changes, before, after) -> None:
+        """Clear the optimizer's momentum where this worker's change was sent."""
+        kept = [
+            tf.equal(change + old, new)
+            for change, old, new in zip(changes, before["residual"], after["residual"], strict=True)
+        ]
+        for spec, keep in zip(bucket.layout.specs, kept, strict=True):
+            for momentum in self.momenta.get(spec.position, ()):
+                value = momentum.read_value()
+                momentum.assign(tf.where(keep, value, tf.zeros_like(value)))
+
+    def bytes_per_step(self, workers: int) -> float:
+        """Mean over a round."""
+        return super().bytes_per_step(workers) / self.steps
+
+
+def _nothing_sent() -> tuple[tf.Tensor, tf.Tensor]:
+    return tf.constant(0.0, tf.float64), tf.constant(True)
