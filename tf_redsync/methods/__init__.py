@@ -4,19 +4,25 @@ from tf_redsync.methods.base import Method, from_config
 from tf_redsync.methods.catalogue import table
 from tf_redsync.methods.dense import Dense, NoExchange
 from tf_redsync.methods.low_rank import ACPSGD, PowerSGD
+from tf_redsync.methods.one_bit import OneBitSGD
 from tf_redsync.methods.random_sparse import RandomBlock, RandomK
 from tf_redsync.methods.redsync import RedSync
+from tf_redsync.methods.signs import EFSignSGD, SignSGD, Signum
 from tf_redsync.methods.topk import TopK
 
 __all__ = [
     "ACPSGD",
     "Dense",
+    "EFSignSGD",
     "Method",
     "NoExchange",
+    "OneBitSGD",
     "PowerSGD",
     "RandomBlock",
     "RandomK",
     "RedSync",
+    "SignSGD",
+    "Signum",
     "TopK",
     "from_config",
     "table",
