@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tf_redsync import addons, methods, ops
     from tf_redsync.methods import (
         ACPSGD,
+        QSGD,
         Dense,
         EFSignSGD,
         Method,
@@ -42,7 +43,9 @@ if TYPE_CHECKING:
         RedSync,
         SignSGD,
         Signum,
+        TernGrad,
         TopK,
+        TwoBit,
     )
     from tf_redsync.optimizer import DistributedOptimizer
     from tf_redsync.policy import Policy, Rule
@@ -64,13 +67,16 @@ __all__ = [
     "OneBitSGD",
     "Policy",
     "PowerSGD",
+    "QSGD",
     "RandomBlock",
     "RandomK",
     "RedSync",
     "Rule",
     "SignSGD",
     "Signum",
+    "TernGrad",
     "TopK",
+    "TwoBit",
     "addons",
     "methods",
     "ops",

@@ -1,4 +1,4 @@
-"""What quantisers share: who is served, the delivery of codes, blocks that one worker adds up."""
+"""What quantisers share: who is served, the delivery of codes, norms."""
 
 from __future__ import annotations
 
@@ -72,3 +72,20 @@ def deliver_codes(
     coded = quantize(tensors, scales, errors=errors, stream=stream, **form)
     messages = yield AllGather(coded.message)
     return dequantize_sum(messages, tensors, **form), list(coded.errors)
+
+
+def largest(rows: tf.Tensor) -> tf.Tensor:
+    """Largest magnitude of each row, 0 of an empty one."""
+    return tf.maximum(tf.reduce_max(tf.abs(rows), axis=1), 0.0)
+
+
+def l2_norm(rows: tf.Tensor) -> tf.Tensor:
+    """Euclidean norm of each row, without overflow or underflow of the squares."""
+    unit = largest(rows)
+    shares = tf.math.divide_no_nan(rows, unit[:, tf.newaxis])
+    return unit * tf.sqrt(tf.reduce_sum(tf.square(shares), axis=1))
+
+
+def rms(rows: tf.Tensor, size: int) -> tf.Tensor:
+    """Root mean square of each row of `size` elements."""
+    return l2_norm(rows) / max(size, 1) ** 0.5
