@@ -5,23 +5,34 @@ from tf_redsync.methods.catalogue import table
 from tf_redsync.methods.dense import Dense, NoExchange
 from tf_redsync.methods.local_sgd import LocalSGD
 from tf_redsync.methods.low_rank import ACPSGD, PowerSGD
+from tf_redsync.methods.one_bit import OneBitSGD
+from tf_redsync.methods.quantized import QSGD, TernGrad
 from tf_redsync.methods.random_sparse import RandomBlock, RandomK
 from tf_redsync.methods.redsync import RedSync
 from tf_redsync.methods.sbc import SBC
+from tf_redsync.methods.signs import EFSignSGD, SignSGD, Signum
 from tf_redsync.methods.topk import TopK
+from tf_redsync.methods.two_bit import TwoBit
 
 __all__ = [
     "ACPSGD",
     "Dense",
+    "EFSignSGD",
     "LocalSGD",
     "Method",
     "NoExchange",
+    "OneBitSGD",
     "PowerSGD",
+    "QSGD",
     "RandomBlock",
     "RandomK",
     "RedSync",
     "SBC",
+    "SignSGD",
+    "Signum",
+    "TernGrad",
     "TopK",
+    "TwoBit",
     "from_config",
     "table",
 ]

@@ -1,0 +1,176 @@
+"""SignSGD, Signum, EF-SignSGD, 1-bit SGD: votes, quality, bits, bad input."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_redsync as rs
+from tf_redsync.exchange import loopback
+from tf_redsync.exchange.collectives import Alone
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
+from tf_redsync.programs import EveryStep
+
+FEEDBACK = (rs.EFSignSGD, rs.OneBitSGD)
+
+
+def run(method, grads, steps=1, first=0):
+    """Totals of every step and the last states; `grads[worker]` is the same in every step."""
+    spec = TensorSpec("w", np.shape(grads[0]))
+    layout = BucketLayout((spec,), len(grads))
+    inputs = [[tf.constant(g, tf.float32)] for g in grads]
+    states, totals = loopback.initial_states(method, layout), []
+    for number in range(first, first + steps):
+        step = loopback.run_step(method, layout, inputs, states, number)
+        states = step.states
+        totals.append(np.array(step.totals[0][0]))
+    return totals, states, step
+
+
+def test_the_majority_decides_and_a_tie_is_zero():
+    rows = np.float32([[1e-9, 5, -1, 1], [2, -1, -1e9, 1], [3, -1, 7, -1], [-4, 1, -1, -1]])
+    np.testing.assert_array_equal(run(rs.SignSGD(), rows[:3])[0][0], [1, -1, -1, 1])
+    np.testing.assert_array_equal(run(rs.SignSGD(), rows)[0][0], [1, 0, -1, 0])
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("method", [rs.SignSGD(), rs.Signum()])
+def test_weights_without_a_gradient_do_not_drift(method, workers):
+    zeros = np.float32([0.0, -0.0, 0.0])
+    totals, _, _ = run(method, [zeros] * workers, steps=2)
+    assert np.abs(totals[0]).max() == workers % 2
+    np.testing.assert_array_equal(totals[0] + totals[1], 0.0)
+    # Where one worker has a gradient and zeros are even in number, it decides.
+    if workers == 3:
+        rows = [zeros, zeros, np.float32([1, -1, 1])]
+        for total in run(method, rows, steps=4)[0]:
+            assert abs(total).max() == 1
+
+
+def test_signum_votes_with_the_average():
+    """Two small gradients after a large one do not turn the sign; without momentum they do."""
+    layout = BucketLayout((TensorSpec("w", ()),), 1)
+    for momentum, expected in ((0.9, [1, 1, 1]), (0.0, [1, -1, -1])):
+        method = rs.Signum(momentum=momentum)
+        states, signs = loopback.initial_states(method, layout), []
+        for number, g in enumerate((1.0, -0.1, -0.1)):
+            step = loopback.run_step(method, layout, [[tf.constant(g)]], states, number)
+            states = step.states
+            signs.append(float(step.totals[0][0]))
+        assert signs == expected
+    assert rs.Signum().momentum_in_exchange == 0.9 and rs.SignSGD().momentum_in_exchange == 0.0
+
+
+def test_one_worker_takes_signs_too():
+    """The learning rate means the same for one worker and for many."""
+    program = EveryStep(make_buckets([(TensorSpec("w", (3,)), rs.SignSGD())], 1))
+    grads = [[tf.constant([0.3, -2.0, 1e-6])]]
+    outcome = program.run(grads, [{}], None, tf.constant(0, tf.int64), Alone())
+    np.testing.assert_array_equal(outcome.results[0][0][0], [1, -1, 1])
+
+
+def test_scaled_signs_capture_their_energy():
+    """||p - D||^2 = ||p||^2 - ||p||_1^2 / d: the best multiple of the sign."""
+    p = np.random.default_rng(0).standard_normal((40, 30)).astype("f4")
+    (total,), states, _ = run(rs.EFSignSGD(), [p])
+    expected = np.square(p).sum() - np.abs(p).sum() ** 2 / p.size
+    assert np.square(states[0]["residual"][0]).sum() == pytest.approx(expected, rel=1e-5)
+    np.testing.assert_allclose(np.abs(total), np.abs(p).mean(), rtol=1e-5)
+
+
+def test_one_bit_recovers_what_two_values_say():
+    """Workers whose gradients have two values at the same places: nothing is left."""
+    pattern = np.random.default_rng(1).random((30, 41)) < 0.3
+    grads = [np.where(pattern, -0.5 * (i + 1), 0.25 * (i + 2)) for i in range(3)]
+    (total,), states, _ = run(rs.OneBitSGD(), grads)
+    np.testing.assert_allclose(total, sum(grads), rtol=1e-5)
+    for state in states:
+        np.testing.assert_allclose(state["residual"][0], 0.0, atol=1e-5)
+
+
+def test_one_bit_has_the_best_two_values():
+    """With one worker: the means of both sides, and so the least error that a bit can leave."""
+    p = np.random.default_rng(2).standard_normal((50, 20)).astype("f4") + 0.2
+    (total,), states, _ = run(rs.OneBitSGD(), [p])
+    low, high = p[p < 0].mean(), p[p >= 0].mean()
+    np.testing.assert_allclose(total, np.where(p < 0, low, high), rtol=1e-5)
+    np.testing.assert_allclose(states[0]["residual"][0], p - total, atol=1e-6)
+
+
+def test_what_a_worker_tells_itself_is_exact():
+    """Block b's residual of worker b is the error of the second quantisation alone."""
+    rng = np.random.default_rng(3)
+    grads = [rng.standard_normal(64).astype("f4") for _ in range(2)]
+    (total,), states, _ = run(rs.OneBitSGD(), grads)
+
+    def two(x):
+        return np.where(x < 0, x[x < 0].mean(), x[x >= 0].mean())
+
+    block = grads[0][:32] + two(grads[1][:32])
+    np.testing.assert_allclose(total[:32], two(block), rtol=1e-5)
+    np.testing.assert_allclose(states[0]["residual"][0][:32], block - two(block), atol=1e-6)
+
+
+def descend(method, pulls, rate, steps):
+    """||w||^2 after descent on the sum of 0.5 ||w||^2 / K + pull_i w; the pulls add up to 0."""
+    workers, n = len(pulls), 32
+    layout = BucketLayout((TensorSpec("w", (n,)),), workers)
+    w, states = np.linspace(-1, 1, n), loopback.initial_states(method, layout)
+    for number in range(steps):
+        grads = [[tf.constant(w / workers + p, tf.float32)] for p in pulls]
+        step = loopback.run_step(method, layout, grads, states, number)
+        states, w = step.states, w - rate * np.float64(step.totals[0][0])
+    return np.square(w).sum()
+
+
+@pytest.mark.parametrize("cls", FEEDBACK)
+def test_feedback_finds_the_optimum_of_unequal_workers(cls):
+    """One worker pulls against two others: the majority is wrong, what is delivered is not."""
+    pulls = [np.full(32, c) for c in (1.0, -0.5, -0.5)]
+    assert descend(cls(), pulls, rate=0.03, steps=200) < 0.1
+    assert descend(rs.SignSGD(), pulls, rate=0.01, steps=150) > 1.0
+
+
+@pytest.mark.parametrize("workers", [2, 8])
+def test_bits_of_an_element(workers):
+    """Sent by each worker: K - 1 bits by one all-gather, 2 (K - 1) / K by the two phases."""
+    specs = [TensorSpec("w", (256, 512))]
+    n = specs[0].size
+
+    def bits(method):
+        program = EveryStep(make_buckets([(s, method) for s in specs], workers))
+        return 8 * program.bytes_per_step(workers)
+
+    header = 32 * 2  # flag and scale
+    assert bits(rs.SignSGD()) == bits(rs.EFSignSGD()) == (workers - 1) * (n + header)
+    header = 32 * 3  # flag and two means
+    assert bits(rs.OneBitSGD()) == 2 * (workers - 1) * (n / workers + header)
+
+
+def test_who_is_served():
+    for cls in FEEDBACK:
+        assert "rank 1" in cls().refuses(TensorSpec("bias", (5000,)))
+        assert "dense_below" in cls().refuses(TensorSpec("w", (10, 10)))
+        assert cls(dense_below=0).refuses(TensorSpec("w", (10, 10))) is None
+        assert cls().dense() == rs.Dense()
+    for method in (rs.SignSGD(), rs.Signum()):
+        assert method.refuses(TensorSpec("bias", (5,))) is None and method.dense() is method
+
+
+@pytest.mark.parametrize(
+    ("cls", "name", "value"),
+    [
+        (rs.Signum, "momentum", 1.0),
+        (rs.Signum, "momentum", -0.1),
+        (rs.EFSignSGD, "dense_below", -1),
+        (rs.OneBitSGD, "dense_below", 1.5),
+        (rs.OneBitSGD, "warm_up", 3),
+    ],
+)
+def test_bad_input(cls, name, value):
+    with pytest.raises(ValueError, match=f"`{name}`.*Received: {name}={value!r}"):
+        cls(**{name: value})
+
+
+def test_dense_warm_up():
+    assert rs.OneBitSGD(warm_up=rs.DenseWarmUp(7)).warm_up_steps == 7
+    assert rs.OneBitSGD().warm_up_steps == 0

@@ -1,0 +1,189 @@
+"""1-bit SGD: two values a tensor, a bit an element, and the error added to the next gradient.
+
+Frank Seide, Hao Fu, Jasha Droppo, Gang Li, Dong Yu (2014), "1-Bit Stochastic Gradient Descent and
+its Application to Data-Parallel Distributed Training of Speech DNNs", Interspeech.
+
+Q replaces every element of a block by the mean of the block's negative elements or by that of the
+others, whichever it belongs to. Every tensor is cut into K blocks, one for each of the K workers;
+of block b, worker b adds up what all have sent and quantises once more. On worker w, with gradient
+g and residual e:
+
+    p = g + e
+    Q(p[b]) goes to worker b, for every block b             one all-to-all
+    e[b] <- p[b] - Q(p[b])                                  for every b other than w
+    s = p[w] + sum over the other workers of their Q(p[w])
+    Q(s) goes to all workers                                one all-gather
+    e[w] <- s - Q(s)
+    total = the K blocks Q(s)
+
+A worker sends 2 (K - 1) / K bits an element, where an all-gather of codes takes K - 1.
+
+Differences from the paper
+
+* The owner of a block has one residual for it: what it would send to itself is not quantised, so
+  the only error there is that of the second quantisation. The paper has a residual for each.
+* The means are of the blocks of a tensor, not of the columns of a matrix.
+* Tensors of rank 0 and 1 and small ones are all-reduced densely.
+* The residual is that of the gradient; AdaGrad, momentum and the like follow, in the optimizer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tf_redsync import feedback
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.requests import AllGather, AllToAll
+from tf_redsync.methods.base import Exchange, State, register
+from tf_redsync.methods.coding import Quantizer
+from tf_redsync.ops.quantization import dequantize_sum, quantize
+from tf_redsync.schedules import DenseWarmUp
+
+MODE = "two_level"
+Blocks = list[tf.Tensor]  # for every tensor of the bucket, [workers, length]
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OneBitSGD(Quantizer):
+    """1-bit SGD in two quantised phases; see the module's docstring for the algorithm.
+
+    Args:
+        dense_below: Tensors of fewer float32 bytes are all-reduced densely.
+        warm_up: `None` or `DenseWarmUp(steps)`: dense first steps, which the paper recommends.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+    """
+
+    warm_up: DenseWarmUp | None = None
+
+    paper: ClassVar[str] = "Seide, Fu, Droppo, Li, Yu 2014"
+    requests: ClassVar[str] = "all-to-all, then all-gather, of signs and means"
+    bits: ClassVar[str] = "1 + 1 / K"
+    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.warm_up, (DenseWarmUp, type(None))):
+            raise ValueError(
+                f"`warm_up` must be None or DenseWarmUp(steps). Received: warm_up={self.warm_up!r}"
+            )
+
+    @property
+    def totals_may_overflow(self) -> bool:
+        """See `Method`. They are means that one worker has sent, and it has looked at them."""
+        return False
+
+    @property
+    def warm_up_steps(self) -> int:
+        """See `Method`."""
+        return self.warm_up.steps if self.warm_up else 0
+
+    def describe(self, spec: TensorSpec) -> str:
+        """See `Method`."""
+        return "signs and two means, twice"
+
+    def exchange(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        step: tf.Tensor,
+        scale: tf.Tensor | None = None,
+    ) -> Exchange:
+        """See `Method`."""
+        grads, workers, rank = feedback.scaled(grads, scale), layout.workers, layout.rank
+        sums = [e + g for e, g in zip(state["residual"], grads, strict=True)]
+        counts = tf.constant([_counts(s, workers) for s in layout.specs])  # [tensors, workers]
+        blocks = [_cut(x, s, workers) for x, s in zip(sums, layout.specs, strict=True)]
+
+        message, errors = _quantized(blocks, counts)
+        rows = yield AllToAll(_rows(message, len(blocks), workers))
+        own_counts = tf.gather(counts, [rank], axis=1)
+        received = dequantize_sum(rows, [b[0] for b in blocks], mode=MODE)
+        own = []  # of the worker's block: what arrived, and what it did not tell itself
+        for i, (total, error) in enumerate(zip(received, errors, strict=True)):
+            inside = tf.range(total.shape[0]) < own_counts[i, 0]
+            own.append(tf.where(inside, total + tf.gather(error, rank), 0.0)[tf.newaxis])
+
+        message, own_errors = _quantized(own, own_counts)
+        messages = yield AllGather(message)
+        together = _one_message(messages, len(blocks))
+        parts = dequantize_sum(together, _by_worker(blocks), mode=MODE)
+        totals = [tf.stack(parts[i :: len(blocks)]) for i in range(len(blocks))]
+        mine = tf.equal(tf.range(workers), rank)[:, tf.newaxis]
+        residuals = [
+            tf.where(mine, second, first) for first, second in zip(errors, own_errors, strict=True)
+        ]
+        return _joined(totals, layout), {"residual": _joined(residuals, layout)}
+
+
+def _counts(spec: TensorSpec, workers: int) -> list[int]:
+    """Elements of a tensor in each of its blocks; all but the last ones are full."""
+    length = -(-spec.size // workers)
+    return [min(max(spec.size - b * length, 0), length) for b in range(workers)]
+
+
+def _cut(tensor: tf.Tensor, spec: TensorSpec, workers: int) -> tf.Tensor:
+    """A tensor as `[workers, length]`, filled up with zeros."""
+    length = -(-spec.size // workers)
+    padded = tf.pad(tf.reshape(tensor, [-1]), [[0, workers * length - spec.size]])
+    return tf.reshape(padded, [workers, length])
+
+
+def _joined(blocks: Blocks, layout: BucketLayout) -> list[tf.Tensor]:
+    """Undo `_cut` of every tensor."""
+    return [
+        tf.reshape(tf.reshape(b, [-1])[: s.size], s.shape)
+        for b, s in zip(blocks, layout.specs, strict=True)
+    ]
+
+
+def _by_worker(blocks: Blocks) -> list[tf.Tensor]:
+    """All blocks as vectors: those of all tensors for worker 0, then those for worker 1, .."""
+    return [row for rows in zip(*[tf.unstack(b) for b in blocks], strict=True) for row in rows]
+
+
+def _quantized(blocks: Blocks, counts: tf.Tensor) -> tuple[tf.Tensor, Blocks]:
+    """Replace elements by means.
+
+    Args:
+        blocks: For every tensor some of its blocks, `[blocks, length]`, filled up with zeros.
+        counts: int32 `[tensors, blocks]`, numbers of elements without these zeros.
+
+    Returns:
+        The message, in the order of `_by_worker`, and the errors in the form of `blocks`.
+    """
+    scales = tf.stack([_means(b, counts[i]) for i, b in enumerate(blocks)], axis=1)
+    coded = quantize(_by_worker(blocks), tf.reshape(scales, [-1]), mode=MODE, errors=True)
+    errors = [tf.stack(coded.errors[i :: len(blocks)]) for i in range(len(blocks))]
+    return coded.message, errors
+
+
+def _means(rows: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+    """Means of the negative and of the other elements of each row `[rows, n]`: `[rows, 2]`."""
+    negative = rows < 0.0
+    below = tf.math.count_nonzero(negative, axis=1, dtype=tf.int32)
+    numbers = tf.cast(tf.stack([below, counts - below], axis=1), tf.float32)
+    low = tf.reduce_sum(tf.minimum(rows, 0.0), axis=1)
+    high = tf.reduce_sum(tf.maximum(rows, 0.0), axis=1)
+    return tf.math.divide_no_nan(tf.stack([low, high], axis=1), numbers)
+
+
+def _rows(message: tf.Tensor, tensors: int, workers: int) -> tf.Tensor:
+    """A message about all blocks as one about the blocks of each worker: `[workers, words]`."""
+    flag, scales, codes = tf.split(message, [1, 2 * tensors * workers, -1])
+    parts = [tf.repeat(flag, workers), scales, codes]
+    return tf.concat([tf.reshape(p, [workers, -1]) for p in parts], axis=1)
+
+
+def _one_message(messages: tf.Tensor, tensors: int) -> tf.Tensor:
+    """Undo `_rows`, for messages `[workers, words]` of several workers: `[1, words]`."""
+    flag, scales, codes = tf.split(messages, [1, 2 * tensors, -1], axis=1)
+    flag = tf.reduce_min(flag, axis=0)  # one that is not finite stops all
+    parts = [flag, *(tf.reshape(p * flag, [-1]) for p in (scales, codes))]
+    return tf.concat(parts, axis=0)[tf.newaxis]

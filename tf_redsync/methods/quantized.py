@@ -1,0 +1,237 @@
+"""A few bits for every element, right on average: QSGD and TernGrad.
+
+Dan Alistarh, Demjan Grubic, Jerry Li, Ryota Tomioka, Milan Vojnovic (2017), "QSGD:
+Communication-Efficient SGD via Gradient Quantization and Encoding", NeurIPS, arXiv 1610.02132.
+Wei Wen, Cong Xu, Feng Yan, Chunpeng Wu, Yandan Wang, Yiran Chen, Hai Li (2017), "TernGrad: Ternary
+Gradients to Reduce Communication in Distributed Deep Learning", NeurIPS, arXiv 1705.07878.
+
+On every worker, with gradient g, in buckets (QSGD) or tensors (TernGrad) of d elements:
+
+    QSGD, s levels      c = ||g||_2, or max |g|         code: sign(g) s |g| / c, rounded up or down
+    TernGrad            c = min(max |g|, 2.5 sigma)     code: the same with s = 1, where |g| <= c
+
+    total = sum over workers of c code / s              one all-gather of codes and c
+
+Rounding is random, up as likely as to be right on average, so nothing is kept. Every worker draws
+numbers of its own: their errors are independent and cancel out in part.
+
+TernGrad's scaler sharing takes the largest c of all workers, by an all-gather of these numbers.
+The codes are integers of one unit then and can be added up on the way, in an all-reduce of numbers
+whose digits are sums of codes (`digits.py`). This sends less than an all-gather of 2-bit codes from
+5 workers on, and rounds more coarsely.
+
+Differences from the papers
+
+* Tensors of rank 0 and 1 and small ones are all-reduced densely.
+* QSGD: codes have a fixed length; there is no Elias coding.
+* TernGrad: sigma is about zero, the mean that the paper assumes; about the real mean it would be 0
+  for a constant tensor, and clip all of it away.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+import tensorflow as tf
+
+from tf_redsync import checks, feedback
+from tf_redsync.exchange import wire
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.requests import AllGather, AllReduce
+from tf_redsync.methods.base import Exchange, State, register, stream
+from tf_redsync.methods.coding import Quantizer, deliver_codes, l2_norm, largest, rms
+from tf_redsync.methods.digits import packed_digits, unpacked_digits
+from tf_redsync.methods.sparse import flat, split
+from tf_redsync.ops.quantization import (
+    BUCKET_UNIT,
+    MAX_LEVELS,
+    code_bits,
+    dequantize_sum,
+    quantize,
+)
+
+NORMS = ("l2", "max")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Stochastic(Quantizer):
+    """What QSGD and TernGrad share: random numbers of each worker's own, and no residual."""
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.integer("seed", self.seed, low=0)
+
+    @property
+    def conserves(self) -> bool:
+        """See `Method`. Right on average only."""
+        return False
+
+    def own_stream(self, layout: BucketLayout, step: tf.Tensor) -> tf.Tensor:
+        """Return this worker's stream for `ops.quantize`, int32 `[3]`.
+
+        A function of the seed, the step, the rank and the position of the bucket's first tensor.
+        """
+        seed, number = tf.unstack(stream(self.seed, step, layout.specs[0].position))
+        return tf.stack([seed, tf.cast(layout.rank, tf.int32), number])
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QSGD(_Stochastic):
+    """Stochastic rounding to a few levels; see the module's docstring for the algorithm.
+
+    The variance that it adds is at most `min(d / s^2, sqrt(d) / s)` times the square of the norm.
+
+    Args:
+        levels: s, the number of magnitudes besides 0, at most 32767. A code has
+            `ceil(log2(2 s + 1))` bits.
+        bucket_size: d, elements that share a norm, a multiple of 32; `None`: all of a tensor.
+        norm: `"l2"`, or `"max"`, with which the largest element of a bucket is exact.
+        seed: Of the rounding; the same on all workers, who draw different numbers even so.
+        dense_below: Tensors of fewer float32 bytes are all-reduced densely.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+    """
+
+    levels: int = 7
+    bucket_size: int | None = 512
+    norm: str = "l2"
+
+    paper: ClassVar[str] = "Alistarh, Grubic, Li, Tomioka, Vojnovic 2017"
+    requests: ClassVar[str] = "all-gather of codes and norms"
+    bits: ClassVar[str] = "ceil(log2(2 s + 1)) + 32 / d"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.integer("levels", self.levels, low=1)
+        if self.levels > MAX_LEVELS:
+            raise ValueError(
+                f"`levels` must be at most {MAX_LEVELS}. Received: levels={self.levels}"
+            )
+        if self.bucket_size is not None:
+            checks.integer("bucket_size", self.bucket_size, low=BUCKET_UNIT)
+            if self.bucket_size % BUCKET_UNIT:
+                raise ValueError(
+                    f"`bucket_size` must be a multiple of {BUCKET_UNIT}, or None. "
+                    f"Received: bucket_size={self.bucket_size}"
+                )
+        checks.choice("norm", self.norm, NORMS)
+
+    def describe(self, spec: TensorSpec) -> str:
+        """See `Method`."""
+        return f"{code_bits('stochastic', self.levels)} bits, buckets of {self.bucket_size}"
+
+    def exchange(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        step: tf.Tensor,
+        scale: tf.Tensor | None = None,
+    ) -> Exchange:
+        """See `Method`."""
+        grads = feedback.scaled(grads, scale)
+        rows = [
+            _rows(g, s.size, self.bucket_size) for g, s in zip(grads, layout.specs, strict=True)
+        ]
+        norms = [largest(r) if self.norm == "max" else l2_norm(r) for r in rows]
+        totals, _ = yield from deliver_codes(
+            grads,
+            tf.concat(norms, axis=0),
+            stream=self.own_stream(layout, step),
+            mode="stochastic",
+            levels=self.levels,
+            bucket_size=self.bucket_size,
+        )
+        return totals, state
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TernGrad(_Stochastic):
+    """Stochastic rounding to -1, 0 and 1; see the module's docstring for the algorithm.
+
+    Args:
+        clip: Elements are clipped at so many standard deviations of their tensor; `None`: not.
+        shared_scaler: Whether all workers use the largest scaler among theirs.
+        output_layer: Whether the weights of the output layer are ternary too; the paper leaves
+            them out.
+        seed: Of the rounding; the same on all workers, who draw different numbers even so.
+        dense_below: Tensors of fewer float32 bytes are all-reduced densely.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+    """
+
+    clip: float | None = 2.5
+    shared_scaler: bool = False
+    output_layer: bool = False
+
+    paper: ClassVar[str] = "Wen, Xu, Yan, Wu, Wang, Chen, Li 2017"
+    requests: ClassVar[str] = "all-gather of codes, or of scalers and all-reduce"
+    bits: ClassVar[str] = "2; shared scaler 32 / floor(log(2^25) / log(2 K + 1))"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clip is not None:
+            checks.real("clip", self.clip, low=0.0, high=np.inf, low_open=True, high_open=True)
+        checks.boolean("shared_scaler", self.shared_scaler)
+        checks.boolean("output_layer", self.output_layer)
+
+    def refuses(self, spec: TensorSpec) -> str | None:
+        """See `Method`."""
+        if spec.output_layer and not self.output_layer:
+            return "output layer"
+        return super().refuses(spec)
+
+    def describe(self, spec: TensorSpec) -> str:
+        """See `Method`."""
+        return "ternary" + (", shared scaler" if self.shared_scaler else "")
+
+    def exchange(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        step: tf.Tensor,
+        scale: tf.Tensor | None = None,
+    ) -> Exchange:
+        """See `Method`."""
+        grads, own_stream = feedback.scaled(grads, scale), self.own_stream(layout, step)
+        rows = [tf.reshape(g, [1, -1]) for g in grads]
+        scalers = tf.concat([largest(r) for r in rows], axis=0)
+        if self.clip is not None:
+            limits = [self.clip * rms(r, s.size) for r, s in zip(rows, layout.specs, strict=True)]
+            scalers = tf.minimum(scalers, tf.concat(limits, axis=0))
+        if not self.shared_scaler:  # a code of 1 is the scaler, which clips what is larger
+            totals, _ = yield from deliver_codes(
+                grads, scalers, stream=own_stream, mode="stochastic"
+            )
+            return totals, state
+
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in grads])
+        message = wire.with_header(finite, wire.to_words(scalers))
+        messages = yield AllGather(tf.where(finite, message, 0))
+        shared = tf.reduce_max(wire.from_words(messages[:, 1:]), axis=0)
+        clipped = [
+            tf.clip_by_value(g, -c, c) for g, c in zip(grads, tf.unstack(scalers), strict=True)
+        ]
+        coded = quantize(clipped, shared, stream=own_stream, mode="stochastic")
+        own = dequantize_sum(coded.message[tf.newaxis], grads, mode="stochastic")
+        codes = flat([tf.sign(t) for t in own])
+        (sums,) = yield AllReduce([packed_digits(codes, layout.workers)])
+        integers = split(unpacked_digits(sums, codes.shape[0], layout.workers), layout.specs)
+        return [c * t for c, t in zip(tf.unstack(shared), integers, strict=True)], state
+
+
+def _rows(tensor: tf.Tensor, size: int, length: int | None) -> tf.Tensor:
+    """A tensor as `[rows, length]`, filled up with zeros; as one row for `None`."""
+    vector = tf.reshape(tensor, [-1])
+    if length is None:
+        return vector[tf.newaxis]
+    return tf.reshape(tf.pad(vector, [[0, -size % length]]), [-(-size // length), length])
