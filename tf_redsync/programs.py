@@ -7,6 +7,7 @@ deadlock.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -49,14 +50,15 @@ class EveryStep:
             For every bucket `(totals, new_state)`; the agreed finiteness; bytes sent.
         """
         alone = network.workers == 1  # nothing to compress for
+        layouts = [dataclasses.replace(b.layout, rank=network.rank()) for b in self.buckets]
 
         def run_phase(warming: bool) -> Outcome:
             exchanges, looked_at = [], []
-            for i, (bucket, g, state) in enumerate(zip(self.buckets, grads, states, strict=True)):
-                method = bucket.method
+            for i, (layout, g, state) in enumerate(zip(layouts, grads, states, strict=True)):
+                method = self.buckets[i].method
                 dense = alone or (warming and method.warm_up_steps)
                 phase = method.dense_exchange if dense else method.exchange
-                exchanges.append(phase(bucket.layout, g, state, step, scale))
+                exchanges.append(phase(layout, g, state, step, scale))
                 if method.totals_may_overflow and not dense:
                     looked_at.append(i)
             outcome = drive(exchanges, network)

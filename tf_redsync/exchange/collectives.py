@@ -37,6 +37,10 @@ class Alone:
     workers = 1
     in_branches = True
 
+    def rank(self) -> tf.Tensor:
+        """Return 0."""
+        return tf.constant(0)
+
     def all_gather(self, message: tf.Tensor) -> tf.Tensor:
         """Return `message` of shape `[words]` as `[1, words]`."""
         return message[tf.newaxis]
@@ -64,6 +68,11 @@ class PublicCollectives:
     def __init__(self, workers: int):
         self.workers = workers
 
+    def rank(self) -> tf.Tensor:
+        """Return the replica's number, which is the row of its messages in what is gathered."""
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return tf.convert_to_tensor(replica, tf.int32)
+
     def all_gather(self, message: tf.Tensor) -> tf.Tensor:
         """Gather `[words]` from every replica into `[workers, words]`."""
         gathered = tf.distribute.get_replica_context().all_gather(message[tf.newaxis], axis=0)
@@ -78,9 +87,8 @@ class PublicCollectives:
     def all_to_all(self, messages: tf.Tensor) -> tf.Tensor:
         """Send row r of `[workers, words]` to replica r, by gathering everything."""
         everything = self.all_gather(tf.reshape(messages, [-1]))
-        mine = tf.distribute.get_replica_context().replica_id_in_sync_group
         table = tf.reshape(everything, [self.workers, self.workers, -1])  # [from, to, words]
-        return tf.gather(table, mine, axis=1)
+        return tf.gather(table, self.rank(), axis=1)
 
 
 class DirectCollectives(PublicCollectives):

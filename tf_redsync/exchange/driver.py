@@ -24,6 +24,9 @@ class Network(Protocol):
     workers: int
     in_branches: bool
 
+    def rank(self) -> tf.Tensor:
+        """Return this worker's number, int32 scalar in [0, workers)."""
+
     def all_gather(self, message: tf.Tensor) -> tf.Tensor:
         """Gather `[words]` of every worker into `[workers, words]`."""
 
@@ -40,6 +43,10 @@ class DryRun:
 
     workers: int
     in_branches: bool = True
+
+    def rank(self) -> tf.Tensor:
+        """Return 0: bytes do not depend on the rank."""
+        return tf.constant(0)
 
     def all_gather(self, message: tf.Tensor) -> tf.Tensor:
         """Return `message` as if every worker had sent it."""

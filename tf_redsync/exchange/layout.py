@@ -53,12 +53,16 @@ class BucketLayout:
         index: Position among the buckets; with the seed and the step it makes random streams.
         sparse_totals: Whether the receiver takes a total in coordinate form (`SparseTotal`) as
             well as a dense one.
+        rank: This worker's number, int32 scalar in [0, workers), once the exchange runs. The one
+            field in which workers differ: for random numbers of a worker's own and for the block
+            that is its to add up, never for a branch around a collective.
     """
 
     specs: tuple[TensorSpec, ...]
     workers: int
     index: int = 0
     sparse_totals: bool = False
+    rank: Any = dataclasses.field(default=0, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -64,8 +64,10 @@ def run_step(
     """
     step_tensor = tf.constant(step, tf.int64)
     workers = [
-        getattr(method, phase)(layout, list(g), s, step_tensor)
-        for g, s in zip(grads, states, strict=True)
+        getattr(method, phase)(
+            dataclasses.replace(layout, rank=tf.constant(rank)), list(g), s, step_tensor
+        )
+        for rank, (g, s) in enumerate(zip(grads, states, strict=True))
     ]
     replies: list[Any] = [None] * len(workers)
     finite, bytes_sent, log = True, 0.0, []

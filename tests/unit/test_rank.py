@@ -1,0 +1,62 @@
+"""Every network and the loopback tell an exchange its worker's rank."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_redsync as rs
+from tf_redsync.exchange import loopback
+from tf_redsync.exchange.collectives import Alone, PublicCollectives
+from tf_redsync.exchange.driver import DryRun
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
+from tf_redsync.exchange.requests import AllGather
+from tf_redsync.programs import EveryStep
+
+SPEC = TensorSpec("w", (2,))
+
+
+class Ranked(rs.Method):
+    """Its total is the list of the ranks, as they were gathered."""
+
+    def exchange(self, layout, grads, state, step, scale=None):
+        messages = yield AllGather(tf.stack([1, layout.rank]))
+        return [tf.cast(messages[:, 1], tf.float32)], state
+
+    dense_exchange = exchange
+
+
+def gathered_ranks(network):
+    program = EveryStep(make_buckets([(SPEC, Ranked())], network.workers))
+    step = tf.constant(0, tf.int64)
+    return program.run([[tf.zeros([2])]], [{}], None, step, network).results[0][0][0]
+
+
+def test_loopback():
+    layout = BucketLayout((SPEC,), 5)
+    step = loopback.run_step(Ranked(), layout, [[tf.zeros([2])]] * 5, [{}] * 5, 0)
+    np.testing.assert_array_equal(step.totals[2][0], np.arange(5))
+
+
+def test_alone_and_dry():
+    np.testing.assert_array_equal(gathered_ranks(Alone()), [0])
+    np.testing.assert_array_equal(gathered_ranks(DryRun(3)), [0, 0, 0])
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_replicas_of_one_process(mirrored, traced):
+    """The rank is the row of the replica's message."""
+    strategy = mirrored(3)
+
+    def replica():
+        return gathered_ranks(PublicCollectives(3))
+
+    step = (lambda: strategy.run(replica)) if not traced else tf.function(strategy.run)
+    result = step(replica) if traced else step()
+    for ranks in strategy.experimental_local_results(result):
+        np.testing.assert_array_equal(ranks, [0, 1, 2])
+
+
+def test_two_layouts_are_equal_whoever_looks():
+    layout = BucketLayout((SPEC,), 2)
+    assert layout == BucketLayout((SPEC,), 2, rank=tf.constant(1))
+    assert hash(layout) == hash(BucketLayout((SPEC,), 2, rank=tf.constant(1)))
