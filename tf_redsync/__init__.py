@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         RandomBlock,
         RandomK,
         RedSync,
+        SparDL,
         TopK,
     )
     from tf_redsync.optimizer import DistributedOptimizer
@@ -62,6 +63,7 @@ __all__ = [
     "RandomK",
     "RedSync",
     "Rule",
+    "SparDL",
     "TopK",
     "addons",
     "methods",

@@ -34,7 +34,8 @@ class Descriptor:
         agrees: All workers end up with the same totals.
         requests: The types of its requests in a step, in order.
         payload: `payload(method, specs, step)`: bytes that a worker puts into each of them, by the
-            paper's formula and not by the code's.
+            paper's formula and not by the code's. A function in the list is called with the number
+            of workers and returns them.
         oracle: `oracle(method, specs, workers)` makes an object whose `step(grads)`, with
             `grads[worker][tensor]`, returns the totals of that step in numpy, and whose
             `residuals[worker][tensor]` are then the new residuals (None if there are none). If it
@@ -48,7 +49,7 @@ class Descriptor:
     full: Any = None
     agrees: bool = True
     requests: tuple[type, ...] = (AllReduce,)
-    payload: Callable[[Any, tuple[TensorSpec, ...], int], list[int]] = dense_payload
+    payload: Callable[[Any, tuple[TensorSpec, ...], int], list] = dense_payload
     oracle: Callable[[Any, tuple[TensorSpec, ...], int], Any] | None = None
     tolerance: float = 0.0
     served_only: bool = False

@@ -6,6 +6,7 @@ from tf_redsync.methods.dense import Dense, NoExchange
 from tf_redsync.methods.low_rank import ACPSGD, PowerSGD
 from tf_redsync.methods.random_sparse import RandomBlock, RandomK
 from tf_redsync.methods.redsync import RedSync
+from tf_redsync.methods.spardl import SparDL
 from tf_redsync.methods.topk import TopK
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "RandomBlock",
     "RandomK",
     "RedSync",
+    "SparDL",
     "TopK",
     "from_config",
     "table",
