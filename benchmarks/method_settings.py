@@ -48,13 +48,19 @@ def names() -> list[str]:
     return sorted(listed, key=lambda name: (name != "Dense", name))
 
 
-def make(name: str, **options: Any) -> rs.Method:
-    """Returns the method as it is set for small tasks; `options` come last."""
+def make(name: str, density: float = DENSITY, dense_below: int = DENSE_BELOW) -> rs.Method:
+    """Returns the method as it is set for small tasks.
+
+    Args:
+        name: One of `names()`.
+        density: For methods that have it.
+        dense_below: For methods that have it, bytes.
+    """
     cls = registered()[name]
     fields = {f.name for f in dataclasses.fields(cls)}
-    common = {"density": DENSITY, "dense_below": DENSE_BELOW}
-    chosen = {k: v for k, v in common.items() if k in fields}
-    return cls(**{**chosen, **EXCEPTIONS.get(name, _PLAIN).options, **options})
+    options = {"density": density, "dense_below": dense_below}
+    options = {k: v for k, v in options.items() if k in fields}
+    return cls(**{**options, **EXCEPTIONS.get(name, _PLAIN).options})
 
 
 def learning_rate(method: rs.Method, dense_rate: float) -> float:
