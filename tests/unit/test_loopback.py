@@ -93,3 +93,48 @@ def test_as_many_gradients_as_states():
     method = Scripted(different_lengths)
     with pytest.raises(ValueError):
         loopback.run_step(method, LAYOUT, [[tf.zeros([2])]], [{}, {}], 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotating:
+    """Sends the step number around; a worker with a negative gradient is not finite."""
+
+    totals_may_overflow = True
+
+    def init(self, layout):
+        return {"sent": [tf.constant(-1, tf.int64)]}
+
+    def exchange(self, layout, grads, state, step):
+        flag = tf.cast(grads[0][0] >= 0, tf.int32)
+        rows = yield AllToAll(tf.stack([[flag, tf.cast(step, tf.int32) + to] for to in range(3)]))
+        (total,) = yield AllReduce(grads)
+        yield AllGather(tf.stack([flag, tf.size(rows)]))
+        return [total + tf.cast(rows[0, 1], tf.float32)], {"sent": [step]}
+
+    def dense_exchange(self, layout, grads, state, step):
+        (total,) = yield AllReduce(grads)
+        return [total], state
+
+
+@pytest.mark.parametrize("phase", ["exchange", "dense_exchange"])
+def test_a_traced_step_is_the_same_step(phase):
+    method = Rotating()
+    run = loopback.traced_step(method, LAYOUT, phase)
+    states = again = loopback.initial_states(method, LAYOUT)
+    for number, values in enumerate([(0, 1, 2), (3, -4, 5), (6, 7, 8), (3e38, 3e38, 0)]):
+        grads = [[tf.fill([2], float(v))] for v in values]
+        one = loopback.run_step(method, LAYOUT, grads, states, number, phase)
+        two = run(grads, again, number)
+        bad = (1, 3) if phase == "exchange" else (3,)
+        assert one.finite == two.finite == (number not in bad)
+        for a, b in ((one.totals, two.totals), (one.states, two.states)):
+            tf.nest.assert_same_structure(a, b)
+            np.testing.assert_array_equal(tf.nest.flatten(a), tf.nest.flatten(b))
+        assert one.bytes_sent == two.bytes_sent
+        assert [type(r) for r in one.requests] == [type(r) for r in two.requests]
+        for a, b in zip(one.requests, two.requests, strict=True):
+            for x, y in zip(tf.nest.flatten(vars(a)), tf.nest.flatten(vars(b)), strict=True):
+                np.testing.assert_array_equal(x, y)
+        states, again = one.states, two.states
+    if phase == "exchange":
+        assert [int(s["sent"][0]) for s in again] == [2] * 3

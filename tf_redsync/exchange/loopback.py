@@ -7,7 +7,7 @@ method runs, and is tested, without any worker process.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -62,28 +62,71 @@ def run_step(
     Raises:
         ValueError: when workers ask for different collectives or shapes.
     """
-    step_tensor = tf.constant(step, tf.int64)
+    outcome = _exchange(method, layout, grads, states, tf.constant(step, tf.int64), phase)
+    return _settled(outcome, states)
+
+
+def traced_step(method, layout: BucketLayout, phase: str = "exchange") -> Callable:
+    """Return `run_step` as a graph, for many steps of one method and layout.
+
+    The step number is a tensor in it, as in training. Tracing costs as much as several eager steps.
+
+    Args:
+        method: The method under test.
+        layout: The bucket.
+        phase: As in `run_step`.
+
+    Returns:
+        A function of `grads`, `states` and `step` as in `run_step`, which returns a `LoopbackStep`.
+    """
+    kinds: list[type[Request]] = []
+
+    @tf.function(autograph=False)
+    def graph(grads, states, step):
+        *rest, log = _exchange(method, layout, grads, states, step, phase)
+        kinds[:] = [type(r) for r in log]
+        return *rest, [dict(vars(r)) for r in log]
+
+    def run(grads, states, step: int) -> LoopbackStep:
+        *rest, log = graph(grads, states, tf.constant(step, tf.int64))
+        requests = [kind(**fields) for kind, fields in zip(kinds, log, strict=True)]
+        return _settled((*rest, requests), states)
+
+    return run
+
+
+def _exchange(method, layout, grads, states, step: tf.Tensor, phase: str):
+    """All workers' totals and new states; finiteness and bytes as tensors; requests."""
     workers = [
         getattr(method, phase)(
-            dataclasses.replace(layout, rank=tf.constant(rank)), list(g), s, step_tensor
+            dataclasses.replace(layout, rank=tf.constant(rank)), list(g), s, step
         )
         for rank, (g, s) in enumerate(zip(grads, states, strict=True))
     ]
     replies: list[Any] = [None] * len(workers)
-    finite, bytes_sent, log = True, 0.0, []
+    finite, bytes_sent, log = tf.constant(True), 0.0, []
     while True:
         requests, results = _advance(workers, replies)
         if results:
             break
         _check_same(requests)
         replies = _answer(requests)
-        finite = finite and bool(wire.is_finite(requests[0], replies[0]))
-        bytes_sent += float(wire.sent_bytes(requests[0], layout.workers))
+        finite &= wire.is_finite(requests[0], replies[0])
+        bytes_sent += wire.sent_bytes(requests[0], layout.workers)
         log.append(requests[0])
     if method.totals_may_overflow and phase == "exchange":
-        finite = finite and bool(wire.totals_are_finite(results[0][0]))
-    new_states = [r[1] for r in results] if finite else list(states)
-    return LoopbackStep([r[0] for r in results], new_states, finite, bytes_sent, log)
+        finite &= wire.totals_are_finite(results[0][0])
+    if isinstance(bytes_sent, float):
+        bytes_sent = tf.constant(bytes_sent, tf.float64)
+    return [r[0] for r in results], [r[1] for r in results], finite, bytes_sent, log
+
+
+def _settled(outcome, old_states) -> LoopbackStep:
+    """A step's outcome as numbers; a step that is not finite leaves the states as they were."""
+    totals, states, finite, bytes_sent, requests = outcome
+    finite = bool(finite)
+    states = states if finite else list(old_states)
+    return LoopbackStep(totals, states, finite, float(bytes_sent), requests)
 
 
 def _advance(workers, replies) -> tuple[list[Request], list[Any]]:

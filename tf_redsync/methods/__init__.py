@@ -11,6 +11,7 @@ from tf_redsync.methods.random_sparse import RandomBlock, RandomK
 from tf_redsync.methods.redsync import RedSync
 from tf_redsync.methods.sbc import SBC
 from tf_redsync.methods.signs import EFSignSGD, SignSGD, Signum
+from tf_redsync.methods.spardl import SparDL
 from tf_redsync.methods.topk import TopK
 from tf_redsync.methods.two_bit import TwoBit
 
@@ -30,6 +31,7 @@ __all__ = [
     "SBC",
     "SignSGD",
     "Signum",
+    "SparDL",
     "TernGrad",
     "TopK",
     "TwoBit",

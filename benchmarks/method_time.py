@@ -1,0 +1,111 @@
+"""Time of a method's own computation on one worker: no network, no other worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_redsync.exchange import loopback
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+
+STEPS = 10  # in a row; a threshold search takes turns with reuse, so single steps say little
+ROUNDS = 20
+
+
+class Replies:
+    """A method that goes on as another one and keeps what the network answered to worker 0."""
+
+    totals_may_overflow = False
+
+    def __init__(self, method):
+        self.method, self.kept = method, []
+
+    def exchange(self, layout, grads, state, step):
+        """The method's exchange; see `tf_redsync.Method`."""
+        replies: list[Any] = []
+        exchange, reply = self.method.exchange(layout, grads, state, step), None
+        while True:
+            try:
+                request = exchange.send(reply)
+            except StopIteration as stop:
+                if int(layout.rank) == 0:
+                    self.kept = replies
+                return stop.value
+            reply = yield request
+            replies.append(reply)
+
+
+def replay(method, layout: BucketLayout, stop_at: int | None) -> Callable:
+    """Returns an exchange as a graph, with the answers of the network as an argument.
+
+    Args:
+        method: The method.
+        layout: The bucket.
+        stop_at: Return this request, or for `None` totals and state.
+    """
+
+    @tf.function(autograph=False)
+    def run(grads, state, step, replies):
+        exchange = method.exchange(layout, list(grads), state, step)
+        for reply in [None, *replies[:stop_at]]:
+            try:
+                request = exchange.send(reply)
+            except StopIteration as stop:
+                return stop.value
+        return dict(vars(request))
+
+    return run
+
+
+def milliseconds(runs: list[Callable], arguments: tuple, seconds: float) -> list[float]:
+    """Mean time of a step of each function in its fastest round; they take turns."""
+    grads, state, replies = arguments
+    numbers = [tf.constant(i, tf.int64) for i in range(STEPS)]
+    times: list[list[float]] = [[] for _ in runs]
+    for run in runs:
+        run(grads, state, numbers[0], replies)
+    end = time.perf_counter() + seconds
+    while not times[0] or (len(times[0]) < ROUNDS and time.perf_counter() < end):
+        for run, own in zip(runs, times, strict=True):
+            start = time.perf_counter()
+            for number in numbers:
+                result = run(grads, state, number, replies)
+            tf.nest.map_structure(lambda t: t.numpy(), result)
+            own.append(1e3 * (time.perf_counter() - start) / STEPS)
+    return [min(own) for own in times]
+
+
+def measure(method, shape, workers: int, seconds: float) -> dict[str, float]:
+    """Times worker 0 of an exchange of one tensor.
+
+    Args:
+        method: The method.
+        shape: Of the tensor.
+        workers: How many answer.
+        seconds: To spend, roughly.
+
+    Returns:
+        `compress_ms`: until the last message to the network is ready. `decompress_ms`: all that
+        remains to be done for the total and the new state.
+    """
+    spec = TensorSpec("w", tuple(shape))
+    if method.refuses(spec) is not None:
+        method = method.dense()
+    layout = BucketLayout((spec,), workers)
+    rng = np.random.default_rng(0)
+    grads = [[tf.constant(rng.laplace(size=shape), tf.float32)] for _ in range(workers)]
+    states = loopback.initial_states(method, layout)
+    for number in range(2):  # so that residuals and thresholds are there
+        recorder = Replies(method)
+        states = loopback.run_step(recorder, layout, grads, states, number).states
+    own = dataclasses.replace(layout, rank=tf.constant(0))
+    if not recorder.kept:
+        return {"compress_ms": 0.0, "decompress_ms": 0.0}
+    runs = [replay(method, own, stop_at) for stop_at in (len(recorder.kept) - 1, None)]
+    compress, whole = milliseconds(runs, (grads[0], states[0], recorder.kept), seconds)
+    return {"compress_ms": compress, "decompress_ms": max(0.0, whole - compress)}

@@ -1,0 +1,122 @@
+"""Every public method trains on two real workers, under Keras 3 and under tf_keras.
+
+One pair of processes goes through all methods, one after the other, because its start takes longer
+than a method's training.
+"""
+
+import json
+
+import numpy as np
+import pytest
+
+import tf_redsync as rs
+from benchmarks import method_settings
+from tests.distributed.cluster import run_workers
+
+# Workers do not agree on anything, so their weights differ; all else holds.
+ON_THEIR_OWN = {"NoExchange"}
+
+
+def train_methods(family, names):
+    """Fits one model with each method in turn; returns losses and hashes, or what was raised."""
+    import os
+    import time
+    import traceback
+
+    if family == "tf_keras":
+        os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    import tf_redsync as rs
+    from benchmarks import method_settings
+    from tests.distributed import problems
+
+    if family == "tf_keras":
+        import tf_keras as keras
+    else:
+        import keras
+    strategy = rs.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = problems.network(keras)
+    start, data = model.get_weights(), problems.dataset(256, 16)
+
+    def fitted(name):
+        method = method_settings.make(name, density=0.1, dense_below=16)
+        rate = method_settings.learning_rate(method, 0.05)
+        model.set_weights(start)
+        with strategy.scope():
+            optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(rate), method)
+            model.compile(optimizer=optimizer, loss="mse")
+        # Two long epochs: starting an epoch takes as long as its 16 steps.
+        losses = model.fit(data, epochs=2, verbose=0).history["loss"]
+        return {
+            "losses": losses,
+            "digest": problems.digest(model),
+            "served": sum(row.method == name for row in optimizer.explain().rows),
+            "steps": int(optimizer.exchange.step.numpy()),
+            "skipped": int(optimizer.exchange.skipped.numpy()),
+        }
+
+    results = {}
+    for name in names:
+        began = time.monotonic()
+        try:
+            results[name] = fitted(name)
+        except Exception:
+            results[name] = {"error": traceback.format_exc()}
+        # For the report, should a later one hang.
+        print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
+    return {"results": json.dumps(results)}
+
+
+def complaints(name, first, second):
+    """Yields what is wrong with one method's results on both workers."""
+    for rank, result in enumerate((first, second)):
+        if "error" in result:
+            yield f"worker {rank} raised\n{result['error']}"
+            return
+    losses = first["losses"]
+    if not np.isfinite(losses).all() or losses[-1] > 0.8 * losses[0]:
+        yield f"the loss does not fall: {losses}"
+    if losses != second["losses"]:
+        yield f"workers report different losses: {losses}, {second['losses']}"
+    if (first["digest"] == second["digest"]) == (name in ON_THEIR_OWN):
+        yield f"weights are {'equal' if name in ON_THEIR_OWN else 'not equal'} on both workers"
+    for result in (first, second):
+        if (result["steps"], result["skipped"]) != (32, 0):
+            yield f"{result['steps']} steps, {result['skipped']} of them skipped"
+        if not result["served"]:
+            yield "all tensors were refused, so nothing was tested"
+
+
+@pytest.mark.parametrize("family", ["keras3", "tf_keras"])
+def test_every_method_trains_with_equal_weights(family):
+    names = method_settings.names()
+    saved = run_workers(train_methods, args=(family, names), timeout=280)
+    first, second = (json.loads(worker["results"]) for worker in saved)
+    public = [getattr(rs.methods, name) for name in rs.methods.__all__]
+    classes = {c.__name__ for c in public if isinstance(c, type) and c is not rs.Method}
+    assert set(first) == set(second) == classes
+    found = {name: list(complaints(name, first[name], second[name])) for name in names}
+    report = [f"{name}: {text}" for name, texts in found.items() for text in texts]
+    assert not report, "\n\n".join(report)
+
+
+GOOD = {"losses": [2.0, 1.0], "digest": "a", "served": 1, "steps": 32, "skipped": 0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"losses": [2.0, 1.9]}, "does not fall"),
+        ({"losses": [2.0, np.nan]}, "does not fall"),
+        ({"losses": [2.0, 0.9]}, "different losses"),
+        ({"digest": "b"}, "weights are not equal"),
+        ({"skipped": 3}, "3 of them skipped"),
+        ({"served": 0}, "all tensors were refused"),
+        ({"error": "ValueError: no"}, "worker 0 raised"),
+    ],
+)
+def test_what_is_wrong_is_found(changes, words):
+    assert not list(complaints("TopK", GOOD, GOOD))
+    found = list(complaints("TopK", {**GOOD, **changes}, GOOD))
+    assert any(words in text for text in found)
+    assert list(complaints("NoExchange", GOOD, GOOD)) == ["weights are equal on both workers"]

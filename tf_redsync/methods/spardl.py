@@ -1,0 +1,143 @@
+"""SparDL: sparse reduce-scatter and all-gather, for any number of workers.
+
+Minjun Zhao, Yichen Yin, Yuren Mao, Qing Liu, Lu Chen, Yunjun Gao (2024), "SparDL: Distributed Deep
+Learning Training with Efficient Sparse Communication", ICDE, arXiv 2304.00737.
+
+With top-k and an all-gather every worker sends its k elements to each of the K - 1 others, and the
+total may have K k of them. Here workers share the addition: the gradients of a bucket are a vector
+of n elements, cut into K blocks of ceil(n / K), and worker b adds up block b. With gradient g,
+residual v, density k / n, and top(X) the k / K largest elements of a block X, on every worker:
+
+    S = v + g
+    top(S[b]) goes to worker b, for every block b          one all-to-all
+    R[b] = S[b] - top(S[b])
+    on worker w:  T = R[w] + what arrived                  its own top(S[w]) is part of that
+                  top(T) goes to all workers               one all-gather
+                  R[w] = T - top(T)
+    total = the K blocks that were gathered, k elements
+    v[j] <- R[j] where total[j] is not 0, else S[j]
+
+The last line is the paper's global residual collection: an element that was sent, but is not in the
+total, goes back into the residuals of all who sent it.
+
+A worker sends 2 k (K - 1) / K words in each of the collectives, 4 k (K - 1) / K in all: this hardly
+grows with K, while an all-gather of k elements takes 2 k (K - 1).
+
+Differences from the paper
+
+* The reduce-scatter is one all-to-all. The paper has ceil(log2 K) rounds, in which workers pass
+  partial sums on to each other, cut down to their k / K largest elements each time. Either way a
+  worker sends K - 1 blocks of k / K elements, so the volume is the paper's; the paper's rounds as
+  all-to-alls, whose rows are equally long, would send more, up to K times. What is lost is latency:
+  K - 1 messages at a time instead of one in each of ceil(log2 K) rounds. The total captures as
+  much of the gradient: on random ones the error is that of the paper's rounds within 2 %.
+* No teams of workers (the paper's Spar-All-Gather with d > 1).
+* The blocks are those of a bucket, not of the model: selecting by blocks does not compare elements
+  of different blocks anyway, and buckets overlap with the backward pass. Small tensors, biases and
+  norms are all-reduced densely.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from tf_redsync import feedback, ops
+from tf_redsync.exchange.layout import BucketLayout
+from tf_redsync.exchange.requests import AllGather, AllToAll
+from tf_redsync.methods.base import Exchange, State, register
+from tf_redsync.methods.sparse import Sparsifier, element_count, flat, split
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SparDL(Sparsifier):
+    """Sparse reduce-scatter and all-gather; see the module's docstring for the algorithm.
+
+    Args:
+        density: Fraction of a bucket's elements that the total has, in (0, 1]. Of each block of L
+            elements these are `max(1, round(density L))`.
+        dense_below: Tensors of fewer float32 bytes are all-reduced densely.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+    """
+
+    paper: ClassVar[str] = "Zhao, Yin, Mao, Liu, Chen, Gao 2024"
+    requests: ClassVar[str] = "all-to-all, then all-gather, of indices and values"
+    bits: ClassVar[str] = "64 density (1 + 1 / K)"
+
+    @property
+    def totals_may_overflow(self) -> bool:
+        """See `Method`. Each element comes from one worker, which has looked at its sums."""
+        return False
+
+    def exchange(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        step: tf.Tensor,
+        scale: tf.Tensor | None = None,
+    ) -> Exchange:
+        """See `Method`."""
+        sums = _blocks(flat(state["residual"]) + flat(feedback.scaled(grads, scale)), layout)
+        workers, length = sums.shape
+        k = element_count(self.density, length)
+        like = tf.unstack(sums)
+
+        own = _select([tf.zeros_like(b) for b in like], like, k)
+        rows = yield AllToAll(_rows(own.message, workers))
+        (received,) = _add(rows, k, like[:1])
+        rests = tf.stack(own.residuals)  # [workers, length]
+        block = _select([received], [tf.gather(rests, layout.rank)], k)
+        messages = yield AllGather(block.message)
+        total = tf.stack(_add(_one_message(messages), k, like))
+
+        mine = tf.range(workers)[:, tf.newaxis] == layout.rank
+        delivered = tf.where(mine, 0.0, rests)
+        residual = tf.where(tf.not_equal(total, 0.0), delivered, sums)
+        totals, residuals = (_tensors(blocks, layout) for blocks in (total, residual))
+        return totals, {"residual": residuals}
+
+
+def _select(grads: list[tf.Tensor], residuals: list[tf.Tensor], k: int) -> ops.Selection:
+    """The k largest elements of every `grads + residuals`."""
+    n = len(grads)
+    form: dict[str, Any] = {"selectors": ["exact"] * n, "quantized": [False] * n}
+    k_of_all, no_ratios = tf.constant([k] * n), -tf.ones([n])
+    return ops.accumulate_and_select(grads, residuals, [], k_of_all, no_ratios, **form)
+
+
+def _add(messages: tf.Tensor, k: int, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The sums of messages of `_select`, of the shapes of `like`."""
+    n = len(like)
+    form: dict[str, Any] = {"selectors": ["exact"] * n, "quantized": [False] * n}
+    return ops.decode(messages, tf.constant([k] * n), like, **form)
+
+
+def _rows(message: tf.Tensor, workers: int) -> tf.Tensor:
+    """A message about all blocks as one about each of them, `[workers, words]`."""
+    flag = tf.repeat(message[:1], workers)[:, tf.newaxis]
+    return tf.concat([flag, tf.reshape(message[1:], [workers, -1])], axis=1)
+
+
+def _one_message(messages: tf.Tensor) -> tf.Tensor:
+    """Messages about one block each, `[workers, words]`, as one about all blocks, `[1, ...]`."""
+    flag = tf.reduce_min(messages[:, :1], axis=0, keepdims=True)
+    return tf.concat([flag, tf.reshape(messages[:, 1:] * flag, [1, -1])], axis=1)
+
+
+def _blocks(vector: tf.Tensor, layout: BucketLayout) -> tf.Tensor:
+    """A bucket's vector in one block for each worker, `[workers, length]`, filled up with zeros."""
+    length = -(-sum(s.size for s in layout.specs) // layout.workers)
+    padded = tf.pad(vector, [[0, layout.workers * length - vector.shape[0]]])
+    return tf.reshape(padded, [layout.workers, length])
+
+
+def _tensors(blocks: tf.Tensor, layout: BucketLayout) -> list[tf.Tensor]:
+    """Undo `_blocks` and `flat`."""
+    return split(tf.reshape(blocks, [-1])[: sum(s.size for s in layout.specs)], layout.specs)
