@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tf_redsync import addons, methods, ops
     from tf_redsync.methods import (
         ACPSGD,
+        DGC,
         Dense,
         Method,
         NoExchange,
@@ -49,6 +50,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ACPSGD",
+    "DGC",
     "Dense",
     "DenseWarmUp",
     "DistributedOptimizer",

@@ -3,6 +3,7 @@
 from tf_redsync.methods.base import Method, from_config
 from tf_redsync.methods.catalogue import table
 from tf_redsync.methods.dense import Dense, NoExchange
+from tf_redsync.methods.dgc import DGC
 from tf_redsync.methods.low_rank import ACPSGD, PowerSGD
 from tf_redsync.methods.random_sparse import RandomBlock, RandomK
 from tf_redsync.methods.redsync import RedSync
@@ -10,6 +11,7 @@ from tf_redsync.methods.topk import TopK
 
 __all__ = [
     "ACPSGD",
+    "DGC",
     "Dense",
     "Method",
     "NoExchange",
