@@ -7,18 +7,21 @@ from tf_redsync.methods.dgc import DGC
 from tf_redsync.methods.low_rank import ACPSGD, PowerSGD
 from tf_redsync.methods.random_sparse import RandomBlock, RandomK
 from tf_redsync.methods.redsync import RedSync
+from tf_redsync.methods.thresholds import FixedThreshold, Strom
 from tf_redsync.methods.topk import TopK
 
 __all__ = [
     "ACPSGD",
     "DGC",
     "Dense",
+    "FixedThreshold",
     "Method",
     "NoExchange",
     "PowerSGD",
     "RandomBlock",
     "RandomK",
     "RedSync",
+    "Strom",
     "TopK",
     "from_config",
     "table",
