@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from tf_redsync import addons, methods, ops
     from tf_redsync.methods import (
         ACPSGD,
+        DGC,
         QSGD,
         SBC,
         Dense,
         EFSignSGD,
+        FixedThreshold,
         LocalSGD,
         Method,
         NoExchange,
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
         SignSGD,
         Signum,
         SparDL,
+        Strom,
         TernGrad,
         TopK,
         TwoBit,
@@ -59,11 +62,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ACPSGD",
+    "DGC",
     "Dense",
     "DenseWarmUp",
     "DistributedOptimizer",
     "EFSignSGD",
     "ExponentialWarmUp",
+    "FixedThreshold",
     "LocalSGD",
     "Method",
     "MultiWorkerMirroredStrategy",
@@ -80,6 +85,7 @@ __all__ = [
     "SignSGD",
     "Signum",
     "SparDL",
+    "Strom",
     "TernGrad",
     "TopK",
     "TwoBit",

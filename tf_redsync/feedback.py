@@ -34,6 +34,24 @@ def momentum_step(
     return list(new), new
 
 
+def accumulated(
+    residuals: Sequence[tf.Tensor],
+    grads: Sequence[tf.Tensor],
+    velocities: Sequence[tf.Tensor],
+    momentum: float,
+    nesterov: bool,
+) -> list[tf.Tensor]:
+    """What residuals become before anything is taken out: `v + u'`, Nesterov `(v + u') + g`.
+
+    To look at before a selection; rounded as `ops.accumulate_and_select` does it.
+    """
+    if momentum == 0.0:
+        return [v + g for v, g in zip(residuals, grads, strict=True)]
+    _, new = momentum_step(grads, velocities, momentum, nesterov)
+    sums = [v + u for v, u in zip(residuals, new, strict=True)]
+    return [v + g for v, g in zip(sums, grads, strict=True)] if nesterov else sums
+
+
 def scaled(grads: Sequence[tf.Tensor], scale: tf.Tensor | None) -> list[tf.Tensor]:
     """Multiply every gradient by the scalar `scale`, or return them as they are for `None`."""
     return list(grads) if scale is None else [scale * g for g in grads]

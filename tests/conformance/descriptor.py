@@ -42,6 +42,7 @@ class Descriptor:
             has `follow(states)`, it goes on from the method's states after every step.
         tolerance: Of the comparison with the oracle and of what sending everything gives, relative
             to the largest element of a tensor. 0 demands equal bits of the oracle.
+        steps: Of the comparison with the oracle. Fewer where eager steps are slow.
         served_only: Leave out tensors that the method refuses.
     """
 
@@ -52,6 +53,7 @@ class Descriptor:
     payload: Callable[[Any, tuple[TensorSpec, ...], int], list] = dense_payload
     oracle: Callable[[Any, tuple[TensorSpec, ...], int], Any] | None = None
     tolerance: float = 0.0
+    steps: int = 50
     served_only: bool = False
 
     @property

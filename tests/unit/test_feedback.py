@@ -23,6 +23,16 @@ def test_momentum_step(nesterov):
         np.testing.assert_array_equal(s, expected + g if nesterov else expected)
 
 
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
+def test_accumulated_is_what_the_selection_sees(momentum, nesterov):
+    residuals, grads, velocities, m = arrays(2), arrays(0), arrays(1), np.float32(momentum)
+    given = velocities if momentum else []
+    found = feedback.accumulated(residuals, grads, given, momentum, nesterov)
+    for v, g, u, f in zip(residuals, grads, velocities, found, strict=True):
+        expected = (v + m * (u + g)) + g if nesterov else v + ((m * u) + g)
+        np.testing.assert_array_equal(f, expected if momentum else v + g)
+
+
 def test_no_momentum_changes_nothing():
     grads = arrays(0)
     sent, new = feedback.momentum_step(grads, [], 0.0, False)

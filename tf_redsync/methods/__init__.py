@@ -3,6 +3,7 @@
 from tf_redsync.methods.base import Method, from_config
 from tf_redsync.methods.catalogue import table
 from tf_redsync.methods.dense import Dense, NoExchange
+from tf_redsync.methods.dgc import DGC
 from tf_redsync.methods.local_sgd import LocalSGD
 from tf_redsync.methods.low_rank import ACPSGD, PowerSGD
 from tf_redsync.methods.one_bit import OneBitSGD
@@ -12,13 +13,16 @@ from tf_redsync.methods.redsync import RedSync
 from tf_redsync.methods.sbc import SBC
 from tf_redsync.methods.signs import EFSignSGD, SignSGD, Signum
 from tf_redsync.methods.spardl import SparDL
+from tf_redsync.methods.thresholds import FixedThreshold, Strom
 from tf_redsync.methods.topk import TopK
 from tf_redsync.methods.two_bit import TwoBit
 
 __all__ = [
     "ACPSGD",
+    "DGC",
     "Dense",
     "EFSignSGD",
+    "FixedThreshold",
     "LocalSGD",
     "Method",
     "NoExchange",
@@ -32,6 +36,7 @@ __all__ = [
     "SignSGD",
     "Signum",
     "SparDL",
+    "Strom",
     "TernGrad",
     "TopK",
     "TwoBit",

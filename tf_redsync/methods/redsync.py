@@ -35,20 +35,18 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from tf_redsync import checks, feedback, ops
+from tf_redsync import checks, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.exchange.requests import AllReduce
-from tf_redsync.methods.base import Exchange, Method, State, register
-from tf_redsync.methods.dense import Dense
-from tf_redsync.methods.sparse import deliver, element_count, too_small
-from tf_redsync.schedules import DenseWarmUp, ExponentialWarmUp
+from tf_redsync.methods.base import Exchange, State, register
+from tf_redsync.methods.momentum_corrected import MomentumCorrected
+from tf_redsync.methods.sparse import deliver
 
 SELECTIONS = ("auto", "exact", "trimmed", "threshold")
 
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RedSync(Method):
+class RedSync(MomentumCorrected):
     """Residual gradient compression; see the module's docstring for the algorithm.
 
     Args:
@@ -76,30 +74,21 @@ class RedSync(Method):
         0.001
     """
 
-    density: float = 0.001
-    momentum: float = 0.0
-    nesterov: bool = False
-    masking: bool = True
     quantized: bool = False
     selection: str = "auto"
     dense_below: int = 128 * 1024
     threshold_above: int = 4096 * 1024
     search_interval: int = 5
-    clip_norm: float | None = None
-    warm_up: DenseWarmUp | ExponentialWarmUp | None = None
 
     paper: ClassVar[str] = "Fang, Fu, Yang, Hsieh 2019"
     requests: ClassVar[str] = "all-gather of indices and values"
     bits: ClassVar[str] = "64 density; quantised 32 density"
-    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum", "velocity": "sum", "ratios": "mean"}
+    state_kinds: ClassVar[dict[str, str]] = {**MomentumCorrected.state_kinds, "ratios": "mean"}
 
     def __post_init__(self) -> None:
-        checks.real("density", self.density, low=0.0, high=1.0, low_open=True)
-        checks.momentum(self.momentum, self.nesterov)
-        checks.boolean("masking", self.masking)
+        super().__post_init__()
         checks.boolean("quantized", self.quantized)
         checks.choice("selection", self.selection, SELECTIONS)
-        checks.integer("dense_below", self.dense_below, low=0)
         checks.integer("threshold_above", self.threshold_above, low=0)
         checks.integer("search_interval", self.search_interval, low=1)
         if self.threshold_above < self.dense_below:
@@ -107,36 +96,11 @@ class RedSync(Method):
                 "`threshold_above` must not be smaller than `dense_below`. Received: "
                 f"threshold_above={self.threshold_above}, dense_below={self.dense_below}"
             )
-        if self.clip_norm is not None:
-            checks.real("clip_norm", self.clip_norm, low=0.0, high=float("inf"), low_open=True)
-        if not isinstance(self.warm_up, (DenseWarmUp, ExponentialWarmUp, type(None))):
-            raise ValueError(
-                "`warm_up` must be None, DenseWarmUp(...) or ExponentialWarmUp(...). "
-                f"Received: warm_up={self.warm_up!r}"
-            )
 
     @property
     def conserves(self) -> bool:
         """See `Method`. Momentum adds its own mass, quantisation drops its error."""
-        return self.momentum == 0.0 and not self.quantized
-
-    @property
-    def momentum_in_exchange(self) -> float:
-        """See `Method`."""
-        return self.momentum
-
-    @property
-    def warm_up_steps(self) -> int:
-        """See `Method`."""
-        return self.warm_up.steps if isinstance(self.warm_up, DenseWarmUp) else 0
-
-    def refuses(self, spec: TensorSpec) -> str | None:
-        """See `Method`."""
-        return too_small(spec, self.dense_below)
-
-    def dense(self) -> Method:
-        """See `Method`."""
-        return Dense(momentum=self.momentum, nesterov=self.nesterov)
+        return super().conserves and not self.quantized
 
     def selector(self, spec: TensorSpec) -> str:
         """Name of the selection used for a tensor, by its size."""
@@ -152,23 +116,9 @@ class RedSync(Method):
         """See `Method`."""
         return self.selector(spec) + (", one mean" if self.quantizes(spec) else "")
 
-    def clip_scale(self, grads: list[tf.Tensor], workers: int) -> tf.Tensor | None:
-        """See `Method`."""
-        norm = self.clip_norm
-        return None if norm is None else feedback.local_clip_scale(grads, norm, workers)
-
-    def k(self, spec: TensorSpec, density: float | None = None) -> int:
-        """Number of elements of a tensor that are sent at a density (default: the final one)."""
-        return element_count(self.density if density is None else density, spec.size)
-
     def init(self, layout: BucketLayout) -> State:
         """See `Method`."""
-        zeros = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
-        return {
-            "residual": zeros,
-            "velocity": list(zeros) if self.momentum else [],
-            "ratios": [tf.fill([len(layout.specs)], -1.0)],
-        }
+        return {**super().init(layout), "ratios": [tf.fill([len(layout.specs)], -1.0)]}
 
     def exchange(
         self,
@@ -205,40 +155,3 @@ class RedSync(Method):
             "velocity": list(selection.velocities),
             "ratios": [selection.ratios],
         }
-
-    def dense_exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        """All-reduce of the momentum-corrected gradients; velocities go on as in `exchange`."""
-        grads, u = feedback.scaled(grads, scale), state["velocity"]
-        contributions, velocity = feedback.momentum_step(grads, u, self.momentum, self.nesterov)
-        totals = yield AllReduce(contributions)
-        return totals, {**state, "velocity": velocity}
-
-    def _k(self, layout: BucketLayout, step: tf.Tensor) -> tf.Tensor:
-        """Elements to send of every tensor at `step`, int32 of shape `[tensors]`."""
-        static = self._static_k(layout, step)
-        if static is not None:
-            return tf.constant(static, tf.int32)
-        # Python's rounding for every stage, picked by step: all workers see the same integers.
-        ramp = self.warm_up
-        assert isinstance(ramp, ExponentialWarmUp)
-        last = len(ramp.densities)
-        densities = [ramp.density(i * ramp.steps_per_stage, self.density) for i in range(last + 1)]
-        stages = [[self.k(s, density) for s in layout.specs] for density in densities]
-        return tf.constant(stages, tf.int32)[tf.minimum(step // ramp.steps_per_stage, last)]
-
-    def _static_k(self, layout: BucketLayout, step: tf.Tensor) -> list[int] | None:
-        """`_k` as Python integers, `None` where it depends on a step not known in the trace."""
-        density = self.density
-        if isinstance(self.warm_up, ExponentialWarmUp):
-            known = tf.get_static_value(step)
-            if known is None:
-                return None
-            density = self.warm_up.density(int(known), self.density)
-        return [self.k(s, density) for s in layout.specs]

@@ -89,6 +89,17 @@ def deliver(
         For every tensor the sum over workers, dense or a `SparseTotal`.
     """
     messages = yield AllGather(message)
+    return delivered(layout, messages, k, grads, **form)
+
+
+def delivered(
+    layout: BucketLayout,
+    messages: tf.Tensor,
+    k: tf.Tensor | Sequence[int],
+    grads: Sequence[tf.Tensor],
+    **form: Any,
+) -> list:
+    """Add up the messages of all workers, int32 `[workers, words]`; otherwise see `deliver`."""
     sizes = [s.size for s in layout.specs]
     if layout.sparse_totals and isinstance(k, list) and is_short(k, sizes, layout.workers):
         return list(coordinates(messages, k, sizes, **form))

@@ -1,0 +1,187 @@
+"""Fixed thresholds: send whatever is large, however much that is.
+
+Nikko Strom (2015), "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing",
+Interspeech. With values, as one of several sparsifications: Negar Foroutan Eghlidi, Martin Jaggi
+(2020), "Sparse Communication for Training Deep Networks", arXiv 2009.09271.
+
+On every worker, with gradient g, residual v and threshold tau:
+
+    v <- v + g
+    S  = the elements with |v| >= tau
+    FixedThreshold                                  Strom
+    message = [indices of S, values v[S]]           message = [index and sign of every element of S]
+    v[S] <- 0                                       v[S] <- v[S] - tau sign(v[S])
+    total = sum over workers of v[S]                total = sum over workers of tau sign(v[S])
+
+One all-gather serves a bucket of tensors. Strom's index and sign share a word, 31 bits and 1 bit.
+
+The threshold has to be found by trial for every model. It is compared with what the exchange gets
+to see, the gradient of a worker's batch divided by the number of workers.
+
+Differences from the papers
+
+* Messages have a fixed capacity, a fraction `density` of every tensor. If more elements reach the
+  threshold the largest of them are sent, and the others wait in the residual.
+* Strom sends asynchronously and codes the gaps between indices with fewer bits; not here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from tf_redsync import checks, ops
+from tf_redsync.exchange import wire
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.requests import AllGather
+from tf_redsync.methods.base import Exchange, State, register
+from tf_redsync.methods.sparse import Sparsifier, deliver, delivered, element_count
+from tf_redsync.ops import Selection
+
+_SIGN = tf.int32.min  # bit 31
+_INDEX = tf.int32.max  # bits 0 to 30
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Threshold(Sparsifier):
+    """What both methods share: everything but the form of the message."""
+
+    threshold: float = 0.001
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.real("threshold", self.threshold, low=0.0, high=math.inf, high_open=True)
+
+    def describe(self, spec: TensorSpec) -> str:
+        """See `Method`."""
+        return f">= {self.threshold:g}, at most {element_count(self.density, spec.size)} elements"
+
+    def select(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        scale: tf.Tensor | None,
+    ) -> tuple[Selection, list[int], dict[str, Any]]:
+        """Return the selected elements, the capacities, and the form of the message."""
+        k = [element_count(self.density, s.size) for s in layout.specs]
+        form: dict[str, Any] = {"selectors": ["fixed"] * len(k), "quantized": [False] * len(k)}
+        thresholds = tf.fill([len(k)], tf.constant(self.threshold, tf.float32))
+        selection = ops.accumulate_and_select(
+            grads, state["residual"], [], tf.constant(k), thresholds, scale=scale, **form
+        )
+        return selection, k, form
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FixedThreshold(_Threshold):
+    """Send the elements that reach a threshold; see the module's docstring for the algorithm.
+
+    Args:
+        threshold: tau, at least 0, in units of the gradient over the number of workers.
+        density: Largest fraction of the elements that is sent, in (0, 1]. Messages have room for
+            it, and their length is the same in every step.
+        dense_below: Tensors of fewer float32 bytes are all-reduced densely.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+
+    Example:
+        >>> FixedThreshold(threshold=0.01, density=0.05).threshold
+        0.01
+    """
+
+    paper: ClassVar[str] = "Foroutan Eghlidi, Jaggi 2020"
+    requests: ClassVar[str] = "all-gather of indices and values"
+    bits: ClassVar[str] = "64 density"
+
+    def exchange(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        step: tf.Tensor,
+        scale: tf.Tensor | None = None,
+    ) -> Exchange:
+        """See `Method`."""
+        selection, k, form = self.select(layout, grads, state, scale)
+        totals = yield from deliver(layout, selection.message, k, grads, **form)
+        return totals, {"residual": list(selection.residuals)}
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Strom(_Threshold):
+    """Send signs of the elements that reach a threshold; see the module's docstring.
+
+    Args:
+        threshold: tau, above 0, in units of the gradient over the number of workers.
+        density: Largest fraction of the elements that is sent, in (0, 1]. Messages have room for
+            it, and their length is the same in every step.
+        dense_below: Tensors of fewer float32 bytes are all-reduced densely.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+
+    Example:
+        >>> Strom(threshold=0.01, density=0.05).threshold
+        0.01
+    """
+
+    paper: ClassVar[str] = "Strom 2015"
+    requests: ClassVar[str] = "all-gather of indices with signs"
+    bits: ClassVar[str] = "32 density"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        bounds = {"low": 0.0, "high": math.inf, "low_open": True, "high_open": True}
+        checks.real("threshold", self.threshold, **bounds)
+
+    def exchange(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        step: tf.Tensor,
+        scale: tf.Tensor | None = None,
+    ) -> Exchange:
+        """See `Method`."""
+        selection, k, form = self.select(layout, grads, state, scale)
+        flag, *parts = tf.split(selection.message, _lengths(k, 2))
+        message, residuals = [flag], []
+        for i, residual in enumerate(selection.residuals):
+            count, indices, words = parts[3 * i : 3 * i + 3]
+            values = wire.from_words(words)
+            message += [count, indices | tf.where(values < 0.0, _SIGN, 0)]
+            left = values - self._steps(values < 0.0, count)
+            flat = tf.reshape(residual, [-1])
+            flat = tf.tensor_scatter_nd_add(flat, indices[:, tf.newaxis], left)
+            residuals.append(tf.reshape(flat, residual.shape))
+        messages = yield AllGather(tf.concat(message, 0))
+        totals = delivered(layout, self._unpacked(messages, k), k, grads, **form)
+        return totals, {"residual": residuals}
+
+    def _steps(self, negative: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+        """Tau or -tau in the first `count` of the last axis' slots, 0 in the others."""
+        tau = tf.constant(self.threshold, tf.float32)
+        used = tf.range(tf.shape(negative)[-1]) < count
+        return tf.where(used, tf.where(negative, -tau, tau), 0.0)
+
+    def _unpacked(self, messages: tf.Tensor, k: list[int]) -> tf.Tensor:
+        """All workers' messages with a value for every index, as `ops.decode` takes them."""
+        flag, *parts = tf.split(messages, _lengths(k, 1), axis=1)
+        unpacked = [flag]
+        for i in range(len(k)):
+            count, words = parts[2 * i : 2 * i + 2]
+            values = wire.to_words(self._steps(words < 0, count))
+            unpacked += [count, words & _INDEX, values]
+        return tf.concat(unpacked, 1)
+
+
+def _lengths(k: list[int], blocks: int) -> list[int]:
+    """Words of a message's parts: the flag, then for every tensor a count and blocks of k words."""
+    return [1, *(words for ki in k for words in (1, *[ki] * blocks))]
