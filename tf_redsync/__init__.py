@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tf_redsync import addons, methods, ops
     from tf_redsync.methods import (
         ACPSGD,
+        CDSGD,
         DGC,
         QSGD,
         SBC,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CDSGD",
     "ACPSGD",
     "DGC",
     "Dense",

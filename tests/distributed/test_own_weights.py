@@ -9,15 +9,20 @@ STEPS, BATCH, RATE, MOMENTUM = 7, 8, 0.05, 0.9
 FAMILIES = ("keras3", "tf_keras", "legacy")
 
 
-def data_of(rank):
-    """`STEPS` batches of a worker's own: not the same problem for both."""
-    generator = np.random.default_rng(rank)
+def data_of(rank, same_inputs=False):
+    """`STEPS` batches of a worker's own: not the same problem for both.
+
+    With the same inputs for all workers in all steps, all losses have the same second derivatives.
+    """
+    generator = np.random.default_rng(0 if same_inputs else rank)
     x = generator.standard_normal((STEPS, BATCH, 12)).astype(np.float32)
+    if same_inputs:
+        x = np.repeat(x[:1], STEPS, axis=0)
     y = x @ np.arange(12, dtype=np.float32)[:, None] / 12 + rank
     return x, y.astype(np.float32)
 
 
-def train_apart(family, method_config):
+def train_apart(family, method_config, momentum=MOMENTUM, same_inputs=False):
     """Train a linear model; return this worker's weights after every step and at the end."""
     import os
 
@@ -38,7 +43,7 @@ def train_apart(family, method_config):
         model = keras.Sequential(
             [keras.layers.Input((12,)), keras.layers.Dense(1, kernel_initializer="zeros")]
         )
-        inner = optimizers.SGD(RATE, momentum=MOMENTUM)
+        inner = optimizers.SGD(RATE, momentum=momentum)
         optimizer = rs.DistributedOptimizer(inner, rs.methods.from_config(method_config))
         optimizer.build(model.trainable_variables)
 
@@ -56,20 +61,22 @@ def train_apart(family, method_config):
         values = [v() if callable(v) and not isinstance(v, tf.Variable) else v for v in values]
         return np.concatenate([np.ravel(local(v)[0].numpy()) for v in values])
 
-    steps, sent = [], []
-    for x, y in zip(*data_of(problems.rank()), strict=True):
+    steps, agreed, sent = [], [], []
+    for x, y in zip(*data_of(problems.rank(), same_inputs), strict=True):
         run(tf.constant(x), tf.constant(y))
         steps.append(own())
+        consensus = [local(v)[0].numpy() for v in optimizer.exchange.consensus.agreed]
+        agreed.append(np.concatenate([np.ravel(v) for v in consensus]))
         sent.append(float(optimizer.exchange.bytes_sent.numpy()))
     optimizer.exchange.to_consensus()
-    return {"steps": np.stack(steps), "sent": sent, "end": own()}
+    return {"steps": np.stack(steps), "agreed": np.stack(agreed), "sent": sent, "end": own()}
 
 
 class Simulated:
     """The same model on all workers in float64: weights `[13]`, kernel and bias."""
 
-    def __init__(self, workers=2):
-        self.data = [data_of(r) for r in range(workers)]
+    def __init__(self, workers=2, same_inputs=False):
+        self.data = [data_of(r, same_inputs) for r in range(workers)]
         self.workers = workers
 
     def gradient(self, rank, step, w):
@@ -92,6 +99,28 @@ class Simulated:
             history.append([w.copy() for w in own])
         return history, np.mean(own, axis=0)
 
+    def cd_sgd(self, momentum):
+        """Sent in full: own weights and consensus after every step."""
+        agreed, velocity = np.zeros(13), np.zeros(13)
+        own, pending = [agreed.copy() for _ in range(self.workers)], np.zeros(13)
+        history, consensus = [], []
+        for step in range(STEPS):
+            gradients = [self.gradient(r, step, own[r]) for r in range(self.workers)]
+            velocity = momentum * velocity - RATE * pending
+            agreed = agreed + velocity
+            own = [agreed - RATE * g for g in gradients]
+            pending = np.mean(gradients, axis=0)
+            history.append([w.copy() for w in own])
+            consensus.append(agreed.copy())
+        return history, consensus
+
+    def synchronous_sgd(self):
+        w, history = np.zeros(13), []
+        for step in range(STEPS):
+            w = w - RATE * np.mean([self.gradient(r, step, w) for r in range(self.workers)], axis=0)
+            history.append(w)
+        return history
+
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_local_sgd_averages_the_weights(family):
@@ -110,3 +139,30 @@ def test_local_sgd_averages_the_weights(family):
     assert [s > 0 for s in first["sent"]] == [False, False, True, False, False, True, False]
     np.testing.assert_array_equal(first["end"], second["end"])
     np.testing.assert_allclose(first["end"], end, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cd_sgd_makes_up_for_the_delay(family):
+    import tf_redsync as rs
+
+    method = rs.CDSGD(full_every=1, warm_up=None).get_config()
+    results = run_workers(train_apart, args=(family, method))
+    own, agreed = Simulated().cd_sgd(MOMENTUM)
+    for step in range(STEPS):
+        for rank, result in enumerate(results):
+            found = result["steps"][step]
+            np.testing.assert_allclose(found, own[step][rank], rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(result["agreed"][step], agreed[step], rtol=1e-4, atol=1e-5)
+            np.testing.assert_array_equal(result["agreed"][step], results[0]["agreed"][step])
+    for result in results:
+        np.testing.assert_array_equal(result["end"], results[0]["agreed"][-1])
+
+
+def test_cd_sgd_is_synchronous_sgd_on_a_quadratic():
+    """The consensus is one step behind, and takes the same way."""
+    import tf_redsync as rs
+
+    method = rs.CDSGD(full_every=1, warm_up=None).get_config()
+    first, _ = run_workers(train_apart, args=("keras3", method, 0.0, True))
+    expected = Simulated(same_inputs=True).synchronous_sgd()
+    np.testing.assert_allclose(first["agreed"][1:], expected[:-1], rtol=1e-4, atol=1e-5)

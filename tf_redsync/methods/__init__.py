@@ -2,6 +2,7 @@
 
 from tf_redsync.methods.base import Method, from_config
 from tf_redsync.methods.catalogue import table
+from tf_redsync.methods.cd_sgd import CDSGD
 from tf_redsync.methods.dense import Dense, NoExchange
 from tf_redsync.methods.dgc import DGC
 from tf_redsync.methods.local_sgd import LocalSGD
@@ -18,6 +19,7 @@ from tf_redsync.methods.topk import TopK
 from tf_redsync.methods.two_bit import TwoBit
 
 __all__ = [
+    "CDSGD",
     "ACPSGD",
     "DGC",
     "Dense",

@@ -1,0 +1,140 @@
+"""CD-SGD: compression with a delay of one step, which a local update makes up for.
+
+Enda Yu, Dezun Dong, Yemao Xu, Shuo Ouyang, Xiangke Liao (2021), "CD-SGD: Distributed Stochastic
+Gradient Descent with Compression and Delay Compensation", ICPP, arXiv 2106.10796.
+
+With W the weights that all workers agree on, w a worker's own, r the residual, in every step:
+
+    g = gradient at w
+    W <- optimizer(W, sum over workers of what was sent of the last step's g)
+    w <- W - local_learning_rate g                  own point: the update that is still under way
+    send g while the next step's gradient is being computed: 2-bit codes of r + g, as `TwoBit`;
+    every k-th step all of g, and r waits           k-step correction
+
+With plain SGD of the same learning rate, the mean of the workers' w is where W would be without the
+delay, so on a quadratic, sent in full, CD-SGD takes the steps of synchronous SGD.
+
+Differences from the paper
+
+* No parameter server: codes are all-gathered, full gradients all-reduced, and every worker applies
+  the sum by the same optimizer. The gradient there is the sum that Keras expects.
+* The threshold is in units of the root mean square of r + g; see `TwoBit`.
+* Tensors of rank 0 and 1 and small ones are sent in full in every step, with the same delay.
+* The first step after the warm-up applies a gradient of zero, and the last one's is not applied.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tf_redsync import checks, feedback
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.requests import AllReduce
+from tf_redsync.methods.base import Exchange, Method, State, register
+from tf_redsync.methods.two_bit import TwoBit
+from tf_redsync.schedules import DenseWarmUp
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CDSGD(TwoBit):
+    """Compression and delay compensation; see the module's docstring for the algorithm.
+
+    The inner optimizer must be SGD, with or without momentum. The model's weights are each worker's
+    own while it trains. `model.fit` ends at weights that all agree on; to evaluate or save in
+    between, see `tf_redsync.callbacks.ConsensusWeights`.
+
+    Args:
+        threshold: See `TwoBit`.
+        unit: See `TwoBit`.
+        full_every: k: every so many steps the full gradient is sent; 1: always.
+        local_learning_rate: Of the local update. `None`: the optimizer's, which is what makes up
+            for the delay.
+        warm_up: `DenseWarmUp(steps)`: so many synchronous steps first; `None`: none.
+        dense_below: Tensors of fewer float32 bytes are sent in full in every step.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+    """
+
+    full_every: int = 5
+    local_learning_rate: float | None = None
+    warm_up: DenseWarmUp | None = DenseWarmUp(1000)
+
+    paper: ClassVar[str] = "Yu, Dong, Xu, Ouyang, Liao 2021"
+    requests: ClassVar[str] = "all-gather of codes, every k-th step all-reduce; one step late"
+    bits: ClassVar[str] = "(2 (k - 1) + 32) / k"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.integer("full_every", self.full_every, low=1)
+        if self.local_learning_rate is not None:
+            checks.real("local_learning_rate", self.local_learning_rate, low=0.0, high=float("inf"))
+        if not isinstance(self.warm_up, (DenseWarmUp, type(None))):
+            raise ValueError(
+                f"`warm_up` must be None or DenseWarmUp(...). Received: warm_up={self.warm_up!r}"
+            )
+
+    @property
+    def delay(self) -> int:
+        """See `Method`."""
+        return 1
+
+    @property
+    def own_point(self) -> bool:
+        """See `Method`."""
+        return True
+
+    @property
+    def warm_up_steps(self) -> int:
+        """See `Method`."""
+        return self.warm_up.steps if self.warm_up else 0
+
+    @property
+    def dense_every(self) -> int:
+        """See `Method`."""
+        return self.full_every if self.full_every > 1 else 0
+
+    def refuses(self, spec: TensorSpec) -> str | None:
+        """See `Method`."""
+        return None if self.full_every == 1 else super().refuses(spec)
+
+    def dense(self) -> Method:
+        """See `Method`."""
+        return dataclasses.replace(self, full_every=1)
+
+    def describe(self, spec: TensorSpec) -> str:
+        """See `Method`."""
+        if self.full_every == 1:
+            return "in full, one step late"
+        return f"{super().describe(spec)}, full every {self.full_every} steps, one step late"
+
+    def point(
+        self,
+        weights: list[tf.Tensor],
+        grads: list[tf.Tensor],
+        state: State,
+        rate: tf.Tensor,
+        workers: int,
+    ) -> list[tf.Tensor]:
+        """See `Method`. Keras has divided the loss by the workers: g is `workers * grad`."""
+        if self.local_learning_rate is not None:
+            rate = tf.constant(self.local_learning_rate, tf.float32)
+        return [w - rate * (workers * g) for w, g in zip(weights, grads, strict=True)]
+
+    def exchange(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        step: tf.Tensor,
+        scale: tf.Tensor | None = None,
+    ) -> Exchange:
+        """See `Method`. The program `OwnPoints` gives it the gradients of the step before."""
+        if self.full_every > 1:
+            return (yield from super().exchange(layout, grads, state, step, scale))
+        totals = yield AllReduce(feedback.scaled(grads, scale))
+        return totals, state
