@@ -17,7 +17,7 @@ Map of the package, bottom up:
 * `exchange`: requests, buckets, wire format, collectives, state, the loopback;
 * `methods`, `feedback`, `schedules`: the algorithms, one file a family;
 * `policy`, `programs`: which variable by which method, and when;
-* `keras`, `optimizer`, `strategy`, `addons`: what users touch;
+* `keras`, `optimizer`, `strategy`, `callbacks`, `addons`: what users touch;
 * `launch`, `doctor`: command line.
 """
 
@@ -28,7 +28,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tf_redsync import addons, methods, ops
+    from tf_redsync import addons, callbacks, methods, ops
     from tf_redsync.methods import (
         ACPSGD,
         CDSGD,
@@ -92,6 +92,7 @@ __all__ = [
     "TopK",
     "TwoBit",
     "addons",
+    "callbacks",
     "methods",
     "ops",
 ]
@@ -100,6 +101,7 @@ __all__ = [
 # the launcher's sake: it imports this package too, and needs no TensorFlow.
 _HOMES = {name: f"{__name__}.methods" for name in __all__} | {
     "addons": "tf_redsync.addons",
+    "callbacks": "tf_redsync.callbacks",
     "ops": "tf_redsync.ops",
     "DistributedOptimizer": "tf_redsync.optimizer",
     "Policy": "tf_redsync.policy",

@@ -76,7 +76,10 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if collectives.worker_count(self) > 1:
             collectives.allow_nested_functions(self)
         self._statistics: list[Any] = []  # non-trainable model variables, see `_average`
-        self.statistics_due: Callable[[], tf.Tensor] | None = None  # None: in every step
+        # See `average_statistics`: the function, and of how many statistics it is.
+        self._averages: tuple[Callable[[], Any], int] = (lambda: None, 0)
+        # When to average them, from the exchange of the step that is traced; None: in every step.
+        self.statistics_due: Callable[[], tf.Tensor] | None = None
 
     def reduce(self, reduce_op, value, axis):
         """Reduce `value` over replicas; also structures, and scalars with `axis=0`.
@@ -105,6 +108,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         def run_and_average(*fn_args, **fn_kwargs):
             graph = tf.compat.v1.get_default_graph()
             before = 0 if tf.executing_eagerly() else len(graph.get_operations())
+            self.statistics_due = None
             result = fn(*fn_args, **fn_kwargs)
             if not tf.executing_eagerly():
                 self._average(_assigned(self._statistics, graph, before))
@@ -118,15 +122,14 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     def average_statistics(self) -> None:
         """Average the statistics over the workers now; all workers must call it."""
-        if self._statistics and collectives.worker_count(self) > 1:
-
-            @tf.function
-            def average():
-                super(MultiWorkerMirroredStrategy, self).run(
-                    lambda: self._set_to_mean(self._statistics)
-                )
-
-            average()
+        if not self._statistics or collectives.worker_count(self) == 1:
+            return
+        variables = tuple(self._statistics)
+        if self._averages[1] != len(variables):  # a model was added
+            run = super().run
+            function = tf.function(lambda: run(lambda: self._set_to_mean(variables)))
+            self._averages = function, len(variables)
+        self._averages[0]()
 
     @contextmanager
     def scope(self) -> Iterator[Any]:
@@ -167,11 +170,9 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     def _set_to_mean(self, variables) -> None:
         """Set each variable, in a replica context, to its mean over all replicas."""
-        means = tf.distribute.get_replica_context().all_reduce(
-            tf.distribute.ReduceOp.MEAN, [v.read_value() for v in variables]
-        )
-        for variable, mean in zip(variables, means, strict=True):
-            variable.assign(mean, read_value=False)
+        sums = collectives.for_strategy(self).all_reduce([v.read_value() for v in variables])
+        for variable, total in zip(variables, sums, strict=True):
+            variable.assign(total / self.num_replicas_in_sync, read_value=False)
 
 
 def _communication_options(timeout_seconds, options):

@@ -6,7 +6,6 @@ import pytest
 from tests.distributed.cluster import run_workers
 
 STEPS, BATCH, RATE, MOMENTUM = 7, 8, 0.05, 0.9
-FAMILIES = ("keras3", "tf_keras", "legacy")
 
 
 def data_of(rank, same_inputs=False):
@@ -22,30 +21,49 @@ def data_of(rank, same_inputs=False):
     return x, y.astype(np.float32)
 
 
-def train_apart(family, method_config, momentum=MOMENTUM, same_inputs=False):
-    """Train a linear model; return this worker's weights after every step and at the end."""
+def cases(rs):
+    """Method, momentum, and whether all inputs are the same."""
+    return {
+        "local_sgd": (rs.LocalSGD(steps=3), MOMENTUM, False),
+        "sbc": (rs.SBC(steps=2, density=0.5, dense_below=0), MOMENTUM, False),
+        "cd_sgd": (rs.CDSGD(full_every=1, warm_up=None), MOMENTUM, False),
+        "quadratic": (rs.CDSGD(full_every=1, warm_up=None), 0.0, True),
+        "warm_up": (rs.CDSGD(full_every=3, warm_up=rs.DenseWarmUp(2)), 0.0, False),
+    }
+
+
+def train_all(family):
+    """Train a linear model in each case; return this worker's weights after every step."""
     import os
 
     if family != "keras3":
         os.environ["TF_USE_LEGACY_KERAS"] = "1"
-    import tensorflow as tf
-
     import tf_redsync as rs
-    from tests.distributed import problems
 
-    strategy = rs.MultiWorkerMirroredStrategy()
     if family == "keras3":
         import keras
     else:
         import tf_keras as keras
+    strategy = rs.MultiWorkerMirroredStrategy()
     optimizers = keras.optimizers.legacy if family == "legacy" else keras.optimizers
-    with strategy.scope():
-        model = keras.Sequential(
-            [keras.layers.Input((12,)), keras.layers.Dense(1, kernel_initializer="zeros")]
-        )
-        inner = optimizers.SGD(RATE, momentum=momentum)
-        optimizer = rs.DistributedOptimizer(inner, rs.methods.from_config(method_config))
-        optimizer.build(model.trainable_variables)
+    results = {}
+    for name, (method, momentum, same_inputs) in cases(rs).items():
+        with strategy.scope():
+            model = keras.Sequential(
+                [keras.layers.Input((12,)), keras.layers.Dense(1, kernel_initializer="zeros")]
+            )
+            inner = optimizers.SGD(RATE, momentum=momentum)
+            optimizer = rs.DistributedOptimizer(inner, method)
+            optimizer.build(model.trainable_variables)
+        found = train(strategy, model, optimizer, same_inputs)
+        results.update({f"{name}/{key}": value for key, value in found.items()})
+    return results
+
+
+def train(strategy, model, optimizer, same_inputs):
+    import tensorflow as tf
+
+    from tests.distributed import problems
 
     def replica_step(x, y):
         with tf.GradientTape() as tape:
@@ -54,22 +72,51 @@ def train_apart(family, method_config, momentum=MOMENTUM, same_inputs=False):
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
     run = tf.function(lambda x, y: strategy.run(replica_step, (x, y)))
-    local = strategy.experimental_local_results
+    consensus = optimizer.exchange.consensus
 
-    def own():
-        values = [getattr(v, "value", v) for v in model.trainable_variables]
-        values = [v() if callable(v) and not isinstance(v, tf.Variable) else v for v in values]
-        return np.concatenate([np.ravel(local(v)[0].numpy()) for v in values])
+    def flat(variables):
+        locals_ = [strategy.experimental_local_results(v)[0] for v in variables]
+        return np.concatenate([np.ravel(v.numpy()) for v in locals_])
 
     steps, agreed, sent = [], [], []
     for x, y in zip(*data_of(problems.rank(), same_inputs), strict=True):
         run(tf.constant(x), tf.constant(y))
-        steps.append(own())
-        consensus = [local(v)[0].numpy() for v in optimizer.exchange.consensus.agreed]
-        agreed.append(np.concatenate([np.ravel(v) for v in consensus]))
+        steps.append(flat(consensus.own))
+        agreed.append(flat(consensus.agreed))
         sent.append(float(optimizer.exchange.bytes_sent.numpy()))
     optimizer.exchange.to_consensus()
-    return {"steps": np.stack(steps), "agreed": np.stack(agreed), "sent": sent, "end": own()}
+    return {"steps": steps, "agreed": agreed, "sent": sent, "end": flat(consensus.own)}
+
+
+@pytest.fixture(scope="module", params=("keras3", "tf_keras", "legacy"))
+def trained(request):
+    """What both workers found, by case."""
+    return run_workers(train_all, args=(request.param,), timeout=200)
+
+
+def of_case(trained, name):
+    return [
+        {key: worker[f"{name}/{key}"] for key in ("steps", "agreed", "sent", "end")}
+        for worker in trained
+    ]
+
+
+def assert_near(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def binarised(values, k):
+    """The k largest of the values or of their negatives, whichever have the larger mean, as it."""
+    sides = []
+    for sign in (1, -1):
+        at = np.argsort(-sign * values, kind="stable")[:k]
+        at = at[sign * values[at] > 0]  # what is not positive is not eligible
+        mean = (sign * values[at]).mean() if at.size else 0.0
+        sides.append((mean, sign, at))
+    mean, sign, at = max(sides, key=lambda side: side[0])
+    sent = np.zeros_like(values)
+    sent[at] = sign * mean
+    return sent
 
 
 class Simulated:
@@ -99,6 +146,29 @@ class Simulated:
             history.append([w.copy() for w in own])
         return history, np.mean(own, axis=0)
 
+    def sbc(self, every):
+        agreed = np.zeros(13)
+        own = [agreed.copy() for _ in range(self.workers)]
+        velocity, residual = [np.zeros(13) for _ in own], [np.zeros(13) for _ in own]
+        history = []
+        for step in range(STEPS):
+            for r in range(self.workers):
+                velocity[r] = MOMENTUM * velocity[r] - RATE * self.gradient(r, step, own[r])
+                own[r] = own[r] + velocity[r]
+            if (step + 1) % every == 0:
+                total = np.zeros(13)
+                for r in range(self.workers):
+                    change = residual[r] + (own[r] - agreed) / self.workers
+                    kernel, bias = binarised(change[:12], 6), binarised(change[12:], 1)
+                    sent = np.concatenate([kernel, bias])
+                    residual[r] = change - sent
+                    velocity[r][sent != 0] = 0
+                    total += sent
+                agreed = agreed + total
+                own = [agreed.copy() for _ in own]
+            history.append([w.copy() for w in own])
+        return history
+
     def cd_sgd(self, momentum):
         """Sent in full: own weights and consensus after every step."""
         agreed, velocity = np.zeros(13), np.zeros(13)
@@ -122,47 +192,114 @@ class Simulated:
         return history
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_local_sgd_averages_the_weights(family):
-    import tf_redsync as rs
-
-    results = run_workers(train_apart, args=(family, rs.LocalSGD(steps=3).get_config()))
+def test_local_sgd_averages_the_weights(trained):
     expected, end = Simulated().local_sgd(every=3)
+    first, second = of_case(trained, "local_sgd")
     for step in range(STEPS):
-        for rank, result in enumerate(results):
-            np.testing.assert_allclose(
-                result["steps"][step], expected[step][rank], rtol=1e-4, atol=1e-5
-            )
-    first, second = results
+        for rank, result in enumerate((first, second)):
+            assert_near(result["steps"][step], expected[step][rank])
     apart = [not np.array_equal(first["steps"][t], second["steps"][t]) for t in range(STEPS)]
     assert apart == [True, True, False, True, True, False, True]
     assert [s > 0 for s in first["sent"]] == [False, False, True, False, False, True, False]
     np.testing.assert_array_equal(first["end"], second["end"])
-    np.testing.assert_allclose(first["end"], end, rtol=1e-4, atol=1e-5)
+    assert_near(first["end"], end)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_cd_sgd_makes_up_for_the_delay(family):
-    import tf_redsync as rs
-
-    method = rs.CDSGD(full_every=1, warm_up=None).get_config()
-    results = run_workers(train_apart, args=(family, method))
-    own, agreed = Simulated().cd_sgd(MOMENTUM)
+def test_sbc_keeps_what_it_does_not_send_and_clears_momentum(trained):
+    expected = Simulated().sbc(every=2)
+    first, second = of_case(trained, "sbc")
     for step in range(STEPS):
-        for rank, result in enumerate(results):
-            found = result["steps"][step]
-            np.testing.assert_allclose(found, own[step][rank], rtol=1e-4, atol=1e-5)
-            np.testing.assert_allclose(result["agreed"][step], agreed[step], rtol=1e-4, atol=1e-5)
-            np.testing.assert_array_equal(result["agreed"][step], results[0]["agreed"][step])
-    for result in results:
-        np.testing.assert_array_equal(result["end"], results[0]["agreed"][-1])
+        for rank, result in enumerate((first, second)):
+            assert_near(result["steps"][step], expected[step][rank])
+    np.testing.assert_array_equal(first["end"], second["end"])
 
 
-def test_cd_sgd_is_synchronous_sgd_on_a_quadratic():
+def test_cd_sgd_makes_up_for_the_delay(trained):
+    own, agreed = Simulated().cd_sgd(MOMENTUM)
+    first, second = of_case(trained, "cd_sgd")
+    for step in range(STEPS):
+        for rank, result in enumerate((first, second)):
+            assert_near(result["steps"][step], own[step][rank])
+            assert_near(result["agreed"][step], agreed[step])
+    np.testing.assert_array_equal(first["agreed"], second["agreed"])
+    for result in (first, second):
+        np.testing.assert_array_equal(result["end"], first["agreed"][-1])
+
+
+def test_cd_sgd_is_synchronous_sgd_on_a_quadratic(trained):
     """The consensus is one step behind, and takes the same way."""
-    import tf_redsync as rs
+    first, _ = of_case(trained, "quadratic")
+    assert_near(first["agreed"][1:], Simulated(same_inputs=True).synchronous_sgd()[:-1])
 
-    method = rs.CDSGD(full_every=1, warm_up=None).get_config()
-    first, _ = run_workers(train_apart, args=("keras3", method, 0.0, True))
-    expected = Simulated(same_inputs=True).synchronous_sgd()
-    np.testing.assert_allclose(first["agreed"][1:], expected[:-1], rtol=1e-4, atol=1e-5)
+
+def test_cd_sgd_begins_synchronously(trained):
+    first, second = of_case(trained, "warm_up")
+    assert_near(first["agreed"][:2], Simulated().synchronous_sgd()[:2])
+    np.testing.assert_array_equal(first["steps"][:2], first["agreed"][:2])
+    np.testing.assert_array_equal(first["agreed"][2], first["agreed"][1])  # nothing is pending yet
+    assert not np.array_equal(first["agreed"][3], first["agreed"][2])
+    assert not np.array_equal(first["steps"][2], second["steps"][2])
+    np.testing.assert_array_equal(first["agreed"], second["agreed"])
+
+
+def fit_apart():
+    """Fit with BatchNormalization, validation and checkpoints while the workers are apart."""
+    import keras
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    strategy = rs.MultiWorkerMirroredStrategy()
+    digests = {"validated": [], "epoch": []}
+
+    class Digest(keras.callbacks.Callback):
+        def on_test_end(self, logs=None):
+            digests["validated"].append(problems.digest(self.model))
+
+        def on_epoch_end(self, epoch, logs=None):
+            digests["epoch"].append(problems.digest(self.model))
+
+    results = {}
+    methods = {
+        "sbc": rs.SBC(steps=3, density=0.3, dense_below=16),
+        "cd_sgd": rs.CDSGD(warm_up=None, dense_below=16),
+    }
+    for name, method in methods.items():
+        digests["validated"], digests["epoch"] = [], []
+        with strategy.scope():
+            model = problems.network(keras, normalized=True)
+            optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.02, momentum=0.5), method)
+            model.compile(optimizer=optimizer, loss="mse")
+        train, test = problems.dataset(112, 16), problems.dataset(32, 16)
+        callbacks = [rs.callbacks.ConsensusWeights(), Digest()]
+        history = model.fit(train, validation_data=test, epochs=8, verbose=0, callbacks=callbacks)
+        norm = model.layers[1]
+        local = strategy.experimental_local_results(norm.moving_mean.value)[0]
+        weights = [strategy.experimental_local_results(v.value)[0] for v in model.weights]
+        own = float(sum(tf.reduce_sum(tf.abs(w)) for w in weights))
+        results[f"{name}/loss"] = history.history["loss"]
+        results[f"{name}/val_loss"] = history.history["val_loss"]
+        results[f"{name}/moving_mean"] = local.numpy()
+        results[f"{name}/own"] = own
+        results[f"{name}/validated"] = digests["validated"]
+        results[f"{name}/epoch"] = digests["epoch"]
+        # Weights that are loaded between two calls of `fit` are where training goes on.
+        model.set_weights([np.zeros_like(w) for w in model.get_weights()])
+        model.fit(train, epochs=1, steps_per_epoch=1, verbose=0)
+        results[f"{name}/norm"] = float(sum(np.abs(w).sum() for w in model.get_weights()[:2]))
+        results[f"{name}/bytes"] = model.optimizer.bytes_per_step()
+    return results
+
+
+def test_fit_evaluates_and_ends_at_the_consensus():
+    first, second = run_workers(fit_apart, timeout=200)
+    for name in ("sbc", "cd_sgd"):
+        loss = first[f"{name}/loss"]
+        assert np.isfinite(loss).all() and loss[-1] < 0.7 * loss[0]
+        assert len(set(first[f"{name}/validated"])) == 8
+        for key in ("val_loss", "moving_mean", "own", "validated", "epoch", "bytes"):
+            found = first[f"{name}/{key}"]
+            np.testing.assert_array_equal(found, second[f"{name}/{key}"], f"{name}/{key}")
+        assert np.abs(first[f"{name}/moving_mean"]).max() > 0
+        assert first[f"{name}/norm"] < 1.0

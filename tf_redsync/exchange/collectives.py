@@ -199,7 +199,7 @@ def check_one_replica(strategy: tf.distribute.Strategy, network) -> None:
 
 
 def average_statistics_when(strategy: tf.distribute.Strategy, due) -> None:
-    """Let our strategy average BatchNormalization's statistics only in steps where `due()`."""
+    """Let our strategy average BatchNormalization's statistics after this step if `due()`."""
     if hasattr(strategy, "statistics_due"):
         strategy.statistics_due = due
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -67,6 +67,7 @@ class GradientExchange(tf.Module):
         strategy = tf.distribute.get_strategy()
         collectives.check_supported(strategy)
         self._strategy = strategy
+        self._gather: Callable[[], Any] | None = None  # see `to_consensus`
         self.workers = strategy.num_replicas_in_sync
         self.specs = tuple(_spec(v, i) for i, v in enumerate(variables))
         self.assignments = self.policy.assign(self.specs)
@@ -89,9 +90,6 @@ class GradientExchange(tf.Module):
         if self.program.own_weights:
             collectives.check_one_replica(strategy, self.network)
             self.consensus = state.Consensus(variables if weights is None else weights)
-            collectives.average_statistics_when(
-                strategy, lambda: tf.equal(self.consensus.steps.read_value(), 0)
-            )
         self._warn_if_alone(strategy)
         self.built = True
 
@@ -165,9 +163,14 @@ class GradientExchange(tf.Module):
         Args:
             rate: The optimizer's learning rate.
         """
-        if self.consensus is None:
+        consensus = self.consensus
+        if consensus is None:
             return
-        sent = self.program.after_update(self.consensus, self.states, rate, self.network)
+        if self.program.averages_statistics:
+            collectives.average_statistics_when(
+                self._strategy, lambda: tf.equal(consensus.steps.read_value(), 0)
+            )
+        sent = self.program.after_update(consensus, self.states, rate, self.network)
         if sent is not None:
             self.bytes_sent.assign(sent[0], read_value=False)
             self.skipped.assign_add(tf.cast(~sent[1], tf.int64), read_value=False)
@@ -178,17 +181,15 @@ class GradientExchange(tf.Module):
         Does nothing for methods whose weights are always the same on all workers. Between two steps
         and outside of any replica; with several workers all of them must call it.
         """
-        consensus = self.consensus if self.built else None
-        if consensus is None:
+        if not self.built or self.consensus is None:
             return
-        strategy = self._strategy
-
-        @tf.function
-        def run():
-            strategy.run(self.program.to_consensus, (consensus, self.states, self.network))
-
-        run()
-        collectives.average_statistics(strategy)
+        if self._gather is None:
+            arguments = (self.consensus, self.states, self.network)
+            self._gather = tf.function(
+                lambda: self._strategy.run(self.program.to_consensus, arguments)
+            )
+        self._gather()
+        collectives.average_statistics(self._strategy)
 
     def _commit(self, outcome, old_states) -> None:
         new_states = [new for _, new in outcome.results]

@@ -28,9 +28,12 @@ class EveryStep:
 
     Attributes:
         own_weights: Whether each worker computes its gradients at weights of its own.
+        averages_statistics: Whether BatchNormalization's statistics are averaged only in steps
+            after which the weights are the consensus.
     """
 
     own_weights = False
+    averages_statistics = False
 
     def __init__(self, buckets: Sequence[Bucket]):
         self.buckets = tuple(buckets)

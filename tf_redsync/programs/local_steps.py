@@ -32,6 +32,7 @@ class LocalSteps(EveryStep):
     """
 
     own_weights = True
+    averages_statistics = True
 
     def __init__(self, buckets: Sequence[Bucket], steps: int):
         super().__init__(buckets)
