@@ -292,4 +292,5 @@ def test_interface(name):
         assert fallback.refuses(spec) is None
         assert method.refuses(spec) is None or isinstance(method.refuses(spec), str)
     assert fallback.momentum_in_exchange == method.momentum_in_exchange
+    assert (fallback.local_steps, fallback.delay) == (method.local_steps, method.delay)
     assert method.warm_up_steps >= 0

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.distributed.cluster import run_workers
+from tests.oracle.sbc import binarised
 
 STEPS, BATCH, RATE, MOMENTUM = 7, 8, 0.05, 0.9
 
@@ -103,20 +104,6 @@ def of_case(trained, name):
 
 def assert_near(found, expected):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def binarised(values, k):
-    """The k largest of the values or of their negatives, whichever have the larger mean, as it."""
-    sides = []
-    for sign in (1, -1):
-        at = np.argsort(-sign * values, kind="stable")[:k]
-        at = at[sign * values[at] > 0]  # what is not positive is not eligible
-        mean = (sign * values[at]).mean() if at.size else 0.0
-        sides.append((mean, sign, at))
-    mean, sign, at = max(sides, key=lambda side: side[0])
-    sent = np.zeros_like(values)
-    sent[at] = sign * mean
-    return sent
 
 
 class Simulated:

@@ -1,0 +1,37 @@
+"""Local SGD, SBC, CD-SGD: what they exchange. `tests/distributed/test_own_weights.py` has when."""
+
+import tf_redsync as rs
+from tests.conformance.descriptor import Descriptor
+from tests.conformance.families.quantized import threshold_oracle, two_bits
+from tests.oracle.sbc import SBCOracle
+from tf_redsync.exchange.requests import AllGather
+
+
+def means_and_code(method, specs, step):
+    """A flag, a mean for each tensor, a count, a number of bits, and the code."""
+    return [4 * (1 + len(specs) + 2 + sbc_oracle(method, specs, 1).words)]
+
+
+def sbc_oracle(method, specs, workers):
+    return SBCOracle([s.shape for s in specs], workers, method.density)
+
+
+def _sbc(**options):
+    return Descriptor(rs.SBC(**options), None, True, (AllGather,), means_and_code, sbc_oracle)
+
+
+TABLE = {
+    "local_sgd": Descriptor(rs.LocalSGD(steps=5), rs.LocalSGD(steps=1)),
+    "sbc": _sbc(density=0.03),
+    "sbc_preset": _sbc(**{f: getattr(rs.SBC.preset(1), f) for f in ("steps", "density")}),
+    "sbc_dense": _sbc(density=1.0, steps=2, masking=False),
+    "cd_sgd": Descriptor(
+        rs.CDSGD(threshold=0.5, unit="absolute"),
+        rs.CDSGD(full_every=1),
+        True,
+        (AllGather,),
+        two_bits,
+        threshold_oracle,
+    ),
+    "cd_sgd_full": Descriptor(rs.CDSGD(full_every=1, warm_up=None)),
+}

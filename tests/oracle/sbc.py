@@ -1,0 +1,92 @@
+"""Sparse binary compression in plain numpy.
+
+    A = R + dW;  v+, v- = the k largest of A and of -A;  the side of the larger mean is sent as it
+    R <- A - dW*
+
+Reference: Sattler, Wiedemann, Müller, Samek (2019), "Sparse Binary Compression".
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from tests.oracle.positions import golomb_bits_numpy
+
+PHI = (math.sqrt(5) + 1) / 2
+
+
+def golomb_parameter(p: float) -> int:
+    """b* of the paper."""
+    return 0 if p >= 1 else max(0, 1 + math.floor(math.log2(math.log(PHI - 1) / math.log(1 - p))))
+
+
+def bits_per_position(p: float) -> float:
+    """Of positions that a fraction `p` of the elements has."""
+    b = golomb_parameter(p)
+    return b + 1 / (1 - (1 - p) ** (2**b))
+
+
+def one_side(values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Positions, ascending, and the float32 value that all of them get."""
+    sides = []
+    for sign in (1, -1):
+        at = np.sort(np.argsort(-sign * values, kind="stable")[:k])
+        at = at[sign * values[at] > 0]
+        mean = np.float32(values[at].astype(np.float64).mean()) if at.size else np.float32(0)
+        sides.append((at, mean))
+    return sides[0] if sides[0][1] >= -sides[1][1] else sides[1]
+
+
+def binarised(values: np.ndarray, k: int) -> np.ndarray:
+    """What is sent of a flat tensor."""
+    at, mean = one_side(values, k)
+    sent = np.zeros_like(values)
+    sent[at] = mean
+    return sent
+
+
+class SBCOracle:
+    """Workers that exchange changes of their weights.
+
+    Args:
+        shapes: Of the tensors.
+        workers: Number of workers.
+        density: Of each tensor, rounded up.
+    """
+
+    def __init__(self, shapes, workers: int, density: float):
+        self.shapes = list(shapes)
+        self.sizes = [int(np.prod(s)) for s in shapes]
+        self.k = [min(max(1, math.ceil(density * n - 1e-9)), n) for n in self.sizes]
+        share = sum(self.k) / sum(self.sizes)
+        self.b = golomb_parameter(share)
+        self.words = math.ceil(1.005 * bits_per_position(share) * sum(self.k) / 32) + 2
+        self.residuals = [[np.zeros(s, np.float32) for s in shapes] for _ in range(workers)]
+
+    def step(self, changes) -> list[np.ndarray]:
+        """One exchange; `changes[worker][tensor]`. Returns the totals."""
+        totals = [np.zeros(n, np.float32) for n in self.sizes]
+        for worker, own in enumerate(changes):
+            sums = [(r + c).reshape(-1) for r, c in zip(self.residuals[worker], own, strict=True)]
+            chosen = [one_side(a, k) for a, k in zip(sums, self.k, strict=True)]
+            starts = np.cumsum([0, *self.sizes[:-1]])
+            stream = np.concatenate([at + s for (at, _), s in zip(chosen, starts, strict=True)])
+            fitting = self.fitting(stream)
+            for i, (at, mean) in enumerate(chosen):
+                at, fitting = at[: max(fitting, 0)], fitting - len(at)
+                totals[i][at] += mean
+                sums[i][at] -= mean
+            self.residuals[worker] = [a.reshape(s) for a, s in zip(sums, self.shapes, strict=True)]
+        return [t.reshape(s) for t, s in zip(totals, self.shapes, strict=True)]
+
+    def fitting(self, stream: np.ndarray) -> int:
+        """How many positions' codes the message has room for."""
+        last, used = -1, 0
+        for number, position in enumerate(stream):
+            used += len(golomb_bits_numpy([position - last - 1], self.b))
+            if used > 32 * self.words:
+                return number
+            last = position
+        return len(stream)

@@ -1,0 +1,188 @@
+"""Local SGD, SBC, CD-SGD: rates, bad input, what cannot be combined."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_redsync as rs
+from tests.oracle.sbc import bits_per_position
+from tf_redsync.exchange import loopback, wire
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
+from tf_redsync.methods.position_code import PositionCode
+from tf_redsync.programs import EveryStep, LocalSteps, OwnPoints, for_buckets
+
+
+def resnet50_shapes():
+    """Kernels, scales and offsets of ResNet-50 for ImageNet: 25.6 million elements."""
+
+    def block(inputs, width, shortcut):
+        convolutions = [(1, 1, inputs, width), (3, 3, width, width), (1, 1, width, 4 * width)]
+        if shortcut:
+            convolutions.append((1, 1, inputs, 4 * width))
+        for shape in convolutions:
+            yield from (shape, shape[-1:], shape[-1:])
+
+    yield from ((7, 7, 3, 64), (64,), (64,))
+    inputs = 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for number in range(blocks):
+            yield from block(inputs, width, number == 0)
+            inputs = 4 * width
+    yield from ((2048, 1000), (1000,))
+
+
+@pytest.mark.parametrize(("p", "bits"), [(0.1, 4.76), (0.01, 8.11), (0.005, 9.11), (0.001, 11.50)])
+def test_bits_per_position(p, bits):
+    """The paper's numbers, of the formula and of real codes of random positions."""
+    assert bits_per_position(p) == pytest.approx(bits, abs=0.01)
+    size = 2_000_000
+    code = PositionCode.of([TensorSpec("x", (size,))], p)
+    at = np.sort(np.random.default_rng(0).choice(size, code.k[0], replace=False))
+    stream, sent, _ = code.fit([tf.constant(at, tf.int32)], [tf.constant(code.k[0])])
+    message = code.encode(stream, sent)
+    assert int(sent) >= 0.98 * code.k[0]
+    assert int(message[1]) / int(message[0]) == pytest.approx(bits, rel=0.01)
+
+
+@pytest.mark.parametrize(("number", "times"), [(1, 2700), (2, 3900), (3, 39000)])
+def test_sbc_rates_on_resnet50(number, times):
+    """Bytes of a real message, all tensors compressed as in the paper, against float32."""
+    method = rs.SBC.preset(number, dense_below=0)
+    specs = tuple(TensorSpec(f"{i}", s, position=i) for i, s in enumerate(resnet50_shapes()))
+    elements = sum(s.size for s in specs)
+    assert elements == 25_557_032
+    draw = np.random.default_rng(number).standard_normal
+    grads = [tf.constant(draw(s.shape, np.float32)) for s in specs]
+    layout = BucketLayout(specs, 1)
+    step = loopback.run_step(method, layout, [grads], [method.init(layout)], 0)
+    (request,) = step.requests
+    rate = 4 * elements * method.steps / int(wire.payload_bytes(request))
+    assert times <= rate < 1.02 * times * 1.02
+    sent = sum(int(np.count_nonzero(t)) for t in step.totals[0])
+    assert sent >= 0.995 * method.density * elements
+
+
+def test_what_does_not_fit_waits():
+    """All gaps just too long for the short code: 8 or 9 bits each, against 8.11 on average."""
+    size, k = 640_000, 6_400
+    gradient = np.full(size, 1e-6, np.float32)
+    at = np.cumsum(np.tile([65, 129], k // 2)) - 1  # 8.5 bits on average
+    assert at[-1] < size and at.size == k
+    gradient[at] = 1.0
+    layout = BucketLayout((TensorSpec("x", (size,)),), 1)
+    method = rs.SBC(density=0.01, dense_below=0)
+    step = loopback.run_step(method, layout, [[tf.constant(gradient)]], [method.init(layout)], 0)
+    total, residual = np.array(step.totals[0][0]), np.array(step.states[0]["residual"][0])
+    np.testing.assert_allclose(total + residual, gradient, atol=1e-6)
+    sent = np.count_nonzero(total)
+    assert 0.9 * k < sent < k
+    np.testing.assert_array_equal(np.flatnonzero(total), at[:sent])
+
+
+def test_one_sign_a_tensor():
+    spec = TensorSpec("x", (1000,))
+    gradient = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+    gradient[:3] = -9.0
+    layout, method = BucketLayout((spec,), 1), rs.SBC(density=0.01, dense_below=0)
+    step = loopback.run_step(method, layout, [[tf.constant(gradient)]], [method.init(layout)], 0)
+    total = np.array(step.totals[0][0])
+    assert np.count_nonzero(total) == 10 and len(set(total[total != 0])) == 1
+    assert (total[:3] < 0).all()
+
+
+# --------------------------------------------------------------------------- programs, policies
+
+
+def program(method, workers=2):
+    spec = TensorSpec("x", (64, 64))
+    return for_buckets(make_buckets([(spec, method)], workers), workers)
+
+
+def test_programs_follow_from_the_methods():
+    assert type(program(rs.RedSync())) is EveryStep
+    assert type(program(rs.SBC(steps=7))) is LocalSteps and program(rs.SBC(steps=7)).steps == 7
+    assert type(program(rs.CDSGD())) is OwnPoints and program(rs.CDSGD()).delay == 1
+    assert type(program(rs.SBC(), workers=1)) is EveryStep  # nobody to agree with
+
+
+def test_bytes_per_step_are_means_over_a_round():
+    assert program(rs.LocalSGD(steps=8)).bytes_per_step(2) == 4 * 4096 / 8
+    codes = 4 * (1 + 1 + 2 * 4096 // 32)
+    assert program(rs.CDSGD(full_every=4)).bytes_per_step(2) == (3 * codes + 4 * 4096) / 4
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: rs.LocalSGD(steps=0), "`steps` must be an integer >= 1. Received: steps=0"),
+        (lambda: rs.SBC(steps=2.5), "steps=2.5"),
+        (lambda: rs.SBC(density=0.0), "`density` must be in"),
+        (lambda: rs.SBC(masking=1), "`masking` must be True or False"),
+        (lambda: rs.SBC.preset(4), "`number` must be 1, 2 or 3. Received: number=4"),
+        (lambda: rs.CDSGD(full_every=0), "`full_every` must be an integer >= 1"),
+        (lambda: rs.CDSGD(local_learning_rate=-0.1), "`local_learning_rate` must be in"),
+        (lambda: rs.CDSGD(warm_up=100), "`warm_up` must be None or DenseWarmUp"),
+        (
+            lambda: rs.Policy(default=rs.SBC(), rules=(rs.Rule(pattern="x", method=rs.CDSGD()),)),
+            "the same delay. Received: (local steps, delay) of [(0, 1), (10, 0)]",
+        ),
+        (
+            lambda: rs.Policy(
+                default=rs.RedSync(), rules=(rs.Rule(pattern="x", method=rs.LocalSGD()),)
+            ),
+            "the same number of local steps",
+        ),
+        (
+            lambda: rs.DistributedOptimizer(keras.optimizers.Adam(), rs.CDSGD()),
+            "CDSGD moves each worker along its own gradient.*Received: Adam",
+        ),
+        (
+            lambda: rs.DistributedOptimizer(keras.optimizers.SGD(weight_decay=0.1), rs.CDSGD()),
+            "weight_decay=0.1",
+        ),
+        (
+            lambda: rs.DistributedOptimizer(keras.optimizers.SGD(use_ema=True), rs.LocalSGD()),
+            "`use_ema`",
+        ),
+    ],
+)
+def test_bad_input(make, words):
+    import re
+
+    with pytest.raises(ValueError, match=words if ".*" in words else re.escape(words)):
+        make()
+
+
+def test_needs_one_replica_a_process():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(), rs.LocalSGD())
+        variable = tf.Variable(tf.zeros([4]))
+        with pytest.raises(ValueError, match="one replica in every process"):
+            optimizer.exchange.build([variable])
+
+
+def test_one_worker_trains_as_usual():
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    with pytest.warns(UserWarning, match="one worker"):
+        for method in (rs.SBC(), rs.LocalSGD(), rs.CDSGD()):
+            optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), method)
+            model.compile(optimizer, loss="mse")
+            x = np.random.default_rng(0).standard_normal((64, 3)).astype(np.float32)
+            callbacks = [rs.callbacks.ConsensusWeights()]
+            history = model.fit(x, x.sum(axis=1), epochs=3, verbose=0, callbacks=callbacks).history[
+                "loss"
+            ]
+            assert history[-1] < history[0] or history[-1] < 1e-3
+
+
+def test_callback_needs_a_wrapped_optimizer():
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", loss="mse")
+    with pytest.raises(
+        ValueError, match="`ConsensusWeights` needs a model.*Received: optimizer=SGD"
+    ):
+        model.evaluate(
+            np.zeros((4, 3)), np.zeros(4), verbose=0, callbacks=[rs.callbacks.ConsensusWeights()]
+        )
