@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_redsync as rs
 from tests.oracle.sbc import bits_per_position
 from tf_redsync.exchange import loopback, wire
+from tf_redsync.exchange.driver import DryRun
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.methods.position_code import PositionCode
 from tf_redsync.programs import EveryStep, LocalSteps, OwnPoints, for_buckets
@@ -104,6 +105,43 @@ def test_programs_follow_from_the_methods():
     assert type(program(rs.SBC(steps=7))) is LocalSteps and program(rs.SBC(steps=7)).steps == 7
     assert type(program(rs.CDSGD())) is OwnPoints and program(rs.CDSGD()).delay == 1
     assert type(program(rs.SBC(), workers=1)) is EveryStep  # nobody to agree with
+
+
+class Recorder(DryRun):
+    """Keeps what is sent."""
+
+    def __init__(self, workers):
+        super().__init__(workers, in_branches=False)
+        self.sent = []
+
+    def all_gather(self, message):
+        self.sent.append(message)
+        return super().all_gather(message)
+
+
+def ancestors(tensor) -> set:
+    """Operations that a tensor of a graph is computed from."""
+    found, waiting = set(), [tensor.op]
+    while waiting:
+        op = waiting.pop()
+        if op not in found:
+            found.add(op)
+            waiting += [t.op for t in op.inputs] + list(op.control_inputs)
+    return found
+
+
+@pytest.mark.parametrize("method", [rs.CDSGD(full_every=4, warm_up=None), rs.TwoBit()])
+def test_cd_sgd_sends_what_is_known_before_the_step(method):
+    """So the network works while gradients are computed; 2-bit codes have to wait for them."""
+    runs, network = program(method), Recorder(2)
+    (bucket,) = runs.buckets
+    with tf.Graph().as_default():
+        gradient = tf.compat.v1.placeholder(tf.float32, [64, 64])
+        step = tf.compat.v1.placeholder(tf.int64, [])
+        state, _ = runs.init(bucket)
+        runs.run([[gradient]], [state], None, step, network)
+        waits = [gradient.op in ancestors(message) for message in network.sent]
+    assert waits == [not method.delay]
 
 
 def test_bytes_per_step_are_means_over_a_round():
