@@ -67,7 +67,7 @@ class Decode(ctypes.Structure):
 class Record(ctypes.Structure):
     """RedsyncGpuRecord."""
 
-    _fields_ = [("position", ctypes.c_uint64), ("value", Int32), ("unused", Int32)]
+    _fields_ = [("position", ctypes.c_uint64), ("value", Int64)]
 
 
 class Error(ctypes.Structure):
