@@ -26,6 +26,11 @@ FLAGS = runpy.run_path(str(ROOT / "custom_ops" / "sources.bzl"))["CUDA_FLAGS"]
 CUDA = [flag.replace("-fvisibility=hidden,", "") for flag in FLAGS] + ["-shared", "-arch=native"]
 SELECTORS = {"exact": 0, "trimmed": 1, "threshold": 2, "fixed": 3}
 OK = 0
+# Functions that return bytes or words.
+SIZES = (
+    "message_words", "select_scratch_bytes", "descend_scratch_bytes",
+    "quantized_words", "quantize_scratch_bytes",
+)  # fmt: skip
 
 Pointer, Int64, Int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
@@ -157,7 +162,7 @@ class _CudaArray:
 
 def _declare(library):
     """Types of results that are not int; pointers are passed as such."""
-    for name in ("message_words", "select_scratch_bytes", "descend_scratch_bytes"):
+    for name in SIZES:
         getattr(library, f"redsync_gpu_{name}").restype = Int64
     library.redsync_gpu_last_error.restype = ctypes.c_char_p
     return library

@@ -12,7 +12,10 @@ from tests.kernels.common import needs_native
 from tf_redsync import ops
 from tf_redsync.ops import native
 
-ON_BOTH = ("RedsyncAccumulateAndSelect", "RedsyncDecode", "RedsyncDescend")
+ON_BOTH = (
+    "RedsyncAccumulateAndSelect", "RedsyncDecode", "RedsyncDescend", "RedsyncQuantize",
+    "RedsyncDequantizeSum",
+)  # fmt: skip
 
 
 def devices(op: str) -> set[str]:

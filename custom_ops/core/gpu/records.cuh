@@ -2,6 +2,8 @@
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_RECORDS_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_RECORDS_CUH_
 
+#include <cstring>
+
 #include "custom_ops/core/gpu/c_api.h"
 #include "custom_ops/core/gpu/platform.cuh"
 
@@ -24,6 +26,14 @@ __host__ __device__ inline bool IsClear(const RedsyncGpuRecord& record) {
 }
 
 __device__ inline bool IsFinite(int32_t bits) { return (bits & 0x7f800000) != 0x7f800000; }
+
+// The float that a word holds; on the host.
+inline float FloatOf(int64_t word) {
+  const auto bits = static_cast<int32_t>(word);
+  float x;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+}
 
 // The result of a call whose kernels have been launched.
 inline int LaunchStatus() {

@@ -115,10 +115,6 @@ __global__ void End(int32_t* message, int64_t words, const float* ratios, float*
   for (int64_t i = first; i < count; i += stride) new_ratios[i] = ratios[i];
 }
 
-uint32_t GridFor(int64_t items) {
-  return static_cast<uint32_t>(std::clamp<int64_t>(CeilDiv(items, kThreads), 1, 1024));
-}
-
 // Every kernel is launched whether it has something to do or not: only the device knows, and asking
 // it would mean to wait for it.
 void RunBatch(const Batch& batch, int mode, cudaStream_t stream) {

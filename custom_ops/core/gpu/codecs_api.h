@@ -1,0 +1,93 @@
+/* The codecs on a GPU, behind a C interface; the rules of c_api.h hold here too.
+
+   What the codes are is said in tf_redsync/ops/{quantization,merging,golomb,bloom}.py; results
+   equal those of the CPU, bit for bit. Calls that read what may be wrong take a record: all of it
+   is overwritten, and if it names something bad in the end the outputs are unspecified. Ranks: at
+   most 65535. */
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_CODECS_API_H_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_CODECS_API_H_
+
+#include "custom_ops/core/gpu/c_api.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What is wrong with an input or a message, from a record. */
+typedef struct {
+  const char* field; /* "flag", "scale", "code", "count", "bits", "index" or "value". */
+  int64_t rank;      /* -1: it is not a received message. */
+  int64_t tensor;    /* -1: it belongs to no tensor. */
+  int64_t slot;      /* Which of the fields of that name. */
+  double value;
+  const char* rule; /* What is required; null: to be in [0, limit]. */
+  int64_t limit;
+} RedsyncGpuCodecError;
+
+/* ---------------------------------------------------------------------------- quantisation */
+
+enum {
+  REDSYNC_GPU_SIGN = 0,
+  REDSYNC_GPU_TWO_LEVEL = 1,
+  REDSYNC_GPU_TERNARY = 2, /* "threshold" */
+  REDSYNC_GPU_STOCHASTIC = 3
+};
+
+typedef struct {
+  int32_t mode;   /* REDSYNC_GPU_SIGN, ... */
+  int32_t levels; /* In [1, 32767]; 1 unless stochastic. */
+  int64_t bucket; /* Elements that share a scale, a multiple of 32; 0: all of a tensor. */
+} RedsyncGpuQuantizer;
+
+typedef struct {
+  int64_t size;    /* Elements, at most 2^31 - 1. */
+  const float* in; /* Device, [size]: what to code. Not used by the sum. */
+  float* out;      /* Device, [size]: in - decoded (may be `in`; null: not wanted), or the sum. */
+} RedsyncGpuDense;
+
+/* Words of a message: flag, scales, codes; -1 if an argument is out of its range. */
+REDSYNC_GPU_API int64_t redsync_gpu_quantized_words(const RedsyncGpuQuantizer* quantizer,
+                                                    const RedsyncGpuDense* tensors, int64_t count);
+
+typedef struct {
+  RedsyncGpuQuantizer quantizer;
+  const RedsyncGpuDense* tensors; /* Host, [count]. */
+  int64_t count;
+  const float* scales;   /* Device, for all buckets of all tensors. */
+  const int32_t* stream; /* Device, [3]: seed, worker and step of the random numbers. */
+  int32_t* message;      /* Device, [redsync_gpu_quantized_words()]. */
+} RedsyncGpuQuantize;
+
+REDSYNC_GPU_API int64_t redsync_gpu_quantize_scratch_bytes(void);
+
+/* The message is all zero if an element or a scale is not finite. Bad is a scale below 0. */
+REDSYNC_GPU_API int redsync_gpu_quantize(const RedsyncGpuQuantize* call, RedsyncGpuRecord* record,
+                                         void* scratch, int64_t scratch_bytes, void* stream);
+
+/* Fills `error` from a record on the host; returns 0 if the record names nothing. So do the other
+   functions of this kind. */
+REDSYNC_GPU_API int redsync_gpu_explain_quantize(const RedsyncGpuQuantize* call,
+                                                 const RedsyncGpuRecord* record,
+                                                 RedsyncGpuCodecError* error);
+
+typedef struct {
+  RedsyncGpuQuantizer quantizer;
+  const RedsyncGpuDense* tensors; /* Host, [count]. */
+  int64_t count;
+  const int32_t* messages; /* Device, [ranks, redsync_gpu_quantized_words()]. */
+  int64_t ranks;
+} RedsyncGpuDequantize;
+
+/* Sums over the ranks, in their order. Messages whose flag is 0 contribute nothing. */
+REDSYNC_GPU_API int redsync_gpu_dequantize(const RedsyncGpuDequantize* call,
+                                           RedsyncGpuRecord* record, void* stream);
+
+REDSYNC_GPU_API int redsync_gpu_explain_dequantize(const RedsyncGpuDequantize* call,
+                                                   const RedsyncGpuRecord* record,
+                                                   RedsyncGpuCodecError* error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TF_REDSYNC_CUSTOM_OPS_CORE_GPU_CODECS_API_H_ */

@@ -1,0 +1,140 @@
+"""Whole calls of the codecs of the CUDA core, with the arguments and results of the numpy oracles.
+
+Outputs and scratch memory are full of garbage before a call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+
+from tests.gpu import device as d
+
+MODES = {"sign": 0, "two_level": 1, "threshold": 2, "stochastic": 3}
+GARBAGE = -7
+
+
+class Error(ctypes.Structure):
+    """RedsyncGpuCodecError."""
+
+    _fields_ = [("field", ctypes.c_char_p)]
+    _fields_ += [(name, d.Int64) for name in ("rank", "tensor", "slot")]
+    _fields_ += [("value", ctypes.c_double), ("rule", ctypes.c_char_p), ("limit", d.Int64)]
+
+    def names(self) -> tuple:
+        """Field, rank, tensor, slot, value."""
+        return self.field.decode(), self.rank, self.tensor, self.slot, self.value
+
+    def must_be(self) -> str:
+        """What is required of the value."""
+        return self.rule.decode() if self.rule else f"in [0, {self.limit}]"
+
+
+class Quantizer(ctypes.Structure):
+    """RedsyncGpuQuantizer."""
+
+    _fields_ = [("mode", d.Int32), ("levels", d.Int32), ("bucket", d.Int64)]
+
+
+class Dense(ctypes.Structure):
+    """RedsyncGpuDense."""
+
+    _fields_ = [("size", d.Int64), ("input", d.Pointer), ("output", d.Pointer)]
+
+
+class Quantize(ctypes.Structure):
+    """RedsyncGpuQuantize."""
+
+    _fields_ = [("quantizer", Quantizer), ("tensors", ctypes.POINTER(Dense)), ("count", d.Int64)]
+    _fields_ += [(name, d.Pointer) for name in ("scales", "stream", "message")]
+
+
+class Dequantize(ctypes.Structure):
+    """RedsyncGpuDequantize."""
+
+    _fields_ = [("quantizer", Quantizer), ("tensors", ctypes.POINTER(Dense)), ("count", d.Int64)]
+    _fields_ += [("messages", d.Pointer), ("ranks", d.Int64)]
+
+
+def run(device, name: str, call, *, record: bool, scratch: int | None = None):
+    """Calls `redsync_gpu_<name>` with as much scratch memory; returns an `Error` or None."""
+    function = getattr(device.library, f"redsync_gpu_{name}")
+    place = device.array(np.zeros(ctypes.sizeof(d.Record), np.uint8))
+    pointers = [d.Pointer(device.pointer(place))] if record else []
+    if scratch is not None:
+        memory = device.array(np.full(scratch, 0xA5, np.uint8))
+        pointers.append(d.Pointer(device.pointer(memory)))
+        short = function(ctypes.byref(call), *pointers, d.Int64(scratch - 1), None)
+        assert short == 2, "too little scratch memory is noticed"
+        pointers.append(d.Int64(scratch))
+    status = function(ctypes.byref(call), *pointers, None)
+    assert status == d.OK, (status, device.library.redsync_gpu_last_error())
+    if not record:
+        return None
+    filled = d.Record.from_buffer_copy(device.get(place).tobytes())
+    error = Error()
+    explain = getattr(device.library, f"redsync_gpu_explain_{name}")
+    found = explain(ctypes.byref(call), ctypes.byref(filled), ctypes.byref(error))
+    return error if found else None
+
+
+def garbage(device, shape, dtype):
+    """A device array that nothing sensible can be read from."""
+    filled = np.full(shape, GARBAGE, dtype) if dtype == np.int32 else np.full(shape, np.nan, dtype)
+    return device.array(filled)
+
+
+def _dense(device, arrays, outputs):
+    tensors = (Dense * len(outputs))()
+    for i, (array, output) in enumerate(zip(arrays, outputs, strict=True)):
+        size = array.shape[0]
+        given = [None if a is None else device.pointer(a) for a in (array, output)]
+        tensors[i] = Dense(size, *given)
+    return tensors
+
+
+def quantize(
+    device, tensors, scales, *, mode, levels=1, bucket_size=None, stream=(0, 0, 0), errors=True,
+    in_place=False, misalign=0,
+):  # fmt: skip
+    """See `quantize_numpy`. Returns (message, errors, `Error` or None)."""
+    there = [device.array(np.asarray(x, np.float32), misalign) for x in tensors]
+    outputs = [None] * len(there)
+    if errors:
+        outputs = there if in_place else [garbage(device, x.size, np.float32) for x in tensors]
+    numbers = np.array([int(x) % 2**32 for x in stream], np.uint32).view(np.int32)
+    inputs = [device.array(np.asarray(scales, np.float32)), device.array(numbers)]
+    call = Quantize(
+        Quantizer(MODES[mode], levels, bucket_size or 0), _dense(device, there, outputs)
+    )
+    call.count = len(there)
+    words = device.library.redsync_gpu_quantized_words(
+        ctypes.byref(call.quantizer), call.tensors, d.Int64(call.count)
+    )
+    if words < 0:
+        raise ValueError("an argument is invalid")
+    message = garbage(device, words, np.int32)
+    call.scales, call.stream = map(device.pointer, inputs)
+    call.message = device.pointer(message)
+    size = device.library.redsync_gpu_quantize_scratch_bytes()
+    error = run(device, "quantize", call, record=True, scratch=size)
+    left = [
+        device.get(o).reshape(np.shape(x))
+        for o, x in zip(outputs, tensors, strict=True)
+        if o is not None
+    ]
+    return device.get(message), left, error
+
+
+def dequantize_sum(
+    device, messages, shapes, *, mode, levels=1, bucket_size=None, misalign=0
+):  # fmt: skip
+    """See `dequantize_sum_numpy`. Returns (totals, `Error` or None)."""
+    outputs = [device.array(np.full(int(np.prod(s)), np.nan, np.float32), misalign) for s in shapes]
+    received = device.array(np.asarray(messages, np.int32))
+    call = Dequantize(Quantizer(MODES[mode], levels, bucket_size or 0))
+    call.tensors, call.count = _dense(device, outputs, outputs), len(outputs)
+    call.messages, call.ranks = device.pointer(received), len(messages)
+    error = run(device, "dequantize", call, record=True)
+    return [device.get(t).reshape(s) for t, s in zip(outputs, shapes, strict=True)], error
