@@ -138,3 +138,46 @@ def dequantize_sum(
     call.messages, call.ranks = device.pointer(received), len(messages)
     error = run(device, "dequantize", call, record=True)
     return [device.get(t).reshape(s) for t, s in zip(outputs, shapes, strict=True)], error
+
+
+class Blocks(ctypes.Structure):
+    """RedsyncGpuBlocks."""
+
+    _fields_ = [(name, d.Int64) for name in ("slots", "size", "k")]
+    _fields_ += [(name, d.Pointer) for name in ("indices", "values", "kept_indices", "kept_values")]
+    _fields_ += [(name, d.Pointer) for name in ("dropped_indices", "dropped_values")]
+
+
+class Merge(ctypes.Structure):
+    """RedsyncGpuMerge."""
+
+    _fields_ = [("tensors", ctypes.POINTER(Blocks)), ("count", d.Int64), ("counts", d.Pointer)]
+    _fields_ += [("ranks", d.Int64), ("kept_counts", d.Pointer), ("dropped_counts", d.Pointer)]
+
+
+def sparse_merge(device, indices, values, counts, *, sizes, k):
+    """See `sparse_merge_numpy`. Returns (its fields, `Error` or None)."""
+    n, ranks = len(sizes), len(counts)
+    there = [[device.array(np.asarray(x)) for x in xs] for xs in (indices, values)]
+    slots = [np.shape(x)[1] for x in indices]
+    kinds = (np.int32, np.float32)
+    kept = [[garbage(device, k[i], kind) for i in range(n)] for kind in kinds]
+    dropped = [[garbage(device, ranks * slots[i], kind) for i in range(n)] for kind in kinds]
+    tensors = (Blocks * n)()
+    for i in range(n):
+        arrays = [arrays[i] for arrays in (*there, *kept, *dropped)]
+        tensors[i] = Blocks(slots[i], sizes[i], k[i], *map(device.pointer, arrays))
+    numbers = [
+        device.array(np.asarray(counts, np.int32)),
+        *(garbage(device, n, np.int32) for _ in "kd"),
+    ]
+    given, of_kept, of_dropped = map(device.pointer, numbers)
+    call = Merge(tensors, n, given, ranks, of_kept, of_dropped)
+    size = device.library.redsync_gpu_merge_scratch_bytes(ctypes.byref(call))
+    if size < 0:
+        raise ValueError("an argument is invalid")
+    error = run(device, "merge", call, record=True, scratch=size)
+    fields = []
+    for outputs, count in ((kept, numbers[1]), (dropped, numbers[2])):
+        fields += [[device.get(x) for x in xs] for xs in outputs] + [device.get(count)]
+    return tuple(fields), error

@@ -29,7 +29,7 @@ OK = 0
 # Functions that return bytes or words.
 SIZES = (
     "message_words", "select_scratch_bytes", "descend_scratch_bytes",
-    "quantized_words", "quantize_scratch_bytes",
+    "quantized_words", "quantize_scratch_bytes", "merge_scratch_bytes",
 )  # fmt: skip
 
 Pointer, Int64, Int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32

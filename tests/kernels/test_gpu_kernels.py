@@ -14,7 +14,7 @@ from tf_redsync.ops import native
 
 ON_BOTH = (
     "RedsyncAccumulateAndSelect", "RedsyncDecode", "RedsyncDescend", "RedsyncQuantize",
-    "RedsyncDequantizeSum",
+    "RedsyncDequantizeSum", "RedsyncSparseMerge",
 )  # fmt: skip
 
 

@@ -86,6 +86,41 @@ REDSYNC_GPU_API int redsync_gpu_explain_dequantize(const RedsyncGpuDequantize* c
                                                    const RedsyncGpuRecord* record,
                                                    RedsyncGpuCodecError* error);
 
+/* ------------------------------------------------------------------------------------ merge */
+
+typedef struct {
+  int64_t slots;          /* Entries of a rank; ranks * slots is at most 2^31 - 1. */
+  int64_t size;           /* Indices are in [0, size), at most 2^31 - 1. */
+  int64_t k;              /* Sums to keep. */
+  const int32_t* indices; /* Device, [ranks, slots]: ascending as far as a rank's count. */
+  const float* values;    /* Device, [ranks, slots]. */
+  int32_t* kept_indices;  /* Device, [k]; ascending, unused slots are 0. */
+  float* kept_values;
+  int32_t* dropped_indices; /* Device, [ranks * slots]. */
+  float* dropped_values;
+} RedsyncGpuBlocks;
+
+typedef struct {
+  const RedsyncGpuBlocks* tensors; /* Host, [count]. */
+  int64_t count;
+  const int32_t* counts; /* Device, [ranks, count]. */
+  int64_t ranks;
+  int32_t* kept_counts; /* Device, [count]. */
+  int32_t* dropped_counts;
+} RedsyncGpuMerge;
+
+/* -1 if an argument is out of its range. */
+REDSYNC_GPU_API int64_t redsync_gpu_merge_scratch_bytes(const RedsyncGpuMerge* call);
+
+/* Adds up the values of every index in the order of the ranks. Of the sums that are not 0 the k
+   largest in magnitude, the lower index among equals, are kept; the others are dropped. */
+REDSYNC_GPU_API int redsync_gpu_merge(const RedsyncGpuMerge* call, RedsyncGpuRecord* record,
+                                      void* scratch, int64_t scratch_bytes, void* stream);
+
+REDSYNC_GPU_API int redsync_gpu_explain_merge(const RedsyncGpuMerge* call,
+                                              const RedsyncGpuRecord* record,
+                                              RedsyncGpuCodecError* error);
+
 #ifdef __cplusplus
 }
 #endif

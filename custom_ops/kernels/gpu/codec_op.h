@@ -11,9 +11,11 @@
 
 namespace redsync {
 
-// Scratch memory on the device; it may be freed as soon as what uses it is queued.
+// Scratch memory on the device; it may be freed as soon as what uses it is queued. `bytes` is what
+// the size query says: negative if an argument is out of its range.
 inline tensorflow::Status AllocateScratch(tensorflow::OpKernelContext* context, int64_t bytes,
                                           tensorflow::Tensor* scratch) {
+  if (bytes < 0) return FromCode(REDSYNC_GPU_INVALID_ARGUMENT, "The size query");
   return context->allocate_temp(tensorflow::DT_UINT8, tensorflow::TensorShape({bytes}), scratch);
 }
 
