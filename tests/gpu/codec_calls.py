@@ -181,3 +181,123 @@ def sparse_merge(device, indices, values, counts, *, sizes, k):
     for outputs, count in ((kept, numbers[1]), (dropped, numbers[2])):
         fields += [[device.get(x) for x in xs] for xs in outputs] + [device.get(count)]
     return tuple(fields), error
+
+
+class Positions(ctypes.Structure):
+    """RedsyncGpuPositions."""
+
+    _fields_ = [(name, d.Int64) for name in ("size", "slots", "rice")]
+    _fields_ += [("input", d.Pointer), ("output", d.Pointer)]
+
+
+class GolombEncode(ctypes.Structure):
+    """RedsyncGpuGolombEncode."""
+
+    _fields_ = [("tensors", ctypes.POINTER(Positions)), ("count", d.Int64)]
+    _fields_ += [("counts", d.Pointer), ("message", d.Pointer)]
+
+
+class GolombDecode(ctypes.Structure):
+    """RedsyncGpuGolombDecode."""
+
+    _fields_ = [("tensors", ctypes.POINTER(Positions)), ("count", d.Int64)]
+    _fields_ += [("messages", d.Pointer), ("ranks", d.Int64), ("counts", d.Pointer)]
+
+
+def _golomb_words(device, call) -> int:
+    words = device.library.redsync_gpu_golomb_words(call.tensors, call.count)
+    if words < 0:
+        raise ValueError("an argument is invalid")
+    return words
+
+
+def golomb_encode(device, indices, counts, *, sizes, rice):
+    """See `golomb_encode_numpy`. Returns (message, `Error` or None)."""
+    there = [device.array(np.asarray(x, np.int32)) for x in indices]
+    tensors = (Positions * len(sizes))()
+    for i, x in enumerate(there):
+        tensors[i] = Positions(sizes[i], x.shape[0], rice[i], device.pointer(x), None)
+    given = device.array(np.asarray(counts, np.int32))
+    call = GolombEncode(tensors, len(sizes), device.pointer(given))
+    message = garbage(device, _golomb_words(device, call), np.int32)
+    call.message = device.pointer(message)
+    size = device.library.redsync_gpu_golomb_encode_scratch_bytes(ctypes.byref(call))
+    error = run(device, "golomb_encode", call, record=True, scratch=size)
+    return device.get(message), error
+
+
+def golomb_decode(device, messages, *, sizes, slots, rice):
+    """See `golomb_decode_numpy`. Returns (indices, counts, `Error` or None)."""
+    messages = np.asarray(messages, np.int32)
+    ranks, n = len(messages), len(sizes)
+    outputs = [garbage(device, ranks * k, np.int32) for k in slots]
+    tensors = (Positions * n)()
+    for i, x in enumerate(outputs):
+        tensors[i] = Positions(sizes[i], slots[i], rice[i], None, device.pointer(x))
+    received, counts = device.array(messages), garbage(device, ranks * n, np.int32)
+    call = GolombDecode(tensors, n, device.pointer(received), ranks, device.pointer(counts))
+    assert _golomb_words(device, call) == messages.shape[1]
+    size = device.library.redsync_gpu_golomb_decode_scratch_bytes(ctypes.byref(call))
+    error = run(device, "golomb_decode", call, record=True, scratch=size)
+    indices = [device.get(x).reshape(ranks, k) for x, k in zip(outputs, slots, strict=True)]
+    return indices, device.get(counts).reshape(ranks, n), error
+
+
+class Filter(ctypes.Structure):
+    """RedsyncGpuFilter."""
+
+    _fields_ = [(name, d.Int64) for name in ("size", "slots", "words", "hashes")]
+    _fields_ += [("input", d.Pointer), ("output", d.Pointer)]
+
+
+class BloomBuild(ctypes.Structure):
+    """RedsyncGpuBloomBuild."""
+
+    _fields_ = [("tensors", ctypes.POINTER(Filter)), ("count", d.Int64)]
+    _fields_ += [("counts", d.Pointer), ("seed", d.Pointer), ("filters", d.Pointer)]
+
+
+class BloomQuery(ctypes.Structure):
+    """RedsyncGpuBloomQuery."""
+
+    _fields_ = [("tensors", ctypes.POINTER(Filter)), ("count", d.Int64), ("filters", d.Pointer)]
+    _fields_ += [("ranks", d.Int64), ("seed", d.Pointer), ("counts", d.Pointer)]
+
+
+def _seed(device, seed: int):
+    return device.array(np.array([seed % 2**32], np.uint32).view(np.int32))
+
+
+def bloom_build(device, indices, counts, seed, *, sizes, words, hashes):
+    """See `bloom_build_numpy`. Returns (filters, `Error` or None)."""
+    there = [device.array(np.asarray(x, np.int32)) for x in indices]
+    tensors = (Filter * len(sizes))()
+    for i, x in enumerate(there):
+        tensors[i] = Filter(sizes[i], x.shape[0], words[i], hashes[i], device.pointer(x), None)
+    given, number = device.array(np.asarray(counts, np.int32)), _seed(device, seed)
+    filters = garbage(device, sum(words), np.int32)
+    pointers = map(device.pointer, (given, number, filters))
+    call = BloomBuild(tensors, len(sizes), *pointers)
+    error = run(device, "bloom_build", call, record=True)
+    return device.get(filters), error
+
+
+def bloom_query(device, filters, seed, *, sizes, slots, words, hashes):
+    """See `bloom_query_numpy`. Returns (indices, counts)."""
+    filters = np.asarray(filters, np.int32)
+    ranks, n = len(filters), len(sizes)
+    outputs = [garbage(device, ranks * k, np.int32) for k in slots]
+    tensors = (Filter * n)()
+    for i, x in enumerate(outputs):
+        tensors[i] = Filter(sizes[i], slots[i], words[i], hashes[i], None, device.pointer(x))
+    there, number = device.array(filters), _seed(device, seed)
+    counts = garbage(device, ranks * n, np.int32)
+    call = BloomQuery(
+        tensors, n, device.pointer(there), ranks, *map(device.pointer, (number, counts))
+    )
+    size = device.library.redsync_gpu_bloom_query_scratch_bytes(ctypes.byref(call))
+    if size < 0:
+        raise ValueError("an argument is invalid")
+    run(device, "bloom_query", call, record=False, scratch=size)
+    indices = [device.get(x).reshape(ranks, k) for x, k in zip(outputs, slots, strict=True)]
+    return indices, device.get(counts).reshape(ranks, n)

@@ -30,6 +30,8 @@ OK = 0
 SIZES = (
     "message_words", "select_scratch_bytes", "descend_scratch_bytes",
     "quantized_words", "quantize_scratch_bytes", "merge_scratch_bytes",
+    "golomb_words", "golomb_encode_scratch_bytes", "golomb_decode_scratch_bytes",
+    "bloom_query_scratch_bytes",
 )  # fmt: skip
 
 Pointer, Int64, Int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32

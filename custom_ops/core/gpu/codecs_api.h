@@ -121,6 +121,91 @@ REDSYNC_GPU_API int redsync_gpu_explain_merge(const RedsyncGpuMerge* call,
                                               const RedsyncGpuRecord* record,
                                               RedsyncGpuCodecError* error);
 
+/* ----------------------------------------------------------------------------------- Golomb */
+
+typedef struct {
+  int64_t size;      /* Positions are in [0, size), at most 2^31 - 1. */
+  int64_t slots;     /* Positions at most, in [0, size]. */
+  int64_t rice;      /* Bits of a gap that are sent as they are, in [0, 30]. */
+  const int32_t* in; /* Device, [slots], ascending as far as the count: what to code. */
+  int32_t* out;      /* Device, [ranks, slots]: what was decoded, 0 after the count. */
+} RedsyncGpuPositions;
+
+/* Words of a message, per tensor [count, bits, words..]; -1 if an argument is out of its range. */
+REDSYNC_GPU_API int64_t redsync_gpu_golomb_words(const RedsyncGpuPositions* tensors, int64_t count);
+
+typedef struct {
+  const RedsyncGpuPositions* tensors; /* Host, [count]. */
+  int64_t count;
+  const int32_t* counts; /* Device, [count]. */
+  int32_t* message;      /* Device, [redsync_gpu_golomb_words()]. */
+} RedsyncGpuGolombEncode;
+
+REDSYNC_GPU_API int64_t redsync_gpu_golomb_encode_scratch_bytes(const RedsyncGpuGolombEncode* call);
+REDSYNC_GPU_API int redsync_gpu_golomb_encode(const RedsyncGpuGolombEncode* call,
+                                              RedsyncGpuRecord* record, void* scratch,
+                                              int64_t scratch_bytes, void* stream);
+REDSYNC_GPU_API int redsync_gpu_explain_golomb_encode(const RedsyncGpuGolombEncode* call,
+                                                      const RedsyncGpuRecord* record,
+                                                      RedsyncGpuCodecError* error);
+
+typedef struct {
+  const RedsyncGpuPositions* tensors; /* Host, [count]. */
+  int64_t count;
+  const int32_t* messages; /* Device, [ranks, redsync_gpu_golomb_words()]. */
+  int64_t ranks;
+  int32_t* counts; /* Device, [ranks, count]. */
+} RedsyncGpuGolombDecode;
+
+REDSYNC_GPU_API int64_t redsync_gpu_golomb_decode_scratch_bytes(const RedsyncGpuGolombDecode* call);
+REDSYNC_GPU_API int redsync_gpu_golomb_decode(const RedsyncGpuGolombDecode* call,
+                                              RedsyncGpuRecord* record, void* scratch,
+                                              int64_t scratch_bytes, void* stream);
+REDSYNC_GPU_API int redsync_gpu_explain_golomb_decode(const RedsyncGpuGolombDecode* call,
+                                                      const RedsyncGpuRecord* record,
+                                                      RedsyncGpuCodecError* error);
+
+/* ------------------------------------------------------------------------------------ Bloom */
+
+typedef struct {
+  int64_t size;      /* Positions are in [0, size), at most 2^31 - 1. */
+  int64_t slots;     /* Positions given, or to be listed at most; at most 2^31 - 1. */
+  int64_t words;     /* Of the filter, in [1, 2^27 - 1]. */
+  int64_t hashes;    /* Bits that a position sets, in [1, 64]. */
+  const int32_t* in; /* Device, [slots], as many as the count: what to put in. */
+  int32_t* out; /* Device, [ranks, slots]: what a filter holds, ascending; 0 after the count. */
+} RedsyncGpuFilter;
+
+typedef struct {
+  const RedsyncGpuFilter* tensors; /* Host, [count]. */
+  int64_t count;
+  const int32_t* counts; /* Device, [count]. */
+  const int32_t* seed;   /* Device scalar. */
+  int32_t* filters;      /* Device, one after the other. */
+} RedsyncGpuBloomBuild;
+
+REDSYNC_GPU_API int redsync_gpu_bloom_build(const RedsyncGpuBloomBuild* call,
+                                            RedsyncGpuRecord* record, void* stream);
+REDSYNC_GPU_API int redsync_gpu_explain_bloom_build(const RedsyncGpuBloomBuild* call,
+                                                    const RedsyncGpuRecord* record,
+                                                    RedsyncGpuCodecError* error);
+
+typedef struct {
+  const RedsyncGpuFilter* tensors; /* Host, [count]. */
+  int64_t count;
+  const int32_t* filters; /* Device, [ranks, words of all filters]. */
+  int64_t ranks;
+  const int32_t* seed; /* Device scalar. */
+  int32_t* counts;     /* Device, [ranks, count]. */
+} RedsyncGpuBloomQuery;
+
+/* -1 if an argument is out of its range. */
+REDSYNC_GPU_API int64_t redsync_gpu_bloom_query_scratch_bytes(const RedsyncGpuBloomQuery* call);
+
+/* Lists the first positions that the filters hold. Nothing can be wrong with a filter. */
+REDSYNC_GPU_API int redsync_gpu_bloom_query(const RedsyncGpuBloomQuery* call, void* scratch,
+                                            int64_t scratch_bytes, void* stream);
+
 #ifdef __cplusplus
 }
 #endif
