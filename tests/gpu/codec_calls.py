@@ -9,52 +9,11 @@ import ctypes
 
 import numpy as np
 
+from tests.gpu import codec_structs as structs
 from tests.gpu import device as d
 
 MODES = {"sign": 0, "two_level": 1, "threshold": 2, "stochastic": 3}
 GARBAGE = -7
-
-
-class Error(ctypes.Structure):
-    """RedsyncGpuCodecError."""
-
-    _fields_ = [("field", ctypes.c_char_p)]
-    _fields_ += [(name, d.Int64) for name in ("rank", "tensor", "slot")]
-    _fields_ += [("value", ctypes.c_double), ("rule", ctypes.c_char_p), ("limit", d.Int64)]
-
-    def names(self) -> tuple:
-        """Field, rank, tensor, slot, value."""
-        return self.field.decode(), self.rank, self.tensor, self.slot, self.value
-
-    def must_be(self) -> str:
-        """What is required of the value."""
-        return self.rule.decode() if self.rule else f"in [0, {self.limit}]"
-
-
-class Quantizer(ctypes.Structure):
-    """RedsyncGpuQuantizer."""
-
-    _fields_ = [("mode", d.Int32), ("levels", d.Int32), ("bucket", d.Int64)]
-
-
-class Dense(ctypes.Structure):
-    """RedsyncGpuDense."""
-
-    _fields_ = [("size", d.Int64), ("input", d.Pointer), ("output", d.Pointer)]
-
-
-class Quantize(ctypes.Structure):
-    """RedsyncGpuQuantize."""
-
-    _fields_ = [("quantizer", Quantizer), ("tensors", ctypes.POINTER(Dense)), ("count", d.Int64)]
-    _fields_ += [(name, d.Pointer) for name in ("scales", "stream", "message")]
-
-
-class Dequantize(ctypes.Structure):
-    """RedsyncGpuDequantize."""
-
-    _fields_ = [("quantizer", Quantizer), ("tensors", ctypes.POINTER(Dense)), ("count", d.Int64)]
-    _fields_ += [("messages", d.Pointer), ("ranks", d.Int64)]
 
 
 def run(device, name: str, call, *, record: bool, scratch: int | None = None):
@@ -69,11 +28,13 @@ def run(device, name: str, call, *, record: bool, scratch: int | None = None):
         assert short == 2, "too little scratch memory is noticed"
         pointers.append(d.Int64(scratch))
     status = function(ctypes.byref(call), *pointers, None)
+    if status == 1:
+        raise ValueError("an argument is invalid")
     assert status == d.OK, (status, device.library.redsync_gpu_last_error())
     if not record:
         return None
     filled = d.Record.from_buffer_copy(device.get(place).tobytes())
-    error = Error()
+    error = structs.Error()
     explain = getattr(device.library, f"redsync_gpu_explain_{name}")
     found = explain(ctypes.byref(call), ctypes.byref(filled), ctypes.byref(error))
     return error if found else None
@@ -86,11 +47,11 @@ def garbage(device, shape, dtype):
 
 
 def _dense(device, arrays, outputs):
-    tensors = (Dense * len(outputs))()
+    tensors = (structs.Dense * len(outputs))()
     for i, (array, output) in enumerate(zip(arrays, outputs, strict=True)):
         size = array.shape[0]
         given = [None if a is None else device.pointer(a) for a in (array, output)]
-        tensors[i] = Dense(size, *given)
+        tensors[i] = structs.Dense(size, *given)
     return tensors
 
 
@@ -105,8 +66,8 @@ def quantize(
         outputs = there if in_place else [garbage(device, x.size, np.float32) for x in tensors]
     numbers = np.array([int(x) % 2**32 for x in stream], np.uint32).view(np.int32)
     inputs = [device.array(np.asarray(scales, np.float32)), device.array(numbers)]
-    call = Quantize(
-        Quantizer(MODES[mode], levels, bucket_size or 0), _dense(device, there, outputs)
+    call = structs.Quantize(
+        structs.Quantizer(MODES[mode], levels, bucket_size or 0), _dense(device, there, outputs)
     )
     call.count = len(there)
     words = device.library.redsync_gpu_quantized_words(
@@ -133,26 +94,11 @@ def dequantize_sum(
     """See `dequantize_sum_numpy`. Returns (totals, `Error` or None)."""
     outputs = [device.array(np.full(int(np.prod(s)), np.nan, np.float32), misalign) for s in shapes]
     received = device.array(np.asarray(messages, np.int32))
-    call = Dequantize(Quantizer(MODES[mode], levels, bucket_size or 0))
+    call = structs.Dequantize(structs.Quantizer(MODES[mode], levels, bucket_size or 0))
     call.tensors, call.count = _dense(device, outputs, outputs), len(outputs)
-    call.messages, call.ranks = device.pointer(received), len(messages)
+    call.messages, (call.ranks, call.words) = device.pointer(received), np.shape(messages)
     error = run(device, "dequantize", call, record=True)
     return [device.get(t).reshape(s) for t, s in zip(outputs, shapes, strict=True)], error
-
-
-class Blocks(ctypes.Structure):
-    """RedsyncGpuBlocks."""
-
-    _fields_ = [(name, d.Int64) for name in ("slots", "size", "k")]
-    _fields_ += [(name, d.Pointer) for name in ("indices", "values", "kept_indices", "kept_values")]
-    _fields_ += [(name, d.Pointer) for name in ("dropped_indices", "dropped_values")]
-
-
-class Merge(ctypes.Structure):
-    """RedsyncGpuMerge."""
-
-    _fields_ = [("tensors", ctypes.POINTER(Blocks)), ("count", d.Int64), ("counts", d.Pointer)]
-    _fields_ += [("ranks", d.Int64), ("kept_counts", d.Pointer), ("dropped_counts", d.Pointer)]
 
 
 def sparse_merge(device, indices, values, counts, *, sizes, k):
@@ -163,16 +109,16 @@ def sparse_merge(device, indices, values, counts, *, sizes, k):
     kinds = (np.int32, np.float32)
     kept = [[garbage(device, k[i], kind) for i in range(n)] for kind in kinds]
     dropped = [[garbage(device, ranks * slots[i], kind) for i in range(n)] for kind in kinds]
-    tensors = (Blocks * n)()
+    tensors = (structs.Blocks * n)()
     for i in range(n):
         arrays = [arrays[i] for arrays in (*there, *kept, *dropped)]
-        tensors[i] = Blocks(slots[i], sizes[i], k[i], *map(device.pointer, arrays))
+        tensors[i] = structs.Blocks(slots[i], sizes[i], k[i], *map(device.pointer, arrays))
     numbers = [
         device.array(np.asarray(counts, np.int32)),
         *(garbage(device, n, np.int32) for _ in "kd"),
     ]
     given, of_kept, of_dropped = map(device.pointer, numbers)
-    call = Merge(tensors, n, given, ranks, of_kept, of_dropped)
+    call = structs.Merge(tensors, n, given, ranks, of_kept, of_dropped)
     size = device.library.redsync_gpu_merge_scratch_bytes(ctypes.byref(call))
     if size < 0:
         raise ValueError("an argument is invalid")
@@ -181,27 +127,6 @@ def sparse_merge(device, indices, values, counts, *, sizes, k):
     for outputs, count in ((kept, numbers[1]), (dropped, numbers[2])):
         fields += [[device.get(x) for x in xs] for xs in outputs] + [device.get(count)]
     return tuple(fields), error
-
-
-class Positions(ctypes.Structure):
-    """RedsyncGpuPositions."""
-
-    _fields_ = [(name, d.Int64) for name in ("size", "slots", "rice")]
-    _fields_ += [("input", d.Pointer), ("output", d.Pointer)]
-
-
-class GolombEncode(ctypes.Structure):
-    """RedsyncGpuGolombEncode."""
-
-    _fields_ = [("tensors", ctypes.POINTER(Positions)), ("count", d.Int64)]
-    _fields_ += [("counts", d.Pointer), ("message", d.Pointer)]
-
-
-class GolombDecode(ctypes.Structure):
-    """RedsyncGpuGolombDecode."""
-
-    _fields_ = [("tensors", ctypes.POINTER(Positions)), ("count", d.Int64)]
-    _fields_ += [("messages", d.Pointer), ("ranks", d.Int64), ("counts", d.Pointer)]
 
 
 def _golomb_words(device, call) -> int:
@@ -214,11 +139,11 @@ def _golomb_words(device, call) -> int:
 def golomb_encode(device, indices, counts, *, sizes, rice):
     """See `golomb_encode_numpy`. Returns (message, `Error` or None)."""
     there = [device.array(np.asarray(x, np.int32)) for x in indices]
-    tensors = (Positions * len(sizes))()
+    tensors = (structs.Positions * len(sizes))()
     for i, x in enumerate(there):
-        tensors[i] = Positions(sizes[i], x.shape[0], rice[i], device.pointer(x), None)
+        tensors[i] = structs.Positions(sizes[i], x.shape[0], rice[i], device.pointer(x), None)
     given = device.array(np.asarray(counts, np.int32))
-    call = GolombEncode(tensors, len(sizes), device.pointer(given))
+    call = structs.GolombEncode(tensors, len(sizes), device.pointer(given))
     message = garbage(device, _golomb_words(device, call), np.int32)
     call.message = device.pointer(message)
     size = device.library.redsync_gpu_golomb_encode_scratch_bytes(ctypes.byref(call))
@@ -231,37 +156,18 @@ def golomb_decode(device, messages, *, sizes, slots, rice):
     messages = np.asarray(messages, np.int32)
     ranks, n = len(messages), len(sizes)
     outputs = [garbage(device, ranks * k, np.int32) for k in slots]
-    tensors = (Positions * n)()
+    tensors = (structs.Positions * n)()
     for i, x in enumerate(outputs):
-        tensors[i] = Positions(sizes[i], slots[i], rice[i], None, device.pointer(x))
+        tensors[i] = structs.Positions(sizes[i], slots[i], rice[i], None, device.pointer(x))
     received, counts = device.array(messages), garbage(device, ranks * n, np.int32)
-    call = GolombDecode(tensors, n, device.pointer(received), ranks, device.pointer(counts))
-    assert _golomb_words(device, call) == messages.shape[1]
+    call = structs.GolombDecode(tensors, n, device.pointer(received), *messages.shape)
+    call.counts = device.pointer(counts)
     size = device.library.redsync_gpu_golomb_decode_scratch_bytes(ctypes.byref(call))
+    if size < 0:
+        raise ValueError("an argument is invalid")
     error = run(device, "golomb_decode", call, record=True, scratch=size)
     indices = [device.get(x).reshape(ranks, k) for x, k in zip(outputs, slots, strict=True)]
     return indices, device.get(counts).reshape(ranks, n), error
-
-
-class Filter(ctypes.Structure):
-    """RedsyncGpuFilter."""
-
-    _fields_ = [(name, d.Int64) for name in ("size", "slots", "words", "hashes")]
-    _fields_ += [("input", d.Pointer), ("output", d.Pointer)]
-
-
-class BloomBuild(ctypes.Structure):
-    """RedsyncGpuBloomBuild."""
-
-    _fields_ = [("tensors", ctypes.POINTER(Filter)), ("count", d.Int64)]
-    _fields_ += [("counts", d.Pointer), ("seed", d.Pointer), ("filters", d.Pointer)]
-
-
-class BloomQuery(ctypes.Structure):
-    """RedsyncGpuBloomQuery."""
-
-    _fields_ = [("tensors", ctypes.POINTER(Filter)), ("count", d.Int64), ("filters", d.Pointer)]
-    _fields_ += [("ranks", d.Int64), ("seed", d.Pointer), ("counts", d.Pointer)]
 
 
 def _seed(device, seed: int):
@@ -271,13 +177,15 @@ def _seed(device, seed: int):
 def bloom_build(device, indices, counts, seed, *, sizes, words, hashes):
     """See `bloom_build_numpy`. Returns (filters, `Error` or None)."""
     there = [device.array(np.asarray(x, np.int32)) for x in indices]
-    tensors = (Filter * len(sizes))()
+    tensors = (structs.Filter * len(sizes))()
     for i, x in enumerate(there):
-        tensors[i] = Filter(sizes[i], x.shape[0], words[i], hashes[i], device.pointer(x), None)
+        tensors[i] = structs.Filter(
+            sizes[i], x.shape[0], words[i], hashes[i], device.pointer(x), None
+        )
     given, number = device.array(np.asarray(counts, np.int32)), _seed(device, seed)
     filters = garbage(device, sum(words), np.int32)
     pointers = map(device.pointer, (given, number, filters))
-    call = BloomBuild(tensors, len(sizes), *pointers)
+    call = structs.BloomBuild(tensors, len(sizes), *pointers)
     error = run(device, "bloom_build", call, record=True)
     return device.get(filters), error
 
@@ -287,14 +195,15 @@ def bloom_query(device, filters, seed, *, sizes, slots, words, hashes):
     filters = np.asarray(filters, np.int32)
     ranks, n = len(filters), len(sizes)
     outputs = [garbage(device, ranks * k, np.int32) for k in slots]
-    tensors = (Filter * n)()
+    tensors = (structs.Filter * n)()
     for i, x in enumerate(outputs):
-        tensors[i] = Filter(sizes[i], slots[i], words[i], hashes[i], None, device.pointer(x))
+        tensors[i] = structs.Filter(
+            sizes[i], slots[i], words[i], hashes[i], None, device.pointer(x)
+        )
     there, number = device.array(filters), _seed(device, seed)
     counts = garbage(device, ranks * n, np.int32)
-    call = BloomQuery(
-        tensors, n, device.pointer(there), ranks, *map(device.pointer, (number, counts))
-    )
+    call = structs.BloomQuery(tensors, n, device.pointer(there), *filters.shape)
+    call.seed, call.counts = map(device.pointer, (number, counts))
     size = device.library.redsync_gpu_bloom_query_scratch_bytes(ctypes.byref(call))
     if size < 0:
         raise ValueError("an argument is invalid")

@@ -21,6 +21,7 @@ SOURCES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("custom_ops/c
 EMULATE = "-x c++ -std=c++17 -O1 -g -ffp-contract=off -fPIC -shared -pthread".split()
 EMULATE += "-Wall -Wextra -Werror -Wno-unknown-pragmas -DREDSYNC_GPU_EMULATOR".split()
 EMULATE += ["-include", "tests/gpu/emulator.h"]
+FIBERS = "tests/gpu/fibers.cc"
 # As the library is built, but for this machine's GPU only.
 FLAGS = runpy.run_path(str(ROOT / "custom_ops" / "sources.bzl"))["CUDA_FLAGS"]
 CUDA = [flag.replace("-fvisibility=hidden,", "") for flag in FLAGS] + ["-shared", "-arch=native"]
@@ -221,7 +222,15 @@ def build(target: pathlib.Path, kind: str) -> pathlib.Path:
     if kind == "cuda":
         command = [nvcc() or "nvcc", *CUDA, "-I.", *SOURCES, "-o", str(target)]
     else:
-        command = [os.environ.get("CXX", "g++"), *EMULATE, "-I.", *SOURCES, "-o", str(target)]
+        command = [
+            os.environ.get("CXX", "g++"),
+            *EMULATE,
+            "-I.",
+            FIBERS,
+            *SOURCES,
+            "-o",
+            str(target),
+        ]
         if kind == "sanitized":
             command += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)

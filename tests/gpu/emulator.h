@@ -30,7 +30,7 @@ struct float4 {
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
-inline void __syncthreads() { emulator::Wait(emulator::State::kAtBlock); }
+inline void __syncthreads() { emulator::WaitForBlock(); }
 inline void __syncwarp() { emulator::Exchange(0); }
 inline void __threadfence() {}
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }

@@ -116,8 +116,8 @@ struct Maker {
 using namespace redsync::gpu;  // NOLINT: the C interface below is this file's other half.
 
 int64_t redsync_gpu_bloom_query_scratch_bytes(const RedsyncGpuBloomQuery* call) {
-  if (FilterWords(call->tensors, call->count) < 0 || call->ranks < 0 || call->ranks > 65535)
-    return -1;
+  const int64_t words = FilterWords(call->tensors, call->count);
+  if (words < 0 || call->words != words || call->ranks < 0 || call->ranks > 65535) return -1;
   Maker make(*call, nullptr);
   for (int64_t i = 0; i < call->count; ++i) make(i);
   return make.divider.bytes();
@@ -135,7 +135,7 @@ int redsync_gpu_bloom_query(const RedsyncGpuBloomQuery* call, void* scratch, int
   Call group = {};
   group.filters = call->filters;
   group.seed = call->seed;
-  group.words = FilterWords(call->tensors, call->count);
+  group.words = call->words;
   group.tensors = call->count;
   auto tiles = [](const Item& item) { return item.tiles(); };
   ForGroups(group, call->count, make, tiles, [&](const Call& part, uint32_t blocks) {

@@ -74,8 +74,9 @@ typedef struct {
   RedsyncGpuQuantizer quantizer;
   const RedsyncGpuDense* tensors; /* Host, [count]. */
   int64_t count;
-  const int32_t* messages; /* Device, [ranks, redsync_gpu_quantized_words()]. */
+  const int32_t* messages; /* Device, [ranks, words]. */
   int64_t ranks;
+  int64_t words; /* redsync_gpu_quantized_words() */
 } RedsyncGpuDequantize;
 
 /* Sums over the ranks, in their order. Messages whose flag is 0 contribute nothing. */
@@ -152,8 +153,9 @@ REDSYNC_GPU_API int redsync_gpu_explain_golomb_encode(const RedsyncGpuGolombEnco
 typedef struct {
   const RedsyncGpuPositions* tensors; /* Host, [count]. */
   int64_t count;
-  const int32_t* messages; /* Device, [ranks, redsync_gpu_golomb_words()]. */
+  const int32_t* messages; /* Device, [ranks, words]. */
   int64_t ranks;
+  int64_t words;   /* redsync_gpu_golomb_words() */
   int32_t* counts; /* Device, [ranks, count]. */
 } RedsyncGpuGolombDecode;
 
@@ -193,8 +195,9 @@ REDSYNC_GPU_API int redsync_gpu_explain_bloom_build(const RedsyncGpuBloomBuild* 
 typedef struct {
   const RedsyncGpuFilter* tensors; /* Host, [count]. */
   int64_t count;
-  const int32_t* filters; /* Device, [ranks, words of all filters]. */
+  const int32_t* filters; /* Device, [ranks, words]. */
   int64_t ranks;
+  int64_t words;       /* Of all filters. */
   const int32_t* seed; /* Device scalar. */
   int32_t* counts;     /* Device, [ranks, count]. */
 } RedsyncGpuBloomQuery;

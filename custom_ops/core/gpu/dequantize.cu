@@ -88,7 +88,7 @@ using namespace redsync::gpu;  // NOLINT: the C interface below is this file's o
 int redsync_gpu_dequantize(const RedsyncGpuDequantize* call, RedsyncGpuRecord* record,
                            void* stream_pointer) {
   const int64_t words = redsync_gpu_quantized_words(&call->quantizer, call->tensors, call->count);
-  if (words < 0 || call->ranks < 0) return REDSYNC_GPU_INVALID_ARGUMENT;
+  if (words < 0 || call->words != words || call->ranks < 0) return REDSYNC_GPU_INVALID_ARGUMENT;
   const auto stream = static_cast<cudaStream_t>(stream_pointer);
   ClearRecord(record, stream);
   Call group = {};
@@ -110,7 +110,7 @@ int redsync_gpu_explain_dequantize(const RedsyncGpuDequantize* call, const Redsy
                                    RedsyncGpuCodecError* error) {
   if (IsClear(*record)) return 0;
   const RedsyncGpuQuantizer& q = call->quantizer;
-  const int64_t words = redsync_gpu_quantized_words(&q, call->tensors, call->count);
+  const int64_t words = call->words;
   const auto position = static_cast<int64_t>(record->position);
   const int64_t rank = position / 32 / words, word = position / 32 % words;
   const double value = static_cast<double>(record->value);

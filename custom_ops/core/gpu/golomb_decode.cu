@@ -209,10 +209,8 @@ struct Maker {
 using namespace redsync::gpu;  // NOLINT: the C interface below is this file's other half.
 
 int64_t redsync_gpu_golomb_decode_scratch_bytes(const RedsyncGpuGolombDecode* call) {
-  if (redsync_gpu_golomb_words(call->tensors, call->count) < 0 || call->ranks < 0 ||
-      call->ranks > 65535) {
-    return -1;
-  }
+  const int64_t words = redsync_gpu_golomb_words(call->tensors, call->count);
+  if (words < 0 || call->words != words || call->ranks < 0 || call->ranks > 65535) return -1;
   Maker make(*call, nullptr);
   for (int64_t i = 0; i < call->count; ++i) make(i);
   return make.divider.bytes();
@@ -232,7 +230,7 @@ int redsync_gpu_golomb_decode(const RedsyncGpuGolombDecode* call, RedsyncGpuReco
   cudaMemsetAsync(make.beyond, 0xff, codes * sizeof(unsigned long long), stream);
   Call group = {};
   group.messages = call->messages;
-  group.words = redsync_gpu_golomb_words(call->tensors, call->count);
+  group.words = call->words;
   for (int64_t i = 0; i < call->count; ++i) group.positions += Positions(call->tensors[i].slots);
   group.tensors = call->count;
   group.record = record;

@@ -121,8 +121,12 @@ class GpuDequantizeSumOp : public CheckedOp<DequantizeWork> {
           context->forward_input_or_allocate_output({1 + i}, i, like[i].shape(), &total));
       work->tensors[i].out = total->flat<float>().data();
     }
-    work->call = {ToGpu(format_), work->tensors.data(), static_cast<int64_t>(work->tensors.size()),
-                  messages->flat<int32_t>().data(), messages->dim_size(0)};
+    work->call = {ToGpu(format_),
+                  work->tensors.data(),
+                  static_cast<int64_t>(work->tensors.size()),
+                  messages->flat<int32_t>().data(),
+                  messages->dim_size(0),
+                  messages->dim_size(1)};
     return FromCode(redsync_gpu_dequantize(&work->call, work->record.device(), StreamOf(context)),
                     work->kWhat);
   }
