@@ -135,7 +135,7 @@ def test_golomb_decode_of_noise(device):
 
 
 def test_bloom_query(device):
-    for seed in range(EXAMPLES):
+    for seed in range(EXAMPLES // 3):
         rng = np.random.default_rng(seed)
         filters = mutate(rng, rng.integers(-(2**31), 2**31, (2, 7)))
         layout = {
