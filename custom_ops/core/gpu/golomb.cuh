@@ -18,14 +18,14 @@ inline int64_t GolombWords(const RedsyncGpuPositions& p) {
   return words > INT32_MAX / 32 ? -1 : words;  // Lengths in bits travel as int32.
 }
 
-constexpr uint32_t kChunk = 1024;  // Bits that are read together.
+constexpr uint32_t kChunkBits = 1024;  // Bits that are read together.
 
 // A stream of codes.
 struct Code {
   const uint32_t* words;
   uint32_t bits;
 
-  __device__ uint32_t chunks() const { return (bits + kChunk - 1) / kChunk; }
+  __device__ uint32_t chunks() const { return (bits + kChunkBits - 1) / kChunkBits; }
   // At most 31 bits.
   __device__ uint32_t Bits(uint32_t at, int count) const {
     uint64_t both = words[at / 32];
@@ -45,8 +45,8 @@ struct Step {
 // Reads a chunk from a state on. Calls visit(advance) where a code ends, until it returns false.
 template <class Visit>
 __device__ inline Step Read(const Code& code, uint32_t chunk, int rice, int state, Visit visit) {
-  const uint32_t begin = chunk * kChunk;
-  const uint32_t end = begin + kChunk < code.bits ? begin + kChunk : code.bits;
+  const uint32_t begin = chunk * kChunkBits;
+  const uint32_t end = begin + kChunkBits < code.bits ? begin + kChunkBits : code.bits;
   Step step = {0, 0, 0, 0};
   uint32_t at = begin;
   bool inside = state > 0;  // Behind the zero of a code.

@@ -4,9 +4,7 @@
 // each, says which of the states it was.
 #include "custom_ops/core/gpu/block.cuh"
 #include "custom_ops/core/gpu/divider.cuh"
-#include "custom_ops/core/gpu/golomb.cuh"
-#include "custom_ops/core/gpu/groups.cuh"
-#include "custom_ops/core/gpu/records.cuh"
+#include "custom_ops/core/gpu/golomb_decode.cuh"
 
 namespace redsync {
 namespace gpu {
@@ -14,59 +12,8 @@ namespace {
 
 constexpr int kAhead = 8;  // Chunks that the walk loads at once.
 
-// Where a chunk begins.
-struct Start {
-  int64_t position;
-  uint32_t slot;
-  int32_t state;
-};
-
-struct Item {
-  int32_t* positions;          // [ranks, slots]
-  int32_t* counts;             // [ranks, tensors], from this tensor's on.
-  int64_t offset;              // In a message, of [count, bits, words..].
-  int64_t at;                  // For the record, see Positions().
-  uint32_t* ticket;            // [ranks], see IsLastBlock().
-  unsigned long long* beyond;  // [ranks]: the first position that is too large; all ones at first.
-  Step* steps;                 // [ranks, chunks, rice + 1]
-  Start* starts;               // [ranks, chunks]
-  uint32_t size, slots, words;
-  int rice;
-
-  __host__ __device__ uint32_t chunks() const { return (words * 32 + kChunk - 1) / kChunk; }
-};
-
-struct Call : Group<Item, 32> {
-  const int32_t* messages;
-  int64_t words, positions;  // Of a rank: words of its message, positions for the record.
-  int64_t tensors;
-  RedsyncGpuRecord* record;
-};
-
-// For the record a tensor has 0: the count; 1: the bits; and for every slot and the end three.
-enum Kind { kIndex, kTooFew, kTooMany };
-__host__ __device__ inline int64_t Positions(int64_t slots) { return 2 + 3 * (slots + 1); }
-
-// One rank's code of a tensor, if its header is right.
-struct Received : Code {
-  uint32_t count;
-  bool valid;
-
-  __device__ Received(const Call& call, const Item& item) {
-    const int32_t* part = call.messages + blockIdx.y * call.words + item.offset;
-    words = reinterpret_cast<const uint32_t*>(part + 2);
-    count = static_cast<uint32_t>(part[0]);  // Negative ones are too large.
-    bits = static_cast<uint32_t>(part[1]);
-    valid = count <= item.slots && bits <= 32 * item.words;
-  }
-};
-
-__device__ inline void ReportKind(const Call& call, const Item& item, int64_t slot, Kind kind) {
-  Report(call.record, blockIdx.y * call.positions + item.at + 2 + 3 * slot + kind);
-}
-
 // One warp: finds where the chunks begin, and whether all bits belong to the codes.
-__device__ inline void Walk(const Call& call, const Item& item, const Received& code) {
+__device__ inline void Walk(const DecodeGroup& call, const DecodeItem& item, const Received& code) {
   const int states = item.rice + 1, state_of_lane = static_cast<int>(Lane());
   const int64_t first = int64_t{blockIdx.y} * item.chunks();
   Start start = {-1, 0, 0};
@@ -87,7 +34,7 @@ __device__ inline void Walk(const Call& call, const Item& item, const Received& 
       start.slot += __shfl_sync(kAllLanes, steps[i].codes, from);
       start.state = __shfl_sync(kAllLanes, static_cast<int>(steps[i].state), from);
       const int last = __shfl_sync(kAllLanes, static_cast<int>(steps[i].end), from);
-      if (last != 0) end = (c + i) * kChunk + last;
+      if (last != 0) end = (c + i) * kChunkBits + last;
     }
   }
   if (Lane() != 0) return;
@@ -99,9 +46,9 @@ __device__ inline void Walk(const Call& call, const Item& item, const Received& 
 }
 
 // A warp a chunk, a lane a state; the last block walks.
-__global__ void __launch_bounds__(kThreads) ReadChunks(REDSYNC_PARAMETER Call call) {
+__global__ void __launch_bounds__(kThreads) ReadChunks(REDSYNC_PARAMETER DecodeGroup call) {
   const int which = call.Find();
-  const Item& item = call.items[which];
+  const DecodeItem& item = call.items[which];
   const Received code(call, item);
   if (!code.valid) {
     const bool bad_count = code.count > item.slots;
@@ -122,9 +69,9 @@ __global__ void __launch_bounds__(kThreads) ReadChunks(REDSYNC_PARAMETER Call ca
 }
 
 // A thread a chunk.
-__global__ void __launch_bounds__(kThreads) WritePositions(REDSYNC_PARAMETER Call call) {
+__global__ void __launch_bounds__(kThreads) WritePositions(REDSYNC_PARAMETER DecodeGroup call) {
   const int which = call.Find();
-  const Item& item = call.items[which];
+  const DecodeItem& item = call.items[which];
   const Received code(call, item);
   if (!code.valid) return;
   const int64_t rank = blockIdx.y;
@@ -151,13 +98,13 @@ __global__ void __launch_bounds__(kThreads) WritePositions(REDSYNC_PARAMETER Cal
 }
 
 // What is at the position that the record names, if it is in these tensors.
-__global__ void ReadBad(REDSYNC_PARAMETER Call call) {
+__global__ void ReadBad(REDSYNC_PARAMETER DecodeGroup call) {
   if (threadIdx.x != 0 || IsClear(*call.record)) return;
   const int64_t rank = static_cast<int64_t>(call.record->position) / call.positions;
   for (int i = 0; i < call.count; ++i) {
-    const Item& item = call.items[i];
+    const DecodeItem& item = call.items[i];
     const int64_t at = static_cast<int64_t>(call.record->position) % call.positions - item.at;
-    if (at < 0 || at >= Positions(item.slots)) continue;
+    if (at < 0 || at >= GolombPlaces(item.slots)) continue;
     const int32_t* part = call.messages + rank * call.words + item.offset;
     call.record->value = at == 0 ? part[0]
                          : at == 1 || (at - 2) % 3 != kIndex
@@ -180,9 +127,9 @@ struct Maker {
     beyond = divider.Take<unsigned long long>(call.ranks * call.count);
   }
 
-  Item operator()(int64_t i) {
+  DecodeItem operator()(int64_t i) {
     const RedsyncGpuPositions& from = call.tensors[i];
-    Item item = {};
+    DecodeItem item = {};
     item.positions = from.out;
     item.counts = call.counts + i;
     item.offset = offset;
@@ -197,7 +144,7 @@ struct Maker {
     item.steps = divider.Take<Step>(chunks * (item.rice + 1));
     item.starts = divider.Take<Start>(chunks);
     offset += 2 + item.words;
-    at += Positions(from.slots);
+    at += GolombPlaces(from.slots);
     return item;
   }
 };
@@ -228,19 +175,19 @@ int redsync_gpu_golomb_decode(const RedsyncGpuGolombDecode* call, RedsyncGpuReco
   const int64_t codes = call->ranks * call->count;
   cudaMemsetAsync(make.tickets, 0, codes * sizeof(uint32_t), stream);
   cudaMemsetAsync(make.beyond, 0xff, codes * sizeof(unsigned long long), stream);
-  Call group = {};
+  DecodeGroup group = {};
   group.messages = call->messages;
   group.words = call->words;
-  for (int64_t i = 0; i < call->count; ++i) group.positions += Positions(call->tensors[i].slots);
+  for (int64_t i = 0; i < call->count; ++i) group.positions += GolombPlaces(call->tensors[i].slots);
   group.tensors = call->count;
   group.record = record;
   const auto ranks = static_cast<uint32_t>(call->ranks);
-  auto of_warps = [](const Item& item) { return CeilDiv(item.chunks(), kWarps); };
-  auto of_threads = [](const Item& item) { return CeilDiv(item.chunks(), kThreads); };
-  ForGroups(group, call->count, make, of_warps, [&](const Call& part, uint32_t blocks) {
+  auto of_warps = [](const DecodeItem& item) { return CeilDiv(item.chunks(), kWarps); };
+  auto of_threads = [](const DecodeItem& item) { return CeilDiv(item.chunks(), kThreads); };
+  ForGroups(group, call->count, make, of_warps, [&](const DecodeGroup& part, uint32_t blocks) {
     REDSYNC_LAUNCH(ReadChunks, dim3(blocks, ranks), kThreads, stream, part);
   });
-  ForGroups(group, call->count, make, of_threads, [&](const Call& part, uint32_t blocks) {
+  ForGroups(group, call->count, make, of_threads, [&](const DecodeGroup& part, uint32_t blocks) {
     REDSYNC_LAUNCH(WritePositions, dim3(blocks, ranks), kThreads, stream, part);
     REDSYNC_LAUNCH(ReadBad, 1, 32, stream, part);
   });
@@ -251,11 +198,11 @@ int redsync_gpu_explain_golomb_decode(const RedsyncGpuGolombDecode* call,
                                       const RedsyncGpuRecord* record, RedsyncGpuCodecError* error) {
   if (IsClear(*record)) return 0;
   int64_t row = 0, tensor = 0;
-  for (int64_t i = 0; i < call->count; ++i) row += Positions(call->tensors[i].slots);
+  for (int64_t i = 0; i < call->count; ++i) row += GolombPlaces(call->tensors[i].slots);
   const auto position = static_cast<int64_t>(record->position);
   int64_t at = position % row;
-  for (; at >= Positions(call->tensors[tensor].slots); ++tensor) {
-    at -= Positions(call->tensors[tensor].slots);
+  for (; at >= GolombPlaces(call->tensors[tensor].slots); ++tensor) {
+    at -= GolombPlaces(call->tensors[tensor].slots);
   }
   const RedsyncGpuPositions& p = call->tensors[tensor];
   const double value = static_cast<double>(record->value);
