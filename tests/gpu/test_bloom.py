@@ -56,6 +56,15 @@ def test_all_and_none(device):
         assert not x[0, count:].any() and not x[1].any()
 
 
+def test_a_large_filter(device):
+    """Where all bits of the hashes count: a probe is one of 2^25 bits."""
+    positions = [np.int32([0, 77, 2**20, 2**31 - 2])]
+    form = {"words": [2**20], "hashes": [64]}
+    filters, error = bloom_build(device, positions, [4], 9, sizes=[2**31 - 1], **form)
+    assert error is None
+    assert_same_bits(filters, bloom_build_numpy(positions, [4], 9, **form), "filter")
+
+
 def test_more_tensors_than_a_launch(device):
     n = 90
     layout = {"sizes": [60 + i for i in range(n)], "words": [1 + i % 3 for i in range(n)],
