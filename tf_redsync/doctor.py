@@ -20,7 +20,10 @@ from collections.abc import Sequence
 from typing import Any
 
 PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "tf_keras", "tensorflow-addons", "numpy")
-OPS = ("accumulate_and_select", "decode")
+OPS = (
+    "accumulate_and_select", "decode", "descend", "quantize", "dequantize_sum", "sparse_merge",
+    "golomb_encode", "golomb_decode", "bloom_build", "bloom_query",
+)  # fmt: skip
 
 
 def versions() -> dict[str, str | None]:
@@ -75,23 +78,32 @@ def library() -> dict[str, Any]:
     return report
 
 
-def backends() -> dict[str, dict[str, Any]]:
-    """For every op, which backend runs it, why, and on which kinds of devices."""
+def backends() -> dict[str, dict[str, dict[str, str]]]:
+    """For every op and kind of device, which backend runs it there, and why."""
+    devices = {"CPU": _backend_on_cpus()}
+    devices["GPU"] = _backend_on_gpus(devices["CPU"])
+    return {op: {kind: dict(chosen) for kind, chosen in devices.items()} for op in OPS}
+
+
+def _backend_on_cpus() -> dict[str, str]:
     from tf_redsync import ops
 
     try:
-        report: dict[str, Any] = {"backend": ops.backend(), "reason": ops.backend_reason()}
+        return {"backend": ops.backend(), "reason": ops.backend_reason()}
     except (ops.NativeLibraryError, ValueError) as error:
-        report = {"backend": "none", "reason": str(error)}
-    native = report["backend"] == "native"
-    report["devices"] = _native_devices() if native else ["CPU", "GPU"]
-    return {op: dict(report) for op in OPS}
+        return {"backend": "none", "reason": str(error)}
 
 
-def _native_devices() -> list[str]:
+def _backend_on_gpus(on_cpus: dict[str, str]) -> dict[str, str]:
+    """All native ops have GPU kernels, or none has: what the library was built with decides."""
     from tf_redsync.ops import native
 
-    return ["CPU", "GPU"] if native.has_gpu_kernels() else ["CPU"]
+    if on_cpus["backend"] != "native":
+        return on_cpus
+    if native.has_gpu_kernels():
+        return {"backend": "native", "reason": f"the library has kernels for {native.gpu_build()}"}
+    reason = native.gpu_build().partition(": ")[2]
+    return {"backend": "tensorflow", "reason": f"the library has no GPU kernels: {reason}"}
 
 
 def cluster() -> dict[str, Any]:
@@ -130,6 +142,16 @@ def examine() -> dict[str, Any]:
     }
 
 
+def _render_ops(chosen: dict[str, dict[str, dict[str, str]]]) -> list[str]:
+    lines: list[str] = []
+    reasons: dict[str, str] = {}
+    for op, devices in chosen.items():
+        places = ", ".join(f"{on['backend']} on {kind}" for kind, on in devices.items())
+        lines.append(f"{op:22}{places}")
+        reasons |= {kind: on["reason"] for kind, on in devices.items()}
+    return lines + [f"{f'  why on {kind}':22}{reason}" for kind, reason in reasons.items()]
+
+
 def render(report: dict[str, Any]) -> str:
     """The report of `examine` as text."""
     lines = [f"{name:22}{version or '-'}" for name, version in report["versions"].items()]
@@ -142,9 +164,7 @@ def render(report: dict[str, Any]) -> str:
     lines.append(f"{'  GPU kernels':22}{native['gpu'] or '-'}")
     if native["problem"]:
         lines.append(f"{'  problem':22}{native['problem']}")
-    for op, chosen in report["ops"].items():
-        places = " and ".join(chosen["devices"])
-        lines.append(f"{op:22}{chosen['backend']} on {places} ({chosen['reason']})")
+    lines += _render_ops(report["ops"])
     count = ", ".join(f"{n} {kind}" for kind, n in report["devices"].items())
     lines.append(f"{'devices':22}{count}")
     config = report["tf_config"]

@@ -4,6 +4,7 @@
 #include "custom_ops/core/cpu/bloom.h"
 #include "custom_ops/kernels/codec.h"
 #include "custom_ops/kernels/layout.h"
+#include "custom_ops/kernels/position_layouts.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {
@@ -12,48 +13,22 @@ namespace {
 using ::tensorflow::OpInputList;
 using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
-using ::tensorflow::OpOutputList;
 using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
 
-constexpr int64_t kMaxFilterWords = (int64_t{1} << 27) - 1;
 constexpr int64_t kInsertCost = 50;  // Cycles to add a position.
 
-// The filters of the tensors, one after the other.
-struct Filters {
-  std::vector<BloomFormat> of;
-  std::vector<int64_t> at;
-  int64_t words = 0;
-
-  tensorflow::Status Read(OpKernelConstruction* context) {
-    int n;
-    std::vector<int64_t> sizes, lengths, hashes;
-    TF_RETURN_IF_ERROR(context->GetAttr("N", &n));
-    TF_RETURN_IF_ERROR(context->GetAttr("sizes", &sizes));
-    TF_RETURN_IF_ERROR(context->GetAttr("words", &lengths));
-    TF_RETURN_IF_ERROR(context->GetAttr("hashes", &hashes));
-    TF_RETURN_IF_ERROR(CheckList("sizes", sizes, n, 0, INT32_MAX));
-    TF_RETURN_IF_ERROR(CheckList("words", lengths, n, 1, kMaxFilterWords));
-    TF_RETURN_IF_ERROR(CheckList("hashes", hashes, n, 1, kMaxHashes));
-    for (int i = 0; i < n; ++i) {
-      of.push_back({sizes[i], lengths[i], static_cast<int>(hashes[i]), 0});
-      at.push_back(words);
-      words += lengths[i];
-    }
-    return tensorflow::OkStatus();
+// The formats for the seed, which is an input.
+tensorflow::Status Seeded(OpKernelContext* context, const BloomLayout& filters,
+                          std::vector<BloomFormat>* formats) {
+  const Tensor* seed;
+  TF_RETURN_IF_ERROR(Scalar(context, "seed", &seed));
+  *formats = filters.of;
+  for (BloomFormat& format : *formats) {
+    format.seed = static_cast<uint32_t>(seed->scalar<int32_t>()());
   }
-
-  // The formats for a seed, which is an input.
-  tensorflow::Status Seeded(OpKernelContext* context, std::vector<BloomFormat>* formats) const {
-    const Tensor* seed;
-    TF_RETURN_IF_ERROR(Scalar(context, "seed", &seed));
-    *formats = of;
-    for (BloomFormat& format : *formats) {
-      format.seed = static_cast<uint32_t>(seed->scalar<int32_t>()());
-    }
-    return tensorflow::OkStatus();
-  }
-};
+  return tensorflow::OkStatus();
+}
 
 class BloomBuildOp : public tensorflow::OpKernel {
  public:
@@ -66,7 +41,7 @@ class BloomBuildOp : public tensorflow::OpKernel {
     const Tensor* counts;
     std::vector<BloomFormat> formats;
     OP_REQUIRES_OK(context, ReadPositions(context, &indices, &counts));
-    OP_REQUIRES_OK(context, filters_.Seeded(context, &formats));
+    OP_REQUIRES_OK(context, Seeded(context, filters_, &formats));
     Tensor* message;
     OP_REQUIRES_OK(context,
                    context->allocate_output("filters", TensorShape({filters_.words}), &message));
@@ -84,7 +59,7 @@ class BloomBuildOp : public tensorflow::OpKernel {
   }
 
  private:
-  Filters filters_;
+  BloomLayout filters_;
 };
 
 class BloomQueryOp : public tensorflow::OpKernel {
@@ -98,14 +73,13 @@ class BloomQueryOp : public tensorflow::OpKernel {
   void Compute(OpKernelContext* context) override {
     const Tensor* messages;
     Tensor *counts, scratch;
-    OpOutputList indices;
+    std::vector<int32_t*> positions;
     std::vector<BloomFormat> formats;
     OP_REQUIRES_OK(context, context->input("filters", &messages));
-    OP_REQUIRES_OK(context, filters_.Seeded(context, &formats));
+    OP_REQUIRES_OK(context, Seeded(context, filters_, &formats));
     OP_REQUIRES_OK(context, CheckShape("filters", *messages, -1, filters_.words));
     const int64_t ranks = messages->dim_size(0), n = formats.size();
-    OP_REQUIRES_OK(context, context->output_list("indices", &indices));
-    OP_REQUIRES_OK(context, context->allocate_output("counts", TensorShape({ranks, n}), &counts));
+    OP_REQUIRES_OK(context, AllocatePositions(context, ranks, slots_, &positions, &counts));
     int64_t bytes = 0;
     for (const BloomFormat& format : formats) {
       bytes = std::max(bytes, BloomScratchBytes(format.size));
@@ -114,20 +88,18 @@ class BloomQueryOp : public tensorflow::OpKernel {
                    context->allocate_temp(tensorflow::DT_UINT8, TensorShape({bytes}), &scratch));
     const ParallelFor threads = IntraOpThreads(context);
     for (int64_t i = 0; i < n; ++i) {
-      Tensor* tensor;
-      OP_REQUIRES_OK(context, indices.allocate(i, TensorShape({ranks, slots_[i]}), &tensor));
       for (int64_t rank = 0; rank < ranks; ++rank) {
         const int32_t* filter =
             messages->flat<int32_t>().data() + rank * filters_.words + filters_.at[i];
         counts->matrix<int32_t>()(rank, i) =
             static_cast<int32_t>(BloomQuery(formats[i], filter, slots_[i], scratch.data(), threads,
-                                            tensor->flat<int32_t>().data() + rank * slots_[i]));
+                                            positions[i] + rank * slots_[i]));
       }
     }
   }
 
  private:
-  Filters filters_;
+  BloomLayout filters_;
   std::vector<int64_t> slots_;
 };
 

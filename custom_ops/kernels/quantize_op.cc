@@ -5,6 +5,7 @@
 #include "custom_ops/core/cpu/quantize.h"
 #include "custom_ops/kernels/codec.h"
 #include "custom_ops/kernels/layout.h"
+#include "custom_ops/kernels/quantize_format.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {
@@ -15,47 +16,6 @@ using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
-using ::tensorflow::errors::InvalidArgument;
-
-// The attributes `mode`, `levels` and `bucket_size`.
-tensorflow::Status ReadFormat(OpKernelConstruction* context, QuantizeFormat* format) {
-  std::string mode;
-  TF_RETURN_IF_ERROR(context->GetAttr("mode", &mode));
-  TF_RETURN_IF_ERROR(context->GetAttr("levels", &format->levels));
-  TF_RETURN_IF_ERROR(context->GetAttr("bucket_size", &format->bucket));
-  format->quantizer = mode == "sign"        ? Quantizer::kSign
-                      : mode == "two_level" ? Quantizer::kTwoLevel
-                      : mode == "threshold" ? Quantizer::kThreshold
-                                            : Quantizer::kStochastic;
-  const int32_t most = format->quantizer == Quantizer::kStochastic ? kMaxLevels : 1;
-  if (format->levels < 1 || format->levels > most) {
-    return InvalidArgument("`levels` must be in [1, ", most, "] for mode '", mode,
-                           "'. Received: levels=", format->levels, ".");
-  }
-  if (format->bucket < 0 || format->bucket % kBucketUnit != 0) {
-    return InvalidArgument("`bucket_size` must be a positive multiple of ", kBucketUnit,
-                           ". Received: bucket_size=", format->bucket, ".");
-  }
-  return tensorflow::OkStatus();
-}
-
-// Where the scales and codes of the tensors lie in a message: [flag, scales.., codes..].
-struct Layout {
-  std::vector<int64_t> scales_at, words_at;
-  int64_t words = 1;
-
-  Layout(const QuantizeFormat& format, const OpInputList& tensors) {
-    for (int i = 0; i < tensors.size(); ++i) {
-      scales_at.push_back(words);
-      words += format.scales(tensors[i].NumElements());
-    }
-    for (int i = 0; i < tensors.size(); ++i) {
-      words_at.push_back(words);
-      words += format.words(tensors[i].NumElements());
-    }
-  }
-  int64_t scales() const { return words_at[0] - 1; }
-};
 
 class QuantizeOp : public tensorflow::OpKernel {
  public:
@@ -69,7 +29,7 @@ class QuantizeOp : public tensorflow::OpKernel {
     OP_REQUIRES_OK(context, context->input_list("tensors", &tensors));
     OP_REQUIRES_OK(context, context->input("scales", &scales));
     OP_REQUIRES_OK(context, context->input("stream", &stream));
-    const Layout layout(format_, tensors);
+    const QuantizeLayout layout(format_, tensors);
     OP_REQUIRES_OK(context, CheckShape("scales", *scales, -2, layout.scales()));
     OP_REQUIRES_OK(context, CheckShape("stream", *stream, -2, 3));
     const auto numbers = stream->flat<int32_t>();
@@ -91,9 +51,9 @@ class QuantizeOp : public tensorflow::OpKernel {
   }
 
  private:
-  tensorflow::Status QuantizeOne(OpKernelContext* context, const Layout& layout, const Tensor& x,
-                                 int i, const float* given, const RandomStream& random,
-                                 int32_t* message, bool* finite) const {
+  tensorflow::Status QuantizeOne(OpKernelContext* context, const QuantizeLayout& layout,
+                                 const Tensor& x, int i, const float* given,
+                                 const RandomStream& random, int32_t* message, bool* finite) const {
     const int64_t size = x.NumElements();
     const float* scales = given + layout.scales_at[i] - 1;
     TF_RETURN_IF_ERROR(CheckSize("tensors", i, x));
@@ -130,7 +90,7 @@ class DequantizeSumOp : public tensorflow::OpKernel {
     const Tensor* messages;
     OP_REQUIRES_OK(context, context->input("messages", &messages));
     OP_REQUIRES_OK(context, context->input_list("like", &like));
-    const Layout layout(format_, like);
+    const QuantizeLayout layout(format_, like);
     OP_REQUIRES_OK(context, CheckShape("messages", *messages, -1, layout.words));
     OP_REQUIRES_OK(context, Check(*messages, layout, like));
     for (int i = 0; i < like.size(); ++i) {
@@ -147,8 +107,8 @@ class DequantizeSumOp : public tensorflow::OpKernel {
   }
 
  private:
-  static CodedTensor Part(const Tensor& messages, const Layout& layout, const OpInputList& like,
-                          int i) {
+  static CodedTensor Part(const Tensor& messages, const QuantizeLayout& layout,
+                          const OpInputList& like, int i) {
     return {messages.flat<int32_t>().data(),
             messages.dim_size(0),
             layout.words,
@@ -157,7 +117,7 @@ class DequantizeSumOp : public tensorflow::OpKernel {
             like[i].NumElements()};
   }
 
-  tensorflow::Status Check(const Tensor& messages, const Layout& layout,
+  tensorflow::Status Check(const Tensor& messages, const QuantizeLayout& layout,
                            const OpInputList& like) const {
     for (int64_t rank = 0; rank < messages.dim_size(0); ++rank) {
       const int32_t* row = messages.flat<int32_t>().data() + rank * layout.words;

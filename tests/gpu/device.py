@@ -21,11 +21,19 @@ SOURCES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("custom_ops/c
 EMULATE = "-x c++ -std=c++17 -O1 -g -ffp-contract=off -fPIC -shared -pthread".split()
 EMULATE += "-Wall -Wextra -Werror -Wno-unknown-pragmas -DREDSYNC_GPU_EMULATOR".split()
 EMULATE += ["-include", "tests/gpu/emulator.h"]
+FIBERS = "tests/gpu/fibers.cc"
 # As the library is built, but for this machine's GPU only.
 FLAGS = runpy.run_path(str(ROOT / "custom_ops" / "sources.bzl"))["CUDA_FLAGS"]
 CUDA = [flag.replace("-fvisibility=hidden,", "") for flag in FLAGS] + ["-shared", "-arch=native"]
 SELECTORS = {"exact": 0, "trimmed": 1, "threshold": 2, "fixed": 3}
 OK = 0
+# Functions that return bytes or words.
+SIZES = (
+    "message_words", "select_scratch_bytes", "descend_scratch_bytes",
+    "quantized_words", "quantize_scratch_bytes", "merge_scratch_bytes",
+    "golomb_words", "golomb_encode_scratch_bytes", "golomb_decode_scratch_bytes",
+    "bloom_query_scratch_bytes",
+)  # fmt: skip
 
 Pointer, Int64, Int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
@@ -67,7 +75,7 @@ class Decode(ctypes.Structure):
 class Record(ctypes.Structure):
     """RedsyncGpuRecord."""
 
-    _fields_ = [("position", ctypes.c_uint64), ("value", Int32), ("unused", Int32)]
+    _fields_ = [("position", ctypes.c_uint64), ("value", Int64)]
 
 
 class Error(ctypes.Structure):
@@ -157,7 +165,7 @@ class _CudaArray:
 
 def _declare(library):
     """Types of results that are not int; pointers are passed as such."""
-    for name in ("message_words", "select_scratch_bytes", "descend_scratch_bytes"):
+    for name in SIZES:
         getattr(library, f"redsync_gpu_{name}").restype = Int64
     library.redsync_gpu_last_error.restype = ctypes.c_char_p
     return library
@@ -214,7 +222,15 @@ def build(target: pathlib.Path, kind: str) -> pathlib.Path:
     if kind == "cuda":
         command = [nvcc() or "nvcc", *CUDA, "-I.", *SOURCES, "-o", str(target)]
     else:
-        command = [os.environ.get("CXX", "g++"), *EMULATE, "-I.", *SOURCES, "-o", str(target)]
+        command = [
+            os.environ.get("CXX", "g++"),
+            *EMULATE,
+            "-I.",
+            FIBERS,
+            *SOURCES,
+            "-o",
+            str(target),
+        ]
         if kind == "sanitized":
             command += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)

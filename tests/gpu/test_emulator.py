@@ -40,6 +40,7 @@ def test_sanitizers(tmp_path):
         "CUDA_VISIBLE_DEVICES": "-1",
     }
     subset = "ties or batch or finite or fixed or decode or descend or outlier"
+    subset += " or launch or bad or corrupted or fuzz or chunks or queries"
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "tests/gpu", "-q", "-k", f"({subset}) and not sanitizers"],
         cwd=d.ROOT, env=env, capture_output=True, text=True, timeout=280,
@@ -77,7 +78,8 @@ int main() {
 def test_the_emulator_notices(tmp_path, wait, status):
     (tmp_path / "a.cc").write_text(PROGRAM.replace("WAIT", wait))
     flags = ["-std=c++17", "-include", str(d.ROOT / "tests/gpu/emulator.h")]
-    command = [COMPILER, *flags, str(tmp_path / "a.cc"), "-o", str(tmp_path / "a")]
+    sources = [str(tmp_path / "a.cc"), str(d.ROOT / d.FIBERS)]
+    command = [COMPILER, *flags, *sources, "-o", str(tmp_path / "a")]
     subprocess.run(command, check=True, timeout=120)
     run = subprocess.run([tmp_path / "a"], capture_output=True, text=True, timeout=60)
     assert run.returncode == status

@@ -21,6 +21,12 @@ def native_problem() -> str | None:
     return None
 
 
+def native_ops() -> list[str]:
+    """Names of all ops of the native library, without the prefix `redsync_`."""
+    functions = [n for n in dir(native.load()) if n.startswith("redsync_")]
+    return [n.removeprefix("redsync_") for n in functions if not n.endswith("_eager_fallback")]
+
+
 needs_native = pytest.mark.skipif(
     native_problem() is not None, reason=f"native library: {native_problem()}"
 )

@@ -8,11 +8,9 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import kernels
 
-from tests.kernels.common import needs_native
+from tests.kernels.common import native_ops, needs_native
 from tf_redsync import ops
 from tf_redsync.ops import native
-
-ON_BOTH = ("RedsyncAccumulateAndSelect", "RedsyncDecode", "RedsyncDescend")
 
 
 def devices(op: str) -> set[str]:
@@ -22,8 +20,10 @@ def devices(op: str) -> set[str]:
 @needs_native
 def test_gpu_kernels_are_registered_if_they_were_built():
     assert native.has_gpu_kernels() == native.gpu_build().startswith("CUDA ")
-    for op in ON_BOTH:
-        assert devices(op) == ({"CPU", "GPU"} if native.has_gpu_kernels() else {"CPU"})
+    assert len(native_ops()) >= 10
+    for op in native_ops():
+        name = "Redsync" + "".join(word.capitalize() for word in op.split("_"))
+        assert devices(name) == ({"CPU", "GPU"} if native.has_gpu_kernels() else {"CPU"})
 
 
 @needs_native

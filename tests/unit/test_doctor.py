@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kernels.common import native_ops
 from tf_redsync import doctor, ops
 
 
@@ -21,17 +22,17 @@ def test_json(no_config, capsys):
     assert report["versions"]["numpy"] == np.__version__
     assert report["devices"]["CPU"] == len(tf.config.list_physical_devices("CPU"))
     assert report["tf_config"] == {"set": False}
-    assert set(report["ops"]) == {"accumulate_and_select", "decode"}
     for chosen in report["ops"].values():
-        assert chosen["backend"] == ops.backend()
+        assert chosen["CPU"] == {"backend": ops.backend(), "reason": ops.backend_reason()}
     if ops.backend() == "native":
         assert report["library"]["built_for"] == tf.__version__
         assert report["library"]["simd"] in ("plain", "avx2", "avx512")
         assert report["library"]["problem"] is None
         gpu = report["library"]["gpu"]
         assert gpu.startswith(("CUDA ", "none: "))
-        on = ["CPU", "GPU"] if gpu.startswith("CUDA ") else ["CPU"]
-        assert all(chosen["devices"] == on for chosen in report["ops"].values())
+        on_gpus = "native" if gpu.startswith("CUDA ") else "tensorflow"
+        assert all(chosen["GPU"]["backend"] == on_gpus for chosen in report["ops"].values())
+        assert sorted(report["ops"]) == sorted(native_ops())
 
 
 def test_text(no_config, capsys, monkeypatch):
@@ -40,7 +41,22 @@ def test_text(no_config, capsys, monkeypatch):
     assert doctor.main([]) == 0
     out = capsys.readouterr().out
     assert f"{tf.__version__}" in out and "3 worker" in out and "'index': 1" in out
-    assert "accumulate_and_select" in out and ops.backend() in out
+    assert all(op in out for op in doctor.OPS) and ops.backend_reason() in out
+    assert f"{ops.backend()} on CPU" in out and "why on GPU" in out
+
+
+def test_what_runs_on_gpus(no_config, monkeypatch):
+    monkeypatch.setattr(ops, "backend", lambda: "native")
+    monkeypatch.setattr(ops, "backend_reason", lambda: "it is there")
+    monkeypatch.setattr(ops.native, "gpu_build", lambda: "none: there is no nvcc in PATH")
+    for chosen in doctor.backends().values():
+        assert chosen["CPU"]["backend"] == "native" and chosen["GPU"]["backend"] == "tensorflow"
+        assert chosen["GPU"]["reason"] == "the library has no GPU kernels: there is no nvcc in PATH"
+    monkeypatch.setattr(ops.native, "gpu_build", lambda: "CUDA 12.4: sm_90")
+    for chosen in doctor.backends().values():
+        assert chosen["GPU"]["backend"] == "native" and "sm_90" in chosen["GPU"]["reason"]
+    monkeypatch.setattr(ops, "backend", lambda: "tensorflow")
+    assert doctor.backends()["decode"]["GPU"]["reason"] == "it is there"
 
 
 @pytest.mark.parametrize("text", ["{not json", "[1, 2]", '{"cluster": 5}'])

@@ -1,5 +1,6 @@
 // Prediction of a threshold, and the one pass over memory.
 #include "custom_ops/core/gpu/batch.cuh"
+#include "custom_ops/core/gpu/four.cuh"
 
 namespace redsync {
 namespace gpu {
@@ -10,32 +11,6 @@ constexpr uint32_t kPerWarp = kChunk / kWarps;  // Elements of a chunk that a wa
 constexpr int kRows = kPerWarp / (32 * 4);      // Vectors of four that a thread accumulates.
 constexpr int kAtOnce = 4;                      // Vectors that a thread loads before it stores.
 constexpr int kPerThread = kMaxSamples / kLoneThreads;  // Samples.
-
-struct Four {
-  float at[4];
-};
-
-__device__ inline Four Load(const float* data, uint32_t at, uint32_t size, bool aligned) {
-  Four four;
-  if (aligned && at + 4 <= size) {
-    const float4 x = *reinterpret_cast<const float4*>(data + at);
-    return {{x.x, x.y, x.z, x.w}};
-  }
-  for (int c = 0; c < 4; ++c) four.at[c] = at + c < size ? data[at + c] : 0.0f;
-  return four;
-}
-
-__device__ inline void Store(float* data, uint32_t at, uint32_t size, bool aligned,
-                             const Four& four) {
-  if (aligned && at + 4 <= size) {
-    *reinterpret_cast<float4*>(data + at) =
-        make_float4(four.at[0], four.at[1], four.at[2], four.at[3]);
-    return;
-  }
-  for (int c = 0; c < 4; ++c) {
-    if (at + c < size) data[at + c] = four.at[c];
-  }
-}
 
 // A threshold that probably lets some more than `need` elements pass: an order statistic of lines
 // spread over the tensor, one at a random place in every stride. One block a tensor.
@@ -180,7 +155,7 @@ __device__ inline void Append(const Tensor& tensor, Magnitude magnitude, uint32_
 // One chunk a block; its candidates become one run in the pool.
 template <int kMode>
 __global__ void __launch_bounds__(kThreads) Accumulate(REDSYNC_PARAMETER Batch batch) {
-  const int which = FindTensor(batch.first_chunk, batch.count);
+  const int which = FindItem(batch.first_chunk, batch.count);
   const Tensor& tensor = batch.tensors[which];
   const uint32_t chunk = blockIdx.x - batch.first_chunk[which];
   const uint32_t begin = chunk * kChunk + Warp() * kPerWarp + Lane() * 4;
@@ -218,7 +193,7 @@ __global__ void __launch_bounds__(kThreads) Accumulate(REDSYNC_PARAMETER Batch b
     for (unsigned w = 0; w < Warp(); ++w) before += counts[w];
     Append(tensor, Magnitude(batch, tensor), candidates, begin, tensor.pool + place + before);
   }
-  if (IsLastBlock(&tensor.state->ticket, tensor.chunks())) Decide(batch, tensor);
+  if (IsLastBlock(&tensor.state->histogram.ticket, tensor.chunks())) Decide(batch, tensor);
 }
 
 }  // namespace

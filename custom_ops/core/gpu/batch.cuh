@@ -2,7 +2,8 @@
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_BATCH_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_BATCH_CUH_
 
-#include "custom_ops/core/gpu/block.cuh"
+#include "custom_ops/core/gpu/digits.cuh"
+#include "custom_ops/core/gpu/groups.cuh"
 
 namespace redsync {
 namespace gpu {
@@ -15,21 +16,11 @@ constexpr int kSteps = 1024;  // The threshold search ends at ratios that are mu
 
 enum Momentum { kNoMomentum, kMomentum, kNesterov };
 
-// Radix selection of the element of some rank, out of a tensor or out of the pool.
-struct Digits {
-  int32_t done;    // Whether the levels that are left can be skipped.
-  int32_t prefix;  // Bits found so far.
-  uint32_t above;  // Elements above all that have this prefix.
-  // The result: what is above `cut` is in, and the first `ties` elements equal to it.
-  int32_t cut;
-  uint32_t ties;
-};
-
 enum Phase { kRefine, kChoose };  // Digits of the tensor, digits of the pool.
 
 // A tensor's state from kernel to kernel; zero at first.
 struct State {
-  uint32_t ticket;    // See IsLastBlock().
+  Histogram histogram;
   uint32_t used;      // Candidates; those beyond the pool's size are not stored.
   int32_t threshold;  // The pool has all elements above it. Never negative.
   uint32_t floor;     // Elements above any lower threshold: at least so many.
@@ -40,17 +31,12 @@ struct State {
   float ratio;
   double mean, max;  // Of the magnitudes.
   Digits digits[2];
-  uint32_t histogram[kBins];  // Zero between two uses.
 };
 
 struct Stats {
   double sum;            // Of the magnitudes; later of the selected ones.
   int32_t max;           // Of the magnitudes' bits.
   int32_t max_absolute;  // Of the absolute values' bits; tells whether all are finite.
-};
-
-struct Range {
-  uint32_t begin, count;
 };
 
 struct Tensor {
@@ -60,10 +46,10 @@ struct Tensor {
   const float* ratio;
   float* new_ratio;
   State* state;
-  uint64_t* pool;   // Keys of candidates, a run of ascending indices per chunk; any order of runs.
-  Stats* stats;     // [chunks]
-  Range* segments;  // [chunks], in the pool
-  Range* places;    // [chunks]: elements above the cut and ties, then where they go
+  uint64_t* pool;    // Keys of candidates, a run of ascending indices per chunk; any order of runs.
+  Stats* stats;      // [chunks]
+  Range* segments;   // [chunks], in the pool
+  Tally<2>* before;  // [chunks]: elements above the cut and ties, here and then before
   uint32_t size, k, capacity;
   uint32_t need;  // Candidates that decide every question the selector asks.
   uint32_t pool_size;
@@ -94,13 +80,6 @@ __device__ inline int32_t FixedThreshold(float t) {
   return t > 0 ? __float_as_int(t) - 1 : 0;  // Elements must be > 0 anyway.
 }
 
-// Number of the tensor that a block works on.
-__device__ inline int FindTensor(const uint32_t* first, int count) {
-  int which = 0;
-  while (which + 1 < count && first[which + 1] <= blockIdx.x) ++which;
-  return which;
-}
-
 // Magnitude of an element, as a comparable int32: the bits of |v|, or of v or -v for one side.
 // An element is eligible if its magnitude is > 0; denormals do not occur (nvcc -ftz=true).
 struct Magnitude {
@@ -110,13 +89,6 @@ struct Magnitude {
         flip(tensor.quantized && *batch.side < 0 ? INT32_MIN : 0) {}
   __device__ int32_t operator()(float v) const { return (__float_as_int(v) & keep) ^ flip; }
 };
-
-// A candidate in one word: the magnitude above the index.
-__device__ inline uint64_t MakeKey(int32_t magnitude, uint32_t index) {
-  return static_cast<uint64_t>(static_cast<uint32_t>(magnitude)) << 32 | index;
-}
-__device__ inline int32_t KeyMagnitude(uint64_t key) { return static_cast<int32_t>(key >> 32); }
-__device__ inline uint32_t KeyIndex(uint64_t key) { return static_cast<uint32_t>(key); }
 
 template <int kMode>
 __device__ inline float Accumulated(float scale, float factor, float g, float v, float* u) {
@@ -133,7 +105,7 @@ __device__ inline float Accumulated(float scale, float factor, float g, float v,
 // The kernels, in the order of their launches.
 void LaunchPredict(const Batch& batch, int mode, cudaStream_t stream);
 void LaunchAccumulate(const Batch& batch, int mode, cudaStream_t stream);
-void LaunchHistogram(const Batch& batch, Phase phase, int level, cudaStream_t stream);
+void LaunchDigit(const Batch& batch, Phase phase, int level, cudaStream_t stream);
 void LaunchSearch(const Batch& batch, cudaStream_t stream);
 void LaunchPlace(const Batch& batch, Phase phase, cudaStream_t stream);
 

@@ -66,6 +66,42 @@ __device__ inline uint32_t BlockScan(uint32_t value, uint32_t* total) {
   return before + sum - value;
 }
 
+// Some of many items, and how many: an even share of them.
+struct Range {
+  uint32_t begin, count;
+};
+
+__device__ inline Range Part(uint32_t count, uint32_t part, uint32_t parts) {
+  const uint32_t begin = static_cast<uint64_t>(count) * part / parts;
+  const uint32_t end = static_cast<uint64_t>(count) * (part + 1) / parts;
+  return {begin, end - begin};
+}
+
+// Numbers that are counted side by side.
+template <int kCounts>
+struct Tally {
+  uint32_t at[kCounts];
+};
+
+// Turns tallies in memory into the sums of those before them; returns the sum of all.
+template <int kCounts>
+__device__ inline Tally<kCounts> ScanTallies(Tally<kCounts>* tallies, uint32_t count) {
+  const Range part = Part(count, threadIdx.x, blockDim.x);
+  Tally<kCounts> total;
+  for (int c = 0; c < kCounts; ++c) {
+    uint32_t sum = 0;
+    for (uint32_t i = 0; i < part.count; ++i) sum += tallies[part.begin + i].at[c];
+    sum = BlockScan(sum, &total.at[c]);
+    for (uint32_t i = 0; i < part.count; ++i) {
+      uint32_t& place = tallies[part.begin + i].at[c];
+      const uint32_t here = place;
+      place = sum;
+      sum += here;
+    }
+  }
+  return total;
+}
+
 // Whether this is the last of `blocks` blocks to come here: it sees what all the others have
 // written. `ticket` is 0 before and after.
 __device__ inline bool IsLastBlock(uint32_t* ticket, uint32_t blocks) {
@@ -79,39 +115,6 @@ __device__ inline bool IsLastBlock(uint32_t* ticket, uint32_t blocks) {
   __syncthreads();
   if (last) __threadfence();
   return last;
-}
-
-// Radix selection: 31 bits of a magnitude, some at every level, from the top.
-constexpr int kBins = 2048;
-constexpr int kLevels = 3;
-__device__ inline int LevelShift(int level) { return 20 - 10 * level; }
-__device__ inline int LevelBits(int level) { return level == 0 ? 11 : 10; }
-
-// The bin that holds the element of some rank (1 is the largest).
-struct Bin {
-  bool found;      // Whether there are so many elements.
-  int32_t bin;     // 0 if not found.
-  uint32_t above;  // Elements in higher bins.
-  uint32_t count;  // Elements in this bin.
-};
-
-__device__ inline Bin FindBin(const uint32_t* bins, uint32_t rank) {
-  __shared__ Bin found;
-  const int strip = kBins / blockDim.x;  // A thread's bins; the first thread has the highest.
-  const int highest = kBins - 1 - static_cast<int>(threadIdx.x) * strip;
-  uint32_t mine = 0, total;
-  for (int i = 0; i < strip; ++i) mine += bins[highest - i];
-  uint32_t above = BlockScan(mine, &total);
-  if (threadIdx.x == 0 && total < rank) found = {false, 0, total, 0};
-  if (above < rank && rank <= above + mine) {
-    int bin = highest;
-    while (above + bins[bin] < rank) above += bins[bin--];
-    found = {true, bin, above, bins[bin]};
-  }
-  __syncthreads();
-  const Bin result = found;
-  __syncthreads();  // Before the next call writes `found`.
-  return result;
 }
 
 }  // namespace gpu

@@ -85,8 +85,7 @@ typedef struct {
 /* Filled on the device; copy it to the host once the stream got there. */
 typedef struct {
   uint64_t position; /* Of the first bad word in the messages or entries; all ones if none. */
-  int32_t value;     /* That word. */
-  int32_t unused;
+  int64_t value;     /* That word. */
 } RedsyncGpuRecord;
 
 typedef struct {
@@ -102,11 +101,12 @@ typedef struct {
 REDSYNC_GPU_API int redsync_gpu_decode(const RedsyncGpuDecode* call, RedsyncGpuRecord* record,
                                        void* stream);
 
-/* What a bad word is. `field` is "flag", "count" or "index"; `tensor` is -1 for a flag. */
+/* What a bad word is. `field` is "flag", "count", "index", "value" or "mean" (the bits of a float);
+   `tensor` is -1 for a flag. */
 typedef struct {
   const char* field;
   int64_t rank, tensor, slot, value;
-  int64_t limit; /* Values must be below (index) or not above (flag, count) this. */
+  int64_t limit; /* Must be below (index) or not above (flag, count) this; floats: finite. */
 } RedsyncGpuError;
 
 /* Fills `error` from a record on the host; returns 0 if the record names none. */

@@ -7,54 +7,15 @@ namespace {
 
 constexpr int kProbes = 10;  // Bisection steps of the threshold search.
 
-__device__ inline void ClearBins(uint32_t* bins) {
-  for (int b = threadIdx.x; b < kBins; b += kThreads) bins[b] = 0;
-  __syncthreads();
-}
-
-__device__ inline void AddBins(const uint32_t* bins, uint32_t* histogram) {
-  __syncthreads();
-  for (int b = threadIdx.x; b < kBins; b += kThreads) {
-    if (bins[b] != 0) atomicAdd(&histogram[b], bins[b]);
-  }
-}
-
-// Counts the elements that have the prefix found so far; the last block finds the next digit.
 template <class Source>
-__global__ void __launch_bounds__(kThreads) Histogram(REDSYNC_PARAMETER Batch batch, int level) {
-  const int which = FindTensor(batch.first_group, batch.count);
+__global__ void __launch_bounds__(kThreads) FindDigit(REDSYNC_PARAMETER Batch batch, int level) {
+  const int which = FindItem(batch.first_group, batch.count);
   const Tensor& tensor = batch.tensors[which];
   Digits& digits = tensor.state->digits[Source::kPhase];
   if (!Source::IsActive(tensor) || !Source::NeedsDigits(tensor) || digits.done) return;
-
   const Source source(batch, tensor);
-  const int shift = LevelShift(level), bits = LevelBits(level);
-  const int32_t prefix = digits.prefix;
-  __shared__ uint32_t bins[kBins];
-  ClearBins(bins);
   const Range part = Part(source.size(), blockIdx.x - batch.first_group[which], tensor.groups());
-  for (uint32_t i = threadIdx.x; i < part.count; i += kThreads) {
-    const int32_t m = KeyMagnitude(source[part.begin + i]);
-    if (m > 0 && static_cast<int64_t>(m) >> (shift + bits) == prefix) {
-      atomicAdd(&bins[m >> shift & ((1 << bits) - 1)], 1u);
-    }
-  }
-  uint32_t* histogram = tensor.state->histogram;
-  AddBins(bins, histogram);
-  if (!IsLastBlock(&tensor.state->ticket, tensor.groups())) return;
-
-  const Bin bin = FindBin(histogram, source.rank() - digits.above);
-  ClearBins(histogram);
-  if (threadIdx.x != 0) return;
-  digits.above += bin.above;
-  digits.prefix = prefix << bits | bin.bin;
-  if (!bin.found) {
-    digits.done = 1;
-    source.NotFound(bin.above, &digits);
-  } else if (level == kLevels - 1) {
-    digits.cut = digits.prefix;
-    source.Found(bin.count, &digits);
-  }
+  NextDigit(source, part, level, tensor.groups(), &tensor.state->histogram, &digits);
 }
 
 // The magnitude's bits of the threshold at a fraction of the way from the mean to the maximum.
@@ -105,7 +66,7 @@ __device__ inline void Bisect(const Tensor& tensor, bool search, const uint32_t*
 // RedSync's search of a threshold: all probes that a bisection can make are multiples of 1/kSteps,
 // so one pass over the candidates answers them all. The last block chooses.
 __global__ void __launch_bounds__(kThreads) Search(REDSYNC_PARAMETER Batch batch) {
-  const int which = FindTensor(batch.first_group, batch.count);
+  const int which = FindItem(batch.first_group, batch.count);
   const Tensor& tensor = batch.tensors[which];
   State& state = *tensor.state;
   if (!tensor.threshold || tensor.takes_all() || !state.finite) return;
@@ -126,25 +87,25 @@ __global__ void __launch_bounds__(kThreads) Search(REDSYNC_PARAMETER Batch batch
   }
   reused = BlockReduce(reused, Add());
   if (threadIdx.x == 0 && reused != 0) atomicAdd(&state.reused, reused);
-  AddBins(bins, state.histogram);
-  if (!IsLastBlock(&state.ticket, tensor.groups())) return;
+  AddBins(bins, state.histogram.bins);
+  if (!IsLastBlock(&state.histogram.ticket, tensor.groups())) return;
 
   // bins[j] = number of candidates above the threshold of step j. A thread's strip, highest first.
   constexpr int kStrip = kSteps / kThreads;
   const int highest = kSteps - 1 - static_cast<int>(threadIdx.x) * kStrip;
   uint32_t mine = 0, total;
-  for (int i = 0; i < kStrip; ++i) mine += state.histogram[highest - i];
+  for (int i = 0; i < kStrip; ++i) mine += state.histogram.bins[highest - i];
   uint32_t sum = BlockScan(mine, &total);
-  for (int i = 0; i < kStrip; ++i) bins[highest - i] = sum += state.histogram[highest - i];
+  for (int i = 0; i < kStrip; ++i) bins[highest - i] = sum += state.histogram.bins[highest - i];
   __syncthreads();
-  ClearBins(state.histogram);
+  ClearBins(state.histogram.bins);
   if (threadIdx.x == 0) Bisect(tensor, *batch.search != 0, bins);
 }
 
 }  // namespace
 
-void LaunchHistogram(const Batch& batch, Phase phase, int level, cudaStream_t stream) {
-  auto kernel = phase == kRefine ? Histogram<FromTensor> : Histogram<FromPool>;
+void LaunchDigit(const Batch& batch, Phase phase, int level, cudaStream_t stream) {
+  auto kernel = phase == kRefine ? FindDigit<FromTensor> : FindDigit<FromPool>;
   REDSYNC_LAUNCH(kernel, batch.first_group[batch.count], kThreads, stream, batch, level);
 }
 

@@ -1,33 +1,22 @@
 // Adds the messages of all ranks into dense tensors: a block owns a chunk of the output and adds
 // one rank after the other, so there is one pass over the output, no atomics, and one result.
-#include <algorithm>
-
 #include "custom_ops/core/gpu/block.cuh"
 #include "custom_ops/core/gpu/c_api.h"
+#include "custom_ops/core/gpu/groups.cuh"
+#include "custom_ops/core/gpu/records.cuh"
 #include "custom_ops/core/gpu/runs.cuh"
 
 namespace redsync {
 namespace gpu {
 namespace {
 
-constexpr int kMaxParts = 64;
 constexpr int64_t kTile = 4096;  // Slots that a block checks.
 
-struct Parts {
-  RedsyncGpuPart parts[kMaxParts];
-  uint32_t first[kMaxParts + 1];  // Blocks before each part's.
-  int count;
+struct Parts : Group<RedsyncGpuPart, 64> {
   const int32_t* messages;
   int64_t ranks, words;
   RedsyncGpuRecord* record;
 };
-static_assert(sizeof(Parts) <= 4096, "parameters of a kernel");
-
-__device__ inline int FindPart(const Parts& all) {
-  int which = 0;
-  while (which + 1 < all.count && all.first[which + 1] <= blockIdx.x) ++which;
-  return which;
-}
 
 __device__ inline const int32_t* Indices(const RedsyncGpuPart& part, const int32_t* row) {
   return row + part.offset + (part.quantized ? 2 : 1);
@@ -38,18 +27,13 @@ __device__ inline float Value(const RedsyncGpuPart& part, const int32_t* row, in
   return __int_as_float(part.quantized ? *values : values[part.capacity + slot]);
 }
 
-__device__ inline bool IsFinite(int32_t bits) { return (bits & 0x7f800000) != 0x7f800000; }
-
 // Notes the first bad word of all messages: indices must ascend and be in range, values be finite.
 // A block per tile of slots and rank.
 __global__ void __launch_bounds__(kThreads) Check(REDSYNC_PARAMETER Parts all) {
-  const int which = FindPart(all);
-  const RedsyncGpuPart& part = all.parts[which];
+  const int which = all.Find();
+  const RedsyncGpuPart& part = all.items[which];
   const int32_t* row = all.messages + blockIdx.y * all.words;
-  auto report = [&](const int32_t* word) {
-    atomicMin(reinterpret_cast<unsigned long long*>(&all.record->position),
-              static_cast<unsigned long long>(word - all.messages));
-  };
+  auto report = [&](const int32_t* word) { Report(all.record, word - all.messages); };
   if (row[0] != 1) {
     if (row[0] != 0 && threadIdx.x == 0) report(row);
     return;
@@ -60,7 +44,7 @@ __global__ void __launch_bounds__(kThreads) Check(REDSYNC_PARAMETER Parts all) {
     return;
   }
   const int32_t* indices = Indices(part, row);
-  const int64_t begin = static_cast<int64_t>(blockIdx.x - all.first[which]) * kTile;
+  const int64_t begin = static_cast<int64_t>(all.Block(which)) * kTile;
   const int64_t end = begin + kTile < count ? begin + kTile : count;
   for (int64_t slot = begin + threadIdx.x; slot < end; slot += kThreads) {
     const bool ascends = slot == 0 || indices[slot] > indices[slot - 1];
@@ -75,15 +59,15 @@ __global__ void __launch_bounds__(kThreads) Check(REDSYNC_PARAMETER Parts all) {
 
 // One chunk of one total a block.
 __global__ void __launch_bounds__(kThreads) AddRanks(REDSYNC_PARAMETER Parts all) {
-  if (all.record->position != UINT64_MAX) {
+  if (!IsClear(*all.record)) {
     if (blockIdx.x == 0 && threadIdx.x == 0) {
       all.record->value = all.messages[all.record->position];
     }
     return;
   }
-  const int which = FindPart(all);
-  const RedsyncGpuPart& part = all.parts[which];
-  const int64_t begin = static_cast<int64_t>(blockIdx.x - all.first[which]) * kSpan;
+  const int which = all.Find();
+  const RedsyncGpuPart& part = all.items[which];
+  const int64_t begin = static_cast<int64_t>(all.Block(which)) * kSpan;
   const int64_t end = begin + kSpan < part.size ? begin + kSpan : part.size;
   __shared__ float sums[kSpan];
   __shared__ Bounds bounds[kRunsAtOnce];
@@ -120,27 +104,6 @@ bool IsValid(const RedsyncGpuDecode& call) {
   return true;
 }
 
-// Calls launch(parts, blocks) on one group of parts after the other; a part has blocks for
-// `per_block` of its items, and one at least if `always`.
-template <class Items, class Launch>
-void ForParts(const RedsyncGpuDecode& call, RedsyncGpuRecord* record, Items blocks_of,
-              Launch launch) {
-  for (int64_t i = 0; i < call.count; i += kMaxParts) {
-    Parts all = {};
-    all.count = static_cast<int>(std::min<int64_t>(kMaxParts, call.count - i));
-    all.messages = call.messages;
-    all.ranks = call.ranks;
-    all.words = call.words;
-    all.record = record;
-    for (int j = 0; j < all.count; ++j) {
-      all.parts[j] = call.parts[i + j];
-      const int64_t blocks = blocks_of(all.parts[j]);
-      all.first[j + 1] = all.first[j] + static_cast<uint32_t>(std::max<int64_t>(blocks, 1));
-    }
-    launch(all, all.first[all.count]);
-  }
-}
-
 }  // namespace
 }  // namespace gpu
 }  // namespace redsync
@@ -151,22 +114,28 @@ int redsync_gpu_decode(const RedsyncGpuDecode* call, RedsyncGpuRecord* record,
                        void* stream_pointer) {
   if (!IsValid(*call)) return REDSYNC_GPU_INVALID_ARGUMENT;
   const auto stream = static_cast<cudaStream_t>(stream_pointer);
-  cudaMemsetAsync(record, 0xff, sizeof(*record), stream);
+  ClearRecord(record, stream);
+  Parts all = {};
+  all.messages = call->messages;
+  all.ranks = call->ranks;
+  all.words = call->words;
+  all.record = record;
+  auto part = [&](int64_t i) { return call->parts[i]; };
   auto tiles = [](const RedsyncGpuPart& part) { return CeilDiv(part.capacity, kTile); };
   auto spans = [](const RedsyncGpuPart& part) { return CeilDiv(part.size, kSpan); };
-  ForParts(*call, record, tiles, [&](const Parts& all, uint32_t blocks) {
+  ForGroups(all, call->count, part, tiles, [&](const Parts& parts, uint32_t blocks) {
     const dim3 grid(blocks, static_cast<uint32_t>(call->ranks));
-    if (call->ranks > 0) REDSYNC_LAUNCH(Check, grid, kThreads, stream, all);
+    if (call->ranks > 0) REDSYNC_LAUNCH(Check, grid, kThreads, stream, parts);
   });
-  ForParts(*call, record, spans, [&](const Parts& all, uint32_t blocks) {
-    REDSYNC_LAUNCH(AddRanks, blocks, kThreads, stream, all);
+  ForGroups(all, call->count, part, spans, [&](const Parts& parts, uint32_t blocks) {
+    REDSYNC_LAUNCH(AddRanks, blocks, kThreads, stream, parts);
   });
-  return cudaPeekAtLastError() == cudaSuccess ? REDSYNC_GPU_OK : REDSYNC_GPU_CUDA_ERROR;
+  return LaunchStatus();
 }
 
 int redsync_gpu_explain(const RedsyncGpuDecode* call, const RedsyncGpuRecord* record,
                         RedsyncGpuError* error) {
-  if (record->position == UINT64_MAX) return 0;
+  if (IsClear(*record)) return 0;
   const int64_t position = static_cast<int64_t>(record->position);
   const int64_t word = position % call->words;
   *error = {"flag", position / call->words, -1, 0, record->value, 1};

@@ -2,6 +2,7 @@
 // be applied in their order: the entries are cut into ascending runs, within which none repeats.
 #include "custom_ops/core/gpu/block.cuh"
 #include "custom_ops/core/gpu/c_api.h"
+#include "custom_ops/core/gpu/records.cuh"
 #include "custom_ops/core/gpu/runs.cuh"
 
 namespace redsync {
@@ -25,10 +26,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= call.entries) return;
   const int32_t index = call.indices[i];
-  if (index < 0 || index >= call.size) {
-    atomicMin(reinterpret_cast<unsigned long long*>(&record->position),
-              static_cast<unsigned long long>(i));
-  }
+  if (index < 0 || index >= call.size) Report(record, i);
   if (!IsUsed(call, i)) return;
   if (i == 0 || !IsUsed(call, i - 1) || call.indices[i - 1] >= index) {
     const uint32_t n = atomicAdd(&table->begins, 1u);
@@ -43,7 +41,7 @@ __global__ void __launch_bounds__(kThreads)
 // Puts the runs into order; they were found in any.
 __global__ void __launch_bounds__(kLoneThreads)
     SortRuns(REDSYNC_PARAMETER RedsyncGpuDescend call, RedsyncGpuRecord* record, Table* table) {
-  if (record->position != UINT64_MAX) {
+  if (!IsClear(*record)) {
     if (threadIdx.x == 0) record->value = call.indices[record->position];
     return;
   }
@@ -69,7 +67,7 @@ __global__ void __launch_bounds__(kLoneThreads)
 __global__ void __launch_bounds__(kThreads)
     Apply(REDSYNC_PARAMETER RedsyncGpuDescend call, const RedsyncGpuRecord* record,
           const Table* table) {
-  if (record->position != UINT64_MAX) return;
+  if (!IsClear(*record)) return;
   const float rate = *call.learning_rate;
   if (table->begins > kMaxRuns) {
     for (int64_t i = 0; i < call.entries && blockIdx.x == 0 && threadIdx.x == 0; ++i) {
@@ -111,12 +109,12 @@ int redsync_gpu_descend(const RedsyncGpuDescend* call, RedsyncGpuRecord* record,
   if (scratch_bytes < redsync_gpu_descend_scratch_bytes()) return REDSYNC_GPU_SCRATCH_TOO_SMALL;
   const auto stream = static_cast<cudaStream_t>(stream_pointer);
   Table* table = static_cast<Table*>(scratch);
-  cudaMemsetAsync(record, 0xff, sizeof(*record), stream);
+  ClearRecord(record, stream);
   cudaMemsetAsync(table, 0, sizeof(*table), stream);
   const auto blocks = static_cast<uint32_t>(CeilDiv(call->entries, kThreads));
   const auto spans = static_cast<uint32_t>(CeilDiv(call->size, kSpan));
   if (blocks > 0) REDSYNC_LAUNCH(FindRuns, blocks, kThreads, stream, *call, record, table);
   REDSYNC_LAUNCH(SortRuns, 1, kLoneThreads, stream, *call, record, table);
   if (spans > 0) REDSYNC_LAUNCH(Apply, spans, kThreads, stream, *call, record, table);
-  return cudaPeekAtLastError() == cudaSuccess ? REDSYNC_GPU_OK : REDSYNC_GPU_CUDA_ERROR;
+  return LaunchStatus();
 }

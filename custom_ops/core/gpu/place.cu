@@ -5,31 +5,17 @@ namespace redsync {
 namespace gpu {
 namespace {
 
-// A thread's part of an exclusive prefix sum over `places`, in place. An element of a chunk is
-// taken if it is above the cut, or if it is among the first `ties` that are equal to it.
-__device__ inline uint32_t AddUp(Range* places, uint32_t chunks, uint32_t ties) {
-  const Range part = Part(chunks, threadIdx.x, kThreads);
-  Range sum = {0, 0}, total;
-  for (uint32_t c = part.begin; c < part.begin + part.count; ++c) {
-    sum.begin += places[c].begin;
-    sum.count += places[c].count;
-  }
-  sum.begin = BlockScan(sum.begin, &total.begin);
-  sum.count = BlockScan(sum.count, &total.count);
-  for (uint32_t c = part.begin; c < part.begin + part.count; ++c) {
-    const Range here = places[c];
-    places[c] = {sum.begin + (sum.count < ties ? sum.count : ties), sum.count};
-    sum.begin += here.begin;
-    sum.count += here.count;
-  }
-  return total.begin + (total.count < ties ? total.count : ties);
+// Of so many elements that are above the cut or equal to it, those that are taken: those above, and
+// the first `ties` of the others.
+__device__ inline uint32_t Taken(const Tally<2>& tally, uint32_t ties) {
+  return tally.at[0] + (tally.at[1] < ties ? tally.at[1] : ties);
 }
 
-// places[chunk] = {elements above the cut, elements equal to it}, one warp a chunk; the last block
-// turns them into {place of the first one taken, ties before it}.
+// before[chunk] = {elements above the cut, elements equal to it}, one warp a chunk; the last block
+// adds them up.
 template <class Source>
 __global__ void __launch_bounds__(kThreads) Count(REDSYNC_PARAMETER Batch batch) {
-  const int which = FindTensor(batch.first_group, batch.count);
+  const int which = FindItem(batch.first_group, batch.count);
   const Tensor& tensor = batch.tensors[which];
   if (!Source::IsActive(tensor)) return;
   const Source source(batch, tensor);
@@ -45,17 +31,17 @@ __global__ void __launch_bounds__(kThreads) Count(REDSYNC_PARAMETER Batch batch)
     }
     above = WarpReduce(above, Add());
     ties = WarpReduce(ties, Add());
-    if (Lane() == 0) tensor.places[chunk] = {above, ties};
+    if (Lane() == 0) tensor.before[chunk] = {{above, ties}};
   }
-  if (!IsLastBlock(&tensor.state->ticket, tensor.groups())) return;
-  const uint32_t total = AddUp(tensor.places, tensor.chunks(), digits.ties);
-  if (threadIdx.x == 0) source.End(total, digits);
+  if (!IsLastBlock(&tensor.state->histogram.ticket, tensor.groups())) return;
+  const Tally<2> total = ScanTallies(tensor.before, tensor.chunks());
+  if (threadIdx.x == 0) source.End(Taken(total, digits.ties), digits);
 }
 
 // Writes the elements taken, one warp a chunk. The last block adds up the mean of those selected.
 template <class Source>
 __global__ void __launch_bounds__(kThreads) Place(REDSYNC_PARAMETER Batch batch) {
-  const int which = FindTensor(batch.first_group, batch.count);
+  const int which = FindItem(batch.first_group, batch.count);
   const Tensor& tensor = batch.tensors[which];
   if (!Source::IsActive(tensor)) return;
   const Source source(batch, tensor);
@@ -63,8 +49,9 @@ __global__ void __launch_bounds__(kThreads) Place(REDSYNC_PARAMETER Batch batch)
   const uint32_t chunk = (blockIdx.x - batch.first_group[which]) * kGroup + Warp();
   if (chunk < tensor.chunks()) {
     const Range items = source.Chunk(chunk);
-    const uint32_t begin = tensor.places[chunk].begin;
-    uint32_t place = begin, ties = tensor.places[chunk].count;
+    const Tally<2> before = tensor.before[chunk];
+    const uint32_t begin = Taken(before, digits.ties);
+    uint32_t place = begin, ties = before.at[1];
     double sum = 0;
     for (uint32_t first = 0; first < items.count; first += 32) {
       const bool inside = first + Lane() < items.count;
@@ -86,7 +73,7 @@ __global__ void __launch_bounds__(kThreads) Place(REDSYNC_PARAMETER Batch batch)
     if (Lane() == 0) source.EndChunk(chunk, begin, place - begin, sum);
   }
   if (Source::kPhase == kRefine || !tensor.quantized) return;
-  if (!IsLastBlock(&tensor.state->ticket, tensor.groups())) return;
+  if (!IsLastBlock(&tensor.state->histogram.ticket, tensor.groups())) return;
   double sum = 0;
   for (uint32_t c = threadIdx.x; c < tensor.chunks(); c += kThreads) sum += tensor.stats[c].sum;
   sum = BlockReduce(sum, Add());

@@ -3,6 +3,7 @@
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_PLATFORM_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_PLATFORM_CUH_
 
+#include <algorithm>
 #include <climits>
 #include <cstdint>
 
@@ -23,6 +24,11 @@ constexpr int kWarps = kThreads / 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Blocks for a loop over so many items in steps of the whole grid.
+inline uint32_t GridFor(int64_t items) {
+  return static_cast<uint32_t>(std::clamp<int64_t>(CeilDiv(items, kThreads), 1, 1024));
+}
 
 }  // namespace gpu
 }  // namespace redsync

@@ -4,6 +4,9 @@
 
 #include "custom_ops/core/gpu/batch.cuh"
 #include "custom_ops/core/gpu/c_api.h"
+#include "custom_ops/core/gpu/divider.cuh"
+#include "custom_ops/core/gpu/four.cuh"
+#include "custom_ops/core/gpu/records.cuh"
 
 namespace redsync {
 namespace gpu {
@@ -60,28 +63,11 @@ Tensor Plan(const RedsyncGpuTensor& t) {
   return plan;
 }
 
-// Divides memory; counts only if there is none.
-class Divider {
- public:
-  explicit Divider(char* memory) : memory_(memory) {}
-  template <class T>
-  T* Take(int64_t count) {
-    T* part = reinterpret_cast<T*>(memory_ + bytes_);
-    bytes_ += CeilDiv(count * static_cast<int64_t>(sizeof(T)), 256) * 256;
-    return memory_ == nullptr ? nullptr : part;
-  }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  char* memory_;
-  int64_t bytes_ = 0;
-};
-
 void Divide(Tensor* t, Divider* divider) {
   t->pool = divider->Take<uint64_t>(t->pool_size);
   t->stats = divider->Take<Stats>(t->chunks());
   t->segments = divider->Take<Range>(t->chunks());
-  t->places = divider->Take<Range>(t->chunks());
+  t->before = divider->Take<Tally<2>>(t->chunks());
 }
 
 int64_t BatchBytes(const RedsyncGpuTensor* tensors, int64_t count) {
@@ -94,13 +80,9 @@ int64_t BatchBytes(const RedsyncGpuTensor* tensors, int64_t count) {
   return divider.bytes();
 }
 
-bool IsAligned(const RedsyncGpuTensor& t) {
-  uintptr_t bits = 0;
-  for (const float* p : {t.grad, t.residual, t.velocity, static_cast<const float*>(t.new_residual),
-                         static_cast<const float*>(t.new_velocity)}) {
-    bits |= reinterpret_cast<uintptr_t>(p);
-  }
-  return bits % sizeof(float4) == 0;
+bool AllAligned(const RedsyncGpuTensor& t) {
+  return IsAligned(t.grad) && IsAligned(t.residual) && IsAligned(t.velocity) &&
+         IsAligned(t.new_residual) && IsAligned(t.new_velocity);
 }
 
 void Fill(const RedsyncGpuTensor& from, bool momentum, Tensor* t) {
@@ -109,7 +91,7 @@ void Fill(const RedsyncGpuTensor& from, bool momentum, Tensor* t) {
   t->new_residual = from.new_residual;
   t->velocity = momentum ? from.velocity : nullptr;
   t->new_velocity = momentum ? from.new_velocity : nullptr;
-  t->aligned = IsAligned(from);
+  t->aligned = AllAligned(from);
 }
 
 __global__ void Begin(int32_t* message, int64_t words, float* new_ratios, int64_t count,
@@ -133,10 +115,6 @@ __global__ void End(int32_t* message, int64_t words, const float* ratios, float*
   for (int64_t i = first; i < count; i += stride) new_ratios[i] = ratios[i];
 }
 
-uint32_t GridFor(int64_t items) {
-  return static_cast<uint32_t>(std::clamp<int64_t>(CeilDiv(items, kThreads), 1, 1024));
-}
-
 // Every kernel is launched whether it has something to do or not: only the device knows, and asking
 // it would mean to wait for it.
 void RunBatch(const Batch& batch, int mode, cudaStream_t stream) {
@@ -149,11 +127,11 @@ void RunBatch(const Batch& batch, int mode, cudaStream_t stream) {
   if (predicts) LaunchPredict(batch, mode, stream);
   LaunchAccumulate(batch, mode, stream);
   if (predicts || refines) {  // Else the pool cannot be wrong: it holds everything.
-    for (int level = 0; level < kLevels; ++level) LaunchHistogram(batch, kRefine, level, stream);
+    for (int level = 0; level < kLevels; ++level) LaunchDigit(batch, kRefine, level, stream);
     LaunchPlace(batch, kRefine, stream);
   }
   if (searches) LaunchSearch(batch, stream);
-  for (int level = 0; level < kLevels; ++level) LaunchHistogram(batch, kChoose, level, stream);
+  for (int level = 0; level < kLevels; ++level) LaunchDigit(batch, kChoose, level, stream);
   LaunchPlace(batch, kChoose, stream);
 }
 
@@ -239,5 +217,5 @@ int redsync_gpu_select(const RedsyncGpuSelect* call, void* scratch, int64_t scra
   }
   REDSYNC_LAUNCH(End, blocks, kThreads, stream, call->message, words, call->ratios,
                  call->new_ratios, call->count, not_finite);
-  return cudaPeekAtLastError() == cudaSuccess ? REDSYNC_GPU_OK : REDSYNC_GPU_CUDA_ERROR;
+  return LaunchStatus();
 }

@@ -8,12 +8,6 @@
 namespace redsync {
 namespace gpu {
 
-__device__ inline Range Part(uint32_t count, uint32_t part, uint32_t parts) {
-  const uint32_t begin = static_cast<uint64_t>(count) * part / parts;
-  const uint32_t end = static_cast<uint64_t>(count) * (part + 1) / parts;
-  return {begin, end - begin};
-}
-
 // From the tensor into the pool.
 struct FromTensor {
   static constexpr Phase kPhase = kRefine;

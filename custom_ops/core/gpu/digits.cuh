@@ -1,0 +1,114 @@
+// Radix selection: where to cut so that the k largest magnitudes are above, or just at the cut.
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_DIGITS_CUH_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_DIGITS_CUH_
+
+#include "custom_ops/core/gpu/block.cuh"
+
+namespace redsync {
+namespace gpu {
+
+// 31 bits of a magnitude, some at every level, from the top.
+constexpr int kBins = 2048;
+constexpr int kLevels = 3;
+__device__ inline int LevelShift(int level) { return 20 - 10 * level; }
+__device__ inline int LevelBits(int level) { return level == 0 ? 11 : 10; }
+
+// A candidate in one word: the magnitude above the index.
+__device__ inline uint64_t MakeKey(int32_t magnitude, uint32_t index) {
+  return static_cast<uint64_t>(static_cast<uint32_t>(magnitude)) << 32 | index;
+}
+__device__ inline int32_t KeyMagnitude(uint64_t key) { return static_cast<int32_t>(key >> 32); }
+__device__ inline uint32_t KeyIndex(uint64_t key) { return static_cast<uint32_t>(key); }
+
+// Radix selection of the element of some rank; zero at first.
+struct Digits {
+  int32_t done;    // Whether the levels that are left can be skipped.
+  int32_t prefix;  // Bits found so far.
+  uint32_t above;  // Elements above all that have this prefix.
+  // The result: what is above `cut` is in, and the first `ties` elements equal to it.
+  int32_t cut;
+  uint32_t ties;
+};
+
+__device__ inline void ClearBins(uint32_t* bins) {
+  for (int b = threadIdx.x; b < kBins; b += kThreads) bins[b] = 0;
+  __syncthreads();
+}
+
+__device__ inline void AddBins(const uint32_t* bins, uint32_t* histogram) {
+  __syncthreads();
+  for (int b = threadIdx.x; b < kBins; b += kThreads) {
+    if (bins[b] != 0) atomicAdd(&histogram[b], bins[b]);
+  }
+}
+
+// The bin that holds the element of some rank (1 is the largest).
+struct Bin {
+  bool found;      // Whether there are so many elements.
+  int32_t bin;     // 0 if not found.
+  uint32_t above;  // Elements in higher bins.
+  uint32_t count;  // Elements in this bin.
+};
+
+__device__ inline Bin FindBin(const uint32_t* bins, uint32_t rank) {
+  __shared__ Bin found;
+  const int strip = kBins / blockDim.x;  // A thread's bins; the first thread has the highest.
+  const int highest = kBins - 1 - static_cast<int>(threadIdx.x) * strip;
+  uint32_t mine = 0, total;
+  for (int i = 0; i < strip; ++i) mine += bins[highest - i];
+  uint32_t above = BlockScan(mine, &total);
+  if (threadIdx.x == 0 && total < rank) found = {false, 0, total, 0};
+  if (above < rank && rank <= above + mine) {
+    int bin = highest;
+    while (above + bins[bin] < rank) above += bins[bin--];
+    found = {true, bin, above, bins[bin]};
+  }
+  __syncthreads();
+  const Bin result = found;
+  __syncthreads();  // Before the next call writes `found`.
+  return result;
+}
+
+// What the blocks that select together share; zero at first.
+struct Histogram {
+  uint32_t ticket;       // See IsLastBlock().
+  uint32_t bins[kBins];  // Zero between two uses.
+};
+
+// Counts the elements of `part` that have the prefix found so far; the last of the blocks finds the
+// next digit. A source has keys [i], the rank to look for, and Found(equal, digits) or
+// NotFound(total, digits) for the end.
+template <class Source>
+__device__ inline void NextDigit(const Source& source, Range part, int level, uint32_t blocks,
+                                 Histogram* histogram, Digits* digits) {
+  const int shift = LevelShift(level), bits = LevelBits(level);
+  const int32_t prefix = digits->prefix;
+  __shared__ uint32_t bins[kBins];
+  ClearBins(bins);
+  for (uint32_t i = threadIdx.x; i < part.count; i += kThreads) {
+    const int32_t m = KeyMagnitude(source[part.begin + i]);
+    if (m > 0 && static_cast<int64_t>(m) >> (shift + bits) == prefix) {
+      atomicAdd(&bins[m >> shift & ((1 << bits) - 1)], 1u);
+    }
+  }
+  AddBins(bins, histogram->bins);
+  if (!IsLastBlock(&histogram->ticket, blocks)) return;
+
+  const Bin bin = FindBin(histogram->bins, source.rank() - digits->above);
+  ClearBins(histogram->bins);
+  if (threadIdx.x != 0) return;
+  digits->above += bin.above;
+  digits->prefix = prefix << bits | bin.bin;
+  if (!bin.found) {
+    digits->done = 1;
+    source.NotFound(bin.above, digits);
+  } else if (level == kLevels - 1) {
+    digits->cut = digits->prefix;
+    source.Found(bin.count, digits);
+  }
+}
+
+}  // namespace gpu
+}  // namespace redsync
+
+#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_GPU_DIGITS_CUH_

@@ -1,0 +1,45 @@
+// Four neighbours of a tensor that a thread loads and stores together.
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_FOUR_CUH_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_FOUR_CUH_
+
+#include "custom_ops/core/gpu/platform.cuh"
+
+namespace redsync {
+namespace gpu {
+
+struct Four {
+  float at[4];
+};
+
+// Whether vectors of four can be loaded from an address that is a multiple of four elements away.
+inline bool IsAligned(const void* address) {
+  return reinterpret_cast<uintptr_t>(address) % sizeof(float4) == 0;
+}
+
+// Zeros beyond the end.
+__device__ inline Four Load(const float* data, uint32_t at, uint32_t size, bool aligned) {
+  Four four;
+  if (aligned && at + 4 <= size) {
+    const float4 x = *reinterpret_cast<const float4*>(data + at);
+    return {{x.x, x.y, x.z, x.w}};
+  }
+  for (int c = 0; c < 4; ++c) four.at[c] = at + c < size ? data[at + c] : 0.0f;
+  return four;
+}
+
+__device__ inline void Store(float* data, uint32_t at, uint32_t size, bool aligned,
+                             const Four& four) {
+  if (aligned && at + 4 <= size) {
+    *reinterpret_cast<float4*>(data + at) =
+        make_float4(four.at[0], four.at[1], four.at[2], four.at[3]);
+    return;
+  }
+  for (int c = 0; c < 4; ++c) {
+    if (at + c < size) data[at + c] = four.at[c];
+  }
+}
+
+}  // namespace gpu
+}  // namespace redsync
+
+#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_GPU_FOUR_CUH_

@@ -1,0 +1,86 @@
+// Golomb codes: how long they can be, and how a chunk of them is read.
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_GOLOMB_CUH_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_GOLOMB_CUH_
+
+#include "custom_ops/core/gpu/codecs_api.h"
+#include "custom_ops/core/gpu/platform.cuh"
+
+namespace redsync {
+namespace gpu {
+
+// Words that suffice for every choice of positions; -1 if an argument is out of its range.
+inline int64_t GolombWords(const RedsyncGpuPositions& p) {
+  if (p.size < 0 || p.size > INT32_MAX || p.slots < 0 || p.slots > p.size || p.rice < 0 ||
+      p.rice > 30) {
+    return -1;
+  }
+  const int64_t words = CeilDiv(p.slots * (p.rice + 1) + ((p.size - p.slots) >> p.rice), 32);
+  return words > INT32_MAX / 32 ? -1 : words;  // Lengths in bits travel as int32.
+}
+
+constexpr uint32_t kChunkBits = 1024;  // Bits that are read together.
+
+// A stream of codes.
+struct Code {
+  const uint32_t* words;
+  uint32_t bits;
+
+  __device__ uint32_t chunks() const { return (bits + kChunkBits - 1) / kChunkBits; }
+  // At most 31 bits.
+  __device__ uint32_t Bits(uint32_t at, int count) const {
+    uint64_t both = words[at / 32];
+    if (at % 32 + count > 32) both |= uint64_t{words[at / 32 + 1]} << 32;
+    return static_cast<uint32_t>(both >> (at % 32)) & ((1u << count) - 1);
+  }
+};
+
+// What reading a chunk from some state does.
+struct Step {
+  int64_t advance;  // Of the position.
+  uint32_t codes;   // That end in the chunk.
+  uint16_t state;   // Low bits to go after it.
+  uint16_t end;     // Bits up to the end of the last code that ends here; 0 if none does.
+};
+
+// Reads a chunk from a state on. Calls visit(advance) where a code ends, until it returns false.
+template <class Visit>
+__device__ inline Step Read(const Code& code, uint32_t chunk, int rice, int state, Visit visit) {
+  const uint32_t begin = chunk * kChunkBits;
+  const uint32_t end = begin + kChunkBits < code.bits ? begin + kChunkBits : code.bits;
+  Step step = {0, 0, 0, 0};
+  uint32_t at = begin;
+  bool inside = state > 0;  // Behind the zero of a code.
+  while (at < end || inside) {
+    if (inside) {
+      const int take = state < static_cast<int>(end - at) ? state : static_cast<int>(end - at);
+      if (take > 0) step.advance += int64_t{code.Bits(at, take)} << (rice - state);
+      at += take;
+      state -= take;
+      if (state > 0) break;
+      inside = false;
+      ++step.codes;
+      step.end = static_cast<uint16_t>(at - begin);
+      if (!visit(step.advance)) break;
+      continue;
+    }
+    const int ones_below = __ffs(static_cast<int>(~(code.words[at / 32] >> (at % 32))));
+    uint32_t ones = ones_below == 0 ? 32 : ones_below - 1;  // Zeros came in from above.
+    const uint32_t left = 32 - at % 32 < end - at ? 32 - at % 32 : end - at;
+    const bool zero = ones < left;
+    if (!zero) ones = left;
+    step.advance += int64_t{ones} << rice;
+    at += ones;
+    if (!zero) continue;
+    ++at;
+    ++step.advance;
+    inside = true;
+    state = rice;
+  }
+  step.state = static_cast<uint16_t>(state);
+  return step;
+}
+
+}  // namespace gpu
+}  // namespace redsync
+
+#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_GPU_GOLOMB_CUH_

@@ -1,0 +1,56 @@
+// Several items, tensors for instance, in one launch: each of them has blocks of its own.
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_GROUPS_CUH_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_GROUPS_CUH_
+
+#include <algorithm>
+
+#include "custom_ops/core/gpu/platform.cuh"
+
+namespace redsync {
+namespace gpu {
+
+// Number of the item that a block works on; first[i] is the number of blocks before item i's.
+__device__ inline int FindItem(const uint32_t* first, int count) {
+  int which = 0;
+  while (which + 1 < count && first[which + 1] <= blockIdx.x) ++which;
+  return which;
+}
+
+// A kernel's parameters: the items, and in derived structures what they have in common.
+template <class ItemType, int kMaxItems>
+struct Group {
+  using Item = ItemType;
+  static constexpr int kMost = kMaxItems;
+
+  Item items[kMaxItems];
+  uint32_t first[kMaxItems + 1];  // Blocks before each item's.
+  int count;
+
+  __device__ int Find() const { return FindItem(first, count); }
+  // Which of its item's blocks this one is, and how many there are.
+  __device__ uint32_t Block(int which) const { return blockIdx.x - first[which]; }
+  __device__ uint32_t Blocks(int which) const { return first[which + 1] - first[which]; }
+};
+
+constexpr int64_t kMaxParameters = 4096;  // Bytes, of all parameters of a kernel.
+
+// Calls launch(group, blocks) on the items make(0), make(1), .., one group after the other; an item
+// has blocks_of(item) blocks, and one at least. `group` holds what the items have in common.
+template <class G, class Make, class BlocksOf, class Launch>
+void ForGroups(G group, int64_t count, Make make, BlocksOf blocks_of, Launch launch) {
+  static_assert(sizeof(G) <= kMaxParameters, "parameters of a kernel");
+  for (int64_t i = 0; i < count; i += G::kMost) {
+    group.count = static_cast<int>(std::min<int64_t>(G::kMost, count - i));
+    for (int j = 0; j < group.count; ++j) {
+      group.items[j] = make(i + j);
+      const int64_t blocks = std::max<int64_t>(blocks_of(group.items[j]), 1);
+      group.first[j + 1] = group.first[j] + static_cast<uint32_t>(blocks);
+    }
+    launch(group, group.first[group.count]);
+  }
+}
+
+}  // namespace gpu
+}  // namespace redsync
+
+#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_GPU_GROUPS_CUH_

@@ -1,0 +1,207 @@
+// Codes of a few bits. A thread codes four neighbours, which share a bucket and one block of random
+// numbers; a warp's 128 codes fill whole words, so nothing is written by two warps.
+#include "custom_ops/core/gpu/block.cuh"
+#include "custom_ops/core/gpu/quantizer.cuh"
+#include "custom_ops/core/gpu/records.cuh"
+
+namespace redsync {
+namespace gpu {
+namespace {
+
+constexpr uint32_t kPerWarp = 32 * 4;           // Elements that a warp codes together.
+constexpr uint32_t kRound = kWarps * kPerWarp;  // That a block codes together.
+constexpr uint32_t kTile = 4 * kRound;          // That a block codes.
+
+struct Call : CodedGroup {
+  const float* scales;
+  const int32_t* stream;
+  int32_t* message;
+  int32_t* not_finite;
+  RedsyncGpuRecord* record;
+};
+
+struct Words4 {
+  uint32_t at[4];
+};
+
+// Philox4x32-10, see Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
+__device__ inline Words4 Philox(uint32_t key0, uint32_t key1, uint32_t a, uint32_t b, uint32_t c,
+                                uint32_t d) {
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t p = uint64_t{0xD2511F53u} * a, q = uint64_t{0xCD9E8D57u} * c;
+    a = static_cast<uint32_t>(q >> 32) ^ b ^ key0;
+    c = static_cast<uint32_t>(p >> 32) ^ d ^ key1;
+    b = static_cast<uint32_t>(q);
+    d = static_cast<uint32_t>(p);
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+  return {{a, b, c, d}};
+}
+
+struct Code {
+  uint32_t code;
+  float value;
+};
+
+__device__ inline Code Encode(const RedsyncGpuQuantizer& q, float x, const Levels& levels,
+                              uint32_t random) {
+  if (IsBinary(q)) return x >= 0 ? Code{1, levels.high} : Code{0, levels.low};
+  if (q.mode == REDSYNC_GPU_TERNARY) {
+    const int32_t level = (x >= levels.high ? 1 : 0) - (x <= -levels.high ? 1 : 0);
+    return {static_cast<uint32_t>(1 + level), static_cast<float>(level) * levels.high};
+  }
+  const float s = static_cast<float>(levels.zero);
+  const float magnitude = __int_as_float(__float_as_int(x) & INT32_MAX);
+  const float y = (magnitude / levels.high) * s;
+  const float bounded = y < s ? y : s;  // Also if y is not a number.
+  const int32_t floor = static_cast<int32_t>(bounded);
+  const float uniform = static_cast<float>(static_cast<int32_t>(random >> 8)) * 0x1p-24f;
+  const int32_t level = floor + (uniform < bounded - static_cast<float>(floor) ? 1 : 0);
+  const int32_t code = x < 0 ? -level : level;
+  return {static_cast<uint32_t>(levels.zero + code), static_cast<float>(code) * levels.unit};
+}
+
+// Sends the scales on; returns whether those that this thread has seen are finite.
+__device__ inline bool CopyScales(const Call& call, const Coded& to, int which) {
+  bool finite = true;
+  const uint32_t stride = call.Blocks(which) * kThreads;
+  for (uint32_t i = call.Block(which) * kThreads + threadIdx.x; i < to.scales; i += stride) {
+    const float scale = to.size == 0 ? 0 : call.scales[to.scales_at - 1 + i];
+    call.message[to.scales_at + i] = __float_as_int(scale);
+    finite = finite && IsFinite(__float_as_int(scale));
+    const bool any_sign = call.quantizer.mode == REDSYNC_GPU_TWO_LEVEL;
+    if (!any_sign && scale < 0) Report(call.record, to.scales_at - 1 + i);
+  }
+  return finite;
+}
+
+// Codes four elements, the first one lowest.
+__device__ inline uint64_t EncodeFour(const Call& call, const Coded& to, uint32_t at,
+                                      bool* finite) {
+  if (at >= to.size) return 0;
+  const RedsyncGpuQuantizer& q = call.quantizer;
+  const int step = ScalesPerBucket(q);
+  const float* scale = call.scales + to.scales_at - 1 + step * int64_t{at / to.bucket};
+  const Levels levels = MakeLevels(q, scale[0], scale[step - 1]);
+  Words4 random = {};
+  if (q.mode == REDSYNC_GPU_STOCHASTIC) {
+    const int32_t* stream = call.stream;
+    random = Philox(stream[0], stream[1], at / 4, 0, to.number, stream[2]);
+  }
+  Four x = Load(to.in, at, to.size, to.aligned);
+  uint64_t codes = 0;
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    const Code code = Encode(q, x.at[c], levels, random.at[c]);
+    *finite = *finite && IsFinite(__float_as_int(x.at[c]));
+    if (at + c < to.size) codes |= uint64_t{code.code} << (c * call.bits);
+    x.at[c] -= code.value;
+  }
+  if (to.out != nullptr) Store(to.out, at, to.size, to.aligned, x);
+  return codes;
+}
+
+// Sets bits of words that other threads set bits of, too.
+__device__ inline void OrBits(uint32_t* words, uint32_t at, uint64_t bits) {
+  const int shift = at % 32;
+  const uint64_t rest = bits >> (32 - shift);  // What the first word does not hold.
+  const uint32_t parts[] = {static_cast<uint32_t>(bits << shift), static_cast<uint32_t>(rest),
+                            static_cast<uint32_t>(rest >> 32)};
+  for (int w = 0; w < 3; ++w) {
+    if (parts[w] != 0) atomicOr(&words[at / 32 + w], parts[w]);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) Quantize(REDSYNC_PARAMETER Call call) {
+  const int which = call.Find();
+  const Coded& to = call.items[which];
+  __shared__ uint32_t of_warp[kWarps][4 * kMaxBits];
+  uint32_t* packed = of_warp[Warp()];
+  const int words = 4 * call.bits;  // That a warp's codes fill.
+  bool finite = CopyScales(call, to, which);
+  const uint32_t tile = call.Block(which) * kTile + Warp() * kPerWarp;
+  for (uint32_t begin = tile; begin < tile + kTile && begin < to.size; begin += kRound) {
+    const uint64_t codes = EncodeFour(call, to, begin + Lane() * 4, &finite);
+    for (int w = Lane(); w < words; w += 32) packed[w] = 0;
+    __syncwarp();
+    OrBits(packed, Lane() * words, codes);
+    __syncwarp();
+    const uint32_t first = begin / 32 * call.bits;
+    for (uint32_t w = Lane(); w < static_cast<uint32_t>(words) && first + w < to.words; w += 32) {
+      call.message[to.words_at + first + w] = static_cast<int32_t>(packed[w]);
+    }
+    __syncwarp();  // Before the words are cleared.
+  }
+  if (!finite) *call.not_finite = 1;
+}
+
+__global__ void Finish(REDSYNC_PARAMETER Call call, int64_t words) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (first == 0 && !IsClear(*call.record)) {
+    call.record->value = __float_as_int(call.scales[call.record->position]);
+  }
+  if (*call.not_finite == 0) {
+    if (first == 0) call.message[0] = 1;
+    return;
+  }
+  for (int64_t i = first; i < words; i += stride) call.message[i] = 0;
+}
+
+}  // namespace
+}  // namespace gpu
+}  // namespace redsync
+
+using namespace redsync::gpu;  // NOLINT: the C interface below is this file's other half.
+
+int64_t redsync_gpu_quantized_words(const RedsyncGpuQuantizer* q, const RedsyncGpuDense* tensors,
+                                    int64_t count) {
+  const int32_t most = q->mode == REDSYNC_GPU_STOCHASTIC ? 32767 : 1;
+  if (q->mode < REDSYNC_GPU_SIGN || q->mode > REDSYNC_GPU_STOCHASTIC || q->levels < 1 ||
+      q->levels > most || q->bucket < 0 || q->bucket % 32 != 0) {
+    return -1;
+  }
+  int64_t words = 1;
+  for (int64_t i = 0; i < count; ++i) {
+    if (tensors[i].size < 0 || tensors[i].size > INT32_MAX) return -1;
+    words += Scales(*q, tensors[i].size) + Words(*q, tensors[i].size);
+  }
+  return words;
+}
+
+int64_t redsync_gpu_quantize_scratch_bytes(void) { return sizeof(int32_t); }
+
+int redsync_gpu_quantize(const RedsyncGpuQuantize* call, RedsyncGpuRecord* record, void* scratch,
+                         int64_t scratch_bytes, void* stream_pointer) {
+  const int64_t words = redsync_gpu_quantized_words(&call->quantizer, call->tensors, call->count);
+  if (words < 0) return REDSYNC_GPU_INVALID_ARGUMENT;
+  if (scratch_bytes < redsync_gpu_quantize_scratch_bytes()) return REDSYNC_GPU_SCRATCH_TOO_SMALL;
+  const auto stream = static_cast<cudaStream_t>(stream_pointer);
+  ClearRecord(record, stream);
+  cudaMemsetAsync(scratch, 0, sizeof(int32_t), stream);
+  Call group = {};
+  group.quantizer = call->quantizer;
+  group.scales = call->scales;
+  group.stream = call->stream;
+  group.message = call->message;
+  group.not_finite = static_cast<int32_t*>(scratch);
+  group.record = record;
+  ForTensors(group, call->tensors, call->count, kTile, [&](const Call& part, uint32_t blocks) {
+    REDSYNC_LAUNCH(Quantize, blocks, kThreads, stream, part);
+  });
+  REDSYNC_LAUNCH(Finish, GridFor(words), kThreads, stream, group, words);
+  return LaunchStatus();
+}
+
+int redsync_gpu_explain_quantize(const RedsyncGpuQuantize* call, const RedsyncGpuRecord* record,
+                                 RedsyncGpuCodecError* error) {
+  if (IsClear(*record)) return 0;
+  int64_t tensor = 0, slot = static_cast<int64_t>(record->position);
+  for (; slot >= Scales(call->quantizer, call->tensors[tensor].size); ++tensor) {
+    slot -= Scales(call->quantizer, call->tensors[tensor].size);
+  }
+  *error = {"scale", -1, tensor, slot, FloatOf(record->value), ">= 0", 0};
+  return 1;
+}

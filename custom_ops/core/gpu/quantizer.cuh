@@ -1,0 +1,108 @@
+// Formats of quantised messages, and what codes stand for.
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_QUANTIZER_CUH_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_QUANTIZER_CUH_
+
+#include <algorithm>
+
+#include "custom_ops/core/gpu/codecs_api.h"
+#include "custom_ops/core/gpu/four.cuh"
+#include "custom_ops/core/gpu/groups.cuh"
+
+namespace redsync {
+namespace gpu {
+
+constexpr int kMaxBits = 16;  // Of a code.
+
+__host__ __device__ inline bool IsBinary(const RedsyncGpuQuantizer& q) {
+  return q.mode == REDSYNC_GPU_SIGN || q.mode == REDSYNC_GPU_TWO_LEVEL;
+}
+// Codes are in [0, MaxCode()].
+__host__ __device__ inline int32_t MaxCode(const RedsyncGpuQuantizer& q) {
+  return IsBinary(q) ? 1 : 2 * q.levels;
+}
+inline int CodeBits(const RedsyncGpuQuantizer& q) {
+  int bits = 1;
+  while (MaxCode(q) >> bits != 0) ++bits;
+  return bits;
+}
+__host__ __device__ inline int ScalesPerBucket(const RedsyncGpuQuantizer& q) {
+  return q.mode == REDSYNC_GPU_TWO_LEVEL ? 2 : 1;
+}
+inline int64_t Scales(const RedsyncGpuQuantizer& q, int64_t size) {
+  return ScalesPerBucket(q) * (q.bucket == 0 ? 1 : CeilDiv(size, q.bucket));
+}
+inline int64_t Words(const RedsyncGpuQuantizer& q, int64_t size) {
+  return CeilDiv(size * CodeBits(q), 32);
+}
+inline int64_t AllScales(const RedsyncGpuQuantizer& q, const RedsyncGpuDense* tensors,
+                         int64_t count) {
+  int64_t scales = 0;
+  for (int64_t i = 0; i < count; ++i) scales += Scales(q, tensors[i].size);
+  return scales;
+}
+
+// A tensor and its places in a message.
+struct Coded {
+  const float* in;
+  float* out;
+  int64_t scales_at, words_at;
+  uint32_t size, scales, words;
+  uint32_t bucket;  // Elements; no more than are there.
+  uint32_t number;  // Of the tensor.
+  bool aligned;
+};
+
+struct CodedGroup : Group<Coded, 48> {
+  RedsyncGpuQuantizer quantizer;
+  int bits;
+};
+
+// Calls launch(group, blocks) on all tensors; a block has `tile` elements.
+template <class G, class Launch>
+void ForTensors(G group, const RedsyncGpuDense* tensors, int64_t count, int64_t tile,
+                Launch launch) {
+  const RedsyncGpuQuantizer& q = group.quantizer;
+  int64_t scales_at = 1, words_at = 1 + AllScales(q, tensors, count);
+  auto make = [&](int64_t i) {
+    const RedsyncGpuDense& from = tensors[i];
+    Coded to = {};
+    to.in = from.in;
+    to.out = from.out;
+    to.scales_at = scales_at;
+    to.words_at = words_at;
+    to.size = static_cast<uint32_t>(from.size);
+    to.scales = static_cast<uint32_t>(Scales(q, from.size));
+    to.words = static_cast<uint32_t>(Words(q, from.size));
+    const int64_t bucket = q.bucket == 0 ? from.size : std::min(q.bucket, from.size);
+    to.bucket = static_cast<uint32_t>(std::max<int64_t>(bucket, 1));
+    to.number = static_cast<uint32_t>(i);
+    to.aligned = IsAligned(from.in) && IsAligned(from.out);
+    scales_at += to.scales;
+    words_at += to.words;
+    return to;
+  };
+  auto tiles = [tile](const Coded& to) { return CeilDiv(to.size, tile); };
+  group.bits = CodeBits(q);
+  ForGroups(group, count, make, tiles, launch);
+}
+
+// What the codes of a bucket stand for.
+struct Levels {
+  float low, high;  // Of two codes the values; of more the scale is high.
+  float unit;       // The distance of two values, of more codes.
+  int32_t zero;     // The code of zero, of more codes.
+};
+
+__device__ inline Levels MakeLevels(const RedsyncGpuQuantizer& q, float first, float second) {
+  if (q.mode == REDSYNC_GPU_SIGN) return {-first, first, 0, 0};
+  if (q.mode == REDSYNC_GPU_TWO_LEVEL) return {first, second, 0, 0};
+  Levels levels = {0, first, first / static_cast<float>(q.levels), q.levels};
+  // What is divided by this must become 0.
+  if (q.mode == REDSYNC_GPU_STOCHASTIC && !(first > 0)) levels.high = __int_as_float(0x7f800000);
+  return levels;
+}
+
+}  // namespace gpu
+}  // namespace redsync
+
+#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_GPU_QUANTIZER_CUH_

@@ -1,0 +1,46 @@
+// How kernels note the first bad word of what they read, see RedsyncGpuRecord.
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_RECORDS_CUH_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_RECORDS_CUH_
+
+#include <cstring>
+
+#include "custom_ops/core/gpu/c_api.h"
+#include "custom_ops/core/gpu/platform.cuh"
+
+namespace redsync {
+namespace gpu {
+
+inline void ClearRecord(RedsyncGpuRecord* record, cudaStream_t stream) {
+  cudaMemsetAsync(record, 0xff, sizeof(*record), stream);
+}
+
+// Of several bad words the one at the lowest position is kept.
+__device__ inline void Report(RedsyncGpuRecord* record, int64_t position) {
+  atomicMin(reinterpret_cast<unsigned long long*>(&record->position),
+            static_cast<unsigned long long>(position));
+}
+
+// Whether nothing bad has been noted.
+__host__ __device__ inline bool IsClear(const RedsyncGpuRecord& record) {
+  return record.position == UINT64_MAX;
+}
+
+__device__ inline bool IsFinite(int32_t bits) { return (bits & 0x7f800000) != 0x7f800000; }
+
+// The float that a word holds; on the host.
+inline float FloatOf(int64_t word) {
+  const auto bits = static_cast<int32_t>(word);
+  float x;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+
+// The result of a call whose kernels have been launched.
+inline int LaunchStatus() {
+  return cudaPeekAtLastError() == cudaSuccess ? REDSYNC_GPU_OK : REDSYNC_GPU_CUDA_ERROR;
+}
+
+}  // namespace gpu
+}  // namespace redsync
+
+#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_GPU_RECORDS_CUH_

@@ -1,0 +1,56 @@
+// What the GPU kernels of the codecs share.
+#ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_GPU_CODEC_OP_H_
+#define TF_REDSYNC_CUSTOM_OPS_KERNELS_GPU_CODEC_OP_H_
+
+#include <memory>
+#include <utility>
+
+#include "custom_ops/core/gpu/codecs_api.h"
+#include "custom_ops/kernels/codec.h"
+#include "custom_ops/kernels/gpu/stream.h"
+
+namespace redsync {
+
+// Scratch memory on the device; it may be freed as soon as what uses it is queued. `bytes` is what
+// the size query says: negative if an argument is out of its range.
+inline tensorflow::Status AllocateScratch(tensorflow::OpKernelContext* context, int64_t bytes,
+                                          tensorflow::Tensor* scratch) {
+  if (bytes < 0) return FromCode(REDSYNC_GPU_INVALID_ARGUMENT, "The size query");
+  return context->allocate_temp(tensorflow::DT_UINT8, tensorflow::TensorShape({bytes}), scratch);
+}
+
+// A kernel whose input may turn out to be wrong on the device: asynchronous, as GpuDecodeOp is.
+//
+// `Work` has the call of the C interface and all that it points to, a `record`, the constants kWhat
+// (is done) and kName (of the argument that is checked), and Explain(), of the C interface.
+template <class Work>
+class CheckedOp : public tensorflow::AsyncOpKernel {
+ public:
+  explicit CheckedOp(tensorflow::OpKernelConstruction* context) : AsyncOpKernel(context) {}
+
+  void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) final {
+    auto work = std::make_shared<Work>();
+    OP_REQUIRES_OK_ASYNC(context, work->record.Allocate(context), done);
+    OP_REQUIRES_OK_ASYNC(context, Queue(context, work.get()), done);
+    CheckThenDone(
+        context, &work->record,
+        [context, work](bool ok) {
+          RedsyncGpuCodecError e;
+          if (!ok) {
+            context->SetStatus(FromCode(REDSYNC_GPU_CUDA_ERROR, Work::kWhat));
+          } else if (Work::Explain(&work->call, &work->record.host(), &e)) {
+            const CodecError error = {e.field, e.rank, e.tensor, e.slot, e.value, e.rule, e.limit};
+            context->SetStatus(Describe(Work::kName, error));
+          }
+        },
+        std::move(done));
+  }
+
+ protected:
+  // Checks shapes, allocates the outputs and queues the work.
+  virtual tensorflow::Status Queue(tensorflow::OpKernelContext* context, Work* work) const = 0;
+};
+
+}  // namespace redsync
+
+#endif  // TF_REDSYNC_CUSTOM_OPS_KERNELS_GPU_CODEC_OP_H_

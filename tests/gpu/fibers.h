@@ -1,0 +1,37 @@
+// The threads of a block as fibers: the lower half of emulator.h.
+#ifndef TF_REDSYNC_TESTS_GPU_FIBERS_H_
+#define TF_REDSYNC_TESTS_GPU_FIBERS_H_
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+
+struct dim3 {
+  unsigned x, y;
+  dim3(unsigned x = 1, unsigned y = 1) : x(x), y(y) {}  // NOLINT: as in CUDA.
+};
+extern dim3 threadIdx, blockIdx, blockDim, gridDim;  // Of the fiber that runs.
+
+namespace emulator {
+
+// Runs a kernel on all blocks, one after the other.
+void Launch(dim3 grid, unsigned threads, void* stream, std::function<void()> body);
+
+// A barrier of the block.
+void WaitForBlock();
+
+// The values that all lanes bring to an instruction of their warp.
+const uint64_t* Exchange(uint64_t value);
+
+template <class T>
+T Shuffle(T value, unsigned lane) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(value));
+  const uint64_t* all = Exchange(bits);
+  std::memcpy(&value, &all[lane], sizeof(value));
+  return value;
+}
+
+}  // namespace emulator
+
+#endif  // TF_REDSYNC_TESTS_GPU_FIBERS_H_
