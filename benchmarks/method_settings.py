@@ -23,21 +23,25 @@ class Setting:
 
     Attributes:
         reason: Why.
-        rate: Factor of the learning rate.
-        options: Hyper-parameters.
+        votes: Whether it takes the learning rate for votes.
+        threshold: Whether it takes the threshold for gradients.
+        options: Other hyper-parameters.
     """
 
     reason: str
-    rate: float = 1.0
+    votes: bool = False
+    threshold: bool = False
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-_VOTES = (
-    "totals are -1, 0 or 1: every weight moves by the learning rate, however small its gradient"
-)
+_VOTES = "totals are -1, 0 or 1: a weight moves by the learning rate, however small its gradient"
+_TRIAL = "the threshold is one for gradients, so every task needs its own"
 EXCEPTIONS = {
-    "SignSGD": Setting(_VOTES, rate=0.01),
-    "Signum": Setting(_VOTES, rate=0.01),
+    "CDSGD": Setting("the default warm-up is longer than the task", options={"warm_up": None}),
+    "FixedThreshold": Setting(_TRIAL, threshold=True),
+    "SignSGD": Setting(_VOTES, votes=True),
+    "Signum": Setting(_VOTES, votes=True),
+    "Strom": Setting(_TRIAL, threshold=True),
 }
 _PLAIN = Setting("defaults")
 
@@ -48,26 +52,37 @@ def names() -> list[str]:
     return sorted(listed, key=lambda name: (name != "Dense", name))
 
 
-def make(name: str, density: float = DENSITY, dense_below: int = DENSE_BELOW) -> rs.Method:
+def make(
+    name: str, threshold: float, density: float = DENSITY, dense_below: int = DENSE_BELOW
+) -> rs.Method:
     """Returns the method as it is set for small tasks.
 
     Args:
         name: One of `names()`.
+        threshold: For methods with a threshold for gradients.
         density: For methods that have it.
         dense_below: For methods that have it, bytes.
     """
-    cls = registered()[name]
+    cls, setting = registered()[name], EXCEPTIONS.get(name, _PLAIN)
     fields = {f.name for f in dataclasses.fields(cls)}
     options = {"density": density, "dense_below": dense_below}
     options = {k: v for k, v in options.items() if k in fields}
-    return cls(**{**options, **EXCEPTIONS.get(name, _PLAIN).options})
+    if setting.threshold:
+        options["threshold"] = threshold
+    return cls(**{**options, **setting.options})
 
 
-def learning_rate(method: rs.Method, dense_rate: float) -> float:
-    """Returns the learning rate for a method where `Dense` has `dense_rate`.
+def learning_rate(method: rs.Method, dense: float, votes: float) -> float:
+    """Returns the learning rate for a method.
 
     Momentum in the exchange makes every step 1 / (1 - momentum) times as long, so that is taken
-    back.
+    back, but for votes.
+
+    Args:
+        method: The method.
+        dense: The rate for `Dense`.
+        votes: The rate for methods whose totals are votes.
     """
-    factor = EXCEPTIONS.get(type(method).__name__, _PLAIN).rate
-    return dense_rate * factor * (1.0 - method.momentum_in_exchange)
+    if EXCEPTIONS.get(type(method).__name__, _PLAIN).votes:
+        return votes
+    return dense * (1.0 - method.momentum_in_exchange)

@@ -48,11 +48,11 @@ def parse_methods(text: str | None) -> list[str]:
 
 def measure(name: str, task: Any, args: argparse.Namespace) -> dict[str, Any]:
     """Trains with one method and times it."""
-    from benchmarks import digits_task, method_settings, method_time
+    from benchmarks import digits_training, method_settings, method_time
 
-    method = method_settings.make(name)
-    rate = method_settings.learning_rate(method, args.learning_rate)
-    row = digits_task.train(task, method, rate, args.steps)
+    method = method_settings.make(name, args.threshold)
+    rate = method_settings.learning_rate(method, args.learning_rate, args.vote_rate)
+    row = digits_training.train(task, method, rate, args.steps)
     row |= method_time.measure(method, (args.side, args.side), args.workers, args.seconds)
     reason = method_settings.EXCEPTIONS.get(name)
     return {
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             rows[name] = {"error": f"{type(error).__name__}: {error}"}
             print(rows[name]["error"].splitlines()[0], end="")
         print(f"  ({time.monotonic() - start:.1f} s)", flush=True)
-    keys = ("workers", "batch", "steps", "learning_rate", "side", "threads", "seed")
+    keys = ("workers", "batch", "steps", "side", "threads", "seed")
     return {k: getattr(args, k) for k in keys} | {"elements": task.elements, "methods": rows}
 
 
@@ -147,7 +147,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--workers", type=int, default=4)
     add("--steps", type=int, default=300)
     add("--batch", type=int, default=32, help="examples per worker and step")
-    add("--learning_rate", type=float, default=0.2, help="of Dense; others may need another one")
+    add("--learning_rate", type=float, default=0.2, help="of all but those that vote")
+    add("--vote_rate", type=float, default=0.002, help="learning rate of votes, such as SignSGD's")
+    add("--threshold", type=float, default=0.02, help="of methods with one for gradients")
     add("--side", type=int, default=1024, help="rows and columns of the matrix that is timed")
     add("--seconds", type=float, default=1.0, help="to spend on the times of a method")
     add("--threads", type=int, default=1, help="intra-op threads of TensorFlow")

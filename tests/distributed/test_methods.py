@@ -39,8 +39,8 @@ def train_methods(family, names):
     start, data = model.get_weights(), problems.dataset(256, 16)
 
     def fitted(name):
-        method = method_settings.make(name, density=0.1, dense_below=16)
-        rate = method_settings.learning_rate(method, 0.05)
+        method = method_settings.make(name, threshold=0.5, density=0.1, dense_below=16)
+        rate = method_settings.learning_rate(method, dense=0.05, votes=0.01)
         model.set_weights(start)
         with strategy.scope():
             optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(rate), method)
@@ -74,7 +74,7 @@ def complaints(name, first, second):
             yield f"worker {rank} raised\n{result['error']}"
             return
     losses = first["losses"]
-    if not np.isfinite(losses).all() or losses[-1] > 0.8 * losses[0]:
+    if not np.isfinite(losses).all() or losses[-1] > 0.9 * losses[0]:
         yield f"the loss does not fall: {losses}"
     if losses != second["losses"]:
         yield f"workers report different losses: {losses}, {second['losses']}"

@@ -11,7 +11,8 @@ import tensorflow as tf
 
 import tf_redsync as rs
 from benchmarks import method_settings, method_time, methods
-from benchmarks.digits_task import WIDTHS
+from benchmarks.digits_task import WIDTHS, Digits
+from benchmarks.digits_training import Training, train
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 
@@ -46,10 +47,10 @@ def test_rows_and_picture(tmp_path):
 def test_a_failure_is_a_row_and_the_others_go_on(monkeypatch):
     make = method_settings.make
 
-    def fail(name):
+    def fail(name, threshold):
         if name == "TopK":
             raise ValueError("no such luck")
-        return make(name)
+        return make(name, threshold)
 
     monkeypatch.setattr(method_settings, "make", fail)
     rows = methods.run(arguments("--methods", "TopK,NoExchange"))["methods"]
@@ -63,12 +64,62 @@ def test_every_method_is_run_unless_told_otherwise():
     classes = {c.__name__ for c in public if isinstance(c, type) and c is not rs.Method}
     assert set(methods.parse([]).methods) == classes
     for name in classes:
-        assert type(method_settings.make(name)).__name__ == name
+        assert type(method_settings.make(name, 0.5)).__name__ == name
 
 
-def test_momentum_in_the_exchange_shortens_the_steps():
-    assert method_settings.learning_rate(rs.Dense(), 0.2) == 0.2
-    assert method_settings.learning_rate(rs.Dense(momentum=0.9), 0.2) == pytest.approx(0.02)
+def test_settings():
+    rate = method_settings.learning_rate
+    assert rate(rs.Dense(), 0.2, 0.002) == 0.2
+    assert rate(rs.Dense(momentum=0.9), 0.2, 0.002) == pytest.approx(0.02)
+    assert rate(rs.Signum(momentum=0.9), 0.2, 0.002) == 0.002
+    assert method_settings.make("Strom", 0.5) == rs.Strom(
+        threshold=0.5, density=0.01, dense_below=4096
+    )
+    assert method_settings.make("TwoBit", 0.5).threshold == rs.TwoBit().threshold
+    assert method_settings.make("RedSync", 0.5, 0.1, 16) == rs.RedSync(density=0.1, dense_below=16)
+    assert set(method_settings.EXCEPTIONS) <= set(method_settings.names())
+
+
+def trained(method, steps):
+    return train(Digits(workers=4, batch=8), method, 0.1, steps)
+
+
+def test_when_something_is_exchanged():
+    """Local steps, full gradients every k-th step, dense warm-ups: what the requests add up to."""
+    dense = trained(rs.Dense(), 24)
+    one_step = trained(rs.LocalSGD(steps=1), 24)
+    np.testing.assert_allclose(one_step["losses"], dense["losses"], rtol=1e-4)
+    assert one_step["bits"] == dense["bits"] == 32
+    rounds = trained(rs.LocalSGD(steps=4), 24)
+    assert rounds["bits"] == 8 and rounds["loss"] < 0.95 * rounds["losses"][0]
+
+    elements = Digits(workers=4).elements
+    biases, heads = sum(WIDTHS[1:]), 32 * 5  # a flag, and for three tensors a scale; at most
+    late = trained(rs.CDSGD(full_every=4, warm_up=None, dense_below=16), 24)
+    expected = ((elements - biases) * (2 * 3 + 32) / 4 + 32 * biases) / elements
+    assert expected <= late["bits"] <= expected + heads / elements
+    # Synchronous SGD in the warm-up, and after it only what the other 16 steps send.
+    warm = trained(rs.CDSGD(full_every=4, warm_up=rs.DenseWarmUp(8), dense_below=16), 24)
+    np.testing.assert_allclose(warm["losses"][:8], dense["losses"][:8], rtol=1e-4)
+    assert expected <= warm["bits"] <= expected + heads / elements
+
+
+def test_a_delay_is_made_up_for():
+    """With everything sent in full, the workers' mean point is where there is no delay."""
+    task = Digits(workers=4, batch=8)
+    late = Training(task, rs.CDSGD(full_every=1, warm_up=None), 0.1)
+    rows = task.batches(2)
+    late.step(tf.constant(rows[0]), 0)
+    for weight, start in zip(late.weights, task.weights(), strict=True):
+        np.testing.assert_array_equal(weight, start)  # a total of 0
+    prompt = Training(task, rs.Dense(), 0.1)
+    prompt.step(tf.constant(rows[0]), 0)
+    for i, weight in enumerate(prompt.weights):
+        mean = np.mean([point[i] for point in late.points], axis=0)
+        np.testing.assert_allclose(mean, weight, rtol=0, atol=1e-6)
+    late.step(tf.constant(rows[1]), 1)
+    for weight, expected in zip(late.weights, prompt.weights, strict=True):
+        np.testing.assert_allclose(weight, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +140,7 @@ def test_bad_arguments(flags, message, capsys):
 @pytest.mark.parametrize(("name", "requests"), [("SparDL", 2), ("PowerSGD", 2), ("TopK", 1)])
 def test_what_is_timed_is_the_exchange(name, requests):
     """A replay with the answers that the loopback gave ends in the loopback's totals and state."""
-    method, rng = method_settings.make(name), np.random.default_rng(0)
+    method, rng = method_settings.make(name, 0.5), np.random.default_rng(0)
     layout = BucketLayout((TensorSpec("w", (40, 50)),), 3)
     grads = [[tf.constant(rng.standard_normal((40, 50)), tf.float32)] for _ in range(3)]
     states = loopback.initial_states(method, layout)

@@ -37,8 +37,9 @@ class LoopbackStep:
 
 
 def initial_states(method, layout: BucketLayout) -> list[Any]:
-    """Fresh states, one for each of `layout.workers` workers."""
-    return [method.init(layout) for _ in range(layout.workers)]
+    """Fresh states, one for each of `layout.workers` workers; all start with the same tensors."""
+    state = method.init(layout)
+    return [{name: list(tensors) for name, tensors in state.items()} for _ in range(layout.workers)]
 
 
 def run_step(

@@ -29,7 +29,7 @@ import tensorflow as tf
 from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce
-from tf_redsync.methods.base import Exchange, State, register, stream
+from tf_redsync.methods.base import Exchange, State, register, stream, uniform
 from tf_redsync.methods.sparse import Sparsifier, element_count, marked
 
 
@@ -104,9 +104,8 @@ class RandomK(_SharedRandom):
 
     def choose(self, spec: TensorSpec, seed: tf.Tensor) -> tf.Tensor:
         """Return k distinct random elements."""
-        draws = tf.random.stateless_uniform([spec.size], seed, alg="philox")
-        _, chosen = tf.math.top_k(draws, element_count(self.density, spec.size), sorted=False)
-        return chosen
+        draws = uniform([spec.size], seed)
+        return tf.math.top_k(draws, element_count(self.density, spec.size), sorted=False)[1]
 
 
 @register
@@ -130,6 +129,5 @@ class RandomBlock(_SharedRandom):
         """Return k elements in a row from a random start, wrapping around."""
         k, size = element_count(self.density, spec.size), spec.size
         # Not a random integer: its range must not be empty, and a size may be 0.
-        draw = tf.random.stateless_uniform([], seed, dtype=tf.float64, alg="philox")
-        start = tf.cast(draw * size, tf.int64)
+        start = tf.cast(uniform([], seed, tf.float64) * size, tf.int64)
         return tf.cast((start + tf.range(k, dtype=tf.int64)) % max(size, 1), tf.int32)

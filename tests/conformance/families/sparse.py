@@ -1,5 +1,7 @@
 """Top-k with memory, random-k, random block."""
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 
@@ -30,13 +32,16 @@ def top_k_oracle(method, specs, workers):
 
 
 def random_oracle(method, specs, workers):
-    """The positions are the method's; `test_random_sparse.py` looks at them."""
+    """The positions are the method's; `test_sparse_methods.py` looks at them."""
+    shapes = [s.shape for s in specs]
+    return oracle.MemoryOracle(shapes, workers, lambda sums, step: chosen(method, specs, step))
 
-    def choose(sums, step):
-        seeds = [stream(method.seed, tf.constant(step, tf.int64), s.position) for s in specs]
-        return [np.array(method.choose(s, seed)) for s, seed in zip(specs, seeds, strict=True)]
 
-    return oracle.MemoryOracle([s.shape for s in specs], workers, choose)
+@functools.cache
+def chosen(method, specs, step):
+    """Random positions of one step, the same for all workers, however many there are."""
+    seeds = [stream(method.seed, tf.constant(step, tf.int64), s.position) for s in specs]
+    return [np.array(method.choose(s, seed)) for s, seed in zip(specs, seeds, strict=True)]
 
 
 def _top_k(**options):

@@ -1,0 +1,160 @@
+"""Training of `digits_task.Digits` by workers in this process.
+
+They read shares of each batch, and the loopback answers their exchanges, so a step computes what
+worker processes with plain SGD would. When something is exchanged, and where the workers compute
+their gradients, is what `tf_redsync/programs` does, for a loopback and without variables.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from benchmarks.digits_task import Digits
+from tf_redsync.exchange import loopback, wire
+from tf_redsync.exchange.layout import make_buckets
+from tf_redsync.policy import Policy
+
+Tensors = list[tf.Tensor]
+
+
+class Training:
+    """The workers.
+
+    Args:
+        task: What they train.
+        method: Exchanges the gradients; tensors that it refuses go to its dense method.
+        learning_rate: Of SGD.
+
+    Attributes:
+        weights: Those that all workers agree on.
+        payload: Bytes that a worker has contributed to its collectives after the warm-up.
+        sent: Bytes that a worker has sent after the warm-up, at the costs of ring collectives.
+        skipped: Number of exchanges that were not finite.
+    """
+
+    def __init__(self, task: Digits, method, learning_rate: float):
+        self.task, self.method, self.rate = task, method, learning_rate
+        pairs = [(a.spec, a.method) for a in Policy(default=method).assign(task.specs)]
+        self.buckets = make_buckets(pairs, task.workers)
+        self.states = [loopback.initial_states(b.method, b.layout) for b in self.buckets]
+        self.runs = [
+            {p: loopback.traced_step(b.method, b.layout, p) for p in ("exchange", "dense_exchange")}
+            for b in self.buckets
+        ]
+        self.weights = task.weights()
+        self.points = [self.weights] * task.workers
+        self.pending = [[tf.zeros(s.shape) for s in task.specs]] * task.workers
+        self.payload = self.sent = 0.0
+        self.skipped = 0
+        self.points_of = tf.function(self._points_of, autograph=False)
+
+    def step(self, rows: tf.Tensor, number: int) -> None:
+        """One step of all workers with the examples `rows`, `[workers, batch]`."""
+        grads = self.task.grads(self.points, rows)
+        if self.method.local_steps:
+            self._local_step(grads, number)
+        elif self.method.own_point or self.method.delay:
+            self._step_at_own_points(grads, number)
+        else:
+            self._descend(self._exchange(grads, number))
+            self.points = [self.weights] * self.task.workers
+
+    def _local_step(self, grads: list[Tensors], number: int) -> None:
+        """See `programs/local_steps.py`."""
+        factor, workers = self.rate * self.task.workers, self.task.workers
+        self.points = [
+            [w - factor * g for w, g in zip(point, own, strict=True)]
+            for point, own in zip(self.points, grads, strict=True)
+        ]
+        if (number + 1) % self.method.local_steps == 0:
+            changes = [
+                [(w - agreed) / workers for w, agreed in zip(point, self.weights, strict=True)]
+                for point in self.points
+            ]
+            totals = self._exchange(changes, number // self.method.local_steps)
+            if totals is not None:
+                self.weights = [w + t for w, t in zip(self.weights, totals, strict=True)]
+            self.points = [self.weights] * workers
+
+    def _step_at_own_points(self, grads: list[Tensors], number: int) -> None:
+        """See `programs/own_points.py`."""
+        warming = number < self.method.warm_up_steps
+        late = self.method.delay and not warming
+        self._descend(self._exchange(self.pending if late else grads, number))
+        if warming:
+            self.points = [self.weights] * self.task.workers
+        else:
+            self.pending = grads
+            self.points = self.points_of(self.weights, grads, self.states)
+
+    def _points_of(self, weights, grads, states) -> list[Tensors]:
+        points = [list(weights) for _ in grads]
+        for bucket, own_states in zip(self.buckets, states, strict=True):
+            positions = [s.position for s in bucket.layout.specs]
+            for point, own, state in zip(points, grads, own_states, strict=True):
+                arguments = [weights[p] for p in positions], [own[p] for p in positions]
+                found = bucket.method.point(*arguments, state, self.rate, self.task.workers)
+                for position, tensor in zip(positions, found, strict=True):
+                    point[position] = tensor
+        return points
+
+    def _descend(self, totals: Tensors | None) -> None:
+        if totals is not None:
+            self.weights = [w - self.rate * t for w, t in zip(self.weights, totals, strict=True)]
+
+    def _exchange(self, tensors: list[Tensors], number: int) -> Tensors | None:
+        """Totals in the order of the weights; `None` if they are not finite."""
+        warming = number < max(b.method.warm_up_steps for b in self.buckets)
+        outcomes = []
+        for bucket, run, states in zip(self.buckets, self.runs, self.states, strict=True):
+            method, specs = bucket.method, bucket.layout.specs
+            full = method.dense_every and number % method.dense_every == 0
+            phase = "dense_exchange" if full or number < method.warm_up_steps else "exchange"
+            own = [[t[s.position] for s in specs] for t in tensors]
+            outcomes.append(run[phase](own, states, number))
+        if not warming:
+            self.payload += sum(int(wire.payload_bytes(r)) for o in outcomes for r in o.requests)
+            self.sent += sum(o.bytes_sent for o in outcomes)
+        if not all(o.finite for o in outcomes):
+            self.skipped += 1
+            return None
+        self.states = [o.states for o in outcomes]
+        totals: dict[int, tf.Tensor] = {}
+        for bucket, outcome in zip(self.buckets, outcomes, strict=True):
+            positions = [s.position for s in bucket.layout.specs]
+            totals.update(zip(positions, outcome.totals[0], strict=True))
+        return [totals[i] for i in range(len(totals))]
+
+
+def train(task: Digits, method, learning_rate: float, steps: int) -> dict[str, Any]:
+    """Trains with SGD.
+
+    Args:
+        task: The task.
+        method: Exchanges the gradients.
+        learning_rate: Of SGD.
+        steps: How many.
+
+    Returns:
+        `losses` of 20 times during the training, `loss` and `accuracy` at its end, of the weights
+        that all agree on; `bits` that a worker contributes to its collectives, per element and
+        step, and `sent_bytes` that it sends per step at the costs of ring collectives, both from
+        the requests after the warm-up; `skipped` steps.
+    """
+    training, losses = Training(task, method, learning_rate), []
+    for number, rows in enumerate(task.batches(steps)):
+        training.step(tf.constant(rows), number)
+        if (number + 1) % max(1, steps // 20) == 0:
+            losses.append(float(task.scores(training.weights)[0]))
+    loss, accuracy = task.scores(training.weights)
+    counted = max(1, steps - method.warm_up_steps)
+    return {
+        "loss": float(loss),
+        "accuracy": float(accuracy),
+        "losses": losses,
+        "bits": 8 * training.payload / counted / task.elements,
+        "sent_bytes": training.sent / counted,
+        "skipped": training.skipped,
+    }
