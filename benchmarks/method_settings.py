@@ -37,7 +37,8 @@ _VOTES = (
 )
 EXCEPTIONS = {
     "SignSGD": Setting(_VOTES, rate=0.01),
-    "Signum": Setting(_VOTES, rate=0.01),
+    # `learning_rate` takes the momentum's factor back, but an average makes no step longer.
+    "Signum": Setting(_VOTES, rate=0.1),
 }
 _PLAIN = Setting("defaults")
 
