@@ -42,6 +42,7 @@ def _half(dtype, inner=None, payload=dense, rounds=1, **options):
         requests=(AllToAll, AllGather) * rounds,
         payload=in_blocks(payload),
         oracle=None if inner else oracle,
+        steps=15,
         **options,
     )
 
