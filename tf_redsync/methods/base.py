@@ -101,15 +101,12 @@ class Method(Configurable):
         paper: Authors and year, for `table()`.
         requests: What crosses the network in a step, in words, for `table()`.
         bits: Bits that a worker contributes per element and step, as a formula, for `table()`.
-        rounds_values: Whether everything it sends is added up by `rounding.all_reduced`, and its
-            residual keeps what that leaves out: `HalfPrecision` takes such methods.
     """
 
     state_kinds: ClassVar[dict[str, str]] = {}
     paper: ClassVar[str] = ""
     requests: ClassVar[str] = ""
     bits: ClassVar[str] = ""
-    rounds_values: ClassVar[bool] = False
 
     @property
     def whole_model(self) -> bool:

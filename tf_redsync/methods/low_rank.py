@@ -211,19 +211,16 @@ class ACPSGD(_LowRank):
         # The one that is sent has another size in even and in odd steps, so it travels flat.
         own_p, own_q, sent = _choose(even, p_step, q_step)
         (received,), (error,) = yield from all_reduced(layout, [sent])
-
-        def factors(vector: tf.Tensor) -> tuple[Factors, Factors]:
-            return _choose(
-                even,
-                lambda: (unflat(vector, own_p), own_q),
-                lambda: (own_p, unflat(vector, own_q)),
-            )
-
-        p, q = factors(received)
+        p, q = _with(received, even, own_p, own_q)
         totals = as_tensors(layout, products(p, q))
-        delivered = products(*factors(sent - error))
+        delivered = products(*_with(sent - error, even, own_p, own_q))
         residuals = as_tensors(layout, differences(matrices, delivered))
         return totals, {"residual": residuals, "p": list(p), "q": list(q)}
+
+
+def _with(vector: tf.Tensor, even: tf.Tensor | bool, p: Factors, q: Factors) -> Any:
+    """Both factors, with the elements of `vector` as P in even steps and as Q in odd ones."""
+    return _choose(even, lambda: (unflat(vector, p), q), lambda: (p, unflat(vector, q)))
 
 
 def _choose(condition: tf.Tensor | bool, yes: Callable, no: Callable) -> Any:
