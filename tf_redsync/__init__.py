@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         Dense,
         EFSignSGD,
         FixedThreshold,
+        HalfPrecision,
         LocalSGD,
         Method,
         NoExchange,
@@ -62,8 +63,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "CDSGD",
     "ACPSGD",
+    "CDSGD",
     "DGC",
     "Dense",
     "DenseWarmUp",
@@ -71,6 +72,7 @@ __all__ = [
     "EFSignSGD",
     "ExponentialWarmUp",
     "FixedThreshold",
+    "HalfPrecision",
     "LocalSGD",
     "Method",
     "MultiWorkerMirroredStrategy",

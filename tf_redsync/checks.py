@@ -50,7 +50,7 @@ def choice(name: str, value, choices: tuple[str, ...]) -> None:
     Raises:
         ValueError: naming the argument, its value and the choices.
     """
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"`{name}` must be one of {choices}. Received: {name}={value!r}")
 
 

@@ -40,7 +40,7 @@ def train_methods(family, names):
 
     def fitted(name):
         method = method_settings.make(name, threshold=0.5, density=0.1, dense_below=16)
-        rate = method_settings.learning_rate(method, dense=0.05, votes=0.01)
+        rate = method_settings.learning_rate(method, dense=0.05, votes=0.02)  # 32 steps of it
         model.set_weights(start)
         with strategy.scope():
             optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(rate), method)

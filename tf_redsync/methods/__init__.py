@@ -5,6 +5,7 @@ from tf_redsync.methods.catalogue import table
 from tf_redsync.methods.cd_sgd import CDSGD
 from tf_redsync.methods.dense import Dense, NoExchange
 from tf_redsync.methods.dgc import DGC
+from tf_redsync.methods.half import HalfPrecision
 from tf_redsync.methods.local_sgd import LocalSGD
 from tf_redsync.methods.low_rank import ACPSGD, PowerSGD
 from tf_redsync.methods.one_bit import OneBitSGD
@@ -19,12 +20,13 @@ from tf_redsync.methods.topk import TopK
 from tf_redsync.methods.two_bit import TwoBit
 
 __all__ = [
-    "CDSGD",
     "ACPSGD",
+    "CDSGD",
     "DGC",
     "Dense",
     "EFSignSGD",
     "FixedThreshold",
+    "HalfPrecision",
     "LocalSGD",
     "Method",
     "NoExchange",

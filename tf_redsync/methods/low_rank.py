@@ -37,12 +37,20 @@ import tensorflow as tf
 
 from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.methods.base import Exchange, Method, State, register, stream
 from tf_redsync.methods.dense import Dense
+from tf_redsync.methods.matrices import (
+    Factors,
+    as_matrices,
+    as_tensors,
+    differences,
+    matrix_shape,
+    orthogonal,
+    products,
+    unflat,
+)
+from tf_redsync.methods.rounding import all_reduced
 from tf_redsync.methods.sparse import flat
-
-Factors = list[tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +60,8 @@ class _LowRank(Method):
     rank: int = 4
     min_compression_rate: float = 2.0
     seed: int = 0
+
+    rounds_values: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.integer("rank", self.rank, low=1)
@@ -129,13 +139,15 @@ class PowerSGD(_LowRank):
         scale: tf.Tensor | None = None,
     ) -> Exchange:
         """See `Method`."""
-        matrices = _matrices(layout, feedback.scaled(grads, scale), state["residual"])
-        p = yield AllReduce([tf.matmul(m, q) for m, q in zip(matrices, state["q"], strict=True)])
+        matrices = as_matrices(layout, feedback.scaled(grads, scale), state["residual"])
+        own_p = [tf.matmul(m, q) for m, q in zip(matrices, state["q"], strict=True)]
+        p, _ = yield from all_reduced(layout, own_p)
         p = [orthogonal(f) for f in p]
         own_q = [tf.matmul(m, f, transpose_a=True) for m, f in zip(matrices, p, strict=True)]
-        q = yield AllReduce(own_q)
-        totals = _tensors(layout, _products(p, q))
-        residuals = _tensors(layout, _differences(matrices, _products(p, own_q)))
+        q, errors = yield from all_reduced(layout, own_q)
+        delivered = products(p, differences(own_q, errors))
+        totals = as_tensors(layout, products(p, q))
+        residuals = as_tensors(layout, differences(matrices, delivered))
         return totals, {"residual": residuals, "q": list(q)}
 
 
@@ -180,7 +192,7 @@ class ACPSGD(_LowRank):
         """See `Method`."""
         known = tf.get_static_value(step)
         even = tf.equal(step % 2, 0) if known is None else bool(known % 2 == 0)
-        matrices = _matrices(layout, feedback.scaled(grads, scale), state["residual"])
+        matrices = as_matrices(layout, feedback.scaled(grads, scale), state["residual"])
 
         def project(fixed: Factors, transpose: bool) -> tuple[Factors, Factors]:
             fixed = [orthogonal(f) for f in fixed]
@@ -198,15 +210,17 @@ class ACPSGD(_LowRank):
 
         # The one that is sent has another size in even and in odd steps, so it travels flat.
         own_p, own_q, sent = _choose(even, p_step, q_step)
-        (received,) = yield AllReduce([sent])
-        p, q = _choose(
-            even,
-            lambda: (_unflat(received, own_p), own_q),
-            lambda: (own_p, _unflat(received, own_q)),
-        )
-        totals = _tensors(layout, _products(p, q))
-        residuals = _tensors(layout, _differences(matrices, _products(own_p, own_q)))
+        (received,), (error,) = yield from all_reduced(layout, [sent])
+        p, q = _with(received, even, own_p, own_q)
+        totals = as_tensors(layout, products(p, q))
+        delivered = products(*_with(sent - error, even, own_p, own_q))
+        residuals = as_tensors(layout, differences(matrices, delivered))
         return totals, {"residual": residuals, "p": list(p), "q": list(q)}
+
+
+def _with(vector: tf.Tensor, even: tf.Tensor | bool, p: Factors, q: Factors) -> Any:
+    """Both factors, with the elements of `vector` as P in even steps and as Q in odd ones."""
+    return _choose(even, lambda: (unflat(vector, p), q), lambda: (p, unflat(vector, q)))
 
 
 def _choose(condition: tf.Tensor | bool, yes: Callable, no: Callable) -> Any:
@@ -214,37 +228,3 @@ def _choose(condition: tf.Tensor | bool, yes: Callable, no: Callable) -> Any:
     if isinstance(condition, bool):
         return yes() if condition else no()
     return tf.cond(condition, yes, no)
-
-
-def matrix_shape(spec: TensorSpec) -> tuple[int, int]:
-    """Rows and columns of a tensor as a matrix: the first axis and all others."""
-    return (spec.shape[0] if spec.shape else 1), math.prod(spec.shape[1:])
-
-
-def orthogonal(factor: tf.Tensor) -> tf.Tensor:
-    """Return an orthonormal basis of the columns of `factor` `[rows, r]`, of the same shape."""
-    return tf.linalg.qr(factor).q
-
-
-def _matrices(layout: BucketLayout, grads: Factors, residuals: Factors) -> list[tf.Tensor]:
-    return [
-        tf.reshape(g + e, matrix_shape(s))
-        for s, g, e in zip(layout.specs, grads, residuals, strict=True)
-    ]
-
-
-def _tensors(layout: BucketLayout, matrices: Factors) -> list[tf.Tensor]:
-    return [tf.reshape(m, s.shape) for s, m in zip(layout.specs, matrices, strict=True)]
-
-
-def _products(p: Factors, q: Factors) -> list[tf.Tensor]:
-    return [tf.matmul(a, b, transpose_b=True) for a, b in zip(p, q, strict=True)]
-
-
-def _differences(a: list[tf.Tensor], b: list[tf.Tensor]) -> list[tf.Tensor]:
-    return [x - y for x, y in zip(a, b, strict=True)]
-
-
-def _unflat(vector: tf.Tensor, like: Factors) -> Factors:
-    sizes = [f.shape.num_elements() for f in like]
-    return [tf.reshape(v, f.shape) for v, f in zip(tf.split(vector, sizes), like, strict=True)]

@@ -28,8 +28,8 @@ import tensorflow as tf
 
 from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.methods.base import Exchange, State, register, stream, uniform
+from tf_redsync.methods.rounding import all_reduced
 from tf_redsync.methods.sparse import Sparsifier, element_count, marked
 
 
@@ -42,6 +42,7 @@ class _SharedRandom(Sparsifier):
     paper: ClassVar[str] = "Foroutan Eghlidi, Jaggi 2020"
     requests: ClassVar[str] = "all-reduce of values"
     bits: ClassVar[str] = "32 density"
+    rounds_values: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,11 +80,13 @@ class _SharedRandom(Sparsifier):
             for spec in layout.specs
         ]
         values = [tf.gather_nd(v, s) for v, s in zip(sends, chosen, strict=True)]
-        sums = yield AllReduce(marked(values, sends))
+        sums, errors = yield from all_reduced(layout, marked(values, sends))
         totals, residuals = [], []
-        for spec, send, at, values in zip(layout.specs, sends, chosen, sums, strict=True):
-            totals.append(tf.reshape(tf.scatter_nd(at, values, [spec.size]), spec.shape))
-            kept = tf.tensor_scatter_nd_update(send, at, tf.zeros_like(values))
+        for spec, send, at, total, error in zip(
+            layout.specs, sends, chosen, sums, errors, strict=True
+        ):
+            totals.append(tf.reshape(tf.scatter_nd(at, total, [spec.size]), spec.shape))
+            kept = tf.tensor_scatter_nd_update(send, at, error)
             residuals.append(tf.reshape(kept, spec.shape))
         return totals, {"residual": residuals}
 

@@ -57,7 +57,7 @@ def threshold_oracle(method, specs, workers):
 
 
 def _gathers(method, payload, oracle=None, requests=(AllGather,)):
-    return Descriptor(method, None, True, requests, payload, oracle)
+    return Descriptor(method, None, True, requests, payload, oracle, steps=10)
 
 
 # Oracles are compared where no rounded sum decides about a code: largest elements, no clipping.

@@ -31,12 +31,19 @@ def _oracle(cls):
 
 
 TABLE = {
-    "sign_sgd": Descriptor(rs.SignSGD(), None, True, (AllGather,), message, votes),
-    "signum": Descriptor(rs.Signum(), None, True, (AllGather,), message, votes),
+    "sign_sgd": Descriptor(rs.SignSGD(), None, True, (AllGather,), message, votes, steps=15),
+    "signum": Descriptor(rs.Signum(), None, True, (AllGather,), message, votes, steps=15),
     "ef_sign_sgd": Descriptor(
-        rs.EFSignSGD(), None, True, (AllGather,), message, _oracle(ScaledSignOracle), 1e-5
+        rs.EFSignSGD(), None, True, (AllGather,), message, _oracle(ScaledSignOracle), 1e-5, 15
     ),
     "one_bit_sgd": Descriptor(
-        rs.OneBitSGD(), None, True, (AllToAll, AllGather), two_phases, _oracle(OneBitOracle), 1e-5
+        rs.OneBitSGD(),
+        None,
+        True,
+        (AllToAll, AllGather),
+        two_phases,
+        _oracle(OneBitOracle),
+        1e-5,
+        10,
     ),
 }

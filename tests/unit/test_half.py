@@ -1,0 +1,154 @@
+"""16-bit sums: float32 addition, what is too small or too large, wrapped methods, bytes."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_redsync as rs
+from tf_redsync.exchange import loopback
+from tf_redsync.exchange.driver import DryRun, drive
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
+from tf_redsync.exchange.requests import AllReduce
+from tf_redsync.programs import EveryStep
+
+ROUNDED = (
+    rs.RandomK(density=0.3),
+    rs.RandomBlock(density=0.3),
+    rs.PowerSGD(rank=2, min_compression_rate=0),
+    rs.ACPSGD(rank=2, min_compression_rate=0),
+)
+
+
+def run(method, grads, steps=1, shape=None):
+    """Sum of all totals, the last step; `grads[worker]` is the same in every step."""
+    spec = TensorSpec("w", np.shape(grads[0]))
+    layout = BucketLayout((spec,), len(grads))
+    inputs = [[tf.constant(g, tf.float32)] for g in grads]
+    states, delivered = loopback.initial_states(method, layout), 0.0
+    for number in range(steps):
+        step = loopback.run_step(method, layout, inputs, states, number)
+        states = step.states
+        delivered = delivered + np.array(step.totals[0][0])
+    return delivered, step
+
+
+def test_sums_are_added_up_in_float32():
+    """2048 + 1 is 2048 in float16; with seven ones that is noticed once, not seven times."""
+    grads = [np.float32([2048.0])] + [np.float32([1.0])] * 7
+    assert run(rs.HalfPrecision(), grads)[0] == 2056  # 2055, rounded
+    assert run(rs.HalfPrecision(error_feedback=False), grads)[0] == 2048
+    assert run(rs.HalfPrecision(), grads, steps=4)[0] == 4 * 2055  # what is missing comes later
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rounding_is_to_the_next_number(dtype):
+    g = np.random.default_rng(0).standard_normal((30, 41)).astype("f4")
+    digits = {"float16": 11, "bfloat16": 8}[dtype]
+    for feedback in (True, False):
+        total, _ = run(rs.HalfPrecision(dtype=dtype, error_feedback=feedback), [g])
+        relative = np.abs(total - g) / np.abs(g)
+        assert 0.5 * 2.0**-digits < relative.max() <= 2.0**-digits
+
+
+def test_what_is_too_small_is_not_lost():
+    grads = [np.full(5, 1e-9, np.float32)] * 2  # float16 ends at 6e-8
+    delivered, step = run(rs.HalfPrecision(), grads, steps=100)
+    np.testing.assert_allclose(delivered, 2e-7, atol=1.3e-7)
+    left = sum(np.float64(s["residual"][0]) for s in step.states)
+    np.testing.assert_allclose(delivered + left, 2e-7, rtol=1e-4)
+    assert not run(rs.HalfPrecision(error_feedback=False), grads, steps=100)[0].any()
+
+
+@pytest.mark.parametrize("feedback", [True, False])
+@pytest.mark.parametrize("grads", [[7e4, 0.0], [4e4, 4e4]])
+def test_what_is_too_large_stops_the_step(grads, feedback):
+    """A value, or the sum of two that would fit: above 65504."""
+    grads = [np.float32([1.0, g, 1.0]) for g in grads]
+    assert not run(rs.HalfPrecision(error_feedback=feedback), grads)[1].finite
+    assert run(rs.HalfPrecision(dtype="bfloat16", error_feedback=feedback), grads)[1].finite
+
+
+def test_a_random_block_keeps_its_rounding_errors():
+    g = np.random.default_rng(1).standard_normal((40, 30)).astype("f4")
+    exact, _ = run(rs.RandomBlock(density=0.25), [g] * 3)
+    total, step = run(rs.HalfPrecision(method=rs.RandomBlock(density=0.25)), [g] * 3)
+    np.testing.assert_array_equal(total != 0, exact != 0)  # the same elements
+    np.testing.assert_allclose(total, exact, rtol=2.0**-10)  # rounded twice
+    kept = np.abs(step.states[1]["residual"][0].numpy()[exact != 0])
+    assert 0 < kept.max() < 3 * np.abs(g).max() * 2.0**-11
+
+
+@pytest.mark.parametrize("method", ROUNDED, ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_wrapped_methods_send_half_of_the_bytes(method, dtype):
+    """And the totals are those of the method, to rounding."""
+    grads = [np.random.default_rng(i).standard_normal((64, 96)).astype("f4") for i in range(2)]
+    plain, plain_step = run(method, grads, steps=2)
+    assert all(isinstance(r, AllReduce) for r in plain_step.requests)
+    total, step = run(rs.HalfPrecision(method=method, dtype=dtype), grads, steps=2)
+    tolerance = {"float16": 2e-3, "bfloat16": 2e-2}[dtype]
+    np.testing.assert_allclose(total, plain, atol=tolerance * np.abs(plain).max())
+    headers = 4 * 1.5 * len(step.requests)  # K = 2: a row to the other, a message to the other
+    assert step.bytes_sent == pytest.approx(plain_step.bytes_sent / 2 + headers, abs=8)
+
+
+@pytest.mark.parametrize("method", ROUNDED, ids=lambda m: type(m).__name__)
+def test_steps_that_are_traced(method):
+    """ACP-SGD's vector then has a length that depends on the step."""
+    layout = BucketLayout((TensorSpec("w", (12, 10)),), 3)
+    wrapped = rs.HalfPrecision(method=method)
+    grads, state = [tf.random.stateless_normal([12, 10], [1, 2])], wrapped.init(layout)
+
+    @tf.function
+    def step(number):
+        outcome = drive([wrapped.exchange(layout, grads, state, number)], DryRun(3))
+        return outcome.results[0]
+
+    for number in (0, 1):
+        totals, new = step(tf.constant(number, tf.int64))
+        eager, eager_new = drive(
+            [wrapped.exchange(layout, grads, state, tf.constant(number, tf.int64))], DryRun(3)
+        ).results[0]
+        assert totals[0].shape == (12, 10)
+        np.testing.assert_allclose(totals[0], eager[0], atol=1e-3)
+        np.testing.assert_allclose(new["residual"][0], eager_new["residual"][0], atol=1e-3)
+
+
+@pytest.mark.parametrize("workers", [2, 5])
+def test_bytes_are_half_of_the_dense_ones(workers):
+    spec = TensorSpec("w", (100, 200))
+
+    def sent(method):
+        program = EveryStep(make_buckets([(spec, method)], workers))
+        return program.bytes_per_step(workers)
+
+    dense = sent(rs.Dense())
+    assert sent(rs.HalfPrecision(error_feedback=False)) == dense / 2
+    assert sent(rs.HalfPrecision()) == dense / 2 + 2 * 4 * (workers - 1)  # two flags
+
+
+def test_methods_whose_words_are_no_numbers_are_refused():
+    takes = {type(m).__name__ for m in ROUNDED}
+    for name, cls in rs.methods.base.registered().items():
+        if issubclass(cls, rs.Method) and name not in takes:
+            with pytest.raises(ValueError, match="`method` must be None.*Received: method="):
+                rs.HalfPrecision(method=cls())
+
+
+def test_what_it_says_of_a_method_is_the_methods():
+    wrapped = rs.HalfPrecision(method=rs.PowerSGD(rank=2), dtype="bfloat16")
+    bias, matrix = TensorSpec("b", (9,)), TensorSpec("w", (90, 90))
+    assert wrapped.refuses(bias) == rs.PowerSGD().refuses(bias) and wrapped.dense() == rs.Dense()
+    assert wrapped.describe(matrix) == "rank 2 of 90 x 90 in bfloat16"
+    assert wrapped.state_kinds == rs.PowerSGD.state_kinds and wrapped.conserves
+    assert not rs.HalfPrecision(method=rs.PowerSGD(), error_feedback=False).conserves
+    assert rs.HalfPrecision().refuses(bias) is None and rs.HalfPrecision().conserves
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("dtype", "float32"), ("dtype", tf.float16), ("error_feedback", 1), ("method", "dense")],
+)
+def test_bad_input(name, value):
+    with pytest.raises(ValueError, match=f"`{name}`.*Received: {name}="):
+        rs.HalfPrecision(**{name: value})

@@ -1,0 +1,158 @@
+"""16-bit numbers on the wire, for dense gradients or for what another method all-reduces.
+
+The cheapest compression there is, and the one that every other has to beat. On every worker, with
+gradient g, residual e, and H(x) the 16-bit number next to x:
+
+    p = g + e
+    total = the sum over workers of H(p), in float32, rounded by H once more     `rounding.py`
+    e <- p - what the total has of it
+
+Formats. float16 has 11 significant bits between 6e-5 and 65504, bfloat16 has 8 and float32's range.
+What is too small for float16 waits in the residual. What is too large, or has too large a sum, is
+not finite: all workers skip the step, and `exchange.skipped` counts it. Gradients come divided by
+the number of workers, so that their sums hardly grow with it.
+
+Without error feedback the 16-bit numbers are all-reduced as they are, the usual practice: every
+partial sum is rounded, what is too small is lost, and there is no residual to store.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tf_redsync import checks, feedback
+from tf_redsync.exchange.layout import BucketLayout, Rounding, TensorSpec
+from tf_redsync.methods.base import Exchange, Method, State, register
+from tf_redsync.methods.rounding import all_reduced
+
+DTYPES = ("float16", "bfloat16")
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HalfPrecision(Method):
+    """Sums of values that travel in 16 bits; see the module's docstring.
+
+    Args:
+        method: Whose values: `None` for the dense gradients, else a method that all-reduces values
+            only, such as `RandomBlock` or `PowerSGD`. It keeps the rounding errors in its residual.
+        dtype: `"float16"` or `"bfloat16"`.
+        error_feedback: Whether rounding errors are kept and sent later.
+
+    Raises:
+        ValueError: for an unknown dtype, or a method whose values cannot be rounded on the way.
+
+    Example:
+        >>> import tf_redsync as rs
+        >>> rs.HalfPrecision(method=rs.RandomBlock(density=0.1), dtype="bfloat16").conserves
+        True
+    """
+
+    method: Method | None = None
+    dtype: str = "float16"
+    error_feedback: bool = True
+
+    paper: ClassVar[str] = "-"
+    requests: ClassVar[str] = "all-to-all, then all-gather, of values"
+    bits: ClassVar[str] = "16 (1 + 1 / K)"
+
+    def __post_init__(self) -> None:
+        checks.choice("dtype", self.dtype, DTYPES)
+        checks.boolean("error_feedback", self.error_feedback)
+        if self.method is not None and not getattr(self.method, "rounds_values", False):
+            raise ValueError(
+                "`method` must be None for the dense gradients, or a method that all-reduces "
+                "values only, such as RandomK, RandomBlock, PowerSGD or ACPSGD: the words of other "
+                f"messages are no numbers to round. Received: method={self.method!r}"
+            )
+
+    @property
+    def state_kinds(self) -> dict[str, str]:  # type: ignore[override]
+        """See `Method`."""
+        if self.method is not None:
+            return self.method.state_kinds
+        return {"residual": "sum"} if self.error_feedback else {}
+
+    @property
+    def conserves(self) -> bool:
+        """See `Method`."""
+        return self.error_feedback and (self.method is None or self.method.conserves)
+
+    @property
+    def totals_may_overflow(self) -> bool:
+        """See `Method`. Dense totals are numbers that were received."""
+        return self.method is not None and self.method.totals_may_overflow
+
+    @property
+    def whole_model(self) -> bool:
+        """See `Method`."""
+        return self.method is not None and self.method.whole_model
+
+    @property
+    def warm_up_steps(self) -> int:
+        """See `Method`."""
+        return self.method.warm_up_steps if self.method else 0
+
+    @property
+    def momentum_in_exchange(self) -> float:
+        """See `Method`."""
+        return self.method.momentum_in_exchange if self.method else 0.0
+
+    def refuses(self, spec: TensorSpec) -> str | None:
+        """See `Method`."""
+        return self.method.refuses(spec) if self.method else None
+
+    def dense(self) -> Method:
+        """See `Method`. Tensors that the method refuses are small: they travel in float32."""
+        return self.method.dense() if self.method else self
+
+    def describe(self, spec: TensorSpec) -> str:
+        """See `Method`."""
+        return (self.method.describe(spec) if self.method else "sum") + f" in {self.dtype}"
+
+    def clip_scale(self, grads: list[tf.Tensor], workers: int) -> tf.Tensor | None:
+        """See `Method`."""
+        return self.method.clip_scale(grads, workers) if self.method else None
+
+    def init(self, layout: BucketLayout) -> State:
+        """See `Method`."""
+        if self.method is not None:
+            return self.method.init(layout)
+        return {
+            name: [tf.zeros(s.shape, tf.float32) for s in layout.specs] for name in self.state_kinds
+        }
+
+    def exchange(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        step: tf.Tensor,
+        scale: tf.Tensor | None = None,
+    ) -> Exchange:
+        """See `Method`."""
+        rounding = Rounding(self.dtype, self.error_feedback)
+        layout = dataclasses.replace(layout, rounding=rounding)
+        if self.method is not None:
+            return (yield from self.method.exchange(layout, grads, state, step, scale))
+        values = feedback.scaled(grads, scale)
+        if self.error_feedback:
+            values = [e + g for e, g in zip(state["residual"], values, strict=True)]
+        totals, errors = yield from all_reduced(layout, values)
+        return totals, {"residual": errors} if self.error_feedback else {}
+
+    def dense_exchange(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        step: tf.Tensor,
+        scale: tf.Tensor | None = None,
+    ) -> Exchange:
+        """See `Method`. In float32."""
+        if self.method is not None:
+            return (yield from self.method.dense_exchange(layout, grads, state, step, scale))
+        return (yield from super().dense_exchange(layout, grads, state, step, scale))
