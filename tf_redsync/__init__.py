@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         RandomBlock,
         RandomK,
         RedSync,
+        SIDCo,
         SignSGD,
         Signum,
         SparDL,
@@ -62,8 +63,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "CDSGD",
     "ACPSGD",
+    "CDSGD",
     "DGC",
     "Dense",
     "DenseWarmUp",
@@ -84,6 +85,7 @@ __all__ = [
     "RedSync",
     "Rule",
     "SBC",
+    "SIDCo",
     "SignSGD",
     "Signum",
     "SparDL",

@@ -12,6 +12,7 @@ from tf_redsync.methods.quantized import QSGD, TernGrad
 from tf_redsync.methods.random_sparse import RandomBlock, RandomK
 from tf_redsync.methods.redsync import RedSync
 from tf_redsync.methods.sbc import SBC
+from tf_redsync.methods.sidco import SIDCo
 from tf_redsync.methods.signs import EFSignSGD, SignSGD, Signum
 from tf_redsync.methods.spardl import SparDL
 from tf_redsync.methods.thresholds import FixedThreshold, Strom
@@ -19,8 +20,8 @@ from tf_redsync.methods.topk import TopK
 from tf_redsync.methods.two_bit import TwoBit
 
 __all__ = [
-    "CDSGD",
     "ACPSGD",
+    "CDSGD",
     "DGC",
     "Dense",
     "EFSignSGD",
@@ -35,6 +36,7 @@ __all__ = [
     "RandomK",
     "RedSync",
     "SBC",
+    "SIDCo",
     "SignSGD",
     "Signum",
     "SparDL",
