@@ -159,7 +159,7 @@ class SIDCo(Sparsifier):
         quantile = gamma if self.distribution == "gamma" else self._quantile
         threshold = _next(scaled, tf.constant(0.0), tf.constant(first, tf.float32), quantile)
         if first > wanted:
-            tail = tf.boolean_mask(scaled, scaled > threshold)
+            tail = _above(scaled, threshold)
 
             def stage(number: tf.Tensor, threshold: tf.Tensor) -> list[tf.Tensor]:
                 left = first * (wanted / first) ** (number / (tf.round(stages) - 1.0))
@@ -188,9 +188,14 @@ class SIDCo(Sparsifier):
         return tf.stack([stages, tf.where(due, 0.0, achieved), tf.where(due, 0.0, terms)])
 
 
+def _above(values: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
+    """Those of `values` `[n]` that are above the threshold."""
+    return tf.gather(values, tf.reshape(tf.where(values > threshold), [-1]))
+
+
 def _next(values: tf.Tensor, threshold: tf.Tensor, wanted: tf.Tensor, quantile: Any) -> tf.Tensor:
     """The threshold that about `wanted` of `values` `[n]` reach, from those above the last one."""
-    excess = tf.boolean_mask(values, values > threshold) - threshold
+    excess = _above(values, threshold) - threshold
     count = tf.cast(tf.size(excess), tf.float32)
     ratio = tf.minimum(1.0, tf.math.divide_no_nan(wanted, count))
     mean = tf.math.divide_no_nan(tf.reduce_sum(excess), count)
@@ -223,9 +228,9 @@ def gamma(excess: tf.Tensor, ratio: tf.Tensor, mean: tf.Tensor) -> tf.Tensor:
     s = tf.maximum(tf.math.log(mean) - tf.reduce_mean(tf.math.log(excess)), 1e-3)
     shape = (3.0 - s + tf.sqrt(tf.square(s - 3.0) + 24.0 * s)) / (12.0 * s)
     low, width = tf.constant(0.0), 2.0 * shape + 60.0
-    for _ in range(4):  # the quantile of the gamma distribution of scale 1, in 64 intervals each
-        width = width / 64.0
-        grid = low + width * tf.range(1.0, 65.0)
+    for _ in range(3):  # the quantile of the gamma distribution of scale 1, in 256 intervals each
+        width = width / 256.0
+        grid = low + width * tf.range(1.0, 257.0)
         above = tf.math.count_nonzero(tf.math.igammac(shape, grid) > ratio)
         low += width * tf.cast(above, tf.float32)
     return mean / shape * (low + 0.5 * width)
