@@ -5,6 +5,7 @@ from tf_redsync.methods.catalogue import table
 from tf_redsync.methods.cd_sgd import CDSGD
 from tf_redsync.methods.dense import Dense, NoExchange
 from tf_redsync.methods.dgc import DGC
+from tf_redsync.methods.gmc import GMC, GMCPlus
 from tf_redsync.methods.local_sgd import LocalSGD
 from tf_redsync.methods.low_rank import ACPSGD, PowerSGD
 from tf_redsync.methods.one_bit import OneBitSGD
@@ -26,6 +27,8 @@ __all__ = [
     "Dense",
     "EFSignSGD",
     "FixedThreshold",
+    "GMC",
+    "GMCPlus",
     "LocalSGD",
     "Method",
     "NoExchange",
