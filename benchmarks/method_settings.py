@@ -35,7 +35,9 @@ class Setting:
 _VOTES = (
     "totals are -1, 0 or 1: every weight moves by the learning rate, however small its gradient"
 )
+_STEPS = "an element moves by the threshold at a time, which has to suit the gradients of the task"
 EXCEPTIONS = {
+    "Strom": Setting(_STEPS, options={"threshold": 0.1}),
     "SignSGD": Setting(_VOTES, rate=0.01),
     "Signum": Setting(_VOTES, rate=0.01),
 }

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tf_redsync import addons, callbacks, methods, ops
+    from tf_redsync.keras.amsgrad import AMSGrad
     from tf_redsync.methods import (
         ACPSGD,
         CDSGD,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         GMC,
         QSGD,
         SBC,
+        CompAMS,
         Dense,
         EFSignSGD,
         FixedThreshold,
@@ -66,7 +68,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ACPSGD",
+    "AMSGrad",
     "CDSGD",
+    "CompAMS",
     "DGC",
     "Dense",
     "DenseWarmUp",
@@ -109,6 +113,7 @@ _HOMES = {name: f"{__name__}.methods" for name in __all__} | {
     "addons": "tf_redsync.addons",
     "callbacks": "tf_redsync.callbacks",
     "ops": "tf_redsync.ops",
+    "AMSGrad": "tf_redsync.keras.amsgrad",
     "DistributedOptimizer": "tf_redsync.optimizer",
     "Policy": "tf_redsync.policy",
     "Rule": "tf_redsync.policy",
@@ -134,3 +139,4 @@ def __dir__() -> list[str]:
 if "tf_redsync.launch" not in sys.orig_argv:
     # Registers the optimizers, so that `keras.saving.load_model` finds them after the import.
     importlib.import_module("tf_redsync.keras.keras3")
+    importlib.import_module("tf_redsync.keras.amsgrad")

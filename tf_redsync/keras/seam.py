@@ -7,6 +7,7 @@ sums. An adapter replaces the first by `Seam.aggregate` and wraps the second by 
 from __future__ import annotations
 
 import numbers
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ class Seam:
         _check_unwrapped(inner)
         _check_momentum(inner, self.policy)
         _check_own_weights(inner, self.policy)
+        _warn_adaptive(inner, self.policy)
         self.exchange = GradientExchange(self.policy, **options)
         self._inner = inner
         self._finite: Any = None
@@ -200,6 +202,32 @@ def _check_own_weights(inner, policy: Policy) -> None:
             f"weight_decay={config.get('weight_decay')}. Use SGD, and a kernel_regularizer for "
             "weight decay."
         )
+
+
+def _warn_adaptive(inner, policy: Policy) -> None:
+    """Second moments that fall while an element waits make its next step too long."""
+    adaptive = _innermost(inner)
+    if getattr(adaptive, "amsgrad", False):
+        return
+    name = type(adaptive).__name__
+    beta_2 = dict(_numbers(inner.get_config())).get("beta_2")
+    for method in policy.methods:
+        what = type(method).__name__
+        if method.needs_amsgrad:
+            warnings.warn(
+                f"{what} is made for AMSGrad. Received: {name}. Use tf_redsync.AMSGrad (Keras 3) "
+                "or Adam(amsgrad=True).",
+                stacklevel=5,
+            )
+        elif beta_2 is not None and method.waiting_steps * (1.0 - beta_2) >= 1.0 - 1e-6:
+            warnings.warn(
+                f"{what} sends an element every {method.waiting_steps:.0f} steps on average, and "
+                f"{name} forgets its second moment in {1.0 / (1.0 - beta_2):.0f} steps, so that "
+                "elements take long steps when they are sent at last. Use AMSGrad "
+                "(tf_redsync.AMSGrad, Adam(amsgrad=True)), or a higher density; see "
+                "docs/adaptive.md.",
+                stacklevel=5,
+            )
 
 
 def _innermost(optimizer):

@@ -3,6 +3,7 @@
 from tf_redsync.methods.base import Method, from_config
 from tf_redsync.methods.catalogue import table
 from tf_redsync.methods.cd_sgd import CDSGD
+from tf_redsync.methods.comp_ams import CompAMS
 from tf_redsync.methods.dense import Dense, NoExchange
 from tf_redsync.methods.dgc import DGC
 from tf_redsync.methods.gmc import GMC, GMCPlus
@@ -23,6 +24,7 @@ from tf_redsync.methods.two_bit import TwoBit
 __all__ = [
     "ACPSGD",
     "CDSGD",
+    "CompAMS",
     "DGC",
     "Dense",
     "EFSignSGD",

@@ -157,6 +157,16 @@ class Method(Configurable):
         return False
 
     @property
+    def waiting_steps(self) -> float:
+        """Steps that an element waits on average until it is sent; 1 if each is in every step."""
+        return 1.0
+
+    @property
+    def needs_amsgrad(self) -> bool:
+        """Whether the method is made for AMSGrad as the inner optimizer."""
+        return False
+
+    @property
     def momentum_in_exchange(self) -> float:
         """Momentum that the exchange applies; the inner optimizer must then have none."""
         return 0.0
