@@ -29,15 +29,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tf_redsync import addons, callbacks, methods, ops
+    from tf_redsync.keras.amsgrad import AMSGrad
     from tf_redsync.methods import (
         ACPSGD,
         CDSGD,
         DGC,
+        GMC,
         QSGD,
         SBC,
+        CompAMS,
         Dense,
         EFSignSGD,
         FixedThreshold,
+        GMCPlus,
         HalfPrecision,
         LocalSGD,
         Method,
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
         RandomBlock,
         RandomK,
         RedSync,
+        SIDCo,
         SignSGD,
         Signum,
         SparDL,
@@ -64,7 +69,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ACPSGD",
+    "AMSGrad",
     "CDSGD",
+    "CompAMS",
     "DGC",
     "Dense",
     "DenseWarmUp",
@@ -72,6 +79,8 @@ __all__ = [
     "EFSignSGD",
     "ExponentialWarmUp",
     "FixedThreshold",
+    "GMC",
+    "GMCPlus",
     "HalfPrecision",
     "LocalSGD",
     "Method",
@@ -86,6 +95,7 @@ __all__ = [
     "RedSync",
     "Rule",
     "SBC",
+    "SIDCo",
     "SignSGD",
     "Signum",
     "SparDL",
@@ -105,6 +115,7 @@ _HOMES = {name: f"{__name__}.methods" for name in __all__} | {
     "addons": "tf_redsync.addons",
     "callbacks": "tf_redsync.callbacks",
     "ops": "tf_redsync.ops",
+    "AMSGrad": "tf_redsync.keras.amsgrad",
     "DistributedOptimizer": "tf_redsync.optimizer",
     "Policy": "tf_redsync.policy",
     "Rule": "tf_redsync.policy",
@@ -130,3 +141,4 @@ def __dir__() -> list[str]:
 if "tf_redsync.launch" not in sys.orig_argv:
     # Registers the optimizers, so that `keras.saving.load_model` finds them after the import.
     importlib.import_module("tf_redsync.keras.keras3")
+    importlib.import_module("tf_redsync.keras.amsgrad")

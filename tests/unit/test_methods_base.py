@@ -56,10 +56,11 @@ def test_unknown_class(name):
 
 
 def test_every_public_configurable_is_registered():
+    known = base.registered()
     for cls in (rs.Dense, rs.NoExchange, rs.RedSync, rs.Policy, rs.Rule):
-        assert base._REGISTRY[cls.__name__] is cls
-    assert base._REGISTRY["DenseWarmUp"] is rs.DenseWarmUp
-    assert base._REGISTRY["ExponentialWarmUp"] is rs.ExponentialWarmUp
+        assert known[cls.__name__] is cls
+    assert known["DenseWarmUp"] is rs.DenseWarmUp
+    assert known["ExponentialWarmUp"] is rs.ExponentialWarmUp
 
 
 def test_numpy_hyper_parameters_can_be_written_as_json():

@@ -6,19 +6,17 @@ sums. An adapter replaces the first by `Seam.aggregate` and wraps the second by 
 
 from __future__ import annotations
 
-import numbers
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_redsync.exchange.gradient_exchange import GradientExchange
+from tf_redsync.keras import conflicts
 from tf_redsync.methods.base import Method, from_config
 from tf_redsync.methods.redsync import RedSync
 from tf_redsync.policy import Policy
 from tf_redsync.programs import LocalSteps
-
-_MOMENTUM_KEYS = ("momentum", "beta_1")
 
 
 class Seam:
@@ -36,8 +34,9 @@ class Seam:
     def __init__(self, inner: Any, method: Method | Policy | dict | None, **options):
         self.policy = as_policy(method)
         _check_unwrapped(inner)
-        _check_momentum(inner, self.policy)
-        _check_own_weights(inner, self.policy)
+        conflicts.check_momentum(inner, self.policy)
+        conflicts.check_own_weights(inner, self.policy)
+        conflicts.warn_adaptive(inner, self.policy)
         self.exchange = GradientExchange(self.policy, **options)
         self._inner = inner
         self._finite: Any = None
@@ -51,7 +50,7 @@ class Seam:
         if self.exchange.built:
             return
         tensors = [_tf_variable(v) for v in variables]
-        _check_accumulation(self._inner)
+        conflicts.check_accumulation(self._inner)
         self._positions = {_key(v): i for i, v in enumerate(tensors)}
         self.exchange.build(variables, sparse_totals, tensors)
         program = self.exchange.program
@@ -155,77 +154,13 @@ def _check_unwrapped(inner) -> None:
         )
 
 
-def _check_momentum(inner, policy: Policy) -> None:
-    exchange_momentum = max(m.momentum_in_exchange for m in policy.methods)
-    inner_momentum = _find_momentum(inner.get_config())
-    if exchange_momentum and inner_momentum:
-        name, value = inner_momentum
-        raise ValueError(
-            "momentum is set on both sides, so it would be applied twice. Received: "
-            f"{name}={value} in {type(inner).__name__} and momentum={exchange_momentum} in the "
-            "method. Use an inner optimizer without momentum, e.g. SGD, or momentum=0.0 in the "
-            "method."
-        )
-
-
-def _find_momentum(config) -> tuple[str, float] | None:
-    """The first non-zero momentum coefficient in a (nested) optimizer config."""
-    found = _numbers(config)
-    return next(((key, value) for key, value in found if key in _MOMENTUM_KEYS and value), None)
-
-
-def _numbers(config) -> Iterator[tuple[str, Any]]:
-    """Every `(key, number)` in a (nested) optimizer config."""
-    for key, value in config.items() if isinstance(config, dict) else ():
-        if isinstance(value, numbers.Real):
-            yield key, value
-        yield from _numbers(value)
-
-
-def _check_own_weights(inner, policy: Policy) -> None:
-    """What the optimizer does to the weights outside of its update would miss the consensus."""
-    own = [m for m in policy.methods if m.local_steps or m.own_point or m.delay]
-    config = dict(_numbers(inner.get_config()))
-    if own and config.get("use_ema"):
-        raise ValueError(
-            f"`use_ema` averages each worker's own weights with {type(own[0]).__name__}. Received: "
-            "use_ema=True. Use keras.callbacks.SwapEMAWeights-like averaging of your own, or "
-            "another method."
-        )
-    points = [m for m in own if m.own_point]
-    if points and (config.get("weight_decay") or type(_innermost(inner)).__name__ != "SGD"):
-        raise ValueError(
-            f"{type(points[0]).__name__} moves each worker along its own gradient, which it can do "
-            f"for SGD without `weight_decay`. Received: {type(_innermost(inner)).__name__} with "
-            f"weight_decay={config.get('weight_decay')}. Use SGD, and a kernel_regularizer for "
-            "weight decay."
-        )
-
-
-def _innermost(optimizer):
-    while hasattr(optimizer, "inner_optimizer"):
-        optimizer = optimizer.inner_optimizer
-    return optimizer
-
-
 def _momentum_slots(inner) -> Sequence[Any]:
     """The momentum variables of a Keras 3 or tf_keras optimizer by variable, or none."""
-    inner = _innermost(inner)
+    inner = conflicts.innermost(inner)
     for name in ("momentums", "_momentums"):
         if getattr(inner, name, None):
             return getattr(inner, name)
     return ()
-
-
-def _check_accumulation(inner) -> None:
-    key = "gradient_accumulation_steps"  # of this optimizer or of one inside it
-    steps = dict(_numbers(inner.get_config())).get(key)
-    if steps and tf.distribute.get_strategy().num_replicas_in_sync > 1:
-        raise ValueError(
-            "`gradient_accumulation_steps` of the inner optimizer puts the exchange inside a "
-            "branch, where collectives of several replicas cannot run. Received: "
-            f"gradient_accumulation_steps={steps}. Use a larger batch instead."
-        )
 
 
 def _tf_variable(variable):

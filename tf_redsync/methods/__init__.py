@@ -3,8 +3,10 @@
 from tf_redsync.methods.base import Method, from_config
 from tf_redsync.methods.catalogue import table
 from tf_redsync.methods.cd_sgd import CDSGD
+from tf_redsync.methods.comp_ams import CompAMS
 from tf_redsync.methods.dense import Dense, NoExchange
 from tf_redsync.methods.dgc import DGC
+from tf_redsync.methods.gmc import GMC, GMCPlus
 from tf_redsync.methods.half import HalfPrecision
 from tf_redsync.methods.local_sgd import LocalSGD
 from tf_redsync.methods.low_rank import ACPSGD, PowerSGD
@@ -13,6 +15,7 @@ from tf_redsync.methods.quantized import QSGD, TernGrad
 from tf_redsync.methods.random_sparse import RandomBlock, RandomK
 from tf_redsync.methods.redsync import RedSync
 from tf_redsync.methods.sbc import SBC
+from tf_redsync.methods.sidco import SIDCo
 from tf_redsync.methods.signs import EFSignSGD, SignSGD, Signum
 from tf_redsync.methods.spardl import SparDL
 from tf_redsync.methods.thresholds import FixedThreshold, Strom
@@ -22,10 +25,13 @@ from tf_redsync.methods.two_bit import TwoBit
 __all__ = [
     "ACPSGD",
     "CDSGD",
+    "CompAMS",
     "DGC",
     "Dense",
     "EFSignSGD",
     "FixedThreshold",
+    "GMC",
+    "GMCPlus",
     "HalfPrecision",
     "LocalSGD",
     "Method",
@@ -37,6 +43,7 @@ __all__ = [
     "RandomK",
     "RedSync",
     "SBC",
+    "SIDCo",
     "SignSGD",
     "Signum",
     "SparDL",

@@ -53,6 +53,11 @@ class Sparsifier(Method):
         checks.real("density", self.density, low=0.0, high=1.0, low_open=True)
         checks.integer("dense_below", self.dense_below, low=0)
 
+    @property
+    def waiting_steps(self) -> float:
+        """See `Method`."""
+        return 1.0 / self.density
+
     def refuses(self, spec: TensorSpec) -> str | None:
         """See `Method`."""
         return too_small(spec, self.dense_below)

@@ -132,6 +132,8 @@ class Strom(_Threshold):
         0.01
     """
 
+    threshold: float = 0.01
+
     paper: ClassVar[str] = "Strom 2015"
     requests: ClassVar[str] = "all-gather of indices with signs"
     bits: ClassVar[str] = "32 density"

@@ -1,0 +1,48 @@
+"""GMC and GMC+ against the paper's units; `test_gmc.py` does so to the bit."""
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+import tf_redsync as rs
+from tests.conformance.descriptor import Descriptor
+from tests.oracle.gmc import GMCOracle
+from tests.oracle.sparse import count, top_k_by_layer
+from tf_redsync.exchange.requests import AllGather, AllReduce
+from tf_redsync.methods.base import stream
+
+
+def message(method, specs, step):
+    """A flag, then count, indices and values of each tensor."""
+    return [4 * (1 + sum(1 + 2 * count(method.density, s.size) for s in specs))]
+
+
+def values(method, specs, step):
+    """A block of each tensor: workers know where."""
+    return [4 * sum(count(method.density, s.size) for s in specs)]
+
+
+def oracle(method, specs, workers):
+    """The blocks are the method's; `test_sparse_methods.py` looks at them."""
+    block = rs.RandomBlock(density=method.density, seed=method.seed)
+
+    def choose_block(sums, step):
+        seeds = [stream(method.seed, tf.constant(step, tf.int64), s.position) for s in specs]
+        return [np.array(block.choose(s, seed)) for s, seed in zip(specs, seeds, strict=True)]
+
+    by_selection = {"top_k": top_k_by_layer(method.density), "random_block": choose_block}
+    choose = by_selection[method.selection]
+    return GMCOracle([s.shape for s in specs], workers, choose, method.momentum, rate=2.0**-5)
+
+
+def _gmc(method, requests, payload):
+    full = dataclasses.replace(method, density=1.0)
+    return Descriptor(method, full, True, requests, payload, oracle, tolerance=1e-5, steps=20)
+
+
+TABLE = {
+    "gmc": _gmc(rs.GMC(density=0.1), (AllGather,), message),
+    "gmc_block": _gmc(rs.GMC(density=0.3, selection="random_block"), (AllReduce,), values),
+    "gmc_plus": _gmc(rs.GMCPlus(density=0.1, momentum=0.0), (AllGather,), message),
+}

@@ -1,0 +1,199 @@
+"""COMP-AMS: AMSGrad against numpy, what adaptive optimizers do with late elements, warnings."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tf_redsync as rs
+from tests.oracle.amsgrad import AMSGradOracle
+from tf_redsync.exchange import loopback
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+
+
+@pytest.mark.parametrize("options", [{}, {"beta_1": 0.5, "beta_2": 0.9, "epsilon": 1e-2}])
+def test_amsgrad_is_that_of_the_paper(options):
+    rng = np.random.default_rng(0)
+    start = rng.standard_normal(50)
+    weights, optimizer = tf.Variable(start, dtype=tf.float32), rs.AMSGrad(0.01, **options)
+    reference = AMSGradOracle(start, 0.01, **options)
+    for number in range(60):
+        gradient = rng.standard_normal(50) * (rng.random(50) < 0.2) * 0.97**number
+        optimizer.apply([tf.constant(gradient, tf.float32)], [weights])
+        np.testing.assert_allclose(weights, reference.step(gradient), rtol=0, atol=1e-5)
+
+
+def test_amsgrad_of_several_variables_and_its_config():
+    optimizer = rs.AMSGrad(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5), beta_1=0.8)
+    again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
+    assert type(again) is rs.AMSGrad and again.get_config() == optimizer.get_config()
+    variables = [tf.Variable(tf.ones(s)) for s in ((2, 3), (4,))]
+    optimizer.apply([tf.ones([2, 3]), tf.zeros([4])], variables)
+    step = 0.1 * 0.2 / np.sqrt(0.001 + 1e-8)  # m = 0.2, h = 0.001: the bias is not corrected
+    np.testing.assert_allclose(variables[0], np.full((2, 3), 1 - step), rtol=1e-5)
+    np.testing.assert_array_equal(variables[1], np.ones(4))
+
+
+@pytest.mark.parametrize("options", [{"beta_1": 1.0}, {"beta_2": -0.1}, {"epsilon": -1.0}])
+def test_bad_amsgrad(options):
+    ((name, value),) = options.items()
+    with pytest.raises(ValueError, match=f"`{name}`.*Received: {name}={value!r}"):
+        rs.AMSGrad(**options)
+
+
+# ------------------------------------------------------------- what late elements do (adaptive.md)
+
+
+def moves(make, before: int, wait: int) -> float:
+    """Learning rates by which an element moves when it is sent once, after waiting.
+
+    It had a gradient of 1 or -1 in each of `before` steps, then was left out for `wait`; 99 others
+    have one all the time. beta_2 is 0.99: the second moment is forgotten in 100 steps.
+    """
+    rate, optimizer = 0.001, make(0.001, beta_2=0.99)
+    weights = tf.Variable(tf.ones([100]))
+    optimizer.build([weights])
+
+    @tf.function(autograph=False)
+    def run(first, steps, mean):
+        def body(number):
+            signs = tf.sign(
+                tf.random.stateless_uniform([100], tf.stack([number, first]), -1.0, 1.0)
+            )
+            own = tf.where(mean == 0.0, signs[:1], mean)
+            optimizer.apply([tf.concat([own, signs[1:]], 0)], [weights])
+            return number + 1
+
+        tf.while_loop(lambda number: number < steps, body, [tf.constant(0)])
+
+    quiet = tf.constant([1e-30])  # its square is 0
+    for number, (steps, mean) in enumerate(((before, tf.zeros([1])), (wait, quiet))):
+        run(tf.constant(number), tf.constant(steps), mean)
+    start = float(weights[0])
+    run(tf.constant(2), tf.constant(1), tf.ones([1]))
+    run(tf.constant(3), tf.constant(50), quiet)
+    return (start - float(weights[0])) / rate
+
+
+ADAM = (keras.optimizers.Adam, keras.optimizers.Lamb)
+
+
+@pytest.mark.parametrize("make", ADAM)
+def test_adam_and_lamb_take_long_steps_after_long_waits(make):
+    soon, late = moves(make, 100, 10), moves(make, 100, 1000)
+    assert late > 5 * soon > 0
+
+
+@pytest.mark.parametrize(
+    "make", [rs.AMSGrad, lambda *a, **o: keras.optimizers.Adam(*a, amsgrad=True, **o)]
+)
+def test_amsgrad_does_not(make):
+    soon, late = moves(make, 100, 10), moves(make, 100, 1000)
+    assert 0 < late < 1.5 * soon
+
+
+def test_amsgrad_cannot_help_an_element_that_is_sent_for_the_first_time():
+    """(1 - beta_1) / sqrt(1 - beta_2) at first, and ten times that until the momentum is gone."""
+    assert moves(rs.AMSGrad, 0, 1000) == pytest.approx(10.0, rel=0.02)
+
+
+# --------------------------------------------------------------------------------------- warnings
+
+
+def messages(inner, method):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rs.DistributedOptimizer(inner, method)
+    caught = [w for w in caught if "AMSGrad" in str(w.message)]
+    assert all(w.filename == __file__ for w in caught)  # where DistributedOptimizer was called
+    return [str(w.message) for w in caught]
+
+
+LEGACY = tf_keras.optimizers.legacy
+
+
+@pytest.mark.parametrize(
+    "adam", [keras.optimizers.Adam, keras.optimizers.Lamb, tf_keras.optimizers.Adam, LEGACY.Adam]
+)
+def test_a_warning_where_elements_wait_longer_than_the_second_moment_lasts(adam):
+    (text,) = messages(adam(0.01), rs.TopK(density=0.001))
+    assert "TopK sends an element every 1000 steps" in text and adam.__name__ in text
+    assert "1000 steps" in text.split("forgets")[1]
+    assert not messages(adam(0.01), rs.TopK(density=0.01))
+    assert messages(adam(0.01, beta_2=0.99), rs.TopK(density=0.01))
+    assert not messages(adam(0.01), rs.EFSignSGD())  # every element is in every message
+    policy = rs.Policy(default=rs.Dense(), rules=(rs.Rule(pattern="k", method=rs.RandomK()),))
+    assert messages(adam(0.01, beta_2=0.9), policy)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        lambda: rs.AMSGrad(0.01),
+        lambda: keras.optimizers.Adam(0.01, amsgrad=True),
+        lambda: tf_keras.optimizers.Adam(0.01, amsgrad=True),
+        lambda: LEGACY.Adam(0.01, amsgrad=True),
+        lambda: keras.optimizers.LossScaleOptimizer(rs.AMSGrad(0.01)),
+    ],
+)
+def test_no_warning_with_amsgrad(inner):
+    assert not messages(inner(), rs.TopK(density=0.0001))
+    assert not messages(inner(), rs.CompAMS(density=0.0001))
+
+
+def test_comp_ams_is_made_for_amsgrad():
+    for inner in (keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.1)):
+        (text,) = messages(inner, rs.CompAMS())
+        assert f"Received: {type(inner).__name__}" in text
+    assert not messages(keras.optimizers.SGD(0.1), rs.TopK(density=0.0001))
+
+
+# ------------------------------------------------------------------------------------- the method
+
+
+def test_comp_ams_follows_amsgrad_without_compression():
+    """On a quadratic: at 5 % of the elements the loss ends near that of the full gradient."""
+    spec, workers = TensorSpec("w", (20, 20)), 4
+    rng = np.random.default_rng(3)
+    targets = tf.constant(rng.standard_normal((workers, *spec.shape)), tf.float32)
+    best = targets - tf.reduce_mean(targets, 0)
+
+    def train(method):
+        weights, optimizer = tf.Variable(tf.fill(spec.shape, 2.0)), rs.AMSGrad(0.04)
+        optimizer.build([weights])
+        apply = tf.function(lambda total: optimizer.apply([total], [weights]), autograph=False)
+        layout = BucketLayout((spec,), workers)
+        states, step = loopback.initial_states(method, layout), loopback.traced_step(method, layout)
+        for number in range(250):
+            grads = [[g] for g in tf.unstack((weights - targets) / workers)]
+            outcome = step(grads, states, number)
+            states = outcome.states
+            apply(outcome.totals[0][0])
+        return float(tf.reduce_mean((weights - targets) ** 2) - tf.reduce_mean(best**2))
+
+    start = 4.0
+    full = train(rs.Dense())
+    assert full < 0.01 * start
+    for method in (rs.CompAMS(density=0.05), rs.CompAMS(compressor="block_sign")):
+        assert train(method) < 0.02 * start
+
+
+def test_bits():
+    """Two words for 1 % of the elements, or a bit for each, where 32 bits were."""
+    spec = TensorSpec("w", (1000, 1000))
+    layout, grads = BucketLayout((spec,), 2), [tf.zeros(spec.shape)]
+    for method, bits in ((rs.CompAMS(), 0.64), (rs.CompAMS(compressor="block_sign"), 1.0)):
+        request = next(
+            method.exchange(layout, grads, method.init(layout), tf.constant(0, tf.int64))
+        )
+        assert 32 * request.message.shape[0] / spec.size == pytest.approx(bits, rel=1e-3)
+
+
+@pytest.mark.parametrize("options", [{"compressor": "signs"}, {"density": 0.0}])
+def test_bad_input(options):
+    ((name, value),) = options.items()
+    with pytest.raises(ValueError, match=f"`{name}`.*Received: {name}={value!r}"):
+        rs.CompAMS(**options)

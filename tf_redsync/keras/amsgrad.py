@@ -1,0 +1,86 @@
+"""AMSGrad as COMP-AMS uses it, for Keras 3.
+
+Private names of Keras 3 used here, on the optimizer itself: `_get_variable_index(variable)`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import keras
+from keras import ops
+
+from tf_redsync import checks
+
+
+@keras.saving.register_keras_serializable(package="tf_redsync", name="AMSGrad")
+class AMSGrad(keras.optimizers.Optimizer):
+    """Adam whose second moment never falls, as COMP-AMS has it.
+
+        m <- beta_1 m + (1 - beta_1) g
+        v <- beta_2 v + (1 - beta_2) g^2,  h <- max(h, v)
+        w <- w - learning_rate m / sqrt(h + epsilon)
+
+    `keras.optimizers.Adam(amsgrad=True)` corrects the bias of both moments and adds its epsilon
+    outside of the root; both are other algorithms than COMP-AMS, if close ones.
+
+    Args:
+        learning_rate: A number or a Keras schedule.
+        beta_1: In [0, 1).
+        beta_2: In [0, 1).
+        epsilon: At least 0, in units of the squared gradient: inside the root.
+        name: Name of the optimizer.
+        **kwargs: See `keras.optimizers.Optimizer`.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+
+    Reference:
+        Li, Karimi, Li (2022), "On Distributed Adaptive Optimization with Gradient Compression",
+        algorithm 2.
+    """
+
+    amsgrad: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.0005,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-8,
+        name: str = "amsgrad",
+        **kwargs,
+    ):
+        super().__init__(learning_rate=learning_rate, name=name, **kwargs)
+        checks.real("beta_1", beta_1, low=0.0, high=1.0, high_open=True)
+        checks.real("beta_2", beta_2, low=0.0, high=1.0, high_open=True)
+        checks.real("epsilon", epsilon, low=0.0, high=float("inf"), high_open=True)
+        self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
+
+    def build(self, variables) -> None:
+        """Create both moments and the largest second moment of every variable."""
+        if self.built:
+            return
+        super().build(variables)
+        self.moments = [
+            tuple(
+                self.add_variable_from_reference(reference_variable=v, name=name)
+                for name in ("momentum", "velocity", "velocity_max")
+            )
+            for v in variables
+        ]
+
+    def update_step(self, gradient, variable, learning_rate) -> None:
+        """Update one variable; see the class."""
+        rate, g = ops.cast(learning_rate, variable.dtype), ops.cast(gradient, variable.dtype)
+        m, v, largest = self.moments[self._get_variable_index(variable)]
+        self.assign(m, self.beta_1 * m + (1.0 - self.beta_1) * g)
+        self.assign(v, self.beta_2 * v + (1.0 - self.beta_2) * ops.square(g))
+        self.assign(largest, ops.maximum(largest, v))
+        self.assign_sub(variable, rate * m / ops.sqrt(largest + self.epsilon))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the config."""
+        config = super().get_config()
+        config.update(beta_1=self.beta_1, beta_2=self.beta_2, epsilon=self.epsilon)
+        return config

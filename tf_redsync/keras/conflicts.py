@@ -1,0 +1,122 @@
+"""What an inner optimizer and a method cannot do together: errors, and a warning.
+
+Everything is read from the optimizer's config, which all three families have alike.
+"""
+
+from __future__ import annotations
+
+import numbers
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tf_redsync.policy import Policy
+
+_MOMENTUM_KEYS = ("momentum", "beta_1")
+
+
+def check_momentum(inner: Any, policy: Policy) -> None:
+    """Check that momentum is applied once.
+
+    Raises:
+        ValueError: when both the optimizer and a method of the policy have one.
+    """
+    exchange_momentum = max(m.momentum_in_exchange for m in policy.methods)
+    inner_momentum = _find_momentum(inner.get_config())
+    if exchange_momentum and inner_momentum:
+        name, value = inner_momentum
+        raise ValueError(
+            "momentum is set on both sides, so it would be applied twice. Received: "
+            f"{name}={value} in {type(inner).__name__} and momentum={exchange_momentum} in the "
+            "method. Use an inner optimizer without momentum, e.g. SGD, or momentum=0.0 in the "
+            "method."
+        )
+
+
+def _find_momentum(config) -> tuple[str, float] | None:
+    """The first non-zero momentum coefficient in a (nested) optimizer config."""
+    found = _numbers(config)
+    return next(((key, value) for key, value in found if key in _MOMENTUM_KEYS and value), None)
+
+
+def _numbers(config) -> Iterator[tuple[str, Any]]:
+    """Every `(key, number)` in a (nested) optimizer config."""
+    for key, value in config.items() if isinstance(config, dict) else ():
+        if isinstance(value, numbers.Real):
+            yield key, value
+        yield from _numbers(value)
+
+
+def check_own_weights(inner: Any, policy: Policy) -> None:
+    """Check that nothing but the update changes weights of which each worker has its own.
+
+    Raises:
+        ValueError: for averages of the weights, and weight decay where points are a worker's own.
+    """
+    own = [m for m in policy.methods if m.local_steps or m.own_point or m.delay]
+    config = dict(_numbers(inner.get_config()))
+    if own and config.get("use_ema"):
+        raise ValueError(
+            f"`use_ema` averages each worker's own weights with {type(own[0]).__name__}. Received: "
+            "use_ema=True. Use keras.callbacks.SwapEMAWeights-like averaging of your own, or "
+            "another method."
+        )
+    points = [m for m in own if m.own_point]
+    if points and (config.get("weight_decay") or type(innermost(inner)).__name__ != "SGD"):
+        raise ValueError(
+            f"{type(points[0]).__name__} moves each worker along its own gradient, which it can do "
+            f"for SGD without `weight_decay`. Received: {type(innermost(inner)).__name__} with "
+            f"weight_decay={config.get('weight_decay')}. Use SGD, and a kernel_regularizer for "
+            "weight decay."
+        )
+
+
+def warn_adaptive(inner: Any, policy: Policy) -> None:
+    """Warn where a second moment falls while elements wait: their next step is too long."""
+    adaptive = innermost(inner)
+    if getattr(adaptive, "amsgrad", False):
+        return
+    name = type(adaptive).__name__
+    beta_2 = dict(_numbers(inner.get_config())).get("beta_2")
+    for method in policy.methods:
+        what = type(method).__name__
+        if method.needs_amsgrad:
+            warnings.warn(
+                f"{what} is made for AMSGrad. Received: {name}. Use tf_redsync.AMSGrad (Keras 3) "
+                "or Adam(amsgrad=True).",
+                stacklevel=6,
+            )
+        elif beta_2 is not None and method.waiting_steps * (1.0 - beta_2) >= 1.0 - 1e-6:
+            warnings.warn(
+                f"{what} sends an element every {method.waiting_steps:.0f} steps on average, and "
+                f"{name} forgets its second moment in {1.0 / (1.0 - beta_2):.0f} steps, so that "
+                "elements take long steps when they are sent at last. Use AMSGrad "
+                "(tf_redsync.AMSGrad, Adam(amsgrad=True)), or a higher density; see "
+                "docs/adaptive.md.",
+                stacklevel=6,
+            )
+
+
+def innermost(optimizer: Any) -> Any:
+    """Return the optimizer inside of all wrappers."""
+    while hasattr(optimizer, "inner_optimizer"):
+        optimizer = optimizer.inner_optimizer
+    return optimizer
+
+
+def check_accumulation(inner: Any) -> None:
+    """Check that the optimizer calls the exchange in every step.
+
+    Raises:
+        ValueError: for gradient accumulation in the optimizer, with several workers.
+    """
+    key = "gradient_accumulation_steps"  # of this optimizer or of one inside it
+    steps = dict(_numbers(inner.get_config())).get(key)
+    if steps and tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        raise ValueError(
+            "`gradient_accumulation_steps` of the inner optimizer puts the exchange inside a "
+            "branch, where collectives of several replicas cannot run. Received: "
+            f"gradient_accumulation_steps={steps}. Use a larger batch instead."
+        )

@@ -1,0 +1,217 @@
+"""GMC and GMC+: sparse communication with one global momentum.
+
+Chang-Wei Shi, Shen-Yi Zhao, Yin-Peng Xie, Hao Gao, Wu-Jun Li (2019), "Global Momentum Compression
+for Sparse Communication in Distributed Learning", arXiv 1905.12948.
+
+Other sparsifiers with momentum keep a velocity on every worker, which follows that worker's own
+data. Here all workers add the same momentum, the last update, and it costs no communication. In the
+paper's units, updates, with learning rate eta, K workers, weights w, residual e, momentum beta:
+
+    a <- e + eta g(w - lambda e) + beta before      GMC: lambda = 0;  GMC+: 0 < lambda < 1
+    c <- C(a)                                       top-k, or a random block that all workers share
+    e <- a - c
+    before <- mean over workers of c,  w <- w - before
+
+Divided by K eta, which the compressor C lets pass, this is what a worker does here. It gets g / K
+and leaves the learning rate to the inner optimizer, SGD without momentum:
+
+    a <- v + g / K + (beta / K) before              v = e / (K eta)
+    c <- C(a),  v <- a - c
+    total <- sum over workers of c,  before <- total        an all-gather (top-k) or all-reduce
+
+and GMC+ computes its next gradient at w - lambda eta K v, a point of each worker's own.
+
+Differences from the paper
+
+* The two forms are the same as long as the learning rate is constant. If it changes from eta to
+  eta', residual and momentum shrink by eta' / eta here, as in SGD with a momentum of gradients;
+  in the paper's form they keep the size of the old rate.
+* Weight decay is the inner optimizer's, outside of the residual.
+* With random blocks GMC needs a small learning rate: use GMC+.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from tf_redsync import checks, feedback, ops
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.requests import AllReduce, Request
+from tf_redsync.methods.base import Exchange, Method, State, register
+from tf_redsync.methods.dense import Dense
+from tf_redsync.methods.random_sparse import RandomBlock
+from tf_redsync.methods.sparse import Sparsifier, deliver, element_count
+
+SELECTIONS = ("top_k", "random_block")
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GMC(Sparsifier):
+    """Global momentum compression; see the module's docstring for the algorithm.
+
+    Args:
+        density: Fraction of the elements that is sent, in (0, 1].
+        momentum: beta, in [0, 1). The inner optimizer must then have none.
+        selection: `"top_k"`, or `"random_block"`: the same elements in a row on all workers.
+        seed: Of the blocks; the same on all workers.
+        dense_below: Tensors of fewer float32 bytes are all-reduced densely, with the same momentum.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+    """
+
+    momentum: float = 0.9
+    selection: str = "top_k"
+    seed: int = 0
+
+    paper: ClassVar[str] = "Shi, Zhao, Xie, Gao, Li 2019"
+    requests: ClassVar[str] = "all-gather of indices and values; blocks: all-reduce of values"
+    bits: ClassVar[str] = "64 density; blocks 32 density"
+    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum", "before": "shared"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.momentum(self.momentum, False)
+        checks.choice("selection", self.selection, SELECTIONS)
+        checks.integer("seed", self.seed, low=0)
+
+    @property
+    def conserves(self) -> bool:
+        """See `Method`. Momentum adds its own mass."""
+        return self.momentum == 0.0
+
+    @property
+    def momentum_in_exchange(self) -> float:
+        """See `Method`."""
+        return self.momentum
+
+    def dense(self) -> Method:
+        """See `Method`. Nothing held back, GMC is SGD with momentum."""
+        return Dense(momentum=self.momentum)
+
+    def describe(self, spec: TensorSpec) -> str:
+        """See `Method`."""
+        return f"{self.selection}, {element_count(self.density, spec.size)} elements"
+
+    def init(self, layout: BucketLayout) -> State:
+        """See `Method`."""
+        zeros = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
+        return {"residual": zeros, "before": list(zeros) if self.momentum else []}
+
+    def exchange(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        step: tf.Tensor,
+        scale: tf.Tensor | None = None,
+    ) -> Exchange:
+        """See `Method`."""
+        if self.selection == "top_k":
+            totals, residuals = yield from self._top_k(layout, grads, state, scale)
+        else:
+            grads = self._with_momentum(layout, feedback.scaled(grads, scale), state)
+            block = RandomBlock(density=self.density, seed=self.seed)
+            totals, own = yield from block.exchange(layout, grads, state, step)
+            residuals = own["residual"]
+        return totals, {"residual": residuals, "before": list(totals) if self.momentum else []}
+
+    def dense_exchange(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        step: tf.Tensor,
+        scale: tf.Tensor | None = None,
+    ) -> Exchange:
+        """All-reduce with the momentum of the total; the residual waits."""
+        grads = self._with_momentum(layout, feedback.scaled(grads, scale), state)
+        totals = yield AllReduce(grads)
+        return totals, {**state, "before": list(totals) if self.momentum else []}
+
+    def _with_momentum(
+        self, layout: BucketLayout, grads: list[tf.Tensor], state: State
+    ) -> list[tf.Tensor]:
+        """This worker's gradients, and its share of the momentum."""
+        share = self.momentum / layout.workers
+        return feedback.momentum_step(grads, state["before"], share, nesterov=False)[0]
+
+    def _top_k(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        scale: tf.Tensor | None,
+    ) -> Generator[Request, Any, tuple[list[tf.Tensor], list[tf.Tensor]]]:
+        """Totals and residuals. The op's velocity is the last total, which it need not return."""
+        k = [element_count(self.density, s.size) for s in layout.specs]
+        form: dict[str, Any] = {"selectors": ["exact"] * len(k), "quantized": [False] * len(k)}
+        selection = ops.accumulate_and_select(
+            grads,
+            state["residual"],
+            state["before"],
+            tf.constant(k),
+            -tf.ones([len(k)]),
+            momentum=self.momentum / layout.workers,
+            masking=False,
+            scale=scale,
+            **form,
+        )
+        # The next step's momentum needs the total in its dense form.
+        dense_layout = dataclasses.replace(layout, sparse_totals=False)
+        totals = yield from deliver(dense_layout, selection.message, k, grads, **form)
+        return totals, list(selection.residuals)
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GMCPlus(GMC):
+    """Global momentum compression with detached error feedback; see the module's docstring.
+
+    Each worker computes its gradients where it would be if a part of its residual had been applied.
+    The weights that all agree on are those to evaluate and to save.
+
+    Args:
+        density: Fraction of the elements that is sent, in (0, 1].
+        momentum: beta, in [0, 1). The inner optimizer must then have none.
+        selection: `"top_k"`, or `"random_block"`: the same elements in a row on all workers.
+        detached: lambda, in [0, 1): how far a worker goes along its residual. 0 is GMC.
+        seed: Of the blocks; the same on all workers.
+        dense_below: Tensors of fewer float32 bytes are all-reduced densely, with the same momentum.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+
+    Reference:
+        An Xu, Heng Huang (2021), "Detached Error Feedback for Distributed SGD with Random
+        Sparsification", arXiv 2004.05298; lambda = 0.3 is theirs.
+    """
+
+    detached: float = 0.3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.real("detached", self.detached, low=0.0, high=1.0, high_open=True)
+
+    @property
+    def own_point(self) -> bool:
+        """See `Method`."""
+        return True
+
+    def point(
+        self,
+        weights: list[tf.Tensor],
+        grads: list[tf.Tensor],
+        state: State,
+        rate: tf.Tensor,
+        workers: int,
+    ) -> list[tf.Tensor]:
+        """See `Method`: `w - lambda e` with the residual in updates, `e = rate K v`."""
+        del grads
+        factor = self.detached * rate * workers
+        return [w - factor * v for w, v in zip(weights, state["residual"], strict=True)]
