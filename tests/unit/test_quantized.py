@@ -105,7 +105,9 @@ def test_clipping_bounds_what_an_outlier_does():
     # Each worker clips by its own deviation, then the largest scaler counts.
     small = np.clip(g, -1, 1)
     total, _ = total_of(rs.TernGrad(shared_scaler=True), [g, small])
-    np.testing.assert_allclose(np.unique(np.abs(total / limit)), [0, 1, 2], atol=1e-5)
+    votes = total / limit
+    np.testing.assert_allclose(votes, np.round(votes), atol=1e-5)
+    assert 1 <= np.round(np.abs(votes).max()) <= 2
 
 
 def test_a_constant_tensor_is_exact():
