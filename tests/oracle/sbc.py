@@ -12,8 +12,6 @@ import math
 
 import numpy as np
 
-from tests.oracle.positions import golomb_bits_numpy
-
 PHI = (math.sqrt(5) + 1) / 2
 
 
@@ -83,10 +81,6 @@ class SBCOracle:
 
     def fitting(self, stream: np.ndarray) -> int:
         """How many positions' codes the message has room for."""
-        last, used = -1, 0
-        for number, position in enumerate(stream):
-            used += len(golomb_bits_numpy([position - last - 1], self.b))
-            if used > 32 * self.words:
-                return number
-            last = position
-        return len(stream)
+        gaps = np.diff(stream, prepend=-1)
+        bits = np.cumsum(((gaps - 1) >> self.b) + 1 + self.b)  # ones, a zero, the low bits
+        return int((bits <= 32 * self.words).sum())
