@@ -38,7 +38,7 @@ import tensorflow as tf
 
 from tf_redsync import checks, feedback, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Exchange, State, register, stream
+from tf_redsync.methods.base import Exchange, State, register, stream, uniform
 from tf_redsync.methods.momentum_corrected import MomentumCorrected
 from tf_redsync.methods.sparse import deliver
 
@@ -121,7 +121,7 @@ class DGC(MomentumCorrected):
 
     def draw(self, step: tf.Tensor) -> tf.Tensor:
         """Return the random number of a step, for `sample`."""
-        return tf.random.stateless_uniform([], stream(self.seed, step, -1), alg="philox")
+        return uniform([], stream(self.seed, step, -1))
 
     def threshold(
         self, spec: TensorSpec, magnitudes: tf.Tensor, k: int | tf.Tensor, draw: tf.Tensor

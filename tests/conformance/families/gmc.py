@@ -2,15 +2,12 @@
 
 import dataclasses
 
-import numpy as np
-import tensorflow as tf
-
 import tf_redsync as rs
 from tests.conformance.descriptor import Descriptor
+from tests.conformance.families.sparse import chosen
 from tests.oracle.gmc import GMCOracle
 from tests.oracle.sparse import count, top_k_by_layer
 from tf_redsync.exchange.requests import AllGather, AllReduce
-from tf_redsync.methods.base import stream
 
 
 def message(method, specs, step):
@@ -28,8 +25,7 @@ def oracle(method, specs, workers):
     block = rs.RandomBlock(density=method.density, seed=method.seed)
 
     def choose_block(sums, step):
-        seeds = [stream(method.seed, tf.constant(step, tf.int64), s.position) for s in specs]
-        return [np.array(block.choose(s, seed)) for s, seed in zip(specs, seeds, strict=True)]
+        return chosen(block, specs, step)
 
     by_selection = {"top_k": top_k_by_layer(method.density), "random_block": choose_block}
     choose = by_selection[method.selection]
