@@ -84,6 +84,14 @@ class Policy(Configurable):
                     "`clip_norm` clips the whole gradient; give it to the policy's `default` "
                     f"method. Received: clip_norm={clip} in the rule {rule.pattern!r}"
                 )
+        momenta = {m.momentum_in_exchange for m in self.methods}
+        if len(momenta) > 1:
+            found = ", ".join(f"{type(m).__name__} {m.momentum_in_exchange}" for m in self.methods)
+            raise ValueError(
+                "all methods of a policy must apply the same momentum: some variables would have "
+                f"none. Received: momentum of {found}. Give all of them the same one, as in "
+                "Dense(momentum=0.9), or none of them, and the momentum to the optimizer."
+            )
         cadences = {(m.local_steps, m.delay) for m in self.methods}
         if len(cadences) > 1:
             raise ValueError(

@@ -23,10 +23,14 @@ class MemoryOracle:
         workers: Number of workers.
         choose: `choose(values, step)`, with the flat accumulated tensors of one worker, returns for
             every tensor the positions to send.
+        rounded: What becomes of values that are sent; the rest of them is kept.
     """
 
-    def __init__(self, shapes: Sequence[tuple], workers: int, choose: Callable):
-        self.shapes, self.choose, self.iteration = list(shapes), choose, 0
+    def __init__(
+        self, shapes: Sequence[tuple], workers: int, choose: Callable, rounded=lambda values: values
+    ):
+        self.shapes, self.choose, self.rounded = list(shapes), choose, rounded
+        self.iteration = 0
         self.residuals = [[np.zeros(s, np.float32) for s in shapes] for _ in range(workers)]
 
     def step(self, grads) -> list[np.ndarray]:
@@ -35,8 +39,9 @@ class MemoryOracle:
         for worker, own in enumerate(grads):
             sums = [(v + g).reshape(-1) for v, g in zip(self.residuals[worker], own, strict=True)]
             for i, at in enumerate(self.choose(sums, self.iteration)):
-                totals[i][at] += sums[i][at]
-                sums[i][at] = 0
+                sent = self.rounded(sums[i][at]).astype(np.float32)
+                totals[i][at] += sent
+                sums[i][at] -= sent
             self.residuals[worker] = [v.reshape(s) for v, s in zip(sums, self.shapes, strict=True)]
         self.iteration += 1
         return [t.reshape(s) for t, s in zip(totals, self.shapes, strict=True)]

@@ -127,8 +127,57 @@ def test_bytes_are_half_of_the_dense_ones(workers):
     assert sent(rs.HalfPrecision()) == dense / 2 + 2 * 4 * (workers - 1)  # two flags
 
 
+SELECT = (
+    rs.TopK(density=0.2),
+    rs.TopK(density=0.2, scope="model"),
+    rs.RedSync(density=0.2, dense_below=0, selection="threshold"),
+    rs.RedSync(density=0.2, dense_below=0, warm_up=rs.ExponentialWarmUp(2)),
+    rs.DGC(density=0.2, dense_below=0, momentum=0.0),
+    rs.SIDCo(density=0.2, dense_below=0),
+    rs.GMC(density=0.2, dense_below=0, momentum=0.0),
+    rs.GMCPlus(density=0.2, dense_below=0, momentum=0.0, selection="random_block"),
+    rs.FixedThreshold(threshold=0.1, density=0.2, dense_below=0),
+)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("method", SELECT, ids=lambda m: type(m).__name__)
+def test_selected_values_are_rounded_and_the_errors_kept(method, dtype):
+    specs = (TensorSpec("a", (31, 17), position=0), TensorSpec("b", (9, 9), position=1))
+    layout, wrapped = BucketLayout(specs, 3), rs.HalfPrecision(method=method, dtype=dtype)
+    draw = np.random.default_rng(0).standard_normal
+    states = loopback.initial_states(wrapped, layout)
+    plain = loopback.initial_states(method, layout)
+    kept, rounded = [np.zeros(s.shape) for s in specs], 0.0
+    for number in range(5):
+        grads = [[tf.constant(draw(s.shape), tf.float32) for s in specs] for _ in range(3)]
+        step = loopback.run_step(wrapped, layout, grads, states, number)
+        sent = loopback.run_step(method, layout, grads, plain, number)
+        plain = sent.states
+        assert step.finite and (number < 4 or step.bytes_sent < 0.8 * sent.bytes_sent)
+        states = step.states
+        for i, total in enumerate(step.totals[0]):
+            residual = sum(np.float64(s["residual"][i]) for s in states)
+            put_in = kept[i] + sum(np.float64(g[i]) for g in grads)
+            np.testing.assert_allclose(total + residual, put_in, rtol=0, atol=1e-5)
+            kept[i] = residual
+        exact = [np.float64(t) for t in sent.totals[0]]
+        rounded += sum(np.abs(t - e).max() for t, e in zip(step.totals[0], exact, strict=True))
+    assert rounded > 0  # the method without the wrapper sends other numbers
+
+
+def test_what_overflows_float16_stops_the_step():
+    spec = TensorSpec("a", (20, 20))
+    method, layout = rs.HalfPrecision(method=rs.TopK(density=0.1)), BucketLayout((spec,), 2)
+    gradient = np.ones((20, 20), np.float32)
+    gradient[3, 3] = 70000.0
+    grads = [[tf.constant(gradient)], [tf.ones([20, 20])]]
+    step = loopback.run_step(method, layout, grads, loopback.initial_states(method, layout), 0)
+    assert not step.finite
+
+
 def test_methods_whose_words_are_no_numbers_are_refused():
-    takes = {type(m).__name__ for m in ROUNDED}
+    takes = {type(m).__name__ for m in (*ROUNDED, *SELECT)}
     for name, cls in rs.methods.base.registered().items():
         if issubclass(cls, rs.Method) and name not in takes:
             with pytest.raises(ValueError, match="`method` must be None.*Received: method="):

@@ -79,7 +79,7 @@ def test_momentum_on_both_sides(family, make, argument, name):
     for method in (
         rs.RedSync(momentum=0.9),
         rs.Dense(momentum=0.9),
-        rs.Policy(default=rs.Dense(), rules=(rs.Rule(pattern="x", method=rs.Dense(momentum=0.9)),)),
+        rs.Policy(default=rs.Dense(momentum=0.9)),
     ):
         refused(
             ValueError,
@@ -233,7 +233,7 @@ def test_explain_before_build(family):
 def test_config_round_trip(family):
     policy = rs.Policy(
         default=rs.RedSync(density=0.01, momentum=0.9),
-        rules=(rs.Rule(pattern="embedding", method=rs.Dense()),),
+        rules=(rs.Rule(pattern="embedding", method=rs.Dense(momentum=0.9)),),
     )
     optimizer = rs.DistributedOptimizer(FAMILIES[family].SGD(0.25), policy, bucket_bytes=4096)
     again = type(optimizer).from_config(optimizer.get_config())

@@ -65,7 +65,8 @@ def test_first_matching_rule_decides():
 
 def test_a_rule_cannot_force_what_its_method_refuses():
     policy = rs.Policy(
-        default=rs.Dense(), rules=(rs.Rule(pattern="bias", method=rs.RedSync(momentum=0.5)),)
+        default=rs.Dense(momentum=0.5),
+        rules=(rs.Rule(pattern="bias", method=rs.RedSync(momentum=0.5)),),
     )
     assert methods(policy)["dense/bias"] == rs.Dense(momentum=0.5)
     assert reasons(policy)["dense/bias"] == "rank 1 (bias, norm)"
@@ -134,6 +135,17 @@ def test_config_round_trip():
                 default=rs.Dense(), rules=(rs.Rule(pattern="x", method=rs.RedSync(clip_norm=2.0)),)
             ),
             ["`clip_norm`", "clip_norm=2.0", "'x'"],
+        ),
+        (
+            lambda: rs.Policy(
+                default=rs.RedSync(momentum=0.9),
+                rules=(rs.Rule(pattern="x", method=rs.Dense()),),
+            ),
+            ["the same momentum", "RedSync 0.9, Dense 0.0"],
+        ),
+        (  # momentum correction, and a quantiser without a memory to correct
+            lambda: rs.Policy(default=rs.DGC(), rules=(rs.Rule(pattern="x", method=rs.QSGD()),)),
+            ["the same momentum", "DGC 0.9, QSGD 0.0"],
         ),
     ],
 )

@@ -62,6 +62,7 @@ class CompAMS(Sparsifier):
 
     compressor: str = "top_k"
 
+    rounds_values: ClassVar[bool] = False
     paper: ClassVar[str] = "Li, Karimi, Li 2022"
     requests: ClassVar[str] = "all-gather of indices and values, or of signs and scales"
     bits: ClassVar[str] = "64 density; block-sign 1"

@@ -177,9 +177,9 @@ class DGC(MomentumCorrected):
             scale=scale,
             **form,
         )
-        totals = yield from deliver(layout, selection.message, k, grads, **form)
+        totals, residuals = yield from deliver(layout, selection, k, grads, **form)
         return totals, {
-            "residual": list(selection.residuals),
+            "residual": residuals,
             "velocity": list(selection.velocities),
         }
 

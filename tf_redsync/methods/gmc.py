@@ -164,8 +164,7 @@ class GMC(Sparsifier):
         )
         # The next step's momentum needs the total in its dense form.
         dense_layout = dataclasses.replace(layout, sparse_totals=False)
-        totals = yield from deliver(dense_layout, selection.message, k, grads, **form)
-        return totals, list(selection.residuals)
+        return (yield from deliver(dense_layout, selection, k, grads, **form))
 
 
 @register

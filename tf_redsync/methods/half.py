@@ -1,4 +1,4 @@
-"""16-bit numbers on the wire, for dense gradients or for what another method all-reduces.
+"""16-bit numbers on the wire, for dense gradients or for the values that another method sends.
 
 The cheapest compression there is, and the one that every other has to beat. On every worker, with
 gradient g, residual e, and H(x) the 16-bit number next to x:
@@ -6,6 +6,9 @@ gradient g, residual e, and H(x) the 16-bit number next to x:
     p = g + e
     total = the sum over workers of H(p), in float32, rounded by H once more     `rounding.py`
     e <- p - what the total has of it
+
+Selected elements of a sparsifier are gathered as H(p), two in a word, and p - H(p) goes back into
+the residual: 48 bits an element rather than 64 (`half_values.py`).
 
 Formats. float16 has 11 significant bits between 6e-5 and 65504, bfloat16 has 8 and float32's range.
 What is too small for float16 waits in the residual. What is too large, or has too large a sum, is
@@ -37,8 +40,9 @@ class HalfPrecision(Method):
     """Sums of values that travel in 16 bits; see the module's docstring.
 
     Args:
-        method: Whose values: `None` for the dense gradients, else a method that all-reduces values
-            only, such as `RandomBlock` or `PowerSGD`. It keeps the rounding errors in its residual.
+        method: Whose values: `None` for the dense gradients, else a method that sends values, such
+            as `RedSync`, `TopK`, `RandomBlock` or `PowerSGD`. It keeps the rounding errors in its
+            residual. Methods that send signs or codes have no values to round.
         dtype: `"float16"` or `"bfloat16"`.
         error_feedback: Whether rounding errors are kept and sent later.
 
@@ -56,7 +60,7 @@ class HalfPrecision(Method):
     error_feedback: bool = True
 
     paper: ClassVar[str] = "-"
-    requests: ClassVar[str] = "all-to-all, then all-gather, of values"
+    requests: ClassVar[str] = "all-to-all, then all-gather, of values; or as the method"
     bits: ClassVar[str] = "16 (1 + 1 / K)"
 
     def __post_init__(self) -> None:
@@ -64,9 +68,10 @@ class HalfPrecision(Method):
         checks.boolean("error_feedback", self.error_feedback)
         if self.method is not None and not getattr(self.method, "rounds_values", False):
             raise ValueError(
-                "`method` must be None for the dense gradients, or a method that all-reduces "
-                "values only, such as RandomK, RandomBlock, PowerSGD or ACPSGD: the words of other "
-                f"messages are no numbers to round. Received: method={self.method!r}"
+                "`method` must be None for the dense gradients, or a method that sends values, "
+                "such as RedSync, DGC, TopK, SIDCo, GMC, FixedThreshold, RandomK, RandomBlock, "
+                "PowerSGD or ACPSGD: what others send are no numbers to round. Received: "
+                f"method={self.method!r}"
             )
 
     @property
@@ -100,6 +105,29 @@ class HalfPrecision(Method):
     def momentum_in_exchange(self) -> float:
         """See `Method`."""
         return self.method.momentum_in_exchange if self.method else 0.0
+
+    @property
+    def own_point(self) -> bool:
+        """See `Method`."""
+        return self.method is not None and self.method.own_point
+
+    @property
+    def waiting_steps(self) -> float:
+        """See `Method`."""
+        return self.method.waiting_steps if self.method else 1.0
+
+    def point(
+        self,
+        weights: list[tf.Tensor],
+        grads: list[tf.Tensor],
+        state: State,
+        rate: tf.Tensor,
+        workers: int,
+    ) -> list[tf.Tensor]:
+        """See `Method`."""
+        if self.method is None:
+            return weights
+        return self.method.point(weights, grads, state, rate, workers)
 
     def refuses(self, spec: TensorSpec) -> str | None:
         """See `Method`."""

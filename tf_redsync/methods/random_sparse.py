@@ -42,7 +42,6 @@ class _SharedRandom(Sparsifier):
     paper: ClassVar[str] = "Foroutan Eghlidi, Jaggi 2020"
     requests: ClassVar[str] = "all-reduce of values"
     bits: ClassVar[str] = "32 density"
-    rounds_values: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -149,9 +149,9 @@ class RedSync(MomentumCorrected):
             **form,
         )
         fixed_k = self._static_k(layout, step)
-        totals = yield from deliver(layout, selection.message, fixed_k or k, grads, **form)
+        totals, residuals = yield from deliver(layout, selection, fixed_k or k, grads, **form)
         return totals, {
-            "residual": list(selection.residuals),
+            "residual": residuals,
             "velocity": list(selection.velocities),
             "ratios": [selection.ratios],
         }

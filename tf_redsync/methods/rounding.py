@@ -13,8 +13,8 @@ the 16-bit number next to x, on worker w, for values p:
 A worker sends as much as in a ring all-reduce of 16-bit numbers. The sums, and the errors of all
 workers, add up to the values.
 
-A method that adds up everything here, and keeps the errors in its residual, says so by a class
-attribute `rounds_values = True`: `HalfPrecision` takes such methods.
+A method that adds up everything here or by `sparse.deliver`, and keeps the errors in its residual,
+says so by a class attribute `rounds_values = True`: `HalfPrecision` takes such methods.
 """
 
 from __future__ import annotations

@@ -70,6 +70,7 @@ class SBC(Sparsifier):
     steps: int = 10
     masking: bool = True
 
+    rounds_values: ClassVar[bool] = False
     paper: ClassVar[str] = "Sattler, Wiedemann, Müller, Samek 2019"
     requests: ClassVar[str] = "all-gather of means and coded positions"
     bits: ClassVar[str] = "density (b + 1 / (1 - (1 - density)^(2^b))) / steps"

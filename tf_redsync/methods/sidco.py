@@ -134,8 +134,8 @@ class SIDCo(Sparsifier):
             scale=scale,
             **form,
         )
-        totals = yield from deliver(layout, selection.message, slots, grads, **form)
-        return totals, {"residual": list(selection.residuals), "stages": stages}
+        totals, residuals = yield from deliver(layout, selection, slots, grads, **form)
+        return totals, {"residual": residuals, "stages": stages}
 
     def threshold(
         self, size: int, magnitudes: tf.Tensor, stages: tf.Tensor

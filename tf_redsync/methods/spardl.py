@@ -66,6 +66,7 @@ class SparDL(Sparsifier):
         ValueError: for a hyper-parameter out of its range.
     """
 
+    rounds_values: ClassVar[bool] = False
     paper: ClassVar[str] = "Zhao, Yin, Mao, Liu, Chen, Gao 2024"
     requests: ClassVar[str] = "all-to-all, then all-gather, of indices and values"
     bits: ClassVar[str] = "64 density (1 + 1 / K)"

@@ -13,6 +13,7 @@ from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather, Request
 from tf_redsync.methods.base import Method, State
 from tf_redsync.methods.dense import Dense
+from tf_redsync.methods.half_values import halved, restored
 from tf_redsync.ops.sparse import coordinates, is_short
 
 DENSE_BELOW = 4096  # bytes; below, indices and a place in the message cost more than they save
@@ -48,6 +49,7 @@ class Sparsifier(Method):
     dense_below: int = DENSE_BELOW
 
     state_kinds: ClassVar[dict[str, str]] = {"residual": "sum"}
+    rounds_values: ClassVar[bool] = True  # all values go through `deliver` or `all_reduced`
 
     def __post_init__(self) -> None:
         checks.real("density", self.density, low=0.0, high=1.0, low_open=True)
@@ -73,28 +75,36 @@ class Sparsifier(Method):
 
 def deliver(
     layout: BucketLayout,
-    message: tf.Tensor,
+    selection: ops.Selection,
     k: tf.Tensor | Sequence[int],
     grads: Sequence[tf.Tensor],
     **form: Any,
-) -> Generator[Request, Any, list]:
+) -> Generator[Request, Any, tuple[list, list[tf.Tensor]]]:
     """All-gather selected elements and add them up.
 
-    Use it as `totals = yield from deliver(...)`.
+    Use it as `totals, residuals = yield from deliver(...)`.
 
     Args:
-        layout: The bucket.
-        message: From `ops.accumulate_and_select`.
+        layout: The bucket. With a `rounding` values travel in 16 bits.
+        selection: From `ops.accumulate_and_select`.
         k: Elements to select of every tensor, as given to `ops.accumulate_and_select`. As a list
             of integers it lets short totals stay coordinates where the receiver takes these.
         grads: Tensors of the shapes of the totals.
         form: `selectors` and `quantized`, as given to `ops.accumulate_and_select`.
 
     Returns:
-        For every tensor the sum over workers, dense or a `SparseTotal`.
+        For every tensor the sum over workers, dense or a `SparseTotal`; and the new residuals.
     """
-    messages = yield AllGather(message)
-    return delivered(layout, messages, k, grads, **form)
+    message, residuals = selection.message, list(selection.residuals)
+    rounding = layout.rounding
+    if rounding is None:
+        messages = yield AllGather(message)
+        return delivered(layout, messages, k, grads, **form), residuals
+    dtype = tf.as_dtype(rounding.dtype)
+    message, with_errors = halved(message, residuals, k, dtype, **form)
+    messages = restored((yield AllGather(message)), grads, k, dtype, **form)
+    totals = delivered(layout, messages, k, grads, **form)
+    return totals, with_errors if rounding.error_feedback else residuals
 
 
 def delivered(

@@ -109,8 +109,8 @@ class FixedThreshold(_Threshold):
     ) -> Exchange:
         """See `Method`."""
         selection, k, form = self.select(layout, grads, state, scale)
-        totals = yield from deliver(layout, selection.message, k, grads, **form)
-        return totals, {"residual": list(selection.residuals)}
+        totals, residuals = yield from deliver(layout, selection, k, grads, **form)
+        return totals, {"residual": residuals}
 
 
 @register
@@ -134,6 +134,7 @@ class Strom(_Threshold):
 
     threshold: float = 0.01
 
+    rounds_values: ClassVar[bool] = False
     paper: ClassVar[str] = "Strom 2015"
     requests: ClassVar[str] = "all-gather of indices with signs"
     bits: ClassVar[str] = "32 density"

@@ -89,8 +89,7 @@ class TopK(Sparsifier):
         selection = ops.accumulate_and_select(
             grads, residuals, [], tf.constant(k), -tf.ones([len(k)]), scale=scale, **form
         )
-        totals = yield from deliver(layout, selection.message, k, grads, **form)
-        residuals = list(selection.residuals)
+        totals, residuals = yield from deliver(layout, selection, k, grads, **form)
         if self.whole_model:
             totals, residuals = split(totals[0], specs), split(residuals[0], specs)
         return totals, {"residual": residuals}

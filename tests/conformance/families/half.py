@@ -1,9 +1,12 @@
-"""16-bit sums: of dense gradients, of a random block, of low-rank factors."""
+"""16 bits: sums of dense gradients, of a random block, of low-rank factors; selected values."""
+
+import tensorflow as tf
 
 import tf_redsync as rs
 from tests.conformance.descriptor import Descriptor
 from tests.conformance.families.low_rank import acp_payload, power_payload
 from tests.conformance.families.sparse import values
+from tests.oracle import sparse as sparse_oracle
 from tests.oracle.half import HalfOracle
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll
 
@@ -26,6 +29,20 @@ def in_blocks(payload):
         return result
 
     return payload_in_blocks
+
+
+def half_message(method, specs, step):
+    """A flag; for each tensor a count, indices, and values of which two make a word."""
+    counts = [sparse_oracle.count(method.method.density, s.size) for s in specs]
+    return [4 * (1 + sum(1 + k + -(-k // 2) for k in counts))]
+
+
+def selected_oracle(method, specs, workers):
+    """Top-k with memory whose values are rounded; the error stays."""
+    choose = sparse_oracle.top_k_by_layer(method.method.density)
+    numbers = tf.as_dtype(method.dtype).as_numpy_dtype
+    shapes = [s.shape for s in specs]
+    return sparse_oracle.MemoryOracle(shapes, workers, choose, lambda v: v.astype(numbers))
 
 
 def half_of_dense(method, specs, step):
@@ -61,5 +78,19 @@ TABLE = {
     ),
     "half_acp_sgd": _half(
         "bfloat16", rs.ACPSGD(rank=2, min_compression_rate=0), acp_payload, served_only=True
+    ),
+    "half_top_k": Descriptor(
+        rs.HalfPrecision(method=rs.TopK(density=0.1), dtype="float16"),
+        requests=(AllGather,),
+        payload=half_message,
+        oracle=selected_oracle,
+    ),
+    "half_redsync": Descriptor(
+        rs.HalfPrecision(
+            method=rs.RedSync(density=0.05, momentum=0.9, selection="trimmed", dense_below=0),
+            dtype="bfloat16",
+        ),
+        requests=(AllGather,),
+        payload=half_message,
     ),
 }
