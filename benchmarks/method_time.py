@@ -40,24 +40,30 @@ class Replies:
             replies.append(reply)
 
 
-def replay(method, layout: BucketLayout, stop_at: int | None) -> Callable:
+def replay(method, layout: BucketLayout, requests: int | None) -> Callable:
     """Returns an exchange as a graph, with the answers of the network as an argument.
 
     Args:
         method: The method.
         layout: The bucket.
-        stop_at: Return this request, or for `None` totals and state.
+        requests: Stop when so many are made; `None`: go on to totals and state.
+
+    Returns:
+        A function that returns the requests' tensors, without which a graph would leave out what
+        makes them, and totals and state, or nothing.
     """
 
     @tf.function(autograph=False)
     def run(grads, state, step, replies):
-        exchange = method.exchange(layout, list(grads), state, step)
-        for reply in [None, *replies[:stop_at]]:
+        exchange, made = method.exchange(layout, list(grads), state, step), []
+        for reply in [None, *replies]:
+            if len(made) == requests:
+                break
             try:
-                request = exchange.send(reply)
+                made.append(dict(vars(exchange.send(reply))))
             except StopIteration as stop:
-                return stop.value
-        return dict(vars(request))
+                return made, stop.value
+        return made, ()
 
     return run
 
@@ -106,6 +112,6 @@ def measure(method, shape, workers: int, seconds: float) -> dict[str, float]:
     own = dataclasses.replace(layout, rank=tf.constant(0))
     if not recorder.kept:
         return {"compress_ms": 0.0, "decompress_ms": 0.0}
-    runs = [replay(method, own, stop_at) for stop_at in (len(recorder.kept) - 1, None)]
+    runs = [replay(method, own, requests) for requests in (len(recorder.kept), None)]
     compress, whole = milliseconds(runs, (grads[0], states[0], recorder.kept), seconds)
     return {"compress_ms": compress, "decompress_ms": max(0.0, whole - compress)}

@@ -103,7 +103,7 @@ def table(methods: dict[str, dict[str, Any]]) -> str:
 
 
 def plot(methods: dict[str, dict[str, Any]], path: str) -> None:
-    """Draws loss over bits, and the times as bars."""
+    """Draws loss over bits, and the times as bars; the numbers of the points are the bars'."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -112,26 +112,27 @@ def plot(methods: dict[str, dict[str, Any]], path: str) -> None:
     rows = {name: row for name, row in methods.items() if "error" not in row}
     height = max(4.5, 0.32 * len(rows))
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, height))
-    points: dict[tuple[str, str], list[str]] = {}  # methods that coincide share a label
+    numbers = {name: i + 1 for i, name in enumerate(rows)}  # names would hide each other
+    points: dict[tuple[str, str], list[str]] = {}
     for name, row in rows.items():
         points.setdefault((f"{row['bits']:.2g}", f"{row['loss']:.2g}"), []).append(name)
     for names in points.values():
         at = rows[names[0]]["bits"], rows[names[0]]["loss"]
         if at[0] > 0:
             left.plot(*at, "o", color="C3" if "Dense" in names else "C0")
-            left.annotate(
-                ", ".join(names), at, xytext=(4, 4), textcoords="offset points", fontsize=8
-            )
+            text = ", ".join(str(numbers[name]) for name in names)
+            left.annotate(text, at, xytext=(4, 4), textcoords="offset points", fontsize=8)
     left.set(xscale="log", yscale="log", xlabel="bits per element and step", ylabel="final loss")
     for axis in (left.xaxis, left.yaxis):
         axis.set_major_formatter("{x:g}")
     left.yaxis.set_minor_formatter("{x:g}")
     left.grid(True, which="both", alpha=0.25)
     left.margins(x=0.2)
-    bars = list(rows)[::-1]
-    compress = [rows[n]["compress_ms"] for n in bars]
+    names = list(rows)[::-1]
+    bars = [f"{name}  {numbers[name]}" for name in names]
+    compress = [rows[n]["compress_ms"] for n in names]
     right.barh(bars, compress, label="compress", color="C0")
-    rest = [rows[n]["decompress_ms"] for n in bars]
+    rest = [rows[n]["decompress_ms"] for n in names]
     right.barh(bars, rest, left=compress, label="decompress, new state", color="C1")
     right.set(xlabel="ms for one matrix, one worker's computation")
     right.legend(fontsize=8)
@@ -173,6 +174,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     args = parse(argv)
     tf.config.threading.set_intra_op_parallelism_threads(args.threads)
+    # One op at a time: what waits for the network must not run beside what comes before it.
+    tf.config.threading.set_inter_op_parallelism_threads(1)
     report = run(args)
     print(
         f"\n{report['elements']:,} weights, {args.workers} workers, {args.steps} steps; times of a "

@@ -73,3 +73,22 @@ def test_numpy_hyper_parameters_can_be_written_as_json():
         warm_up=rs.DenseWarmUp(np.int32(3)),
     )
     assert from_config(json.loads(json.dumps(method.get_config()))) == method
+
+
+def test_streams_differ_by_seed_step_and_position():
+    """Each number is another one in another stream, and the mean of all is 1/2."""
+    keys = [(seed, step, at) for seed in (0, 1, 7) for step in range(10) for at in range(-1, 9)]
+    draws = [
+        base.uniform([50], base.stream(seed, tf.constant(step, tf.int64), at)).numpy()
+        for seed, step, at in keys
+    ]
+    numbers = np.concatenate(draws)
+    assert numbers.min() >= 0 and numbers.max() < 1
+    assert np.unique(numbers).size > 0.99 * numbers.size  # of 2^23
+    assert numbers.mean() == pytest.approx(0.5, abs=4 / np.sqrt(12 * numbers.size))
+    correlation = np.corrcoef(draws) - np.eye(len(draws))
+    assert np.abs(correlation).max() < 6 / np.sqrt(50)
+    np.testing.assert_array_equal(
+        draws[keys.index((1, 3, 2))],
+        base.uniform([50], base.stream(1, tf.constant(3, tf.int64), 2)),
+    )
