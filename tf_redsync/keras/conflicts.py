@@ -60,7 +60,7 @@ def check_own_weights(inner: Any, policy: Policy) -> None:
     if own and config.get("use_ema"):
         raise ValueError(
             f"`use_ema` averages each worker's own weights with {type(own[0]).__name__}. Received: "
-            "use_ema=True. Use use_ema=False, or a method whose weights are the same on all workers."
+            "use_ema=True. Use use_ema=False, or another method."
         )
     points = [m for m in own if m.own_point]
     if points and (config.get("weight_decay") or type(innermost(inner)).__name__ != "SGD"):
