@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
-from tf_redsync.exchange.layout import TensorSpec
+from tf_redsync.exchange.layout import Bucket, TensorSpec
 from tf_redsync.methods.base import Configurable, Method, register
 
 
@@ -206,6 +206,38 @@ class Explanation:
             else "1 worker: nothing is sent"
         )
         return "\n".join([*lines, total])
+
+
+def explain(
+    assignments: Sequence[Assignment], buckets: Sequence[Bucket], workers: int, sent: float
+) -> Explanation:
+    """Make the table.
+
+    Args:
+        assignments: In the model's order.
+        buckets: All buckets.
+        workers: Number of workers.
+        sent: Bytes a worker sends in a step.
+    """
+    rows = {
+        spec.position: Row(
+            name=spec.name,
+            shape=spec.shape,
+            elements=spec.size,
+            bucket=bucket.layout.index,
+            method=type(bucket.method).__name__,
+            how=bucket.method.describe(spec),
+            reason=assignments[spec.position].reason,
+        )
+        for bucket in buckets
+        for spec in bucket.layout.specs
+    }
+    return Explanation(
+        rows=tuple(rows[i] for i in sorted(rows)),
+        workers=workers,
+        dense_bytes=dense_bytes([a.spec for a in assignments], workers),
+        bytes_per_step=sent,
+    )
 
 
 def dense_bytes(specs: Sequence[TensorSpec], workers: int) -> float:

@@ -233,24 +233,8 @@ class GradientExchange(tf.Module):
             RuntimeError: before `build`.
         """
         self._require_built("explain")
-        rows = {}
-        for bucket in self.program.buckets:
-            for spec in bucket.layout.specs:
-                assignment = self.assignments[spec.position]
-                rows[spec.position] = policy_lib.Row(
-                    name=spec.name,
-                    shape=spec.shape,
-                    elements=spec.size,
-                    bucket=bucket.layout.index,
-                    method=type(bucket.method).__name__,
-                    how=bucket.method.describe(spec),
-                    reason=assignment.reason,
-                )
-        return policy_lib.Explanation(
-            rows=tuple(rows[i] for i in sorted(rows)),
-            workers=self.workers,
-            dense_bytes=policy_lib.dense_bytes(self.specs, self.workers),
-            bytes_per_step=self.bytes_per_step(),
+        return policy_lib.explain(
+            self.assignments, self.program.buckets, self.workers, self.bytes_per_step()
         )
 
     def bytes_per_step(self) -> float:
