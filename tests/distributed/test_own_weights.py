@@ -58,7 +58,25 @@ def train_all(family):
             optimizer.build(model.trainable_variables)
         found = train(strategy, model, optimizer, same_inputs)
         results.update({f"{name}/{key}": value for key, value in found.items()})
+    results["left_out"] = leave_one_out(strategy, model, optimizer)
     return results
+
+
+def leave_one_out(strategy, model, optimizer):
+    """Apply a gradient of the first variable alone; return what that raises."""
+    import tensorflow as tf
+
+    first = model.trainable_variables[:1]
+
+    def replica_step():
+        gradients = [tf.zeros(v.shape) for v in first]
+        optimizer.apply_gradients(zip(gradients, first, strict=True))
+
+    try:
+        tf.function(lambda: strategy.run(replica_step))()
+    except ValueError as error:
+        return str(error)
+    return "nothing"
 
 
 def train(strategy, model, optimizer, same_inputs):
@@ -217,6 +235,12 @@ def test_cd_sgd_is_synchronous_sgd_on_a_quadratic(trained):
     """The consensus is one step behind, and takes the same way."""
     first, _ = of_case(trained, "quadratic")
     assert_near(first["agreed"][1:], Simulated(same_inputs=True).synchronous_sgd()[:-1])
+
+
+def test_with_a_delay_no_variable_is_left_out_now_and_then(trained):
+    for worker in trained:
+        assert "all steps must have gradients of the same variables" in worker["left_out"]
+        assert "bias" in worker["left_out"]
 
 
 def test_cd_sgd_begins_synchronously(trained):

@@ -45,6 +45,7 @@ class GradientExchange(tf.Module):
         self._bucket_bytes = bucket_bytes
         self._direct = direct_collectives
         self.built = False
+        self._present: set[int] | None = None
 
     def build(
         self,
@@ -119,6 +120,7 @@ class GradientExchange(tf.Module):
                 "Received: jit_compile=True. Compile the model with jit_compile=False."
             )
         dense = self._dense_gradients(grads, positions)
+        self._check_present(set(positions))
         step = self.step.read_value()
         buckets = self.program.buckets
         everything = [dense[s.position] for b in buckets for s in b.layout.specs]
@@ -143,6 +145,17 @@ class GradientExchange(tf.Module):
         results = [_like(totals[p], g) for g, p in zip(grads, positions, strict=True)]
         return results, outcome.finite
 
+    def _check_present(self, present: set[int]) -> None:
+        """With a delay, the totals of a step are those of the variables of the step before."""
+        if self.program.delay and self._present not in (None, present):
+            names = [self.specs[p].name for p in sorted(present ^ self._present)]
+            raise ValueError(
+                "with a delay of one step, all steps must have gradients of the same variables: "
+                "what is sent of one that is left out now could not be applied. Received: "
+                f"{', '.join(names)} in some steps only. Use a method without a delay."
+            )
+        self._present = present
+
     def _keep_absent(self, outcome, old_states, present: set[int]) -> None:
         """Keep the state of variables without a gradient: their totals go nowhere in this step."""
         for bucket, old, (_, new) in zip(
@@ -151,7 +164,8 @@ class GradientExchange(tf.Module):
             if new is old:
                 continue
             kept = [s.position not in present for s in bucket.layout.specs]
-            for name, values in old.items():
+            for name in set(old) - set(self.program.always_stored(old)):
+                values = old[name]
                 if len(values) == len(kept):  # one for each variable
                     new[name] = [
                         o if keep else n for o, n, keep in zip(values, new[name], kept, strict=True)

@@ -30,10 +30,12 @@ class EveryStep:
         own_weights: Whether each worker computes its gradients at weights of its own.
         averages_statistics: Whether BatchNormalization's statistics are averaged only in steps
             after which the weights are the consensus.
+        delay: Steps by which totals come late.
     """
 
     own_weights = False
     averages_statistics = False
+    delay = 0
 
     def __init__(self, buckets: Sequence[Bucket]):
         self.buckets = tuple(buckets)
