@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tf_redsync.ops.twin_common import opaque
+
 
 def momentum_step(
     grads: Sequence[tf.Tensor], velocities: Sequence[tf.Tensor], momentum: float, nesterov: bool
@@ -49,7 +51,8 @@ def accumulated(
         return [v + g for v, g in zip(residuals, grads, strict=True)]
     _, new = momentum_step(grads, velocities, momentum, nesterov)
     sums = [v + u for v, u in zip(residuals, new, strict=True)]
-    return [v + g for v, g in zip(sums, grads, strict=True)] if nesterov else sums
+    # Graph optimisation would add the three terms of Nesterov's form in another order.
+    return [opaque(v) + g for v, g in zip(sums, grads, strict=True)] if nesterov else sums
 
 
 def scaled(grads: Sequence[tf.Tensor], scale: tf.Tensor | None) -> list[tf.Tensor]:

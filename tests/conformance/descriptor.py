@@ -43,6 +43,7 @@ class Descriptor:
         tolerance: Of the comparison with the oracle and of what sending everything gives, relative
             to the largest element of a tensor. 0 demands equal bits of the oracle.
         steps: Of the comparison with the oracle. Fewer where eager steps are slow.
+        traces: Whether a graph gives the bits of eager steps; it may add in another order.
         served_only: Leave out tensors that the method refuses.
     """
 
@@ -54,6 +55,7 @@ class Descriptor:
     oracle: Callable[[Any, tuple[TensorSpec, ...], int], Any] | None = None
     tolerance: float = 0.0
     steps: int = 50
+    traces: bool = True
     served_only: bool = False
 
     @property

@@ -1,6 +1,11 @@
-"""Every method that names an oracle, step by step against it."""
+"""Every method that names an oracle, step by step against it.
+
+With the environment variable TF_REDSYNC_ALL_STEPS=1 over 50 steps for every method and number of
+workers, which takes a quarter of an hour; else over fewer where that is slow.
+"""
 
 import functools
+import os
 
 import numpy as np
 import pytest
@@ -14,6 +19,7 @@ from tf_redsync.exchange.layout import BucketLayout
 
 # Eager steps of the pure-TensorFlow ops take a tenth of a second each.
 STEPS = 50 if rs.ops.backend() == "native" else 11
+ALL_STEPS = bool(os.environ.get("TF_REDSYNC_ALL_STEPS"))
 # From here on a graph is faster: tracing it takes as long as 15 to 30 eager steps.
 TRACED_FROM = 30
 
@@ -37,10 +43,10 @@ def test_equals_the_oracle(name, workers):
     reference = descriptor.oracle(method, specs, workers)
     layout = BucketLayout(specs, workers)
     states = loopback.initial_states(method, layout)
-    steps = min(STEPS, descriptor.steps)
-    steps = steps if workers in (2, 3) else -(-steps // 5)
+    steps = STEPS if ALL_STEPS else min(STEPS, descriptor.steps)
+    steps = steps if ALL_STEPS or workers in (2, 3) else -(-steps // 5)
     run = functools.partial(loopback.run_step, method, layout)
-    if steps > TRACED_FROM:
+    if steps > TRACED_FROM and descriptor.traces:
         run = loopback.traced_step(method, layout)
     for number in range(steps):
         grads = make_grads(number, workers, shapes, seed=workers)

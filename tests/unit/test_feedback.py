@@ -78,3 +78,15 @@ def test_clipping_a_gradient_whose_square_overflows():
     (scaled,) = feedback.scaled(grads, feedback.local_clip_scale(grads, 1.0, 1))
     kept = np.allclose(scaled, [2**-0.5, -(2**-0.5)], rtol=1e-5)
     assert kept or not np.isfinite(scaled).all()
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_accumulated_is_rounded_as_written_in_a_graph(nesterov):
+    """Graph optimisation must not add the terms in another order."""
+    draw = np.random.default_rng(0).standard_normal
+    v, g, u = (draw(5000).astype(np.float32) for _ in range(3))
+    graph = tf.function(lambda v, g, u: feedback.accumulated([v], [g], [u], 0.9, nesterov)[0])
+    m = np.float32(0.9)
+    new = m * (u + g) if nesterov else m * u + g
+    expected = (v + new) + g if nesterov else v + new
+    np.testing.assert_array_equal(graph(*map(tf.constant, (v, g, u))), expected)

@@ -60,6 +60,7 @@ def _half(dtype, inner=None, payload=dense, rounds=1, **options):
         payload=in_blocks(payload),
         oracle=None if inner else oracle,
         steps=15,
+        traces=False,
         **options,
     )
 
