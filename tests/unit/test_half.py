@@ -137,6 +137,9 @@ SELECT = (
     rs.GMC(density=0.2, dense_below=0, momentum=0.0),
     rs.GMCPlus(density=0.2, dense_below=0, momentum=0.0, selection="random_block"),
     rs.FixedThreshold(threshold=0.1, density=0.2, dense_below=0),
+    rs.SparDL(density=0.2, dense_below=0),
+    rs.CompAMS(density=0.2, dense_below=0),
+    rs.LocalSGD(steps=3),
 )
 
 

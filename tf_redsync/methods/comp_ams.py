@@ -62,7 +62,6 @@ class CompAMS(Sparsifier):
 
     compressor: str = "top_k"
 
-    rounds_values: ClassVar[bool] = False
     paper: ClassVar[str] = "Li, Karimi, Li 2022"
     requests: ClassVar[str] = "all-gather of indices and values, or of signs and scales"
     bits: ClassVar[str] = "64 density; block-sign 1"
@@ -75,6 +74,11 @@ class CompAMS(Sparsifier):
     def waiting_steps(self) -> float:
         """See `Method`. Signs of all elements are sent in every step."""
         return super().waiting_steps if self.compressor == "top_k" else 1.0
+
+    @property
+    def rounds_values(self) -> bool:  # type: ignore[override]
+        """Whether it sends values and not signs."""
+        return self.compressor == "top_k"
 
     @property
     def needs_amsgrad(self) -> bool:

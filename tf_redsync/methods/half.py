@@ -29,6 +29,7 @@ import tensorflow as tf
 from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, Rounding, TensorSpec
 from tf_redsync.methods.base import Exchange, Method, State, register
+from tf_redsync.methods.local_sgd import LocalSGD
 from tf_redsync.methods.rounding import all_reduced
 
 DTYPES = ("float16", "bfloat16")
@@ -66,19 +67,25 @@ class HalfPrecision(Method):
     def __post_init__(self) -> None:
         checks.choice("dtype", self.dtype, DTYPES)
         checks.boolean("error_feedback", self.error_feedback)
-        if self.method is not None and not getattr(self.method, "rounds_values", False):
+        takes = self._sums is None or getattr(self._sums, "rounds_values", False)
+        if not takes:
             raise ValueError(
                 "`method` must be None for the dense gradients, or a method that sends values, "
-                "such as RedSync, DGC, TopK, SIDCo, GMC, FixedThreshold, RandomK, RandomBlock, "
-                "PowerSGD or ACPSGD: what others send are no numbers to round. Received: "
-                f"method={self.method!r}"
+                "such as RedSync, DGC, TopK, SIDCo, GMC, FixedThreshold, SparDL, RandomK, "
+                "RandomBlock, PowerSGD, ACPSGD or LocalSGD: what others send are no numbers to "
+                f"round. Received: method={self.method!r}"
             )
+
+    @property
+    def _sums(self) -> Method | None:
+        """The method that adds up; `None` if this does, all of its input."""
+        return None if isinstance(self.method, LocalSGD) else self.method
 
     @property
     def state_kinds(self) -> dict[str, str]:  # type: ignore[override]
         """See `Method`."""
-        if self.method is not None:
-            return self.method.state_kinds
+        if self._sums is not None:
+            return self._sums.state_kinds
         return {"residual": "sum"} if self.error_feedback else {}
 
     @property
@@ -89,7 +96,7 @@ class HalfPrecision(Method):
     @property
     def totals_may_overflow(self) -> bool:
         """See `Method`. Dense totals are numbers that were received."""
-        return self.method is not None and self.method.totals_may_overflow
+        return self._sums is not None and self._sums.totals_may_overflow
 
     @property
     def whole_model(self) -> bool:
@@ -110,6 +117,16 @@ class HalfPrecision(Method):
     def own_point(self) -> bool:
         """See `Method`."""
         return self.method is not None and self.method.own_point
+
+    @property
+    def local_steps(self) -> int:
+        """See `Method`."""
+        return self.method.local_steps if self.method else 0
+
+    @property
+    def needs_amsgrad(self) -> bool:
+        """See `Method`."""
+        return self.method is not None and self.method.needs_amsgrad
 
     @property
     def waiting_steps(self) -> float:
@@ -135,7 +152,7 @@ class HalfPrecision(Method):
 
     def dense(self) -> Method:
         """See `Method`. Tensors that the method refuses are small: they travel in float32."""
-        return self.method.dense() if self.method else self
+        return self if self._sums is None else self._sums.dense()
 
     def describe(self, spec: TensorSpec) -> str:
         """See `Method`."""
@@ -147,8 +164,8 @@ class HalfPrecision(Method):
 
     def init(self, layout: BucketLayout) -> State:
         """See `Method`."""
-        if self.method is not None:
-            return self.method.init(layout)
+        if self._sums is not None:
+            return self._sums.init(layout)
         return {
             name: [tf.zeros(s.shape, tf.float32) for s in layout.specs] for name in self.state_kinds
         }
@@ -164,8 +181,8 @@ class HalfPrecision(Method):
         """See `Method`."""
         rounding = Rounding(self.dtype, self.error_feedback)
         layout = dataclasses.replace(layout, rounding=rounding)
-        if self.method is not None:
-            return (yield from self.method.exchange(layout, grads, state, step, scale))
+        if self._sums is not None:
+            return (yield from self._sums.exchange(layout, grads, state, step, scale))
         values = feedback.scaled(grads, scale)
         if self.error_feedback:
             values = [e + g for e, g in zip(state["residual"], values, strict=True)]
@@ -181,6 +198,6 @@ class HalfPrecision(Method):
         scale: tf.Tensor | None = None,
     ) -> Exchange:
         """See `Method`. In float32."""
-        if self.method is not None:
-            return (yield from self.method.dense_exchange(layout, grads, state, step, scale))
+        if self._sums is not None:
+            return (yield from self._sums.dense_exchange(layout, grads, state, step, scale))
         return (yield from super().dense_exchange(layout, grads, state, step, scale))

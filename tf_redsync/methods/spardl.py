@@ -49,6 +49,7 @@ from tf_redsync import feedback, ops
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import AllGather, AllToAll
 from tf_redsync.methods.base import Exchange, State, register
+from tf_redsync.methods.half_values import halved, restored
 from tf_redsync.methods.sparse import Sparsifier, element_count, flat, split
 
 
@@ -66,7 +67,6 @@ class SparDL(Sparsifier):
         ValueError: for a hyper-parameter out of its range.
     """
 
-    rounds_values: ClassVar[bool] = False
     paper: ClassVar[str] = "Zhao, Yin, Mao, Liu, Chen, Gao 2024"
     requests: ClassVar[str] = "all-to-all, then all-gather, of indices and values"
     bits: ClassVar[str] = "64 density (1 + 1 / K)"
@@ -90,34 +90,47 @@ class SparDL(Sparsifier):
         k = element_count(self.density, length)
         like = tf.unstack(sums)
 
-        own = _select([tf.zeros_like(b) for b in like], like, k)
-        rows = yield AllToAll(_rows(own.message, workers))
-        (received,) = _add(rows, k, like[:1])
-        rests = tf.stack(own.residuals)  # [workers, length]
-        block = _select([received], [tf.gather(rests, layout.rank)], k)
-        messages = yield AllGather(block.message)
-        total = tf.stack(_add(_one_message(messages), k, like))
+        message, rests = _select([tf.zeros_like(b) for b in like], like, k, layout)
+        rows = yield AllToAll(_rows(message, workers))
+        (received,) = _add(rows, k, like[:1], layout)
+        message, (rest,) = _select([received], [tf.gather(rests, layout.rank)], k, layout)
+        messages = yield AllGather(message)
+        total = tf.stack(_add(_one_message(messages), k, like, layout))
 
         mine = tf.range(workers)[:, tf.newaxis] == layout.rank
-        delivered = tf.where(mine, 0.0, rests)
+        delivered = tf.where(mine, rest, tf.stack(rests))  # 0, or what rounding left
         residual = tf.where(tf.not_equal(total, 0.0), delivered, sums)
         totals, residuals = (_tensors(blocks, layout) for blocks in (total, residual))
         return totals, {"residual": residuals}
 
 
-def _select(grads: list[tf.Tensor], residuals: list[tf.Tensor], k: int) -> ops.Selection:
-    """The k largest elements of every `grads + residuals`."""
+def _form(n: int) -> dict[str, Any]:
+    return {"selectors": ["exact"] * n, "quantized": [False] * n}
+
+
+def _select(
+    grads: list[tf.Tensor], residuals: list[tf.Tensor], k: int, layout: BucketLayout
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """The k largest elements of every `grads + residuals` as a message, and what they leave."""
     n = len(grads)
-    form: dict[str, Any] = {"selectors": ["exact"] * n, "quantized": [False] * n}
     k_of_all, no_ratios = tf.constant([k] * n), -tf.ones([n])
-    return ops.accumulate_and_select(grads, residuals, [], k_of_all, no_ratios, **form)
+    found = ops.accumulate_and_select(grads, residuals, [], k_of_all, no_ratios, **_form(n))
+    if layout.rounding is None:
+        return found.message, list(found.residuals)
+    dtype = tf.as_dtype(layout.rounding.dtype)
+    message, rests = halved(found.message, found.residuals, [k] * n, dtype, **_form(n))
+    return message, rests if layout.rounding.error_feedback else list(found.residuals)
 
 
-def _add(messages: tf.Tensor, k: int, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def _add(
+    messages: tf.Tensor, k: int, like: Sequence[tf.Tensor], layout: BucketLayout
+) -> list[tf.Tensor]:
     """The sums of messages of `_select`, of the shapes of `like`."""
     n = len(like)
-    form: dict[str, Any] = {"selectors": ["exact"] * n, "quantized": [False] * n}
-    return ops.decode(messages, tf.constant([k] * n), like, **form)
+    if layout.rounding is not None:
+        dtype = tf.as_dtype(layout.rounding.dtype)
+        messages = restored(messages, like, [k] * n, dtype, **_form(n))
+    return ops.decode(messages, tf.constant([k] * n), like, **_form(n))
 
 
 def _rows(message: tf.Tensor, workers: int) -> tf.Tensor:
