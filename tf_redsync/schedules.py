@@ -6,6 +6,7 @@ Steps are exchanges (optimizer steps), counted from 0 and the same on all worker
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from tf_redsync import checks
 from tf_redsync.methods.base import Configurable, register
@@ -73,3 +74,16 @@ class ExponentialWarmUp(Configurable):
         """Return the density at `step`: `final` after the last stage, and never less than it."""
         stage = min(step // self.steps_per_stage, len(self.densities))
         return max((*self.densities, final)[stage], final)
+
+
+def check_warm_up(warm_up: Any, *kinds: type) -> None:
+    """Check a method's `warm_up`.
+
+    Raises:
+        ValueError: unless it is `None` or of one of `kinds`.
+    """
+    if warm_up is not None and not isinstance(warm_up, kinds):
+        *others, last = ["None", *(f"{kind.__name__}(...)" for kind in kinds)]
+        raise ValueError(
+            f"`warm_up` must be {', '.join(others)} or {last}. Received: warm_up={warm_up!r}"
+        )

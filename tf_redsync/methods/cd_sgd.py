@@ -30,12 +30,11 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from tf_redsync import checks, feedback
+from tf_redsync import checks
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.methods.base import Exchange, Method, State, register
 from tf_redsync.methods.two_bit import TwoBit
-from tf_redsync.schedules import DenseWarmUp
+from tf_redsync.schedules import DenseWarmUp, check_warm_up
 
 
 @register
@@ -73,10 +72,7 @@ class CDSGD(TwoBit):
         checks.integer("full_every", self.full_every, low=1)
         if self.local_learning_rate is not None:
             checks.real("local_learning_rate", self.local_learning_rate, low=0.0, high=float("inf"))
-        if not isinstance(self.warm_up, (DenseWarmUp, type(None))):
-            raise ValueError(
-                f"`warm_up` must be None or DenseWarmUp(...). Received: warm_up={self.warm_up!r}"
-            )
+        check_warm_up(self.warm_up, DenseWarmUp)
 
     @property
     def delay(self) -> int:
@@ -136,5 +132,4 @@ class CDSGD(TwoBit):
         """See `Method`. The program `OwnPoints` gives it the gradients of the step before."""
         if self.full_every > 1:
             return (yield from super().exchange(layout, grads, state, step, scale))
-        totals = yield AllReduce(feedback.scaled(grads, scale))
-        return totals, state
+        return (yield from self.dense_exchange(layout, grads, state, step, scale))

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import tensorflow as tf
 
@@ -40,7 +40,7 @@ from tf_redsync import checks, feedback, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Exchange, State, register, stream, uniform
 from tf_redsync.methods.momentum_corrected import MomentumCorrected
-from tf_redsync.methods.sparse import deliver
+from tf_redsync.methods.sparse import deliver, form_of
 
 SAMPLED_AT_LEAST = 10  # elements of the sample above the threshold
 
@@ -163,8 +163,7 @@ class DGC(MomentumCorrected):
         fixed_k = self._static_k(layout, step)
         k = fixed_k or self._k(layout, step)
         counts = fixed_k or tf.unstack(tf.cast(k, tf.int64))
-        names = ["fixed"] * len(layout.specs)
-        form: dict[str, Any] = {"selectors": names, "quantized": [False] * len(names)}
+        form = form_of("fixed", len(layout.specs))
         selection = ops.accumulate_and_select(
             grads,
             state["residual"],

@@ -44,7 +44,7 @@ from tf_redsync.exchange.requests import AllReduce, Request
 from tf_redsync.methods.base import Exchange, Method, State, register
 from tf_redsync.methods.dense import Dense
 from tf_redsync.methods.random_sparse import RandomBlock
-from tf_redsync.methods.sparse import Sparsifier, deliver, element_count
+from tf_redsync.methods.sparse import Sparsifier, deliver, element_count, form_of
 
 SELECTIONS = ("top_k", "random_block")
 
@@ -150,7 +150,7 @@ class GMC(Sparsifier):
     ) -> Generator[Request, Any, tuple[list[tf.Tensor], list[tf.Tensor]]]:
         """Totals and residuals. The op's velocity is the last total, which it need not return."""
         k = [element_count(self.density, s.size) for s in layout.specs]
-        form: dict[str, Any] = {"selectors": ["exact"] * len(k), "quantized": [False] * len(k)}
+        form = form_of("exact", len(k))
         selection = ops.accumulate_and_select(
             grads,
             state["residual"],

@@ -22,7 +22,7 @@ partial sum is rounded, what is too small is lost, and there is no residual to s
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -33,6 +33,11 @@ from tf_redsync.methods.local_sgd import LocalSGD
 from tf_redsync.methods.rounding import all_reduced
 
 DTYPES = ("float16", "bfloat16")
+
+
+def _of_the_method(name: str) -> Any:
+    """A property that is `method`'s, or the default of `Method` without one."""
+    return property(lambda self: getattr(self.method or Method(), name))
 
 
 @register
@@ -98,40 +103,14 @@ class HalfPrecision(Method):
         """See `Method`. Dense totals are numbers that were received."""
         return self._sums is not None and self._sums.totals_may_overflow
 
-    @property
-    def whole_model(self) -> bool:
-        """See `Method`."""
-        return self.method is not None and self.method.whole_model
-
-    @property
-    def warm_up_steps(self) -> int:
-        """See `Method`."""
-        return self.method.warm_up_steps if self.method else 0
-
-    @property
-    def momentum_in_exchange(self) -> float:
-        """See `Method`."""
-        return self.method.momentum_in_exchange if self.method else 0.0
-
-    @property
-    def own_point(self) -> bool:
-        """See `Method`."""
-        return self.method is not None and self.method.own_point
-
-    @property
-    def local_steps(self) -> int:
-        """See `Method`."""
-        return self.method.local_steps if self.method else 0
-
-    @property
-    def needs_amsgrad(self) -> bool:
-        """See `Method`."""
-        return self.method is not None and self.method.needs_amsgrad
-
-    @property
-    def waiting_steps(self) -> float:
-        """See `Method`."""
-        return self.method.waiting_steps if self.method else 1.0
+    # What the wrapped method has, or what `Method` says of one that has nothing of the kind.
+    whole_model = _of_the_method("whole_model")
+    warm_up_steps = _of_the_method("warm_up_steps")
+    momentum_in_exchange = _of_the_method("momentum_in_exchange")
+    own_point = _of_the_method("own_point")
+    local_steps = _of_the_method("local_steps")
+    needs_amsgrad = _of_the_method("needs_amsgrad")
+    waiting_steps = _of_the_method("waiting_steps")
 
     def point(
         self,

@@ -20,12 +20,9 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-import tensorflow as tf
-
 from tf_redsync import checks
-from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.exchange.requests import AllReduce
-from tf_redsync.methods.base import Exchange, Method, State, register
+from tf_redsync.exchange.layout import TensorSpec
+from tf_redsync.methods.base import Method, register
 
 
 @register
@@ -70,14 +67,4 @@ class LocalSGD(Method):
         """See `Method`."""
         return f"all-reduce every {self.steps} steps"
 
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        """See `Method`; here the gradients are the changes of the weights."""
-        totals = yield AllReduce(grads)
-        return totals, state
+    exchange = Method.dense_exchange  # here the gradients are the changes of the weights

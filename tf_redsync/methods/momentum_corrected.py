@@ -13,7 +13,7 @@ from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.methods.base import Exchange, Method, State
 from tf_redsync.methods.dense import Dense
 from tf_redsync.methods.sparse import Sparsifier, element_count
-from tf_redsync.schedules import DenseWarmUp, ExponentialWarmUp
+from tf_redsync.schedules import DenseWarmUp, ExponentialWarmUp, check_warm_up
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,11 +49,7 @@ class MomentumCorrected(Sparsifier):
         checks.boolean("masking", self.masking)
         if self.clip_norm is not None:
             checks.real("clip_norm", self.clip_norm, low=0.0, high=float("inf"), low_open=True)
-        if not isinstance(self.warm_up, (DenseWarmUp, ExponentialWarmUp, type(None))):
-            raise ValueError(
-                "`warm_up` must be None, DenseWarmUp(...) or ExponentialWarmUp(...). "
-                f"Received: warm_up={self.warm_up!r}"
-            )
+        check_warm_up(self.warm_up, DenseWarmUp, ExponentialWarmUp)
 
     @property
     def conserves(self) -> bool:

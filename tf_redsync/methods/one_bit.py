@@ -40,7 +40,7 @@ from tf_redsync.exchange.requests import AllGather, AllToAll
 from tf_redsync.methods.base import Exchange, State, register
 from tf_redsync.methods.coding import Quantizer
 from tf_redsync.ops.quantization import dequantize_sum, quantize
-from tf_redsync.schedules import DenseWarmUp
+from tf_redsync.schedules import DenseWarmUp, check_warm_up
 
 MODE = "two_level"
 Blocks = list[tf.Tensor]  # for every tensor of the bucket, [workers, length]
@@ -68,10 +68,7 @@ class OneBitSGD(Quantizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.warm_up, (DenseWarmUp, type(None))):
-            raise ValueError(
-                f"`warm_up` must be None or DenseWarmUp(steps). Received: warm_up={self.warm_up!r}"
-            )
+        check_warm_up(self.warm_up, DenseWarmUp)
 
     @property
     def totals_may_overflow(self) -> bool:

@@ -47,7 +47,7 @@ import tensorflow as tf
 from tf_redsync import checks, feedback, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.sparse import Sparsifier, deliver, element_count
+from tf_redsync.methods.sparse import Sparsifier, deliver, element_count, form_of
 
 DISTRIBUTIONS = ("exponential", "gamma", "generalized_pareto")
 FIRST_RATIO = 0.25  # of the elements pass the first of several stages
@@ -123,8 +123,7 @@ class SIDCo(Sparsifier):
             thresholds.append(tf.where(reached > 0.0, threshold, 0.0))
             stages.append(self.adapted(spec.size, fit, reached))
         slots = [min(ROOM * element_count(self.density, s.size), s.size) for s in layout.specs]
-        form: dict[str, Any] = {"selectors": ["fixed"] * len(slots)}
-        form["quantized"] = [False] * len(slots)
+        form = form_of("fixed", len(slots))
         selection = ops.accumulate_and_select(
             grads,
             state["residual"],

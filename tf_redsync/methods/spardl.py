@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import tensorflow as tf
 
@@ -50,7 +50,7 @@ from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import AllGather, AllToAll
 from tf_redsync.methods.base import Exchange, State, register
 from tf_redsync.methods.half_values import halved, restored
-from tf_redsync.methods.sparse import Sparsifier, element_count, flat, split
+from tf_redsync.methods.sparse import Sparsifier, element_count, flat, form_of, split
 
 
 @register
@@ -104,21 +104,17 @@ class SparDL(Sparsifier):
         return totals, {"residual": residuals}
 
 
-def _form(n: int) -> dict[str, Any]:
-    return {"selectors": ["exact"] * n, "quantized": [False] * n}
-
-
 def _select(
     grads: list[tf.Tensor], residuals: list[tf.Tensor], k: int, layout: BucketLayout
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """The k largest elements of every `grads + residuals` as a message, and what they leave."""
-    n = len(grads)
+    n, form = len(grads), form_of("exact", len(grads))
     k_of_all, no_ratios = tf.constant([k] * n), -tf.ones([n])
-    found = ops.accumulate_and_select(grads, residuals, [], k_of_all, no_ratios, **_form(n))
+    found = ops.accumulate_and_select(grads, residuals, [], k_of_all, no_ratios, **form)
     if layout.rounding is None:
         return found.message, list(found.residuals)
     dtype = tf.as_dtype(layout.rounding.dtype)
-    message, rests = halved(found.message, found.residuals, [k] * n, dtype, **_form(n))
+    message, rests = halved(found.message, found.residuals, [k] * n, dtype, **form)
     return message, rests if layout.rounding.error_feedback else list(found.residuals)
 
 
@@ -126,11 +122,11 @@ def _add(
     messages: tf.Tensor, k: int, like: Sequence[tf.Tensor], layout: BucketLayout
 ) -> list[tf.Tensor]:
     """The sums of messages of `_select`, of the shapes of `like`."""
-    n = len(like)
+    n, form = len(like), form_of("exact", len(like))
     if layout.rounding is not None:
         dtype = tf.as_dtype(layout.rounding.dtype)
-        messages = restored(messages, like, [k] * n, dtype, **_form(n))
-    return ops.decode(messages, tf.constant([k] * n), like, **_form(n))
+        messages = restored(messages, like, [k] * n, dtype, **form)
+    return ops.decode(messages, tf.constant([k] * n), like, **form)
 
 
 def _rows(message: tf.Tensor, workers: int) -> tf.Tensor:

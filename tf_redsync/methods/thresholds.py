@@ -38,7 +38,7 @@ from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.sparse import Sparsifier, deliver, delivered, element_count
+from tf_redsync.methods.sparse import Sparsifier, deliver, delivered, element_count, form_of
 from tf_redsync.ops import Selection
 
 _SIGN = tf.int32.min  # bit 31
@@ -68,7 +68,7 @@ class _Threshold(Sparsifier):
     ) -> tuple[Selection, list[int], dict[str, Any]]:
         """Return the selected elements, the capacities, and the form of the message."""
         k = [element_count(self.density, s.size) for s in layout.specs]
-        form: dict[str, Any] = {"selectors": ["fixed"] * len(k), "quantized": [False] * len(k)}
+        form = form_of("fixed", len(k))
         thresholds = tf.fill([len(k)], tf.constant(self.threshold, tf.float32))
         selection = ops.accumulate_and_select(
             grads, state["residual"], [], tf.constant(k), thresholds, scale=scale, **form

@@ -24,14 +24,14 @@ Differences from the paper
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import tensorflow as tf
 
 from tf_redsync import checks, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.sparse import Sparsifier, deliver, element_count, flat, split
+from tf_redsync.methods.sparse import Sparsifier, deliver, element_count, flat, form_of, split
 
 SCOPES = ("layer", "model")
 
@@ -85,7 +85,7 @@ class TopK(Sparsifier):
             layout = dataclasses.replace(layout, specs=(vector,), sparse_totals=False)
             grads, residuals = [flat(grads)], [flat(residuals)]
         k = [element_count(self.density, s.size) for s in layout.specs]
-        form: dict[str, Any] = {"selectors": ["exact"] * len(k), "quantized": [False] * len(k)}
+        form = form_of("exact", len(k))
         selection = ops.accumulate_and_select(
             grads, residuals, [], tf.constant(k), -tf.ones([len(k)]), scale=scale, **form
         )

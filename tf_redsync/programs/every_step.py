@@ -139,18 +139,20 @@ class EveryStep:
         """
         if workers == 1:
             return 0.0
-        compressed, dense = 0.0, 0.0
+        share = 1.0 / self.dense_every if self.dense_every else 0.0
+        sent = 0.0
         with tf.Graph().as_default():
             for bucket, number in itertools.product(self.buckets, (-1, 0)):
                 method, layout = bucket.method, bucket.layout
                 grads = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
                 last = tf.constant(tf.int64.max + number, tf.int64)
-                arguments = layout, grads, method.init(layout), last, None
-                full = method.dense_exchange if method.dense_every else method.exchange
-                compressed += drive([method.exchange(*arguments)], DryRun(workers)).bytes_sent / 2
-                dense += drive([full(*arguments)], DryRun(workers)).bytes_sent / 2
-        share = 1.0 / self.dense_every if self.dense_every else 0.0
-        return float(compressed) * (1.0 - share) + float(dense) * share
+                phases = [(method.exchange, 1.0 - share if method.dense_every else 1.0)]
+                if method.dense_every:
+                    phases.append((method.dense_exchange, share))
+                for phase, weight in phases:
+                    exchange = phase(layout, grads, method.init(layout), last, None)
+                    sent += weight * drive([exchange], DryRun(workers)).bytes_sent
+        return float(sent) / 2
 
     @property
     def warm_up_steps(self) -> int:
