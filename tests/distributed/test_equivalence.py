@@ -13,11 +13,15 @@ def train_pairs():
     import tf_redsync as rs
     from tests.distributed import problems
 
+    class OtherSGD(keras.optimizers.SGD):
+        """The same rule in a class that is not known to be plain, so that it gets dense totals."""
+
     strategy = rs.MultiWorkerMirroredStrategy()
     inner = {
         "sgd": lambda: keras.optimizers.SGD(0.05),
         "momentum": lambda: keras.optimizers.SGD(0.02, momentum=0.9, nesterov=True),
         "adam": lambda: keras.optimizers.Adam(0.02),
+        "other_sgd": lambda: OtherSGD(0.05),
     }
 
     def everything(**options):
@@ -34,7 +38,7 @@ def train_pairs():
         return lambda: rs.DistributedOptimizer(inner[name](), method, **options)
 
     runs = {}
-    for name in inner:
+    for name in ("sgd", "momentum", "adam"):
         runs[f"{name}_plain"] = inner[name]
         runs[f"{name}_wrapped"] = wrap(name, everything())
     runs["corrected"] = wrap("sgd", everything(momentum=0.9, masking=False))
@@ -47,6 +51,11 @@ def train_pairs():
     runs["warm_up"] = wrap(
         "sgd", rs.RedSync(density=0.05, dense_below=16, warm_up=rs.DenseWarmUp(steps=1000))
     )
+    # So sparse that plain SGD takes the totals as coordinates, after two dense steps.
+    switching = rs.RedSync(density=0.01, dense_below=16, warm_up=rs.DenseWarmUp(steps=2))
+    runs["switching"] = wrap("sgd", switching)
+    runs["switching_public"] = wrap("sgd", switching, direct_collectives=False)
+    runs["switching_dense"] = wrap("other_sgd", switching)
     return {name: train(optimizer) for name, optimizer in runs.items()}
 
 
@@ -83,3 +92,11 @@ def test_public_collectives_and_bucket_size_do_not_change_a_bit(weights):
 
 def test_sparse_differs_from_dense(weights):
     assert np.abs(weights["sparse"] - weights["sgd_plain"]).max() > 1e-3
+
+
+def test_totals_that_are_dense_at_first_and_coordinates_later(weights):
+    np.testing.assert_array_equal(weights["switching"], weights["switching_public"])
+    np.testing.assert_allclose(
+        weights["switching"], weights["switching_dense"], rtol=1e-5, atol=1e-6
+    )
+    assert np.abs(weights["switching"] - weights["warm_up"]).max() > 1e-3

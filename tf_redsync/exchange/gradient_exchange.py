@@ -13,7 +13,7 @@ from tf_redsync import policy as policy_lib
 from tf_redsync.exchange import collectives, state
 from tf_redsync.exchange.driver import Network
 from tf_redsync.exchange.layout import DEFAULT_BUCKET_BYTES, TensorSpec, make_buckets
-from tf_redsync.ops.sparse import SparseTotal
+from tf_redsync.ops.sparse import EitherTotal, SparseTotal
 from tf_redsync.programs import for_buckets
 
 _GRADIENT_DTYPES = (tf.float32, tf.bfloat16, tf.float16)
@@ -58,7 +58,8 @@ class GradientExchange(tf.Module):
         Args:
             variables: The trainable variables, all of them, in the optimizer's order. Call it in
                 the strategy's scope, outside of any replica.
-            sparse_totals: Whether the caller takes a `SparseTotal` in place of a dense sum.
+            sparse_totals: Whether the caller takes a `SparseTotal` or an `EitherTotal` in place of
+                a dense sum.
             weights: The same variables as TensorFlow has them, if these are not.
 
         Raises:
@@ -96,7 +97,7 @@ class GradientExchange(tf.Module):
 
     def __call__(
         self, grads: Sequence[tf.Tensor | tf.IndexedSlices], positions: Sequence[int]
-    ) -> tuple[list[tf.Tensor | SparseTotal], tf.Tensor]:
+    ) -> tuple[list[tf.Tensor | SparseTotal | EitherTotal], tf.Tensor]:
         """Exchange one step's gradients, in a replica context.
 
         The state advances only if the step is finite on all workers.
@@ -106,8 +107,8 @@ class GradientExchange(tf.Module):
             positions: For every gradient, the position of its variable in `build`'s list.
 
         Returns:
-            The sums over workers, in the order and the dtypes of `grads`, a `SparseTotal` here and
-            there if `build` was told to; and a bool scalar: if it
+            The sums over workers, in the order and the dtypes of `grads`, a `SparseTotal` or an
+            `EitherTotal` here and there if `build` was told to; and a bool scalar: if it
             is false, which it is on all workers or none, the step must not be applied.
 
         Raises:
@@ -329,8 +330,10 @@ class GradientExchange(tf.Module):
             )
 
 
-def _like(total: tf.Tensor | SparseTotal, grad) -> tf.Tensor | SparseTotal:
-    return total if isinstance(total, SparseTotal) else tf.cast(total, grad.dtype)
+def _like(total: Any, grad) -> Any:
+    if isinstance(total, (SparseTotal, EitherTotal)):
+        return total
+    return tf.cast(total, grad.dtype)
 
 
 def _spec(variable, position: int) -> TensorSpec:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tf_redsync.exchange import collectives
 from tf_redsync.keras.wrapper import Wrapper
-from tf_redsync.ops.sparse import SparseTotal, descend
+from tf_redsync.ops.sparse import EitherTotal, SparseTotal, descend
 
 _STATE_FILE = "exchange_state.npz"
 
@@ -130,21 +130,37 @@ def _is_plain_sgd(optimizer) -> bool:
 
 
 def _with_sparse_descent(update):
-    """Let plain SGD's update step take a `SparseTotal` in place of a gradient."""
+    """Let plain SGD's update step take totals in coordinate form in place of gradients."""
+
+    def descend_all(distribution, totals_and_vars, learning_rate):
+        for total, variable in totals_and_vars:
+            distribution.extended.update(
+                variable,
+                lambda v, indices, values: descend(v, SparseTotal(indices, values), learning_rate),
+                args=tuple(total),
+                group=False,
+            )
 
     def update_all(distribution, grads_and_vars, learning_rate):
-        dense = [(g, v) for g, v in grads_and_vars if not isinstance(g, SparseTotal)]
+        def those(kind):
+            return [(g, v) for g, v in grads_and_vars if isinstance(g, kind)]
+
+        either = those(EitherTotal)
+        dense = [(g, v) for g, v in grads_and_vars if not isinstance(g, (SparseTotal, EitherTotal))]
         if dense:
             update(distribution, dense, learning_rate)
-        for total, variable in grads_and_vars:
-            if isinstance(total, SparseTotal):
-                distribution.extended.update(
-                    variable,
-                    lambda v, indices, values: descend(
-                        v, SparseTotal(indices, values), learning_rate
-                    ),
-                    args=tuple(total),
-                    group=False,
-                )
+        descend_all(distribution, those(SparseTotal), learning_rate)
+        if not either:
+            return
+
+        def update_dense():
+            update(distribution, [(t.dense, v) for t, v in either], learning_rate)
+
+        def update_sparse():
+            descend_all(distribution, [(t.coordinates, v) for t, v in either], learning_rate)
+
+        is_dense = either[0][0].is_dense  # the same for all of them, and for all replicas
+        here = distribution.experimental_local_results(is_dense)[0]
+        tf.cond(here, update_dense, update_sparse)
 
     return update_all

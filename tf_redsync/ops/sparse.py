@@ -33,6 +33,20 @@ class SparseTotal(NamedTuple):
     values: tf.Tensor
 
 
+class EitherTotal(NamedTuple):
+    """A sum over workers that is dense in some steps and in coordinate form in others.
+
+    Attributes:
+        dense: float32, of the tensor's shape where it is dense, else empty.
+        coordinates: Empty where the total is dense.
+        is_dense: Bool scalar tensor, equal on all workers.
+    """
+
+    dense: tf.Tensor
+    coordinates: SparseTotal
+    is_dense: tf.Tensor
+
+
 def is_short(k: Sequence[int], sizes: Sequence[int], workers: int) -> bool:
     """Whether the messages of all workers have far fewer entries than their tensors elements."""
     return SHORTER_BY * workers * sum(k) <= sum(sizes)

@@ -18,6 +18,7 @@ from tf_redsync.exchange.driver import DryRun, Network, Outcome, drive
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.state import Consensus, StateVariables
 from tf_redsync.methods.base import State
+from tf_redsync.programs.branches import choose
 
 
 class EveryStep:
@@ -179,21 +180,3 @@ class EveryStep:
                 f"`{name}` must be the same in all methods. Received: {sorted(different)}"
             )
         return different.pop() if different else 0
-
-
-def choose(
-    predicate: tf.Tensor | None, phase: Callable[[bool], Outcome], network: Network
-) -> Outcome:
-    """Return `phase(True)` where `predicate`, equal on all workers, holds, else `phase(False)`."""
-    if predicate is None:
-        return phase(False)
-    if not network.in_branches:  # run both, keep one
-        kept, dropped = _as_tensors(phase(True)), _as_tensors(phase(False))
-        return Outcome(*tf.cond(predicate, lambda: kept, lambda: dropped))
-    return Outcome(
-        *tf.cond(predicate, lambda: _as_tensors(phase(True)), lambda: _as_tensors(phase(False)))
-    )
-
-
-def _as_tensors(outcome: Outcome):
-    return outcome.results, outcome.finite, tf.cast(outcome.bytes_sent, tf.float64)

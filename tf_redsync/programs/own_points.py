@@ -21,7 +21,8 @@ import tensorflow as tf
 from tf_redsync.exchange.driver import Outcome
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.state import Consensus
-from tf_redsync.programs.every_step import EveryStep, choose
+from tf_redsync.programs.branches import choose
+from tf_redsync.programs.every_step import EveryStep
 
 
 class OwnPoints(EveryStep):
