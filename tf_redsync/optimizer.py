@@ -18,6 +18,7 @@ def DistributedOptimizer(  # noqa: N802 - reads like the class that it returns a
     name: str | None = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     direct_collectives: bool = True,
+    two_levels: bool | None = None,
 ) -> Any:
     """Wrap an optimizer so that its gradients are exchanged by a compressed method.
 
@@ -37,6 +38,12 @@ def DistributedOptimizer(  # noqa: N802 - reads like the class that it returns a
             many float32 bytes.
         direct_collectives: Use single-round collectives where the strategy has them; `False`
             forces TensorFlow's public ones.
+        two_levels: Whether a worker is a process with all of its replicas (GPUs). Their gradients
+            are then summed densely, on the first one's device, and the sum is exchanged with the
+            other processes: one selection, one residual and one message a process. In a single
+            process nothing is left to compress, and with one replica a process nothing changes.
+            `False`: every replica is a worker. `None`: `True` under MultiWorkerMirroredStrategy
+            with several processes and `direct_collectives`, else `False`.
 
     Returns:
         An optimizer of the same family, for `model.compile` or a custom loop. Besides the usual
@@ -51,7 +58,11 @@ def DistributedOptimizer(  # noqa: N802 - reads like the class that it returns a
         >>> optimizer = rs.DistributedOptimizer(
         ...     keras.optimizers.SGD(0.1), rs.RedSync(density=0.001, momentum=0.9))
     """
-    options = {"bucket_bytes": bucket_bytes, "direct_collectives": direct_collectives}
+    options = {
+        "bucket_bytes": bucket_bytes,
+        "direct_collectives": direct_collectives,
+        "two_levels": two_levels,
+    }
     return _adapter(optimizer)(optimizer, method, name=name, **options)
 
 

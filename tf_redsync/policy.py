@@ -180,12 +180,14 @@ class Explanation:
         workers: Number of workers.
         dense_bytes: Bytes a worker would send in a step without compression.
         bytes_per_step: Bytes a worker sends in a step, after warm-up.
+        replicas: Number of replicas that are one worker together.
     """
 
     rows: tuple[Row, ...]
     workers: int
     dense_bytes: float
     bytes_per_step: float
+    replicas: int = 1
 
     def __str__(self) -> str:
         head = ("variable", "shape", "elements", "bucket", "method", "how", "why")
@@ -205,6 +207,8 @@ class Explanation:
             if self.workers > 1
             else "1 worker: nothing is sent"
         )
+        if self.replicas > 1:
+            total = f"dense among the {self.replicas} replicas of a host, then {total}"
         return "\n".join([*lines, total])
 
 

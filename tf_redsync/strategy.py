@@ -23,7 +23,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_redsync.exchange import collectives
+from tf_redsync.exchange import agreement, collectives
 
 DEFAULT_TIMEOUT_SECONDS = 1800.0
 _TOP_LEVEL_KEYS = ("cluster", "task", "environment", "rpc_layer", "job")
@@ -154,7 +154,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             value = initial_value() if callable(initial_value) else initial_value
             if not hasattr(value, "wrapped_value"):  # a checkpoint's value is checked by its own
                 value = tf.convert_to_tensor(value, dtype)
-                collectives.agree(self, f"create variable {name} {value.dtype.name}{value.shape}")
+                agreement.agree(self, f"create variable {name} {value.dtype.name}{value.shape}")
             return value
 
         return checked

@@ -5,30 +5,30 @@ TensorFlow. What they buy:
 
 * the strategy's replica launcher issues an all-gather as *one* collective; the public
   `ReplicaContext.all_gather` first gathers shapes and then padded values;
-* the coordination service lets workers compare their configurations without a collective, so that
-  workers which disagree get an error message and not a deadlock.
+* a launcher of its own lets the hosts form a group, with one of the devices of each;
+* a variable on one device can be made in the scope of a strategy with several;
+* the coordination service lets workers compare their configurations without a collective, see
+  `agreement.py`.
 """
 
 from __future__ import annotations
 
-import itertools
-import logging
-import time
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.checkpoint import tensor_callable as _tensor_callable
 from tensorflow.python.distribute import cross_device_ops as _cross_device_ops
+from tensorflow.python.distribute import cross_device_utils as _cross_device_utils
 from tensorflow.python.eager import context as _context
 from tensorflow.python.ops import collective_ops as _collective_ops
 from tensorflow.python.ops import control_flow_util as _control_flow_util
+from tensorflow.python.ops import resource_variable_ops as _resource_variable_ops
 
-_logger = logging.getLogger("tf_redsync")
-_WAIT_SLICE_SECONDS = 20
-_sequence = itertools.count()
-
-
-class Disagreement(ValueError):
-    """Workers were started with different models or configurations."""
+# Of the hosts' collectives: TensorFlow counts the keys of its strategies' groups up from 1, and
+# takes two groups with one key for one.
+_HOSTS_GROUP_KEY = 1_000_003
 
 
 class Alone:
@@ -134,6 +134,44 @@ class DirectCollectives(PublicCollectives):
             )
 
 
+class HostCollectives(DirectCollectives):
+    """Collectives between hosts with several replicas each, from the first device of every host.
+
+    They need no replica context: `workers.py` calls them where a host's replicas have met.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        super().__init__(worker_count(strategy), strategy)
+        self._rank = worker_rank(strategy)
+        replica = self._cross_device_ops._launchers[0]
+        launcher = _cross_device_utils.CollectiveReplicaLauncher(
+            _HOSTS_GROUP_KEY,
+            self.workers,
+            _keys_of_hosts(replica._device),
+            replica._device,
+            replica._options,
+        )
+        # NCCL wants one order of all collectives of a device, whichever group they are of.
+        launcher._ordering_token = replica._ordering_token
+        launcher._next_instance_key = _KeyOfLauncher(launcher)
+        self._between_hosts = launcher
+
+    def rank(self) -> tf.Tensor:
+        """Return the host's number, which is the row of its messages in what is gathered."""
+        return tf.constant(self._rank)
+
+    def _launcher(self):
+        return self._between_hosts
+
+
+@functools.cache
+def _keys_of_hosts(device: str) -> _cross_device_utils.CollectiveKeys:
+    """Numbers for the collectives between hosts, none of them twice in this process."""
+    keys = _cross_device_utils.CollectiveKeys(group_key_start=_HOSTS_GROUP_KEY)
+    keys.get_group_key([device])
+    return keys
+
+
 def for_strategy(strategy: tf.distribute.Strategy, direct: bool = True):
     """Return the network of `strategy`.
 
@@ -190,7 +228,7 @@ def check_one_replica(strategy: tf.distribute.Strategy, network) -> None:
     Raises:
         ValueError: otherwise.
     """
-    if not network.in_branches:
+    if not network.in_branches or local_replicas(strategy) > 1:
         raise ValueError(
             "a method with local steps, a delay or points of its own needs one replica in every "
             "process, MultiWorkerMirroredStrategy and direct_collectives=True. Received: strategy="
@@ -256,6 +294,11 @@ def worker_count(strategy: tf.distribute.Strategy) -> int:
     return getattr(strategy.extended, "_num_workers", 1)
 
 
+def local_replicas(strategy: tf.distribute.Strategy) -> int:
+    """Number of replicas in this process; the same in every one, as TensorFlow wants it."""
+    return strategy.num_replicas_in_sync // worker_count(strategy)
+
+
 def worker_rank(strategy: tf.distribute.Strategy) -> int:
     """This process's position among the workers; the chief is 0."""
     return getattr(strategy.extended, "_id_in_cluster", 0)
@@ -273,64 +316,22 @@ def inside_branch() -> bool:
     return not tf.executing_eagerly() and type(graph).__name__ == "CondBranchFuncGraph"
 
 
-def agree(
-    strategy: tf.distribute.Strategy, what: str, timeout_seconds: float | None = None
-) -> None:
-    """Compare `what` with every other worker, without a collective.
+def key_value_store():
+    """The coordination service, as an object that sets and gets texts by key."""
+    return _context.context()
 
-    Every call is numbered, the same on all workers, so a worker that does *something else* than
-    the others at this point is found as well. The chief compares and publishes the verdict, hence
-    either all workers return or all raise.
+
+def local_variable(value: tf.Tensor, device: str, name: str) -> tf.Variable:
+    """Return a variable on one device of this process, also in the scope of a strategy."""
+    with tf.device(device):
+        return _resource_variable_ops.ResourceVariable(value, trainable=False, name=name)
+
+
+def when_saved(value: Callable[[], tf.Tensor], variable: tf.Variable) -> Any:
+    """Return, for a checkpoint, a tensor that is made when the checkpoint is written.
 
     Args:
-        strategy: A multi-worker strategy; with one worker nothing happens.
-        what: A text that describes what this worker is about to do.
-        timeout_seconds: Give up waiting for a worker after this time. `None` waits as long as the
-            worker is alive, with a warning now and then.
-
-    Raises:
-        Disagreement: on every worker, with the differing texts, when they are not all equal.
+        value: Makes it.
+        variable: One of its dtype and device.
     """
-    workers = worker_count(strategy)
-    if workers < 2:
-        return
-    number, rank = next(_sequence), worker_rank(strategy)
-    prefix = f"tf_redsync/agree/{number}"
-    runtime = _context.context()
-    if rank != 0:
-        runtime.set_config_key_value(f"{prefix}/{rank}", what)
-        verdict = _wait_for(f"{prefix}/verdict", 0, what, timeout_seconds)
-    else:
-        texts = {r: _wait_for(f"{prefix}/{r}", r, what, timeout_seconds) for r in range(1, workers)}
-        verdict = _verdict(what, texts)
-        runtime.set_config_key_value(f"{prefix}/verdict", verdict)
-    if verdict != "agreed":
-        raise Disagreement(verdict)
-
-
-def _verdict(chief: str, texts: dict[int, str]) -> str:
-    different = {rank: text for rank, text in texts.items() if text != chief}
-    if not different:
-        return "agreed"
-    lines = [f"worker 0: {chief}"] + [f"worker {r}: {text}" for r, text in different.items()]
-    return (
-        "the workers disagree; start all of them with the same script, flags, model and method:\n"
-        + "\n".join(lines)
-    )
-
-
-def _wait_for(key: str, rank: int, what: str, timeout_seconds: float | None) -> str:
-    started = time.monotonic()
-    while True:
-        waited = time.monotonic() - started
-        left = _WAIT_SLICE_SECONDS if timeout_seconds is None else timeout_seconds - waited
-        if left <= 0:
-            raise TimeoutError(
-                f"worker {rank} did not get to this point within {timeout_seconds:.0f} s. This "
-                f"worker is about to: {what}. Look at the log of worker {rank}."
-            )
-        slice_ms = int(1000 * min(left, _WAIT_SLICE_SECONDS)) or 1
-        try:
-            return _context.context().get_config_key_value(key, slice_ms)
-        except tf.errors.DeadlineExceededError:
-            _logger.warning("waiting for worker %d since %.0f s", rank, time.monotonic() - started)
+    return _tensor_callable.Callable(value, dtype=variable.dtype, device=variable.device)

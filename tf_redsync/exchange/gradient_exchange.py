@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_redsync import policy as policy_lib
-from tf_redsync.exchange import collectives, state
-from tf_redsync.exchange.driver import Network
+from tf_redsync.exchange import agreement, collectives, state, workers
 from tf_redsync.exchange.layout import DEFAULT_BUCKET_BYTES, TensorSpec, make_buckets
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal
 from tf_redsync.programs import for_buckets
@@ -27,6 +26,7 @@ class GradientExchange(tf.Module):
         policy: Chooses a method for every variable.
         bucket_bytes: See `make_buckets`.
         direct_collectives: Use single-round collectives where the strategy has them.
+        two_levels: Whether a process with several replicas is one worker; see `workers.py`.
 
     Attributes:
         step: int64 variable, number of steps so far, skipped ones included.
@@ -39,11 +39,13 @@ class GradientExchange(tf.Module):
         policy: policy_lib.Policy,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         direct_collectives: bool = True,
+        two_levels: bool | None = None,
     ):
         super().__init__(name="gradient_exchange")
         self.policy = policy
         self._bucket_bytes = bucket_bytes
         self._direct = direct_collectives
+        self._two_levels = two_levels
         self.built = False
         self._present: set[int] | None = None
 
@@ -70,7 +72,9 @@ class GradientExchange(tf.Module):
         collectives.check_supported(strategy)
         self._strategy = strategy
         self._gather: Callable[[], Any] | None = None  # see `to_consensus`
-        self.workers = strategy.num_replicas_in_sync
+        self._worker = workers.this_worker(strategy, self._two_levels, self._direct)
+        self.network = self._worker.network
+        self.workers = self.network.workers
         self.specs = tuple(_spec(v, i) for i, v in enumerate(variables))
         self.assignments = self.policy.assign(self.specs)
         buckets = make_buckets(
@@ -81,18 +85,20 @@ class GradientExchange(tf.Module):
             and all(s.dtype == "float32" for s in self.specs)
             and not any(a.method.local_steps for a in self.assignments),
         )
-        collectives.agree(strategy, self._describe(), AGREE_TIMEOUT_SECONDS)
+        agreement.agree(strategy, self._describe(), AGREE_TIMEOUT_SECONDS)
         self.program = for_buckets(buckets, self.workers)
         self.step = state.counter("exchange_step")
         self.skipped = state.counter("exchange_skipped")
         self.bytes_sent = state.float_counter("exchange_bytes_sent")
-        self.states = [state.StateVariables(*self.program.init(b), b.layout.index) for b in buckets]
-        self.network: Network = collectives.for_strategy(strategy, self._direct)
+        self.states = [
+            state.StateVariables(*self.program.init(b), b.layout.index, self._worker.variable)
+            for b in buckets
+        ]
         self.consensus: state.Consensus | None = None
         if self.program.own_weights:
             collectives.check_one_replica(strategy, self.network)
             self.consensus = state.Consensus(variables if weights is None else weights)
-        self._warn_if_alone(strategy)
+        workers.warn_if_alone(strategy, self.workers, self._two_levels)
         self.built = True
 
     def __call__(
@@ -120,8 +126,19 @@ class GradientExchange(tf.Module):
                 "`jit_compile=True` is not supported: XLA has no all-gather for this strategy. "
                 "Received: jit_compile=True. Compile the model with jit_compile=False."
             )
-        dense = self._dense_gradients(grads, positions)
         self._check_present(set(positions))
+        totals, finite = self._worker.run(
+            lambda sums: self._exchange(dict(zip(positions, sums, strict=True))),
+            self._dense_gradients(grads, positions),
+        )
+        return [_like(t, g) for t, g in zip(totals, grads, strict=True)], finite
+
+    def _exchange(self, sums: dict[int, tf.Tensor]) -> tuple[list[Any], tf.Tensor]:
+        """Exchange this worker's gradients, by position; return the totals in their order."""
+        dense = {
+            s.position: sums[s.position] if s.position in sums else tf.zeros(s.shape, tf.float32)
+            for s in self.specs
+        }
         step = self.step.read_value()
         buckets = self.program.buckets
         everything = [dense[s.position] for b in buckets for s in b.layout.specs]
@@ -134,7 +151,7 @@ class GradientExchange(tf.Module):
             step,
             self.network,
         )
-        self._keep_absent(outcome, states, set(positions))
+        self._keep_absent(outcome, states, set(sums))
         self._commit(outcome, states)
         if self.consensus is not None:
             self.program.before_update(self.consensus)
@@ -143,8 +160,11 @@ class GradientExchange(tf.Module):
             for bucket, (bucket_totals, _) in zip(buckets, outcome.results, strict=True)
             for spec, total in zip(bucket.layout.specs, bucket_totals, strict=True)
         }
-        results = [_like(totals[p], g) for g, p in zip(grads, positions, strict=True)]
-        return results, outcome.finite
+        return [totals[p] for p in sums], outcome.finite
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Sum every tensor over all replicas of all workers, in a replica context."""
+        return self._worker.run(self.network.all_reduce, tensors)
 
     def _check_present(self, present: set[int]) -> None:
         """With a delay, the totals of a step are those of the variables of the step before."""
@@ -223,9 +243,9 @@ class GradientExchange(tf.Module):
         self.step.assign_add(1, read_value=False)
         self.bytes_sent.assign(tf.cast(outcome.bytes_sent, tf.float64), read_value=False)
 
-    def _dense_gradients(self, grads, positions) -> dict[int, tf.Tensor]:
-        """Float32 gradients by position; zeros for variables without one."""
-        dense = {}
+    def _dense_gradients(self, grads, positions) -> list[tf.Tensor]:
+        """The gradients as dense float32 tensors."""
+        dense = []
         for grad, position in zip(grads, positions, strict=True):
             spec = self.specs[position]
             if grad.dtype not in _GRADIENT_DTYPES:
@@ -235,10 +255,7 @@ class GradientExchange(tf.Module):
                 )
             # An embedding's IndexedSlices: the residual is dense, so duplicates are summed here.
             value = tf.cast(tf.convert_to_tensor(grad), tf.float32)
-            dense[position] = tf.ensure_shape(value, spec.shape)
-        for spec in self.specs:
-            if spec.position not in dense:
-                dense[spec.position] = tf.zeros(spec.shape, tf.float32)
+            dense.append(tf.ensure_shape(value, spec.shape))
         return dense
 
     def explain(self) -> policy_lib.Explanation:
@@ -248,9 +265,10 @@ class GradientExchange(tf.Module):
             RuntimeError: before `build`.
         """
         self._require_built("explain")
-        return policy_lib.explain(
+        explanation = policy_lib.explain(
             self.assignments, self.program.buckets, self.workers, self.bytes_per_step()
         )
+        return dataclasses.replace(explanation, replicas=self._worker.replicas)
 
     def bytes_per_step(self) -> float:
         """Bytes that this worker sends in a step after warm-up, by the costs of ring collectives.
@@ -269,7 +287,7 @@ class GradientExchange(tf.Module):
         With several workers this is a collective: all of them must call it.
         """
         self._require_built("total_state")
-        return {name: v.numpy() for name, v in self._named_variables()}
+        return state.totals(dict(self._named_variables()))
 
     def restore_total_state(self, arrays: dict[str, Any]) -> None:
         """Assign what `total_state` returned; sums are given to the workers in equal shares.
@@ -278,16 +296,7 @@ class GradientExchange(tf.Module):
             ValueError: when the arrays are not those of this exchange.
         """
         self._require_built("restore_total_state")
-        variables = dict(self._named_variables())
-        shapes = {n: tuple(v.shape) for n, v in variables.items()}
-        found = {n: tuple(a.shape) for n, a in arrays.items()}
-        if shapes != found:
-            raise ValueError(
-                "the saved state of the exchange is that of another model or method. Expected "
-                f"{shapes}. Received: {found}. Load with compile=False and compile anew."
-            )
-        for name, variable in variables.items():
-            variable.assign(arrays[name])
+        state.restore_totals(dict(self._named_variables()), arrays)
 
     def _named_variables(self):
         yield "step", self.step
@@ -315,19 +324,11 @@ class GradientExchange(tf.Module):
             {
                 "policy": self.policy.get_config(),
                 "bucket_bytes": self._bucket_bytes,
+                "two_levels": self._two_levels,
+                "replicas": self._strategy.num_replicas_in_sync,
                 "trainable_variables": tensors,
             }
         )
-
-    def _warn_if_alone(self, strategy) -> None:
-        if self.workers == 1:
-            warnings.warn(
-                "tf_redsync: there is one worker, so nothing is sent and nothing is compressed. "
-                "Start several with `python -m tf_redsync.launch -n 2 script.py`, or with "
-                "TF_CONFIG and tf_redsync.MultiWorkerMirroredStrategy (this strategy: "
-                f"{type(strategy).__name__}).",
-                stacklevel=2,
-            )
 
 
 def _like(total: Any, grad) -> Any:

@@ -7,19 +7,27 @@ A state is a dict from a name to a list of tensors. `Method.state_kinds` says wh
   of workers changes.
 * `"mean"`: every worker has its own, and an average will do as a start (thresholds).
 * `"shared"`: equal on all workers.
+
+Where a worker is a replica, each replica has its own variables. Where a worker is a host with
+several replicas, the host has one variable, on the first of its devices: no memory is spent on the
+others. Both are saved in the same form, so either restores what the other one has saved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+
+from tf_redsync.exchange import collectives
+from tf_redsync.exchange.driver import Network
 
 _PER_WORKER = {
     "sum": tf.VariableAggregation.SUM,
     "mean": tf.VariableAggregation.MEAN,
 }
+_CHECKPOINT_KEY = "VARIABLE_VALUE"  # under which TensorFlow saves variables
 
 
 class StateVariables(tf.Module):
@@ -29,24 +37,84 @@ class StateVariables(tf.Module):
         values: The initial state.
         kinds: For every name in it, its kind.
         index: Of the bucket.
+        create: Makes a variable from a value, its kind and a name: `replica_variable`, or
+            `workers.Host.variable`.
     """
 
-    def __init__(self, values: dict[str, list[tf.Tensor]], kinds: dict[str, str], index: int):
+    def __init__(
+        self,
+        values: dict[str, list[tf.Tensor]],
+        kinds: dict[str, str],
+        index: int,
+        create: Callable[[tf.Tensor, str, str], Any],
+    ):
         super().__init__(name=f"bucket_{index}")
-        self.variables_by_name: dict[str, list[tf.Variable]] = {
-            name: [_create(value, kinds[name], f"{name}_{i}") for i, value in enumerate(group)]
+        self.variables_by_name: dict[str, list[Any]] = {
+            name: [create(value, kinds[name], f"{name}_{i}") for i, value in enumerate(group)]
             for name, group in values.items()
         }
 
     def read(self) -> dict[str, list[tf.Tensor]]:
-        """Return this replica's state as tensors."""
+        """Return this worker's state as tensors."""
         return {n: [v.read_value() for v in vs] for n, vs in self.variables_by_name.items()}
 
     def assign(self, state: dict[str, Any]) -> None:
-        """Store what is in `state`, of the structure of `read`'s result, for this replica."""
+        """Store what is in `state`, of the structure of `read`'s result, for this worker."""
         for name, values in state.items():
             for variable, value in zip(self.variables_by_name[name], values, strict=True):
                 variable.assign(value, read_value=False)
+
+
+class HostVariable(tf.Module):
+    """A variable of which each host has its own, for all of its replicas.
+
+    A checkpoint holds what all hosts have together, like that of a `replica_variable`.
+
+    Args:
+        value: Its first value.
+        kind: `"sum"`, `"mean"` or `"shared"`.
+        name: For TensorFlow.
+        device: Where it is.
+        network: What adds up over the hosts.
+    """
+
+    def __init__(self, value: tf.Tensor, kind: str, name: str, device: str, network: Network):
+        super().__init__(name=name)
+        own = collectives.local_variable(value, device, name)
+        self._own = lambda: own  # not an attribute, which a checkpoint would save as it is
+        self._kind, self._network = kind, network
+        self.shape = own.shape
+
+    def read_value(self) -> tf.Tensor:
+        """Return this host's value."""
+        return self._own().read_value()
+
+    def assign(self, value: tf.Tensor, read_value: bool = False) -> None:
+        """Set this host's value."""
+        del read_value  # as of tf.Variable
+        self._own().assign(value, read_value=False)
+
+    def total(self) -> tf.Tensor:
+        """Return the sum or mean over the hosts. All of them must call it."""
+        own = self.read_value()
+        if self._kind == "shared":
+            return own
+        total = self._network.all_reduce([own])[0]
+        return total if self._kind == "sum" else self._shared_out(total)
+
+    def restore_total(self, total: tf.Tensor) -> None:
+        """Set this host's value to its share of what `total` returned."""
+        self.assign(self._shared_out(total) if self._kind == "sum" else total)
+
+    def _shared_out(self, total: tf.Tensor) -> tf.Tensor:
+        return tf.cast(total / self._network.workers, self._own().dtype)
+
+    def _serialize_to_tensors(self):
+        return {_CHECKPOINT_KEY: collectives.when_saved(self.total, self._own())}
+
+    def _restore_from_tensors(self, tensors):
+        value = tf.ensure_shape(tensors[_CHECKPOINT_KEY], self.shape)
+        return self.restore_total(value)
 
 
 class Consensus(tf.Module):
@@ -106,7 +174,14 @@ def float_counter(name: str) -> tf.Variable:
     return tf.Variable(tf.zeros([], tf.float64), trainable=False, name=name)
 
 
-def _create(value: tf.Tensor, kind: str, name: str) -> tf.Variable:
+def replica_variable(value: tf.Tensor, kind: str, name: str) -> tf.Variable:
+    """Create a variable of which each replica has its own; call it in the strategy's scope.
+
+    Args:
+        value: Its first value.
+        kind: `"sum"`, `"mean"` or `"shared"`.
+        name: For TensorFlow.
+    """
     if kind == "shared":  # every replica computes and assigns the same value: no aggregation
         return tf.Variable(value, trainable=False, name=name)
     return tf.Variable(
@@ -116,3 +191,31 @@ def _create(value: tf.Tensor, kind: str, name: str) -> tf.Variable:
         synchronization=tf.VariableSynchronization.ON_READ,
         aggregation=_PER_WORKER[kind],
     )
+
+
+def totals(variables: dict[str, Any]) -> dict[str, Any]:
+    """Return, as arrays, what the workers have together. All of them must call it."""
+    return {
+        name: (v.total() if isinstance(v, HostVariable) else v).numpy()
+        for name, v in variables.items()
+    }
+
+
+def restore_totals(variables: dict[str, Any], arrays: dict[str, Any]) -> None:
+    """Give every worker its share of what `totals` returned.
+
+    Raises:
+        ValueError: when the arrays have other names or shapes.
+    """
+    shapes = {n: tuple(v.shape) for n, v in variables.items()}
+    found = {n: tuple(a.shape) for n, a in arrays.items()}
+    if shapes != found:
+        raise ValueError(
+            "the saved state of the exchange is that of another model or method. Expected "
+            f"{shapes}. Received: {found}. Load with compile=False and compile anew."
+        )
+    for name, variable in variables.items():
+        if isinstance(variable, HostVariable):
+            variable.restore_total(tf.convert_to_tensor(arrays[name]))
+        else:
+            variable.assign(arrays[name])

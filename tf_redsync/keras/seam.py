@@ -107,11 +107,11 @@ class Seam:
         return update_if_finite
 
     def agreed(self, check_finite: Callable) -> Callable:
-        """Wrap a check of this worker's gradients: true only if it holds on all workers."""
+        """Wrap a check of a replica's gradients: true only if it holds on all replicas."""
 
         def check_everywhere(grads):
             failures = 1.0 - tf.cast(check_finite(grads), tf.float32)
-            return tf.equal(self.exchange.network.all_reduce([failures])[0], 0.0)
+            return tf.equal(self.exchange.all_reduce([failures])[0], 0.0)
 
         return check_everywhere
 

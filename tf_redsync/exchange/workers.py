@@ -1,0 +1,121 @@
+"""What a worker of the exchange is: a replica, or a host with several replicas.
+
+With two levels the gradients of a process's replicas, the *host's*, are summed on the first of its
+devices, and the sum is what one worker has. So there is one selection, one residual and one message
+a host; the totals go back to all of its replicas.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_redsync.exchange import collectives, state
+from tf_redsync.exchange.driver import Network
+
+
+class Replica:
+    """This replica as a worker.
+
+    Args:
+        network: What carries its requests.
+
+    Attributes:
+        network: The same.
+        replicas: Number of replicas that are this worker together: 1.
+    """
+
+    replicas = 1
+
+    def __init__(self, network: Network):
+        self.network = network
+
+    def run(self, function: Callable[[list[tf.Tensor]], Any], tensors: Sequence[tf.Tensor]) -> Any:
+        """Call `function` once for this worker, in a replica context.
+
+        Args:
+            function: Gets the sums of `tensors` over the replicas of this worker.
+            tensors: This replica's.
+
+        Returns:
+            What `function` returns.
+        """
+        return function(list(tensors))
+
+    def variable(self, value: tf.Tensor, kind: str, name: str) -> Any:
+        """Create a variable of which each worker has its own; see `exchange/state.py`."""
+        return state.replica_variable(value, kind, name)
+
+
+class Host(Replica):
+    """All replicas of this process as a worker.
+
+    Args:
+        strategy: Their strategy.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        one_process = collectives.worker_count(strategy) == 1
+        super().__init__(
+            collectives.Alone() if one_process else collectives.HostCollectives(strategy)
+        )
+        self.replicas = collectives.local_replicas(strategy)
+        self._device = strategy.extended.worker_devices[0]
+
+    def run(self, function, tensors):
+        """See `Replica`. The replicas meet here, so they must not be in a branch of their own.
+
+        `function` runs on the host's first device and in no replica context.
+        """
+
+        @tf.autograph.experimental.do_not_convert
+        def met(strategy, tensors):
+            parts = [strategy.experimental_local_results(t) for t in tensors]
+            with tf.device(self._device):
+                return function([tf.add_n(list(p)) for p in parts])
+
+        return tf.distribute.get_replica_context().merge_call(met, args=(list(tensors),))
+
+    def variable(self, value: tf.Tensor, kind: str, name: str) -> state.HostVariable:
+        """See `Replica`."""
+        return state.HostVariable(value, kind, name, self._device, self.network)
+
+
+def this_worker(strategy: tf.distribute.Strategy, two_levels: bool | None, direct: bool) -> Replica:
+    """Return the worker that the calling replica is, or is a part of.
+
+    Args:
+        strategy: The strategy in whose scope the optimizer was built.
+        two_levels: Whether a host is one worker. `None`: if there are several of them, with several
+            replicas each, and direct collectives are allowed.
+        direct: Allow the single-round collectives; `False` forces the public ones.
+
+    Raises:
+        ValueError: where two levels are wanted and direct collectives are not.
+    """
+    one_replica = collectives.local_replicas(strategy) == 1
+    processes = collectives.worker_count(strategy)
+    wanted = processes > 1 and direct if two_levels is None else two_levels
+    if one_replica or not wanted:
+        return Replica(collectives.for_strategy(strategy, direct))
+    if processes > 1 and not direct:
+        raise ValueError(
+            "`two_levels` needs direct collectives between hosts. Received: two_levels=True, "
+            "direct_collectives=False. Use direct_collectives=True."
+        )
+    return Host(strategy)
+
+
+def warn_if_alone(strategy: tf.distribute.Strategy, workers: int, two_levels: bool | None) -> None:
+    """Warn if there is one worker."""
+    if workers == 1:
+        warnings.warn(
+            "tf_redsync: there is one worker, so nothing is sent and nothing is compressed. "
+            "Start several with `python -m tf_redsync.launch -n 2 script.py`, or with "
+            "TF_CONFIG and tf_redsync.MultiWorkerMirroredStrategy (this strategy: "
+            f"{type(strategy).__name__}, two_levels={two_levels}).",
+            stacklevel=3,
+        )
