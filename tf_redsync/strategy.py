@@ -295,8 +295,9 @@ def _assigned(variables, graph, first_operation: int) -> list[Any]:
     captures = {id(outer): inner.name for outer, inner in getattr(graph, "captures", [])}
     assigned = []
     for variable in variables:
-        local = variable.values[0] if hasattr(variable, "values") else variable
-        name = captures.get(id(local.handle), getattr(local.handle, "name", None))
-        if name in targets:
+        # Of all replicas in this process, so that each one finds the same variables.
+        copies = variable.values if hasattr(variable, "values") else [variable]
+        handles = [copy.handle for copy in copies]
+        if targets & {captures.get(id(h), getattr(h, "name", None)) for h in handles}:
             assigned.append(variable)
     return assigned

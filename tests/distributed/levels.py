@@ -55,42 +55,54 @@ class Training:
     Args:
         replicas: Of this process. The batches of a host's replicas together are its batch.
         optimizer: Makes the optimizer.
-        model: Makes the model.
+        keras: Keras 3 or tf_keras.
     """
 
-    def __init__(self, replicas, optimizer, model):
+    def __init__(self, replicas, optimizer, keras):
         self.strategy = strategy(replicas)
         with self.strategy.scope():
-            self.model = model()
+            self.model = problems.network(keras)
             self.optimizer = optimizer()
             self.optimizer.build(self.model.trainable_variables)
         self._step = tf.function(self._all_replicas)
 
     def step(self, x, y):
-        """One step; returns this process's weights `[variable]`, the same on its replicas."""
+        """One step with `[replicas of all hosts, rows, columns]`; returns `weights`."""
         count = self.strategy.num_replicas_in_sync
         x, y = (a.reshape(count, -1, a.shape[-1]) for a in (x, y))
         values = self.strategy.experimental_distribute_values_from_function
         self._step(*(values(lambda c, a=a: a[c.replica_id_in_sync_group]) for a in (x, y)))
-        return self.weights()
+        return weights(self.strategy, self.model)
 
-    def weights(self):
-        """See `step`."""
-        first, *others = (
-            [np.asarray(v.value.values[i]) for v in self.model.trainable_variables]
-            for i in range(len(self.strategy.extended.worker_devices))
-        )
-        for other in others:
-            for a, b in zip(first, other, strict=True):
-                assert a.tobytes() == b.tobytes(), "replicas have different weights"
-        return first
+    def train(self, x, y):
+        """All steps of `batches`; returns the weights after each, `[steps, elements]`."""
+        return np.stack([self.step(*pair) for pair in zip(x, y, strict=True)])
 
     def _all_replicas(self, x, y):
         self.strategy.run(self._replica, args=(x, y))
 
     def _replica(self, x, y):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((self.model(x, training=True) - y) ** 2)
-            loss = self.optimizer.scale_loss(loss / self.strategy.num_replicas_in_sync)
+            outputs = tf.cast(self.model(x, training=True), tf.float32)
+            loss = tf.reduce_mean((outputs - y) ** 2) / self.strategy.num_replicas_in_sync
+            scale = getattr(self.optimizer, "scale_loss", lambda loss: loss)
+            loss = scale(loss)
         variables = self.model.trainable_variables
-        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        grads = tape.gradient(loss, variables)
+        self.optimizer.apply_gradients(zip(grads, variables, strict=True))
+
+
+def weights(strategy, model):
+    """All weights as one vector; fails if this process's replicas have not the same bits."""
+    first, *others = (
+        np.concatenate([np.ravel(_local(strategy, w)[i]) for w in model.weights])
+        for i in range(len(strategy.extended.worker_devices))
+    )
+    assert all(other.tobytes() == first.tobytes() for other in others), "replicas differ"
+    return first
+
+
+def _local(strategy, variable):
+    """The copies of a variable of Keras 3 or tf_keras."""
+    variable = variable if isinstance(variable, tf.Variable) else variable.value
+    return [copy.numpy() for copy in strategy.experimental_local_results(variable)]

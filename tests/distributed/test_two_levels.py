@@ -1,0 +1,259 @@
+"""Two hosts with two replicas each: dense inside a host, compressed between hosts.
+
+The oracle is the same training on two workers of one replica, whose batches are those of a host's
+replicas together. One pair of processes goes through everything, since starting it takes longest.
+"""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.distributed.cluster import run_workers
+
+STEPS = 6
+
+
+def train_everything(folder):
+    """Train both ways; return the weights after every step, bytes, states and messages."""
+    from tests.distributed import levels, problems
+
+    levels.start()
+    import pathlib
+
+    import keras
+    import tf_keras
+
+    import tf_redsync as rs
+
+    x, y = levels.batches(STEPS)
+    mine = pathlib.Path(folder) / f"worker_{problems.rank()}"
+    mine.mkdir()
+    sgd = lambda: keras.optimizers.SGD(0.05)  # noqa: E731
+    redsync = rs.RedSync(density=0.1, dense_below=16, momentum=0.5)
+
+    def wrapped(method, inner=sgd, **options):
+        return lambda: rs.DistributedOptimizer(inner(), method, **options)
+
+    found = {}
+
+    def train(name, replicas, optimizer, library=keras):
+        training = levels.Training(replicas, optimizer, library)
+        found[name] = training.train(x, y)
+        return training
+
+    def both(name, optimizer, library=keras):
+        """Train hosts of two replicas, and hosts of one; return the two trainings."""
+        pair = [train(f"{name}/{replicas}", replicas, optimizer, library) for replicas in (2, 1)]
+        for replicas, training in zip((2, 1), pair, strict=True):
+            exchange = training.optimizer.exchange
+            found[f"{name}/bytes/{replicas}"] = float(exchange.bytes_sent.numpy())
+        return pair
+
+    train("plain", 2, sgd)
+    both("dense", wrapped(rs.Dense()))
+    two, one = both("redsync", wrapped(redsync))
+    found["table"] = str(two.optimizer.explain())
+    found["config"] = json.dumps(two.optimizer.get_config()["two_levels"])
+    train("replicas", 2, wrapped(redsync, two_levels=False))
+    # So sparse that plain SGD takes the totals as coordinates, after two dense steps.
+    warm_up = rs.DenseWarmUp(steps=2)
+    both("switching", wrapped(rs.RedSync(density=0.01, dense_below=16, warm_up=warm_up)))
+    both("shared state", wrapped(rs.PowerSGD(rank=2)))
+    both("all-to-all", wrapped(rs.SparDL(density=0.1)))
+    both("tf_keras", wrapped(redsync, lambda: tf_keras.optimizers.SGD(0.05)), tf_keras)
+
+    found |= not_finite(wrapped, keras, x, y, redsync)
+    found |= saved(mine, wrapped(redsync), keras, two, one)
+    found |= fitted(mine, keras, wrapped(redsync))
+    found |= refused(wrapped, keras)
+    return found
+
+
+def not_finite(wrapped, keras, x, y, method):
+    """A NaN on one replica of one host, without and with a LossScaleOptimizer."""
+    from tests.distributed import levels
+
+    found = {}
+
+    def loss_scale():
+        return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05), initial_scale=64.0)
+
+    for name, optimizer in (
+        ("bad", wrapped(method)),
+        ("bad scaled", wrapped(method, loss_scale)),
+    ):
+        training = levels.Training(2, optimizer, keras)
+        before = training.train(x[:2], y[:2])[-1]
+        poisoned = x[2].copy()
+        poisoned[3, 0, 0] = np.nan  # on the second replica of the second host
+        residual = training.optimizer.exchange.total_state()
+        found[f"{name}/kept"] = training.step(poisoned, y[2]).tobytes() == before.tobytes()
+        again = training.optimizer.exchange.total_state()
+        found[f"{name}/state kept"] = all(
+            np.array_equal(residual[n], again[n]) for n in again if n not in ("step", "skipped")
+        )
+        found[f"{name}/moved"] = training.step(x[3], y[3]).tobytes() != before.tobytes()
+        found[f"{name}/skipped"] = int(training.optimizer.exchange.skipped.numpy())
+        found[f"{name}/steps"] = int(training.optimizer.exchange.step.numpy())
+    found["scale"] = float(training.optimizer.inner_optimizer.dynamic_scale.numpy())
+    return found
+
+
+def saved(folder, optimizer, keras, two, one):
+    """Checkpoints between both kinds of clusters, before and after the optimizer is built."""
+    import tensorflow as tf
+
+    from tests.distributed import levels
+
+    def totals(training):
+        state = training.optimizer.exchange.total_state()
+        return np.concatenate([np.ravel(state[name]) for name in sorted(state)])
+
+    def checkpoint(training):
+        return tf.train.Checkpoint(model=training.model, optimizer=training.optimizer)
+
+    found = {}
+    for name, source in (("two", two), ("one", one)):
+        found[f"totals/{name}"] = totals(source)
+        prefix = checkpoint(source).save(str(folder / f"from_{name}"))
+        for replicas in (2, 1):
+            target = levels.Training(replicas, optimizer, keras)
+            checkpoint(target).restore(prefix).assert_existing_objects_matched()
+            found[f"totals/{name} to {replicas}"] = totals(target)
+            if replicas == 2:
+                states = target.optimizer.exchange.states
+                found[f"share/{name}"] = states[1].read()["residual"][0].numpy()
+        by_hand = levels.Training(2, optimizer, keras)
+        by_hand.optimizer.exchange.restore_total_state(source.optimizer.exchange.total_state())
+        found[f"totals/{name} by hand"] = totals(by_hand)
+    later = levels.Training(2, optimizer, keras)
+    with later.strategy.scope():
+        later.optimizer = optimizer()
+        tf.train.Checkpoint(model=later.model, optimizer=later.optimizer).restore(prefix)
+        later.optimizer.build(later.model.trainable_variables)
+    found["totals/later"] = totals(later)
+    found["copies"] = max(
+        len(later.strategy.experimental_local_results(v))
+        for state in later.optimizer.exchange.states
+        for group in state.variables_by_name.values()
+        for v in group
+    )
+    return found
+
+
+def fitted(folder, keras, optimizer):
+    """Keras 3's `fit`, several steps an execution, with statistics; then save and load."""
+    from tests.distributed import levels, problems
+
+    strategy = levels.strategy(2)
+    with strategy.scope():
+        model = problems.network(keras, normalized=True)
+        model.compile(optimizer=optimizer(), loss="mse", steps_per_execution=2)
+    history = model.fit(problems.dataset(64, 16), epochs=3, verbose=0)
+    model.save(folder / "model.keras")
+    state = model.optimizer.exchange.total_state()
+    with strategy.scope():
+        loaded = keras.saving.load_model(folder / "model.keras")
+    restored = loaded.optimizer.exchange.total_state()
+    return {
+        "fit/loss": history.history["loss"],
+        "fit/weights": levels.weights(strategy, model),
+        "fit/steps": int(model.optimizer.exchange.step.numpy()),
+        "fit/workers": loaded.optimizer.exchange.workers,
+        "fit/error": max(float(np.abs(state[n] - restored[n]).max()) for n in state),
+        "fit/residual": sum(np.abs(a).sum() for n, a in state.items() if "residual" in n),
+    }
+
+
+def refused(wrapped, keras):
+    """What is not possible with two levels, as messages."""
+    import tf_redsync as rs
+    from tests.distributed import levels
+
+    found = {}
+    for name, optimizer in {
+        "local steps": wrapped(rs.LocalSGD(steps=2)),
+        "public": wrapped(rs.RedSync(), two_levels=True, direct_collectives=False),
+    }.items():
+        with pytest.raises(ValueError) as error:
+            levels.Training(2, optimizer, keras)
+        found[f"refused/{name}"] = str(error.value)
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two_levels")
+    first, second = run_workers(train_everything, args=(str(folder),), timeout=280)
+    assert set(first) == set(second)
+    for name, value in first.items():
+        if not name.startswith("share/"):  # everything that both hosts have in common
+            np.testing.assert_array_equal(value, second[name], err_msg=name)
+    return first
+
+
+def test_dense_is_the_plain_optimizer(found):
+    np.testing.assert_allclose(found["dense/2"], found["plain"], rtol=1e-5, atol=1e-6)
+    assert np.abs(found["plain"][-1] - found["plain"][0]).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    "name", ["dense", "redsync", "switching", "shared state", "all-to-all", "tf_keras"]
+)
+def test_a_host_is_one_worker_with_its_replicas_batches(found, name):
+    """In every step; and it sends as many bytes."""
+    np.testing.assert_allclose(found[f"{name}/2"], found[f"{name}/1"], rtol=1e-5, atol=1e-6)
+    assert found[f"{name}/bytes/2"] == found[f"{name}/bytes/1"] > 0
+
+
+def test_compression_and_levels_make_a_difference(found):
+    for other in ("plain", "replicas"):
+        assert np.abs(found["redsync/2"][-1] - found[other][-1]).max() > 1e-3
+
+
+def test_the_table_and_the_config_tell(found):
+    last = found["table"].splitlines()[-1]
+    sent = f"{found['redsync/bytes/2']:,.0f} bytes sent per worker and step"
+    assert last.startswith("dense among the 2 replicas of a host, then 2 workers, " + sent)
+    assert found["config"] == "null"
+
+
+@pytest.mark.parametrize("name", ["bad", "bad scaled"])
+def test_one_replicas_nan_makes_all_skip(found, name):
+    assert found[f"{name}/kept"] and found[f"{name}/state kept"] and found[f"{name}/moved"]
+    # A LossScaleOptimizer finds it before the exchange, which it then leaves out.
+    steps = {"bad": (4, 1), "bad scaled": (3, 0)}[name]
+    assert (found[f"{name}/steps"], found[f"{name}/skipped"]) == steps
+    assert found["scale"] == 32.0
+
+
+@pytest.mark.parametrize("source", ["two", "one"])
+@pytest.mark.parametrize("target", ["to 2", "to 1", "by hand"])
+def test_totals_survive_between_clusters(found, source, target):
+    totals = found[f"totals/{source}"]
+    np.testing.assert_allclose(found[f"totals/{source} {target}"], totals, rtol=1e-6, atol=1e-7)
+    assert np.abs(totals).max() > 0.1
+
+
+def test_a_host_has_one_copy_and_gets_its_share(found):
+    assert found["copies"] == 1
+    np.testing.assert_allclose(found["totals/later"], found["totals/one"], rtol=1e-6, atol=1e-7)
+    share = found["share/two"]
+    assert np.abs(share).max() > 0
+    position = np.flatnonzero(np.isclose(found["totals/two"], 2 * share.ravel()[0]))
+    assert any(
+        np.allclose(found["totals/two"][p : p + share.size], 2 * share.ravel()) for p in position
+    )
+
+
+def test_fit(found):
+    losses = found["fit/loss"]
+    assert np.isfinite(losses).all() and losses[-1] < losses[0]
+    assert found["fit/steps"] == 3 * 4 and found["fit/workers"] == 2
+    assert found["fit/residual"] > 0 and found["fit/error"] < 1e-6
+
+
+def test_what_is_refused(found):
+    assert "one replica in every process" in found["refused/local steps"]
+    assert "direct_collectives=False" in found["refused/public"]
