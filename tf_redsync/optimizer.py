@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from tf_redsync import checks
 from tf_redsync.exchange.layout import DEFAULT_BUCKET_BYTES
 from tf_redsync.methods.base import Method
 from tf_redsync.policy import Policy
@@ -51,13 +52,16 @@ def DistributedOptimizer(  # noqa: N802 - reads like the class that it returns a
 
     Raises:
         TypeError: for something that is not an optimizer.
-        ValueError: for an optimizer that is wrapped already, or momentum on both sides.
+        ValueError: for an optimizer that is wrapped already, or momentum on both sides; when it is
+            built, for two levels without direct collectives.
 
     Example:
         >>> import keras, tf_redsync as rs
         >>> optimizer = rs.DistributedOptimizer(
         ...     keras.optimizers.SGD(0.1), rs.RedSync(density=0.001, momentum=0.9))
     """
+    if two_levels is not None:
+        checks.boolean("two_levels", two_levels)
     options = {
         "bucket_bytes": bucket_bytes,
         "direct_collectives": direct_collectives,

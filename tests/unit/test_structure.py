@@ -11,6 +11,7 @@ import keras
 import pytest
 import tensorflow as tf
 import tf_keras
+from tensorflow.python.checkpoint import tensor_callable
 from tensorflow.python.distribute import cross_device_ops, cross_device_utils
 
 import tf_redsync as rs
@@ -165,13 +166,22 @@ def test_private_names_of_tensorflow_exist():
     for name in ("_next_instance_key", "_get_ordering_token", "batch_all_reduce"):
         assert callable(getattr(launcher, name))
     source = inspect.getsource(launcher.__init__)
-    for name in ("_group_key", "_group_size", "_device", "_options", "_collective_keys"):
+    names = ("_group_key", "_group_size", "_device", "_options", "_collective_keys")
+    for name in (*names, "_ordering_token"):
         assert f"self.{name} =" in source
+    arguments = ["self", "group_key", "group_size", "collective_keys", "device", "options"]
+    assert list(inspect.signature(launcher.__init__).parameters) == arguments
+    assert cross_device_utils.CollectiveKeys(5).get_group_key(["CPU:0"]) == 5
     assert "self._launchers" in inspect.getsource(cross_device_ops.CollectiveAllReduce)
     strategy = tf.distribute.MultiWorkerMirroredStrategy
     extended = inspect.getsource(inspect.getmodule(strategy))
     for name in ("_cross_device_ops", "_host_cross_device_ops", "_num_workers", "_id_in_cluster"):
         assert f"self.{name} =" in extended
+    # What `exchange/state.py:HostVariable` overrides, and the name of what they give and take.
+    saved = tf.Variable(1.0)._serialize_to_tensors()
+    assert list(saved) == ["VARIABLE_VALUE"]
+    assert isinstance(saved["VARIABLE_VALUE"], tensor_callable.Callable)
+    assert callable(tf.Variable(1.0)._restore_from_tensors)
 
 
 # ---------------------------------------------------------------------------- variables, state

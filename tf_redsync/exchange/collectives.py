@@ -30,6 +30,9 @@ from tensorflow.python.ops import resource_variable_ops as _resource_variable_op
 # takes two groups with one key for one.
 _HOSTS_GROUP_KEY = 1_000_003
 
+# A variable as a strategy makes it for one device; `tf.Variable` in its scope is one for each.
+OneDeviceVariable = _resource_variable_ops.ResourceVariable
+
 
 class Alone:
     """One worker: nothing crosses the network."""
@@ -319,12 +322,6 @@ def inside_branch() -> bool:
 def key_value_store():
     """The coordination service, as an object that sets and gets texts by key."""
     return _context.context()
-
-
-def local_variable(value: tf.Tensor, device: str, name: str) -> tf.Variable:
-    """Return a variable on one device of this process, also in the scope of a strategy."""
-    with tf.device(device):
-        return _resource_variable_ops.ResourceVariable(value, trainable=False, name=name)
 
 
 def when_saved(value: Callable[[], tf.Tensor], variable: tf.Variable) -> Any:

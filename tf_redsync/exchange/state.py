@@ -65,7 +65,7 @@ class StateVariables(tf.Module):
                 variable.assign(value, read_value=False)
 
 
-class HostVariable(tf.Module):
+class HostVariable(collectives.OneDeviceVariable):
     """A variable of which each host has its own, for all of its replicas.
 
     A checkpoint holds what all hosts have together, like that of a `replica_variable`.
@@ -74,47 +74,33 @@ class HostVariable(tf.Module):
         value: Its first value.
         kind: `"sum"`, `"mean"` or `"shared"`.
         name: For TensorFlow.
-        device: Where it is.
         network: What adds up over the hosts.
     """
 
-    def __init__(self, value: tf.Tensor, kind: str, name: str, device: str, network: Network):
-        super().__init__(name=name)
-        own = collectives.local_variable(value, device, name)
-        self._own = lambda: own  # not an attribute, which a checkpoint would save as it is
+    def __init__(self, value: tf.Tensor, kind: str, name: str, network: Network):
+        super().__init__(value, trainable=False, name=name)
         self._kind, self._network = kind, network
-        self.shape = own.shape
-
-    def read_value(self) -> tf.Tensor:
-        """Return this host's value."""
-        return self._own().read_value()
-
-    def assign(self, value: tf.Tensor, read_value: bool = False) -> None:
-        """Set this host's value."""
-        del read_value  # as of tf.Variable
-        self._own().assign(value, read_value=False)
 
     def total(self) -> tf.Tensor:
         """Return the sum or mean over the hosts. All of them must call it."""
-        own = self.read_value()
         if self._kind == "shared":
-            return own
-        total = self._network.all_reduce([own])[0]
-        return total if self._kind == "sum" else self._shared_out(total)
+            return self.read_value()
+        total = self._network.all_reduce([self.read_value()])[0]
+        return total if self._kind == "sum" else self._share(total)
 
-    def restore_total(self, total: tf.Tensor) -> None:
+    def restore_total(self, total: tf.Tensor) -> tf.Operation | None:
         """Set this host's value to its share of what `total` returned."""
-        self.assign(self._shared_out(total) if self._kind == "sum" else total)
+        value = self._share(total) if self._kind == "sum" else total
+        return self.assign(value, read_value=False)
 
-    def _shared_out(self, total: tf.Tensor) -> tf.Tensor:
-        return tf.cast(total / self._network.workers, self._own().dtype)
+    def _share(self, total: tf.Tensor) -> tf.Tensor:
+        return tf.cast(total / self._network.workers, self.dtype)
 
     def _serialize_to_tensors(self):
-        return {_CHECKPOINT_KEY: collectives.when_saved(self.total, self._own())}
+        return {_CHECKPOINT_KEY: collectives.when_saved(self.total, self)}
 
     def _restore_from_tensors(self, tensors):
-        value = tf.ensure_shape(tensors[_CHECKPOINT_KEY], self.shape)
-        return self.restore_total(value)
+        return self.restore_total(tensors[_CHECKPOINT_KEY])
 
 
 class Consensus(tf.Module):

@@ -81,7 +81,8 @@ class Host(Replica):
 
     def variable(self, value: tf.Tensor, kind: str, name: str) -> state.HostVariable:
         """See `Replica`."""
-        return state.HostVariable(value, kind, name, self._device, self.network)
+        with tf.device(self._device):
+            return state.HostVariable(value, kind, name, self.network)
 
 
 def this_worker(strategy: tf.distribute.Strategy, two_levels: bool | None, direct: bool) -> Replica:
