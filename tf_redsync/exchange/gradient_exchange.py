@@ -9,11 +9,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync import policy as policy_lib
+from tf_redsync import explanation
 from tf_redsync.exchange import collectives, state
 from tf_redsync.exchange.driver import Network
 from tf_redsync.exchange.layout import DEFAULT_BUCKET_BYTES, TensorSpec, make_buckets
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal
+from tf_redsync.policy import Policy, Undecided
 from tf_redsync.programs import for_buckets
 
 _GRADIENT_DTYPES = (tf.float32, tf.bfloat16, tf.float16)
@@ -24,7 +25,7 @@ class GradientExchange(tf.Module):
     """Replaces the all-reduce of gradients for one optimizer.
 
     Args:
-        policy: Chooses a method for every variable.
+        policy: Chooses a method for every variable: a `Policy`, or what becomes one, as `Auto`.
         bucket_bytes: See `make_buckets`.
         direct_collectives: Use single-round collectives where the strategy has them.
 
@@ -32,11 +33,12 @@ class GradientExchange(tf.Module):
         step: int64 variable, number of steps so far, skipped ones included.
         skipped: int64 variable, number of steps that were not finite.
         bytes_sent: float64 variable, bytes this worker sent in the last step.
+        settled: What the methods are assigned by: the policy, or what `Auto` decided.
     """
 
     def __init__(
         self,
-        policy: policy_lib.Policy,
+        policy: Policy | Undecided,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         direct_collectives: bool = True,
     ):
@@ -72,7 +74,10 @@ class GradientExchange(tf.Module):
         self._gather: Callable[[], Any] | None = None  # see `to_consensus`
         self.workers = strategy.num_replicas_in_sync
         self.specs = tuple(_spec(v, i) for i, v in enumerate(variables))
-        self.assignments = self.policy.assign(self.specs)
+        self.network: Network = collectives.for_strategy(strategy, self._direct)
+        collectives.agree(strategy, self._describe(), AGREE_TIMEOUT_SECONDS)
+        self.settled = self.policy.settle(self.specs, strategy, self.network, self._bucket_bytes)
+        self.assignments = self.settled.assign(self.specs)
         buckets = make_buckets(
             [(a.spec, a.method) for a in self.assignments],
             self.workers,
@@ -81,13 +86,13 @@ class GradientExchange(tf.Module):
             and all(s.dtype == "float32" for s in self.specs)
             and not any(a.method.local_steps for a in self.assignments),
         )
-        collectives.agree(strategy, self._describe(), AGREE_TIMEOUT_SECONDS)
-        self.program = for_buckets(buckets, self.workers)
+        self.program = for_buckets(
+            buckets, self.workers, self.settled.trial_steps if self.network.in_branches else 0
+        )
         self.step = state.counter("exchange_step")
         self.skipped = state.counter("exchange_skipped")
         self.bytes_sent = state.float_counter("exchange_bytes_sent")
         self.states = [state.StateVariables(*self.program.init(b), b.layout.index) for b in buckets]
-        self.network: Network = collectives.for_strategy(strategy, self._direct)
         self.consensus: state.Consensus | None = None
         if self.program.own_weights:
             collectives.check_one_replica(strategy, self.network)
@@ -241,14 +246,14 @@ class GradientExchange(tf.Module):
                 dense[spec.position] = tf.zeros(spec.shape, tf.float32)
         return dense
 
-    def explain(self) -> policy_lib.Explanation:
+    def explain(self) -> explanation.Explanation:
         """Return a table of what happens to every variable.
 
         Raises:
             RuntimeError: before `build`.
         """
         self._require_built("explain")
-        return policy_lib.explain(
+        return explanation.explain(
             self.assignments, self.program.buckets, self.workers, self.bytes_per_step()
         )
 

@@ -96,6 +96,26 @@ class Consensus(tf.Module):
             own.assign(agreed.read_value(), read_value=False)
 
 
+class StepTimes:
+    """How long steps took; not saved, since another run may have another network.
+
+    Args:
+        length: How many steps are to be kept.
+
+    Attributes:
+        count: int64 variable, number of steps so far, equal on all workers.
+        last: float64 variable, when this worker's last step began, in seconds.
+        seconds: float64 variable `[length]`, this worker's times.
+        verdict: int64 variable, for whoever judges by them; equal on all workers.
+    """
+
+    def __init__(self, length: int):
+        self.count = counter("trial_count")
+        self.verdict = counter("trial_verdict")
+        self.last = _create(tf.zeros([], tf.float64), "mean", "trial_last")
+        self.seconds = _create(tf.zeros([length], tf.float64), "mean", "trial_seconds")
+
+
 def counter(name: str) -> tf.Variable:
     """An int64 variable that is equal on all replicas and starts at 0."""
     return tf.Variable(tf.zeros([], tf.int64), trainable=False, name=name)
