@@ -60,8 +60,7 @@ class GradientExchange(tf.Module):
         Args:
             variables: The trainable variables, all of them, in the optimizer's order. Call it in
                 the strategy's scope, outside of any replica.
-            sparse_totals: Whether the caller takes a `SparseTotal` or an `EitherTotal` in place of
-                a dense sum.
+            sparse_totals: Whether the caller takes totals in coordinate form (`ops/sparse.py`).
             weights: The same variables as TensorFlow has them, if these are not.
 
         Raises:
@@ -86,9 +85,8 @@ class GradientExchange(tf.Module):
             and all(s.dtype == "float32" for s in self.specs)
             and not any(a.method.local_steps for a in self.assignments),
         )
-        self.program = for_buckets(
-            buckets, self.workers, self.settled.trial_steps if self.network.in_branches else 0
-        )
+        trial_steps = self.settled.trial_steps if self.network.in_branches else 0
+        self.program = for_buckets(buckets, self.workers, trial_steps)
         self.step = state.counter("exchange_step")
         self.skipped = state.counter("exchange_skipped")
         self.bytes_sent = state.float_counter("exchange_bytes_sent")
@@ -112,9 +110,9 @@ class GradientExchange(tf.Module):
             positions: For every gradient, the position of its variable in `build`'s list.
 
         Returns:
-            The sums over workers, in the order and the dtypes of `grads`, a `SparseTotal` or an
-            `EitherTotal` here and there if `build` was told to; and a bool scalar: if it
-            is false, which it is on all workers or none, the step must not be applied.
+            The sums over workers, in the order and the dtypes of `grads`, some in coordinate form
+            if `build` was told to; and a bool scalar: if it is false, which it is on all workers
+            or none, the step must not be applied.
 
         Raises:
             TypeError: for a gradient that is not float32, bfloat16 or float16.
