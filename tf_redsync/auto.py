@@ -35,7 +35,9 @@ from tf_redsync.methods.low_rank import ACPSGD
 from tf_redsync.methods.redsync import RedSync
 from tf_redsync.policy import check_together
 
-CLEARLY = 0.9  # A candidate must take less than this part of the time of the all-reduce.
+# A candidate must take less than this part of the time of the all-reduce, and save this much: what
+# a small bucket takes is latency, which is measured with an error of that order.
+CLEARLY, WORTHWHILE_SECONDS = 0.9, 5e-4
 _logger = logging.getLogger("tf_redsync")
 
 
@@ -133,7 +135,7 @@ class Auto(Configurable):
         methods = self.methods
         seconds = tuple(measured.seconds(m, specs) for m in methods)
         best = min(range(len(methods)), key=seconds.__getitem__)
-        if seconds[best] >= CLEARLY * seconds[0]:
+        if seconds[best] > min(CLEARLY * seconds[0], seconds[0] - WORTHWHILE_SECONDS):
             best = 0
         return Choice(specs, methods, seconds, methods[best])
 
@@ -160,12 +162,19 @@ def measure(
 
     Args:
         auto: Whose candidates.
-        strategy: The strategy, outside of its replicas.
+        strategy: The strategy.
         network: Its network.
         announce: Whether to log progress.
     """
+    nothing = Measured(network.workers, cost.Link.of(float("inf"), 0.0), {})
     if network.workers == 1 or len(auto.methods) == 1:
-        return Measured(network.workers, cost.Link.of(float("inf"), 0.0), {})
+        return nothing
+    if not network.in_branches:
+        if announce:
+            say(
+                "tf_redsync.Auto: the replicas of a process exchange densely, without a measurement"
+            )
+        return nothing
     if announce:
         say("tf_redsync.Auto measures the network and the methods")
     link = probe.link(strategy, network)

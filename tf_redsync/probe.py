@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tf_redsync.cost import Line, Link, Work, hops
+from tf_redsync.cost import KINDS, Line, Link, Work, hops
+from tf_redsync.exchange import wire
 from tf_redsync.exchange.driver import DryRun, Network, drive
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, Request
 from tf_redsync.methods.base import Method
 
 # Sizes of the probes. A collective is timed with ever more bytes until it takes LONG_SECONDS.
@@ -28,7 +30,7 @@ def link(strategy: tf.distribute.Strategy, network: Network) -> Link:
     are means over the workers.
 
     Args:
-        strategy: The strategy; call this outside of its replicas.
+        strategy: The strategy, with one replica in every process.
         network: Its network, of at least two workers.
     """
     workers = network.workers
@@ -42,12 +44,31 @@ def link(strategy: tf.distribute.Strategy, network: Network) -> Link:
     def exchange(words: int) -> tf.Tensor:
         return network.all_to_all(tf.zeros([workers, -(-words // workers)], tf.int32))
 
-    def line(kind: str, collective: Callable[[int], tf.Tensor]) -> Line:
-        return _line(kind, _Timer(strategy, network, collective), workers)
+    collectives: dict[type[Request], Callable[[int], tf.Tensor]] = {
+        AllGather: gather,
+        AllReduce: reduce,
+        AllToAll: exchange,
+    }
+    lines = {
+        KINDS[kind]: _line(kind, _Timer(strategy, network, collective), workers)
+        for kind, collective in collectives.items()
+    }
+    return Link(**lines)
 
-    return Link(
-        line("all_gather", gather), line("all_reduce", reduce), line("all_to_all", exchange)
-    )
+
+def _on_replicas(strategy: tf.distribute.Strategy, function: Callable) -> Callable:
+    """Return a graph that runs a function on this worker's replica.
+
+    The seams of tf_keras build an optimizer on the replica, that of Keras 3 outside of it.
+    """
+
+    @tf.function(autograph=False)
+    def run(*args):
+        if tf.distribute.in_cross_replica_context():
+            return strategy.run(function, args)
+        return function(*args)
+
+    return lambda *args: strategy.experimental_local_results(run(*args))[0]
 
 
 class _Timer:
@@ -55,40 +76,34 @@ class _Timer:
 
     def __init__(self, strategy, network: Network, collective: Callable[[int], tf.Tensor]):
         self._strategy, self._network, self._collective = strategy, network, collective
-        self._mean = tf.function(lambda own: strategy.run(self._mean_of, (own,)), autograph=False)
+        self._mean = _on_replicas(strategy, self._mean_of)
 
     def _mean_of(self, own: tf.Tensor) -> tf.Tensor:
         return self._network.all_reduce([own])[0] / self._network.workers
 
-    def __call__(self, size: int) -> float:
-        """Return the seconds of a payload of so many bytes."""
-        run = tf.function(
-            lambda: self._strategy.run(self._collective, (size // 4,)), autograph=False
-        )
-        local = self._strategy.experimental_local_results
+    def __call__(self, size: int, middle: Callable = statistics.median) -> float:
+        """Return the seconds of a payload of so many bytes: `middle` of this worker's times."""
+        run = _on_replicas(self._strategy, lambda: self._collective(size // 4))
         times = []
         for _ in range(1 + REPEATS):
             start = time.perf_counter()
-            _wait(local(run()))
+            _wait(run())
             times.append(time.perf_counter() - start)
-        times = times[1:]  # the first one traces
-        own = tf.constant(statistics.median(times), tf.float32)
-        return float(self._strategy.experimental_local_results(self._mean(own))[0])
+        own = middle(times[1:])  # the first one traces
+        return float(self._mean(tf.constant(own, tf.float32)))
 
 
-def _line(kind: str, timer: Callable[[int], float], workers: int) -> Line:
+def _line(kind: type[Request], timer: _Timer, workers: int) -> Line:
     """Fit latency and rate through a small payload and one that is large for this network."""
-    small = timer(SMALL_BYTES)
+    small = timer(SMALL_BYTES, min)  # others that use the machine only add to a latency
     for size in LARGE_BYTES:
         large = timer(size)
         if large >= LONG_SECONDS:
             break
-    factor = {"all_gather": workers - 1.0, "all_reduce": 2.0 * (workers - 1) / workers}.get(
-        kind, (workers - 1.0) / workers
-    )
+    factor = wire.sent_factor(kind, workers)
     seconds = max(large - small, 1e-6)  # noise, on a network without latency
     rate = factor * (size - SMALL_BYTES) / seconds
-    latency = max(small - factor * SMALL_BYTES / rate, 0.0) / hops(kind, workers)
+    latency = max(small - factor * SMALL_BYTES / rate, 0.0) / hops(KINDS[kind], workers)
     return Line(latency, rate)
 
 
@@ -146,14 +161,12 @@ def slowest(
     """Return the largest of all workers' values for each of `rows`; all workers must call it.
 
     Args:
-        strategy: The strategy, outside of its replicas.
+        strategy: The strategy, with one replica in every process.
         network: Its network.
         rows: Numbers of this worker, as many on each.
     """
     own = tf.bitcast(tf.constant(rows, tf.float32), tf.int32)
-    vector = tf.reshape(own, [-1])
-    gather = tf.function(lambda: strategy.run(network.all_gather, (vector,)), autograph=False)
-    everyone = strategy.experimental_local_results(gather())[0]
+    everyone = _on_replicas(strategy, network.all_gather)(tf.reshape(own, [-1]))
     most = tf.reduce_max(tf.bitcast(everyone, tf.float32), axis=0)
     return tf.reshape(most, own.shape).numpy().tolist()
 
