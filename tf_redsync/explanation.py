@@ -31,12 +31,14 @@ class Explanation:
         workers: Number of workers.
         dense_bytes: Bytes a worker would send in a step without compression.
         bytes_per_step: Bytes a worker sends in a step, after warm-up.
+        decision: How `Auto` came to it, if it did.
     """
 
     rows: tuple[Row, ...]
     workers: int
     dense_bytes: float
     bytes_per_step: float
+    decision: str = ""
 
     def __str__(self) -> str:
         head = ("variable", "shape", "elements", "bucket", "method", "how", "why")
@@ -56,11 +58,15 @@ class Explanation:
             if self.workers > 1
             else "1 worker: nothing is sent"
         )
-        return "\n".join([*lines, total])
+        return "\n".join([*lines, total, *filter(None, [self.decision])])
 
 
 def explain(
-    assignments: Sequence[Assignment], buckets: Sequence[Bucket], workers: int, sent: float
+    assignments: Sequence[Assignment],
+    buckets: Sequence[Bucket],
+    workers: int,
+    sent: float,
+    decision: str = "",
 ) -> Explanation:
     """Make the table.
 
@@ -69,6 +75,7 @@ def explain(
         buckets: All buckets.
         workers: Number of workers.
         sent: Bytes a worker sends in a step.
+        decision: See `Explanation`.
     """
     rows = {
         spec.position: Row(
@@ -88,6 +95,7 @@ def explain(
         workers=workers,
         dense_bytes=dense_bytes([a.spec for a in assignments], workers),
         bytes_per_step=sent,
+        decision=decision,
     )
 
 

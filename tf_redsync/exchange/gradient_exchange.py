@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync import explanation
-from tf_redsync.exchange import collectives, state
+from tf_redsync.exchange import collectives, saved_state, state
 from tf_redsync.exchange.driver import Network
 from tf_redsync.exchange.layout import DEFAULT_BUCKET_BYTES, TensorSpec, make_buckets
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal
@@ -252,7 +252,11 @@ class GradientExchange(tf.Module):
         """
         self._require_built("explain")
         return explanation.explain(
-            self.assignments, self.program.buckets, self.workers, self.bytes_per_step()
+            self.assignments,
+            self.program.buckets,
+            self.workers,
+            self.bytes_per_step(),
+            "" if self.settled is self.policy else str(self.settled),
         )
 
     def bytes_per_step(self) -> float:
@@ -272,7 +276,7 @@ class GradientExchange(tf.Module):
         With several workers this is a collective: all of them must call it.
         """
         self._require_built("total_state")
-        return {name: v.numpy() for name, v in self._named_variables()}
+        return saved_state.total(self)
 
     def restore_total_state(self, arrays: dict[str, Any]) -> None:
         """Assign what `total_state` returned; sums are given to the workers in equal shares.
@@ -281,29 +285,7 @@ class GradientExchange(tf.Module):
             ValueError: when the arrays are not those of this exchange.
         """
         self._require_built("restore_total_state")
-        variables = dict(self._named_variables())
-        shapes = {n: tuple(v.shape) for n, v in variables.items()}
-        found = {n: tuple(a.shape) for n, a in arrays.items()}
-        if shapes != found:
-            raise ValueError(
-                "the saved state of the exchange is that of another model or method. Expected "
-                f"{shapes}. Received: {found}. Load with compile=False and compile anew."
-            )
-        for name, variable in variables.items():
-            variable.assign(arrays[name])
-
-    def _named_variables(self):
-        yield "step", self.step
-        yield "skipped", self.skipped
-        if self.consensus is not None:
-            yield "consensus/steps", self.consensus.steps
-            yield "consensus/rounds", self.consensus.rounds
-            for i, variable in enumerate(self.consensus.agreed):
-                yield f"consensus/{i}", variable
-        for bucket, variables in enumerate(self.states):
-            for name, group in variables.variables_by_name.items():
-                for i, variable in enumerate(group):
-                    yield f"bucket_{bucket}/{name}/{i}", variable
+        saved_state.restore(self, arrays)
 
     def _require_built(self, what: str) -> None:
         if not self.built:
