@@ -17,6 +17,7 @@ Map of the package, bottom up:
 * `exchange`: requests, buckets, wire format, collectives, state, the loopback;
 * `methods`, `feedback`, `schedules`: the algorithms, one file a family;
 * `policy`, `programs`: which variable by which method, and when;
+* `cost`, `probe`, `auto`: what an exchange costs, and the choice by measurement;
 * `keras`, `optimizer`, `strategy`, `callbacks`, `addons`: what users touch;
 * `launch`, `doctor`: command line.
 """
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tf_redsync import addons, callbacks, methods, ops
+    from tf_redsync.auto import Auto
     from tf_redsync.keras.amsgrad import AMSGrad
     from tf_redsync.methods import (
         ACPSGD,
@@ -70,6 +72,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ACPSGD",
     "AMSGrad",
+    "Auto",
     "CDSGD",
     "CompAMS",
     "DGC",
@@ -116,6 +119,7 @@ _HOMES = {name: f"{__name__}.methods" for name in __all__} | {
     "callbacks": "tf_redsync.callbacks",
     "ops": "tf_redsync.ops",
     "AMSGrad": "tf_redsync.keras.amsgrad",
+    "Auto": "tf_redsync.auto",
     "DistributedOptimizer": "tf_redsync.optimizer",
     "Policy": "tf_redsync.policy",
     "Rule": "tf_redsync.policy",

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from tf_redsync import checks
+from tf_redsync.auto import Auto
 from tf_redsync.exchange.layout import DEFAULT_BUCKET_BYTES
 from tf_redsync.methods.base import Method
 from tf_redsync.policy import Policy
@@ -14,7 +15,7 @@ from tf_redsync.policy import Policy
 
 def DistributedOptimizer(  # noqa: N802 - reads like the class that it returns an instance of
     optimizer: Any,
-    method: Method | Policy | None = None,
+    method: Method | Policy | Auto | None = None,
     *,
     name: str | None = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
@@ -32,8 +33,8 @@ def DistributedOptimizer(  # noqa: N802 - reads like the class that it returns a
 
     Args:
         optimizer: A Keras 3, tf_keras or legacy (TensorFlow Addons) optimizer.
-        method: How to exchange: `RedSync(...)`, `Dense(...)`, or a `Policy` that chooses by
-            variable. `None`: `RedSync()`.
+        method: How to exchange: `RedSync(...)`, `Dense(...)`, a `Policy` that chooses by variable,
+            or `Auto(...)`, which chooses by measurement. `None`: `Auto()`.
         name: Name of the wrapper.
         bucket_bytes: Tensors that share a method are exchanged together until they amount to this
             many float32 bytes.

@@ -1,12 +1,13 @@
-"""Which variable is exchanged by which method, and the table that shows it."""
+"""Which variable is exchanged by which method."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from collections.abc import Sequence
+from typing import Any, Protocol
 
-from tf_redsync.exchange.layout import Bucket, TensorSpec
+from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.methods.base import Configurable, Method, register
 
 
@@ -84,25 +85,24 @@ class Policy(Configurable):
                     "`clip_norm` clips the whole gradient; give it to the policy's `default` "
                     f"method. Received: clip_norm={clip} in the rule {rule.pattern!r}"
                 )
-        momenta = {m.momentum_in_exchange for m in self.methods}
-        if len(momenta) > 1:
-            found = ", ".join(f"{type(m).__name__} {m.momentum_in_exchange}" for m in self.methods)
-            raise ValueError(
-                "all methods of a policy must apply the same momentum: some variables would have "
-                f"none. Received: momentum of {found}. Give all of them the same one, as in "
-                "Dense(momentum=0.9), or none of them, and the momentum to the optimizer."
-            )
-        cadences = {(m.local_steps, m.delay) for m in self.methods}
-        if len(cadences) > 1:
-            raise ValueError(
-                "all methods of a policy must have the same number of local steps, and the same "
-                f"delay. Received: (local steps, delay) of {sorted(cadences)}"
-            )
+        check_together(self.methods)
 
     @property
     def methods(self) -> tuple[Method, ...]:
         """All methods that the policy may choose, except dense fallbacks."""
         return (self.default, *(rule.method for rule in self.rules))
+
+    @property
+    def trial_steps(self) -> int:
+        """See `Settled`. The choice is the user's, so nothing is tried."""
+        return 0
+
+    def settle(
+        self, specs: Sequence[TensorSpec], strategy: Any, network: Any, bucket_bytes: int
+    ) -> Policy:
+        """See `Undecided`. Nothing is left to decide."""
+        del specs, strategy, network, bucket_bytes
+        return self
 
     def mark_output_layer(self, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
         """Return `specs` with `output_layer` set."""
@@ -133,6 +133,66 @@ class Policy(Configurable):
         return _or_dense(spec, self.default, "default")
 
 
+class Settled(Protocol):
+    """What assigns a method to every variable: a `Policy`, or what `Auto` decided."""
+
+    @property
+    def trial_steps(self) -> int:
+        """Training steps of each kind in which dense and compressed exchanges are compared."""
+
+    def assign(self, specs: Sequence[TensorSpec]) -> list[Assignment]:
+        """Choose a method for each of `specs`, in their order."""
+
+
+class Undecided(Protocol):
+    """What can be given for a policy and becomes one when the optimizer is built."""
+
+    @property
+    def default(self) -> Method:
+        """The method that clips, if any does."""
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """All methods that may be chosen."""
+
+    def get_config(self) -> dict[str, Any]:
+        """Return a JSON-serialisable dict."""
+
+    def settle(
+        self, specs: Sequence[TensorSpec], strategy: Any, network: Any, bucket_bytes: int
+    ) -> Settled:
+        """Decide; all workers call it at the same point, outside of any replica.
+
+        Args:
+            specs: The variables, in the model's order.
+            strategy: The strategy.
+            network: What carries requests between its workers.
+            bucket_bytes: See `make_buckets`.
+        """
+
+
+def check_together(methods: Sequence[Method]) -> None:
+    """Check that one model can be exchanged by all of `methods`.
+
+    Raises:
+        ValueError: for different momenta, local steps or delays.
+    """
+    momenta = {m.momentum_in_exchange for m in methods}
+    if len(momenta) > 1:
+        found = ", ".join(f"{type(m).__name__} {m.momentum_in_exchange}" for m in methods)
+        raise ValueError(
+            "all methods of a policy must apply the same momentum: some variables would have "
+            f"none. Received: momentum of {found}. Give all of them the same one, as in "
+            "Dense(momentum=0.9), or none of them, and the momentum to the optimizer."
+        )
+    cadences = {(m.local_steps, m.delay) for m in methods}
+    if len(cadences) > 1:
+        raise ValueError(
+            "all methods of a policy must have the same number of local steps, and the same "
+            f"delay. Received: (local steps, delay) of {sorted(cadences)}"
+        )
+
+
 def _check_pattern(name: str, pattern: str) -> None:
     try:
         re.compile(pattern)
@@ -156,94 +216,3 @@ def _or_dense(spec: TensorSpec, method: Method, reason: str) -> Assignment:
     if refusal is None:
         return Assignment(spec, method, reason)
     return Assignment(spec, method.dense(), refusal)
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One line of `Explanation`: a variable and what happens to it."""
-
-    name: str
-    shape: tuple[int, ...]
-    elements: int
-    bucket: int
-    method: str
-    how: str
-    reason: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Explanation:
-    """What the exchange does with every variable; `str` prints a table.
-
-    Attributes:
-        rows: One for each variable, in the model's order.
-        workers: Number of workers.
-        dense_bytes: Bytes a worker would send in a step without compression.
-        bytes_per_step: Bytes a worker sends in a step, after warm-up.
-        replicas: Number of replicas that are one worker together.
-    """
-
-    rows: tuple[Row, ...]
-    workers: int
-    dense_bytes: float
-    bytes_per_step: float
-    replicas: int = 1
-
-    def __str__(self) -> str:
-        head = ("variable", "shape", "elements", "bucket", "method", "how", "why")
-        table = [head] + [
-            (r.name, str(r.shape), f"{r.elements:,}", str(r.bucket), r.method, r.how, r.reason)
-            for r in self.rows
-        ]
-        widths = [max(len(line[i]) for line in table) for i in range(len(head))]
-        lines = [
-            "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
-            for line in table
-        ]
-        ratio = self.dense_bytes / self.bytes_per_step if self.bytes_per_step else float("inf")
-        total = (
-            f"{self.workers} workers, {self.bytes_per_step:,.0f} bytes sent per worker and step, "
-            f"dense {self.dense_bytes:,.0f}, ratio {ratio:.1f}"
-            if self.workers > 1
-            else "1 worker: nothing is sent"
-        )
-        if self.replicas > 1:
-            total = f"dense among the {self.replicas} replicas of a host, then {total}"
-        return "\n".join([*lines, total])
-
-
-def explain(
-    assignments: Sequence[Assignment], buckets: Sequence[Bucket], workers: int, sent: float
-) -> Explanation:
-    """Make the table.
-
-    Args:
-        assignments: In the model's order.
-        buckets: All buckets.
-        workers: Number of workers.
-        sent: Bytes a worker sends in a step.
-    """
-    rows = {
-        spec.position: Row(
-            name=spec.name,
-            shape=spec.shape,
-            elements=spec.size,
-            bucket=bucket.layout.index,
-            method=type(bucket.method).__name__,
-            how=bucket.method.describe(spec),
-            reason=assignments[spec.position].reason,
-        )
-        for bucket in buckets
-        for spec in bucket.layout.specs
-    }
-    return Explanation(
-        rows=tuple(rows[i] for i in sorted(rows)),
-        workers=workers,
-        dense_bytes=dense_bytes([a.spec for a in assignments], workers),
-        bytes_per_step=sent,
-    )
-
-
-def dense_bytes(specs: Sequence[TensorSpec], workers: int) -> float:
-    """Bytes a worker sends in a ring all-reduce of all of `specs` as float32."""
-    return 2.0 * (workers - 1) / workers * sum(s.bytes for s in specs)

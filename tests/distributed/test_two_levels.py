@@ -25,6 +25,7 @@ def train_everything(folder):
     import tf_keras
 
     import tf_redsync as rs
+    from tf_redsync import cost, probe
 
     x, y = levels.batches(STEPS)
     mine = pathlib.Path(folder) / f"worker_{problems.rank()}"
@@ -52,9 +53,9 @@ def train_everything(folder):
 
     train("plain", 2, sgd)
     train("dense", 2, wrapped(rs.Dense()))
-    two, one = both("redsync", wrapped(redsync))
-    found["table"] = str(two.optimizer.explain())
-    found["config"] = json.dumps(two.optimizer.get_config()["two_levels"])
+    pair = both("redsync", wrapped(redsync))
+    found["table"] = str(pair[0].optimizer.explain())
+    found["config"] = json.dumps(pair[0].optimizer.get_config()["two_levels"])
     train("replicas", 2, wrapped(redsync, two_levels=False))
     # So sparse that plain SGD takes the totals as coordinates, after two dense steps.
     warm_up = rs.DenseWarmUp(steps=2)
@@ -63,8 +64,13 @@ def train_everything(folder):
     both("all-to-all", wrapped(rs.SparDL(density=0.1)))
     both("tf_keras", wrapped(redsync, lambda: tf_keras.optimizers.SGD(0.05)), tf_keras)
 
+    # On a network so slow that Auto compresses, and tries dense steps from the fifth one on.
+    measured, probe.link = probe.link, lambda network: cost.Link.of(rate=1e3, latency=0.0)
+    auto = rs.Auto(candidates=(rs.TopK(density=0.1, dense_below=0),))
+    two, _ = both("trial", wrapped(auto))
+    found["link"] = str(measured(two.optimizer.exchange.network))
     found |= not_finite(wrapped, keras, x, y, redsync)
-    found |= saved(mine, wrapped(redsync), keras, two, one)
+    found |= saved(mine, wrapped(redsync), keras, *pair)
     found |= fitted(mine, keras, wrapped(redsync))
     found |= refused(wrapped, keras)
     return found
@@ -198,11 +204,18 @@ def test_dense_is_the_plain_optimizer(found):
     assert np.abs(found["plain"][-1] - found["plain"][0]).max() > 0.1
 
 
-@pytest.mark.parametrize("name", ["redsync", "switching", "shared state", "all-to-all", "tf_keras"])
+@pytest.mark.parametrize(
+    "name", ["redsync", "switching", "shared state", "all-to-all", "trial", "tf_keras"]
+)
 def test_a_host_is_one_worker_with_its_replicas_batches(found, name):
     """In every step; and it sends as many bytes."""
     np.testing.assert_allclose(found[f"{name}/2"], found[f"{name}/1"], rtol=1e-5, atol=1e-6)
     assert found[f"{name}/bytes/2"] == found[f"{name}/bytes/1"] > 0
+
+
+def test_auto_measures_between_hosts(found):
+    assert "Link(" in found["link"]  # equal on both, see the fixture
+    assert np.abs(found["trial/2"][-1] - found["plain"][-1]).max() > 1e-3
 
 
 def test_compression_and_levels_make_a_difference(found):

@@ -217,9 +217,9 @@ def test_skipping_the_aggregation_is_refused(family):
 
 
 @every_family
-def test_default_method_is_redsync(family):
+def test_default_method_is_auto(family):
     optimizer = rs.DistributedOptimizer(FAMILIES[family].SGD(0.1))
-    assert optimizer.exchange.policy == rs.Policy(default=rs.RedSync())
+    assert optimizer.exchange.policy == rs.Auto()
 
 
 @every_family

@@ -7,8 +7,8 @@ import pytest
 
 import tf_redsync as rs
 from tf_redsync.exchange.layout import TensorSpec
+from tf_redsync.explanation import Explanation, Row, dense_bytes
 from tf_redsync.methods import from_config
-from tf_redsync.policy import Explanation, Row, dense_bytes
 
 SPECS = [
     TensorSpec("embedding/table", (1000, 64), position=0),

@@ -86,6 +86,26 @@ try:
 except ValueError as error:
     assert "another model or method" in str(error) and "velocity" in str(error), error
 """,
+    "Auto starts with empty residuals where it chooses otherwise": """
+import warnings
+saved, optimizer = trained(
+    keras, lambda: rs.DistributedOptimizer(keras.optimizers.SGD(0.05), METHOD))
+arrays = optimizer.exchange.total_state()
+with strategy.scope():
+    model = network(keras)
+    model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
+    model.optimizer.build(model.trainable_variables)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    model.optimizer.exchange.restore_total_state(arrays)
+assert len(caught) == 1 and "residuals" in str(caught[0].message), caught
+assert int(model.optimizer.exchange.step.numpy()) == 3
+path = os.path.join(folder, "auto.keras")
+model.save(path)
+with strategy.scope():
+    loaded = keras.saving.load_model(path)
+assert loaded.optimizer.exchange.policy == rs.Auto()
+""",
     "checkpoint, keras, restored after and before the build": """
 model, optimizer = trained(
     keras, lambda: rs.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9), METHOD))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync import policy as policy_lib
-from tf_redsync.exchange import agreement, collectives, state, workers
+from tf_redsync import explanation
+from tf_redsync.exchange import agreement, collectives, saved_state, state, workers
 from tf_redsync.exchange.layout import DEFAULT_BUCKET_BYTES, TensorSpec, make_buckets
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal
+from tf_redsync.policy import Policy, Undecided
 from tf_redsync.programs import for_buckets
 
 _GRADIENT_DTYPES = (tf.float32, tf.bfloat16, tf.float16)
@@ -23,7 +23,7 @@ class GradientExchange(tf.Module):
     """Replaces the all-reduce of gradients for one optimizer.
 
     Args:
-        policy: Chooses a method for every variable.
+        policy: Chooses a method for every variable: a `Policy`, or what becomes one, as `Auto`.
         bucket_bytes: See `make_buckets`.
         direct_collectives: Use single-round collectives where the strategy has them.
         two_levels: Whether a process with several replicas is one worker; see `workers.py`.
@@ -32,11 +32,12 @@ class GradientExchange(tf.Module):
         step: int64 variable, number of steps so far, skipped ones included.
         skipped: int64 variable, number of steps that were not finite.
         bytes_sent: float64 variable, bytes this worker sent in the last step.
+        settled: What the methods are assigned by: the policy, or what `Auto` decided.
     """
 
     def __init__(
         self,
-        policy: policy_lib.Policy,
+        policy: Policy | Undecided,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         direct_collectives: bool = True,
         two_levels: bool | None = None,
@@ -60,8 +61,7 @@ class GradientExchange(tf.Module):
         Args:
             variables: The trainable variables, all of them, in the optimizer's order. Call it in
                 the strategy's scope, outside of any replica.
-            sparse_totals: Whether the caller takes a `SparseTotal` or an `EitherTotal` in place of
-                a dense sum.
+            sparse_totals: Whether the caller takes totals in coordinate form (`ops/sparse.py`).
             weights: The same variables as TensorFlow has them, if these are not.
 
         Raises:
@@ -76,7 +76,9 @@ class GradientExchange(tf.Module):
         self.network = self._worker.network
         self.workers = self.network.workers
         self.specs = tuple(_spec(v, i) for i, v in enumerate(variables))
-        self.assignments = self.policy.assign(self.specs)
+        agreement.agree(strategy, self._describe(), AGREE_TIMEOUT_SECONDS)
+        self.settled = self.policy.settle(self.specs, strategy, self.network, self._bucket_bytes)
+        self.assignments = self.settled.assign(self.specs)
         buckets = make_buckets(
             [(a.spec, a.method) for a in self.assignments],
             self.workers,
@@ -85,14 +87,14 @@ class GradientExchange(tf.Module):
             and all(s.dtype == "float32" for s in self.specs)
             and not any(a.method.local_steps for a in self.assignments),
         )
-        agreement.agree(strategy, self._describe(), AGREE_TIMEOUT_SECONDS)
-        self.program = for_buckets(buckets, self.workers)
+        trial_steps = self.settled.trial_steps if self.network.in_branches else 0
+        create = self._worker.variable
+        self.program = for_buckets(buckets, self.workers, trial_steps, create)
         self.step = state.counter("exchange_step")
         self.skipped = state.counter("exchange_skipped")
         self.bytes_sent = state.float_counter("exchange_bytes_sent")
         self.states = [
-            state.StateVariables(*self.program.init(b), b.layout.index, self._worker.variable)
-            for b in buckets
+            state.StateVariables(*self.program.init(b), b.layout.index, create) for b in buckets
         ]
         self.consensus: state.Consensus | None = None
         if self.program.own_weights:
@@ -113,9 +115,9 @@ class GradientExchange(tf.Module):
             positions: For every gradient, the position of its variable in `build`'s list.
 
         Returns:
-            The sums over workers, in the order and the dtypes of `grads`, a `SparseTotal` or an
-            `EitherTotal` here and there if `build` was told to; and a bool scalar: if it
-            is false, which it is on all workers or none, the step must not be applied.
+            The sums over workers, in the order and the dtypes of `grads`, some in coordinate form
+            if `build` was told to; and a bool scalar: if it is false, which it is on all workers
+            or none, the step must not be applied.
 
         Raises:
             TypeError: for a gradient that is not float32, bfloat16 or float16.
@@ -258,17 +260,21 @@ class GradientExchange(tf.Module):
             dense.append(tf.ensure_shape(value, spec.shape))
         return dense
 
-    def explain(self) -> policy_lib.Explanation:
+    def explain(self) -> explanation.Explanation:
         """Return a table of what happens to every variable.
 
         Raises:
             RuntimeError: before `build`.
         """
         self._require_built("explain")
-        explanation = policy_lib.explain(
-            self.assignments, self.program.buckets, self.workers, self.bytes_per_step()
+        return explanation.explain(
+            self.assignments,
+            self.program.buckets,
+            self.workers,
+            self.bytes_per_step(),
+            "" if self.settled is self.policy else str(self.settled),
+            self._worker.replicas,
         )
-        return dataclasses.replace(explanation, replicas=self._worker.replicas)
 
     def bytes_per_step(self) -> float:
         """Bytes that this worker sends in a step after warm-up, by the costs of ring collectives.
@@ -287,7 +293,7 @@ class GradientExchange(tf.Module):
         With several workers this is a collective: all of them must call it.
         """
         self._require_built("total_state")
-        return state.totals(dict(self._named_variables()))
+        return saved_state.total(self)
 
     def restore_total_state(self, arrays: dict[str, Any]) -> None:
         """Assign what `total_state` returned; sums are given to the workers in equal shares.
@@ -296,20 +302,7 @@ class GradientExchange(tf.Module):
             ValueError: when the arrays are not those of this exchange.
         """
         self._require_built("restore_total_state")
-        state.restore_totals(dict(self._named_variables()), arrays)
-
-    def _named_variables(self):
-        yield "step", self.step
-        yield "skipped", self.skipped
-        if self.consensus is not None:
-            yield "consensus/steps", self.consensus.steps
-            yield "consensus/rounds", self.consensus.rounds
-            for i, variable in enumerate(self.consensus.agreed):
-                yield f"consensus/{i}", variable
-        for bucket, variables in enumerate(self.states):
-            for name, group in variables.variables_by_name.items():
-                for i, variable in enumerate(group):
-                    yield f"bucket_{bucket}/{name}/{i}", variable
+        saved_state.restore(self, arrays)
 
     def _require_built(self, what: str) -> None:
         if not self.built:

@@ -27,6 +27,8 @@ _PER_WORKER = {
     "sum": tf.VariableAggregation.SUM,
     "mean": tf.VariableAggregation.MEAN,
 }
+# Makes a variable from its first value, its kind and a name: see `replica_variable`.
+Create = Callable[[tf.Tensor, str, str], Any]
 _CHECKPOINT_KEY = "VARIABLE_VALUE"  # under which TensorFlow saves variables
 
 
@@ -37,8 +39,7 @@ class StateVariables(tf.Module):
         values: The initial state.
         kinds: For every name in it, its kind.
         index: Of the bucket.
-        create: Makes a variable from a value, its kind and a name: `replica_variable`, or
-            `workers.Host.variable`.
+        create: Makes a variable: `replica_variable`, or `workers.Host.variable`.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class StateVariables(tf.Module):
         values: dict[str, list[tf.Tensor]],
         kinds: dict[str, str],
         index: int,
-        create: Callable[[tf.Tensor, str, str], Any],
+        create: Create,
     ):
         super().__init__(name=f"bucket_{index}")
         self.variables_by_name: dict[str, list[Any]] = {
@@ -150,6 +151,27 @@ class Consensus(tf.Module):
             own.assign(agreed.read_value(), read_value=False)
 
 
+class StepTimes:
+    """How long steps took; not saved, since another run may have another network.
+
+    Args:
+        length: How many steps are to be kept.
+        create: See `StateVariables`.
+
+    Attributes:
+        count: int64 variable, number of steps so far, equal on all workers.
+        last: float64 variable, when this worker's last step began, in seconds.
+        seconds: float64 variable `[length]`, this worker's times.
+        verdict: int64 variable, for whoever judges by them; equal on all workers.
+    """
+
+    def __init__(self, length: int, create: Create):
+        self.count = counter("trial_count")
+        self.verdict = counter("trial_verdict")
+        self.last = create(tf.zeros([], tf.float64), "mean", "trial_last")
+        self.seconds = create(tf.zeros([length], tf.float64), "mean", "trial_seconds")
+
+
 def counter(name: str) -> tf.Variable:
     """An int64 variable that is equal on all replicas and starts at 0."""
     return tf.Variable(tf.zeros([], tf.int64), trainable=False, name=name)
@@ -177,31 +199,3 @@ def replica_variable(value: tf.Tensor, kind: str, name: str) -> tf.Variable:
         synchronization=tf.VariableSynchronization.ON_READ,
         aggregation=_PER_WORKER[kind],
     )
-
-
-def totals(variables: dict[str, Any]) -> dict[str, Any]:
-    """Return, as arrays, what the workers have together. All of them must call it."""
-    return {
-        name: (v.total() if isinstance(v, HostVariable) else v).numpy()
-        for name, v in variables.items()
-    }
-
-
-def restore_totals(variables: dict[str, Any], arrays: dict[str, Any]) -> None:
-    """Give every worker its share of what `totals` returned.
-
-    Raises:
-        ValueError: when the arrays have other names or shapes.
-    """
-    shapes = {n: tuple(v.shape) for n, v in variables.items()}
-    found = {n: tuple(a.shape) for n, a in arrays.items()}
-    if shapes != found:
-        raise ValueError(
-            "the saved state of the exchange is that of another model or method. Expected "
-            f"{shapes}. Received: {found}. Load with compile=False and compile anew."
-        )
-    for name, variable in variables.items():
-        if isinstance(variable, HostVariable):
-            variable.restore_total(tf.convert_to_tensor(arrays[name]))
-        else:
-            variable.assign(arrays[name])

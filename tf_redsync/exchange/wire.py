@@ -55,11 +55,18 @@ def sent_bytes(request: Request, workers: int) -> float | tf.Tensor:
         request: What an exchange yielded.
         workers: P, the number of workers.
     """
-    factor = {AllGather: workers - 1.0, AllReduce: 2.0 * (workers - 1) / workers}.get(
-        type(request), (workers - 1.0) / workers
-    )
+    factor = sent_factor(type(request), workers)
     payload = payload_bytes(request)
     return factor * (payload if isinstance(payload, int) else tf.cast(payload, tf.float64))
+
+
+def sent_factor(kind: type[Request], workers: int) -> float:
+    """Bytes sent for each byte of a worker's payload; see `sent_bytes`."""
+    if kind is AllGather:
+        return workers - 1.0
+    if kind is AllReduce:
+        return 2.0 * (workers - 1) / workers
+    return (workers - 1.0) / workers
 
 
 def is_finite(request: Request, reply: Any) -> tf.Tensor:
@@ -105,6 +112,7 @@ __all__ = [
     "is_finite",
     "payload_bytes",
     "sent_bytes",
+    "sent_factor",
     "to_words",
     "totals_are_finite",
     "with_header",

@@ -12,12 +12,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_redsync.auto import Auto
+from tf_redsync.methods.base import Method
 from tf_redsync.policy import Policy
 
 _MOMENTUM_KEYS = ("momentum", "beta_1")
 
 
-def check_momentum(inner: Any, policy: Policy) -> None:
+def check_momentum(inner: Any, policy: Policy | Auto) -> None:
     """Check that momentum is applied once.
 
     Raises:
@@ -49,7 +51,7 @@ def _numbers(config) -> Iterator[tuple[str, Any]]:
         yield from _numbers(value)
 
 
-def check_own_weights(inner: Any, policy: Policy) -> None:
+def check_own_weights(inner: Any, policy: Policy | Auto) -> None:
     """Check that nothing but the update changes weights of which each worker has its own.
 
     Raises:
@@ -74,28 +76,33 @@ def check_own_weights(inner: Any, policy: Policy) -> None:
 
 def warn_adaptive(inner: Any, policy: Policy) -> None:
     """Warn where a second moment falls while elements wait: their next step is too long."""
-    adaptive = innermost(inner)
-    if getattr(adaptive, "amsgrad", False):
-        return
-    name = type(adaptive).__name__
-    beta_2 = dict(_numbers(inner.get_config())).get("beta_2")
     for method in policy.methods:
-        what = type(method).__name__
-        if method.needs_amsgrad:
-            warnings.warn(
-                f"{what} is made for AMSGrad. Received: {name}. Use tf_redsync.AMSGrad (Keras 3) "
-                "or Adam(amsgrad=True).",
-                stacklevel=6,
-            )
-        elif beta_2 is not None and method.waiting_steps * (1.0 - beta_2) >= 1.0 - 1e-6:
-            warnings.warn(
-                f"{what} sends an element every {method.waiting_steps:.0f} steps on average, and "
-                f"{name} forgets its second moment in {1.0 / (1.0 - beta_2):.0f} steps, so that "
-                "elements take long steps when they are sent at last. Use AMSGrad "
-                "(tf_redsync.AMSGrad, Adam(amsgrad=True)), or a higher density; see "
-                "docs/adaptive.md.",
-                stacklevel=6,
-            )
+        trouble = trouble_with_adaptive(inner, method)
+        if trouble is not None:
+            warnings.warn(trouble, stacklevel=6)
+
+
+def trouble_with_adaptive(inner: Any, method: Method) -> str | None:
+    """Return what is wrong with a method for an adaptive optimizer, or `None`."""
+    adaptive, what = innermost(inner), type(method).__name__
+    if getattr(adaptive, "amsgrad", False):
+        return None
+    name = type(adaptive).__name__
+    if method.needs_amsgrad:
+        return (
+            f"{what} is made for AMSGrad. Received: {name}. Use tf_redsync.AMSGrad (Keras 3) "
+            "or Adam(amsgrad=True)."
+        )
+    beta_2 = dict(_numbers(inner.get_config())).get("beta_2")
+    if beta_2 is not None and method.waiting_steps * (1.0 - beta_2) >= 1.0 - 1e-6:
+        return (
+            f"{what} sends an element every {method.waiting_steps:.0f} steps on average, and "
+            f"{name} forgets its second moment in {1.0 / (1.0 - beta_2):.0f} steps, so that "
+            "elements take long steps when they are sent at last. Use AMSGrad "
+            "(tf_redsync.AMSGrad, Adam(amsgrad=True)), or a higher density; see "
+            "docs/adaptive.md."
+        )
+    return None
 
 
 def innermost(optimizer: Any) -> Any:

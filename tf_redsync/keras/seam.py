@@ -11,10 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_redsync.auto import Auto
 from tf_redsync.exchange.gradient_exchange import GradientExchange
 from tf_redsync.keras import conflicts
 from tf_redsync.methods.base import Method, from_config
-from tf_redsync.methods.redsync import RedSync
 from tf_redsync.policy import Policy
 from tf_redsync.programs import LocalSteps
 
@@ -24,20 +24,24 @@ class Seam:
 
     Args:
         inner: The optimizer that applies the sums.
-        method: A method, a `Policy`, a config of one of them, or `None` for `RedSync()`.
+        method: A method, a `Policy`, `Auto`, a config of one of them, or `None` for `Auto()`.
         options: Keyword arguments of `GradientExchange`.
 
     Raises:
         ValueError: for something that cannot be wrapped, or momentum on both sides.
     """
 
-    def __init__(self, inner: Any, method: Method | Policy | dict | None, **options):
+    def __init__(self, inner: Any, method: Method | Policy | Auto | dict | None, **options):
         self.policy = as_policy(method)
         _check_unwrapped(inner)
         conflicts.check_momentum(inner, self.policy)
         conflicts.check_own_weights(inner, self.policy)
-        conflicts.warn_adaptive(inner, self.policy)
-        self.exchange = GradientExchange(self.policy, **options)
+        suited = self.policy
+        if isinstance(suited, Auto):
+            suited = suited.suited(lambda m: conflicts.trouble_with_adaptive(inner, m))
+        else:
+            conflicts.warn_adaptive(inner, suited)
+        self.exchange = GradientExchange(suited, **options)
         self._inner = inner
         self._finite: Any = None
         self._positions: dict[Any, int] = {}
@@ -125,7 +129,7 @@ class Seam:
         return position
 
 
-def as_policy(method: Method | Policy | dict | None) -> Policy:
+def as_policy(method: Method | Policy | Auto | dict | None) -> Policy | Auto:
     """Return a policy for what a user may pass as `method`.
 
     Raises:
@@ -134,14 +138,14 @@ def as_policy(method: Method | Policy | dict | None) -> Policy:
     if isinstance(method, dict):
         method = from_config(method)
     if method is None:
-        method = RedSync()
+        method = Auto()
     if isinstance(method, Method):
         return Policy(default=method)
-    if isinstance(method, Policy):
+    if isinstance(method, (Policy, Auto)):
         return method
     raise ValueError(
         "`method` must be a method such as tf_redsync.RedSync(density=0.001), a "
-        f"tf_redsync.Policy, or None. Received: method={method!r}"
+        f"tf_redsync.Policy, tf_redsync.Auto(), or None. Received: method={method!r}"
     )
 
 

@@ -1,6 +1,7 @@
 """When to exchange what.
 
 * `EveryStep`: gradients, in every step;
+* `Trial`: the same, with a trial of whether dense steps are faster;
 * `LocalSteps`: the changes of the weights, every k steps;
 * `OwnPoints`: gradients, in every step or one step late, at a point of each worker's own.
 """
@@ -10,15 +11,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tf_redsync.exchange.layout import Bucket
+from tf_redsync.exchange.state import Create, replica_variable
 from tf_redsync.programs.every_step import EveryStep
 from tf_redsync.programs.local_steps import LocalSteps
 from tf_redsync.programs.own_points import OwnPoints
+from tf_redsync.programs.trial import Trial
 
-__all__ = ["EveryStep", "LocalSteps", "OwnPoints", "for_buckets"]
+__all__ = ["EveryStep", "LocalSteps", "OwnPoints", "Trial", "for_buckets"]
 
 
-def for_buckets(buckets: Sequence[Bucket], workers: int) -> EveryStep:
-    """Return the program that the buckets' methods ask for; `Policy` sees to it that they agree."""
+def for_buckets(
+    buckets: Sequence[Bucket],
+    workers: int,
+    trial_steps: int = 0,
+    create: Create = replica_variable,
+) -> EveryStep:
+    """Return the program that the buckets' methods ask for; `Policy` sees to it that they agree.
+
+    Args:
+        buckets: The buckets.
+        workers: Number of workers.
+        trial_steps: Steps of either kind, dense and compressed, in a trial; 0 for none.
+        create: Makes a variable of which each worker has its own; see `exchange/state.py`.
+    """
+    if trial_steps:
+        return Trial(buckets, trial_steps, create)
     methods = [b.method for b in buckets]
     if workers > 1 and methods and methods[0].local_steps:
         return LocalSteps(buckets, methods[0].local_steps)

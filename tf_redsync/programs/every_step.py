@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.driver import DryRun, Network, Outcome, drive
-from tf_redsync.exchange.layout import Bucket
+from tf_redsync.exchange.layout import Bucket, BucketLayout
 from tf_redsync.exchange.state import Consensus, StateVariables
-from tf_redsync.methods.base import State
+from tf_redsync.methods.base import Exchange, Method, State
 from tf_redsync.programs.branches import choose
 
 
@@ -107,21 +107,36 @@ class EveryStep:
         alone = network.workers == 1  # nothing to compress for
 
         def run(dense_phase: bool) -> Outcome:
-            exchanges, looked_at = [], []
-            for i, (bucket, g, state) in enumerate(zip(self.buckets, grads, states, strict=True)):
-                method, layout = bucket.method, dataclasses.replace(bucket.layout, rank=rank)
-                dense = alone or (dense_phase and (method.warm_up_steps or method.dense_every))
-                phase = method.dense_exchange if dense else method.exchange
-                exchanges.append(phase(layout, g, state, step, scale))
-                if method.totals_may_overflow and not dense:
-                    looked_at.append(i)
-            outcome = drive(exchanges, network)
-            totals = [total for i in looked_at for total in outcome.results[i][0]]
-            outcome.finite &= wire.totals_are_finite(totals)
-            return outcome
+            def dense(method: Method) -> bool:
+                return alone or bool(dense_phase and (method.warm_up_steps or method.dense_every))
 
-        rank = network.rank()
+            def exchange(method: Method, layout: BucketLayout, g, state) -> Exchange:
+                phase = method.dense_exchange if dense(method) else method.exchange
+                return phase(layout, g, state, step, scale)
+
+            return self._drive(exchange, dense, grads, states, network)
+
         return run
+
+    def _drive(
+        self,
+        exchange: Callable[..., Exchange],
+        dense: Callable[[Method], bool],
+        grads: Sequence[list[tf.Tensor]],
+        states: Sequence[State],
+        network: Network,
+    ) -> Outcome:
+        """Drive one exchange a bucket, and look at the totals that are not all-reduced."""
+        exchanges, looked_at, rank = [], [], network.rank()
+        for i, (bucket, g, state) in enumerate(zip(self.buckets, grads, states, strict=True)):
+            layout = dataclasses.replace(bucket.layout, rank=rank)
+            exchanges.append(exchange(bucket.method, layout, g, state))
+            if bucket.method.totals_may_overflow and not dense(bucket.method):
+                looked_at.append(i)
+        outcome = drive(exchanges, network)
+        totals = [total for i in looked_at for total in outcome.results[i][0]]
+        outcome.finite &= wire.totals_are_finite(totals)
+        return outcome
 
     def _dense_at(self, step: tf.Tensor) -> tf.Tensor | None:
         """Whether methods with a dense phase are in it; `None` if there is none."""

@@ -1,0 +1,150 @@
+"""`Auto` on two real workers: all families build it, the trial keeps or drops compression."""
+
+import numpy as np
+import pytest
+
+from tests.distributed.cluster import run_workers
+
+LEARNING_RATE = 0.01
+STEPS = 15
+
+
+def fit_with_auto(family):
+    """Fit a small model with the default method, and with a dense exchange, from one seed."""
+    import os
+
+    if family != "keras3":
+        os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    if family == "tf_keras":
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    else:
+        strategy = rs.MultiWorkerMirroredStrategy()
+    if family == "keras3":
+        import keras
+    else:
+        import tf_keras as keras
+    sgd = keras.optimizers.legacy.SGD if family == "legacy" else keras.optimizers.SGD
+
+    def fit(method):
+        with strategy.scope():
+            model = problems.network(keras)
+            model.compile(optimizer=rs.DistributedOptimizer(sgd(0.05), method), loss="mse")
+        model.fit(problems.dataset(64, 16), epochs=2, verbose=0)
+        return model
+
+    auto, dense = fit(None), fit(rs.Dense())
+    return {
+        "auto": np.concatenate([w.ravel() for w in auto.get_weights()]),
+        "dense": np.concatenate([w.ravel() for w in dense.get_weights()]),
+        "table": str(auto.optimizer.exchange.settled),
+        "explained": str(auto.optimizer.explain()),
+    }
+
+
+@pytest.mark.parametrize("family", ["keras3", "tf_keras", "legacy"])
+def test_a_small_model_stays_dense(family):
+    first, second = run_workers(fit_with_auto, args=(family,), timeout=240)
+    for result in (first, second):
+        np.testing.assert_array_equal(result["auto"], result["dense"])
+    assert first["table"] == second["table"]
+    assert "2 workers" in first["table"] and "MB/s" in first["table"]
+    assert "RedSync ms" in first["table"]
+    assert "RedSync" not in first["explained"]
+
+
+def train_with_trial(slow_phase):
+    """Train what `Auto` compresses, one phase of which sleeps; the loss is linear in the weights.
+
+    So gradients do not depend on the weights, and weights tell the sum of what was delivered.
+    """
+    import dataclasses
+    import time
+
+    import keras
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+    from tf_redsync import cost, probe
+
+    def sleep(tensors):
+        def late(value):
+            time.sleep(0.1)
+            return value
+
+        return [tf.ensure_shape(tf.py_function(late, [t], t.dtype), t.shape) for t in tensors]
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Sleepy(rs.TopK):
+        def exchange(self, layout, grads, *args, **kwargs):
+            grads = sleep(grads) if slow_phase == "exchange" else grads
+            return (yield from super().exchange(layout, grads, *args, **kwargs))
+
+        def dense_exchange(self, layout, grads, *args, **kwargs):
+            grads = sleep(grads) if slow_phase == "dense_exchange" else grads
+            return (yield from super().dense_exchange(layout, grads, *args, **kwargs))
+
+    # A network on which everything is predicted to gain, whatever it is.
+    probe.link = lambda *_: cost.Link.of(rate=1e3, latency=0.0)
+    strategy = rs.MultiWorkerMirroredStrategy()
+    auto = rs.Auto(candidates=(Sleepy(density=0.01, dense_below=0),), trial_steps=3)
+    with strategy.scope():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((12,)), keras.layers.Dense(48, use_bias=False)])
+        optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(LEARNING_RATE), auto)
+        optimizer.build(model.trainable_variables)
+    (kernel,) = model.trainable_variables
+    start = kernel.numpy()
+    data = np.random.RandomState(problems.rank()).randn(STEPS, 12, 48).astype("float32")
+
+    @tf.function
+    def step(gradient):
+        def on_replica():
+            optimizer.apply([tf.identity(gradient)], [kernel])
+
+        strategy.run(on_replica)
+
+    sent = []
+    for gradient in data:
+        step(tf.constant(gradient))
+        sent.append(float(optimizer.exchange.bytes_sent.numpy()))
+    residual = optimizer.exchange.states[0].variables_by_name["residual"][0]
+    local = strategy.experimental_local_results(residual)[0].numpy()
+    return {
+        "moved": (start - kernel.numpy()) / LEARNING_RATE,
+        "gradients": data.sum(axis=0),
+        "sent": np.array(sent),
+        "bytes_per_step": optimizer.bytes_per_step(),
+        "residual": local,
+        "table": str(optimizer.exchange.settled),
+    }
+
+
+def check_trial(first, second):
+    """What holds whatever the verdict: the phases take turns, nothing is lost."""
+    assert "Sleepy" in first["table"] and first["table"] == second["table"]
+    np.testing.assert_array_equal(first["moved"], second["moved"])
+    delivered = first["gradients"] + second["gradients"] - first["residual"] - second["residual"]
+    np.testing.assert_allclose(first["moved"], delivered, rtol=1e-3, atol=1e-3)
+    dense = first["sent"] > 1000  # 576 elements of 4 bytes, against 6 of 8 and a header
+    np.testing.assert_array_equal(dense[:9], [0, 0, 0, 0, 1, 0, 1, 0, 1])
+    return dense[9:]
+
+
+def test_trial_falls_back_to_dense():
+    first, second = run_workers(train_with_trial, args=("exchange",), timeout=240)
+    assert check_trial(first, second).all()
+    assert not first["residual"].any() and not second["residual"].any()
+    assert first["bytes_per_step"] == 576 * 4
+
+
+def test_trial_keeps_compression():
+    first, second = run_workers(train_with_trial, args=("dense_exchange",), timeout=240)
+    assert not check_trial(first, second).any()
+    assert first["residual"].any()
+    assert first["bytes_per_step"] < 100

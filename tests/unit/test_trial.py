@@ -1,0 +1,105 @@
+"""The dense step of a trial delivers the residual as well, for every method that may be tried."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_redsync as rs
+from tests.unit.test_optimizer_errors import refused
+from tf_redsync.exchange import loopback
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.methods.base import registered
+from tf_redsync.programs.trial import _with_residual
+
+WORKERS, SHAPE = 3, (40, 30)
+LAYOUT = BucketLayout((TensorSpec("a", SHAPE), TensorSpec("b", (60, 20), position=1)), WORKERS)
+
+
+def candidates():
+    """All methods that `Auto` takes at their defaults, some also with momentum."""
+    found = []
+    for cls in registered().values():
+        if issubclass(cls, rs.Method):
+            try:
+                rs.Auto(candidates=(cls(),), momentum=cls().momentum_in_exchange)
+            except ValueError:
+                continue
+            found.append(cls())
+    return [*found, rs.RedSync(momentum=0.9), rs.DGC(momentum=0.9, nesterov=True)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Delivering(rs.Method):
+    """The dense step that is under test, as the exchange of a method."""
+
+    of: rs.Method
+
+    def exchange(self, layout, grads, state, step, scale=None):
+        run = self.of.dense_exchange(layout, grads, state, step, scale)
+        return (yield from _with_residual(run, state["residual"]))
+
+
+def test_there_are_candidates():
+    names = {type(m).__name__ for m in candidates()}
+    assert {"RedSync", "ACPSGD", "HalfPrecision", "DGC", "TopK", "PowerSGD"} <= names
+    assert not {"Dense", "SBC", "LocalSGD", "CDSGD", "SignSGD", "NoExchange"} & names
+
+
+@pytest.mark.parametrize("method", candidates(), ids=repr)
+def test_a_dense_step_delivers_everything(method):
+    rng = np.random.default_rng(0)
+
+    def gradients():
+        return [
+            [tf.constant(rng.normal(size=s.shape), tf.float32) for s in LAYOUT.specs]
+            for _ in range(WORKERS)
+        ]
+
+    states = loopback.initial_states(method, LAYOUT)
+    for number in range(3):
+        states = loopback.run_step(method, LAYOUT, gradients(), states, number).states
+    waiting = [np.sum([s["residual"][i] for s in states], axis=0) for i in range(2)]
+    assert all(np.abs(w).max() > 0.0 for w in waiting)
+    grads = gradients()
+    plain = loopback.run_step(method, LAYOUT, grads, states, 3, "dense_exchange")
+    both = loopback.run_step(Delivering(of=method), LAYOUT, grads, states, 3)
+    for i, more in enumerate(waiting):
+        np.testing.assert_allclose(both.totals[0][i], plain.totals[0][i] + more, atol=1e-4)
+    for with_residual, without in zip(both.states, plain.states, strict=True):
+        assert set(with_residual) == set(without)
+        assert not any(np.any(r) for r in with_residual["residual"])
+        if isinstance(method, (rs.GMC, rs.GMCPlus)):
+            continue  # their momentum is made of the totals, which are others
+        for name in set(without) - {"residual"}:
+            tf.nest.map_structure(np.testing.assert_array_equal, with_residual[name], without[name])
+
+
+@pytest.mark.parametrize(
+    "method", [rs.SBC(), rs.CDSGD(), rs.LocalSGD(), rs.SignSGD(), rs.NoExchange()], ids=repr
+)
+def test_a_method_that_cannot_take_turns_is_refused(method):
+    refused(ValueError, lambda: rs.Auto(candidates=(method,)), "candidate", type(method).__name__)
+
+
+def test_arguments():
+    refused(ValueError, lambda: rs.Auto(candidates=("redsync",)), "`candidates`", "'redsync'")
+    refused(ValueError, lambda: rs.Auto(trial_steps=-1), "`trial_steps`", "-1")
+    refused(ValueError, lambda: rs.Auto(momentum=1.0), "`momentum`", "1.0")
+    refused(ValueError, lambda: rs.Auto(density=0.0), "`density`", "0.0")
+    both = (rs.RedSync(momentum=0.9), rs.ACPSGD())
+    refused(ValueError, lambda: rs.Auto(candidates=both, momentum=0.9), "momentum", "ACPSGD")
+    warm = rs.RedSync(warm_up=rs.DenseWarmUp(3))
+    refused(ValueError, lambda: rs.Auto(candidates=(warm,)), "warm-up", "RedSync")
+
+
+def test_default_candidates():
+    assert [type(m) for m in rs.Auto().methods] == [
+        rs.Dense,
+        rs.RedSync,
+        rs.ACPSGD,
+        rs.HalfPrecision,
+    ]
+    with_momentum = rs.Auto(momentum=0.9).methods
+    assert with_momentum == (rs.Dense(momentum=0.9), rs.RedSync(momentum=0.9))

@@ -1,0 +1,175 @@
+"""The cost model: how long an exchange takes, from what its method computes and sends.
+
+RedSync's model (section on performance), for tensors of n elements on P workers:
+
+    T_sparse = T_select + latency + bytes sent / rate + P T_decode
+    T_dense  =            latency + bytes sent / rate
+
+The paper counts log2(P) latencies for a collective. TensorFlow's run around a ring: P - 1 hops to
+gather, 2 (P - 1) to reduce. What is computed and what is sent count one after the other, without
+overlap with the backward pass, so predictions err towards dense exchanges, which overlap least.
+
+Nothing here measures: `probe.py` does.
+
+Reference: Fang, Fu, Yang, Hsieh (2019), arXiv 1808.04357.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_redsync.exchange import wire
+from tf_redsync.exchange.driver import DryRun, drive
+from tf_redsync.exchange.layout import BucketLayout
+from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, Request
+
+KINDS: dict[type, str] = {
+    AllGather: "all_gather",
+    AllReduce: "all_reduce",
+    AllToAll: "all_to_all",
+}
+
+
+def hops(kind: str, workers: int) -> int:
+    """Number of hops that a collective takes one after the other."""
+    return {"all_gather": 1, "all_reduce": 2, "all_to_all": 1}[kind] * (workers - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """Time of one kind of collective: `hops latency + bytes sent / rate`.
+
+    Attributes:
+        latency: Seconds a hop.
+        rate: Bytes a second that a worker sends.
+    """
+
+    latency: float
+    rate: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """The network between the workers, as collectives see it.
+
+    Attributes:
+        all_gather, all_reduce, all_to_all: Of collectives of each kind.
+    """
+
+    all_gather: Line
+    all_reduce: Line
+    all_to_all: Line
+
+    @classmethod
+    def of(cls, rate: float, latency: float) -> Link:
+        """Return a link whose collectives all reach a rate (bytes/s) at a latency (s)."""
+        line = Line(latency, rate)
+        return cls(line, line, line)
+
+    def seconds(self, messages: Sequence[Message], workers: int) -> float:
+        """Return the seconds that collectives take one after the other."""
+        total = 0.0
+        for message in messages:
+            line: Line = getattr(self, message.kind)
+            total += hops(message.kind, workers) * line.latency + message.sent / line.rate
+        return total
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """One collective.
+
+    Attributes:
+        kind: `"all_gather"`, `"all_reduce"` or `"all_to_all"`.
+        sent: Bytes that one worker sends for it; see `wire.sent_bytes`.
+    """
+
+    kind: str
+    sent: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What a worker computes for an exchange, in seconds.
+
+    Attributes:
+        fixed: For each bucket.
+        per_element: For each element of the tensors, for example to select.
+        per_element_received: For each element and worker, for example to decode.
+    """
+
+    fixed: float = 0.0
+    per_element: float = 0.0
+    per_element_received: float = 0.0
+
+    def seconds(self, elements: int, workers: int) -> float:
+        """Return the seconds for a bucket of so many elements."""
+        return self.fixed + elements * (self.per_element + workers * self.per_element_received)
+
+
+NO_WORK = Work()
+
+
+def messages(method: Any, layout: BucketLayout) -> list[list[Message]]:
+    """Return the collectives of two steps of an exchange, by a dry run of `layout.workers` workers.
+
+    Two, because some methods take turns. A trace that is never executed; no warm-up.
+    """
+    if not layout.specs:
+        return [[], []]
+    steps = []
+    with tf.Graph().as_default():
+        for number in (-1, 0):
+            network = _Recorder(layout.workers)
+            grads = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
+            step = tf.constant(tf.int64.max + number, tf.int64)
+            drive([method.exchange(layout, grads, method.init(layout), step, None)], network)
+            steps.append(network.seen)
+    return steps
+
+
+def exchange_seconds(method: Any, layout: BucketLayout, link: Link, work: Work) -> float:
+    """Predict the seconds of one bucket's exchange.
+
+    Args:
+        method: How.
+        layout: What, and among how many workers.
+        link: The network.
+        work: What the method computes.
+    """
+    if not layout.specs:
+        return 0.0
+    steps = messages(method, layout)
+    network = sum(link.seconds(seen, layout.workers) for seen in steps) / len(steps)
+    return network + work.seconds(sum(s.size for s in layout.specs), layout.workers)
+
+
+class _Recorder(DryRun):
+    """A dry run that keeps what was asked for."""
+
+    def __init__(self, workers: int):
+        super().__init__(workers)
+        self.seen: list[Message] = []
+
+    def _keep(self, request: Request) -> None:
+        sent = wire.sent_bytes(request, self.workers)
+        self.seen.append(Message(KINDS[type(request)], float(tf.get_static_value(sent))))
+
+    def all_gather(self, message: tf.Tensor) -> tf.Tensor:
+        """See `Network`."""
+        self._keep(AllGather(message))
+        return super().all_gather(message)
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """See `Network`."""
+        self._keep(AllReduce(tensors))
+        return super().all_reduce(tensors)
+
+    def all_to_all(self, messages: tf.Tensor) -> tf.Tensor:
+        """See `Network`."""
+        self._keep(AllToAll(messages))
+        return super().all_to_all(messages)

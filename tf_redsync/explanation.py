@@ -1,0 +1,111 @@
+"""The table that `optimizer.explain()` prints: what happens to every variable."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from tf_redsync.exchange.layout import Bucket, TensorSpec
+from tf_redsync.policy import Assignment
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of `Explanation`: a variable and what happens to it."""
+
+    name: str
+    shape: tuple[int, ...]
+    elements: int
+    bucket: int
+    method: str
+    how: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What the exchange does with every variable; `str` prints a table.
+
+    Attributes:
+        rows: One for each variable, in the model's order.
+        workers: Number of workers.
+        dense_bytes: Bytes a worker would send in a step without compression.
+        bytes_per_step: Bytes a worker sends in a step, after warm-up.
+        decision: How `Auto` came to it, if it did.
+        replicas: Number of replicas that are one worker together.
+    """
+
+    rows: tuple[Row, ...]
+    workers: int
+    dense_bytes: float
+    bytes_per_step: float
+    decision: str = ""
+    replicas: int = 1
+
+    def __str__(self) -> str:
+        head = ("variable", "shape", "elements", "bucket", "method", "how", "why")
+        table = [head] + [
+            (r.name, str(r.shape), f"{r.elements:,}", str(r.bucket), r.method, r.how, r.reason)
+            for r in self.rows
+        ]
+        widths = [max(len(line[i]) for line in table) for i in range(len(head))]
+        lines = [
+            "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
+            for line in table
+        ]
+        ratio = self.dense_bytes / self.bytes_per_step if self.bytes_per_step else float("inf")
+        total = (
+            f"{self.workers} workers, {self.bytes_per_step:,.0f} bytes sent per worker and step, "
+            f"dense {self.dense_bytes:,.0f}, ratio {ratio:.1f}"
+            if self.workers > 1
+            else "1 worker: nothing is sent"
+        )
+        if self.replicas > 1:
+            total = f"dense among the {self.replicas} replicas of a host, then {total}"
+        return "\n".join([*lines, total, *filter(None, [self.decision])])
+
+
+def explain(
+    assignments: Sequence[Assignment],
+    buckets: Sequence[Bucket],
+    workers: int,
+    sent: float,
+    decision: str = "",
+    replicas: int = 1,
+) -> Explanation:
+    """Make the table.
+
+    Args:
+        assignments: In the model's order.
+        buckets: All buckets.
+        workers: Number of workers.
+        sent: Bytes a worker sends in a step.
+        decision: See `Explanation`.
+        replicas: See `Explanation`.
+    """
+    rows = {
+        spec.position: Row(
+            name=spec.name,
+            shape=spec.shape,
+            elements=spec.size,
+            bucket=bucket.layout.index,
+            method=type(bucket.method).__name__,
+            how=bucket.method.describe(spec),
+            reason=assignments[spec.position].reason,
+        )
+        for bucket in buckets
+        for spec in bucket.layout.specs
+    }
+    return Explanation(
+        rows=tuple(rows[i] for i in sorted(rows)),
+        workers=workers,
+        dense_bytes=dense_bytes([a.spec for a in assignments], workers),
+        bytes_per_step=sent,
+        decision=decision,
+        replicas=replicas,
+    )
+
+
+def dense_bytes(specs: Sequence[TensorSpec], workers: int) -> float:
+    """Bytes a worker sends in a ring all-reduce of all of `specs` as float32."""
+    return 2.0 * (workers - 1) / workers * sum(s.bytes for s in specs)
