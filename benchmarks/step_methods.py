@@ -19,7 +19,7 @@ SPECIAL = {
     "rs_dense": "`rs.Dense()`: the same all-reduce through this library",
     "redsync": f"`rs.RedSync(momentum={MOMENTUM})`",
     "redsync_m0": "`rs.RedSync()`, without momentum",
-    "auto": "`rs.Auto()`: the library chooses",
+    "auto": "`rs.Auto()`: the library chooses, before the steps that are measured",
 }
 # What these classes would be is above. `dense` in lower case is TensorFlow's.
 ALIASES = {"Dense": "rs_dense", "NoExchange": "none", "RedSync": "redsync"}
@@ -110,7 +110,7 @@ def method_for(name: str, density: float) -> Any:
     if name in ("redsync", "redsync_m0"):
         return rs.RedSync(density=density, momentum=MOMENTUM if name == "redsync" else 0.0)
     if name == "auto":
-        return rs.Auto()
+        return rs.Auto(density=density)
     cls = registered()[name]
     has_density = any(field.name == "density" for field in dataclasses.fields(cls))
     options = EXCEPTIONS.get(name, _PLAIN).options
@@ -145,7 +145,18 @@ def optimizer_for(name: str, density: float, bucket_bytes: int | None = None) ->
 
 def period_of(optimizer: Any) -> int:
     """After how many steps a method does the same again: only one in so many may exchange all."""
+    from tf_redsync.programs import LocalSteps
+
     if not hasattr(optimizer, "exchange"):
         return 1
     program = optimizer.exchange.program
-    return max(1, program.dense_every, getattr(program, "steps", 1))
+    local = program.steps if isinstance(program, LocalSteps) else 1
+    return max(1, program.dense_every, local)
+
+
+def settling_steps(optimizer: Any) -> int:
+    """How many steps to leave out at least: until what is tried in training is decided."""
+    from tf_redsync.programs import Trial
+
+    program = optimizer.exchange.program if hasattr(optimizer, "exchange") else None
+    return 2 * program.steps + 6 if isinstance(program, Trial) else 0

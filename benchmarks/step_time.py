@@ -55,9 +55,9 @@ class Progress:
         rest = f"{minutes} min {seconds} s left" if self.done < self.total else "done"
         print(f"{text} ({now - self._begun:.0f} s; {rest})", flush=True)
 
-    def leave_out(self) -> None:
-        """What has failed once is not tried again."""
-        self.total -= 1
+    def leave_out(self, count: int) -> None:
+        """Says that so many fewer will come: what has failed once is not tried again."""
+        self.total -= count
 
 
 def measure(lab: netlab.Lab, model: str, method: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -82,7 +82,6 @@ def measure_all(
     width = max(map(len, args.methods))
     for number, method in itertools.product(range(args.rounds), args.methods):
         if method in errors:
-            progress.leave_out()
             continue
         progress.begin(
             f"{model:<5}{len(lab.addresses):2} workers {lab.rate:>8}, "
@@ -92,6 +91,7 @@ def measure_all(
             result = measure(lab, model, method, args)
         except workers.MeasurementError as error:  # the others go on, and the exit code tells
             errors[method] = workers.reason_of(str(error))
+            progress.leave_out(args.rounds - number - 1)
             progress.end(f"failed: {errors[method]}")
             print(f"\n{error}", file=sys.stderr)
             continue

@@ -7,7 +7,7 @@ import dataclasses
 import tempfile
 from typing import Any
 
-from benchmarks import step_anatomy, trace_events, training
+from benchmarks import step_anatomy, step_methods, trace_events, training
 
 STEP = "train"
 _TYPES = {"AllGather": "Gather", "AllReduce": "Reduce", "AllToAll": "AllToAll"}
@@ -63,7 +63,7 @@ def recorded(args: argparse.Namespace) -> dict[str, Any]:
     import tensorflow as tf
 
     job = training.prepare(args)
-    job.run(args.warmup)
+    job.run(max(args.warmup, step_methods.settling_steps(job.optimizer)))
     job.barrier()
     plain = job.run(args.steps)
     inner = getattr(job.optimizer, "inner_optimizer", job.optimizer)
