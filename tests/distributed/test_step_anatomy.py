@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(script, *args, timeout=200):
+def run(script, *args, timeout=300):
     environment = {k: v for k, v in os.environ.items() if k not in ("TF_CONFIG", "PYTHONPATH")}
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / script), *args],
@@ -54,17 +54,15 @@ def test_timeline(tmp_path):
 def test_memory(tmp_path):
     """The copies that a method needs are its state, and what a skipped step must leave alone."""
     report = tmp_path / "memory.json"
-    methods = "dense,redsync,redsync_m0"
+    methods = "dense,redsync"
     flags = ["--methods", methods, "--batch", "2", "--steps", "3", "--warmup", "2"]
     out = run("memory.py", *flags, f"--json={report}")
     rows = json.loads(report.read_text())["methods"]
     assert list(rows) == methods.split(",") and all(name in out for name in rows)
     # A large share of the parameters is in matrices, which alone have residuals and velocities.
     assert rows["dense"]["state"] == pytest.approx(0, abs=0.001)
-    assert rows["redsync_m0"]["state"] == pytest.approx(1, abs=0.01)
     assert rows["redsync"]["state"] == pytest.approx(2, abs=0.01)
     # malloc's blocks may be larger than the tensors in them, hence the tolerances.
     for name, row in rows.items():
         assert row["kept"] == pytest.approx(1 + row["state"], abs=0.2), name
-    assert rows["redsync_m0"]["peak"] - rows["dense"]["peak"] < 0.3
     assert rows["redsync"]["peak"] - rows["dense"]["peak"] < 2.3

@@ -79,6 +79,7 @@ void Run(Case* c, const ParallelFor& threads) {
   Mix(&r->mean, sizeof(float));
   Mix(&r->ratio, sizeof(float));
 
+  if (!r->finite) return;  // The outputs are unspecified.
   // Once more, with one of the outputs where the gradient is.
   const bool has_u = o.momentum != Momentum::kNone;
   for (std::vector<float>* over_g : {&c->new_v_over_g, &c->new_u_over_g}) {
