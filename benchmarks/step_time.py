@@ -2,6 +2,8 @@
 
     sudo python benchmarks/step_time.py --workers 2 --rate 1gbit --model mlp \
         --methods none,dense,redsync --json step_time.json
+    sudo python benchmarks/step_time.py --workers 2,4 --rate 100mbit,1gbit,10gbit,none \
+        --model mlp,lstm,vgg --methods all --json wide.json --plot wide.png
 
 Workers run in network namespaces whose links have the given rate (`benchmarks/netlab.py`). The
 methods take turns in several rounds, because the speed of a machine drifts; the steps of all rounds
@@ -11,185 +13,210 @@ are pooled. docs/benchmarks.md says what the columns mean.
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import itertools
 import json
 import os
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # `benchmarks` is imported by name, also when this file is started by its path: the folder Python
 # puts first on the path in that case is replaced by its parent.
 if __name__ == "__main__" and not __package__:
-    sys.path[0] = str(ROOT)
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks import netlab  # noqa: E402
+from benchmarks import netlab, step_methods, step_report, workers  # noqa: E402
 from benchmarks.models import WORKLOADS  # noqa: E402
-from benchmarks.step_worker import METHODS  # noqa: E402
 from tf_redsync import launch  # noqa: E402
 
-COLUMNS = ("median ms", "min ms", "cpu ms", "x none", "dense / x", "counted MB", "wire MB")
+
+class Progress:
+    """Prints what is measured, and at the present pace how long the rest will take."""
+
+    def __init__(self, total: int):
+        self.total, self.done, self.start = total, 0, time.monotonic()
+
+    def begin(self, text: str) -> None:
+        """Says what comes now."""
+        print(f"{self.done + 1:3}/{self.total} {text} ", end="", flush=True)
+        self._begun = time.monotonic()
+
+    def end(self, text: str) -> None:
+        """Says what came out."""
+        self.done += 1
+        now = time.monotonic()
+        left = (now - self.start) / self.done * (self.total - self.done)
+        minutes, seconds = divmod(round(left), 60)
+        rest = f"{minutes} min {seconds} s left" if self.done < self.total else "done"
+        print(f"{text} ({now - self._begun:.0f} s; {rest})", flush=True)
+
+    def leave_out(self, count: int) -> None:
+        """Says that so many fewer will come: what has failed once is not tried again."""
+        self.total -= count
 
 
-class MeasurementError(RuntimeError):
-    """The workers of one method failed; the message holds their last lines."""
-
-
-def parse_methods(text: str) -> list[str]:
-    """Returns the methods of a list separated by commas; ValueError names an unknown one."""
-    methods = [word.strip() for word in text.split(",") if word.strip()]
-    unknown = [method for method in methods if method not in METHODS]
-    if unknown or not methods or len(set(methods)) < len(methods):
-        raise ValueError(
-            f"`--methods` must be different names out of {', '.join(METHODS)}, separated by "
-            f"commas. Received: --methods={text}"
-        )
-    return methods
-
-
-def measure(lab: netlab.Lab, method: str, args: argparse.Namespace) -> dict[str, Any]:
+def measure(lab: netlab.Lab, model: str, method: str, args: argparse.Namespace) -> dict[str, Any]:
     """Starts the workers of one method once and returns what worker 0 measured."""
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "result.json"
-        command = [sys.executable, "-m", "benchmarks.step_worker", "--method", method]
-        for name in ("model", "workers", "steps", "warmup", "density", "batch"):
-            value = getattr(args, name)
-            command += [] if value is None else [f"--{name}", str(value)]
-        env = {
-            # The workers import this checkout, whatever the working directory is.
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
-            "CUDA_VISIBLE_DEVICES": "-1",
-            "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
-        }
-        if lab.interface:
-            env["TF_REDSYNC_BENCH_INTERFACE"] = lab.interface
-        job = launch.run(
-            [*command, "--output", str(output)],
-            args.workers,
-            env=env,
-            timeout=args.timeout,
-            grace=5,
-            addresses=lab.addresses,
-            wrappers=lab.wrappers,
+    names = ("steps", "warmup", "density", "batch", "bucket_bytes")
+    flags = {"method": method, "model": model, **{name: getattr(args, name) for name in names}}
+    result = workers.measure("benchmarks.step_worker", lab, flags, args.timeout)
+    if result["skipped"]:
+        raise workers.MeasurementError(
+            f"`{method}` skipped {result['skipped']} of {len(result['times_ms'])} steps that were "
+            "not finite: they update nothing, so their times say nothing."
         )
-        if job.exit_code:
-            raise MeasurementError(f"`{method}` failed. {job.message}")
-        return json.loads(output.read_text(encoding="utf-8"))
+    return result
 
 
-def summary(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Pools the rounds of one method."""
-    times = [ms for result in rounds for ms in result["times_ms"]]
-    wire = [result["wire_bytes_per_step"] for result in rounds]
-    return {
-        "step_ms": statistics.median(times),
-        "step_ms_min": min(times),
-        "bytes_per_step": rounds[-1]["bytes_per_step"],
-        "wire_bytes_per_step": None if None in wire else statistics.mean(wire),
-        "cpu_ms_per_step": statistics.median(result["cpu_ms_per_step"] for result in rounds),
-        "round_step_ms": [statistics.median(result["times_ms"]) for result in rounds],
-    }
-
-
-def table(methods: dict[str, dict[str, Any]]) -> str:
-    """Returns the lines to print: one method a line, times in ms, traffic in MB (10^6 bytes)."""
-    none = methods.get("none", {}).get("step_ms")
-    dense = methods.get("dense", {}).get("step_ms")
-    lines = ["method    " + "".join(f"{title:>12}" for title in COLUMNS)]
-    for name, row in methods.items():
-        step, wire = row["step_ms"], row["wire_bytes_per_step"]
-        cells = [
-            f"{step:.1f}",
-            f"{row['step_ms_min']:.1f}",
-            f"{row['cpu_ms_per_step']:.1f}",
-            f"{step / none:.2f}" if none else "-",
-            f"{dense / step:.2f}" if dense else "-",
-            f"{row['bytes_per_step'] / 1e6:.3f}",
-            "-" if wire is None else f"{wire / 1e6:.3f}",
-        ]
-        lines.append(f"{name:<10}" + "".join(f"{cell:>12}" for cell in cells))
-    return "\n".join(lines)
-
-
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measures all methods in turn; returns the report that `--json` writes."""
+def measure_all(
+    lab: netlab.Lab, model: str, args: argparse.Namespace, progress: Progress
+) -> dict[str, Any]:
+    """Measures all methods in turn on one network; returns their report. A failure is a row too."""
     results: dict[str, list[dict[str, Any]]] = {method: [] for method in args.methods}
-    with netlab.network(args.workers, args.rate) as lab:
-        for number in range(args.rounds):
-            for method in args.methods:
-                print(f"round {number + 1}/{args.rounds}: {method:<9}", end="", flush=True)
-                start = time.monotonic()
-                result = measure(lab, method, args)
-                results[method].append(result)
-                median = statistics.median(result["times_ms"])
-                print(f"{median:9.1f} ms a step ({time.monotonic() - start:.0f} s in all)")
-    first = results[args.methods[0]][0]
-    return {
-        "workers": args.workers,
-        "rate": args.rate,
-        "model": args.model,
-        "params": first["params"],
-        "batch": first["batch"],
-        "steps": args.steps,
-        "warmup": args.warmup,
-        "rounds": args.rounds,
-        "density": args.density,
-        "threads": int(os.environ.get("TF_NUM_INTRAOP_THREADS", 0))
-        or launch.default_threads(args.workers),
-        "methods": {method: summary(rounds) for method, rounds in results.items()},
+    errors: dict[str, str] = {}
+    width = max(map(len, args.methods))
+    for number, method in itertools.product(range(args.rounds), args.methods):
+        if method in errors:
+            continue
+        progress.begin(
+            f"{model:<5}{len(lab.addresses):2} workers {lab.rate:>8}, "
+            f"round {number + 1}/{args.rounds}: {method:<{width}}"
+        )
+        try:
+            result = measure(lab, model, method, args)
+        except workers.MeasurementError as error:  # the others go on, and the exit code tells
+            errors[method] = workers.reason_of(str(error))
+            progress.leave_out(args.rounds - number - 1)
+            progress.end(f"failed: {errors[method]}")
+            print(f"\n{error}", file=sys.stderr)
+            continue
+        results[method].append(result)
+        progress.end(f"{statistics.median(step_report.step_times(result)):9.1f} ms a step")
+    first = next((rounds[0] for rounds in results.values() if rounds), {})
+    rows = {
+        method: {"error": errors[method]} if method in errors else step_report.summary(rounds)
+        for method, rounds in results.items()
     }
+    keys = ("steps", "warmup", "rounds", "density", "bucket_bytes")
+    return {
+        "workers": len(lab.addresses),
+        "rate": lab.rate,
+        "model": model,
+        "params": first.get("params"),
+        "batch": first.get("batch"),
+        **{key: getattr(args, key) for key in keys},
+        "threads": int(os.environ.get("TF_NUM_INTRAOP_THREADS", 0))
+        or launch.default_threads(len(lab.addresses)),
+        "methods": rows,
+    }
+
+
+def run(
+    args: argparse.Namespace, save: Callable[[list[dict[str, Any]]], None]
+) -> list[dict[str, Any]]:
+    """Measures all combinations, one network after the other.
+
+    Args:
+        args: The command line.
+        save: Is given the reports so far, after each of them.
+
+    Returns:
+        A report for each combination.
+    """
+    networks = list(itertools.product(args.workers, args.rate))
+    progress = Progress(len(networks) * len(args.model) * args.rounds * len(args.methods))
+    reports: list[dict[str, Any]] = []
+    for count, rate in networks:
+        with netlab.network(count, rate) as lab:
+            for model in args.model:
+                reports.append(measure_all(lab, model, args, progress))
+                save(reports)
+    return reports
+
+
+def parse_list(flag: str, text: str, read: Callable[[str], Any], what: str) -> list[Any]:
+    """Returns the values of a list separated by commas.
+
+    Raises:
+        ValueError: for repeated values, and those that `read` raises one for; `what` are right.
+    """
+    words = [word.strip() for word in text.split(",")]
+    try:
+        values = [read(word) for word in words]
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"`--{flag}` must be {what}. Received: --{flag}={text}") from error
+    if len(set(words)) < len(words):
+        raise ValueError(f"`--{flag}` must not repeat a value. Received: --{flag}={text}")
+    return values
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Step time and bytes on the wire, per exchange method.", allow_abbrev=False
+        description="Step time and bytes on the wire, per exchange method. --workers, --rate and "
+        "--model may be lists separated by commas: all combinations are measured.",
+        allow_abbrev=False,
     )
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument(
-        "--rate", default="1gbit", help="of each direction of each link; none: loopback, not root"
-    )
-    parser.add_argument("--model", choices=sorted(WORKLOADS), default="mlp")
-    parser.add_argument("--methods", default="none,dense,redsync", help=f"of {', '.join(METHODS)}")
-    parser.add_argument("--steps", type=int, default=20, help="measured steps per round")
-    parser.add_argument("--warmup", type=int, default=5, help="steps before, per round")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--batch", type=int, help="examples per worker (default: the model's)")
-    parser.add_argument("--density", type=float, default=0.001, help="of redsync")
-    parser.add_argument("--timeout", type=float, default=600, help="seconds per method and round")
-    parser.add_argument("--json", help="file for the report")
+    add = parser.add_argument
+    add("--workers", default="2")
+    add("--rate", default="1gbit", help="of each direction of each link; none: loopback, not root")
+    add("--model", default="mlp", help=f"of {', '.join(sorted(WORKLOADS))}")
+    add("--methods", default="none,dense,redsync", help="names separated by commas, or all")
+    add("--steps", type=int, default=20, help="measured steps per round")
+    add("--warmup", type=int, default=5, help="steps before, per round")
+    add("--rounds", type=int, default=2)
+    add("--batch", type=int, help="examples per worker (default: the model's)")
+    add("--density", type=float, default=0.001, help="of methods that have one")
+    add("--bucket-bytes", type=int, help="of the exchange (default: the library's)")
+    add("--timeout", type=float, default=600, help="seconds per method and round")
+    add("--json", help="file for the report")
+    add("--plot", help="PNG file for a picture; `none` must be among the methods")
     args = parser.parse_args(argv)
-    for name in ("workers", "steps", "warmup", "rounds", "batch"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            parser.error(f"`--{name}` must be at least 1. Received: --{name}={value}")
     try:
-        args.methods = parse_methods(args.methods)
-        netlab.parse_rate(args.rate)
+        args.workers = parse_list("workers", args.workers, int, "numbers of workers, like 2 or 2,4")
+        what = f"of {', '.join(sorted(WORKLOADS))}"
+        args.model = parse_list("model", args.model, lambda name: WORKLOADS[name].name, what)
+        what = "none, or like 100mbit or 1gbit,10gbit"
+        args.rate = parse_list("rate", args.rate, netlab.parse_rate, what)
+        args.methods = step_methods.parse(args.methods)
+        for name in ("workers", "steps", "warmup", "rounds", "batch", "bucket_bytes"):
+            value, flag = getattr(args, name), "--" + name.replace("_", "-")
+            if value is not None and min(value if isinstance(value, list) else [value]) < 1:
+                raise ValueError(f"`{flag}` must be at least 1. Received: {flag}={value}")
     except ValueError as error:
         parser.error(str(error))
+    if args.plot and "none" not in args.methods:
+        parser.error("`--plot` draws times in units of `none`: add it to `--methods`.")
+    if args.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("`--plot` needs matplotlib: pip install matplotlib")
     return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     args = _parse(argv)
+    single = len(args.workers) == len(args.rate) == len(args.model) == 1
+
+    def save(reports: list[dict[str, Any]]) -> None:
+        if args.json:
+            text = json.dumps(reports[0] if single else {"runs": reports}, indent=2)
+            Path(args.json).write_text(text + "\n", encoding="utf-8")
+
     try:
-        report = run(args)
-    except (netlab.NetworkError, MeasurementError) as error:
+        reports = run(args, save)
+    except netlab.NetworkError as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
-    print(
-        f"\n{args.model}, {report['params']:,} parameters, {args.workers} workers, "
-        f"batch {report['batch']} each, rate {args.rate}"
-    )
-    print(table(report["methods"]))
-    if args.json:
-        Path(args.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    return 0
+    for report in reports:
+        print(f"\n{step_report.heading(report)}")
+        print(step_report.table(report["methods"]))
+    if args.plot:
+        step_report.plot(reports, args.plot)
+    return int(any("error" in row for r in reports for row in r["methods"].values()))
 
 
 if __name__ == "__main__":

@@ -124,17 +124,28 @@ tensorflow::Status CheckShapes(const char* name, const OpInputList& tensors,
   return tensorflow::OkStatus();
 }
 
-tensorflow::Status Forward(OpKernelContext* context, const char* input, const char* output,
-                           std::vector<Tensor*>* tensors) {
+tensorflow::Status Forward(OpKernelContext* context, const std::vector<const char*>& inputs,
+                           const char* output, std::vector<Tensor*>* tensors) {
   int begin, end, output_begin, output_end;
-  TF_RETURN_IF_ERROR(context->op_kernel().InputRange(input, &begin, &end));
+  std::vector<int> candidates;
+  for (const char* input : inputs) {
+    TF_RETURN_IF_ERROR(context->op_kernel().InputRange(input, &begin, &end));
+    candidates.push_back(begin);
+  }
   TF_RETURN_IF_ERROR(context->op_kernel().OutputRange(output, &output_begin, &output_end));
-  tensors->resize(end - begin);
-  for (int i = 0; i < end - begin; ++i) {
+  tensors->resize(output_end - output_begin);
+  for (Tensor*& tensor : *tensors) {
     TF_RETURN_IF_ERROR(context->forward_input_or_allocate_output(
-        {begin + i}, output_begin + i, context->input(begin + i).shape(), &(*tensors)[i]));
+        candidates, output_begin++, context->input(candidates[0]).shape(), &tensor));
+    for (int& candidate : candidates) ++candidate;
   }
   return tensorflow::OkStatus();
+}
+
+tensorflow::Status NewState(OpKernelContext* context, std::vector<Tensor*>* new_residuals,
+                            std::vector<Tensor*>* new_velocities) {
+  TF_RETURN_IF_ERROR(Forward(context, {"residuals", "grads"}, "new_residuals", new_residuals));
+  return Forward(context, {"velocities", "grads"}, "new_velocities", new_velocities);
 }
 
 tensorflow::Status CheckDescend(const Tensor& indices, const Tensor& values,

@@ -65,9 +65,17 @@ tensorflow::Status Scalar(tensorflow::OpKernelContext* context, const char* name
 tensorflow::Status CheckShapes(const char* name, const tensorflow::OpInputList& tensors,
                                const tensorflow::OpInputList& grads);
 
-// Outputs that reuse the memory of their inputs if nothing else needs it.
-tensorflow::Status Forward(tensorflow::OpKernelContext* context, const char* input,
-                           const char* output, std::vector<tensorflow::Tensor*>* tensors);
+// Outputs that reuse the memory of an input of equal place in one of the lists `inputs`, the first
+// that nothing else needs.
+tensorflow::Status Forward(tensorflow::OpKernelContext* context,
+                           const std::vector<const char*>& inputs, const char* output,
+                           std::vector<tensorflow::Tensor*>* tensors);
+
+// Allocates, or forwards, `new_residuals` and `new_velocities`. In training the old state is held
+// by variables, so that a step that is not finite can leave it as it was; gradients are done with.
+tensorflow::Status NewState(tensorflow::OpKernelContext* context,
+                            std::vector<tensorflow::Tensor*>* new_residuals,
+                            std::vector<tensorflow::Tensor*>* new_velocities);
 
 // What RedsyncDescend checks alike on all devices, but for the values of the indices.
 tensorflow::Status CheckDescend(const tensorflow::Tensor& indices, const tensorflow::Tensor& values,

@@ -76,8 +76,7 @@ class AccumulateAndSelectOp : public tensorflow::OpKernel {
     TF_RETURN_IF_ERROR(context->allocate_output("message", TensorShape({words}), &call->message));
     TF_RETURN_IF_ERROR(
         context->allocate_output("new_ratios", call->ratios->shape(), &call->new_ratios));
-    TF_RETURN_IF_ERROR(Forward(context, "residuals", "new_residuals", &call->new_residuals));
-    TF_RETURN_IF_ERROR(Forward(context, "velocities", "new_velocities", &call->new_velocities));
+    TF_RETURN_IF_ERROR(NewState(context, &call->new_residuals, &call->new_velocities));
     int64_t bytes = 0;
     for (size_t i = 0; i < call->parts.size(); ++i) {
       bytes = std::max(bytes, SelectScratchBytes(call->parts[i].size, call->k->flat<int32_t>()(i),

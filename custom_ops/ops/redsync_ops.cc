@@ -130,7 +130,8 @@ REGISTER_OP("RedsyncAccumulateAndSelect")
     .Doc(R"doc(
 Adds gradients to residuals and moves the largest elements into a message.
 
-grads: Gradients, multiplied by `scale` before anything else.
+grads: Gradients, multiplied by `scale` before anything else. Their buffers are reused if nothing else
+  needs them; so are those of `residuals` and `velocities`.
 residuals: What earlier steps have not sent; of the shapes of `grads`.
 velocities: Momentum; of the shapes of `grads`, or none if `momentum` is 0.
 k: Elements to select, or for the fixed selector at most, [N]. 1 <= k[i] <= elements of grads[i] (0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import netlab, step_time
+from benchmarks import netlab, step_report, step_time, workers
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMETERS = 784 * 2048 + 5 * 2048 * 2048 + 2048 * 10 + 6 * 2048 + 10
@@ -41,7 +41,7 @@ def one(times, counted, wire):
 
 
 def test_rounds_are_pooled():
-    pooled = step_time.summary([one([1.0, 2.0, 30.0], 8, 10.0), one([3.0, 4.0], 8, 20.0)])
+    pooled = step_report.summary([one([1.0, 2.0, 30.0], 8, 10.0), one([3.0, 4.0], 8, 20.0)])
     assert pooled == {
         "step_ms": 3.0,
         "step_ms_min": 1.0,
@@ -49,34 +49,116 @@ def test_rounds_are_pooled():
         "wire_bytes_per_step": 15.0,
         "cpu_ms_per_step": 7.0,
         "round_step_ms": [2.0, 3.5],
+        "period": 1,
     }
-    assert step_time.summary([one([1.0], 8, None)])["wire_bytes_per_step"] is None
+    assert step_report.summary([one([1.0], 8, None)])["wire_bytes_per_step"] is None
 
 
 def test_table_holds_the_ratios():
     rows = {
-        "none": step_time.summary([one([100.0], 0, 0.0)]),
-        "dense": step_time.summary([one([900.0], 5_000_000, 6_000_000.0)]),
-        "redsync": step_time.summary([one([150.0], 1000, None)]),
+        "none": step_report.summary([one([100.0], 0, 0.0)]),
+        "dense": step_report.summary([one([900.0], 5_000_000, 6_000_000.0)]),
+        "redsync": step_report.summary([one([150.0], 1000, None)]),
     }
-    lines = [line.split() for line in step_time.table(rows).splitlines()]
+    lines = [line.split() for line in step_report.table(rows).splitlines()]
     assert lines[1] == ["none", "100.0", "100.0", "7.0", "1.00", "9.00", "0.000", "0.000"]
     assert lines[2] == ["dense", "900.0", "900.0", "7.0", "9.00", "1.00", "5.000", "6.000"]
     assert lines[3] == ["redsync", "150.0", "150.0", "7.0", "1.50", "6.00", "0.001", "-"]
-    assert "-" in step_time.table({"redsync": rows["redsync"]})
+    assert "-" in step_report.table({"redsync": rows["redsync"]})
 
 
-@pytest.mark.parametrize("text", ["", "redsync,best", "dense,dense"])
-def test_bad_methods(text):
-    with pytest.raises(ValueError, match="none, dense, rs_dense, redsync"):
-        step_time.parse_methods(text)
+def test_times_of_periods():
+    """Where one step in three exchanges all, a time is the mean of three."""
+    rare = {**one([1.0, 1.0, 10.0, 2.0, 2.0, 20.0], 8, 10.0), "period": 3}
+    pooled = step_report.summary([rare])
+    assert (pooled["step_ms"], pooled["step_ms_min"], pooled["period"]) == (6.0, 4.0, 3)
+
+
+WIDE = [
+    "--workers",
+    "2,4",
+    "--rate",
+    "none, 1gbit",
+    "--model",
+    "mlp,vgg",
+    "--methods",
+    "none,dense",
+]
+
+
+class Lab:
+    """Stands for a network; keeps an account of what is built and removed."""
+
+    log: list = []
+
+    def __init__(self, workers, rate):
+        self.addresses, self.rate = ("address",) * workers, rate
+
+    def __enter__(self):
+        self.log.append(("up", len(self.addresses), self.rate))
+        return self
+
+    def __exit__(self, *_):
+        self.log.append(("down", len(self.addresses), self.rate))
+
+
+def pretended(module, lab, flags, timeout):
+    if flags["method"] == "dense" and flags["model"] == "vgg":
+        raise workers.MeasurementError("`dense` failed. worker 1:\n  ValueError: no such luck\nbye")
+    ms = len(lab.addresses) * (5.0 if flags["method"] == "dense" else 1.0)
+    row = {**one([ms] * flags["steps"], 8, None), "skipped": 0, "params": 12, "batch": 3}
+    return row | {"skipped": 2 if flags["density"] == 0.5 else 0}
+
+
+def test_all_combinations(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(netlab, "network", Lab)
+    monkeypatch.setattr(workers, "measure", pretended)
+    Lab.log = []
+    files = {"json": tmp_path / "wide.json", "plot": tmp_path / "wide.png"}
+    flags = [f"--{name}={path}" for name, path in files.items()]
+    assert step_time.main([*WIDE, "--rounds", "3", *flags]) == 1
+    # One network after the other.
+    networks = [(2, "none"), (2, "1gbit"), (4, "none"), (4, "1gbit")]
+    assert Lab.log == [(what, *network) for network in networks for what in ("up", "down")]
+    runs = json.loads(files["json"].read_text())["runs"]
+    assert [(r["workers"], r["rate"], r["model"]) for r in runs] == [
+        (*network, model) for network in networks for model in ("mlp", "vgg")
+    ]
+    for r in runs:
+        assert r["methods"]["none"]["step_ms"] == r["workers"]
+        dense = r["methods"]["dense"]
+        if r["model"] == "vgg":  # it failed, once, and the others went on
+            assert dense == {"error": "ValueError: no such luck"}
+        else:
+            assert dense["step_ms"] == 5 * r["workers"]
+    printed = capsys.readouterr()
+    assert printed.out.count("failed: ValueError: no such luck") == 4 + 4  # progress and table
+    assert "vgg   4 workers    1gbit, round 3/3: none" in printed.out
+    assert "min" in printed.out and "s left" in printed.out and "; done)" in printed.out
+    assert "`dense` failed. worker 1:" in printed.err
+    assert files["plot"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_skipped_steps_are_a_failure(tmp_path, monkeypatch):
+    monkeypatch.setattr(netlab, "network", Lab)
+    monkeypatch.setattr(workers, "measure", pretended)
+    report = tmp_path / "one.json"
+    flags = ["--methods", "none", "--density", "0.5", "--steps", "7", "--json", str(report)]
+    assert step_time.main(flags) == 1
+    row = json.loads(report.read_text())["methods"]["none"]
+    assert "skipped 2 of 7 steps" in row["error"]
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
         (["--steps", "0"], "`--steps` must be at least 1. Received: --steps=0"),
-        (["--rate", "fast"], "`rate` must be none, or like 100mbit"),
+        (["--rate", "1gbit,fast"], "`--rate` must be none, or like 100mbit"),
+        (["--workers", "2,2"], "`--workers` must not repeat a value. Received: --workers=2,2"),
+        (["--workers", "2,x"], "`--workers` must be numbers of workers"),
+        (["--workers", "0,2"], "`--workers` must be at least 1"),
+        (["--bucket-bytes", "0"], "`--bucket-bytes` must be at least 1"),
+        (["--methods", "dense", "--plot", "x.png"], "add it to `--methods`"),
         (["--methods", "best"], "--methods=best"),
         (["--model", "gpt"], "gpt"),
     ],

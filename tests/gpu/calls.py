@@ -17,13 +17,21 @@ def select(
     momentum=0.0, nesterov=False, masking=True, scale=None, side=1, search=True,
     in_place=False, misalign=0,
 ):  # fmt: skip
-    """See `accumulate_and_select_numpy`. Outputs and scratch memory are full of garbage first."""
+    """See `accumulate_and_select_numpy`. Outputs and scratch memory are full of garbage first.
+
+    `in_place` puts the new state where the old one is, or with "grads" the new residuals where the
+    gradients are.
+    """
     on_device = lambda x: device.array(x, misalign)  # noqa: E731
     g, v = [on_device(x) for x in grads], [on_device(x) for x in residuals]
     u = [on_device(x) for x in velocities]
     garbage = lambda x: on_device(np.full(x.shape, np.nan, np.float32))  # noqa: E731
-    new_v = v if in_place else [garbage(x) for x in residuals]
-    new_u = u if in_place else [garbage(x) for x in velocities]
+    new_v = [garbage(x) for x in residuals]
+    new_u = [garbage(x) for x in velocities]
+    if in_place == "grads":
+        new_v = g
+    elif in_place:
+        new_v, new_u = v, u
     tensors = (d.Tensor * len(grads))()
     for i in range(len(grads)):
         buffers = [g[i], v[i], *([u[i]] if u else [None]), new_v[i], *([new_u[i]] if u else [None])]

@@ -43,7 +43,7 @@ std::vector<float> Make(const std::string& kind, int64_t n, uint32_t seed) {
 
 struct Case {
   SelectOptions options;
-  std::vector<float> g, v, u, new_v, new_u;
+  std::vector<float> g, v, u, new_v, new_u, new_v_over_g, new_u_over_g;
   std::vector<uint32_t> indices;
   std::vector<int32_t> values;
   SelectResult result;
@@ -78,6 +78,27 @@ void Run(Case* c, const ParallelFor& threads) {
   Mix(c->new_u.data(), c->new_u.size() * sizeof(float));
   Mix(&r->mean, sizeof(float));
   Mix(&r->ratio, sizeof(float));
+
+  if (!r->finite) return;  // The outputs are unspecified.
+  // Once more, with one of the outputs where the gradient is.
+  const bool has_u = o.momentum != Momentum::kNone;
+  for (std::vector<float>* over_g : {&c->new_v_over_g, &c->new_u_over_g}) {
+    std::vector<float> other(o.size);
+    *over_g = c->g;
+    const bool residual = over_g == &c->new_v_over_g;
+    b.grad = over_g->data();
+    b.residual = c->v.data();
+    b.velocity = c->u.data();
+    b.new_residual = residual ? over_g->data() : other.data();
+    b.new_velocity = residual ? other.data() : over_g->data();
+    if (!residual && !has_u) break;
+    SelectResult again;
+    Check(AccumulateAndSelect(o, b, scratch.data(), bytes, threads, &again) == Status::kOk,
+          "status of the gradient's reuse");
+    Check(again.count == r->count && *over_g == (residual ? c->new_v : c->new_u) &&
+              (!has_u || other == (residual ? c->new_u : c->new_v)),
+          "the gradient's memory can take an output");
+  }
 }
 
 // Brute force: all elements sorted by magnitude, then by index.

@@ -176,6 +176,57 @@ def test_chain_in_place_equals_eager_steps():
     assert_same_bits(chained, result, "chain, steps")
 
 
+def peak_of(run) -> int:
+    """Bytes that TensorFlow allocates at most, besides what is there before, while `run` runs."""
+    run()
+    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    result = run()  # noqa: F841 - its outputs count
+    return tf.config.experimental.get_memory_info("CPU:0")["peak"] - before
+
+
+@needs_native
+@pytest.mark.parametrize("momentum", MOMENTA)
+def test_state_takes_the_memory_of_gradients_that_nothing_else_needs(momentum):
+    """As in training: gradients are made in the graph, variables hold the old state."""
+    from tf_redsync import ops
+
+    size = 1 << 20  # 4 MiB
+    factor, nesterov = MOMENTA[momentum]
+    grads, residuals, velocities = make_inputs("normal", (size,))
+    old = [tf.Variable(x) for x in (residuals + velocities)[: 2 if factor else 1]]
+    source = tf.Variable(grads[0])
+
+    def step(keep):
+        @tf.function
+        def run():
+            grad = 2.0 * source
+            selection = ops.accumulate_and_select(
+                [grad], [old[0]], old[1:], [1000], [-1.0], selectors=["exact"],
+                quantized=[False], momentum=factor, nesterov=nesterov,
+            )  # fmt: skip
+            return (selection, grad) if keep else selection
+
+        return run
+
+    ops.set_backend("native")
+    try:
+        reused, kept = step(False), step(True)
+        states = 2 if factor else 1
+        assert states <= peak_of(reused) / (4 * size) < states + 0.5
+        assert states + 1 <= peak_of(kept) / (4 * size)
+        selection, grad = kept()
+        assert_same_bits(
+            tf.nest.map_structure(lambda t: t.numpy(), reused()),
+            tf.nest.map_structure(lambda t: t.numpy(), selection),
+            "reused, kept",
+        )
+        np.testing.assert_array_equal(grad, 2.0 * grads[0])  # nothing was written over it
+        np.testing.assert_array_equal(old[0], residuals[0])
+    finally:
+        ops.set_backend(None)
+
+
 @needs_native
 @pytest.mark.parametrize("backend", ["native", "tensorflow"])
 @pytest.mark.parametrize(

@@ -38,8 +38,8 @@ struct PassArgs {
   const float* grad = nullptr;
   const float* residual = nullptr;
   const float* velocity = nullptr;  // Null without momentum.
-  float* new_residual = nullptr;    // May be `residual`.
-  float* new_velocity = nullptr;    // May be `velocity`; null without momentum.
+  float* new_residual = nullptr;    // May be `residual` or `grad`.
+  float* new_velocity = nullptr;    // May be `velocity` or `grad`; null without momentum.
 };
 
 struct BlockStats {

@@ -30,8 +30,8 @@ struct SelectBuffers {
   const float* grad = nullptr;
   const float* residual = nullptr;
   const float* velocity = nullptr;  // Null without momentum.
-  float* new_residual = nullptr;    // May be `residual`.
-  float* new_velocity = nullptr;    // May be `velocity`; null without momentum.
+  float* new_residual = nullptr;    // May be `residual` or `grad`.
+  float* new_velocity = nullptr;    // May be `velocity` or `grad`; null without momentum.
   uint32_t* indices = nullptr;      // Capacity() of them; the first `count` are written.
   int32_t* values = nullptr;        // Capacity() float bits; null if quantised.
 };

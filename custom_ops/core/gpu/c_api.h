@@ -39,8 +39,8 @@ typedef struct {
   const float* grad; /* Device, [size]; so are the next four. */
   const float* residual;
   const float* velocity; /* Null without momentum. */
-  float* new_residual;   /* May be `residual`. */
-  float* new_velocity;   /* May be `velocity`; null without momentum. */
+  float* new_residual;   /* May be `residual` or `grad`. */
+  float* new_velocity;   /* May be `velocity` or `grad`; null without momentum. */
 } RedsyncGpuTensor;
 
 typedef struct {

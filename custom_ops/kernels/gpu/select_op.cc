@@ -40,8 +40,7 @@ class GpuAccumulateAndSelectOp : public tensorflow::OpKernel {
         context, context->allocate_output("message", TensorShape({MessageWords(parts)}), &message));
     OP_REQUIRES_OK(context,
                    context->allocate_output("new_ratios", in.ratios->shape(), &new_ratios));
-    OP_REQUIRES_OK(context, Forward(context, "residuals", "new_residuals", &new_residuals));
-    OP_REQUIRES_OK(context, Forward(context, "velocities", "new_velocities", &new_velocities));
+    OP_REQUIRES_OK(context, NewState(context, &new_residuals, &new_velocities));
 
     std::vector<RedsyncGpuTensor> tensors(parts.size());
     for (size_t i = 0; i < parts.size(); ++i) {

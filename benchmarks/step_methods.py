@@ -1,0 +1,162 @@
+"""How the methods are set where the steps of a real training are measured.
+
+All are at their defaults, of the density that the command line gives where they have one, with
+`keras.optimizers.SGD(LEARNING_RATE)` inside, except for what stands here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+LEARNING_RATE = 0.01
+MOMENTUM = 0.9
+
+# Names that are not those of classes, or that set a class in another way than its defaults.
+SPECIAL = {
+    "none": "`rs.NoExchange()`: nothing is sent",
+    "dense": "TensorFlow's own strategy and the plain optimizer, so that it owes nothing to us",
+    "rs_dense": "`rs.Dense()`: the same all-reduce through this library",
+    "redsync": f"`rs.RedSync(momentum={MOMENTUM})`",
+    "redsync_m0": "`rs.RedSync()`, without momentum",
+    "auto": "`rs.Auto()`: the library chooses, before the steps that are measured",
+}
+# What these classes would be is above. `dense` in lower case is TensorFlow's.
+ALIASES = {"Dense": "rs_dense", "NoExchange": "none", "RedSync": "redsync"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What one method needs.
+
+    Attributes:
+        reason: Why.
+        options: Hyper-parameters.
+        amsgrad: Whether the inner optimizer is `rs.AMSGrad`.
+        learning_rate: Of the inner optimizer.
+    """
+
+    reason: str
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    amsgrad: bool = False
+    learning_rate: float = LEARNING_RATE
+
+
+_VOTES = Setting(
+    "totals are -1, 0 or 1: at the rate of the others, weights and loss would overflow",
+    learning_rate=1e-5,
+)
+EXCEPTIONS = {
+    "CDSGD": Setting("steps are measured as they are after the warm-up", {"warm_up": None}),
+    "CompAMS": Setting("it is made for AMSGrad", amsgrad=True, learning_rate=1e-4),
+    "SignSGD": _VOTES,
+    "Signum": _VOTES,
+}
+_PLAIN = Setting("defaults")
+
+
+def names() -> list[str]:
+    """All names in the order of the tables: the special ones, then the other classes."""
+    import tf_redsync as rs
+
+    classes = [entry.name for entry in rs.methods.table().entries]
+    return [*SPECIAL, *(name for name in classes if name not in ALIASES)]
+
+
+def parse(text: str) -> list[str]:
+    """Returns the methods of a list separated by commas, `all` for all of them.
+
+    Classes may be written in lower case.
+
+    Raises:
+        ValueError: for an unknown or repeated name.
+    """
+    if text.strip() == "all":
+        return names()
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    chosen = [word if word in SPECIAL else ALIASES.get(word, word) for word in words]
+    if any(word not in SPECIAL for word in chosen):  # TensorFlow is imported only to look them up
+        spelling = {name.lower(): name for name in names()}
+        spelling |= {name.lower(): ALIASES[name] for name in ALIASES if name != "Dense"}
+        unknown = [word for word in chosen if word.lower() not in spelling]
+        if unknown:
+            raise ValueError(
+                f"`--methods` must be all, or of {', '.join(names())}, separated by commas. "
+                f"Received: --methods={text} with the unknown {', '.join(unknown)}"
+            )
+        chosen = [spelling[word.lower()] for word in chosen]
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise ValueError(
+            f"`--methods` must be different names, such as {', '.join(SPECIAL)}, separated by "
+            f"commas. Received: --methods={text}"
+        )
+    return chosen
+
+
+def method_for(name: str, density: float) -> Any:
+    """Returns the method called `name`.
+
+    Args:
+        name: One of `names()`, but not `dense`, which is no method of this library.
+        density: For methods that have it.
+    """
+    import tf_redsync as rs
+    from tf_redsync.methods.base import registered
+
+    if name == "none":
+        return rs.NoExchange()
+    if name == "rs_dense":
+        return rs.Dense()
+    if name in ("redsync", "redsync_m0"):
+        return rs.RedSync(density=density, momentum=MOMENTUM if name == "redsync" else 0.0)
+    if name == "auto":
+        return rs.Auto(density=density)
+    cls = registered()[name]
+    has_density = any(field.name == "density" for field in dataclasses.fields(cls))
+    options = EXCEPTIONS.get(name, _PLAIN).options
+    return cls(**({"density": density} if has_density else {}), **options)
+
+
+def strategy_for(name: str) -> Any:
+    """Returns the strategy; `dense` gets TensorFlow's own."""
+    import tensorflow as tf
+
+    if name == "dense":
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    import tf_redsync as rs
+
+    return rs.MultiWorkerMirroredStrategy()
+
+
+def optimizer_for(name: str, density: float, bucket_bytes: int | None = None) -> Any:
+    """Returns the optimizer to measure; inside the strategy's scope."""
+    import keras
+
+    setting = EXCEPTIONS.get(name, _PLAIN)
+    if name == "dense":
+        return keras.optimizers.SGD(setting.learning_rate)
+    import tf_redsync as rs
+
+    make = rs.AMSGrad if setting.amsgrad else keras.optimizers.SGD
+    options = {} if bucket_bytes is None else {"bucket_bytes": bucket_bytes}
+    inner = make(setting.learning_rate)
+    return rs.DistributedOptimizer(inner, method_for(name, density), **options)
+
+
+def period_of(optimizer: Any) -> int:
+    """After how many steps a method does the same again: only one in so many may exchange all."""
+    from tf_redsync.programs import LocalSteps
+
+    if not hasattr(optimizer, "exchange"):
+        return 1
+    program = optimizer.exchange.program
+    local = program.steps if isinstance(program, LocalSteps) else 1
+    return max(1, program.dense_every, local)
+
+
+def settling_steps(optimizer: Any) -> int:
+    """How many steps to leave out at least: until what is tried in training is decided."""
+    from tf_redsync.programs import Trial
+
+    program = optimizer.exchange.program if hasattr(optimizer, "exchange") else None
+    return 2 * program.steps + 6 if isinstance(program, Trial) else 0

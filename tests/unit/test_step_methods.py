@@ -1,0 +1,94 @@
+"""Which methods the step benchmarks know, and what they set."""
+
+import types
+
+import keras
+import pytest
+
+import tf_redsync as rs
+from benchmarks import step_methods
+from tf_redsync.exchange.layout import TensorSpec, make_buckets
+from tf_redsync.programs import for_buckets
+
+
+def classes():
+    public = [getattr(rs.methods, name) for name in rs.methods.__all__]
+    return {c.__name__ for c in public if isinstance(c, type) and c is not rs.Method}
+
+
+def test_every_method_has_a_name():
+    covered = {step_methods.ALIASES.get(name, name) for name in classes()}
+    assert covered <= set(step_methods.names())
+    assert step_methods.parse("all") == step_methods.names()
+    assert set(step_methods.EXCEPTIONS) <= classes()
+
+
+def test_names_may_be_in_lower_case():
+    assert step_methods.parse("none, dense,topk ,SparDL,localsgd") == [
+        "none", "dense", "TopK", "SparDL", "LocalSGD",
+    ]  # fmt: skip
+    # In lower case `dense` is TensorFlow's; the classes are those of this library.
+    assert step_methods.parse("Dense,NoExchange,redsync") == ["rs_dense", "none", "redsync"]
+    assert step_methods.parse("noexchange") == ["none"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "must be different names"),
+        ("dense,dense", "must be different names"),
+        ("redsync,RedSync", "must be different names"),
+        ("topk,TopK", "must be different names"),
+        ("redsync,best", "with the unknown best"),
+    ],
+)
+def test_bad_names(text, words):
+    with pytest.raises(ValueError, match=words):
+        step_methods.parse(text)
+
+
+@pytest.mark.parametrize("name", [n for n in step_methods.names() if n != "dense"])
+def test_every_method_is_made_and_wrapped(name):
+    made = step_methods.method_for(name, 0.125)
+    if isinstance(made, rs.Method):
+        assert getattr(made, "density", 0.125) == 0.125
+        assert made.warm_up_steps == 0  # the steps that are measured are those after it
+    else:
+        assert isinstance(made, rs.Auto) and made.density == 0.125
+    optimizer = step_methods.optimizer_for(name, 0.125, 4096)
+    assert optimizer.inner_optimizer.learning_rate > 0
+    variable = keras.Variable([[1.0, 2.0]] * 512)
+    with pytest.warns(UserWarning, match="there is one worker"):
+        optimizer.build([variable])
+    assert step_methods.period_of(optimizer) >= 1
+
+
+def test_settings():
+    assert step_methods.method_for("redsync", 0.01) == rs.RedSync(density=0.01, momentum=0.9)
+    assert step_methods.method_for("redsync_m0", 0.01) == rs.RedSync(density=0.01)
+    assert step_methods.method_for("none", 0.01) == rs.NoExchange()
+    assert step_methods.method_for("CDSGD", 0.01).warm_up is None
+    assert isinstance(step_methods.optimizer_for("CompAMS", 0.01).inner_optimizer, rs.AMSGrad)
+    assert type(step_methods.optimizer_for("dense", 0.01)) is keras.optimizers.SGD
+
+
+def with_program(method, **options):
+    """What stands for an optimizer of two workers."""
+    buckets = make_buckets([(TensorSpec("w", (64, 64)), method)], 2)
+    program = for_buckets(buckets, 2, **options)
+    return types.SimpleNamespace(exchange=types.SimpleNamespace(program=program))
+
+
+@pytest.mark.parametrize(("name", "period"), [("LocalSGD", 8), ("SBC", 10), ("CDSGD", 5)])
+def test_periods(name, period):
+    optimizer = with_program(step_methods.method_for(name, 0.01))
+    assert step_methods.period_of(optimizer) == period
+    assert step_methods.settling_steps(optimizer) == 0
+
+
+def test_what_settles():
+    trial = with_program(rs.RedSync(), trial_steps=5)
+    assert step_methods.period_of(trial) == 1
+    assert step_methods.settling_steps(trial) > 3 + 2 * 5
+    plain = keras.optimizers.SGD()
+    assert step_methods.period_of(plain) == 1 and step_methods.settling_steps(plain) == 0
