@@ -72,7 +72,7 @@ class GradientExchange(tf.Module):
         self._strategy = strategy
         self._gather: Callable[[], Any] | None = None  # see `to_consensus`
         self.workers = strategy.num_replicas_in_sync
-        self.specs = tuple(_spec(v, i) for i, v in enumerate(variables))
+        self.specs = tuple(tensor_spec(v, i) for i, v in enumerate(variables))
         self.network: Network = collectives.for_strategy(strategy, self._direct)
         collectives.agree(strategy, self._describe(), AGREE_TIMEOUT_SECONDS)
         self.settled = self.policy.settle(self.specs, strategy, self.network, self._bucket_bytes)
@@ -321,7 +321,12 @@ def _like(total: Any, grad) -> Any:
     return tf.cast(total, grad.dtype)
 
 
-def _spec(variable, position: int) -> TensorSpec:
+def tensor_spec(variable, position: int) -> TensorSpec:
+    """Return a trainable variable as the exchange sees it.
+
+    Raises:
+        TypeError: for a dtype whose gradients cannot be exchanged.
+    """
     dtype = tf.as_dtype(variable.dtype)
     name = getattr(variable, "path", variable.name)
     if dtype not in _GRADIENT_DTYPES:
