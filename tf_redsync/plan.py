@@ -11,6 +11,7 @@ the exchange, by the cost model that `tf_redsync.Auto` decides with. docs/plan.m
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
@@ -18,6 +19,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tf_redsync.planning import PlanError
 
 if TYPE_CHECKING:
     from tf_redsync.auto import Auto
@@ -51,7 +54,7 @@ def bytes_per_second(rate: str) -> float:
     """Return a rate such as `"10gbit"` in bytes per second.
 
     Raises:
-        ValueError: for anything but a positive number with kbit, mbit or gbit.
+        PlanError: for anything but a positive number with kbit, mbit or gbit.
 
     Example:
         >>> bytes_per_second("2.5gbit")
@@ -59,7 +62,7 @@ def bytes_per_second(rate: str) -> float:
     """
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kmg])bit", rate)
     if match is None or float(match[1]) == 0.0:
-        raise ValueError(
+        raise PlanError(
             "`--rate` must be a number with kbit, mbit or gbit, such as 10gbit. "
             f"Received: --rate={rate}"
         )
@@ -139,15 +142,24 @@ def _check(args: argparse.Namespace) -> None:
     for name, low in (("workers", 2), ("batch_size", 1)):
         value = getattr(args, name)
         if value is not None and value < low:
-            raise ValueError(f"`--{name}` must be at least {low}. Received: --{name}={value}")
+            raise PlanError(f"`--{name}` must be at least {low}. Received: --{name}={value}")
     for name in ("latency", "step_ms"):
         value = getattr(args, name)
         if value is not None and not 0.0 <= value < float("inf"):
-            raise ValueError(f"`--{name}` must be at least 0. Received: --{name}={value}")
-    if args.plot:
-        from tf_redsync.planning import picture
-
-        picture.check(args.plot)
+            raise PlanError(f"`--{name}` must be at least 0. Received: --{name}={value}")
+    for name in ("json", "plot"):
+        path = getattr(args, name)
+        if path and not Path(path).absolute().parent.is_dir():
+            raise PlanError(
+                f"`--{name}` must be a file in a directory that exists. Received: --{name}={path}"
+            )
+    if args.plot and Path(args.plot).suffix != ".png":
+        raise PlanError(f"`--plot` must be a file that ends in .png. Received: --plot={args.plot}")
+    if args.plot and importlib.util.find_spec("matplotlib") is None:
+        raise PlanError(
+            "`--plot` needs matplotlib, which is not installed: pip install matplotlib, or leave "
+            f"--plot out. Received: --plot={args.plot}"
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -167,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         subject = subjects.subject(returned, args.batch_size)
         policy = choice.suited(method, subject.optimizer, lambda text: say(f"warning: {text}"))
         plan = make(subject, policy, args)
-    except ValueError as error:
+    except PlanError as error:
         parser.error(str(error))
     advice = report.advise(plan)
     print(report.render(plan), notes(subject, args), advice.text, sep="\n\n")

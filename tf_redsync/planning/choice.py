@@ -10,7 +10,7 @@ from tf_redsync.auto import Auto
 from tf_redsync.keras import conflicts
 from tf_redsync.keras.seam import as_policy
 from tf_redsync.methods.base import Method, registered
-from tf_redsync.planning import prediction
+from tf_redsync.planning import PlanError, prediction
 from tf_redsync.policy import Policy
 
 
@@ -25,7 +25,7 @@ def parse(text: str, density: float | None = None) -> Method | Policy | Auto:
         density: For what has a density and is given without one.
 
     Raises:
-        ValueError: for anything else, and for hyper-parameters out of their range.
+        PlanError: for anything else, and for hyper-parameters out of their range.
 
     Example:
         >>> parse("TopK", 0.01).density
@@ -53,7 +53,7 @@ def parse(text: str, density: float | None = None) -> Method | Policy | Auto:
         reason = str(error)
     names = ", ".join(sorted(n for n, c in known.items() if issubclass(c, Method)))
     given = "" if density is None else f", --density={density}"
-    raise ValueError(
+    raise PlanError(
         f"`--method` must be Auto or one of {names}, alone or with keywords as in "
         f"'RedSync(density=0.01)'. Received: --method={text}{given} ({reason})"
     )
@@ -70,14 +70,18 @@ def suited(
         warn: Called with what `DistributedOptimizer` would warn of.
 
     Raises:
-        ValueError: for what cannot be planned, or does not go with the optimizer.
+        PlanError: for what cannot be planned, or does not go with the optimizer.
     """
     policy = as_policy(method)
     prediction.check(policy.methods)
     inner = conflicts.innermost(optimizer)
     if inner is None:
         return policy
-    conflicts.check_momentum(inner, policy)
+    try:
+        conflicts.check_momentum(inner, policy)
+        conflicts.check_own_weights(inner, policy)
+    except ValueError as error:
+        raise PlanError(str(error)) from error
     if isinstance(policy, Auto):
         return policy.suited(lambda m: conflicts.trouble_with_adaptive(inner, m))
     for one in policy.methods:

@@ -9,6 +9,7 @@ exchange, one after the other.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -16,7 +17,6 @@ import tensorflow as tf
 from tf_redsync import cost
 from tf_redsync.auto import Auto
 from tf_redsync.decision import Measured
-from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import (
     DEFAULT_BUCKET_BYTES,
     Bucket,
@@ -26,13 +26,9 @@ from tf_redsync.exchange.layout import (
 )
 from tf_redsync.methods.base import Method
 from tf_redsync.methods.dense import Dense, NoExchange
-from tf_redsync.planning.subject import PlanError
+from tf_redsync.planning import PlanError
+from tf_redsync.planning.energy import captured_energy
 from tf_redsync.policy import Assignment, Policy, Settled
-
-# A step far beyond any warm-up, and a multiple of all small numbers: methods that take turns, or
-# search every so many steps, are at the beginning of a round.
-STEADY_STEP = 720_720_000
-ENERGY_WORKERS = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +50,7 @@ class Layer:
         how: What the method does with it, in a few words.
         share: Of the exchange that is planned.
         dense: Of the all-reduce.
-        energy: Captured energy, in [0, 1]; see `captured_energy`. `None` without a gradient.
+        energy: Captured energy, in [0, 1]; see `energy.py`. `None` without a gradient.
     """
 
     spec: TensorSpec
@@ -147,13 +143,12 @@ def make(
         measured=measured,
         compute=compute,
         policy=policy,
-        dense=_total("Dense", dense_shares),
+        dense=_total("Dense", dense, measured),
         candidates=tuple(
-            _total(type(m).__name__, share(Policy(default=m).assign(specs), measured))
-            for m in rivals
+            _total(type(m).__name__, Policy(default=m).assign(specs), measured) for m in rivals
         ),
-        planned=_total(name, shares),
-        doubled=(_total("Dense", share(dense, more)), _total(name, share(assignments, more))),
+        planned=_total(name, assignments, measured),
+        doubled=(_total("Dense", dense, more), _total(name, assignments, more)),
     )
 
 
@@ -185,60 +180,47 @@ def share(assignments: Sequence[Assignment], measured: Measured) -> list[Share]:
     """
     found: dict[int, Share] = {}
     for bucket in _buckets(assignments, measured.workers):
-        method, specs = bucket.method, bucket.layout.specs
-        sizes = [float(s.size) for s in specs]
-        work = measured.work.get(method, cost.NO_WORK)
-        computed = work.seconds(int(sum(sizes)), measured.workers)
-        network = measured.seconds(method, specs) - computed
-        alone = [_sent(method, dataclasses.replace(bucket.layout, specs=(s,))) for s in specs]
-        sent = _split(_sent(method, bucket.layout), alone)
-        seconds = zip(_split(network, alone), _split(computed, sizes), strict=True)
-        for spec, own, times in zip(specs, sent, seconds, strict=True):
-            found[spec.position] = Share(bucket.layout.index, own, sum(times))
-    return [found[a.spec.position] for a in assignments]
-
-
-def captured_energy(
-    assignments: Sequence[Assignment], grads: Sequence[tf.Tensor | None]
-) -> list[float | None]:
-    """Return the part of each gradient's energy that a first exchange delivers.
-
-    With g the gradient and d what is delivered of it:
-
-        <g, d>^2 / (|g|^2 |d|^2)
-
-    Of elements that are selected, and of projections, this is |d|^2 / |g|^2, since the rest of the
-    gradient is orthogonal to them. It does not depend on a factor, so it also says how well signs
-    or rounded values agree with the gradient. Two workers exchange the same gradient in this
-    process, without residuals of earlier steps.
-
-    Args:
-        assignments: In the model's order.
-        grads: Dense float32; `None` for what has none.
-
-    Returns:
-        One for each of `assignments`; `None` where there is no gradient, or only zeros.
-    """
-    found: dict[int, float | None] = {}
-    for bucket in _buckets(assignments, ENERGY_WORKERS):
         specs = bucket.layout.specs
-        present = [grads[s.position] for s in specs]
-        own = [tf.zeros(s.shape) if g is None else g for s, g in zip(specs, present, strict=True)]
-        states = loopback.initial_states(bucket.method, bucket.layout)
-        both = [own] * ENERGY_WORKERS
-        step = loopback.run_step(bucket.method, bucket.layout, both, states, STEADY_STEP)
-        for spec, grad, total in zip(specs, own, step.totals[0], strict=True):
-            found[spec.position] = _agreement(grad, total)
+        exchange = _exchange(bucket, measured)
+        # Bytes depend on the shape alone, and many layers have the same.
+        shapes = [dataclasses.replace(s, name="", position=0) for s in specs]
+        alone = [_sent(bucket.method, (shape,), measured.workers) for shape in shapes]
+        sent, network = _split(exchange.sent, alone), _split(exchange.network, alone)
+        computed = _split(exchange.computed, [float(s.size) for s in specs])
+        for spec, own, *seconds in zip(specs, sent, network, computed, strict=True):
+            found[spec.position] = Share(bucket.layout.index, own, sum(seconds))
     return [found[a.spec.position] for a in assignments]
 
 
-def _agreement(grad: tf.Tensor, total: tf.Tensor) -> float | None:
-    g, d = (tf.reshape(tf.cast(t, tf.float64), [-1]) for t in (grad, total))
-    energy, delivered = float(tf.reduce_sum(g * g)), float(tf.reduce_sum(d * d))
-    if energy == 0.0:
-        return None
-    # Not more than 1, whatever rounding says.
-    return min(float(tf.reduce_sum(g * d)) ** 2 / (energy * delivered), 1.0) if delivered else 0.0
+@dataclasses.dataclass(frozen=True)
+class _Exchange:
+    """A bucket's exchange: bytes sent, seconds of the network, seconds of computation."""
+
+    sent: float
+    network: float
+    computed: float
+
+
+def _exchange(bucket: Bucket, measured: Measured) -> _Exchange:
+    method, specs, workers = bucket.method, bucket.layout.specs, measured.workers
+    return _Exchange(
+        _sent(method, specs, workers),
+        cost.network_seconds(_messages(method, specs, workers), measured.link, workers),
+        measured.work.get(method, cost.NO_WORK).seconds(sum(s.size for s in specs), workers),
+    )
+
+
+@functools.lru_cache(maxsize=4096)  # a trace
+def _messages(
+    method: Method, specs: tuple[TensorSpec, ...], workers: int
+) -> list[list[cost.Message]]:
+    return cost.messages(method, BucketLayout(specs, workers))
+
+
+def _sent(method: Method, specs: tuple[TensorSpec, ...], workers: int) -> float:
+    """Bytes that a worker sends in a step."""
+    steps = _messages(method, specs, workers)
+    return sum(message.sent for step in steps for message in step) / len(steps)
 
 
 def _name(policy: Policy | Auto) -> str:
@@ -250,17 +232,12 @@ def _buckets(assignments: Sequence[Assignment], workers: int) -> list[Bucket]:
     return make_buckets([(a.spec, a.method) for a in assignments], workers)
 
 
-def _sent(method: Method, layout: BucketLayout) -> float:
-    """Bytes that a worker sends in a step."""
-    steps = cost.messages(method, layout)
-    return sum(message.sent for step in steps for message in step) / len(steps)
-
-
 def _split(total: float, weights: Sequence[float]) -> list[float]:
     """Parts of `total` in proportion to `weights`; equal ones if all are 0."""
     whole = sum(weights)
     return [total * (w / whole if whole else 1.0 / len(weights)) for w in weights]
 
 
-def _total(name: str, shares: Sequence[Share]) -> Total:
-    return Total(name, sum(s.sent for s in shares), sum(s.seconds for s in shares))
+def _total(name: str, assignments: Sequence[Assignment], measured: Measured) -> Total:
+    found = [_exchange(bucket, measured) for bucket in _buckets(assignments, measured.workers)]
+    return Total(name, sum(e.sent for e in found), sum(e.network + e.computed for e in found))

@@ -9,24 +9,19 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tf_redsync import probe
-from tf_redsync.exchange.gradient_exchange import tensor_spec
-from tf_redsync.exchange.layout import TensorSpec
+from tf_redsync.exchange.layout import TensorSpec, tensor_spec
 from tf_redsync.keras.seam import tf_variable
+from tf_redsync.planning import PlanError, synthetic
 
 REPEATS = 5
 ENOUGH_SECONDS = 10.0
 RETURNS = "a built Keras model, (model, (inputs, labels)) or (model, (inputs, labels), loss)"
-_SEEDS = {"inputs": (1, 0), "labels": (2, 0)}
-
-
-class PlanError(ValueError):
-    """What is asked for cannot be planned; the message says what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,10 +118,11 @@ def subject(returned: Any, batch_size: int | None) -> Subject:
         PlanError: for something else, or a model that says too little about its inputs.
     """
     model, *rest = returned if isinstance(returned, tuple) and returned else (returned,)
-    if not callable(model) or not hasattr(model, "trainable_variables") or len(rest) > 2:
+    is_model = callable(getattr(model, "call", None)) and hasattr(model, "trainable_variables")
+    if not is_model or len(rest) > 2:
         raise PlanError(f"the function must return {RETURNS}. Received: {_kind(returned)}")
     if not rest:
-        made = _synthetic(model, batch_size or 32)
+        made = Subject(model, *synthetic.batch(model, batch_size or 32), synthetic=True)
     else:
         made = _given(model, *rest)
         if batch_size is not None:
@@ -134,8 +130,8 @@ def subject(returned: Any, batch_size: int | None) -> Subject:
                 "`--batch_size` is for synthetic batches, but the function returns a batch. "
                 f"Received: --batch_size={batch_size}. Leave it out."
             )
-    if not model.trainable_variables:
-        made.gradient_function()()  # builds it
+    if not getattr(model, "built", True) or not model.trainable_variables:
+        model(made.inputs)  # builds it
     if not model.trainable_variables:
         raise PlanError("the model has no trainable variables, so there is nothing to exchange")
     return made
@@ -193,54 +189,6 @@ def _given(model: Any, batch: Any, loss: Any = None) -> Subject:
     return Subject(model, inputs, labels, loss, synthetic=False)
 
 
-def _synthetic(model: Any, batch_size: int) -> Subject:
-    """Normal inputs, or random classes for integers, and normal labels for the squared error."""
-    wanted = getattr(model, "inputs", None)
-    if not getattr(model, "built", False) or not wanted:
-        raise PlanError(
-            "the model does not say what its inputs look like. Give it a keras.Input, or return "
-            "(model, (inputs, labels), loss)."
-        )
-    sizes = [getattr(layer, "input_dim", None) for layer in model.layers]  # of embeddings
-    classes = min((n for n in sizes if isinstance(n, int)), default=2)
-    inputs = [_made_up(t, batch_size, classes) for t in wanted]
-    inputs = inputs[0] if len(inputs) == 1 else inputs
-    try:
-        outputs = tf.nest.flatten(model(inputs))
-    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
-        raise PlanError(
-            f"the model cannot be called with random inputs ({error}). Return (model, (inputs, "
-            "labels), loss)."
-        ) from error
-    labels = [_normal(o.shape, "labels") for o in outputs]
-    return Subject(model, inputs, labels, _squared_error, synthetic=True)
-
-
-def _made_up(wanted: Any, batch_size: int, classes: int) -> tf.Tensor:
-    shape = [batch_size, *wanted.shape[1:]]
-    dtype = tf.as_dtype(wanted.dtype)
-    if None in shape or not (dtype.is_floating or dtype.is_integer):
-        raise PlanError(
-            f"no batch can be made up for inputs of shape {tuple(wanted.shape)} and dtype "
-            f"{dtype.name}. Return (model, (inputs, labels), loss)."
-        )
-    if dtype.is_floating:
-        return tf.cast(_normal(shape, "inputs"), dtype)
-    numbers = tf.random.stateless_uniform(
-        shape, _SEEDS["inputs"], 0, classes, tf.int32, alg="philox"
-    )
-    return tf.cast(numbers, dtype)
-
-
-def _normal(shape: Sequence[int], what: str) -> tf.Tensor:
-    return tf.random.stateless_normal(shape, _SEEDS[what], alg="philox")
-
-
-def _squared_error(labels: list[tf.Tensor], outputs: Any) -> tf.Tensor:
-    pairs = zip(labels, tf.nest.flatten(outputs), strict=True)
-    return tf.add_n([tf.reduce_mean((tf.cast(o, tf.float32) - y) ** 2) for y, o in pairs])
-
-
 def _loss(made: Subject, outputs: Any) -> tf.Tensor:
     if made.loss is None:
         return made.model.compute_loss(x=made.inputs, y=made.labels, y_pred=outputs)
@@ -255,7 +203,6 @@ def _takes_training(model: Any) -> bool:
 
 def _kind(value: Any) -> str:
     if isinstance(value, (tuple, list)):
-        return (
-            f"{type(value).__name__} of {', '.join(type(v).__name__ for v in value) or 'nothing'}"
-        )
+        inside = ", ".join(type(v).__name__ for v in value)
+        return f"{type(value).__name__} of {inside or 'nothing'}"
     return type(value).__name__
