@@ -59,7 +59,7 @@ class Subject:
         trains = _takes_training(self.model)
 
         @tf.function
-        def gradient():
+        def gradient() -> list[Any]:
             with tf.GradientTape() as tape:
                 options = {"training": True} if trains else {}
                 loss = _loss(self, self.model(self.inputs, **options))
