@@ -4,7 +4,7 @@ import pytest
 
 import tf_redsync as rs
 from tf_redsync import cost
-from tf_redsync.auto import CLEARLY
+from tf_redsync.auto import CLEARLY, WORTHWHILE_SECONDS
 from tf_redsync.decision import Measured
 from tf_redsync.exchange.layout import TensorSpec
 
@@ -57,6 +57,16 @@ def test_a_candidate_must_win_clearly(part, expected):
     found = auto.decide(specs, Measured(P, cost.Link(free, dense, free), work), ONE_BUCKET)
     assert type(found.choices[0].method).__name__ == expected
     assert 0.5 < CLEARLY < 1.0
+
+
+@pytest.mark.parametrize(("saved", "expected"), [(1.01, "RedSync"), (0.99, "Dense")])
+def test_a_candidate_must_be_worth_it(saved, expected):
+    """However much faster: differences of less than the error of the measurement do not count."""
+    free, dense = cost.Line(0.0, float("inf")), cost.Line(saved * WORTHWHILE_SECONDS / 6, 1e99)
+    auto = rs.Auto(candidates=(REDSYNC,))
+    found = auto.decide(SPECS[:1], Measured(P, cost.Link(free, dense, free), {}), ONE_BUCKET)
+    assert type(found.choices[0].method).__name__ == expected
+    assert 0 < WORTHWHILE_SECONDS < 0.01
 
 
 def test_every_bucket_has_its_own_choice():

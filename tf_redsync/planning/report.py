@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from tf_redsync.auto import CLEARLY, Auto
+from tf_redsync.auto import Auto, wins
 from tf_redsync.methods.base import Configurable, Method
 from tf_redsync.planning.prediction import Plan, Total
 from tf_redsync.policy import Policy
@@ -42,7 +42,7 @@ def advise(plan: Plan) -> Advice:
         return Advice(False, text, None)
     name = code(_chosen(plan))
     times = f"{_ms(step)} against {_ms(dense)} dense ({_times(dense, step)}), {computed}"
-    if step >= CLEARLY * dense:
+    if not wins(step, dense):
         return Advice(False, f"Stay dense: with {name} a step is predicted to take {times}.", None)
     line = f"optimizer = rs.DistributedOptimizer(optimizer, {name})"
     return Advice(True, f"Use {name}: a step is predicted to take {times}.", line)
