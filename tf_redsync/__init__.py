@@ -17,9 +17,10 @@ Map of the package, bottom up:
 * `exchange`: requests, buckets, wire format, collectives, state, the loopback;
 * `methods`, `feedback`, `schedules`: the algorithms, one file a family;
 * `policy`, `programs`: which variable by which method, and when;
-* `cost`, `probe`, `auto`: what an exchange costs, and the choice by measurement;
+* `cost`, `probe`, `auto`: what an exchange costs, and the choice by measurement; `planning`: a
+  prediction without a cluster;
 * `keras`, `optimizer`, `strategy`, `callbacks`, `addons`: what users touch;
-* `launch`, `doctor`: command line.
+* `launch`, `doctor`, `plan`: command line.
 """
 
 from __future__ import annotations

@@ -133,9 +133,14 @@ class Auto(Configurable):
         methods = self.methods
         seconds = tuple(measured.seconds(m, specs) for m in methods)
         best = min(range(len(methods)), key=seconds.__getitem__)
-        if seconds[best] > min(CLEARLY * seconds[0], seconds[0] - WORTHWHILE_SECONDS):
+        if not wins(seconds[best], seconds[0]):
             best = 0
         return Choice(specs, methods, seconds, methods[best])
+
+
+def wins(seconds: float, dense: float) -> bool:
+    """Whether something takes so much less time than with the all-reduce that it is chosen."""
+    return seconds <= min(CLEARLY * dense, dense - WORTHWHILE_SECONDS)
 
 
 def _check_candidate(method: Method) -> None:

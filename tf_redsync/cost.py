@@ -132,6 +132,11 @@ def messages(method: Any, layout: BucketLayout) -> list[list[Message]]:
     return steps
 
 
+def network_seconds(steps: Sequence[Sequence[Message]], link: Link, workers: int) -> float:
+    """Return the mean over steps of the seconds that their collectives take."""
+    return sum(link.seconds(seen, workers) for seen in steps) / len(steps)
+
+
 def exchange_seconds(method: Any, layout: BucketLayout, link: Link, work: Work) -> float:
     """Predict the seconds of one bucket's exchange.
 
@@ -143,8 +148,7 @@ def exchange_seconds(method: Any, layout: BucketLayout, link: Link, work: Work) 
     """
     if not layout.specs:
         return 0.0
-    steps = messages(method, layout)
-    network = sum(link.seconds(seen, layout.workers) for seen in steps) / len(steps)
+    network = network_seconds(messages(method, layout), link, layout.workers)
     return network + work.seconds(sum(s.size for s in layout.specs), layout.workers)
 
 

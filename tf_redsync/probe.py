@@ -71,7 +71,7 @@ class _Timer:
         times = []
         for _ in range(1 + REPEATS):
             start = time.perf_counter()
-            _wait(run())
+            wait(run())
             times.append(time.perf_counter() - start)
         own = middle(times[1:])  # the first one traces
         return float(self._mean(tf.constant(own, tf.float32)))
@@ -134,7 +134,7 @@ def _exchange_seconds(method: Method, shape: tuple[int, int], workers: int, repe
     for i in range(repeats + 2):
         start = time.perf_counter()
         totals, state = run(grads, state, tf.constant(i, tf.int64))
-        _wait(totals)
+        wait(totals)
         times.append(time.perf_counter() - start)
     return statistics.median(times[2:])  # the first traces, the second finds its thresholds
 
@@ -159,7 +159,7 @@ def _size(shape: Sequence[int]) -> int:
     return size
 
 
-def _wait(result) -> None:
+def wait(result) -> None:
     """Wait until tensors are there: ops may run after the call that starts them, as on a GPU."""
     for tensor in tf.nest.flatten(result):
         tf.reshape(tensor, [-1])[:1].numpy()

@@ -10,12 +10,16 @@ import tensorflow as tf
 
 from tf_redsync import explanation
 from tf_redsync.exchange import agreement, collectives, saved_state, state, workers
-from tf_redsync.exchange.layout import DEFAULT_BUCKET_BYTES, TensorSpec, make_buckets
+from tf_redsync.exchange.layout import (
+    DEFAULT_BUCKET_BYTES,
+    GRADIENT_DTYPES,
+    make_buckets,
+    tensor_spec,
+)
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal
 from tf_redsync.policy import Policy, Undecided
 from tf_redsync.programs import for_buckets
 
-_GRADIENT_DTYPES = (tf.float32, tf.bfloat16, tf.float16)
 AGREE_TIMEOUT_SECONDS = 60
 
 
@@ -75,7 +79,7 @@ class GradientExchange(tf.Module):
         self._worker = workers.this_worker(strategy, self._two_levels, self._direct)
         self.network = self._worker.network
         self.workers = self.network.workers
-        self.specs = tuple(_spec(v, i) for i, v in enumerate(variables))
+        self.specs = tuple(tensor_spec(v, i) for i, v in enumerate(variables))
         agreement.agree(strategy, self._describe(), AGREE_TIMEOUT_SECONDS)
         self.settled = self.policy.settle(self.specs, strategy, self.network, self._bucket_bytes)
         self.assignments = self.settled.assign(self.specs)
@@ -250,7 +254,7 @@ class GradientExchange(tf.Module):
         dense = []
         for grad, position in zip(grads, positions, strict=True):
             spec = self.specs[position]
-            if grad.dtype not in _GRADIENT_DTYPES:
+            if grad.dtype not in GRADIENT_DTYPES:
                 raise TypeError(
                     f"the gradient of {spec.name!r} must be float32, bfloat16 or float16. "
                     f"Received: dtype={grad.dtype.name}. Build the model in one of these dtypes."
@@ -328,14 +332,3 @@ def _like(total: Any, grad) -> Any:
     if isinstance(total, (SparseTotal, EitherTotal)):
         return total
     return tf.cast(total, grad.dtype)
-
-
-def _spec(variable, position: int) -> TensorSpec:
-    dtype = tf.as_dtype(variable.dtype)
-    name = getattr(variable, "path", variable.name)
-    if dtype not in _GRADIENT_DTYPES:
-        raise TypeError(
-            f"the trainable variable {name!r} must be float32, bfloat16 or float16. "
-            f"Received: dtype={dtype.name}."
-        )
-    return TensorSpec(name, tuple(variable.shape), dtype.name, position)

@@ -11,7 +11,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
+
 DEFAULT_BUCKET_BYTES = 32 * 1024 * 1024
+GRADIENT_DTYPES = (tf.float32, tf.bfloat16, tf.float16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +44,22 @@ class TensorSpec:
     def bytes(self) -> int:
         """Bytes of the gradient as float32, the format in which it is accumulated."""
         return 4 * self.size
+
+
+def tensor_spec(variable, position: int) -> TensorSpec:
+    """Return a trainable variable as the exchange sees it.
+
+    Raises:
+        TypeError: for a dtype whose gradients cannot be exchanged.
+    """
+    dtype = tf.as_dtype(variable.dtype)
+    name = getattr(variable, "path", variable.name)
+    if dtype not in GRADIENT_DTYPES:
+        raise TypeError(
+            f"the trainable variable {name!r} must be float32, bfloat16 or float16. "
+            f"Received: dtype={dtype.name}."
+        )
+    return TensorSpec(name, tuple(variable.shape), dtype.name, position)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,14 +53,14 @@ class Seam:
         """Create the state for `variables`; see `GradientExchange.build`."""
         if self.exchange.built:
             return
-        tensors = [_tf_variable(v) for v in variables]
+        tensors = [tf_variable(v) for v in variables]
         conflicts.check_accumulation(self._inner)
         self._positions = {_key(v): i for i, v in enumerate(tensors)}
         self.exchange.build(variables, sparse_totals, tensors)
         program = self.exchange.program
         if isinstance(program, LocalSteps):
             local = tf.distribute.get_strategy().experimental_local_results
-            slots = [_tf_variable(m) for m in self.momenta()]
+            slots = [tf_variable(m) for m in self.momenta()]
             program.momenta = {i: [local(m)[0]] for i, m in enumerate(slots) if m is not None}
 
     def finish_step(self) -> None:
@@ -120,7 +120,7 @@ class Seam:
         return check_everywhere
 
     def _position(self, variable) -> int:
-        position = self._positions.get(_key(_tf_variable(variable)))
+        position = self._positions.get(_key(tf_variable(variable)))
         if position is None:
             raise ValueError(
                 f"the optimizer was not built with the variable {variable.name!r}. Build it with "
@@ -167,7 +167,7 @@ def _momentum_slots(inner) -> Sequence[Any]:
     return ()
 
 
-def _tf_variable(variable):
+def tf_variable(variable):
     """The `tf.Variable` of a Keras 3 variable, or the variable itself."""
     return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
 

@@ -1,0 +1,114 @@
+"""`Auto.decide`: a function of what was measured. No cluster, no clock."""
+
+import pytest
+
+import tf_redsync as rs
+from tf_redsync import cost
+from tf_redsync.auto import CLEARLY, WORTHWHILE_SECONDS
+from tf_redsync.decision import Measured
+from tf_redsync.exchange.layout import TensorSpec
+
+P = 4
+SPECS = [
+    TensorSpec("a/kernel", (1000, 500), position=0),
+    TensorSpec("a/bias", (500,), position=1),
+    TensorSpec("b/kernel", (500, 200), position=2),
+]
+REDSYNC = rs.RedSync(density=0.01)
+AUTO = rs.Auto(candidates=(REDSYNC, rs.ACPSGD()))
+ONE_BUCKET = 1 << 30
+
+
+def measured(rate=1e6, latency=0.0, work=cost.NO_WORK, workers=P):
+    return Measured(workers, cost.Link.of(rate, latency), {REDSYNC: work, rs.ACPSGD(): work})
+
+
+def chosen(decision):
+    return [type(a.method).__name__ for a in decision.assign(SPECS)]
+
+
+def test_a_slow_link_compresses_and_a_fast_one_does_not():
+    busy = cost.Work(fixed=0.01)
+    slow = AUTO.decide(SPECS, measured(1e6, work=busy), ONE_BUCKET)
+    fast = AUTO.decide(SPECS, measured(1e10, work=busy), ONE_BUCKET)
+    assert chosen(slow) == ["ACPSGD", "Dense", "ACPSGD"]
+    assert chosen(fast) == ["Dense"] * 3
+    assert slow.trial_steps == AUTO.trial_steps > 0 and fast.trial_steps == 0
+
+
+def test_the_cheapest_candidate_serves():
+    slow_factors = {REDSYNC: cost.NO_WORK, rs.ACPSGD(): cost.Work(fixed=100.0)}
+    decision = AUTO.decide(SPECS, Measured(P, cost.Link.of(1e6, 0.0), slow_factors), ONE_BUCKET)
+    assert chosen(decision) == ["RedSync", "Dense", "RedSync"]
+    (choice,) = decision.choices
+    dense, redsync, factors = choice.seconds
+    assert dense == pytest.approx(1.5 * 4 * (500_000 + 500 + 100_000) / 1e6)
+    assert redsync < dense < 100 < factors
+
+
+@pytest.mark.parametrize(("part", "expected"), [(0.99, "RedSync"), (1.01, "Dense")])
+def test_a_candidate_must_win_clearly(part, expected):
+    """On a link that costs nothing but the bytes of the all-reduce, work decides."""
+    free, dense = cost.Line(0.0, float("inf")), cost.Line(0.0, 1e6)
+    specs = [SPECS[0]]  # nothing that RedSync would leave to the all-reduce
+    all_reduce = 1.5 * 4 * 500_000 / 1e6
+    work = {REDSYNC: cost.Work(fixed=part * CLEARLY * all_reduce)}
+    auto = rs.Auto(candidates=(REDSYNC,))
+    found = auto.decide(specs, Measured(P, cost.Link(free, dense, free), work), ONE_BUCKET)
+    assert type(found.choices[0].method).__name__ == expected
+    assert 0.5 < CLEARLY < 1.0
+
+
+@pytest.mark.parametrize(("saved", "expected"), [(1.01, "RedSync"), (0.99, "Dense")])
+def test_a_candidate_must_be_worth_it(saved, expected):
+    """However much faster: differences of less than the error of the measurement do not count."""
+    free, dense = cost.Line(0.0, float("inf")), cost.Line(saved * WORTHWHILE_SECONDS / 6, 1e99)
+    auto = rs.Auto(candidates=(REDSYNC,))
+    found = auto.decide(SPECS[:1], Measured(P, cost.Link(free, dense, free), {}), ONE_BUCKET)
+    assert type(found.choices[0].method).__name__ == expected
+    assert 0 < WORTHWHILE_SECONDS < 0.01
+
+
+def test_every_bucket_has_its_own_choice():
+    """What a bucket costs whatever its size keeps the small one dense."""
+    work = cost.Work(fixed=0.7)  # between 0.6 s and 3 s of all-reduce
+    decision = AUTO.decide(SPECS, measured(1e6, work=work), 400_000)
+    assert [[s.name for s in c.specs] for c in decision.choices] == [
+        ["b/kernel"],
+        ["a/bias", "a/kernel"],
+    ]
+    assert [type(c.method).__name__ for c in decision.choices] == ["Dense", "ACPSGD"]
+    assert chosen(decision) == ["ACPSGD", "Dense", "Dense"]
+
+
+def test_more_workers_make_the_all_gather_dear():
+    auto = rs.Auto(candidates=(REDSYNC,))
+    few = auto.decide(SPECS, measured(workers=4), ONE_BUCKET)
+    many = auto.decide(SPECS, measured(workers=400), ONE_BUCKET)
+    assert "RedSync" in chosen(few) and "RedSync" not in chosen(many)
+
+
+def test_equal_measurements_give_equal_decisions_and_tables():
+    first = AUTO.decide(SPECS, measured(), ONE_BUCKET)
+    second = AUTO.decide(list(SPECS), measured(), ONE_BUCKET)
+    assert first == second and str(first) == str(second)
+    assert first != AUTO.decide(SPECS, measured(2e6), ONE_BUCKET)
+
+
+def test_the_table():
+    lines = str(AUTO.decide(SPECS, measured(1e6, 0.001), 400_000)).splitlines()
+    assert "4 workers" in lines[0] and "all-to-all 1.00 ms a hop and 1.0 MB/s" in lines[0]
+    assert lines[1].split() == [
+        *("bucket", "tensors", "elements", "Dense", "ms", "RedSync", "ms", "ACPSGD", "ms"),
+        "chosen",
+    ]
+    rows = [line.split() for line in lines[2:]]
+    assert [row[:3] for row in rows] == [["0", "1", "100,000"], ["1", "2", "500,500"]]
+    assert rows[0][3] == "606.00"  # 6 hops and 1.5 times 400,000 bytes
+    assert [row[-1] for row in rows] == ["ACPSGD", "ACPSGD"]
+
+
+def test_nothing_to_decide_about():
+    decision = AUTO.decide([], measured(), ONE_BUCKET)
+    assert decision.choices == () and decision.assign([]) == [] and decision.trial_steps == 0
+    assert "4 workers" in str(decision)

@@ -1,0 +1,507 @@
+"""`python -m tf_redsync.plan`: the model, captured energy, prediction, advice, command line."""
+
+import dataclasses
+import functools
+import json
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tf_redsync as rs
+from tf_redsync import cost, plan, probe
+from tf_redsync.decision import Measured
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.planning import PlanError, choice, prediction, report
+from tf_redsync.planning import subject as subjects
+from tf_redsync.planning.energy import captured_energy
+from tf_redsync.policy import Policy
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(6, 5)).astype("float32"), RNG.normal(size=(6, 3)).astype("float32")
+
+
+def linear(family=keras, **options):
+    keras_layers = family.layers
+    return family.Sequential(
+        [keras_layers.Input((5,)), keras_layers.Dense(3, use_bias=False, **options)]
+    )
+
+
+def squared(labels, outputs):
+    return tf.reduce_sum((outputs - labels) ** 2, axis=-1)
+
+
+# ----------------------------------------------------------------------------------- the model
+
+
+@pytest.mark.parametrize("family", [keras, tf_keras])
+def test_gradient_of_a_given_batch_and_loss(family):
+    model = linear(family)
+    made = subjects.subject((model, (X, Y), squared), None)
+    w = np.array(model.get_weights()[0])
+    (found,) = subjects.gradient(made)
+    np.testing.assert_allclose(found, X.T @ (2 * (X @ w - Y)) / len(X), rtol=1e-4)
+    assert not made.synthetic
+    assert [s.shape for s in made.specs] == [(5, 3)] and "kernel" in made.specs[0].name
+
+
+@pytest.mark.parametrize("family", [keras, tf_keras])
+def test_a_compiled_model_has_its_own_loss_and_regularizers(family):
+    model = linear(family, kernel_regularizer=family.regularizers.L2(0.1))
+    model.compile(family.optimizers.SGD(), family.losses.MeanSquaredError())
+    w = np.array(model.get_weights()[0])
+    (found,) = subjects.gradient(subjects.subject((model, (X, Y)), None))
+    expected = X.T @ (2 * (X @ w - Y)) / Y.size + 0.2 * w
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    (again,) = subjects.gradient(
+        subjects.subject((model, (X, Y), lambda a, b: squared(a, b) / 3), None)
+    )
+    np.testing.assert_allclose(again, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", [keras, tf_keras])
+def test_a_model_alone_gets_a_random_batch(family):
+    made = subjects.subject(linear(family), 7)
+    assert made.synthetic and made.inputs.shape == (7, 5) and made.labels[0].shape == (7, 3)
+    (found,) = subjects.gradient(made)
+    assert float(tf.norm(found)) > 0
+    assert subjects.subject(linear(family), None).inputs.shape == (32, 5)
+
+
+def test_a_random_batch_of_words_and_of_numbers():
+    words, numbers = keras.Input((4,), dtype="int32"), keras.Input((2,))
+    both = [keras.layers.Embedding(3, 2)(words), keras.layers.Dense(2)(numbers)[:, None]]
+    model = keras.Model([words, numbers], keras.layers.Concatenate(axis=1)(both))
+    made = subjects.subject(model, 50)
+    assert set(np.unique(made.inputs[0])) == {0, 1, 2} and made.inputs[1].dtype == tf.float32
+    assert [tuple(g.shape) for g in subjects.gradient(made)] == [(2, 2), (2,), (3, 2)]
+
+
+def test_a_model_that_its_batch_builds_and_a_variable_without_a_gradient():
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = keras.layers.Dense(2), keras.layers.Dense(3)
+
+        def call(self, inputs):
+            self.unused(inputs)
+            return self.used(inputs)
+
+    made = subjects.subject((Model(), (X, Y[:, :2]), squared), None)
+    grads = subjects.gradient(made)
+    assert [g is None for g in grads] == [False, False, True, True]
+    assignments = Policy(default=rs.Dense()).assign(made.specs)
+    assert captured_energy(assignments, grads) == [1.0, 1.0, None, None]
+
+
+def build_nothing():
+    return {"model": 1}
+
+
+def build_for(size):
+    return linear()
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ({"model": 1}, "must return a built Keras model.*Received: dict"),
+        ((), "Received: tuple of nothing"),
+        (("model", 1, 2, 3), "Received: tuple of str, int, int, int"),
+        (lambda: (linear(), X), r"batch must be \(inputs, labels\). Received: ndarray"),
+        (lambda: (linear(), (X, Y)), "not compiled"),
+        (lambda: (linear(), (X, Y), "mse"), "function of labels and outputs.*'mse'"),
+        (lambda: keras.Sequential([keras.layers.Dense(3)]), "keras.Input"),
+        (lambda: keras.Sequential([keras.Input((None, 3)), keras.layers.Dense(3)]), "None, None"),
+        (lambda: keras.Sequential([keras.Input((2,)), keras.layers.Flatten()]), "no trainable"),
+        (
+            lambda: keras.Sequential([keras.Input((4,)), keras.layers.Embedding(1, 2)]),
+            "random inputs",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_function_must_not_return(returned, words):
+    value = returned() if callable(returned) else returned
+    with pytest.raises(PlanError, match=f"(?s){words}"):
+        subjects.subject(value, None)
+
+
+def test_a_batch_has_its_own_size():
+    with pytest.raises(PlanError, match="batch_size=8. Leave it out"):
+        subjects.subject((linear(), (X, Y), squared), 8)
+
+
+def test_a_gradient_that_is_not_finite():
+    made = subjects.subject((linear(), (X, Y * np.inf), squared), None)
+    with pytest.raises(PlanError, match="kernel is not finite"):
+        subjects.gradient(made)
+
+
+def test_compute_seconds_measures():
+    assert 0 < subjects.compute_seconds(subjects.subject(linear(), 2)) < 10
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("here.py", "must be module:function"),
+        ("here.py:make", "must be module:function"),
+        (":make", "must be module:function"),
+        ("nowhere:make", "no module 'nowhere'"),
+        ("here.within:make", "no module 'here.within'"),
+        ("here:missing", "no function 'missing'"),
+        ("here:NUMBER", "no function 'NUMBER'"),
+        ("here:wants", "without arguments.*'size'"),
+    ],
+)
+def test_names_that_lead_nowhere(target, words, tmp_path, monkeypatch):
+    write_module(tmp_path, monkeypatch, "NUMBER = 1\ndef wants(size): return size\n")
+    with pytest.raises(PlanError, match=words):
+        subjects.load(target)
+
+
+def test_errors_of_the_module_itself_come_through(tmp_path, monkeypatch):
+    write_module(tmp_path, monkeypatch, "import does_not_exist_either\n")
+    with pytest.raises(ModuleNotFoundError, match="does_not_exist_either"):
+        subjects.load("here:make")
+
+
+def write_module(tmp_path, monkeypatch, text):
+    (tmp_path / "here.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "here", raising=False)
+
+
+# --------------------------------------------------------------------------------------- energy
+
+G = RNG.laplace(size=(40, 30)).astype("float32")
+SPEC = TensorSpec("kernel", G.shape)
+
+
+def energy(method, grad=G):
+    assignments = Policy(default=method, output_layer="nothing|kernel").assign([SPEC])
+    assert assignments[0].method == method
+    return captured_energy(assignments, [tf.constant(grad)])[0]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        rs.TopK(density=0.05),
+        rs.RedSync(density=0.05, dense_below=0, selection="exact"),
+        rs.RedSync(density=0.05, dense_below=0, selection="exact", momentum=0.9, nesterov=True),
+        rs.RedSync(
+            density=0.05,
+            dense_below=0,
+            selection="exact",
+            warm_up=rs.ExponentialWarmUp(steps_per_stage=100),
+        ),
+        rs.HalfPrecision(method=rs.TopK(density=0.05)),
+    ],
+    ids=lambda m: type(m).__name__,
+)
+def test_the_largest_elements_hold_their_squares(method):
+    squares = np.sort(np.square(G, dtype=np.float64), axis=None)
+    assert energy(method) == pytest.approx(squares[-60:].sum() / squares.sum(), rel=1e-3)
+
+
+def test_signs_agree_by_their_angle():
+    cosine = np.abs(G).sum() / np.sqrt(G.size * np.square(G).sum())
+    assert energy(rs.SignSGD()) == pytest.approx(cosine**2, rel=1e-5)
+
+
+def test_a_product_of_thin_matrices_is_a_projection():
+    thin = rs.PowerSGD(rank=2, min_compression_rate=0)
+    low = (RNG.normal(size=(40, 2)) @ RNG.normal(size=(2, 30))).astype("float32")
+    assert energy(thin, low) == pytest.approx(1.0, abs=1e-5)
+    _, values, _ = np.linalg.svd(G)
+    best = np.square(values[:2]).sum() / np.square(values).sum()
+    assert 0 < energy(thin) < best
+
+
+def test_all_is_delivered_or_nothing():
+    assert energy(rs.Dense()) == 1.0
+    assert energy(rs.Dense(momentum=0.9, nesterov=True)) == pytest.approx(1.0)
+    assert energy(rs.HalfPrecision()) == pytest.approx(1.0, abs=1e-6)
+    assert energy(rs.HalfPrecision(), G * np.float32(1e10)) == 0.0  # too large for float16
+    assert energy(rs.TopK(), np.zeros_like(G)) is None
+    assert energy(rs.TopK(density=0.05), G * np.float32(1e-25)) == pytest.approx(
+        energy(rs.TopK(density=0.05)), rel=1e-3
+    )
+
+
+# ----------------------------------------------------------------------------------- prediction
+
+SPECS = [
+    TensorSpec("a/kernel", (300, 200), position=0),
+    TensorSpec("a/bias", (200,), position=1),
+    TensorSpec("b/kernel", (200, 100), position=2),
+]
+GRADS = [tf.constant(RNG.normal(size=s.shape), tf.float32) for s in SPECS]
+TOP_K = rs.TopK(density=0.02)
+HALF = rs.HalfPrecision()
+WORK = cost.Work(0.001, 1e-8, 1e-9)
+
+
+def measured(rate=1e6, latency=0.001, work=WORK, workers=4):
+    return Measured(workers, cost.Link.of(rate, latency), {TOP_K: work, HALF: work})
+
+
+@functools.cache
+def planned(method=TOP_K, compute=0.1, **options):
+    policy = method if isinstance(method, (Policy, rs.Auto)) else Policy(default=method)
+    return prediction.make(policy, SPECS, GRADS, measured(**options), compute)
+
+
+def test_layers_add_up_to_the_prediction():
+    made = planned()
+    kernels = cost.exchange_seconds(
+        TOP_K, BucketLayout((SPECS[2], SPECS[0]), 4), made.measured.link, WORK
+    )
+    bias = 6 * 0.001 + 1.5 * 800 / 1e6
+    assert made.planned.seconds == pytest.approx(kernels + bias)
+    assert sum(la.share.seconds for la in made.layers) == pytest.approx(made.planned.seconds)
+    assert made.layers[1].share.seconds == pytest.approx(bias)
+    words = (1 + 2 * 1200) + (1 + 2 * 400)
+    sent = 3 * 4 * (1 + words) + 1.5 * 800
+    assert made.planned.sent == pytest.approx(sent)
+    assert sum(la.share.sent for la in made.layers) == pytest.approx(sent)
+    elements = 60_000 + 200 + 20_000
+    assert made.dense.seconds == pytest.approx(6 * 0.001 + 1.5 * 4 * elements / 1e6)
+    assert sum(la.dense.seconds for la in made.layers) == pytest.approx(made.dense.seconds)
+    assert made.step(made.dense) == pytest.approx(0.1 + made.dense.seconds)
+    assert [type(la.method).__name__ for la in made.layers] == ["TopK", "Dense", "TopK"]
+    assert [la.share.bucket for la in made.layers] == [0, 1, 0]
+
+
+def test_a_bucket_is_shared_by_bytes_and_by_elements():
+    made = planned(latency=0.0, work=cost.Work(0.8))
+    large, small = made.layers[0], made.layers[2]
+    computed = [0.8 * n / 80_000 for n in (60_000, 20_000)]
+    network = [la.share.sent / 1e6 for la in (large, small)]
+    assert large.share.seconds == pytest.approx(computed[0] + network[0])
+    assert small.share.seconds == pytest.approx(computed[1] + network[1])
+    assert large.share.sent / small.share.sent == pytest.approx((2 + 2400) / (2 + 800))
+
+
+def test_twice_the_workers():
+    made = planned()
+    again = prediction.make(Policy(default=TOP_K), SPECS, GRADS, measured(workers=8), 0.1)
+    assert made.doubled == (again.dense, again.planned)
+
+
+def test_auto_shows_its_candidates_and_its_choice():
+    auto = rs.Auto(candidates=(TOP_K, HALF))
+    made = planned(auto)
+    assert [t.name for t in made.candidates] == ["TopK", "HalfPrecision"]
+    assert made.candidates[0] == dataclasses.replace(planned().planned, name="TopK")
+    assert [type(la.method).__name__ for la in made.layers] == ["TopK", "Dense", "TopK"]
+    assert made.planned.seconds == made.candidates[0].seconds
+    assert [type(la.method) for la in planned(auto, rate=1e12).layers] == [rs.Dense] * 3
+
+
+@pytest.mark.parametrize("method", [rs.LocalSGD(), rs.CDSGD(), rs.SBC(), rs.NoExchange()])
+def test_methods_of_another_cadence_are_refused(method):
+    with pytest.raises(PlanError, match=f"every step, and {type(method).__name__} does not"):
+        prediction.check([method])
+
+
+# --------------------------------------------------------------------------------------- advice
+
+
+def test_advice_by_whole_steps():
+    use = report.advise(planned(compute=0.1))
+    assert use.compress
+    assert use.code == "optimizer = rs.DistributedOptimizer(optimizer, rs.TopK(density=0.02))"
+    made = planned(compute=0.1)
+    ratio = made.step(made.dense) / made.step(made.planned)
+    assert ratio > 2 and f"({ratio:.1f}x), 100.0 ms of it computation" in use.text
+    stay = report.advise(planned(compute=100.0))
+    assert not stay.compress and stay.code is None and stay.text.startswith("Stay dense: with rs.")
+
+
+def test_advice_on_what_auto_chose():
+    auto = rs.Auto(candidates=(TOP_K, HALF))
+    assert "rs.TopK(density=0.02))" in report.advise(planned(auto)).code
+    dense = report.advise(planned(auto, rate=1e12))
+    assert dense.text.startswith("Stay dense") and "--method" in dense.text and not dense.code
+
+
+def test_mixed_choices_recommend_auto():
+    auto = rs.Auto(candidates=(TOP_K,))
+    first, bias, last = planned(auto).layers
+    mixed = dataclasses.replace(
+        planned(auto), layers=(first, bias, dataclasses.replace(last, method=rs.Dense()))
+    )
+    line = report.advise(mixed).code
+    assert line == (
+        "optimizer = rs.DistributedOptimizer(optimizer, "
+        "rs.Auto(candidates=(rs.TopK(density=0.02),)))"
+    )
+
+
+METHODS = [
+    rs.RedSync(),
+    rs.RedSync(density=0.01, momentum=0.9, warm_up=rs.DenseWarmUp(steps=3)),
+    rs.HalfPrecision(method=rs.TopK(density=0.1), dtype="bfloat16"),
+    rs.Auto(candidates=(rs.RedSync(),), trial_steps=0),
+    rs.Policy(default=rs.ACPSGD(rank=2), rules=(rs.Rule(pattern="a'b", method=rs.Dense()),)),
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__name__)
+def test_code_makes_the_method_again(method):
+    text = report.code(method)
+    assert eval(text, {"rs": rs}) == method
+    assert choice.parse(text.replace("rs.", "")) == method
+
+
+def test_density_is_for_what_has_one():
+    assert choice.parse("RedSync", 0.02) == rs.RedSync(density=0.02)
+    assert choice.parse("Auto", 0.02) == rs.Auto(density=0.02)
+    assert choice.parse(" DGC(momentum=0.9) ", 0.02) == rs.DGC(momentum=0.9, density=0.02)
+
+
+@pytest.mark.parametrize(
+    ("text", "density"),
+    [
+        ("Redsync", None),
+        ("RedSync(density=2)", None),
+        ("RedSync(0.01)", None),
+        ("RedSync(dense=0.01)", None),
+        ("RedSync(density=0.01)", 0.1),
+        ("ACPSGD", 0.1),
+        ("DenseWarmUp(steps=3)", None),
+        ("1", None),
+        ("__import__('os').getcwd()", None),
+        ("RedSync(", None),
+    ],
+)
+def test_methods_that_are_none(text, density):
+    with pytest.raises(PlanError, match="`--method` must be Auto or one of ACPSGD.*Received: "):
+        choice.parse(text, density)
+
+
+def test_what_does_not_suit_the_optimizer():
+    adam, sgd = keras.optimizers.Adam(), keras.optimizers.SGD(0.1, momentum=0.9)
+    warned = []
+    assert choice.suited(rs.Auto(), adam, warned.append).methods[1:] == (
+        rs.ACPSGD(),
+        rs.HalfPrecision(),
+    )
+    assert choice.suited(rs.Auto(), None, warned.append) == rs.Auto()
+    assert warned == []
+    choice.suited(rs.RedSync(), rs.DistributedOptimizer(adam, rs.Dense()), warned.append)
+    assert len(warned) == 1 and "Adam" in warned[0]
+    with pytest.raises(PlanError, match="momentum is set on both sides"):
+        choice.suited(rs.RedSync(momentum=0.9), sgd, warned.append)
+
+
+# --------------------------------------------------------------------------------- command line
+
+MODULE = """
+import keras
+def make():
+    hidden = [keras.layers.Dense(n, activation="relu") for n in (300, 200)]
+    return keras.Sequential([keras.Input((100,)), *hidden, keras.layers.Dense(4)], name="m")
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    write_module(tmp_path, monkeypatch, MODULE)
+    monkeypatch.setattr(probe, "work", lambda method, workers: WORK)
+    return tmp_path
+
+
+FLAGS = ["--model", "here:make", "--workers", "4", "--rate", "8mbit"]
+
+
+def test_command_line(module, capsys, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "{not json")
+    assert plan.main([*FLAGS, "--json", "plan.json", "--plot", "plan.png"]) == 0
+    out, err = capsys.readouterr()
+    assert "TF_CONFIG is set and ignored" in err and "TF_CONFIG" not in os.environ
+    assert "measuring what RedSync computes" in err and "forward and backward" in err
+    assert "random inputs" in out and "optimizer = rs.DistributedOptimizer(optimizer, rs." in out
+    assert (module / "plan.png").read_bytes().startswith(b"\x89PNG")
+    found = json.loads((module / "plan.json").read_text())
+    elements = [100 * 300, 300, 300 * 200, 200, 200 * 4, 4]
+    assert [la["elements"] for la in found["layers"]] == elements
+    assert found["bytes_per_second"] == 1e6 and found["latency"] == 2e-4
+    dense = 6 * 2e-4 + 1.5 * 4 * sum(elements) / 1e6
+    assert found["dense"]["exchange_seconds"] == pytest.approx(dense)
+    assert found["dense"]["step_seconds"] == pytest.approx(dense + found["compute_seconds"])
+    assert sum(la["seconds"] for la in found["layers"]) == pytest.approx(
+        found["planned"]["exchange_seconds"]
+    )
+    assert [c["name"] for c in found["candidates"]] == ["RedSync", "ACPSGD", "HalfPrecision"]
+    assert found["synthetic"] is True and found["advice"]["compress"] is True
+    assert rs.methods.from_config(found["method"]) == rs.Auto()
+    rows = [line.split() for line in out.splitlines() if line.startswith("m/")]
+    assert [row[0] for row in rows] == [la["name"] for la in found["layers"]]
+    assert all(0 < la["captured_energy"] <= 1 for la in found["layers"])
+
+
+def test_one_method_and_a_given_time(module, capsys):
+    flags = ["--method", "TopK", "--density", "0.02", "--step-ms", "50", "--latency", "0"]
+    assert plan.main([*FLAGS, *flags, "--json", "plan.json"]) == 0
+    out, err = capsys.readouterr()
+    assert "forward and backward" not in err and "taken to be 50 ms" in out
+    found = json.loads((module / "plan.json").read_text())
+    assert found["compute_seconds"] == 0.05 and found["candidates"] == []
+    words = 1 + sum(1 + 2 * round(0.02 * n) for n in (30_000, 60_000))
+    assert found["planned"]["sent_bytes"] == pytest.approx(3 * 4 * words + 1.5 * 4 * (800 + 504))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--workers", "1"], "`--workers` must be at least 2"),
+        (["--rate", "10"], "`--rate` must be a number with kbit, mbit or gbit"),
+        (["--rate", "0gbit"], "`--rate` must be"),
+        (["--latency", "-1"], "`--latency` must be at least 0"),
+        (["--step_ms", "nan"], "`--step_ms` must be at least 0"),
+        (["--batch_size", "0"], "`--batch_size` must be at least 1"),
+        (["--method", "None"], "`--method` must be Auto or one of"),
+        (["--method", "SBC"], "Measure it on the cluster"),
+        (["--model", "nowhere:make"], "no module 'nowhere'"),
+        (["--plot", "plan.pdf"], "ends in .png"),
+        (["--plot", "missing/plan.png"], "directory that exists"),
+        (["--json", "missing/plan.json"], "directory that exists"),
+    ],
+)
+def test_wrong_flags(module, capsys, flags, words):
+    with pytest.raises(SystemExit) as status:
+        plan.main([*FLAGS, *flags])
+    assert status.value.code == 2 and words in capsys.readouterr().err
+
+
+def test_no_matplotlib(module, capsys, monkeypatch):
+    find = plan.importlib.util.find_spec
+    monkeypatch.setattr(
+        plan.importlib.util, "find_spec", lambda n, *a: None if n == "matplotlib" else find(n, *a)
+    )
+    with pytest.raises(SystemExit):
+        plan.main([*FLAGS, "--plot", "plan.png"])
+    assert "pip install matplotlib" in capsys.readouterr().err
+
+
+def test_as_a_user_starts_it(tmp_path):
+    """No pieces replaced: it measures."""
+    (tmp_path / "here.py").write_text(MODULE)
+    command = [sys.executable, "-m", "tf_redsync.plan", *FLAGS, "--method", "TopK"]
+    path = os.pathsep.join(p for p in (os.getcwd(), os.environ.get("PYTHONPATH")) if p)
+    run = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=200,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert "captured energy" in run.stdout and "rs.TopK()" in run.stdout
