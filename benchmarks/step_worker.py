@@ -14,11 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import netlab
-from benchmarks.models import WORKLOADS, Workload, batches
+from benchmarks.models import DATA_BATCHES, LEARNING_RATE, WORKLOADS, Workload, batches
 
 METHODS = ("none", "dense", "rs_dense", "redsync")
-LEARNING_RATE = 0.01
-DATA_BATCHES = 4  # prepared before the clock starts, and used in turn
 
 
 def strategy_for(method: str) -> Any:
@@ -58,13 +56,15 @@ def make_step(
     import keras
     import tensorflow as tf
 
-    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    loss_of = keras.losses.sparse_categorical_crossentropy
     replicas = strategy.num_replicas_in_sync
 
     def replica_step(inputs: Any, labels: Any) -> Any:
         with tf.GradientTape() as tape:
-            # Divided here because the exchange sums over the replicas.
-            loss = loss_of(labels, model(inputs, training=True)) / replicas
+            losses = loss_of(labels, model(inputs, training=True), from_logits=True)
+            # The exchange sums over the replicas. Keras's loss objects divide by their number in
+            # newer versions only, this function in none.
+            loss = tf.reduce_mean(losses) / replicas
         variables = model.trainable_variables
         grads = tape.gradient(loss, variables)
         traced["dense_bytes"] = dense_bytes(grads, replicas)
