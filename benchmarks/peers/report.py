@@ -12,13 +12,19 @@ from benchmarks import step_time
 COLUMNS = ("median ms", "min ms", "cpu ms", "x none", "wire MB")
 # Methods that are plain SGD: weights are the same in all libraries, to rounding.
 EXACT = ("none", "dense")
-# Of logits of size 1 after some steps: rounding leaves 1e-6, one step too many or a wrong scale
-# of the gradient 1e-2.
-TOLERANCE = 1e-3
+# Of the largest logit. Workers add up the same numbers; libraries round in other places, which
+# leaves 1e-5 with `mlp` and 1e-2 with `vgg`. Half the gradient makes a quarter with `mlp`.
+SAME_WORKERS, SAME_LIBRARIES = 1e-4, 0.05
 
 
 class DisagreementError(RuntimeError):
     """Workers that should have the same weights have not."""
+
+
+def distance(logits: Any, first: Any) -> float:
+    """Returns the largest difference, in parts of the largest of the first logits."""
+    there = np.asarray(first)
+    return float(np.abs(np.asarray(logits) - there).max() / np.abs(there).max())
 
 
 def collect(method: str, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -32,13 +38,12 @@ def collect(method: str, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
       DisagreementError: the workers' weights differ.
     """
     if method != "none":
-        first = np.array(results[0]["logits"])
         for rank, result in enumerate(results):
-            distance = float(np.abs(np.array(result["logits"]) - first).max())
-            if not distance <= TOLERANCE:  # nor with a NaN
+            apart = distance(result["logits"], results[0]["logits"])
+            if not apart <= SAME_WORKERS:  # nor with a NaN
                 raise DisagreementError(
                     f"worker {rank} has other weights than worker 0 after {method}: their logits "
-                    f"differ by up to {distance:g}"
+                    f"differ by {apart:.1%}"
                 )
     return results[0]
 
@@ -52,17 +57,17 @@ def differences(peers: Mapping[str, Mapping[str, Any]]) -> list[str]:
     found = []
     for method in EXACT:
         runs = {
-            name: np.array(peer["methods"][method]["logits"])
+            name: peer["methods"][method]["logits"]
             for name, peer in peers.items()
             if peer.get("methods", {}).get(method, {}).get("logits") is not None
         }
         for name, logits in list(runs.items())[1:]:
             first = next(iter(runs))
-            distance = float(np.abs(logits - runs[first]).max())
-            if not distance <= TOLERANCE:
+            apart = distance(logits, runs[first])
+            if not apart <= SAME_LIBRARIES:
                 found.append(
-                    f"{name} and {first} did not do the same work: under `{method}` their models "
-                    f"differ by up to {distance:g} after the last step."
+                    f"{name} and {first} did not do the same work: under `{method}` their logits "
+                    f"differ by {apart:.1%} after the last step."
                 )
     return found
 

@@ -305,9 +305,9 @@ def test_libraries_must_do_the_same_work():
         row["logits"] = None
     peers = {"own": own, "a": library(1, 2), "b": library(1, 2.0001, fp16=result(logits=(9.0,)))}
     assert report.differences(peers) == []
-    peers |= {"c": library(1, 2.1), "d": {"error": "no"}}
+    peers |= {"c": library(1, 2.2), "d": {"error": "no"}}
     assert report.differences(peers) == [
-        "c and a did not do the same work: under `dense` their models differ by up to 0.1 after "
+        "c and a did not do the same work: under `dense` their logits differ by 10.0% after "
         "the last step."
     ]
 
