@@ -87,14 +87,20 @@ def run(args: argparse.Namespace, chosen: dict[str, runs.Library | str]) -> dict
     }
 
 
+def complain(problems: Sequence[str]) -> int:
+    """Prints what failed; returns the exit code."""
+    for problem in problems:
+        print(f"\n{problem}", file=sys.stderr)
+    return int(bool(problems))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Installs, measures, prints, writes; returns the exit code."""
     args = parse(argv)
     chosen = runs.libraries(args)
     if args.install:
         missing = {name: {"error": why} for name, why in chosen.items() if isinstance(why, str)}
-        print("\n".join(report.failures(missing)), file=sys.stderr)
-        return int(bool(missing))
+        return complain(report.failures(missing))
     try:
         result = run(args, chosen)
     except netlab.NetworkError as error:
@@ -105,8 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(report.versions(result["peers"]))
     if args.json:
         Path(args.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print("\n".join(result["problems"]), file=sys.stderr)
-    return int(bool(result["problems"]))
+    return complain(result["problems"])
 
 
 if __name__ == "__main__":
