@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-LEARNING_RATE = 0.01
+from benchmarks.models import LEARNING_RATE
+
 MOMENTUM = 0.9
 
 # Names that are not those of classes, or that set a class in another way than its defaults.

@@ -12,9 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import step_methods
-from benchmarks.models import WORKLOADS, Workload, batches
-
-DATA_BATCHES = 4  # prepared before the clock starts, and used in turn
+from benchmarks.models import DATA_BATCHES, WORKLOADS, Workload, batches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,13 +102,15 @@ def make_step(
     import keras
     import tensorflow as tf
 
-    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    loss_of = keras.losses.sparse_categorical_crossentropy
     replicas = strategy.num_replicas_in_sync
 
     def replica_step(inputs: Any, labels: Any) -> Any:
         with tf.GradientTape() as tape:
-            # Divided here because the exchange sums over the replicas.
-            loss = loss_of(labels, model(inputs, training=True)) / replicas
+            losses = loss_of(labels, model(inputs, training=True), from_logits=True)
+            # The exchange sums over the replicas. Keras's loss objects divide by their number in
+            # newer versions only, this function in none.
+            loss = tf.reduce_mean(losses) / replicas
         variables = model.trainable_variables
         grads = tape.gradient(loss, variables)
         traced["dense_bytes"] = dense_bytes(grads, replicas)
