@@ -295,6 +295,9 @@ def test_twice_the_workers():
     made = planned()
     again = prediction.make(Policy(default=TOP_K), SPECS, GRADS, measured(workers=8), 0.1)
     assert made.doubled == (again.dense, again.planned)
+    planned_ms, dense_ms = (f"{1e3 * t.seconds:,.1f} ms" for t in (again.planned, again.dense))
+    text = f"The exchange of 8 workers: {planned_ms} with the same choice, {dense_ms} dense."
+    assert text in report.render(made)
 
 
 def test_auto_shows_its_candidates_and_its_choice():

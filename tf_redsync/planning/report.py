@@ -88,11 +88,9 @@ def render(plan: Plan) -> str:
     lines = _table(LAYERS, rows) + [""]
     totals = (plan.dense, *plan.candidates, plan.planned)
     lines += _table(TOTALS, [_total(plan, t) for t in dict.fromkeys(totals)])
-    dense, planned = plan.doubled
-    lines.append(
-        f"With {2 * plan.measured.workers} workers and the same choice the exchange would take "
-        f"{_ms(planned.seconds)}, dense {_ms(dense.seconds)}."
-    )
+    dense, planned = (_ms(total.seconds) for total in plan.doubled)
+    same = f"{planned} with the same choice, {dense} dense" if plan.methods else dense
+    lines.append(f"The exchange of {2 * plan.measured.workers} workers: {same}.")
     return "\n".join(lines)
 
 
