@@ -14,6 +14,7 @@ TensorFlow. What they buy:
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from tensorflow.python.ops import resource_variable_ops as _resource_variable_op
 # Of the hosts' collectives: TensorFlow counts the keys of its strategies' groups up from 1, and
 # takes two groups with one key for one.
 _HOSTS_GROUP_KEY = 1_000_003
+_TOKENS = 256  # Collectives in a function beyond so many share their tokens.
 
 # A variable as a strategy makes it for one device; `tf.Variable` in its scope is one for each.
 OneDeviceVariable = _resource_variable_ops.ResourceVariable
@@ -102,6 +104,8 @@ class DirectCollectives(PublicCollectives):
     def __init__(self, workers: int, strategy: tf.distribute.Strategy):
         super().__init__(workers)
         self._cross_device_ops = strategy.extended._cross_device_ops
+        self._tokens: list[tf.Variable] = []  # see `_own_token`
+        self._calls = itertools.count()
 
     def all_gather(self, message: tf.Tensor) -> tf.Tensor:
         """Gather `[words]` from every worker into `[workers, words]`, one collective."""
@@ -122,9 +126,10 @@ class DirectCollectives(PublicCollectives):
     def _launch(self, collective, value: tf.Tensor) -> tf.Tensor:
         launcher = self._launcher()
         key = launcher._next_instance_key()
-        # NCCL wants all collectives in one order, which the token gives. Over gRPC each one is on
-        # its own, and a chain would only make the later ones wait.
+        # NCCL wants all collectives in one order, which the launcher's token gives. Over gRPC each
+        # one is on its own, and a chain would only make the later ones wait.
         ordered = "GPU" in launcher._device.upper()
+        token = launcher._get_ordering_token() if ordered else self._own_token(launcher._device)
         with tf.device(launcher._device):
             return collective(
                 value,
@@ -133,8 +138,19 @@ class DirectCollectives(PublicCollectives):
                 instance_key=key,
                 communication_hint=launcher._options.implementation.value,
                 timeout=launcher._options.timeout_seconds or 0,
-                ordering_token=launcher._get_ordering_token() if ordered else None,
+                ordering_token=token,
             )
+
+    def _own_token(self, device: str) -> tf.Tensor:
+        """Return a token that hardly any other collective has.
+
+        A collective without a token is put after the one before, as any stateful operation is.
+        """
+        number = next(self._calls) % _TOKENS
+        if number == len(self._tokens):
+            with tf.init_scope(), tf.device(device):
+                self._tokens.append(OneDeviceVariable(0.0, trainable=False, name="token"))
+        return self._tokens[number].handle
 
 
 class HostCollectives(DirectCollectives):
