@@ -35,7 +35,7 @@ class LowRankOracle:
         totals = []
         for i, shape in enumerate(self.shapes):
             matrices = [
-                (np.float64(own[i]) + e[i]).reshape(shape[0], -1)
+                (np.float64(own[i]) + e[i]).reshape(-1, shape[-1])
                 for own, e in zip(grads, self.residuals, strict=True)
             ]
             total, own_products = self._one(i, matrices)

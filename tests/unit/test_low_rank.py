@@ -32,7 +32,7 @@ def test_a_matrix_of_the_factors_rank_is_recovered(cls, shape):
     ACP-SGD's even steps look for the row space, so the last step is an odd one.
     """
     rng = np.random.default_rng(1)
-    rows, columns = shape[0], int(np.prod(shape[1:]))
+    rows, columns = int(np.prod(shape[:-1])), shape[-1]
     left = rng.standard_normal((rows, 3))
     grads = [[(left @ rng.standard_normal((3, columns))).reshape(shape)] for _ in range(3)]
     spec = TensorSpec("w", shape)
@@ -128,3 +128,11 @@ def test_bytes_of_a_method_that_takes_turns():
     spec = TensorSpec("w", (30, 50))
     program = EveryStep(make_buckets([(spec, rs.ACPSGD(rank=2))], 4))
     assert program.bytes_per_step(4) == 2 * 3 / 4 * 4 * (60 + 100) / 2
+
+
+@pytest.mark.parametrize("method", [rs.PowerSGD(), rs.ACPSGD()], ids=repr)
+def test_kernels_of_convolutions_are_compressed(method):
+    """Keras keeps the outputs last: height, width, inputs and outputs are 9 x 256 by 512."""
+    kernel = TensorSpec("conv/kernel", (3, 3, 256, 512))
+    assert method.refuses(kernel) is None
+    assert method.describe(kernel) == "rank 4 of 2304 x 512"

@@ -5,7 +5,7 @@ Compression for Distributed Optimization", NeurIPS, arXiv 1905.13727.
 Lin Zhang, Longteng Zhang, Shaohuai Shi, Xiaowen Chu, Bo Li (2023), "Evaluation and Optimization of
 Gradient Compression for Distributed Deep Learning", ICDCS, arXiv 2306.08881 (ACP-SGD).
 
-A tensor of shape [n, ...] is a matrix of n rows and m columns. On every worker, with gradient G,
+A tensor of shape [..., m] is a matrix of n rows and m columns. On every worker, with gradient G,
 residual E, M = G + E, rank r, P [n, r], Q [m, r]:
 
     PowerSGD                                    ACP-SGD, even steps         ACP-SGD, odd steps
@@ -19,6 +19,8 @@ step to step: together the steps are a power iteration towards the leading singu
 
 Differences from the papers
 
+* In Keras the last axis of a kernel is that of its outputs, in the papers' PyTorch the first one:
+  hence the last axis makes the columns here, where the first one makes the rows there.
 * Sums instead of averages: the totals here are sums over workers.
 * The residual subtracts the worker's own product, P Q_own^T, not the common one. The sum over the
   workers is the same; PowerSGD's authors do so in their later package.

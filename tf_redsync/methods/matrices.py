@@ -12,8 +12,11 @@ Factors = list[tf.Tensor]
 
 
 def matrix_shape(spec: TensorSpec) -> tuple[int, int]:
-    """Rows and columns of a tensor as a matrix: the first axis and all others."""
-    return (spec.shape[0] if spec.shape else 1), math.prod(spec.shape[1:])
+    """Rows and columns of a tensor as a matrix: all axes but the last, and the last.
+
+    In Keras the last axis of a kernel is that of its outputs.
+    """
+    return math.prod(spec.shape[:-1]), (spec.shape[-1] if spec.shape else 1)
 
 
 def orthogonal(factor: tf.Tensor) -> tf.Tensor:
