@@ -49,7 +49,7 @@ class BloomBuildOp : public tensorflow::OpKernel {
     const int64_t cost = kInsertCost * filters_.words;
     IntraOpThreads(context)(indices.size(), cost, [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; ++i) {
-        BloomBuild(formats[i], indices[i].flat<int32_t>().data(), indices[i].NumElements(),
+        BloomBuild(formats[i], Positions(indices[i]), indices[i].NumElements(),
                    counts->flat<int32_t>()(i), message->flat<int32_t>().data() + filters_.at[i],
                    &errors[i]);
         errors[i].tensor = i;
@@ -73,7 +73,7 @@ class BloomQueryOp : public tensorflow::OpKernel {
   void Compute(OpKernelContext* context) override {
     const Tensor* messages;
     Tensor *counts, scratch;
-    std::vector<int32_t*> positions;
+    std::vector<uint32_t*> positions;
     std::vector<BloomFormat> formats;
     OP_REQUIRES_OK(context, context->input("filters", &messages));
     OP_REQUIRES_OK(context, Seeded(context, filters_, &formats));

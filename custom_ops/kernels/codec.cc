@@ -50,10 +50,19 @@ tensorflow::Status ReadPositions(tensorflow::OpKernelContext* context,
   TF_RETURN_IF_ERROR(context->input_list("indices", indices));
   TF_RETURN_IF_ERROR(context->input("counts", counts));
   TF_RETURN_IF_ERROR(CheckShape("counts", **counts, -2, indices->size()));
-  for (const tensorflow::Tensor& tensor : *indices) {
+  for (int i = 0; i < indices->size(); ++i) {
+    const tensorflow::Tensor& tensor = (*indices)[i];
     TF_RETURN_IF_ERROR(CheckShape("indices", tensor, -2, tensor.NumElements()));
+    TF_RETURN_IF_ERROR(CheckEntries(i, tensor, tensor.NumElements()));
   }
   return tensorflow::OkStatus();
+}
+
+tensorflow::Status CheckEntries(int i, const tensorflow::Tensor& tensor, int64_t entries) {
+  if (entries <= INT32_MAX) return tensorflow::OkStatus();
+  return InvalidArgument("`indices` must have at most ", INT32_MAX,
+                         " entries each, which are counted in int32. Received: indices[", i,
+                         "] of shape ", tensor.shape().DebugString(), ".");
 }
 
 tensorflow::Status FirstError(const char* name, const std::vector<CodecError>& errors) {

@@ -27,6 +27,17 @@ tensorflow::Status ReadPositions(tensorflow::OpKernelContext* context,
                                  tensorflow::OpInputList* indices,
                                  const tensorflow::Tensor** counts);
 
+// That so many entries of indices[i] can be counted in int32.
+tensorflow::Status CheckEntries(int i, const tensorflow::Tensor& tensor, int64_t entries);
+
+// Positions, which a tensor of int32 holds as their bits.
+inline uint32_t* Positions(tensorflow::Tensor* tensor) {
+  return reinterpret_cast<uint32_t*>(tensor->flat<int32_t>().data());
+}
+inline const uint32_t* Positions(const tensorflow::Tensor& tensor) {
+  return reinterpret_cast<const uint32_t*>(tensor.flat<int32_t>().data());
+}
+
 // Describes the first of the errors that was found, if any was.
 tensorflow::Status FirstError(const char* name, const std::vector<CodecError>& errors);
 

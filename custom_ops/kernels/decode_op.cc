@@ -27,7 +27,7 @@ class DecodeOp : public tensorflow::OpKernel {
     OP_REQUIRES_OK(context, context->input("messages", &received));
     OP_REQUIRES_OK(context, context->input("k", &k));
     OP_REQUIRES_OK(context, context->input_list("like", &like));
-    OP_REQUIRES_OK(context, MakeParts(attributes_, "like", like, *k, kMaxElements, &parts));
+    OP_REQUIRES_OK(context, MakeParts(attributes_, "like", like, *k, &parts));
     OP_REQUIRES(context, received->dims() == 2 && received->dim_size(1) == MessageWords(parts),
                 InvalidArgument("`messages` must have shape [workers, ", MessageWords(parts),
                                 "], the number of words that `k` implies. Received: ",

@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "custom_ops/core/cpu/descend.h"
+#include "custom_ops/kernels/codec.h"
 #include "custom_ops/kernels/layout.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -29,13 +30,13 @@ class DescendOp : public tensorflow::OpKernel {
     Tensor* tensor = variable->tensor();
     OP_REQUIRES(context, tensor->dtype() == tensorflow::DT_FLOAT && tensor->IsInitialized(),
                 InvalidArgument("`variable` must be an initialized float32 variable."));
-    const auto* positions = reinterpret_cast<const uint32_t*>(indices.flat<int32_t>().data());
+    const uint32_t* positions = Positions(indices);
     const int64_t entries = indices.NumElements();
     const int64_t bad = FirstOutOfRange(positions, entries, tensor->NumElements());
-    OP_REQUIRES(
-        context, bad < 0,
-        InvalidArgument("`indices` must be in [0, ", tensor->NumElements(), "). Received: indices[",
-                        bad, "]=", bad < 0 ? 0 : indices.flat<int32_t>()(bad), "."));
+    OP_REQUIRES(context, bad < 0,
+                InvalidArgument(
+                    "`indices` must be in [0, ", tensor->NumElements(), "). Received: indices[",
+                    bad, "]=", bad < 0 ? 0 : Shown(positions[bad], tensor->NumElements()), "."));
     OP_REQUIRES_OK(context, MakeSoleOwner(context, tensor));
     Descend(positions, values.flat<float>().data(), entries, learning_rate.scalar<float>()(),
             tensor->flat<float>().data());

@@ -37,7 +37,7 @@ class GolombEncodeOp : public tensorflow::OpKernel {
     const int64_t cost = kPositionCost * formats.words;
     IntraOpThreads(context)(indices.size(), cost, [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; ++i) {
-        GolombEncode(formats.of[i], indices[i].flat<int32_t>().data(), counts->flat<int32_t>()(i),
+        GolombEncode(formats.of[i], Positions(indices[i]), counts->flat<int32_t>()(i),
                      message->flat<int32_t>().data() + formats.at[i], &errors[i]);
         errors[i].tensor = i;
       }
@@ -60,7 +60,7 @@ class GolombDecodeOp : public tensorflow::OpKernel {
   void Compute(OpKernelContext* context) override {
     const Tensor* messages;
     Tensor* counts;
-    std::vector<int32_t*> positions;
+    std::vector<uint32_t*> positions;
     OP_REQUIRES_OK(context, context->input("messages", &messages));
     OP_REQUIRES_OK(context, CheckShape("messages", *messages, -1, formats_.words));
     const int64_t ranks = messages->dim_size(0), n = formats_.of.size();

@@ -43,8 +43,8 @@ tensorflow::Status SelectAttributes::Read(tensorflow::OpKernelConstruction* cont
   return InvalidArgument("`momentum` must be finite and >= 0. Received: momentum=", factor, ".");
 }
 
-tensorflow::Status SelectInputs::Read(OpKernelContext* context, const SelectAttributes& attributes,
-                                      int64_t max_elements) {
+tensorflow::Status SelectInputs::Read(OpKernelContext* context,
+                                      const SelectAttributes& attributes) {
   TF_RETURN_IF_ERROR(context->input_list("grads", &grads));
   TF_RETURN_IF_ERROR(context->input_list("residuals", &residuals));
   TF_RETURN_IF_ERROR(context->input_list("velocities", &velocities));
@@ -61,19 +61,12 @@ tensorflow::Status SelectInputs::Read(OpKernelContext* context, const SelectAttr
   if (attributes.momentum != Momentum::kNone || velocities.size() != 0) {
     TF_RETURN_IF_ERROR(CheckShapes("velocities", velocities, grads));
   }
-  return MakeParts(attributes, "grads", grads, *k, max_elements, &parts);
-}
-
-tensorflow::Status CheckSize(const char* name, int i, const Tensor& tensor, int64_t max_elements) {
-  if (tensor.NumElements() <= max_elements) return tensorflow::OkStatus();
-  return InvalidArgument("`", name, "` must have at most ", max_elements,
-                         " elements each. Received: ", name, "[", i, "] of shape ",
-                         tensor.shape().DebugString(), ".");
+  return MakeParts(attributes, "grads", grads, *k, &parts);
 }
 
 tensorflow::Status MakeParts(const TensorAttributes& attributes, const std::string& name,
                              const tensorflow::OpInputList& tensors, const tensorflow::Tensor& k,
-                             int64_t max_elements, std::vector<Part>* parts) {
+                             std::vector<Part>* parts) {
   if (k.dims() != 1 || k.NumElements() != tensors.size()) {
     return InvalidArgument("`k` must have shape [", tensors.size(),
                            "]. Received: ", k.shape().DebugString(), ".");
@@ -81,7 +74,11 @@ tensorflow::Status MakeParts(const TensorAttributes& attributes, const std::stri
   int64_t offset = 1;
   for (int i = 0; i < tensors.size(); ++i) {
     const int64_t size = tensors[i].NumElements(), ki = k.flat<int32_t>()(i);
-    TF_RETURN_IF_ERROR(CheckSize(name.c_str(), i, tensors[i], max_elements));
+    if (size > kMaxElements) {
+      return InvalidArgument("`", name, "` must have at most ", kMaxElements,
+                             " elements each. Received: ", name, "[", i, "] of shape ",
+                             tensors[i].shape().DebugString(), ".");
+    }
     if (ki < std::min<int64_t>(size, 1) || ki > size) {
       return InvalidArgument("`k` must be in [1, size] (0 for an empty tensor). Received: k[", i,
                              "]=", ki, " for ", name, "[", i, "] of shape ",

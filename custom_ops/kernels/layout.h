@@ -36,18 +36,13 @@ struct SelectInputs {
   std::vector<Part> parts;
 
   // Reads and checks all but the values of ratios, side and search, which may be on a device.
-  tensorflow::Status Read(tensorflow::OpKernelContext* context, const SelectAttributes& attributes,
-                          int64_t max_elements);
+  tensorflow::Status Read(tensorflow::OpKernelContext* context, const SelectAttributes& attributes);
 };
 
-// The parts of a message, one per tensor of `tensors`; checks `k` and the sizes.
+// The parts of a message, one per tensor of `tensors`; checks `k`, and that positions can be sent.
 tensorflow::Status MakeParts(const TensorAttributes& attributes, const std::string& name,
                              const tensorflow::OpInputList& tensors, const tensorflow::Tensor& k,
-                             int64_t max_elements, std::vector<Part>* parts);
-
-// That a tensor's positions can be sent.
-tensorflow::Status CheckSize(const char* name, int i, const tensorflow::Tensor& tensor,
-                             int64_t max_elements = INT32_MAX);
+                             std::vector<Part>* parts);
 
 // Words of a message with these parts.
 inline int64_t MessageWords(const std::vector<Part>& parts) {

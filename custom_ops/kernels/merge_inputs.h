@@ -19,7 +19,7 @@ struct MergeAttributes {
     TF_RETURN_IF_ERROR(context->GetAttr("N", &n));
     TF_RETURN_IF_ERROR(context->GetAttr("sizes", &sizes));
     TF_RETURN_IF_ERROR(context->GetAttr("k", &k));
-    TF_RETURN_IF_ERROR(CheckList("sizes", sizes, n, 0, INT32_MAX));
+    TF_RETURN_IF_ERROR(CheckList("sizes", sizes, n, 0, kMaxElements));
     return CheckList("k", k, n, 0, INT32_MAX);
   }
 };
@@ -41,11 +41,7 @@ struct MergeInputs {
       slots.push_back(indices[i].dims() == 2 ? indices[i].dim_size(1) : 0);
       TF_RETURN_IF_ERROR(CheckShape("indices", indices[i], ranks, slots[i]));
       TF_RETURN_IF_ERROR(CheckShape("values", values[i], ranks, slots[i]));
-      if (ranks * slots[i] > INT32_MAX) {
-        return tensorflow::errors::InvalidArgument(
-            "`indices` must have at most 2147483647 entries each. Received: indices[", i,
-            "] of shape ", indices[i].shape().DebugString(), ".");
-      }
+      TF_RETURN_IF_ERROR(CheckEntries(i, indices[i], ranks * slots[i]));
     }
     return tensorflow::OkStatus();
   }
@@ -66,7 +62,7 @@ inline tensorflow::Status AllocateSparse(tensorflow::OpKernelContext* context,
     tensorflow::Tensor *of_indices, *of_values;
     TF_RETURN_IF_ERROR(indices.allocate(i, tensorflow::TensorShape({slots[i]}), &of_indices));
     TF_RETURN_IF_ERROR(values.allocate(i, tensorflow::TensorShape({slots[i]}), &of_values));
-    (*outputs)[i] = {of_indices->flat<int32_t>().data(), of_values->flat<float>().data(),
+    (*outputs)[i] = {Positions(of_indices), of_values->flat<float>().data(),
                      counts->flat<int32_t>().data() + i};
   }
   return tensorflow::OkStatus();

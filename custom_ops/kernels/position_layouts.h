@@ -26,7 +26,7 @@ struct GolombLayout {
     TF_RETURN_IF_ERROR(context->GetAttr("N", &n));
     TF_RETURN_IF_ERROR(context->GetAttr("sizes", &sizes));
     TF_RETURN_IF_ERROR(context->GetAttr("rice", &rice));
-    TF_RETURN_IF_ERROR(CheckList("sizes", sizes, n, 0, INT32_MAX));
+    TF_RETURN_IF_ERROR(CheckList("sizes", sizes, n, 0, kMaxElements));
     return CheckList("rice", rice, n, 0, kMaxRice);
   }
 
@@ -62,7 +62,7 @@ struct BloomLayout {
     TF_RETURN_IF_ERROR(context->GetAttr("sizes", &sizes));
     TF_RETURN_IF_ERROR(context->GetAttr("words", &lengths));
     TF_RETURN_IF_ERROR(context->GetAttr("hashes", &hashes));
-    TF_RETURN_IF_ERROR(CheckList("sizes", sizes, n, 0, INT32_MAX));
+    TF_RETURN_IF_ERROR(CheckList("sizes", sizes, n, 0, kMaxElements));
     TF_RETURN_IF_ERROR(CheckList("words", lengths, n, 1, kMaxFilterWords));
     TF_RETURN_IF_ERROR(CheckList("hashes", hashes, n, 1, kMaxHashes));
     for (int i = 0; i < n; ++i) {
@@ -77,7 +77,7 @@ struct BloomLayout {
 // Allocates the outputs `indices` [ranks, slots] and `counts` [ranks, tensors].
 inline tensorflow::Status AllocatePositions(tensorflow::OpKernelContext* context, int64_t ranks,
                                             const std::vector<int64_t>& slots,
-                                            std::vector<int32_t*>* positions,
+                                            std::vector<uint32_t*>* positions,
                                             tensorflow::Tensor** counts) {
   const int64_t n = slots.size();
   tensorflow::OpOutputList indices;
@@ -87,7 +87,7 @@ inline tensorflow::Status AllocatePositions(tensorflow::OpKernelContext* context
   for (int64_t i = 0; i < n; ++i) {
     tensorflow::Tensor* tensor;
     TF_RETURN_IF_ERROR(indices.allocate(i, tensorflow::TensorShape({ranks, slots[i]}), &tensor));
-    positions->push_back(tensor->flat<int32_t>().data());
+    positions->push_back(Positions(tensor));
   }
   return tensorflow::OkStatus();
 }

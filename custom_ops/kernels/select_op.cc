@@ -51,7 +51,7 @@ class AccumulateAndSelectOp : public tensorflow::OpKernel {
   };
 
   tensorflow::Status ReadInputs(OpKernelContext* context, Call* call) const {
-    TF_RETURN_IF_ERROR(call->Read(context, attributes_, kMaxElements));
+    TF_RETURN_IF_ERROR(call->Read(context, attributes_));
     const int32_t sign = call->side->scalar<int32_t>()();
     const bool any_quantized =
         std::count(attributes_.quantized.begin(), attributes_.quantized.end(), true) > 0;

@@ -107,7 +107,7 @@ def test_bad_positions(device, where, value, names, must):
 
 
 @pytest.mark.parametrize(
-    "change", [{"sizes": [2**31]}, {"words": [0]}, {"hashes": [65]}, {"hashes": [0]}]
+    "change", [{"sizes": [2**32]}, {"words": [0]}, {"hashes": [65]}, {"hashes": [0]}]
 )
 def test_arguments_are_checked(device, change):
     layout = {"sizes": [9], "slots": [3], "words": [1], "hashes": [1], **change}

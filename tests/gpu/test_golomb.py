@@ -16,7 +16,7 @@ from tests.oracle.quantization import to_words
 # Size, slots, bits sent as they are; gaps much longer and shorter than these suit, too.
 LAYOUTS = [
     (0, 0, 3), (1, 1, 0), (1, 0, 30), (40, 40, 0), (2000, 300, 2), (70_000, 0, 9),
-    (100_000, 3000, 4), (100_000, 2500, 0), (2**31 - 1, 2100, 20), (2**31 - 1, 7, 30),
+    (100_000, 3000, 4), (100_000, 2500, 0), (2**32 - 1, 2100, 20), (2**32 - 1, 7, 30),
     (9000, 9000, 7),
 ]  # fmt: skip
 SIZES, SLOTS, RICE = (tuple(x) for x in zip(*LAYOUTS, strict=True))
@@ -31,7 +31,7 @@ def make_positions(sizes, slots, seed=0, full=False):
         chosen = np.unique(rng.integers(0, size, 2 * count)) if k < size // 9 else np.arange(size)
         chosen = np.sort(rng.permutation(chosen)[:count])
         indices.append(np.full(k, -9, np.int32))
-        indices[-1][: chosen.size] = chosen
+        indices[-1][: chosen.size] = chosen.astype(np.uint32).view(np.int32)
         counts.append(chosen.size)
     return indices, counts
 
@@ -73,19 +73,20 @@ def test_decoding(device, ranks):
 @pytest.mark.parametrize("rice", range(0, 31, 3))
 def test_states_across_chunks(device, rice):
     # Whatever the state at the end of a chunk: gaps of about as many bits as a code has.
-    size, slots = 2**31 - 1, 400
+    size, slots = 2**32 - 1, 400
     rng = np.random.default_rng(rice)
     rest = rng.integers(0, 3 << rice, slots)
     positions = np.cumsum(np.minimum(rest, (size - slots) // slots) + 1) - 1
+    words = positions.astype(np.uint32).view(np.int32)
     layout = {"sizes": [size], "rice": [rice]}
     if golomb_capacity(size, slots, rice) > 2**16:  # a message of a reasonable length
         layout["sizes"] = [int(positions[-1]) + 1]
-    message, error = golomb_encode(device, [positions], [slots], **layout)
+    message, error = golomb_encode(device, [words], [slots], **layout)
     assert error is None
     assert_same_bits(message, golomb_encode_numpy([positions], [slots], **layout), "message")
     indices, counts, error = golomb_decode(device, message[None], slots=[slots], **layout)
     assert error is None and counts.tolist() == [[slots]]
-    assert_same_bits(indices[0], positions[None].astype(np.int32), rice)
+    assert_same_bits(indices[0], words[None], rice)
 
 
 def test_more_tensors_than_a_launch(device):
@@ -164,7 +165,12 @@ def test_bad_codes(device, bits, count, length, names, must):
 
 @pytest.mark.parametrize(
     ("size", "slots", "rice", "before", "ones"),
-    [(2**31 - 1, 4, 30, 0, 60), (2**31 - 1, 4, 30, 1, 2), (2**20, 4000, 9, 90, 20_000)],
+    [
+        (2**31 - 1, 4, 30, 0, 60),
+        (2**31 - 1, 4, 30, 1, 2),
+        (2**32 - 1, 9, 30, 0, 4),
+        (2**20, 4000, 9, 90, 20_000),
+    ],
 )
 def test_a_position_beyond_all_bounds(device, size, slots, rice, before, ones):
     bits = golomb_bits_numpy(range(before), rice) + [1] * ones + [0] * (1 + rice)
@@ -179,7 +185,7 @@ def test_a_position_beyond_all_bounds(device, size, slots, rice, before, ones):
 
 def test_arguments_are_checked(device):
     x = [np.zeros(4, np.int32)]
-    for sizes, rice in (([3], [1]), ([-1], [1]), ([9], [31]), ([9], [-1]), ([2**31], [1]),
-                        ([2**31 - 1], [0])):  # fmt: skip
+    for sizes, rice in (([3], [1]), ([-1], [1]), ([9], [31]), ([9], [-1]), ([2**32], [3]),
+                        ([2**31 - 1], [0]), ([2**32 - 1], [0])):  # fmt: skip
         with pytest.raises(ValueError, match="invalid"):
             golomb_encode(device, x, [1], sizes=sizes, rice=rice)

@@ -122,7 +122,7 @@ def test_a_repeated_index_and_nan_and_the_first_error(device):
 
 def test_arguments_are_checked(device):
     x = np.zeros((2, 3), np.int32)
-    for change in ({"sizes": [-1]}, {"sizes": [2**31]}):
+    for change in ({"sizes": [-1]}, {"sizes": [2**32]}):
         arguments = {"sizes": [9], "k": [1], **change}
         with pytest.raises(ValueError, match="invalid"):
             sparse_merge(device, [x], [x.view(np.float32)], np.zeros((2, 1)), **arguments)

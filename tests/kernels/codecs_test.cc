@@ -47,9 +47,9 @@ class Buffer {
   char* memory_;
 };
 
-std::vector<int32_t> Choose(int64_t size, int64_t count, uint32_t seed) {
+std::vector<uint32_t> Choose(int64_t size, int64_t count, uint32_t seed) {
   std::mt19937 random(seed);
-  std::set<int32_t> chosen;
+  std::set<uint32_t> chosen;
   while (static_cast<int64_t>(chosen.size()) < count) chosen.insert(random() % size);
   return {chosen.begin(), chosen.end()};
 }
@@ -168,8 +168,9 @@ void TestGolomb() {
     for (int64_t slots : {int64_t{0}, int64_t{1}, size / 50, size / 2, size}) {
       for (int rice : {0, 1, 5, 12, 30}) {
         const GolombFormat format = {size, slots, rice};
-        const std::vector<int32_t> positions = Choose(size, slots, 3);
-        Buffer<int32_t> part(2 + format.words()), back(slots);
+        const std::vector<uint32_t> positions = Choose(size, slots, 3);
+        Buffer<int32_t> part(2 + format.words());
+        Buffer<uint32_t> back(slots);
         CodecError error;
         int32_t count = -1;
         Check(GolombEncode(format, positions.data(), slots, part.data(), &error) == Status::kOk,
@@ -202,7 +203,7 @@ void TestGolomb() {
   const GolombFormat format = {10, 3, 1};
   Buffer<int32_t> part(2 + format.words());
   CodecError error;
-  const int32_t descending[] = {5, 4, 3}, outside[] = {5, 10, 11};
+  const uint32_t descending[] = {5, 4, 3}, outside[] = {5, 10, 11};
   Check(GolombEncode(format, descending, 3, part.data(), &error) == Status::kInvalidMessage &&
             std::string(error.field) == "index" && error.slot == 1 && error.value == 4,
         "golomb: descending");
@@ -222,7 +223,7 @@ void TestBloom(const ParallelFor& threads) {
       for (int hashes : {1, 4, kMaxHashes}) {
         const BloomFormat format = {size, words, hashes, 99};
         const int64_t count = std::min<int64_t>(size, 40);
-        const std::vector<int32_t> positions = Choose(size, count, 5);
+        const std::vector<uint32_t> positions = Choose(size, count, 5);
         Buffer<int32_t> filter(words);
         CodecError error;
         Check(BloomBuild(format, positions.data(), count, count, filter.data(), &error) ==
@@ -230,7 +231,7 @@ void TestBloom(const ParallelFor& threads) {
               "bloom: builds");
         filter.MixAll();
         Buffer<double> scratch(CeilDiv(BloomScratchBytes(size), 8));
-        Buffer<int32_t> all(size);
+        Buffer<uint32_t> all(size);
         const int64_t found =
             BloomQuery(format, filter.data(), size, scratch.data(), threads, all.data());
         Mix(all.data(), found * sizeof(int32_t));
@@ -239,7 +240,7 @@ void TestBloom(const ParallelFor& threads) {
                 std::includes(all.begin(), all.begin() + found, positions.begin(), positions.end()),
             "bloom: all positions are found");
         for (int64_t slots : {int64_t{0}, found / 2, found}) {
-          Buffer<int32_t> first(slots);
+          Buffer<uint32_t> first(slots);
           Check(BloomQuery(format, filter.data(), slots, scratch.data(), threads, first.data()) ==
                         slots &&
                     std::equal(first.begin(), first.end(), all.begin()),
@@ -249,7 +250,7 @@ void TestBloom(const ParallelFor& threads) {
     }
   }
   const BloomFormat format = {10, 1, 2, 0};
-  const int32_t outside[] = {3, 10};
+  const uint32_t outside[] = {3, 10};
   int32_t filter;
   CodecError error;
   Check(BloomBuild(format, outside, 2, 2, &filter, &error) == Status::kInvalidMessage &&
@@ -263,7 +264,7 @@ void TestBloom(const ParallelFor& threads) {
 // -------------------------------------------------------------------------------------- merge
 
 struct Blocks {
-  Buffer<int32_t> indices;
+  Buffer<uint32_t> indices;
   Buffer<float> values;
   Buffer<int32_t> counts;
   SparseBlocks blocks;
@@ -291,7 +292,7 @@ void TestMerge() {
         Blocks b(ranks, slots, size);
         const int64_t bytes = MergeScratchBytes(ranks, slots);
         Buffer<double> scratch(CeilDiv(bytes, 8));
-        Buffer<int32_t> kept_at(k), dropped_at(ranks * slots);
+        Buffer<uint32_t> kept_at(k), dropped_at(ranks * slots);
         Buffer<float> kept(k), dropped(ranks * slots);
         int32_t keep = -1, drop = -1;
         const SparseOutput to_kept = {kept_at.data(), kept.data(), &keep};
@@ -305,13 +306,13 @@ void TestMerge() {
               "merge: status");
         kept_at.MixAll();
         kept.MixAll();
-        std::map<int32_t, float> sums;
+        std::map<uint32_t, float> sums;
         for (int64_t r = 0; r < ranks; ++r) {
           for (int32_t i = 0; i < b.counts[r]; ++i) {
             sums[b.indices[r * slots + i]] += b.values[r * slots + i];
           }
         }
-        std::vector<std::pair<float, int32_t>> order;  // The largest first, then the lower index.
+        std::vector<std::pair<float, uint32_t>> order;  // The largest first, then the lower index.
         for (const auto& [index, sum] : sums) {
           if (sum != 0) order.push_back({-std::fabs(sum), index});
         }
@@ -319,7 +320,7 @@ void TestMerge() {
         const int64_t expected = std::min<int64_t>(k, order.size());
         Check(keep == expected && keep + drop == static_cast<int64_t>(order.size()),
               "merge: count");
-        std::set<int32_t> largest;
+        std::set<uint32_t> largest;
         for (int64_t i = 0; i < expected; ++i) largest.insert(order[i].second);
         Check(std::equal(largest.begin(), largest.end(), kept_at.begin()), "merge: kept");
         for (int32_t i = 0; i < keep; ++i) Check(kept[i] == sums[kept_at[i]], "merge: sum");
@@ -330,7 +331,7 @@ void TestMerge() {
         }
         Check(std::all_of(kept.begin() + keep, kept.end(), [](float v) { return v == 0; }) &&
                   std::all_of(dropped_at.begin() + drop, dropped_at.end(),
-                              [](int32_t v) { return v == 0; }),
+                              [](uint32_t v) { return v == 0; }),
               "merge: unused slots are 0");
       }
     }
@@ -343,7 +344,7 @@ void TestMergeErrors() {
     change(&b);
     const int64_t bytes = MergeScratchBytes(3, 20);
     Buffer<double> scratch(CeilDiv(bytes, 8));
-    Buffer<int32_t> kept_at(5), dropped_at(60);
+    Buffer<uint32_t> kept_at(5), dropped_at(60);
     Buffer<float> kept(5), dropped(60);
     int32_t keep, drop;
     CodecError error;
@@ -357,10 +358,101 @@ void TestMergeErrors() {
   refused("count", 0, [](Blocks* b) { b->counts[1] = 21; });
   refused("count", 0, [](Blocks* b) { b->counts[1] = -1; });
   refused("index", 7, [](Blocks* b) { b->indices[27] = 90; });
-  refused("index", 0, [](Blocks* b) { b->indices[20] = -1; });
+  refused("index", 0, [](Blocks* b) { b->indices[20] = UINT32_MAX; });
   refused("index", 6, [](Blocks* b) { b->indices[26] = b->indices[25]; });
   refused("value", 3, [](Blocks* b) { b->values[23] = NAN; });
   refused("value", 3, [](Blocks* b) { b->values[23] = -INFINITY; });
+}
+
+// -------------------------------------------------------------- positions of 32 bits, no sign
+
+// Few positions of a tensor of `size` elements; the last one is its last.
+std::vector<uint32_t> Far(int64_t size) {
+  return {3, 2147483646u, 2147483647u, 2147483648u, 3000000000u, static_cast<uint32_t>(size - 1)};
+}
+
+void TestFarGolomb(int64_t size) {
+  const std::vector<uint32_t> far = Far(size);
+  const int64_t slots = 8, count = 6;
+  for (int rice : {8, 27, 30}) {
+    const GolombFormat format = {size, slots, rice};
+    Buffer<int32_t> part(2 + format.words());
+    Buffer<uint32_t> back(slots);
+    CodecError error;
+    int32_t got = -1;
+    Check(GolombEncode(format, far.data(), count, part.data(), &error) == Status::kOk &&
+              GolombDecode(format, part.data(), back.data(), &got, &error) == Status::kOk &&
+              got == count && std::equal(far.begin(), far.end(), back.begin()) && back[7] == 0,
+          "golomb: far positions");
+    part.MixAll();
+    // To somebody whose tensor is one element shorter the last position lies beyond.
+    const GolombFormat shorter = {size - 1, slots, rice};
+    if (shorter.words() != format.words()) continue;
+    Check(
+        GolombDecode(shorter, part.data(), back.data(), &got, &error) == Status::kInvalidMessage &&
+            error.field == std::string("index") && error.slot == 5 && error.value == size - 1,
+        "golomb: beyond a large tensor");
+    Check(
+        GolombEncode(shorter, far.data(), count, part.data(), &error) == Status::kInvalidMessage &&
+            error.slot == 5 && error.value == size - 1 && error.limit == size - 2,
+        "golomb: a position beyond a large tensor");
+  }
+}
+
+void TestFarBloom(int64_t size) {
+  const std::vector<uint32_t> far = Far(size);
+  const BloomFormat format = {size, 100, 12, 7};
+  Buffer<int32_t> filter(100), alone(100);
+  CodecError error;
+  Check(BloomBuild(format, far.data(), 6, 6, filter.data(), &error) == Status::kOk, "bloom: far");
+  filter.MixAll();
+  const std::vector<int32_t> together(filter.begin(), filter.end());
+  std::vector<int32_t> joined(100);
+  for (const uint32_t position : far) {  // All bits, and no others, are from one of them.
+    BloomBuild(format, &position, 1, 1, alone.data(), &error);
+    for (int w = 0; w < 100; ++w) joined[w] |= alone[w];
+  }
+  Check(joined == together, "bloom: the bits of far positions");
+  const BloomFormat shorter = {size - 1, 100, 12, 7};
+  Check(BloomBuild(shorter, far.data(), 6, 6, filter.data(), &error) == Status::kInvalidMessage &&
+            error.slot == 5 && error.value == size - 1 && error.limit == size - 2,
+        "bloom: a position beyond a large tensor");
+}
+
+void TestFarMerge(int64_t size) {
+  const uint32_t last = static_cast<uint32_t>(size - 1);
+  Buffer<uint32_t> indices(6), kept_at(2), dropped_at(6);
+  Buffer<float> values(6), kept(2), dropped(6);
+  const uint32_t sent[] = {7, 2147483648u, last, 2147483647u, 2147483648u, last};
+  const float of_sent[] = {1, 2, 3, 4, 5, -9};
+  std::copy(sent, sent + 6, indices.begin());
+  std::copy(of_sent, of_sent + 6, values.begin());
+  const int32_t counts[] = {3, 3};
+  SparseBlocks blocks = {indices.data(), values.data(), counts, 1, 2, 3, size};
+  const int64_t bytes = MergeScratchBytes(2, 3);
+  Buffer<double> scratch(CeilDiv(bytes, 8));
+  int32_t keep, drop;
+  const SparseOutput to_kept = {kept_at.data(), kept.data(), &keep};
+  const SparseOutput to_dropped = {dropped_at.data(), dropped.data(), &drop};
+  CodecError error;
+  Check(SparseMerge(blocks, 2, scratch.data(), bytes, to_kept, to_dropped, &error) == Status::kOk &&
+            keep == 2 && drop == 2 && kept_at[0] == 2147483648u && kept_at[1] == last &&
+            kept[0] == 7 && kept[1] == -6 && dropped_at[0] == 7 && dropped_at[1] == 2147483647u &&
+            dropped[0] == 1 && dropped[1] == 4,
+        "merge: far positions");
+  blocks.size = size - 1;
+  Check(SparseMerge(blocks, 2, scratch.data(), bytes, to_kept, to_dropped, &error) ==
+                Status::kInvalidMessage &&
+            error.rank == 0 && error.slot == 2 && error.value == last && error.limit == size - 2,
+        "merge: a position beyond a large tensor");
+}
+
+void TestFarPositions() {
+  for (const int64_t size : {(int64_t{1} << 31) + 1000000001, kMaxElements}) {
+    TestFarGolomb(size);
+    TestFarBloom(size);
+    TestFarMerge(size);
+  }
 }
 
 }  // namespace
@@ -374,6 +466,7 @@ int main(int argc, char** argv) {
   redsync::TestBloom(threads);
   redsync::TestMerge();
   redsync::TestMergeErrors();
+  redsync::TestFarPositions();
   const char* const names[] = {"plain", "avx2", "avx512"};
   return redsync::testing::Report(names[static_cast<int>(redsync::WidestSimd())]);
 }

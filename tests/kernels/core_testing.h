@@ -2,8 +2,11 @@
 #ifndef TF_REDSYNC_TESTS_KERNELS_CORE_TESTING_H_
 #define TF_REDSYNC_TESTS_KERNELS_CORE_TESTING_H_
 
+#include <sys/mman.h>
+
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <thread>
 #include <vector>
@@ -37,6 +40,16 @@ inline ParallelFor Threads(int threads) {
     }
     for (std::thread& thread : pool) thread.join();
   };
+}
+
+// Zeros that take memory where they are written only.
+template <class T>
+T* Map(int64_t size) {
+  void* memory = mmap(nullptr, size * sizeof(T), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) std::exit(2);
+  madvise(memory, size * sizeof(T), MADV_HUGEPAGE);  // Fewer page faults, if the system will.
+  return static_cast<T*>(memory);
 }
 
 // Prints the instruction set used and the digest; the exit status.

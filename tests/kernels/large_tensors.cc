@@ -1,9 +1,6 @@
 // Tests core/cpu on a tensor of more than 2^31 elements. It takes 8 GiB: the gradient, almost all
 // zero, is memory that is mapped and hardly touched; the total reuses the residual's.
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cstdlib>
 #include <vector>
 
 #include "custom_ops/core/cpu/decode.h"
@@ -23,14 +20,6 @@ const std::vector<uint32_t> kWinners = {3,           2147483646u, 2147483647u,
                                         2147483648u, 2147490000u, static_cast<uint32_t>(kSize - 1)};
 const std::vector<float> kValues = {5, -7, 2, 4, -2, 9};
 constexpr int64_t kTie = kSize - 2, kSmall = 77;
-
-float* Map() {
-  void* memory = mmap(nullptr, kSize * sizeof(float), PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) std::exit(2);
-  madvise(memory, kSize * sizeof(float), MADV_HUGEPAGE);  // Fewer page faults, if the system will.
-  return static_cast<float*>(memory);
-}
 
 void Select(float* grad, float* residual, const ParallelFor& threads, std::vector<int32_t>* row) {
   for (size_t i = 0; i < kWinners.size(); ++i) grad[kWinners[i]] = kValues[i];
@@ -89,7 +78,7 @@ void TestDescend(float* variable) {
 int main() {
   using namespace redsync;
   const ParallelFor threads = testing::Threads(2);
-  float *grad = Map(), *residual = Map();
+  float *grad = testing::Map<float>(kSize), *residual = testing::Map<float>(kSize);
   std::vector<int32_t> row;
   Select(grad, residual, threads, &row);
   Decode(row, threads, residual);

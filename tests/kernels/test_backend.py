@@ -130,9 +130,11 @@ def traced_on(backend, rows):
 
 @needs_native
 def test_large_tensors():
-    """The native ops serve up to 2^32 - 1 elements, the twins 2^31 - 1; see also test_core.py."""
+    """A selection natively serves up to 2^32 - 1 elements, its twin 2^31 - 1; see test_core.py."""
     assert traced_on("native", 2**15).outputs[0].shape == [2**15, 2**16]
     with pytest.raises(ValueError, match="at most 4294967295 .* Split the variable"):
         traced_on("native", 2**16)
-    with pytest.raises(ValueError, match="at most 2147483647 .* Use the native ops"):
+    with pytest.raises(
+        ValueError, match="at most 2147483647 .* Use the native ops, which take up to 4294967295"
+    ):
         traced_on("tensorflow", 2**15)

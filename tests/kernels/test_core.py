@@ -48,11 +48,12 @@ def test_all_versions_give_the_same_bits(program):
     assert len({digest for _, digest in results}) == 1, results
 
 
-def test_more_than_two_to_the_31_elements(tmp_path):
-    """Positions have 32 bits without a sign."""
+@pytest.mark.parametrize("name", ["large_tensors", "large_codecs"])
+def test_more_than_two_to_the_31_elements(tmp_path, name):
+    """Sizes have 64 bits, and positions 32 without a sign."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if free < 10 * 2**30:
-        pytest.skip(f"takes 8 GiB of memory; {free / 2**30:.1f} GiB are free")
-    program = build("large_tensors", tmp_path, ["-O2"])
+        pytest.skip(f"takes 9 GiB of memory; {free / 2**30:.1f} GiB are free")
+    program = build(name, tmp_path, ["-O2"])
     done = subprocess.run([program], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]

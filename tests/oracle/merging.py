@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from tests.oracle.positions import unsigned
 from tests.oracle.quantization import Malformed, flush
 
 
 def sparse_merge_numpy(indices, values, counts, *, sizes, k):
-    """Fields in the order of `tf_redsync.ops.codecs.Merged`; raises Malformed."""
+    """Fields in the order of `tf_redsync.ops.codecs.Merged`; raises Malformed.
+
+    Positions in the result have no sign: their bits are in an int32.
+    """
     kept: list = []
     dropped: list = []
     for i, (rows, row_values, size) in enumerate(zip(indices, values, sizes, strict=True)):
@@ -16,8 +20,8 @@ def sparse_merge_numpy(indices, values, counts, *, sizes, k):
         for row, row_value, count in zip(rows, row_values, np.asarray(counts)[:, i], strict=True):
             if not 0 <= count <= len(row):
                 raise Malformed("count")
-            row, row_value = row[:count], row_value[:count]
-            if ((row < 0) | (row >= size)).any() or (np.diff(row.astype(np.int64)) <= 0).any():
+            row, row_value = unsigned(row)[:count], row_value[:count]
+            if (row >= size).any() or (np.diff(row.astype(np.int64)) <= 0).any():
                 raise Malformed("index")
             if not np.isfinite(row_value).all():
                 raise Malformed("value")
@@ -28,10 +32,10 @@ def sparse_merge_numpy(indices, values, counts, *, sizes, k):
             (order[: k[i]], k[i], kept),
             (order[k[i] :], rows.size, dropped),
         ):
-            index, value = np.zeros(slots, np.int32), np.zeros(slots, np.float32)
+            index, value = np.zeros(slots, np.uint32), np.zeros(slots, np.float32)
             for at, j in enumerate(sorted(chosen)):
                 index[at], value[at] = j, sums[j]
-            out.append((index, value, len(chosen)))
+            out.append((index.view(np.int32), value, len(chosen)))
     return tuple(
         part
         for out in (kept, dropped)

@@ -13,6 +13,12 @@ from tests.oracle.quantization import Malformed, to_bits, to_words
 MASK64 = 2**64 - 1
 
 
+def unsigned(positions) -> np.ndarray:
+    """Positions, of the int32 words that carry their 32 bits; those of other types as they are."""
+    positions = np.asarray(positions)
+    return positions.view(np.uint32) if positions.dtype == np.int32 else positions
+
+
 def golomb_capacity(size: int, slots: int, rice: int) -> int:
     """Words that the positions of every choice fit."""
     return -(-(slots * (rice + 1) + ((size - slots) >> rice)) // 32)
@@ -30,7 +36,7 @@ def golomb_bits_numpy(positions, rice: int) -> list[int]:
 def golomb_encode_numpy(indices, counts, *, sizes, rice) -> np.ndarray:
     parts = []
     for positions, count, size, b in zip(indices, counts, sizes, rice, strict=True):
-        bits = golomb_bits_numpy(positions[:count], b)
+        bits = golomb_bits_numpy(unsigned(positions)[:count], b)
         words = np.zeros(golomb_capacity(size, len(positions), b), np.int32)
         words[: -(-len(bits) // 32)] = to_words(bits)
         parts += [np.array([count, len(bits)], np.int32), words]
@@ -38,9 +44,12 @@ def golomb_encode_numpy(indices, counts, *, sizes, rice) -> np.ndarray:
 
 
 def golomb_decode_numpy(messages, *, sizes, slots, rice):
-    """(list of positions int32 [P, slots], counts int32 [P, N]); raises Malformed."""
+    """(list of positions int32 [P, slots], counts int32 [P, N]); raises Malformed.
+
+    Positions have no sign: their bits are in the int32.
+    """
     messages = np.asarray(messages, np.int32)
-    indices = [np.zeros((len(messages), k), np.int32) for k in slots]
+    indices = [np.zeros((len(messages), k), np.uint32) for k in slots]
     counts = np.zeros((len(messages), len(slots)), np.int32)
     for rank, row in enumerate(messages):
         for i, (size, k, b) in enumerate(zip(sizes, slots, rice, strict=True)):
@@ -54,7 +63,7 @@ def golomb_decode_numpy(messages, *, sizes, slots, rice):
             if any(p >= size for p in found):
                 raise Malformed("index")
             indices[i][rank, :count], counts[rank, i] = found, count
-    return indices, counts
+    return [x.view(np.int32) for x in indices], counts
 
 
 def read_golomb(bits: list[int], count: int, rice: int) -> list[int]:
@@ -87,7 +96,7 @@ def bloom_build_numpy(indices, counts, seed: int, *, words, hashes) -> np.ndarra
     filters = []
     for positions, count, w, h in zip(indices, counts, words, hashes, strict=True):
         bits = np.zeros(32 * w, np.uint8)
-        for position in positions[:count]:
+        for position in unsigned(positions)[:count]:
             bits[probes_numpy(int(position), seed, 32 * w, h)] = 1
         filters.append(to_words(bits))
     return np.concatenate(filters)

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tf_redsync import ops
 from tf_redsync.ops import native, twin_bloom
 from tf_redsync.ops.codec_checks import Positions, check_ints, check_list
-from tf_redsync.ops.contract import MAX_ELEMENTS
+from tf_redsync.ops.contract import MAX_COUNT, MAX_WORD
 
 MAX_HASHES, MAX_WORDS = 64, 2**27 - 1
 
@@ -54,10 +54,11 @@ def bloom_build(
     """Bloom filters of positions.
 
     Args:
-        indices: N int32 vectors [slots_i], the first `counts[i]` valid, in any order.
+        indices: N int32 vectors [slots_i], the bits of unsigned positions, the first `counts[i]`
+            valid, in any order.
         counts: int32 [N].
         seed: int32 scalar, of the hashes; the same on all workers.
-        sizes: elements of the N tensors that the positions refer to, Python ints.
+        sizes: elements of the N tensors that the positions refer to, Python ints below 2^32.
         words: words of 32 bits of every filter, at least 1, see `bloom_parameters`.
         hashes: bits that a position sets, in [1, 64].
 
@@ -112,7 +113,7 @@ def bloom_query(
         ValueError: for lists of a wrong length or values out of range.
         tf.errors.InvalidArgumentError: when run, for filters of a wrong length.
     """
-    slots = check_ints("slots", slots, 0, MAX_ELEMENTS)
+    slots = check_ints("slots", slots, 0, MAX_COUNT)
     layout = {"slots": slots, **_filter_layout(sizes, words, hashes, len(slots))}
     filters = tf.convert_to_tensor(filters, tf.int32)
     seed = tf.convert_to_tensor(seed, tf.int32)
@@ -127,7 +128,7 @@ def bloom_query(
 
 def _filter_layout(sizes, words, hashes, length: int) -> dict[str, tuple[int, ...]]:
     return {
-        "sizes": check_ints("sizes", sizes, 0, MAX_ELEMENTS, length),
+        "sizes": check_ints("sizes", sizes, 0, MAX_WORD, length),
         "words": check_ints("words", words, 1, MAX_WORDS, length),
         "hashes": check_ints("hashes", hashes, 1, MAX_HASHES, length),
     }

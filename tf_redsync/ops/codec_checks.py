@@ -7,14 +7,15 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tf_redsync.ops.contract import MAX_ELEMENTS
+from tf_redsync.ops.contract import MAX_COUNT
 
 
 class Positions(NamedTuple):
     """Positions that were received.
 
     Attributes:
-        indices: list of int32 tensors [P, slots], ascending; 0 after the first `count`.
+        indices: list of int32 tensors [P, slots], the bits of unsigned positions, ascending; 0
+            after the first `count`.
         counts: int32 [P, N].
     """
 
@@ -23,10 +24,10 @@ class Positions(NamedTuple):
 
 
 def check_list(name: str, tensors: Sequence[tf.Tensor], dtype: tf.DType = tf.float32) -> None:
-    """Checks that there is a tensor, and that all are of one type and not too large.
+    """Checks that there is a tensor, and that all are of one type; that positions can be counted.
 
     Raises:
-        ValueError: for an empty list or a tensor of 2^31 elements or more.
+        ValueError: for an empty list, or a tensor of 2^31 positions or more.
         TypeError: for another dtype.
     """
     if not tensors:
@@ -37,10 +38,10 @@ def check_list(name: str, tensors: Sequence[tf.Tensor], dtype: tf.DType = tf.flo
                 f"`{name}` must be {dtype.name}. Received: {name}[{i}] of {tensor.dtype.name}."
             )
         size = tensor.shape.num_elements()
-        if size is not None and size > MAX_ELEMENTS:
+        if dtype == tf.int32 and size is not None and size > MAX_COUNT:
             raise ValueError(
-                f"`{name}` must have at most {MAX_ELEMENTS} elements each. Received: {name}[{i}] "
-                f"of shape {tensor.shape}. Split the variable."
+                f"`{name}` must have at most {MAX_COUNT} entries each, which are counted in int32. "
+                f"Received: {name}[{i}] of shape {tensor.shape}. Select fewer elements."
             )
 
 

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 SELECTORS = ("exact", "trimmed", "threshold", "fixed")
 MAX_WORD = 2**32 - 1  # positions travel as 32 bits without a sign
-MAX_ELEMENTS = 2**31 - 1  # what can be counted in int32: the twins', the codecs' and GPUs' limit
+MAX_COUNT = 2**31 - 1  # counts in messages are int32, and those of tf.math.top_k
 
 
 class Selection(NamedTuple):
@@ -127,14 +127,15 @@ def _check_tensor(name: str, i: int, tensor: tf.Tensor) -> None:
 
 
 def check_countable(name: str, tensors: Sequence[tf.Tensor]) -> None:
-    """Checks that the pure-TensorFlow ops, which count in int32, can serve the tensors."""
+    """Checks that `tf.math.top_k`, which counts in int32, can serve the tensors."""
     for i, tensor in enumerate(tensors):
         size = tensor.shape.num_elements()
-        if size is not None and size > MAX_ELEMENTS:
+        if size is not None and size > MAX_COUNT:
             raise ValueError(
-                f"`{name}` must have at most {MAX_ELEMENTS} elements each in pure TensorFlow. "
-                f"Received: {name}[{i}] of shape {tensor.shape}. Use the native ops (see "
-                "`python -m tf_redsync.doctor`) or split the variable."
+                f"`{name}` must have at most {MAX_COUNT} elements each in pure TensorFlow, whose "
+                f"top_k takes no more. Received: {name}[{i}] of shape {tensor.shape}. Use the "
+                f"native ops, which take up to {MAX_WORD} (see `python -m tf_redsync.doctor`), or "
+                "split the variable."
             )
 
 

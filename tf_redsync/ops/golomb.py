@@ -17,7 +17,7 @@ import tensorflow as tf
 from tf_redsync import ops
 from tf_redsync.ops import native, twin_golomb
 from tf_redsync.ops.codec_checks import Positions, check_ints, check_list
-from tf_redsync.ops.contract import MAX_ELEMENTS
+from tf_redsync.ops.contract import MAX_COUNT, MAX_WORD
 
 MAX_RICE = 30
 GOLDEN = (math.sqrt(5) + 1) / 2
@@ -61,9 +61,11 @@ def golomb_encode(
     """Codes ascending positions, without loss, by the gaps between them.
 
     Args:
-        indices: N int32 vectors [slots_i]; the first `counts[i]` ascend strictly.
+        indices: N int32 vectors [slots_i], the bits of unsigned positions; the first `counts[i]`
+            ascend strictly.
         counts: int32 [N].
-        sizes: elements of the N tensors that the positions refer to, Python ints; slots_i at most.
+        sizes: elements of the N tensors that the positions refer to, Python ints below 2^32;
+            slots_i at most.
         rice: bits of a gap that are sent as they are, in [0, 30], see `golomb_parameter`.
 
     Returns:
@@ -83,7 +85,7 @@ def golomb_encode(
     indices = [tf.convert_to_tensor(t) for t in indices]
     check_list("indices", indices, tf.int32)
     counts = tf.convert_to_tensor(counts, tf.int32)
-    sizes = check_ints("sizes", sizes, 0, MAX_ELEMENTS, len(indices))
+    sizes = check_ints("sizes", sizes, 0, MAX_WORD, len(indices))
     rice = check_ints("rice", rice, 0, MAX_RICE, len(indices))
     for tensor, size, low_bits in zip(indices, sizes, rice, strict=True):
         if tensor.shape.num_elements() is not None:
@@ -118,8 +120,8 @@ def golomb_decode(
         tf.errors.InvalidArgumentError: when run, for messages of a wrong length, or a count, number
             of bits or index that cannot be; the error names the field, rank, tensor and value.
     """
-    slots = check_ints("slots", slots, 0, MAX_ELEMENTS)
-    sizes = check_ints("sizes", sizes, 0, MAX_ELEMENTS, len(slots))
+    slots = check_ints("slots", slots, 0, MAX_COUNT)
+    sizes = check_ints("sizes", sizes, 0, MAX_WORD, len(slots))
     rice = check_ints("rice", rice, 0, MAX_RICE, len(slots))
     golomb_words(sizes, slots, rice)
     layout = {"sizes": sizes, "slots": slots, "rice": rice}
@@ -134,9 +136,9 @@ def golomb_decode(
 def _golomb_part(size: int, slots: int, rice: int) -> int:
     """Words of one tensor's part of a Golomb message."""
     bits = slots * (rice + 1) + ((size - slots) >> rice)
-    if slots > size or bits > MAX_ELEMENTS - 31:
+    if slots > size or bits > MAX_COUNT - 31:
         raise ValueError(
             "`slots` must be at most `sizes`, and the code of a tensor below 2^31 bits. Received: "
-            f"slots={slots}, size={size}, rice={rice}."
+            f"slots={slots}, size={size}, rice={rice}. More low bits make a sparse code shorter."
         )
     return 2 + -(-bits // 32)

@@ -10,14 +10,15 @@ import tensorflow as tf
 from tf_redsync import ops
 from tf_redsync.ops import native, twin_merging
 from tf_redsync.ops.codec_checks import check_ints, check_list
-from tf_redsync.ops.contract import MAX_ELEMENTS
+from tf_redsync.ops.contract import MAX_COUNT, MAX_WORD
 
 
 class Merged(NamedTuple):
     """Result of `sparse_merge`; indices ascend, unused slots hold 0.
 
     Attributes:
-        indices: list of int32 vectors [k_i], positions of the sums that are kept.
+        indices: list of int32 vectors [k_i], the bits of unsigned positions, those of the sums
+            that are kept.
         values: list of float32 vectors [k_i], those sums.
         counts: int32 [N], how many are kept.
         dropped_indices: list of int32 vectors [P * slots_i], positions of the other sums.
@@ -49,10 +50,11 @@ def sparse_merge(
     kept and dropped together are the whole sum.
 
     Args:
-        indices: N int32 tensors [P, slots_i]; the first `counts[r, i]` of row r ascend strictly.
+        indices: N int32 tensors [P, slots_i], the bits of unsigned positions; the first
+            `counts[r, i]` of row r ascend strictly.
         values: N float32 tensors [P, slots_i].
         counts: int32 [P, N].
-        sizes: elements of the N tensors that the positions refer to, Python ints.
+        sizes: elements of the N tensors that the positions refer to, Python ints below 2^32.
         k: how many sums to keep, Python ints; 0 drops all.
 
     Returns:
@@ -78,8 +80,8 @@ def sparse_merge(
             "`values` must have one tensor per tensor of `indices`. Received: "
             f"{len(values)} values, {len(indices)} indices."
         )
-    sizes = check_ints("sizes", sizes, 0, MAX_ELEMENTS, len(indices))
-    k = check_ints("k", k, 0, MAX_ELEMENTS, len(indices))
+    sizes = check_ints("sizes", sizes, 0, MAX_WORD, len(indices))
+    k = check_ints("k", k, 0, MAX_COUNT, len(indices))
     counts = tf.convert_to_tensor(counts, tf.int32)
     merge = twin_merging.merge
     if ops.runs_natively([*indices, *values]):

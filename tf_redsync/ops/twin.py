@@ -104,7 +104,10 @@ def _accumulate(g, v, u, scale, momentum: float, nesterov: bool):
 
 def slots_of(k, n, selector: str):
     """`contract.capacity` of tensors."""
-    return tf.minimum(k + k // 2, n) if selector == "threshold" else k
+    if selector != "threshold":
+        return k
+    k, n = tf.cast(k, tf.int64), tf.cast(n, tf.int64)
+    return tf.cast(tf.minimum(k + k // 2, n), tf.int32)
 
 
 def _select(a, k, ratio, search, selector: str, one_mean: bool):

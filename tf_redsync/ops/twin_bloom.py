@@ -7,7 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tf_redsync.ops.twin_common import after, assert_shape, check_positions, to_bits, to_words
+from tf_redsync.ops.twin_common import (
+    after,
+    assert_shape,
+    check_positions,
+    from_words,
+    to_bits,
+    to_unsigned,
+    to_words,
+)
 
 # The finaliser of SplitMix64: shift, multiply, shift, multiply, shift.
 SEED_STEP, FACTOR_1, FACTOR_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -26,7 +34,8 @@ def bloom_build(
     """See `tf_redsync.ops.bloom_build`; all arguments are given and already checked."""
     counts = after([assert_shape("counts", counts, [len(indices)])], counts)
     filters = []
-    for i, positions in enumerate(indices):
+    for i, given in enumerate(indices):
+        positions = from_words(given, sizes[i])
         checks = check_positions(positions, counts[i], sizes[i], i)
         used = after(checks, positions)[: counts[i]]
         probes = tf.concat(list(_probes(used, seed, words[i], hashes[i])), 0)
@@ -51,15 +60,16 @@ def bloom_query(
     for i, part in enumerate(tf.split(filters, list(words), 1)):
         bits = to_bits(part)
         held = tf.ones([tf.shape(bits)[0], sizes[i]], tf.bool)
-        for probe in _probes(tf.range(sizes[i]), seed, words[i], hashes[i]):
+        for probe in _probes(tf.range(sizes[i], dtype=tf.int64), seed, words[i], hashes[i]):
             held &= tf.gather(bits, probe, axis=1) > 0
-        before = tf.cumsum(tf.cast(held, tf.int32), axis=1, exclusive=True)
+        before = tf.cumsum(tf.cast(held, tf.int64), axis=1, exclusive=True)
         listed = tf.where(held & (before < slots[i]))
-        slot = tf.stack([listed[:, 0], tf.cast(tf.gather_nd(before, listed), tf.int64)], 1)
+        slot = tf.stack([listed[:, 0], tf.gather_nd(before, listed)], 1)
         shape = tf.cast(tf.stack([tf.shape(bits)[0], slots[i]]), tf.int64)
-        indices.append(tf.scatter_nd(slot, tf.cast(listed[:, 1], tf.int32), shape))
+        indices.append(tf.scatter_nd(slot, to_unsigned(listed[:, 1]), shape))
         indices[-1].set_shape([None, slots[i]])
-        counts.append(tf.minimum(tf.math.count_nonzero(held, axis=1, dtype=tf.int32), slots[i]))
+        listed = tf.minimum(tf.math.count_nonzero(held, axis=1, dtype=tf.int64), slots[i])
+        counts.append(tf.cast(listed, tf.int32))
     return indices, tf.stack(counts, 1)
 
 

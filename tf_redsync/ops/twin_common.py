@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from tf_redsync.ops.contract import MAX_COUNT
+
 
 def assert_none(name: str, field: str, bad: tf.Tensor, value: tf.Tensor, tensor: int | None):
     """InvalidArgument that names the first place (rank, slot) where `bad` is true.
@@ -21,10 +23,11 @@ def assert_none(name: str, field: str, bad: tf.Tensor, value: tf.Tensor, tensor:
 
 def assert_shape(name: str, tensor: tf.Tensor, shape) -> tf.Operation | None:
     """InvalidArgument unless `tensor` has the shape; -1 stands for any number."""
-    shape = tf.stack(shape)
-    same = tf.equal(tf.shape(tensor), shape) | (shape < 0)
+    shape = tf.stack([tf.cast(length, tf.int64) for length in shape])
+    received = tf.shape(tensor, tf.int64)
+    same = tf.equal(received, shape) | (shape < 0)
     text = f"`{name}` must have shape (-1: any number; expected, received):"
-    return tf.debugging.Assert(tf.reduce_all(same), [text, shape, tf.shape(tensor)])
+    return tf.debugging.Assert(tf.reduce_all(same), [text, shape, received])
 
 
 def after(checks, tensor: tf.Tensor) -> tf.Tensor:
@@ -44,14 +47,29 @@ def add_rows(rows: tf.Tensor) -> tf.Tensor:
     _, total = tf.while_loop(
         lambda rank, _: rank < tf.shape(rows)[0],
         lambda rank, total: (rank + 1, total + rows[rank]),
-        (tf.constant(0), tf.zeros([tf.shape(rows)[1]])),
+        (tf.constant(0), tf.zeros([tf.shape(rows, tf.int64)[1]])),
         shape_invariants=(tf.TensorShape([]), tf.TensorShape([None])),
     )
     return total
 
 
+def from_words(words, size):
+    """Positions, int64, of the int32 words that carry them for a tensor of `size` elements.
+
+    They are 32 bits without a sign. For a small tensor words below 0 are taken with their sign, so
+    that whoever made them reads in the error what it wrote: they are out of range in either way.
+    """
+    unsigned = tf.cast(tf.bitcast(words, tf.uint32), tf.int64)
+    return tf.where(tf.cast(size, tf.int64) > MAX_COUNT, unsigned, tf.cast(words, tf.int64))
+
+
+def to_unsigned(integers):
+    """The int32 words whose bits are these int64 numbers in [0, 2^32)."""
+    return tf.bitcast(tf.cast(integers, tf.uint32), tf.int32)
+
+
 def check_positions(positions, count, size: int, i: int):
-    """Checks that a vector's first `count` entries are there and in [0, size)."""
+    """Checks that a vector's first `count` entries, int64, are there and in [0, size)."""
     slots = tf.size(positions)
     valid = tf.range(slots) < count
     return [
@@ -67,7 +85,7 @@ def to_words(bits):
     words = tf.reduce_sum(
         tf.bitwise.left_shift(tf.reshape(bits, [-1, 32]), np.arange(32, dtype=np.int64)), axis=1
     )
-    return tf.bitcast(tf.cast(words, tf.uint32), tf.int32)
+    return to_unsigned(words)
 
 
 def to_bits(words):

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_redsync.ops.contract import check_countable
 from tf_redsync.ops.twin import slots_of
-from tf_redsync.ops.twin_common import after, assert_none
+from tf_redsync.ops.twin_common import after, assert_none, from_words
 
 
 def decode(
@@ -20,8 +19,7 @@ def decode(
     quantized: Sequence[bool],
 ) -> list[tf.Tensor]:
     """See `tf_redsync.ops.decode`; all arguments are given and already checked."""
-    check_countable("like", like)
-    sizes = [tf.size(t) for t in like]
+    sizes = [tf.size(t, tf.int64) for t in like]
     slots = [slots_of(k[i], sizes[i], s) for i, s in enumerate(selectors)]
     # Indices are sent in one block per tensor and its values (or one mean) in another.
     lengths = [
@@ -40,6 +38,7 @@ def decode(
     for i, tensor in enumerate(like):
         count, second, third = parts[3 * i : 3 * i + 3]
         indices, values = (third, second) if quantized[i] else (second, third)
+        indices = from_words(indices, sizes[i])
         count = tf.where(used, count, 0)  # [P, 1]
         checks += _check_part(i, count, indices, values, slots[i], sizes[i], quantized[i], used)
         values = tf.bitcast(values, tf.float32)
@@ -69,7 +68,7 @@ def add_ranks(like, indices, values, count):
         row = tf.broadcast_to(values[rank], tf.shape(indices[rank]))[:used]
         return rank + 1, tf.tensor_scatter_nd_add(total, indices[rank, :used, None], row)
 
-    total = tf.zeros([tf.size(like)], tf.float32)
+    total = tf.zeros([tf.size(like, tf.int64)], tf.float32)
     ranks = tf.shape(indices)[0]
     _, total = tf.while_loop(
         lambda rank, _: rank < ranks,
@@ -77,6 +76,6 @@ def add_ranks(like, indices, values, count):
         (tf.constant(0), total),
         shape_invariants=(tf.TensorShape([]), tf.TensorShape([None])),
     )
-    total = tf.reshape(total, tf.shape(like))
+    total = tf.reshape(total, tf.shape(like, tf.int64))
     total.set_shape(like.shape)
     return total

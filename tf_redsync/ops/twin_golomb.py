@@ -12,7 +12,9 @@ from tf_redsync.ops.twin_common import (
     assert_none,
     assert_shape,
     check_positions,
+    from_words,
     to_bits,
+    to_unsigned,
     to_words,
 )
 
@@ -27,12 +29,13 @@ def golomb_encode(
     """See `tf_redsync.ops.golomb_encode`; all arguments are given and already checked."""
     counts = after([assert_shape("counts", counts, [len(indices)])], counts)
     parts = []
-    for i, (positions, size) in enumerate(zip(indices, sizes, strict=True)):
+    for i, (words, size) in enumerate(zip(indices, sizes, strict=True)):
+        positions = from_words(words, size)
         checks = check_positions(positions, counts[i], size, i)
-        previous = tf.concat([[-1], positions[:-1]], 0)
+        previous = tf.concat([tf.constant([-1], tf.int64), positions[:-1]], 0)
         bad = (tf.range(tf.size(positions)) < counts[i]) & (positions <= previous)
         checks.append(assert_none("indices", "index, which must ascend,", bad, positions, i))
-        gaps = tf.cast(after(checks, positions) - previous - 1, tf.int64)
+        gaps = after(checks, positions) - previous - 1
         parts.append(_golomb_part(gaps, counts[i], size, rice[i]))
     return tf.concat(parts, 0)
 
@@ -104,7 +107,7 @@ def _decode_part(part, i: int, size: int, slots: int, rice: int):
     positions = tf.cumsum(tf.where(valid, gap, 0), axis=1) - 1
     bad = valid & (positions >= size)
     positions = after([assert_none("messages", "index", bad, positions, i)], positions)
-    return tf.cast(tf.where(valid, positions, 0), tf.int32)
+    return to_unsigned(tf.where(valid, positions, 0))
 
 
 def _code_ends(bits, end, rice: int):

@@ -1,4 +1,4 @@
-"""Pure-TensorFlow twin of the sparse merge: equal bits, by way of the dense sum."""
+"""Pure-TensorFlow twin of the sparse merge: equal bits, by way of the sum at all positions sent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_redsync.ops.twin import top_k
-from tf_redsync.ops.twin_common import after, assert_none, assert_shape
+from tf_redsync.ops.twin_common import after, assert_none, assert_shape, from_words, to_unsigned
 from tf_redsync.ops.twin_decode import add_ranks
 
 
@@ -25,43 +25,49 @@ def merge(
     for i, size in enumerate(sizes):
         count, blocks = counts[:, i : i + 1], tf.shape(counts)[0]
         slots = tf.shape(indices[i])[-1]
+        positions = from_words(indices[i], size)
         checks = [
             assert_shape("indices", indices[i], [blocks, slots]),
             assert_shape("values", values[i], [blocks, slots]),
-            *_check_block(indices[i], values[i], count, size, i),
+            *_check_block(positions, values[i], count, size, i),
         ]
-        total = add_ranks(tf.zeros([size]), indices[i], values[i], after(checks, count))
-        largest = top_k(tf.abs(total), min(k[i], size))
+        count = after(checks, count)
+        sent = tf.boolean_mask(positions, tf.range(slots) < count)
+        places, _ = tf.unique(tf.sort(sent))
+        at = tf.searchsorted(places, tf.reshape(positions, [-1]))
+        at = tf.reshape(at, [blocks, slots])  # of what is not sent: not used
+        total = add_ranks(tf.zeros([tf.size(places)]), at, values[i], count)
+        largest = top_k(tf.abs(total), tf.minimum(k[i], tf.size(places)))
         others = tf.tensor_scatter_nd_update(
             total, largest[:, None], tf.zeros_like(largest, total.dtype)
         )
         rest = tf.reshape(tf.where(tf.abs(others) > 0.0), [-1])
-        kept.append(_padded(total, largest, k[i]))
-        dropped.append(_padded(total, rest, blocks * slots))
+        kept.append(_padded(places, total, largest, k[i]))
+        dropped.append(_padded(places, total, rest, blocks * slots))
     return *_columns(kept), *_columns(dropped)
 
 
-def _check_block(indices, values, count, size: int, i: int):
-    slots = tf.shape(indices)[-1]
+def _check_block(positions, values, count, size: int, i: int):
+    slots = tf.shape(positions)[-1]
     valid = tf.range(slots) < count
-    previous = tf.pad(indices[:, :-1], [[0, 0], [1, 0]], constant_values=-1)
-    outside = (indices < 0) | (indices >= size)
+    previous = tf.pad(positions[:, :-1], [[0, 0], [1, 0]], constant_values=-1)
+    outside = (positions < 0) | (positions >= size)
     return [
         assert_none("blocks", "count", (count < 0) | (count > slots), count, i),
-        assert_none("blocks", "index", valid & outside, indices, i),
+        assert_none("blocks", "index", valid & outside, positions, i),
         assert_none(
-            "blocks", "index, which must ascend,", valid & (indices <= previous), indices, i
+            "blocks", "index, which must ascend,", valid & (positions <= previous), positions, i
         ),
         assert_none("blocks", "value", valid & ~tf.math.is_finite(values), values, i),
     ]
 
 
-def _padded(total, indices, slots):
-    """Indices and values in so many slots, and how many there are."""
-    count = tf.size(indices)
+def _padded(places, total, chosen, slots):
+    """Positions and values of the chosen sums in so many slots, and how many there are."""
+    count = tf.size(chosen)
     padding = [[0, slots - count]]
-    values = tf.pad(tf.gather(total, indices), padding)
-    return tf.pad(tf.cast(indices, tf.int32), padding), values, count
+    values = tf.pad(tf.gather(total, chosen), padding)
+    return tf.pad(to_unsigned(tf.gather(places, chosen)), padding), values, count
 
 
 def _columns(outputs):

@@ -23,7 +23,7 @@ def quantize(
     errors: bool,
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """See `tf_redsync.ops.quantize`; all arguments are given and already checked."""
-    sizes = [tf.size(t) for t in tensors]
+    sizes = [tf.size(t, tf.int64) for t in tensors]
     counts = [_scale_count(n, mode, bucket_size) for n in sizes]
     checks = [
         assert_shape("scales", scales, [tf.add_n(counts)]),
@@ -57,7 +57,7 @@ def dequantize_sum(
     bucket_size: int | None,
 ) -> list[tf.Tensor]:
     """See `tf_redsync.ops.dequantize_sum`; all arguments are given and already checked."""
-    bits, sizes = _bits(mode, levels), [tf.size(t) for t in like]
+    bits, sizes = _bits(mode, levels), [tf.size(t, tf.int64) for t in like]
     lengths = [_scale_count(n, mode, bucket_size) for n in sizes]
     lengths += [_ceil_div(n * bits, 32) for n in sizes]
     checks = [assert_shape("messages", messages, [-1, 1 + tf.add_n(lengths)])]
@@ -89,7 +89,7 @@ def _ceil_div(a, b: int):
 
 
 def _scale_count(size, mode: str, bucket_size: int | None):
-    buckets = tf.constant(1) if bucket_size is None else _ceil_div(size, bucket_size)
+    buckets = tf.constant(1, tf.int64) if bucket_size is None else _ceil_div(size, bucket_size)
     return (2 if mode == "two_level" else 1) * buckets
 
 
@@ -99,7 +99,14 @@ def _per_element(scales, size, mode: str, bucket_size: int | None):
     kinds = [scales[..., kind::step] for kind in range(step)]
     if bucket_size is None:
         return kinds
-    return [tf.repeat(kind, bucket_size, axis=-1)[..., :size] for kind in kinds]
+    return [_repeated(kind, bucket_size)[..., :size] for kind in kinds]
+
+
+def _repeated(x, times: int):
+    """Every element so many times; tf.repeat() counts in int32."""
+    shape = tf.shape(x, tf.int64)
+    copies = tf.broadcast_to(x[..., tf.newaxis], tf.concat([shape, [times]], 0))
+    return tf.reshape(copies, tf.concat([shape[:-1], [-1]], 0))
 
 
 def _random_words(stream, tensor: int, size, mode: str):
@@ -147,7 +154,7 @@ def _bit_places(bits: int):
 
 def pack(codes: tf.Tensor, bits: int) -> tf.Tensor:
     """Codes, int64 [n], as int32 words [ceil(n * bits / 32)]."""
-    size = tf.size(codes)
+    size = tf.size(codes, tf.int64)
     groups = tf.reshape(tf.pad(codes, [[0, -size % 32]]), [-1, 32])
     word, shift = _bit_places(bits)
     shifted = tf.bitwise.left_shift(groups, shift.astype(np.int64))
@@ -163,12 +170,13 @@ def pack(codes: tf.Tensor, bits: int) -> tf.Tensor:
 
 def unpack(words: tf.Tensor, size: tf.Tensor, bits: int) -> tf.Tensor:
     """Codes, int64 [P, size], of int32 words [P, ceil(size * bits / 32)]."""
-    words = tf.pad(words, [[0, 0], [0, -tf.shape(words)[1] % bits]])
-    words = tf.reshape(words, [tf.shape(words)[0], tf.shape(words)[1] // bits, bits])
+    ranks, length = tf.unstack(tf.shape(words, tf.int64))
+    words = tf.pad(words, [[0, 0], [0, -length % bits]])
+    words = tf.reshape(words, [ranks, _ceil_div(length, bits), bits])
     words = tf.cast(tf.bitcast(words, tf.uint32), tf.int64)
     word, shift = _bit_places(bits)
     low = tf.gather(words, word, axis=2)
     high = tf.gather(words, np.minimum(word + 1, bits - 1), axis=2)
     both = tf.bitwise.left_shift(high, np.int64(32)) | low
     codes = tf.bitwise.right_shift(both, shift.astype(np.int64)) & np.int64(2**bits - 1)
-    return tf.reshape(codes, [tf.shape(codes)[0], tf.shape(codes)[1] * 32])[:, :size]
+    return tf.reshape(codes, [ranks, _ceil_div(length, bits) * 32])[:, :size]

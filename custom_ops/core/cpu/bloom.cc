@@ -52,8 +52,8 @@ uint32_t Positives(const BloomFormat& format, const uint32_t* filter, int64_t fi
 
 }  // namespace
 
-Status BloomBuild(const BloomFormat& format, const int32_t* positions, int64_t slots, int64_t count,
-                  int32_t* filter, CodecError* error) {
+Status BloomBuild(const BloomFormat& format, const uint32_t* positions, int64_t slots,
+                  int64_t count, int32_t* filter, CodecError* error) {
   if (count < 0 || count > slots) {
     *error = {"count", -1, -1, 0, static_cast<double>(count), nullptr, slots};
     return Status::kInvalidMessage;
@@ -62,8 +62,9 @@ Status BloomBuild(const BloomFormat& format, const int32_t* positions, int64_t s
   auto* words = reinterpret_cast<uint32_t*>(filter);
   const uint64_t bits = 32 * static_cast<uint64_t>(format.words);
   for (int64_t i = 0; i < count; ++i) {
-    if (positions[i] < 0 || positions[i] >= format.size) {
-      *error = {"index", -1, -1, i, static_cast<double>(positions[i]), nullptr, format.size - 1};
+    if (positions[i] >= format.size) {
+      const int64_t shown = Shown(positions[i], format.size);
+      *error = {"index", -1, -1, i, static_cast<double>(shown), nullptr, format.size - 1};
       return Status::kInvalidMessage;
     }
     Probes probes(format, positions[i]);
@@ -81,7 +82,7 @@ int64_t BloomScratchBytes(int64_t size) {
 }
 
 int64_t BloomQuery(const BloomFormat& format, const int32_t* filter, int64_t slots, void* scratch,
-                   const ParallelFor& parallel_for, int32_t* positions) {
+                   const ParallelFor& parallel_for, uint32_t* positions) {
   const int64_t words = CeilDiv(format.size, 32), blocks = CeilDiv(words, kBlockWords);
   auto* counts = static_cast<int64_t*>(scratch);  // Positives before a block.
   auto* map = reinterpret_cast<uint32_t*>(counts + blocks + 1);
@@ -103,7 +104,7 @@ int64_t BloomQuery(const BloomFormat& format, const int32_t* filter, int64_t slo
       int64_t at = counts[b];
       for (int64_t w = b * kBlockWords; w < std::min(words, (b + 1) * kBlockWords); ++w) {
         for (uint32_t left = map[w]; left != 0 && at < slots; left &= left - 1) {
-          positions[at++] = static_cast<int32_t>(32 * w + __builtin_ctz(left));
+          positions[at++] = static_cast<uint32_t>(32 * w + __builtin_ctz(left));
         }
       }
     }

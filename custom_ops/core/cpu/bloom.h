@@ -16,22 +16,22 @@ namespace redsync {
 constexpr int kMaxHashes = 64;
 
 struct BloomFormat {
-  int64_t size = 0;   // Positions are in [0, size).
+  int64_t size = 0;   // Positions are in [0, size), at most kMaxElements.
   int64_t words = 0;  // Of the filter, 32 bits each; at least 1, less than 2^27.
   int hashes = 1;     // Probes, in [1, kMaxHashes].
   uint32_t seed = 0;
 };
 
 // Writes the filter of `count` positions, in any order.
-Status BloomBuild(const BloomFormat& format, const int32_t* positions, int64_t slots, int64_t count,
-                  int32_t* filter, CodecError* error);
+Status BloomBuild(const BloomFormat& format, const uint32_t* positions, int64_t slots,
+                  int64_t count, int32_t* filter, CodecError* error);
 
 int64_t BloomScratchBytes(int64_t size);
 
 // Lists the positions that the filter holds, ascending, and no more than `slots` of them; 0 after
 // the last one. Returns how many.
 int64_t BloomQuery(const BloomFormat& format, const int32_t* filter, int64_t slots, void* scratch,
-                   const ParallelFor& parallel_for, int32_t* positions);
+                   const ParallelFor& parallel_for, uint32_t* positions);
 
 }  // namespace redsync
 

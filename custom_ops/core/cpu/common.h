@@ -30,6 +30,12 @@ using ParallelFor = std::function<void(int64_t count, int64_t cost, const RangeB
 // Positions in a tensor are sent as 32 bits without a sign.
 constexpr int64_t kMaxElements = UINT32_MAX;
 
+// How a position that cannot be is shown: of a small tensor, as what somebody who had a sign in
+// mind wrote.
+inline int64_t Shown(uint32_t position, int64_t size) {
+  return size > INT32_MAX ? int64_t{position} : int64_t{static_cast<int32_t>(position)};
+}
+
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 inline int32_t BitsOf(float x) {

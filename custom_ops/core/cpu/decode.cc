@@ -25,9 +25,7 @@ Status ValidatePart(const int32_t* row, const Part& part, DecodeError* error) {
   int64_t last = -1;
   for (int32_t slot = 0; slot < count; ++slot) {
     if (indices[slot] <= last || indices[slot] >= part.size) {
-      // A small tensor's is shown as what somebody who had a sign in mind wrote.
-      const int64_t as_signed = static_cast<int32_t>(indices[slot]);
-      return fail("index", slot, part.size > INT32_MAX ? indices[slot] : as_signed, part.size);
+      return fail("index", slot, Shown(indices[slot], part.size), part.size);
     }
     last = indices[slot];
   }

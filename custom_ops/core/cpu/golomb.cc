@@ -90,7 +90,7 @@ class Reader {
 
 }  // namespace
 
-Status GolombEncode(const GolombFormat& format, const int32_t* positions, int64_t count,
+Status GolombEncode(const GolombFormat& format, const uint32_t* positions, int64_t count,
                     int32_t* part, CodecError* error) {
   if (count < 0 || count > format.slots) {
     return Fail("count", 0, count, format.slots, nullptr, error);
@@ -100,8 +100,9 @@ Status GolombEncode(const GolombFormat& format, const int32_t* positions, int64_
   int64_t last = -1;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t position = positions[i];
-    if (position < 0 || position >= format.size) {
-      return Fail("index", i, position, format.size - 1, nullptr, error);
+    if (position >= format.size) {
+      const int64_t shown = Shown(positions[i], format.size);
+      return Fail("index", i, static_cast<double>(shown), format.size - 1, nullptr, error);
     }
     if (position <= last) return Fail("index", i, position, 0, "ascending", error);
     const int64_t rest = position - last - 1;
@@ -115,7 +116,7 @@ Status GolombEncode(const GolombFormat& format, const int32_t* positions, int64_
   return Status::kOk;
 }
 
-Status GolombDecode(const GolombFormat& format, const int32_t* part, int32_t* positions,
+Status GolombDecode(const GolombFormat& format, const int32_t* part, uint32_t* positions,
                     int32_t* count, CodecError* error) {
   const int64_t n = part[0], bits = part[1];
   if (n < 0 || n > format.slots) return Fail("count", 0, n, format.slots, nullptr, error);
@@ -131,7 +132,7 @@ Status GolombDecode(const GolombFormat& format, const int32_t* part, int32_t* po
     }
     position += 1 + (ones << format.rice) + reader.Take(format.rice);
     if (position >= format.size) return Fail("index", i, position, format.size - 1, nullptr, error);
-    positions[i] = static_cast<int32_t>(position);
+    positions[i] = static_cast<uint32_t>(position);
   }
   if (reader.left() != 0) return Fail("bits", n, bits, reader.at(), "used up by the codes", error);
   std::fill(positions + n, positions + format.slots, 0);

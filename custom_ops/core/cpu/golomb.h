@@ -16,7 +16,7 @@ namespace redsync {
 constexpr int64_t kMaxGolombWords = INT32_MAX / 32;  // Lengths in bits travel as int32.
 
 struct GolombFormat {
-  int64_t size = 0;   // Elements of the tensor: positions are in [0, size).
+  int64_t size = 0;   // Elements of the tensor, at most kMaxElements: positions are in [0, size).
   int64_t slots = 0;  // Most positions that there can be, in [0, size].
   int rice = 0;       // In [0, 30].
 
@@ -26,11 +26,11 @@ struct GolombFormat {
 };
 
 // Writes 2 + words() words.
-Status GolombEncode(const GolombFormat& format, const int32_t* positions, int64_t count,
+Status GolombEncode(const GolombFormat& format, const uint32_t* positions, int64_t count,
                     int32_t* part, CodecError* error);
 
 // Reads 2 + words() words; writes `slots` positions, 0 after the last one.
-Status GolombDecode(const GolombFormat& format, const int32_t* part, int32_t* positions,
+Status GolombDecode(const GolombFormat& format, const int32_t* part, uint32_t* positions,
                     int32_t* count, CodecError* error);
 
 }  // namespace redsync

@@ -11,7 +11,7 @@ namespace {
 
 Status ValidateRank(const SparseBlocks& blocks, int64_t rank, CodecError* error) {
   const int32_t count = blocks.counts[rank * blocks.count_stride];
-  const int32_t* indices = blocks.indices + rank * blocks.slots;
+  const uint32_t* indices = blocks.indices + rank * blocks.slots;
   const float* values = blocks.values + rank * blocks.slots;
   auto fail = [&](const char* field, int64_t slot, double value, int64_t limit, const char* rule) {
     *error = {field, rank, -1, slot, value, rule, limit};
@@ -19,8 +19,9 @@ Status ValidateRank(const SparseBlocks& blocks, int64_t rank, CodecError* error)
   };
   if (count < 0 || count > blocks.slots) return fail("count", 0, count, blocks.slots, nullptr);
   for (int32_t i = 0; i < count; ++i) {
-    if (indices[i] < 0 || indices[i] >= blocks.size) {
-      return fail("index", i, indices[i], blocks.size - 1, nullptr);
+    if (indices[i] >= blocks.size) {
+      const int64_t shown = Shown(indices[i], blocks.size);
+      return fail("index", i, static_cast<double>(shown), blocks.size - 1, nullptr);
     }
     if (i > 0 && indices[i] <= indices[i - 1]) return fail("index", i, indices[i], 0, "ascending");
     if (!std::isfinite(values[i])) return fail("value", i, values[i], 0, "finite");
@@ -29,7 +30,7 @@ Status ValidateRank(const SparseBlocks& blocks, int64_t rank, CodecError* error)
 }
 
 // Where an entry lies, below its index: entries sort by index, then by rank.
-uint64_t EntryKey(int32_t index, int64_t at) {
+uint64_t EntryKey(uint32_t index, int64_t at) {
   return static_cast<uint64_t>(index) << 32 | static_cast<uint64_t>(at);
 }
 
@@ -63,7 +64,7 @@ Parts Divide(const SparseBlocks& blocks, void* scratch) {
   return {keys, keys + entries, reinterpret_cast<int64_t*>(keys + 2 * entries)};
 }
 
-void Put(const SparseOutput& out, int64_t at, int32_t index, float value) {
+void Put(const SparseOutput& out, int64_t at, uint32_t index, float value) {
   out.indices[at] = index;
   out.values[at] = value;
 }
@@ -125,7 +126,7 @@ Status SparseMerge(const SparseBlocks& blocks, int64_t k, void* scratch, int64_t
   int64_t keep = 0, drop = 0;
   for (int64_t i = 0; i < sums; ++i) {
     const bool stays = k > 0 && rank_key(merged[i]) >= cutoff;
-    Put(stays ? kept : dropped, stays ? keep++ : drop++, static_cast<int32_t>(merged[i] >> 32),
+    Put(stays ? kept : dropped, stays ? keep++ : drop++, static_cast<uint32_t>(merged[i] >> 32),
         FloatOf(static_cast<int32_t>(merged[i])));
   }
   Pad(kept, keep, k);

@@ -10,22 +10,23 @@
 namespace redsync {
 
 struct SparseBlocks {
-  const int32_t* indices;  // [ranks, slots]; the first count of a row ascend.
-  const float* values;     // [ranks, slots]
-  const int32_t* counts;   // The count of rank r is counts[r * count_stride].
+  const uint32_t* indices;  // [ranks, slots]; the first count of a row ascend.
+  const float* values;      // [ranks, slots]
+  const int32_t* counts;    // The count of rank r is counts[r * count_stride].
   int64_t count_stride;
   int64_t ranks;
   int64_t slots;
-  int64_t size;  // Indices are in [0, size).
+  int64_t size;  // Indices are in [0, size), at most kMaxElements.
 };
 
 // Coordinates, ascending; unused slots hold 0.
 struct SparseOutput {
-  int32_t* indices;
+  uint32_t* indices;
   float* values;
   int32_t* count;
 };
 
+// Of at most 2^31 - 1 entries, ranks * slots.
 int64_t MergeScratchBytes(int64_t ranks, int64_t slots);
 
 // Adds the values of every index in the order of the ranks, starting from 0. Of the sums that are

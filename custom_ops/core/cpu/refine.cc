@@ -75,8 +75,10 @@ bool AddTies(const float* values, int64_t size, Magnitude magnitude, int32_t tie
     *end++ = MakeKey(tie, i);
     --count;
   }
-  std::sort(candidates->keys, end,
-            [](uint64_t a, uint64_t b) { return KeyIndex(a) < KeyIndex(b); });
+  if (candidates->count > 0) {  // Else all are equal, and in order already.
+    std::sort(candidates->keys, end,
+              [](uint64_t a, uint64_t b) { return KeyIndex(a) < KeyIndex(b); });
+  }
   candidates->count = end - candidates->keys;
   return count == 0;
 }

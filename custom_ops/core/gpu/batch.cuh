@@ -50,14 +50,17 @@ struct Tensor {
   Stats* stats;      // [chunks]
   Range* segments;   // [chunks], in the pool
   Tally<2>* before;  // [chunks]: elements above the cut and ties, here and then before
-  uint32_t size, k, capacity;
+  int64_t size;
+  uint32_t k, capacity;
   uint32_t need;  // Candidates that decide every question the selector asks.
   uint32_t pool_size;
   uint32_t samples;      // Elements that the prediction looks at; 0: all are candidates.
   uint32_t sample_rank;  // The sample of this rank (1 is the largest) is the predicted threshold.
   bool threshold, fixed, quantized, aligned;
 
-  __host__ __device__ uint32_t chunks() const { return (size + kChunk - 1) / kChunk; }
+  __host__ __device__ uint32_t chunks() const {
+    return static_cast<uint32_t>((size + kChunk - 1) / kChunk);
+  }
   __host__ __device__ uint32_t groups() const { return (chunks() + kGroup - 1) / kGroup; }
   __device__ bool takes_all() const { return k >= size; }
 };

@@ -33,7 +33,7 @@ inline int64_t FilterWords(const RedsyncGpuFilter* tensors, int64_t count) {
   int64_t words = 0;
   for (int64_t i = 0; i < count; ++i) {
     const RedsyncGpuFilter& f = tensors[i];
-    if (f.size < 0 || f.size > INT32_MAX || f.slots < 0 || f.slots > INT32_MAX || f.words < 1 ||
+    if (f.size < 0 || f.size > UINT32_MAX || f.slots < 0 || f.slots > INT32_MAX || f.words < 1 ||
         f.words >= 1 << 27 || f.hashes < 1 || f.hashes > 64) {
       return -1;
     }

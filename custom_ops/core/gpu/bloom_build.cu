@@ -34,8 +34,8 @@ __global__ void __launch_bounds__(kThreads) Insert(REDSYNC_PARAMETER Call call) 
   const int64_t begin = int64_t{call.Block(which)} * kTile;
   const int64_t end = begin + kTile < count ? begin + kTile : count;
   for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) {
-    const int32_t position = filter.in[i];
-    if (position < 0 || position >= filter.size) {
+    const uint32_t position = filter.in[i];
+    if (position >= filter.size) {
       Report(call.record, item.at + 1 + i);
       continue;
     }
@@ -54,7 +54,7 @@ __global__ void ReadBad(REDSYNC_PARAMETER Call call) {
     const Item& item = call.items[i];
     const int64_t at = static_cast<int64_t>(call.record->position) - item.at;
     if (at < 0 || at > item.filter.slots) continue;
-    call.record->value = at == 0 ? *item.count : item.filter.in[at - 1];
+    call.record->value = at == 0 ? *item.count : int64_t{item.filter.in[at - 1]};
   }
 }
 
@@ -99,8 +99,11 @@ int redsync_gpu_explain_bloom_build(const RedsyncGpuBloomBuild* call,
   int64_t tensor = 0, at = static_cast<int64_t>(record->position);
   for (; at > call->tensors[tensor].slots; ++tensor) at -= 1 + call->tensors[tensor].slots;
   const RedsyncGpuFilter& f = call->tensors[tensor];
-  const double value = static_cast<double>(record->value);
-  *error = {"count", -1, tensor, 0, value, nullptr, f.slots};
-  if (at > 0) *error = {"index", -1, tensor, at - 1, value, nullptr, f.size - 1};
+  const double count = static_cast<double>(record->value);
+  *error = {"count", -1, tensor, 0, count, nullptr, f.slots};
+  if (at > 0) {
+    const double index = static_cast<double>(Shown(record->value, f.size));
+    *error = {"index", -1, tensor, at - 1, index, nullptr, f.size - 1};
+  }
   return 1;
 }

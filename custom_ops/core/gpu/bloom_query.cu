@@ -21,7 +21,7 @@ struct Item {
   uint32_t* map;     // [ranks, words]: whether a position is positive.
 
   __host__ __device__ uint32_t tiles() const {
-    return (static_cast<uint32_t>(filter.size) + kTile - 1) / kTile;
+    return static_cast<uint32_t>((filter.size + kTile - 1) / kTile);
   }
   __host__ __device__ uint32_t words() const { return tiles() * kThreads; }
 };
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kThreads) List(REDSYNC_PARAMETER Call call) {
   const Item& item = call.items[which];
   const uint32_t tile = call.Block(which), rank = blockIdx.y;
   const auto slots = static_cast<uint32_t>(item.filter.slots);
-  int32_t* positions = item.filter.out + rank * item.filter.slots;
+  uint32_t* positions = item.filter.out + rank * item.filter.slots;
   const auto listed = static_cast<uint32_t>(item.counts[rank * call.tensors]);
   const uint32_t stride = call.Blocks(which) * kThreads;
   for (uint32_t i = listed + tile * kThreads + threadIdx.x; i < slots; i += stride)
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kThreads) List(REDSYNC_PARAMETER Call call) {
   uint32_t at =
       item.before[int64_t{rank} * item.tiles() + tile].at[0] + BlockScan(__popc(left), &all);
   for (; left != 0 && at < slots; left &= left - 1) {
-    positions[at++] = static_cast<int32_t>(32 * word + __ffs(static_cast<int>(left)) - 1);
+    positions[at++] = 32 * word + __ffs(static_cast<int>(left)) - 1;
   }
 }
 

@@ -32,8 +32,8 @@ enum { REDSYNC_GPU_NO_MOMENTUM = 0, REDSYNC_GPU_MOMENTUM = 1, REDSYNC_GPU_NESTER
 /* ------------------------------------------------------------------- accumulate and select */
 
 typedef struct {
-  int64_t size;      /* Elements, at most 2^31 - 1. */
-  int64_t k;         /* In [1, size]; 0 if size is 0. */
+  int64_t size;      /* Elements, at most 2^32 - 1. */
+  int64_t k;         /* In [1, size], at most 2^31 - 1; 0 if size is 0. */
   int32_t selector;  /* REDSYNC_GPU_EXACT, ... */
   int32_t quantized; /* 0 or 1. */
   const float* grad; /* Device, [size]; so are the next four. */
@@ -77,7 +77,7 @@ REDSYNC_GPU_API int redsync_gpu_select(const RedsyncGpuSelect* call, void* scrat
 typedef struct {
   int64_t offset; /* Of the count, in words. */
   int64_t capacity;
-  int64_t size;
+  int64_t size; /* At most 2^32 - 1. */
   int32_t quantized;
   float* total; /* Device, [size]. */
 } RedsyncGpuPart;
@@ -85,7 +85,7 @@ typedef struct {
 /* Filled on the device; copy it to the host once the stream got there. */
 typedef struct {
   uint64_t position; /* Of the first bad word in the messages or entries; all ones if none. */
-  int64_t value;     /* That word. */
+  int64_t value;     /* That word; of a descent the position, see redsync_gpu_descend(). */
 } RedsyncGpuRecord;
 
 typedef struct {
@@ -116,7 +116,7 @@ REDSYNC_GPU_API int redsync_gpu_explain(const RedsyncGpuDecode* call,
 /* -------------------------------------------------------------------------------- descend */
 
 typedef struct {
-  const int32_t* indices;     /* Device, [entries]. They may repeat. */
+  const uint32_t* indices;    /* Device, [entries]. They may repeat. */
   const float* values;        /* Device, [entries]. */
   const float* learning_rate; /* Device scalar, finite. */
   int64_t entries;            /* At most 2^31 - 1. */
@@ -127,7 +127,7 @@ typedef struct {
 REDSYNC_GPU_API int64_t redsync_gpu_descend_scratch_bytes(void);
 
 /* variable[indices] -= learning_rate * values, entry after entry. If the record names a bad index
-   nothing is written to the variable. */
+   nothing is written to the variable; its value is without a sign if the size is 2^31 or more. */
 REDSYNC_GPU_API int redsync_gpu_descend(const RedsyncGpuDescend* call, RedsyncGpuRecord* record,
                                         void* scratch, int64_t scratch_bytes, void* stream);
 

@@ -40,7 +40,7 @@ typedef struct {
 } RedsyncGpuQuantizer;
 
 typedef struct {
-  int64_t size;    /* Elements, at most 2^31 - 1. */
+  int64_t size;    /* Elements. */
   const float* in; /* Device, [size]: what to code. Not used by the sum. */
   float* out;      /* Device, [size]: in - decoded (may be `in`; null: not wanted), or the sum. */
 } RedsyncGpuDense;
@@ -90,14 +90,14 @@ REDSYNC_GPU_API int redsync_gpu_explain_dequantize(const RedsyncGpuDequantize* c
 /* ------------------------------------------------------------------------------------ merge */
 
 typedef struct {
-  int64_t slots;          /* Entries of a rank; ranks * slots is at most 2^31 - 1. */
-  int64_t size;           /* Indices are in [0, size), at most 2^31 - 1. */
-  int64_t k;              /* Sums to keep. */
-  const int32_t* indices; /* Device, [ranks, slots]: ascending as far as a rank's count. */
-  const float* values;    /* Device, [ranks, slots]. */
-  int32_t* kept_indices;  /* Device, [k]; ascending, unused slots are 0. */
+  int64_t slots;           /* Entries of a rank; ranks * slots is at most 2^31 - 1. */
+  int64_t size;            /* Indices are in [0, size), at most 2^32 - 1. */
+  int64_t k;               /* Sums to keep. */
+  const uint32_t* indices; /* Device, [ranks, slots]: ascending as far as a rank's count. */
+  const float* values;     /* Device, [ranks, slots]. */
+  uint32_t* kept_indices;  /* Device, [k]; ascending, unused slots are 0. */
   float* kept_values;
-  int32_t* dropped_indices; /* Device, [ranks * slots]. */
+  uint32_t* dropped_indices; /* Device, [ranks * slots]. */
   float* dropped_values;
 } RedsyncGpuBlocks;
 
@@ -125,11 +125,11 @@ REDSYNC_GPU_API int redsync_gpu_explain_merge(const RedsyncGpuMerge* call,
 /* ----------------------------------------------------------------------------------- Golomb */
 
 typedef struct {
-  int64_t size;      /* Positions are in [0, size), at most 2^31 - 1. */
-  int64_t slots;     /* Positions at most, in [0, size]. */
-  int64_t rice;      /* Bits of a gap that are sent as they are, in [0, 30]. */
-  const int32_t* in; /* Device, [slots], ascending as far as the count: what to code. */
-  int32_t* out;      /* Device, [ranks, slots]: what was decoded, 0 after the count. */
+  int64_t size;       /* Positions are in [0, size), at most 2^32 - 1. */
+  int64_t slots;      /* Positions at most, in [0, size] and at most 2^31 - 1. */
+  int64_t rice;       /* Bits of a gap that are sent as they are, in [0, 30]. */
+  const uint32_t* in; /* Device, [slots], ascending as far as the count: what to code. */
+  uint32_t* out;      /* Device, [ranks, slots]: what was decoded, 0 after the count. */
 } RedsyncGpuPositions;
 
 /* Words of a message, per tensor [count, bits, words..]; -1 if an argument is out of its range. */
@@ -170,12 +170,12 @@ REDSYNC_GPU_API int redsync_gpu_explain_golomb_decode(const RedsyncGpuGolombDeco
 /* ------------------------------------------------------------------------------------ Bloom */
 
 typedef struct {
-  int64_t size;      /* Positions are in [0, size), at most 2^31 - 1. */
-  int64_t slots;     /* Positions given, or to be listed at most; at most 2^31 - 1. */
-  int64_t words;     /* Of the filter, in [1, 2^27 - 1]. */
-  int64_t hashes;    /* Bits that a position sets, in [1, 64]. */
-  const int32_t* in; /* Device, [slots], as many as the count: what to put in. */
-  int32_t* out; /* Device, [ranks, slots]: what a filter holds, ascending; 0 after the count. */
+  int64_t size;       /* Positions are in [0, size), at most 2^32 - 1. */
+  int64_t slots;      /* Positions given, or to be listed at most; at most 2^31 - 1. */
+  int64_t words;      /* Of the filter, in [1, 2^27 - 1]. */
+  int64_t hashes;     /* Bits that a position sets, in [1, 64]. */
+  const uint32_t* in; /* Device, [slots], as many as the count: what to put in. */
+  uint32_t* out; /* Device, [ranks, slots]: what a filter holds, ascending; 0 after the count. */
 } RedsyncGpuFilter;
 
 typedef struct {

@@ -18,8 +18,8 @@ struct Parts : Group<RedsyncGpuPart, 64> {
   RedsyncGpuRecord* record;
 };
 
-__device__ inline const int32_t* Indices(const RedsyncGpuPart& part, const int32_t* row) {
-  return row + part.offset + (part.quantized ? 2 : 1);
+__device__ inline const uint32_t* Indices(const RedsyncGpuPart& part, const int32_t* row) {
+  return reinterpret_cast<const uint32_t*>(row + part.offset + (part.quantized ? 2 : 1));
 }
 
 __device__ inline float Value(const RedsyncGpuPart& part, const int32_t* row, int64_t slot) {
@@ -43,14 +43,15 @@ __global__ void __launch_bounds__(kThreads) Check(REDSYNC_PARAMETER Parts all) {
     if (threadIdx.x == 0) report(row + part.offset);
     return;
   }
-  const int32_t* indices = Indices(part, row);
+  const uint32_t* indices = Indices(part, row);
+  const auto* words = reinterpret_cast<const int32_t*>(indices);  // The values follow.
   const int64_t begin = static_cast<int64_t>(all.Block(which)) * kTile;
   const int64_t end = begin + kTile < count ? begin + kTile : count;
   for (int64_t slot = begin + threadIdx.x; slot < end; slot += kThreads) {
     const bool ascends = slot == 0 || indices[slot] > indices[slot - 1];
-    if (!ascends || indices[slot] < 0 || indices[slot] >= part.size) report(indices + slot);
-    if (!part.quantized && !IsFinite(indices[part.capacity + slot])) {
-      report(indices + part.capacity + slot);
+    if (!ascends || indices[slot] >= part.size) report(words + slot);
+    if (!part.quantized && !IsFinite(words[part.capacity + slot])) {
+      report(words + part.capacity + slot);
     }
   }
   const int32_t* mean = row + part.offset + 1;
@@ -80,7 +81,7 @@ __global__ void __launch_bounds__(kThreads) AddRanks(REDSYNC_PARAMETER Parts all
     });
     for (int run = 0; run < ranks; ++run) {
       const int32_t* row = all.messages + (first + run) * all.words;
-      const int32_t* indices = Indices(part, row);
+      const uint32_t* indices = Indices(part, row);
       for (uint32_t i = bounds[run].begin + threadIdx.x; i < bounds[run].end; i += kThreads) {
         sums[indices[i] - begin] += Value(part, row, i);
       }
@@ -96,7 +97,7 @@ bool IsValid(const RedsyncGpuDecode& call) {
   for (int64_t i = 0; i < call.count; ++i) {
     const RedsyncGpuPart& part = call.parts[i];
     const int64_t words = part.quantized ? 2 + part.capacity : 1 + 2 * part.capacity;
-    if (part.size < 0 || part.size > INT32_MAX || part.capacity < 0 || part.offset < 1 ||
+    if (part.size < 0 || part.size > UINT32_MAX || part.capacity < 0 || part.offset < 1 ||
         part.offset + words > call.words) {
       return false;
     }
@@ -143,15 +144,14 @@ int redsync_gpu_explain(const RedsyncGpuDecode* call, const RedsyncGpuRecord* re
     const RedsyncGpuPart& part = call->parts[i];
     const int64_t at = word - part.offset;  // [count, mean, indices] or [count, indices, values]
     const int64_t first_index = part.quantized ? 2 : 1;
+    const bool is_index = at >= first_index && at < first_index + part.capacity;
     error->tensor = i;
+    error->value = is_index ? Shown(record->value, part.size) : record->value;
     error->limit = at == 0 ? part.capacity : part.size;
-    error->field = at == 0                            ? "count"
-                   : at < first_index                 ? "mean"
-                   : at < first_index + part.capacity ? "index"
-                                                      : "value";
-    error->slot = at < first_index                   ? 0
-                  : at < first_index + part.capacity ? at - first_index
-                                                     : at - first_index - part.capacity;
+    error->field = at == 0 ? "count" : at < first_index ? "mean" : is_index ? "index" : "value";
+    error->slot = at < first_index ? 0
+                  : is_index       ? at - first_index
+                                   : at - first_index - part.capacity;
   }
   return 1;
 }

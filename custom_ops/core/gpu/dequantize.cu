@@ -37,7 +37,7 @@ __device__ inline Levels ReadLevels(const Call& call, const int32_t* row, int64_
 __global__ void __launch_bounds__(kThreads) AddCodes(REDSYNC_PARAMETER Call call) {
   const int which = call.Find();
   const Coded& from = call.items[which];
-  const uint32_t at = call.Block(which) * kTile + threadIdx.x * 4;
+  const int64_t at = int64_t{call.Block(which)} * kTile + threadIdx.x * 4;
   const bool binary = IsBinary(call.quantizer);
   const auto most = static_cast<uint32_t>(MaxCode(call.quantizer));
   Four sum = {};
@@ -48,14 +48,13 @@ __global__ void __launch_bounds__(kThreads) AddCodes(REDSYNC_PARAMETER Call call
       continue;
     }
     if (at >= from.size) continue;
-    const int64_t bucket = at / from.bucket;
-    const Levels levels =
-        ReadLevels(call, row, from.scales_at + ScalesPerBucket(call.quantizer) * bucket);
+    const int64_t first = ScalesPerBucket(call.quantizer) * from.BucketOf(at);
+    const Levels levels = ReadLevels(call, row, from.scales_at + first);
     const int32_t* words = row + from.words_at;
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       if (at + c >= from.size) continue;
-      const int64_t bit = int64_t{at + c} * call.bits;
+      const int64_t bit = (at + c) * call.bits;
       const uint32_t code = ReadBits(words, bit, call.bits);
       if (code > most) Report(call.record, (words - call.messages) * 32 + bit);
       const int32_t steps = static_cast<int32_t>(code) - levels.zero;

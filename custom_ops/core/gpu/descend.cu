@@ -25,8 +25,8 @@ __global__ void __launch_bounds__(kThreads)
     FindRuns(REDSYNC_PARAMETER RedsyncGpuDescend call, RedsyncGpuRecord* record, Table* table) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= call.entries) return;
-  const int32_t index = call.indices[i];
-  if (index < 0 || index >= call.size) Report(record, i);
+  const uint32_t index = call.indices[i];
+  if (index >= call.size) Report(record, i);
   if (!IsUsed(call, i)) return;
   if (i == 0 || !IsUsed(call, i - 1) || call.indices[i - 1] >= index) {
     const uint32_t n = atomicAdd(&table->begins, 1u);
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kLoneThreads)
     SortRuns(REDSYNC_PARAMETER RedsyncGpuDescend call, RedsyncGpuRecord* record, Table* table) {
   if (!IsClear(*record)) {
-    if (threadIdx.x == 0) record->value = call.indices[record->position];
+    if (threadIdx.x == 0) record->value = Shown(call.indices[record->position], call.size);
     return;
   }
   const uint32_t runs = table->begins;

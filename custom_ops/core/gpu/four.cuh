@@ -17,7 +17,7 @@ inline bool IsAligned(const void* address) {
 }
 
 // Zeros beyond the end.
-__device__ inline Four Load(const float* data, uint32_t at, uint32_t size, bool aligned) {
+__device__ inline Four Load(const float* data, int64_t at, int64_t size, bool aligned) {
   Four four;
   if (aligned && at + 4 <= size) {
     const float4 x = *reinterpret_cast<const float4*>(data + at);
@@ -27,7 +27,7 @@ __device__ inline Four Load(const float* data, uint32_t at, uint32_t size, bool 
   return four;
 }
 
-__device__ inline void Store(float* data, uint32_t at, uint32_t size, bool aligned,
+__device__ inline void Store(float* data, int64_t at, int64_t size, bool aligned,
                              const Four& four) {
   if (aligned && at + 4 <= size) {
     *reinterpret_cast<float4*>(data + at) =

@@ -10,8 +10,8 @@ namespace gpu {
 
 // Words that suffice for every choice of positions; -1 if an argument is out of its range.
 inline int64_t GolombWords(const RedsyncGpuPositions& p) {
-  if (p.size < 0 || p.size > INT32_MAX || p.slots < 0 || p.slots > p.size || p.rice < 0 ||
-      p.rice > 30) {
+  if (p.size < 0 || p.size > UINT32_MAX || p.slots < 0 || p.slots > p.size || p.slots > INT32_MAX ||
+      p.rice < 0 || p.rice > 30) {
     return -1;
   }
   const int64_t words = CeilDiv(p.slots * (p.rice + 1) + ((p.size - p.slots) >> p.rice), 32);

@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads) WritePositions(REDSYNC_PARAMETER Dec
   const Received code(call, item);
   if (!code.valid) return;
   const int64_t rank = blockIdx.y;
-  int32_t* positions = item.positions + rank * item.slots;
+  uint32_t* positions = item.positions + rank * item.slots;
   const uint32_t first = call.Block(which) * kThreads + threadIdx.x;
   if (first == 0) item.counts[rank * call.tensors] = static_cast<int32_t>(code.count);
   const uint32_t stride = call.Blocks(which) * kThreads;
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kThreads) WritePositions(REDSYNC_PARAMETER Dec
     if (slot >= code.count) return false;
     const int64_t position = start.position + advance;
     if (position < item.size) {
-      positions[slot++] = static_cast<int32_t>(position);
+      positions[slot++] = static_cast<uint32_t>(position);
       return true;
     }
     // They ascend: the lowest of all is that of the lowest slot.

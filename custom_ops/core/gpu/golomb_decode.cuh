@@ -17,7 +17,7 @@ struct Start {
 };
 
 struct DecodeItem {
-  int32_t* positions;          // [ranks, slots]
+  uint32_t* positions;         // [ranks, slots]
   int32_t* counts;             // [ranks, tensors], from this tensor's on.
   int64_t offset;              // In a message, of [count, bits, words..].
   int64_t at;                  // For the record, see GolombPlaces().

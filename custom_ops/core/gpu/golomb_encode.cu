@@ -14,7 +14,8 @@ namespace {
 constexpr uint32_t kTile = 2048;  // Positions of a block.
 
 struct Item {
-  const int32_t *positions, *count;
+  const uint32_t* positions;
+  const int32_t* count;
   int32_t* part;     // Of the message: [count, bits, words..].
   int64_t at;        // For the record: of the count; the positions follow.
   uint32_t* ticket;  // See IsLastBlock().
@@ -30,8 +31,7 @@ struct Item {
   }
   // The gap before a position, less one.
   __device__ uint32_t Rest(uint32_t slot) const {
-    const auto before = slot == 0 ? 0 : static_cast<uint32_t>(positions[slot - 1]) + 1;
-    return static_cast<uint32_t>(positions[slot]) - before;
+    return positions[slot] - (slot == 0 ? 0 : positions[slot - 1] + 1);
   }
   __device__ uint32_t Length(uint32_t slot) const { return (Rest(slot) >> rice) + 1 + rice; }
 };
@@ -56,11 +56,9 @@ __global__ void __launch_bounds__(kThreads) Measure(REDSYNC_PARAMETER Call call)
   const uint32_t end = begin + kTile < item.used() ? begin + kTile : item.used();
   uint32_t bits = 0;
   for (uint32_t i = begin + threadIdx.x; i < end; i += kThreads) {
-    const int32_t position = item.positions[i];
+    const uint32_t position = item.positions[i];
     const bool ascends = i == 0 || position > item.positions[i - 1];
-    if (!ascends || position < 0 || static_cast<uint32_t>(position) >= item.size) {
-      Report(call.record, item.at + 1 + i);
-    }
+    if (!ascends || position >= item.size) Report(call.record, item.at + 1 + i);
     bits += item.Length(i);
   }
   bits = BlockReduce(bits, Add());
@@ -86,7 +84,7 @@ __global__ void __launch_bounds__(kThreads) Write(REDSYNC_PARAMETER Call call) {
   if (!IsClear(*call.record)) {
     const int64_t at = static_cast<int64_t>(call.record->position) - item.at;
     if (call.Block(which) == 0 && threadIdx.x == 0 && at >= 0 && at <= item.slots) {
-      call.record->value = at == 0 ? *item.count : item.positions[at - 1];
+      call.record->value = at == 0 ? *item.count : int64_t{item.positions[at - 1]};
     }
     return;
   }
@@ -195,11 +193,13 @@ int redsync_gpu_explain_golomb_encode(const RedsyncGpuGolombEncode* call,
   int64_t tensor = 0, at = static_cast<int64_t>(record->position);
   for (; at > call->tensors[tensor].slots; ++tensor) at -= 1 + call->tensors[tensor].slots;
   const RedsyncGpuPositions& p = call->tensors[tensor];
-  const double value = static_cast<double>(record->value);
-  const bool in_range = record->value >= 0 && record->value < p.size;
+  const int64_t index = Shown(record->value, p.size);
+  const bool in_range = index >= 0 && index < p.size;
   if (at == 0) {
-    *error = {"count", -1, tensor, 0, value, nullptr, p.slots};
+    const double count = static_cast<double>(record->value);
+    *error = {"count", -1, tensor, 0, count, nullptr, p.slots};
   } else {
+    const double value = static_cast<double>(index);
     *error = {"index", -1, tensor, at - 1, value, in_range ? "ascending" : nullptr, p.size - 1};
   }
   return 1;

@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kThreads) Place(REDSYNC_PARAMETER MergeGroup c
       const uint64_t sum = item.sums[at];
       const bool keep = choice.is_above || (choice.is_tie && ties < item.state->digits.ties);
       const uint32_t place = keep ? kept : dropped;
-      (keep ? b.kept_indices : b.dropped_indices)[place] = static_cast<int32_t>(sum >> 32);
+      (keep ? b.kept_indices : b.dropped_indices)[place] = static_cast<uint32_t>(sum >> 32);
       (keep ? b.kept_values : b.dropped_values)[place] = __int_as_float(static_cast<int32_t>(sum));
     }
     before.at[0] += __popc(choice.above);

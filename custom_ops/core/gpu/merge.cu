@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads) Begin(REDSYNC_PARAMETER MergeGroup c
     const int64_t rank = i / b.slots, slot = i % b.slots;
     if (slot >= call.Count(item, rank)) continue;
     const bool ascends = slot == 0 || b.indices[i] > b.indices[i - 1];
-    if (!ascends || b.indices[i] < 0 || b.indices[i] >= b.size) {
+    if (!ascends || b.indices[i] >= b.size) {
       Report(call.record, Position(item, rank, slot + 1, false));
     }
     if (!IsFinite(__float_as_int(b.values[i]))) {
@@ -59,7 +59,7 @@ __device__ inline void ReadBad(const MergeGroup& call, const MergeItem& item) {
   const int64_t rank = at / 2 / (item.blocks.slots + 1), field = at / 2 % (item.blocks.slots + 1);
   const int64_t entry = rank * item.blocks.slots + field - 1;
   call.record->value = field == 0    ? call.Count(item, rank)
-                       : at % 2 == 0 ? item.blocks.indices[entry]
+                       : at % 2 == 0 ? int64_t{item.blocks.indices[entry]}
                                      : __float_as_int(item.blocks.values[entry]);
 }
 
@@ -69,7 +69,7 @@ __device__ inline void AddEntry(const MergeGroup& call, const MergeItem& item, u
   const auto slots = static_cast<uint32_t>(b.slots);
   const int64_t rank = entry / slots, slot = entry % slots;
   if (slot >= call.Count(item, rank)) return;
-  const int32_t index = b.indices[entry];
+  const uint32_t index = b.indices[entry];
   uint32_t place = 0;
   float sum = 0;
   for (int64_t other = 0; other < call.ranks; ++other) {
@@ -126,7 +126,7 @@ bool IsValid(const RedsyncGpuMerge& call) {
   for (int64_t i = 0; i < call.count; ++i) {
     const RedsyncGpuBlocks& b = call.tensors[i];
     if (b.slots < 0 || b.slots > INT32_MAX || call.ranks * b.slots > INT32_MAX || b.size < 0 ||
-        b.size > INT32_MAX || b.k < 0 || b.k > INT32_MAX) {
+        b.size > UINT32_MAX || b.k < 0 || b.k > INT32_MAX) {
       return false;
     }
   }
@@ -176,13 +176,15 @@ int redsync_gpu_explain_merge(const RedsyncGpuMerge* call, const RedsyncGpuRecor
   }
   const RedsyncGpuBlocks& b = call->tensors[tensor];
   const int64_t rank = at / 2 / (b.slots + 1), slot = at / 2 % (b.slots + 1) - 1;
-  const double value = static_cast<double>(record->value);
-  const bool in_range = record->value >= 0 && record->value < b.size;
+  const int64_t index = Shown(record->value, b.size);
+  const bool in_range = index >= 0 && index < b.size;
   if (slot < 0) {
-    *error = {"count", rank, tensor, 0, value, nullptr, b.slots};
+    const double count = static_cast<double>(record->value);
+    *error = {"count", rank, tensor, 0, count, nullptr, b.slots};
   } else if (at % 2 == 1) {
     *error = {"value", rank, tensor, slot, FloatOf(record->value), "finite", 0};
   } else {
+    const double value = static_cast<double>(index);
     *error = {"index", rank, tensor, slot, value, in_range ? "ascending" : nullptr, b.size - 1};
   }
   return 1;

@@ -66,8 +66,9 @@ __device__ inline Code Encode(const RedsyncGpuQuantizer& q, float x, const Level
 // Sends the scales on; returns whether those that this thread has seen are finite.
 __device__ inline bool CopyScales(const Call& call, const Coded& to, int which) {
   bool finite = true;
-  const uint32_t stride = call.Blocks(which) * kThreads;
-  for (uint32_t i = call.Block(which) * kThreads + threadIdx.x; i < to.scales; i += stride) {
+  const int64_t stride = int64_t{call.Blocks(which)} * kThreads;
+  for (int64_t i = int64_t{call.Block(which)} * kThreads + threadIdx.x; i < to.scales;
+       i += stride) {
     const float scale = to.size == 0 ? 0 : call.scales[to.scales_at - 1 + i];
     call.message[to.scales_at + i] = __float_as_int(scale);
     finite = finite && IsFinite(__float_as_int(scale));
@@ -78,17 +79,18 @@ __device__ inline bool CopyScales(const Call& call, const Coded& to, int which) 
 }
 
 // Codes four elements, the first one lowest.
-__device__ inline uint64_t EncodeFour(const Call& call, const Coded& to, uint32_t at,
-                                      bool* finite) {
+__device__ inline uint64_t EncodeFour(const Call& call, const Coded& to, int64_t at, bool* finite) {
   if (at >= to.size) return 0;
   const RedsyncGpuQuantizer& q = call.quantizer;
   const int step = ScalesPerBucket(q);
-  const float* scale = call.scales + to.scales_at - 1 + step * int64_t{at / to.bucket};
+  const float* scale = call.scales + to.scales_at - 1 + step * to.BucketOf(at);
   const Levels levels = MakeLevels(q, scale[0], scale[step - 1]);
   Words4 random = {};
   if (q.mode == REDSYNC_GPU_STOCHASTIC) {
     const int32_t* stream = call.stream;
-    random = Philox(stream[0], stream[1], at / 4, 0, to.number, stream[2]);
+    const auto number = static_cast<uint64_t>(at / 4);
+    random = Philox(stream[0], stream[1], static_cast<uint32_t>(number),
+                    static_cast<uint32_t>(number >> 32), to.number, stream[2]);
   }
   Four x = Load(to.in, at, to.size, to.aligned);
   uint64_t codes = 0;
@@ -121,15 +123,15 @@ __global__ void __launch_bounds__(kThreads) Quantize(REDSYNC_PARAMETER Call call
   uint32_t* packed = of_warp[Warp()];
   const int words = 4 * call.bits;  // That a warp's codes fill.
   bool finite = CopyScales(call, to, which);
-  const uint32_t tile = call.Block(which) * kTile + Warp() * kPerWarp;
-  for (uint32_t begin = tile; begin < tile + kTile && begin < to.size; begin += kRound) {
+  const int64_t tile = int64_t{call.Block(which)} * kTile + Warp() * kPerWarp;
+  for (int64_t begin = tile; begin < tile + kTile && begin < to.size; begin += kRound) {
     const uint64_t codes = EncodeFour(call, to, begin + Lane() * 4, &finite);
     for (int w = Lane(); w < words; w += 32) packed[w] = 0;
     __syncwarp();
     OrBits(packed, Lane() * words, codes);
     __syncwarp();
-    const uint32_t first = begin / 32 * call.bits;
-    for (uint32_t w = Lane(); w < static_cast<uint32_t>(words) && first + w < to.words; w += 32) {
+    const int64_t first = begin / 32 * call.bits;
+    for (int w = Lane(); w < words && first + w < to.words; w += 32) {
       call.message[to.words_at + first + w] = static_cast<int32_t>(packed[w]);
     }
     __syncwarp();  // Before the words are cleared.
@@ -165,7 +167,7 @@ int64_t redsync_gpu_quantized_words(const RedsyncGpuQuantizer* q, const RedsyncG
   }
   int64_t words = 1;
   for (int64_t i = 0; i < count; ++i) {
-    if (tensors[i].size < 0 || tensors[i].size > INT32_MAX) return -1;
+    if (tensors[i].size < 0) return -1;
     words += Scales(*q, tensors[i].size) + Words(*q, tensors[i].size);
   }
   return words;

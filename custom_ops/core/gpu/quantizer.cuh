@@ -46,10 +46,16 @@ struct Coded {
   const float* in;
   float* out;
   int64_t scales_at, words_at;
-  uint32_t size, scales, words;
-  uint32_t bucket;  // Elements; no more than are there.
+  int64_t size, scales, words;
+  int64_t bucket;   // Elements; no more than are there.
   uint32_t number;  // Of the tensor.
   bool aligned;
+
+  // Of an element. A division of 64 bits costs more than all the rest: only where it is needed.
+  __device__ int64_t BucketOf(int64_t at) const {
+    const bool small = static_cast<uint64_t>(at | bucket) >> 32 == 0;
+    return small ? static_cast<uint32_t>(at) / static_cast<uint32_t>(bucket) : at / bucket;
+  }
 };
 
 struct CodedGroup : Group<Coded, 48> {
@@ -70,11 +76,11 @@ void ForTensors(G group, const RedsyncGpuDense* tensors, int64_t count, int64_t 
     to.out = from.out;
     to.scales_at = scales_at;
     to.words_at = words_at;
-    to.size = static_cast<uint32_t>(from.size);
-    to.scales = static_cast<uint32_t>(Scales(q, from.size));
-    to.words = static_cast<uint32_t>(Words(q, from.size));
+    to.size = from.size;
+    to.scales = Scales(q, from.size);
+    to.words = Words(q, from.size);
     const int64_t bucket = q.bucket == 0 ? from.size : std::min(q.bucket, from.size);
-    to.bucket = static_cast<uint32_t>(std::max<int64_t>(bucket, 1));
+    to.bucket = std::max<int64_t>(bucket, 1);
     to.number = static_cast<uint32_t>(i);
     to.aligned = IsAligned(from.in) && IsAligned(from.out);
     scales_at += to.scales;

@@ -25,6 +25,13 @@ __host__ __device__ inline bool IsClear(const RedsyncGpuRecord& record) {
   return record.position == UINT64_MAX;
 }
 
+// How a position that cannot be is shown: of a small tensor, as what somebody who had a sign in
+// mind wrote. `word` is what the record has of it.
+__host__ __device__ inline int64_t Shown(int64_t word, int64_t size) {
+  const auto bits = static_cast<uint32_t>(word);
+  return size > INT32_MAX ? int64_t{bits} : int64_t{static_cast<int32_t>(bits)};
+}
+
 __device__ inline bool IsFinite(int32_t bits) { return (bits & 0x7f800000) != 0x7f800000; }
 
 // The float that a word holds; on the host.

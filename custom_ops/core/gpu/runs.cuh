@@ -11,7 +11,7 @@ constexpr int64_t kSpan = 8192;   // Elements of the output that a block owns.
 constexpr int kRunsAtOnce = 128;  // A thread finds one bound of one run.
 
 struct Run {
-  const int32_t* indices;
+  const uint32_t* indices;
   uint32_t begin, end;  // Ascending from the one to before the other.
 };
 

@@ -47,6 +47,23 @@ class CheckedOp : public tensorflow::AsyncOpKernel {
   }
 
  protected:
+  // Ends Queue(): queues function(&call, record, stream), ..
+  template <class Function>
+  static tensorflow::Status Run(tensorflow::OpKernelContext* context, Work* work,
+                                Function function) {
+    return FromCode(function(&work->call, work->record.device(), StreamOf(context)), Work::kWhat);
+  }
+  // .. or function(&call, record, scratch, bytes, stream) with so many bytes of scratch memory.
+  template <class Function>
+  static tensorflow::Status Run(tensorflow::OpKernelContext* context, Work* work, int64_t bytes,
+                                Function function) {
+    tensorflow::Tensor scratch;
+    TF_RETURN_IF_ERROR(AllocateScratch(context, bytes, &scratch));
+    return Run(context, work, [&](auto* call, RedsyncGpuRecord* record, void* stream) {
+      return function(call, record, scratch.data(), bytes, stream);
+    });
+  }
+
   // Checks shapes, allocates the outputs and queues the work.
   virtual tensorflow::Status Queue(tensorflow::OpKernelContext* context, Work* work) const = 0;
 };

@@ -55,7 +55,7 @@ class GpuDecodeOp : public tensorflow::AsyncOpKernel {
     TF_RETURN_IF_ERROR(context->input("messages", &received));
     TF_RETURN_IF_ERROR(context->input("k", &k));
     TF_RETURN_IF_ERROR(context->input_list("like", &like));
-    TF_RETURN_IF_ERROR(MakeParts(attributes_, "like", like, *k, INT32_MAX, &parts));
+    TF_RETURN_IF_ERROR(MakeParts(attributes_, "like", like, *k, &parts));
     if (received->dims() != 2 || received->dim_size(1) != MessageWords(parts)) {
       return InvalidArgument("`messages` must have shape [workers, ", MessageWords(parts),
                              "], the number of words that `k` implies. Received: ",

@@ -1,6 +1,7 @@
 #include <memory>
 #include <utility>
 
+#include "custom_ops/kernels/codec.h"
 #include "custom_ops/kernels/gpu/stream.h"
 #include "custom_ops/kernels/layout.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -59,7 +60,7 @@ class GpuDescendOp : public tensorflow::AsyncOpKernel {
     }
     TF_RETURN_IF_ERROR(MakeSoleOwner(context, tensor));
     work->size = tensor->NumElements();
-    const RedsyncGpuDescend call = {indices.flat<int32_t>().data(),
+    const RedsyncGpuDescend call = {Positions(indices),
                                     values.flat<float>().data(),
                                     learning_rate.scalar<float>().data(),
                                     indices.NumElements(),

@@ -9,7 +9,6 @@ namespace {
 
 using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
-using ::tensorflow::Tensor;
 
 struct MergeWork {
   static constexpr const char* kWhat = "The merge";
@@ -39,19 +38,15 @@ class GpuSparseMergeOp : public CheckedOp<MergeWork> {
     TF_RETURN_IF_ERROR(AllocateSparse(context, "dropped", rest, &dropped));
     for (int64_t i = 0; i < n; ++i) {
       work->blocks.push_back({in.slots[i], attributes_.sizes[i], attributes_.k[i],
-                              in.indices[i].flat<int32_t>().data(),
-                              in.values[i].flat<float>().data(), kept[i].indices, kept[i].values,
-                              dropped[i].indices, dropped[i].values});
+                              Positions(in.indices[i]), in.values[i].flat<float>().data(),
+                              kept[i].indices, kept[i].values, dropped[i].indices,
+                              dropped[i].values});
     }
     work->call = {
         work->blocks.data(), n, in.counts->flat<int32_t>().data(), in.ranks, kept[0].count,
         dropped[0].count};
     const int64_t bytes = redsync_gpu_merge_scratch_bytes(&work->call);
-    Tensor scratch;
-    TF_RETURN_IF_ERROR(AllocateScratch(context, bytes, &scratch));
-    return FromCode(redsync_gpu_merge(&work->call, work->record.device(), scratch.data(), bytes,
-                                      StreamOf(context)),
-                    work->kWhat);
+    return Run(context, work, bytes, redsync_gpu_merge);
   }
 
   MergeAttributes attributes_;

@@ -38,23 +38,20 @@ class GpuGolombEncodeOp : public CheckedOp<GolombEncodeWork> {
   tensorflow::Status Queue(OpKernelContext* context, GolombEncodeWork* work) const override {
     OpInputList indices;
     const Tensor* counts;
-    Tensor *message, scratch;
+    Tensor* message;
     TF_RETURN_IF_ERROR(ReadPositions(context, &indices, &counts));
     GolombLayout layout = attributes_;
     for (const Tensor& tensor : indices) layout.slots.push_back(tensor.NumElements());
     TF_RETURN_IF_ERROR(layout.Lay());
     TF_RETURN_IF_ERROR(context->allocate_output("message", TensorShape({layout.words}), &message));
     for (int i = 0; i < indices.size(); ++i) {
-      work->tensors.push_back({layout.sizes[i], layout.slots[i], layout.rice[i],
-                               indices[i].flat<int32_t>().data(), nullptr});
+      work->tensors.push_back(
+          {layout.sizes[i], layout.slots[i], layout.rice[i], Positions(indices[i]), nullptr});
     }
     work->call = {work->tensors.data(), Count(layout.sizes), counts->flat<int32_t>().data(),
                   message->flat<int32_t>().data()};
     const int64_t bytes = redsync_gpu_golomb_encode_scratch_bytes(&work->call);
-    TF_RETURN_IF_ERROR(AllocateScratch(context, bytes, &scratch));
-    return FromCode(redsync_gpu_golomb_encode(&work->call, work->record.device(), scratch.data(),
-                                              bytes, StreamOf(context)),
-                    work->kWhat);
+    return Run(context, work, bytes, redsync_gpu_golomb_encode);
   }
 
   GolombLayout attributes_;
@@ -81,8 +78,8 @@ class GpuGolombDecodeOp : public CheckedOp<GolombDecodeWork> {
  private:
   tensorflow::Status Queue(OpKernelContext* context, GolombDecodeWork* work) const override {
     const Tensor* messages;
-    Tensor *counts, scratch;
-    std::vector<int32_t*> positions;
+    Tensor* counts;
+    std::vector<uint32_t*> positions;
     TF_RETURN_IF_ERROR(context->input("messages", &messages));
     TF_RETURN_IF_ERROR(CheckShape("messages", *messages, -1, layout_.words));
     const int64_t ranks = messages->dim_size(0);
@@ -98,10 +95,7 @@ class GpuGolombDecodeOp : public CheckedOp<GolombDecodeWork> {
                   layout_.words,
                   counts->flat<int32_t>().data()};
     const int64_t bytes = redsync_gpu_golomb_decode_scratch_bytes(&work->call);
-    TF_RETURN_IF_ERROR(AllocateScratch(context, bytes, &scratch));
-    return FromCode(redsync_gpu_golomb_decode(&work->call, work->record.device(), scratch.data(),
-                                              bytes, StreamOf(context)),
-                    work->kWhat);
+    return Run(context, work, bytes, redsync_gpu_golomb_decode);
   }
 
   GolombLayout layout_;
@@ -134,12 +128,11 @@ class GpuBloomBuildOp : public CheckedOp<BloomBuildWork> {
     for (int i = 0; i < indices.size(); ++i) {
       const BloomFormat& format = layout_.of[i];
       work->tensors.push_back({format.size, indices[i].NumElements(), format.words, format.hashes,
-                               indices[i].flat<int32_t>().data(), nullptr});
+                               Positions(indices[i]), nullptr});
     }
     work->call = {work->tensors.data(), Count(layout_.at), counts->flat<int32_t>().data(),
                   seed->scalar<int32_t>().data(), filters->flat<int32_t>().data()};
-    return FromCode(redsync_gpu_bloom_build(&work->call, work->record.device(), StreamOf(context)),
-                    work->kWhat);
+    return Run(context, work, redsync_gpu_bloom_build);
   }
 
   BloomLayout layout_;
@@ -157,7 +150,7 @@ class GpuBloomQueryOp : public tensorflow::OpKernel {
   void Compute(OpKernelContext* context) override {
     const Tensor *filters, *seed;
     Tensor *counts, scratch;
-    std::vector<int32_t*> positions;
+    std::vector<uint32_t*> positions;
     OP_REQUIRES_OK(context, context->input("filters", &filters));
     OP_REQUIRES_OK(context, Scalar(context, "seed", &seed));
     OP_REQUIRES_OK(context, CheckShape("filters", *filters, -1, layout_.words));

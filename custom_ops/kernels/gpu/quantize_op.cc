@@ -24,12 +24,10 @@ RedsyncGpuQuantizer ToGpu(const QuantizeFormat& format) {
   return {static_cast<int32_t>(format.quantizer), format.levels, format.bucket};
 }
 
-// Checks the sizes of the tensors, and that both sides mean the same message.
-tensorflow::Status CheckTensors(const char* name, const OpInputList& tensors,
-                                const QuantizeFormat& format, const QuantizeLayout& layout,
-                                std::vector<RedsyncGpuDense>* dense) {
+// Checks that both sides mean the same message.
+tensorflow::Status CheckTensors(const OpInputList& tensors, const QuantizeFormat& format,
+                                const QuantizeLayout& layout, std::vector<RedsyncGpuDense>* dense) {
   for (int i = 0; i < tensors.size(); ++i) {
-    TF_RETURN_IF_ERROR(CheckSize(name, i, tensors[i]));
     dense->push_back({tensors[i].NumElements(), tensors[i].flat<float>().data(), nullptr});
   }
   const RedsyncGpuQuantizer quantizer = ToGpu(format);
@@ -59,14 +57,14 @@ class GpuQuantizeOp : public CheckedOp<QuantizeWork> {
   tensorflow::Status Queue(OpKernelContext* context, QuantizeWork* work) const override {
     OpInputList tensors;
     const Tensor *scales, *stream;
-    Tensor *message, scratch;
+    Tensor* message;
     TF_RETURN_IF_ERROR(context->input_list("tensors", &tensors));
     TF_RETURN_IF_ERROR(context->input("scales", &scales));
     TF_RETURN_IF_ERROR(context->input("stream", &stream));
     const QuantizeLayout layout(format_, tensors);
     TF_RETURN_IF_ERROR(CheckShape("scales", *scales, -2, layout.scales()));
     TF_RETURN_IF_ERROR(CheckShape("stream", *stream, -2, 3));
-    TF_RETURN_IF_ERROR(CheckTensors("tensors", tensors, format_, layout, &work->tensors));
+    TF_RETURN_IF_ERROR(CheckTensors(tensors, format_, layout, &work->tensors));
     TF_RETURN_IF_ERROR(context->allocate_output("message", TensorShape({layout.words}), &message));
     for (int i = 0; i < tensors.size() && context->num_outputs() > 1; ++i) {
       Tensor* errors;
@@ -80,11 +78,7 @@ class GpuQuantizeOp : public CheckedOp<QuantizeWork> {
                   scales->flat<float>().data(),
                   stream->flat<int32_t>().data(),
                   message->flat<int32_t>().data()};
-    const int64_t bytes = redsync_gpu_quantize_scratch_bytes();
-    TF_RETURN_IF_ERROR(AllocateScratch(context, bytes, &scratch));
-    return FromCode(redsync_gpu_quantize(&work->call, work->record.device(), scratch.data(), bytes,
-                                         StreamOf(context)),
-                    work->kWhat);
+    return Run(context, work, redsync_gpu_quantize_scratch_bytes(), redsync_gpu_quantize);
   }
 
   QuantizeFormat format_;
@@ -114,7 +108,7 @@ class GpuDequantizeSumOp : public CheckedOp<DequantizeWork> {
     TF_RETURN_IF_ERROR(context->input_list("like", &like));
     const QuantizeLayout layout(format_, like);
     TF_RETURN_IF_ERROR(CheckShape("messages", *messages, -1, layout.words));
-    TF_RETURN_IF_ERROR(CheckTensors("like", like, format_, layout, &work->tensors));
+    TF_RETURN_IF_ERROR(CheckTensors(like, format_, layout, &work->tensors));
     for (int i = 0; i < like.size(); ++i) {
       Tensor* total;
       TF_RETURN_IF_ERROR(
@@ -127,8 +121,7 @@ class GpuDequantizeSumOp : public CheckedOp<DequantizeWork> {
                   messages->flat<int32_t>().data(),
                   messages->dim_size(0),
                   messages->dim_size(1)};
-    return FromCode(redsync_gpu_dequantize(&work->call, work->record.device(), StreamOf(context)),
-                    work->kWhat);
+    return Run(context, work, redsync_gpu_dequantize);
   }
 
   QuantizeFormat format_;

@@ -32,7 +32,7 @@ class GpuAccumulateAndSelectOp : public tensorflow::OpKernel {
 
   void Compute(OpKernelContext* context) override {
     SelectInputs in;
-    OP_REQUIRES_OK(context, in.Read(context, attributes_, INT32_MAX));
+    OP_REQUIRES_OK(context, in.Read(context, attributes_));
     const std::vector<Part>& parts = in.parts;
     Tensor *message, *new_ratios;
     std::vector<Tensor*> new_residuals, new_velocities;
