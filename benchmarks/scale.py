@@ -63,6 +63,8 @@ def check(report: dict[str, Any], rate: str) -> list[dict[str, Any]]:
                     "measured_s": row["step_s"],
                     "predicted_s": predicted,
                     "error": predicted / row["step_s"] - 1,
+                    "core_measured_s": row["processor_s"],
+                    "core_predicted_s": model.core_seconds(name, workers),
                 }
             )
     return rows
@@ -71,15 +73,16 @@ def check(report: dict[str, Any], rate: str) -> list[dict[str, Any]]:
 def check_table(rows: Sequence[dict[str, Any]]) -> str:
     """Returns the comparison as Markdown."""
     lines = [
-        "| method | workers | measured ms | predicted ms | error |",
-        "|---|---:|---:|---:|---:|",
+        "| method | workers | measured ms | predicted ms | error | core ms | predicted core ms |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
     order = {name: i for i, name in enumerate(scale_methods.NAMES)}
     for row in sorted(rows, key=lambda r: (order[r["method"]], r["workers"])):
         missed = "" if abs(row["error"]) < TARGET else " (!)"
         lines.append(
             f"| {row['method']} | {row['workers']} | {1e3 * row['measured_s']:.1f} | "
-            f"{1e3 * row['predicted_s']:.1f} | {100 * row['error']:+.0f} %{missed} |"
+            f"{1e3 * row['predicted_s']:.1f} | {100 * row['error']:+.0f} %{missed} | "
+            f"{1e3 * row['core_measured_s']:.1f} | {1e3 * row['core_predicted_s']:.1f} |"
         )
     good = sum(abs(row["error"]) < TARGET for row in rows)
     lines.append(f"\n{good} of {len(rows)} predictions are within {100 * TARGET:.0f} %.")

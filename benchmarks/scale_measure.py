@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks import netlab, scale_methods
 from benchmarks.models import WORKLOADS
 from benchmarks.scale_traffic import buckets_of
+from benchmarks.workers import MeasurementError, measure
 from tf_redsync import launch
 
-ROOT = Path(__file__).resolve().parents[1]
 NETWORK = "TF_REDSYNC_BENCH_NETWORK"  # the process that made the network whose rate can be set
 FAST = "20gbit"  # more than TensorFlow's collectives reach over gRPC
 CALIBRATED = 2  # workers
 # Memory of a worker, found for `mlp`: TensorFlow, and copies of the weights at the highest point.
 WORKER_BYTES, COPIES = 0.7e9, 10
-
-
-class MeasurementError(RuntimeError):
-    """The workers failed, or there is too little memory for them; the message says which."""
 
 
 def report(args: argparse.Namespace) -> dict[str, Any]:
@@ -83,39 +76,16 @@ def check_memory(workers: int, elements: int) -> None:
 
 def _cluster(workers: int, args: argparse.Namespace) -> dict[str, Any]:
     """Starts so many workers once and returns what worker 0 measured."""
-    command = [sys.executable, "-m", "benchmarks.scale_worker", "--methods", ",".join(args.methods)]
-    for name in ("model", "rate", "density", "seconds", "batch"):
-        value = getattr(args, name)
-        command += [] if value is None else [f"--{name}", str(value)]
-    command += ["--calibrate"] if workers == CALIBRATED else []
+    names = ("model", "rate", "density", "seconds", "batch")
+    flags = {
+        **{name: getattr(args, name) for name in names},
+        "methods": ",".join(args.methods),
+        "calibrate": int(workers == CALIBRATED),
+    }
     limited = args.rate != "none"
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        netlab.network(workers, FAST if limited else "none") as lab,
-    ):
-        output = Path(folder) / "result.json"
-        job = launch.run(
-            [*command, "--output", str(output)],
-            workers,
-            env={
-                # The workers import this checkout, whatever the working directory is.
-                "PYTHONPATH": os.pathsep.join(
-                    filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
-                ),
-                "CUDA_VISIBLE_DEVICES": "-1",
-                "TF_CPP_MIN_LOG_LEVEL": "2",
-                **({NETWORK: str(os.getpid())} if limited else {}),
-            },
-            timeout=args.timeout,
-            grace=5,
-            log_dir=folder,
-            echo=True,
-            addresses=lab.addresses,
-            wrappers=lab.wrappers,
-        )
-        if job.exit_code:
-            raise MeasurementError(f"{workers} workers failed. {job.message}")
-        result = json.loads(output.read_text(encoding="utf-8"))
+    env = {NETWORK: str(os.getpid())} if limited else {}
+    with netlab.network(workers, FAST if limited else "none") as lab:
+        result = measure("benchmarks.scale_worker", lab, flags, args.timeout, env, echo=True)
     threads = int(os.environ.get("TF_NUM_INTRAOP_THREADS", 0)) or launch.default_threads(workers)
     return {**result, "threads": threads}
 

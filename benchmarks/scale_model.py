@@ -128,6 +128,20 @@ class Model:
             ready = max(ready, link + delay)
         return max(core, ready) + (self.update + received) * scale
 
+    def core_seconds(self, name: str, workers: int) -> float:
+        """Predicts a worker's processor time in a step, whatever the links."""
+        costs = self.methods[name]
+        if name == NONE or workers == 1:
+            return self.compute
+        unlimited = Cluster(workers, float("inf"))
+        messages = sum(
+            self.exchange(step, unlimited)[0] / len(bucket.steps)
+            for bucket in costs.buckets
+            for step in bucket.steps
+        )
+        elements = sum(bucket.elements for bucket in costs.buckets)
+        return costs.own + messages + costs.decode * elements * (workers - 2)
+
     def exchange(
         self, collectives: Sequence[Payload], cluster: Cluster, burst: float = 0.0
     ) -> tuple[float, float, float]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks import netlab, scale_methods
 from benchmarks.scale_measure import FAST, NETWORK
-from benchmarks.step_worker import make_barrier
+from benchmarks.training import make_barrier
 
 LEARNING_RATE = 1e-4  # all methods train the same weights, which should stay finite
 CHAIN = 16  # collectives that wait for each other: what calling a graph takes falls away
@@ -23,7 +23,9 @@ GATHERED_FROM = 256  # a worker decodes one message so fast that only many of th
 class Cluster:
     """The strategy, its network, and the links' rate."""
 
-    def __init__(self, rate: str):
+    def __init__(self) -> None:
+        import tensorflow as tf
+
         import tf_redsync as rs
         from tf_redsync.exchange import collectives
 
@@ -32,7 +34,9 @@ class Cluster:
         self.workers = self.network.workers
         self.index = collectives.worker_rank(self.strategy)
         self.barrier: Callable[[], None] = make_barrier(self.strategy)
-        self.rate = rate
+        self._largest = tf.function(
+            lambda own: tf.reduce_max(self.network.all_gather(own)), autograph=False
+        )
         self.limited = NETWORK in os.environ
 
     def limit(self, rate: str) -> None:
@@ -44,9 +48,9 @@ class Cluster:
 
     def slowest(self, seconds: float) -> float:
         """The largest of all workers' values."""
-        from tf_redsync import probe
+        import tensorflow as tf
 
-        return probe.slowest(self.strategy, self.network, [[seconds]])[0][0]
+        return float(self._largest(tf.constant([seconds])))
 
 
 def collective_seconds(cluster: Cluster, words: int, count: int) -> dict[str, float]:
@@ -71,12 +75,11 @@ def collective_seconds(cluster: Cluster, words: int, count: int) -> dict[str, fl
         return x[0]
 
     def seconds(call: Callable[[Any], Any], length: int) -> float:
-        body = functools.partial(chain, call, length)
-        run = tf.function(lambda: cluster.strategy.run(body), autograph=False)
+        run = tf.function(functools.partial(chain, call, length), autograph=False)
         times = []
         for _ in range(5):
             start = time.process_time()
-            cluster.strategy.experimental_local_results(run())[0].numpy()
+            run().numpy()
             cluster.barrier()
             times.append(time.process_time() - start)
         return cluster.slowest(statistics.median(times[1:]))

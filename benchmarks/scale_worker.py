@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -20,7 +18,7 @@ from benchmarks import scale_methods
 from benchmarks.models import WORKLOADS, batches
 from benchmarks.scale_measure import FAST
 from benchmarks.scale_probe import LEARNING_RATE, Cluster, calibration
-from benchmarks.step_worker import DATA_BATCHES, make_step
+from benchmarks.training import DATA_BATCHES, make_step, write
 
 MOST_STEPS, FEWEST_STEPS = 20, 3
 
@@ -85,7 +83,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
     import keras
     import tensorflow as tf
 
-    cluster = Cluster(args.rate)
+    cluster = Cluster()
     workload = WORKLOADS[args.model]
     keras.utils.set_random_seed(0)
     with cluster.strategy.scope():
@@ -118,13 +116,10 @@ def main() -> None:
     parser.add_argument("--density", type=float, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--batch", type=int)
-    parser.add_argument("--calibrate", action="store_true")
+    parser.add_argument("--calibrate", type=int, required=True)
     parser.add_argument("--output", required=True)
     args = parser.parse_args()
-    result = measured(args)
-    if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0:
-        with open(args.output, "w", encoding="utf-8") as file:
-            json.dump(result, file)
+    write(measured(args), args.output)
 
 
 if __name__ == "__main__":

@@ -203,13 +203,17 @@ def test_check():
         "measured_s": 0.2,
         "predicted_s": pytest.approx(0.4),
         "error": pytest.approx(1.0),
+        "core_measured_s": 0.1,
+        "core_predicted_s": 0.1,
     }
     dense = next(row for row in rows if row["method"] == "Dense")
     sent = 2 * 7 / 8 * 1e6
     core = 4 * (0.1 + sent * 1e-9 + 8 * 1e-3)
     assert dense["predicted_s"] == pytest.approx(core + (sent - netlab.BURST_BYTES) / 12.5e6)
+    own = 0.103 - 1e6 * 1e-9 - 2e-3
+    assert dense["core_predicted_s"] == pytest.approx(own + sent * 1e-9 + 8 * 1e-3)
     text = scale.check_table(rows)
-    assert "| NoExchange | 8 | 200.0 | 400.0 | +100 % (!) |" in text
+    assert "| NoExchange | 8 | 200.0 | 400.0 | +100 % (!) | 100.0 | 100.0 |" in text
     assert "0 of 4 predictions are within 20 %" in text
 
 
