@@ -29,6 +29,7 @@ INTERFACE = "eth0"
 PORT = 20000
 _SUBNET = "10.213.7"
 _BURST, _LATENCY = "256kb", "50ms"
+BURST_BYTES = 256 * 1024  # pass at full speed after a pause: tc's kb are 1024 bytes
 _RATE = re.compile(r"[1-9][0-9]*(\.[0-9]+)?[kmg]bit")
 _NETNS = "/run/netns"
 # The sleep lets a creation finish that was under way when the owner was killed.
@@ -123,14 +124,35 @@ def wire_bytes(interface: str, namespace: str | None = None) -> tuple[int, int]:
     return counters["tx"]["bytes"], counters["rx"]["bytes"]
 
 
+def set_rate(workers: int, rate: str, pid: int | None = None) -> None:
+    """Changes the rate of every link of a network that has one, also while it is in use.
+
+    Args:
+      workers: number of machines of the network.
+      rate: as for `network`, but not "none".
+      pid: the process that made the network; this one by default. Workers, which `network` gives
+        the rights of root, may name their driver.
+
+    Raises:
+      ValueError: `rate` is not one.
+      NetworkError: there is no such network.
+    """
+    if parse_rate(rate) == "none":
+        raise ValueError("`rate` must be like 100mbit or 1gbit. Received: rate='none'.")
+    switch, machines = _names(workers, pid)
+    for i, machine in enumerate(machines):
+        for where, name in ((machine, INTERFACE), (switch, f"port{i}")):
+            _run("tc", "-n", where, "qdisc", "replace", "dev", name, "root", *_shape(rate))
+
+
 def namespaces_of(pid: int) -> list[str]:
     """Returns the names of the existing namespaces made by process `pid`."""
     found = os.listdir(_NETNS) if os.path.isdir(_NETNS) else []
     return sorted(name for name in found if name.startswith(f"redsync-{pid}-"))
 
 
-def _names(workers: int) -> tuple[str, list[str]]:
-    prefix = f"redsync-{os.getpid()}"
+def _names(workers: int, pid: int | None = None) -> tuple[str, list[str]]:
+    prefix = f"redsync-{pid or os.getpid()}"
     return f"{prefix}-switch", [f"{prefix}-worker{i}" for i in range(workers)]
 
 
@@ -192,5 +214,8 @@ def _build(switch: str, machines: Sequence[str], rate: str) -> None:
         _run("ip", "-n", machine, "link", "set", "lo", "up")
         _run("ip", "-n", machine, "link", "set", INTERFACE, "up")
         for where, name in ((machine, INTERFACE), (switch, port)):
-            shape = ("tbf", "rate", rate, "burst", _BURST, "latency", _LATENCY)
-            _run("tc", "-n", where, "qdisc", "add", "dev", name, "root", *shape)
+            _run("tc", "-n", where, "qdisc", "add", "dev", name, "root", *_shape(rate))
+
+
+def _shape(rate: str) -> tuple[str, ...]:
+    return ("tbf", "rate", rate, "burst", _BURST, "latency", _LATENCY)

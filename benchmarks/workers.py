@@ -26,6 +26,7 @@ def measure(
     flags: Mapping[str, Any],
     timeout: float,
     env: Mapping[str, str] | None = None,
+    echo: bool = False,
 ) -> dict[str, Any]:
     """Runs a module once on every machine of a network.
 
@@ -35,6 +36,7 @@ def measure(
         flags: `--name value` for the worker; those that are `None` are left out.
         timeout: Seconds until the workers are killed.
         env: Environment variables for the workers.
+        echo: Whether to print what worker 0 prints.
 
     Returns:
         What worker 0 wrote.
@@ -63,11 +65,13 @@ def measure(
             },
             timeout=timeout,
             grace=5,
+            log_dir=folder if echo else None,
+            echo=echo,
             addresses=lab.addresses,
             wrappers=lab.wrappers,
         )
         if job.exit_code:
-            raise MeasurementError(f"`{flags['method']}` failed. {job.message}")
+            raise MeasurementError(f"`{flags.get('method', module)}` failed. {job.message}")
         return json.loads(output.read_text(encoding="utf-8"))
 
 

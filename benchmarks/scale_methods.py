@@ -1,0 +1,58 @@
+"""The methods that `benchmarks/scale.py` compares: those whose traffic grows in different ways."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import tf_redsync as rs
+
+NONE, DENSE = "NoExchange", "Dense"
+# A second setting of a class has a word after the class's name.
+NAMES = (
+    NONE,
+    DENSE,
+    "HalfPrecision",
+    "RedSync",
+    "RedSync quantized",
+    "SparDL",
+    "PowerSGD",
+    "ACPSGD",
+)
+# Methods of which a worker receives a whole message from every other one.
+GROWING = ("RedSync", "RedSync quantized")
+
+
+def make(name: str, density: float) -> rs.Method:
+    """Returns a method at its defaults, but for the density.
+
+    Args:
+        name: One of `NAMES`.
+        density: For methods that have one.
+    """
+    from tf_redsync.methods.base import registered
+
+    cls = registered()[name.split()[0]]
+    has_density = any(field.name == "density" for field in dataclasses.fields(cls))
+    options = {"density": density} if has_density else {}
+    return cls(**options, **({"quantized": True} if name.endswith(" quantized") else {}))
+
+
+def parse(text: str | None) -> list[str]:
+    """Returns the methods of a list separated by commas, all for `None`.
+
+    `NoExchange` and `Dense` are always among them: predictions start from them.
+
+    Raises:
+        ValueError: for an unknown or repeated name.
+    """
+    if text is None:
+        return list(NAMES)
+    chosen = [word.strip() for word in text.split(",")]
+    if set(chosen) - set(NAMES) or len(set(chosen)) < len(chosen):
+        raise ValueError(
+            f"`--methods` must be different names out of {', '.join(NAMES)}, separated by commas. "
+            f"Received: --methods={text}"
+        )
+    return [name for name in NAMES if name in chosen or name in (NONE, DENSE)]
