@@ -31,7 +31,7 @@ from tf_redsync.methods.dense import Dense
 from tf_redsync.methods.half import HalfPrecision
 from tf_redsync.methods.low_rank import ACPSGD
 from tf_redsync.methods.redsync import RedSync
-from tf_redsync.policy import check_together
+from tf_redsync.policy import Policy, check_together
 
 # A candidate must take less than this part of the time of the all-reduce, and save this much: what
 # a small bucket takes is latency, which is measured with an error of that order.
@@ -125,7 +125,8 @@ class Auto(Configurable):
             measured: What was measured, for `self.methods`.
             bucket_bytes: See `make_buckets`.
         """
-        groups = make_buckets([(s, self.default) for s in specs], measured.workers, bucket_bytes)
+        marked = Policy(default=self.default).mark_output_layer(specs)
+        groups = make_buckets([(s, self.default) for s in marked], measured.workers, bucket_bytes)
         choices = tuple(self._choice(g.layout.specs, measured) for g in groups)
         return Decision(choices, measured, self.trial_steps)
 

@@ -67,10 +67,9 @@ class Decision:
 
     def assign(self, specs: Sequence[TensorSpec]) -> list[Assignment]:
         """Return the method of each of `specs`, in their order; see `Policy.assign`."""
-        chosen = {s.position: c.method for c in self.choices for s in c.specs}
+        chosen = {s.position: (s, c.method) for c in self.choices for s in c.specs}
         assignments = []
-        for spec in specs:
-            method = chosen[spec.position]
+        for spec, method in (chosen[s.position] for s in specs):
             refusal = method.refuses(spec)
             if refusal is None:
                 assignments.append(Assignment(spec, method, "predicted to be the fastest"))

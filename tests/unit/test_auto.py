@@ -112,3 +112,12 @@ def test_nothing_to_decide_about():
     decision = AUTO.decide([], measured(), ONE_BUCKET)
     assert decision.choices == () and decision.assign([]) == [] and decision.trial_steps == 0
     assert "4 workers" in str(decision)
+
+
+def test_the_output_layer_is_never_quantised():
+    quantised = rs.RedSync(density=0.01, dense_below=0, quantized=True)
+    auto = rs.Auto(candidates=(quantised,))
+    decision = auto.decide(SPECS, Measured(P, cost.Link.of(1e6, 0.0), {}), ONE_BUCKET)
+    hidden, _, output = decision.assign(SPECS)
+    assert quantised.describe(hidden.spec).endswith("one mean")
+    assert quantised.describe(output.spec) == "trimmed"
