@@ -54,6 +54,6 @@ def test_more_than_two_to_the_31_elements(tmp_path, name):
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if free < 10 * 2**30:
         pytest.skip(f"takes 9 GiB of memory; {free / 2**30:.1f} GiB are free")
-    program = build(name, tmp_path, ["-O2"])
+    program = build(name, tmp_path, ["-O3"])
     done = subprocess.run([program], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
