@@ -28,7 +28,7 @@ if __name__ == "__main__" and not __package__:
 
 from benchmarks import netlab, scale_measure, scale_methods, scale_model  # noqa: E402
 from benchmarks.models import WORKLOADS  # noqa: E402
-from benchmarks.scale_traffic import bytes_per_second  # noqa: E402
+from benchmarks.scale_traffic import bits_per_second, bytes_per_second  # noqa: E402
 
 WORKERS = tuple(2**i for i in range(1, 13))
 TARGET = 0.2  # error of a prediction
@@ -50,7 +50,7 @@ def check(report: dict[str, Any], rate: str) -> list[dict[str, Any]]:
         workers, threads = measured["workers"], measured["threads"]
         cluster = scale_model.Cluster(
             workers,
-            bytes_per_second(rate),
+            bytes_per_second(bits_per_second(rate)),
             share=scale_model.oversubscription(workers, threads, report["cores"]),
             burst=0.0 if rate == "none" else netlab.BURST_BYTES,
         )
@@ -170,7 +170,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _write(report, args.json)  # minutes of measurements, whatever comes next
         report["check"] = check(report, args.rate)
     cluster = scale_model.Cluster(
-        2, bytes_per_second(args.rate), latency=1e-6 * args.latency_us, speed=args.speed
+        2,
+        bytes_per_second(bits_per_second(args.rate)),
+        latency=1e-6 * args.latency_us,
+        speed=args.speed,
     )
     report["predicted"] = {
         "rate": args.rate,

@@ -37,7 +37,10 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     print("dry runs ...", flush=True)
     methods = {
         name: {
-            "processor_s": row["unlimited"]["processor_s"],
+            "processor_s": {
+                "unlimited": row["unlimited"]["processor_s"],
+                "limited": row["processor_s"],
+            },
             "decode_s": decode.get(name, 0.0),
             "buckets": [
                 dataclasses.asdict(bucket)

@@ -62,6 +62,13 @@ class Software:
     message: Mapping[str, float]
     byte: Mapping[str, float]
 
+    def seconds(self, collectives: Sequence[Payload], workers: int) -> float:
+        """Processor time that collectives take each of so many workers."""
+        return sum(
+            workers * self.message[p.kind] + p.sent(workers) * self.byte[p.kind]
+            for p in collectives
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
@@ -133,9 +140,8 @@ class Model:
         costs = self.methods[name]
         if name == NONE or workers == 1:
             return self.compute
-        unlimited = Cluster(workers, float("inf"))
         messages = sum(
-            self.exchange(step, unlimited)[0] / len(bucket.steps)
+            self.software.seconds(step, workers) / len(bucket.steps)
             for bucket in costs.buckets
             for step in bucket.steps
         )
@@ -160,8 +166,7 @@ class Model:
             sent = payload.sent(cluster.workers)
             free = min(burst, sent)
             burst -= free
-            core = cluster.workers * self.software.message[payload.kind]
-            core += sent * self.software.byte[payload.kind]
+            core = self.software.seconds((payload,), cluster.workers)
             occupied += core * cluster.share + (sent - free) / cluster.rate
             delay += hops(payload.kind, cluster.workers) * cluster.latency
         return occupied, delay, burst
@@ -176,32 +181,38 @@ def model_of(report: Mapping[str, Any], software: str = "unlimited") -> Model:
             They are higher on a slow link, which hands over smaller pieces.
     """
     measured = report["calibration"]
-
-    def costs(name: str) -> Costs:
-        row = measured["methods"][name]
-        buckets = tuple(
-            Bucket(b["elements"], tuple(tuple(Payload(**c) for c in step) for step in b["steps"]))
-            for b in row["buckets"]
+    parts = {
+        name: Software(
+            {kind: seconds / 2 for kind, seconds in measured[name]["collective_s"].items()},
+            measured[name]["per_byte_s"],
         )
-        handled = (
-            sum(
-                p.sent(2) * measured["unlimited"]["per_byte_s"][p.kind]
-                + measured["unlimited"]["collective_s"][p.kind]
-                for bucket in buckets
-                for step in bucket.steps
-                for p in step
-            )
-            / 2
-        )
-        return Costs(max(row["processor_s"] - handled, 0.0), row["decode_s"], buckets)
-
-    part = measured[software]
+        for name in ("unlimited", "limited")
+    }
     return Model(
-        measured["methods"][NONE]["processor_s"],
+        _own(measured["methods"][NONE], (), parts),
         measured["update_s"],
-        Software({k: t / 2 for k, t in part["collective_s"].items()}, part["per_byte_s"]),
-        {name: costs(name) for name in measured["methods"]},
+        parts[software],
+        {
+            name: Costs(_own(row, buckets, parts), row["decode_s"], buckets)
+            for name, row in measured["methods"].items()
+            for buckets in (tuple(_bucket(b) for b in row["buckets"]),)
+        },
     )
+
+
+def _bucket(saved: Mapping[str, Any]) -> Bucket:
+    steps = (tuple(Payload(**payload) for payload in step) for step in saved["steps"])
+    return Bucket(saved["elements"], tuple(steps))
+
+
+def _own(row: Mapping[str, Any], buckets: Sequence[Bucket], parts: Mapping[str, Software]) -> float:
+    """Processor time of a step on two workers less its messages: the mean of both rates."""
+    times = [
+        row["processor_s"][name]
+        - sum(part.seconds(step, 2) / len(b.steps) for b in buckets for step in b.steps)
+        for name, part in parts.items()
+    ]
+    return max(sum(times) / len(times), 0.0)
 
 
 def crossover(

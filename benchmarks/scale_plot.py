@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks import scale_model
 from benchmarks.scale_methods import DENSE, NAMES, NONE
+from benchmarks.scale_traffic import bytes_per_second
 
 # Okabe and Ito's colours, which colour-blind readers tell apart.
 COLOURS = dict(
@@ -29,6 +30,7 @@ COLOURS = dict(
 MARKERS = dict(zip(NAMES, "xsP^vDho", strict=True))
 RATES = tuple(10 ** (8 + i / 16) for i in range(49))  # bits a second: 100 Mbit/s to 100 Gbit/s
 MAP_WORKERS = tuple(round(2 ** (1 + i / 4)) for i in range(45))  # 2 to 4,096
+CROSSED = "RedSync"  # the method whose crossovers are marked
 CLEARLY = 0.9  # a method that takes more than this part of dense's time is not worth it
 
 
@@ -60,20 +62,16 @@ def steps(report: Mapping[str, Any], path: str) -> None:
 
     predicted = report["predicted"]
     workers = predicted["workers"]
-    for name, seconds in predicted["step_s"].items():
-        right.plot(workers, seconds, color=COLOURS[name], marker=MARKERS[name], markersize=4)
-        right.annotate(
-            name,
-            (workers[-1], seconds[-1]),
-            xytext=(6, 0),
-            textcoords="offset points",
-            color=COLOURS[name],
-            va="center",
-            fontsize=8,
-        )
+    longest_first = sorted(predicted["step_s"].items(), key=lambda item: -item[1][-1])
+    for name, seconds in longest_first:  # the legend in the order of the lines' ends
+        style = {"color": COLOURS[name], "marker": MARKERS[name], "markersize": 4}
+        right.plot(workers, seconds, label=name, **style)
+    right.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8)
     _mark_crossovers(right, predicted)
     right.set_title(
-        f"predicted: {predicted['rate']}, {predicted['latency_us']:g} us, a machine for each worker"
+        f"predicted: {predicted['rate']}, {predicted['latency_us']:g} us, "
+        "a machine for each worker\n"
+        f"circles: from so many workers on faster than {CROSSED}"
     )
     for axes, ticks in ((left, checked), (right, workers)):
         axes.set_yscale("log")
@@ -82,7 +80,7 @@ def steps(report: Mapping[str, Any], path: str) -> None:
         axes.set_xlabel("workers")
         axes.grid(True, which="major", alpha=0.3)
     left.set_ylabel("seconds of a step")
-    figure.suptitle(f"{report['model']}, {report['params']:,} parameters", fontsize=11)
+    figure.suptitle(f"{report['model']}, {report['params']:,} parameters", fontsize=11, y=1.04)
     _save(figure, path)
 
 
@@ -90,9 +88,8 @@ def _mark_crossovers(axes: Any, predicted: Mapping[str, Any]) -> None:
     """Writes at each crossover from how many workers on."""
     import numpy as np
 
-    for row in predicted["crossovers"]:
-        if row["workers"] is None:
-            continue
+    found = [row for row in predicted["crossovers"] if row["workers"] and row["from"] == CROSSED]
+    for i, row in enumerate(sorted(found, key=lambda row: row["workers"])):
         seconds = predicted["step_s"][row["to"]]
         height = np.exp(
             np.interp(np.log(row["workers"]), np.log(predicted["workers"]), np.log(seconds))
@@ -108,7 +105,7 @@ def _mark_crossovers(axes: Any, predicted: Mapping[str, Any]) -> None:
         axes.annotate(
             f"{row['workers']}",
             (row["workers"], height),
-            xytext=(0, -14),
+            xytext=(0, (-14, 8)[i % 2]),
             textcoords="offset points",
             ha="center",
             fontsize=8,
@@ -130,7 +127,7 @@ def fastest(model: scale_model.Model, cluster: scale_model.Cluster) -> list[list
     for workers in MAP_WORKERS:
         row = []
         for bits in RATES:
-            there = dataclasses.replace(cluster, workers=workers, rate=bits / 8)
+            there = dataclasses.replace(cluster, workers=workers, rate=bytes_per_second(bits))
             seconds = {name: model.step_seconds(name, there) for name in names}
             best = min(seconds, key=seconds.__getitem__)
             worth = seconds[best] < CLEARLY * model.step_seconds(DENSE, there)
@@ -170,7 +167,10 @@ def winners(report: Mapping[str, Any], cluster: scale_model.Cluster, path: str) 
             model.step_seconds(DENSE, at) / model.step_seconds(name, at)
             for name, at in zip(
                 row,
-                (dataclasses.replace(cluster, workers=p, rate=bits / 8) for bits in RATES),
+                (
+                    dataclasses.replace(cluster, workers=p, rate=bytes_per_second(bits))
+                    for bits in RATES
+                ),
                 strict=True,
             )
         ]

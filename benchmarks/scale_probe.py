@@ -131,9 +131,10 @@ def calibration(cluster: Cluster, model: Any, args: argparse.Namespace) -> dict[
 
     cluster.limit(FAST)
     result: dict[str, Any] = {"unlimited": software(cluster)}
+    result["limited"] = result["unlimited"]
     if args.rate != "none":
         cluster.limit(args.rate)
-    result["limited"] = software(cluster)
+        result["limited"] = software(cluster)
     result["decode_s"] = {}
     for name in scale_methods.GROWING:
         if name in args.methods:

@@ -18,13 +18,19 @@ if TYPE_CHECKING:
 
 TRACED = (8, 64)  # numbers of workers
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+# Of a full Ethernet frame, as links and rate limiters count it: what is left without the headers of
+# Ethernet, IP and TCP.
+PAYLOAD = 1448 / 1514
 
 
-def bytes_per_second(rate: str) -> float:
-    """Returns a rate such as "100mbit" in bytes a second; infinity for "none"."""
-    if rate == "none":
-        return float("inf")
-    return float(rate[:-4]) * UNITS[rate[-4:]] / 8
+def bytes_per_second(bits: float) -> float:
+    """Returns how many bytes of messages a second a link of so many bits a second carries."""
+    return PAYLOAD * bits / 8
+
+
+def bits_per_second(rate: str) -> float:
+    """Returns a rate such as "100mbit" as a number; infinity for "none"."""
+    return float("inf") if rate == "none" else float(rate[:-4]) * UNITS[rate[-4:]]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -68,11 +68,13 @@ def timed_method(
     step(*data[0]).numpy()  # traces
     step(*data[1]).numpy()  # methods that take turns, and thresholds that are looked for
     row: dict[str, Any] = {"bytes_per_step": float(optimizer.bytes_per_step())}
-    if args.calibrate:
+    if args.calibrate or args.rate == "none":
         row["unlimited"] = timed_steps(cluster, step, data, args.seconds)
-    if args.rate != "none":
+    if args.rate == "none":
+        row |= row["unlimited"]
+    else:
         cluster.limit(args.rate)
-    row |= timed_steps(cluster, step, data, args.seconds)
+        row |= timed_steps(cluster, step, data, args.seconds)
     if optimizer.exchange.skipped.numpy():
         raise RuntimeError(f"{name}: some steps were not finite, so their times say nothing")
     return row

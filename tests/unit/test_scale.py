@@ -10,7 +10,14 @@ import pytest
 import tf_redsync as rs
 from benchmarks import netlab, scale, scale_measure, scale_methods, scale_model, scale_plot
 from benchmarks.scale_model import Bucket, Cluster, Costs, Model, Payload, Software
-from benchmarks.scale_traffic import TRACED, buckets_of, bytes_per_second, hops
+from benchmarks.scale_traffic import (
+    PAYLOAD,
+    TRACED,
+    bits_per_second,
+    buckets_of,
+    bytes_per_second,
+    hops,
+)
 from tf_redsync import cost
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
 
@@ -70,9 +77,10 @@ def test_payload_through_two_points():
 
 
 def test_rates_and_hops():
-    assert bytes_per_second("100mbit") == 12.5e6
-    assert bytes_per_second("2.5gbit") == 312.5e6
-    assert bytes_per_second("none") == float("inf")
+    assert bits_per_second("100mbit") == 1e8
+    assert bits_per_second("2.5gbit") == 2.5e9
+    assert bits_per_second("none") == bytes_per_second(float("inf")) == float("inf")
+    assert bytes_per_second(1.514e9) == pytest.approx(1.448e9 / 8)
     assert [hops(kind, 8) for kind in ("all_gather", "all_reduce", "all_to_all")] == [7, 14, 1]
 
 
@@ -153,16 +161,20 @@ def test_crossover():
 # ---------------------------------------------------------------------------------- report
 
 
+def both(seconds):
+    return {"unlimited": seconds + 0.01, "limited": seconds - 0.01}
+
+
 def report():
     """A report as `--json` has it, with two methods that send 1 MB on two workers."""
     software = {"per_byte_s": {"all_reduce": 1e-9}, "collective_s": {"all_reduce": 2e-3}}
     software = {k: {kind: v["all_reduce"] for kind in FREE.byte} for k, v in software.items()}
-    none = {"processor_s": 0.1, "decode_s": 0.0, "buckets": []}
+    none = {"processor_s": both(0.1), "decode_s": 0.0, "buckets": []}
 
     def row(kind, own, processor):
         step = [{"kind": kind, "own": own, "shared": 0.0}]
         bucket = {"elements": 250_000, "steps": [step, step]}
-        return {"processor_s": processor, "decode_s": 0.0, "buckets": [bucket]}
+        return {"processor_s": both(processor), "decode_s": 0.0, "buckets": [bucket]}
 
     methods = {
         "NoExchange": none,
@@ -209,7 +221,9 @@ def test_check():
     dense = next(row for row in rows if row["method"] == "Dense")
     sent = 2 * 7 / 8 * 1e6
     core = 4 * (0.1 + sent * 1e-9 + 8 * 1e-3)
-    assert dense["predicted_s"] == pytest.approx(core + (sent - netlab.BURST_BYTES) / 12.5e6)
+    assert dense["predicted_s"] == pytest.approx(
+        core + (sent - netlab.BURST_BYTES) / (PAYLOAD * 12.5e6)
+    )
     own = 0.103 - 1e6 * 1e-9 - 2e-3
     assert dense["core_predicted_s"] == pytest.approx(own + sent * 1e-9 + 8 * 1e-3)
     text = scale.check_table(rows)
@@ -295,7 +309,9 @@ def test_two_workers_are_measured(monkeypatch):
     for software in (found["calibration"]["unlimited"], found["calibration"]["limited"]):
         assert all(0 < seconds < 0.1 for seconds in software["collective_s"].values())
         assert all(0 < seconds < 1e-6 for seconds in software["per_byte_s"].values())
-    assert methods["Dense"]["processor_s"] > 1.5 * methods["NoExchange"]["processor_s"]
+    for rate in ("unlimited", "limited"):
+        none, dense = (methods[name]["processor_s"][rate] for name in ("NoExchange", "Dense"))
+        assert dense > 1.5 * none > 0
     (measured,) = found["measured"]
     assert measured["workers"] == 2 and measured["threads"] == 1
     for name, row in measured["methods"].items():
