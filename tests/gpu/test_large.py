@@ -117,10 +117,12 @@ def test_descend_along_a_large_variable(emulator):
 def test_accumulation_at_the_end(emulator, momentum):
     rng = np.random.default_rng(0)
     size = LARGEST
-    grad, residual, velocity, new_residual, new_velocity = (mapped(size) for _ in range(5))
-    for array in (grad, residual, velocity):
-        array[-END:] = rng.normal(size=END)
-    pointers = [emulator.pointer(x) for x in (grad, residual, velocity, new_residual, new_velocity)]
+    arrays = [mapped(size + 1) for _ in range(5)]
+    pointers = [emulator.pointer(x) for x in arrays]
+    for array in arrays:
+        array[-END - 1 :] = rng.normal(size=END + 1)
+    beyond = [x[-1] for x in arrays]
+    grad, residual, velocity, new_residual, new_velocity = (x[:-1] for x in arrays)
     if not momentum:
         pointers[2] = pointers[4] = None
     tensors = (d.Tensor * 1)(d.Tensor(size, 9, d.SELECTORS["exact"], 0, *pointers))
@@ -144,6 +146,7 @@ def test_accumulation_at_the_end(emulator, momentum):
     assert status == d.OK
     u = np.float32(0.9) * velocity[-END:] + grad[-END:] if momentum else grad[-END:]
     assert (new_residual[-END:] == residual[-END:] + u).all()
+    assert [x[-1] for x in arrays] == beyond
     if momentum:
         assert (new_velocity[-END:] == u).all()
 

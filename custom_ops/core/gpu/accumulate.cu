@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kLoneThreads) Predict(REDSYNC_PARAMETER Batch 
   if (tensor.samples == 0) return;  // The threshold stays 0.
   const Magnitude magnitude(batch, tensor);
   const float scale = *batch.scale;
-  const auto stride = static_cast<uint32_t>(tensor.size / kLine / (tensor.samples / kLine));
+  const uint32_t stride = tensor.size / kLine / (tensor.samples / kLine);
   int32_t sample[kPerThread];
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
@@ -93,7 +93,7 @@ __device__ inline void Decide(const Batch& batch, const Tensor& tensor) {
 
 // Accumulates a thread's elements and returns one bit per candidate among them.
 template <int kMode>
-__device__ inline uint32_t AccumulateRows(const Batch& batch, const Tensor& tensor, int64_t begin,
+__device__ inline uint32_t AccumulateRows(const Batch& batch, const Tensor& tensor, uint32_t begin,
                                           Stats* stats) {
   const Magnitude magnitude(batch, tensor);
   const float scale = *batch.scale;
@@ -103,14 +103,14 @@ __device__ inline uint32_t AccumulateRows(const Batch& batch, const Tensor& tens
     Four g[kAtOnce], v[kAtOnce], u[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int64_t at = begin + (row + i) * 128;
+      const uint32_t at = begin + (row + i) * 128;
       g[i] = Load(tensor.grad, at, tensor.size, tensor.aligned);
       v[i] = Load(tensor.residual, at, tensor.size, tensor.aligned);
       if (kMode != kNoMomentum) u[i] = Load(tensor.velocity, at, tensor.size, tensor.aligned);
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int64_t at = begin + (row + i) * 128;
+      const uint32_t at = begin + (row + i) * 128;
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         const float value =
@@ -133,7 +133,7 @@ __device__ inline uint32_t AccumulateRows(const Batch& batch, const Tensor& tens
 
 // Writes the keys of a warp's candidates in the order of their indices.
 __device__ inline void Append(const Tensor& tensor, Magnitude magnitude, uint32_t candidates,
-                              int64_t begin, uint64_t* keys) {
+                              uint32_t begin, uint64_t* keys) {
   for (int row = 0; row < kRows; ++row) {
     const uint32_t mine = candidates >> (4 * row) & 15;
     if (__ballot_sync(kAllLanes, mine != 0) == 0) continue;
@@ -145,8 +145,8 @@ __device__ inline void Append(const Tensor& tensor, Magnitude magnitude, uint32_
     }
     for (int c = 0; c < 4; ++c) {
       if (!(mine >> c & 1)) continue;
-      const int64_t at = begin + row * 128 + c;
-      keys[before++] = MakeKey(magnitude(tensor.new_residual[at]), static_cast<uint32_t>(at));
+      const uint32_t at = begin + row * 128 + c;
+      keys[before++] = MakeKey(magnitude(tensor.new_residual[at]), at);
     }
     keys += all;
   }
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kThreads) Accumulate(REDSYNC_PARAMETER Batch b
   const int which = FindItem(batch.first_chunk, batch.count);
   const Tensor& tensor = batch.tensors[which];
   const uint32_t chunk = blockIdx.x - batch.first_chunk[which];
-  const int64_t begin = int64_t{chunk} * kChunk + Warp() * kPerWarp + Lane() * 4;
+  const uint32_t begin = chunk * kChunk + Warp() * kPerWarp + Lane() * 4;
   Stats stats = {0, INT32_MIN, 0};
   const uint32_t candidates = AccumulateRows<kMode>(batch, tensor, begin, &stats);
 

@@ -50,8 +50,7 @@ struct Tensor {
   Stats* stats;      // [chunks]
   Range* segments;   // [chunks], in the pool
   Tally<2>* before;  // [chunks]: elements above the cut and ties, here and then before
-  int64_t size;
-  uint32_t k, capacity;
+  uint32_t size, k, capacity;
   uint32_t need;  // Candidates that decide every question the selector asks.
   uint32_t pool_size;
   uint32_t samples;      // Elements that the prediction looks at; 0: all are candidates.
@@ -59,7 +58,7 @@ struct Tensor {
   bool threshold, fixed, quantized, aligned;
 
   __host__ __device__ uint32_t chunks() const {
-    return static_cast<uint32_t>((size + kChunk - 1) / kChunk);
+    return size / kChunk + (size % kChunk != 0);  // A sum with kChunk may be too large.
   }
   __host__ __device__ uint32_t groups() const { return (chunks() + kGroup - 1) / kGroup; }
   __device__ bool takes_all() const { return k >= size; }

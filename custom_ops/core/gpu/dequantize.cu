@@ -15,8 +15,8 @@ struct Call : CodedGroup {
   RedsyncGpuRecord* record;  // Positions are of bits in the messages.
 };
 
-__device__ inline uint32_t ReadBits(const int32_t* words, int64_t at, int count) {
-  const int shift = static_cast<int>(at % 32);
+__device__ inline uint32_t ReadBits(const int32_t* words, int at, int count) {
+  const int shift = at % 32;
   uint64_t bits = static_cast<uint32_t>(words[at / 32]);
   if (shift + count > 32) bits |= uint64_t{static_cast<uint32_t>(words[at / 32 + 1])} << 32;
   return static_cast<uint32_t>(bits >> shift) & ((1u << count) - 1);
@@ -37,7 +37,8 @@ __device__ inline Levels ReadLevels(const Call& call, const int32_t* row, int64_
 __global__ void __launch_bounds__(kThreads) AddCodes(REDSYNC_PARAMETER Call call) {
   const int which = call.Find();
   const Coded& from = call.items[which];
-  const int64_t at = int64_t{call.Block(which)} * kTile + threadIdx.x * 4;
+  const int64_t base = int64_t{call.Block(which)} * kTile;
+  const uint32_t at = threadIdx.x * 4, size = PartSize(from.size, base, kTile);
   const bool binary = IsBinary(call.quantizer);
   const auto most = static_cast<uint32_t>(MaxCode(call.quantizer));
   Four sum = {};
@@ -47,14 +48,14 @@ __global__ void __launch_bounds__(kThreads) AddCodes(REDSYNC_PARAMETER Call call
       if (row[0] != 0 && threadIdx.x == 0) Report(call.record, rank * call.words * 32);
       continue;
     }
-    if (at >= from.size) continue;
-    const int64_t first = ScalesPerBucket(call.quantizer) * from.BucketOf(at);
+    if (at >= size) continue;
+    const int64_t first = ScalesPerBucket(call.quantizer) * from.BucketOf(base + at);
     const Levels levels = ReadLevels(call, row, from.scales_at + first);
-    const int32_t* words = row + from.words_at;
+    const int32_t* words = row + from.words_at + base / 32 * call.bits;
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-      if (at + c >= from.size) continue;
-      const int64_t bit = (at + c) * call.bits;
+      if (at + c >= size) continue;
+      const int bit = static_cast<int>(at + c) * call.bits;
       const uint32_t code = ReadBits(words, bit, call.bits);
       if (code > most) Report(call.record, (words - call.messages) * 32 + bit);
       const int32_t steps = static_cast<int32_t>(code) - levels.zero;
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(kThreads) AddCodes(REDSYNC_PARAMETER Call call
                            : levels.low;
     }
   }
-  Store(from.out, at, from.size, from.aligned, sum);
+  Store(from.out + base, at, size, from.aligned, sum);
 }
 
 // What is at the position that the record names: a code or a word.

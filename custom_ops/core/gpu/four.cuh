@@ -16,10 +16,10 @@ inline bool IsAligned(const void* address) {
   return reinterpret_cast<uintptr_t>(address) % sizeof(float4) == 0;
 }
 
-// Zeros beyond the end.
-__device__ inline Four Load(const float* data, int64_t at, int64_t size, bool aligned) {
+// Zeros beyond the end. `at` is a multiple of four: at + 3 is a uint32_t, and at + 4 may be none.
+__device__ inline Four Load(const float* data, uint32_t at, uint32_t size, bool aligned) {
   Four four;
-  if (aligned && at + 4 <= size) {
+  if (aligned && at < size && size - at >= 4) {
     const float4 x = *reinterpret_cast<const float4*>(data + at);
     return {{x.x, x.y, x.z, x.w}};
   }
@@ -27,9 +27,9 @@ __device__ inline Four Load(const float* data, int64_t at, int64_t size, bool al
   return four;
 }
 
-__device__ inline void Store(float* data, int64_t at, int64_t size, bool aligned,
+__device__ inline void Store(float* data, uint32_t at, uint32_t size, bool aligned,
                              const Four& four) {
-  if (aligned && at + 4 <= size) {
+  if (aligned && at < size && size - at >= 4) {
     *reinterpret_cast<float4*>(data + at) =
         make_float4(four.at[0], four.at[1], four.at[2], four.at[3]);
     return;

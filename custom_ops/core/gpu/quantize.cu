@@ -78,30 +78,32 @@ __device__ inline bool CopyScales(const Call& call, const Coded& to, int which) 
   return finite;
 }
 
-// Codes four elements, the first one lowest.
-__device__ inline uint64_t EncodeFour(const Call& call, const Coded& to, int64_t at, bool* finite) {
-  if (at >= to.size) return 0;
+// Codes four elements, the first one lowest: those from `at` on in the `size` ones of a block,
+// which begin at `base`.
+__device__ inline uint64_t EncodeFour(const Call& call, const Coded& to, int64_t base, uint32_t at,
+                                      uint32_t size, bool* finite) {
+  if (at >= size) return 0;
   const RedsyncGpuQuantizer& q = call.quantizer;
   const int step = ScalesPerBucket(q);
-  const float* scale = call.scales + to.scales_at - 1 + step * to.BucketOf(at);
+  const float* scale = call.scales + to.scales_at - 1 + step * to.BucketOf(base + at);
   const Levels levels = MakeLevels(q, scale[0], scale[step - 1]);
   Words4 random = {};
   if (q.mode == REDSYNC_GPU_STOCHASTIC) {
     const int32_t* stream = call.stream;
-    const auto number = static_cast<uint64_t>(at / 4);
+    const auto number = static_cast<uint64_t>(base + at) / 4;
     random = Philox(stream[0], stream[1], static_cast<uint32_t>(number),
                     static_cast<uint32_t>(number >> 32), to.number, stream[2]);
   }
-  Four x = Load(to.in, at, to.size, to.aligned);
+  Four x = Load(to.in + base, at, size, to.aligned);
   uint64_t codes = 0;
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
     const Code code = Encode(q, x.at[c], levels, random.at[c]);
     *finite = *finite && IsFinite(__float_as_int(x.at[c]));
-    if (at + c < to.size) codes |= uint64_t{code.code} << (c * call.bits);
+    if (at + c < size) codes |= uint64_t{code.code} << (c * call.bits);
     x.at[c] -= code.value;
   }
-  if (to.out != nullptr) Store(to.out, at, to.size, to.aligned, x);
+  if (to.out != nullptr) Store(to.out + base, at, size, to.aligned, x);
   return codes;
 }
 
@@ -123,14 +125,15 @@ __global__ void __launch_bounds__(kThreads) Quantize(REDSYNC_PARAMETER Call call
   uint32_t* packed = of_warp[Warp()];
   const int words = 4 * call.bits;  // That a warp's codes fill.
   bool finite = CopyScales(call, to, which);
-  const int64_t tile = int64_t{call.Block(which)} * kTile + Warp() * kPerWarp;
-  for (int64_t begin = tile; begin < tile + kTile && begin < to.size; begin += kRound) {
-    const uint64_t codes = EncodeFour(call, to, begin + Lane() * 4, &finite);
+  const int64_t base = int64_t{call.Block(which)} * kTile;
+  const uint32_t size = PartSize(to.size, base, kTile);
+  for (uint32_t begin = Warp() * kPerWarp; begin < size; begin += kRound) {
+    const uint64_t codes = EncodeFour(call, to, base, begin + Lane() * 4, size, &finite);
     for (int w = Lane(); w < words; w += 32) packed[w] = 0;
     __syncwarp();
     OrBits(packed, Lane() * words, codes);
     __syncwarp();
-    const int64_t first = begin / 32 * call.bits;
+    const int64_t first = (base + begin) / 32 * call.bits;
     for (int w = Lane(); w < words && first + w < to.words; w += 32) {
       call.message[to.words_at + first + w] = static_cast<int32_t>(packed[w]);
     }

@@ -58,6 +58,12 @@ struct Coded {
   }
 };
 
+// Elements of a block's part, which begins at `base`. There may be more in all than uint32_t can
+// say, so blocks count from their own base on.
+__device__ inline uint32_t PartSize(int64_t size, int64_t base, uint32_t most) {
+  return size - base < most ? static_cast<uint32_t>(size - base) : most;
+}
+
 struct CodedGroup : Group<Coded, 48> {
   RedsyncGpuQuantizer quantizer;
   int bits;

@@ -35,7 +35,7 @@ Tensor Plan(const RedsyncGpuTensor& t) {
   const int64_t capacity = Capacity(t);
   // More than capacity and 3k/2 and more: then any lower threshold has too many as well.
   const int64_t need = t.selector == REDSYNC_GPU_THRESHOLD ? capacity + 2 : t.k;
-  plan.size = t.size;
+  plan.size = static_cast<uint32_t>(t.size);
   plan.k = static_cast<uint32_t>(t.k);
   plan.capacity = static_cast<uint32_t>(capacity);
   plan.need = static_cast<uint32_t>(need);
@@ -43,7 +43,7 @@ Tensor Plan(const RedsyncGpuTensor& t) {
   plan.threshold = t.selector == REDSYNC_GPU_THRESHOLD;
   plan.fixed = t.selector == REDSYNC_GPU_FIXED;
   plan.quantized = t.quantized != 0;
-  plan.pool_size = static_cast<uint32_t>(t.size);
+  plan.pool_size = plan.size;
   if (t.size <= kSmall || need >= t.size) return plan;  // All eligible elements are candidates.
   if (plan.fixed) {                                     // The threshold is known.
     plan.pool_size = static_cast<uint32_t>(std::min(need + need / 2 + kSmall, t.size));

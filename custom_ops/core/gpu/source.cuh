@@ -20,13 +20,13 @@ struct FromTensor {
 
   __device__ static bool IsActive(const Tensor& tensor) { return tensor.state->refine; }
   __device__ static bool NeedsDigits(const Tensor&) { return true; }
-  __device__ uint32_t size() const { return static_cast<uint32_t>(tensor.size); }
+  __device__ uint32_t size() const { return tensor.size; }
   __device__ uint32_t rank() const { return tensor.need; }
   __device__ uint64_t operator[](uint32_t i) const {
     return MakeKey(magnitude(tensor.new_residual[i]), i);
   }
   __device__ Range Chunk(uint32_t chunk) const {
-    const uint32_t begin = chunk * kChunk, left = size() - begin;
+    const uint32_t begin = chunk * kChunk, left = tensor.size - begin;
     return {begin, left < kChunk ? left : kChunk};
   }
 
