@@ -114,7 +114,7 @@ def test_nothing_is_left_after_a_signal(number):
         assert owner.stdout.readline() == "built\n"
         assert len(netlab.namespaces_of(owner.pid)) == 3
         owner.send_signal(number)
-        owner.wait(timeout=10)
+        owner.wait(timeout=60)
     wait_until_gone(owner.pid)
 
 
