@@ -114,10 +114,15 @@ class Work:
 NO_WORK = Work()
 
 
-def messages(method: Any, layout: BucketLayout) -> list[list[Message]]:
+def messages(method: Any, layout: BucketLayout, phase: str = "exchange") -> list[list[Message]]:
     """Return the collectives of two steps of an exchange, by a dry run of `layout.workers` workers.
 
     Two, because some methods take turns. A trace that is never executed; no warm-up.
+
+    Args:
+        method: The method.
+        layout: The bucket.
+        phase: `"exchange"`, or `"dense_exchange"`.
     """
     if not layout.specs:
         return [[], []]
@@ -127,9 +132,15 @@ def messages(method: Any, layout: BucketLayout) -> list[list[Message]]:
             network = _Recorder(layout.workers)
             grads = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
             step = tf.constant(tf.int64.max + number, tf.int64)
-            drive([method.exchange(layout, grads, method.init(layout), step, None)], network)
+            run = getattr(method, phase)
+            drive([run(layout, grads, method.init(layout), step, None)], network)
             steps.append(network.seen)
     return steps
+
+
+def bytes_sent(steps: Sequence[Sequence[Message]]) -> float:
+    """Return the mean over steps of the bytes that one worker sends."""
+    return sum(message.sent for seen in steps for message in seen) / len(steps)
 
 
 def network_seconds(steps: Sequence[Sequence[Message]], link: Link, workers: int) -> float:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from tf_redsync import cost
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Method
-from tf_redsync.policy import Assignment
+from tf_redsync.policy import Assignment, or_dense
+from tf_redsync.tables import aligned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,14 +69,7 @@ class Decision:
     def assign(self, specs: Sequence[TensorSpec]) -> list[Assignment]:
         """Return the method of each of `specs`, in their order; see `Policy.assign`."""
         chosen = {s.position: (s, c.method) for c in self.choices for s in c.specs}
-        assignments = []
-        for spec, method in (chosen[s.position] for s in specs):
-            refusal = method.refuses(spec)
-            if refusal is None:
-                assignments.append(Assignment(spec, method, "predicted to be the fastest"))
-            else:
-                assignments.append(Assignment(spec, method.dense(), refusal))
-        return assignments
+        return [or_dense(*chosen[s.position], "predicted to be the fastest") for s in specs]
 
     def __str__(self) -> str:
         link = self.measured.link
@@ -95,8 +89,4 @@ class Decision:
             elements = sum(s.size for s in c.specs)
             row = [str(i), str(len(c.specs)), f"{elements:,}", *times, type(c.method).__name__]
             rows.append(row)
-        widths = [max(len(r[i]) for r in rows) for i in range(len(head))]
-        lines += [
-            "  ".join(x.rjust(w) for x, w in zip(r, widths, strict=True)).rstrip() for r in rows
-        ]
-        return "\n".join(lines)
+        return "\n".join([*lines, *aligned(rows, range(len(head)))])

@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import Bucket, TensorSpec
+from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.policy import Assignment
+from tf_redsync.tables import aligned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +51,6 @@ class Explanation:
             (r.name, str(r.shape), f"{r.elements:,}", str(r.bucket), r.method, r.how, r.reason)
             for r in self.rows
         ]
-        widths = [max(len(line[i]) for line in table) for i in range(len(head))]
-        lines = [
-            "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
-            for line in table
-        ]
         ratio = self.dense_bytes / self.bytes_per_step if self.bytes_per_step else float("inf")
         total = (
             f"{self.workers} workers, {self.bytes_per_step:,.0f} bytes sent per worker and step, "
@@ -62,7 +60,7 @@ class Explanation:
         )
         if self.replicas > 1:
             total = f"dense among the {self.replicas} replicas of a host, then {total}"
-        return "\n".join([*lines, total, *filter(None, [self.decision])])
+        return "\n".join([*aligned(table), total, *filter(None, [self.decision])])
 
 
 def explain(
@@ -108,4 +106,4 @@ def explain(
 
 def dense_bytes(specs: Sequence[TensorSpec], workers: int) -> float:
     """Bytes a worker sends in a ring all-reduce of all of `specs` as float32."""
-    return 2.0 * (workers - 1) / workers * sum(s.bytes for s in specs)
+    return wire.sent_factor(AllReduce, workers) * sum(s.bytes for s in specs)

@@ -129,8 +129,8 @@ class Policy(Configurable):
     def _assign(self, spec: TensorSpec) -> Assignment:
         for rule in self.rules:
             if re.search(rule.pattern, spec.name):
-                return _or_dense(spec, rule.method, f"rule {rule.pattern!r}")
-        return _or_dense(spec, self.default, "default")
+                return or_dense(spec, rule.method, f"rule {rule.pattern!r}")
+        return or_dense(spec, self.default, "default")
 
 
 class Settled(Protocol):
@@ -211,7 +211,8 @@ def _check_matches(name: str, pattern: str, specs: Sequence[TensorSpec]) -> None
         )
 
 
-def _or_dense(spec: TensorSpec, method: Method, reason: str) -> Assignment:
+def or_dense(spec: TensorSpec, method: Method, reason: str) -> Assignment:
+    """Assign a tensor to a method for a reason, or, if it refuses, to its dense method."""
     refusal = method.refuses(spec)
     if refusal is None:
         return Assignment(spec, method, reason)

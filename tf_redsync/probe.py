@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -106,7 +107,7 @@ def work(method: Method, workers: Sequence[int], repeats: int = REPEATS) -> Work
     most, fewest = max(workers), min(workers)
     small = _exchange_seconds(method, SMALL_SHAPE, fewest, repeats)
     large = _exchange_seconds(method, LARGE_SHAPE, fewest, repeats)
-    n, m = (_size(shape) for shape in (SMALL_SHAPE, LARGE_SHAPE))
+    n, m = math.prod(SMALL_SHAPE), math.prod(LARGE_SHAPE)
     per_element = max(large - small, 0.0) / (m - n)
     received = 0.0
     if most > fewest:
@@ -150,13 +151,6 @@ def slowest(network: Network, rows: Sequence[Sequence[float]]) -> list[list[floa
     everyone = tf.function(network.all_gather, autograph=False)(tf.reshape(own, [-1]))
     most = tf.reduce_max(tf.bitcast(everyone, tf.float32), axis=0)
     return tf.reshape(most, own.shape).numpy().tolist()
-
-
-def _size(shape: Sequence[int]) -> int:
-    size = 1
-    for extent in shape:
-        size *= extent
-    return size
 
 
 def wait(result) -> None:

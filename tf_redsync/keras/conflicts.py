@@ -6,8 +6,7 @@ Everything is read from the optimizer's config, which all three families have al
 from __future__ import annotations
 
 import numbers
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -74,16 +73,35 @@ def check_own_weights(inner: Any, policy: Policy | Auto) -> None:
         )
 
 
-def warn_adaptive(inner: Any, policy: Policy) -> None:
-    """Warn where a second moment falls while elements wait: their next step is too long."""
+def suited(inner: Any, policy: Policy | Auto, warn: Callable[[str], None]) -> Policy | Auto:
+    """Return what of `policy` goes with an inner optimizer.
+
+    That is `policy`, but for candidates that `Auto` has by default.
+
+    Args:
+        inner: The optimizer.
+        policy: What the user asked for.
+        warn: Called with a warning for each method that goes badly with it.
+
+    Raises:
+        ValueError: see `check_momentum` and `check_own_weights`.
+    """
+    check_momentum(inner, policy)
+    check_own_weights(inner, policy)
+    if isinstance(policy, Auto):
+        return policy.suited(lambda method: trouble_with_adaptive(inner, method))
     for method in policy.methods:
         trouble = trouble_with_adaptive(inner, method)
         if trouble is not None:
-            warnings.warn(trouble, stacklevel=6)
+            warn(trouble)
+    return policy
 
 
 def trouble_with_adaptive(inner: Any, method: Method) -> str | None:
-    """Return what is wrong with a method for an adaptive optimizer, or `None`."""
+    """Return what is wrong with a method for an adaptive optimizer, or `None`.
+
+    A second moment that falls while elements wait makes their next step too long.
+    """
     adaptive, what = innermost(inner), type(method).__name__
     if getattr(adaptive, "amsgrad", False):
         return None

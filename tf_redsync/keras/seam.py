@@ -6,6 +6,7 @@ sums. An adapter replaces the first by `Seam.aggregate` and wraps the second by 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,13 +35,8 @@ class Seam:
     def __init__(self, inner: Any, method: Method | Policy | Auto | dict | None, **options):
         self.policy = as_policy(method)
         _check_unwrapped(inner)
-        conflicts.check_momentum(inner, self.policy)
-        conflicts.check_own_weights(inner, self.policy)
-        suited = self.policy
-        if isinstance(suited, Auto):
-            suited = suited.suited(lambda m: conflicts.trouble_with_adaptive(inner, m))
-        else:
-            conflicts.warn_adaptive(inner, suited)
+        # To the user's line, from here through the adapter and `DistributedOptimizer`.
+        suited = conflicts.suited(inner, self.policy, lambda w: warnings.warn(w, stacklevel=7))
         self.exchange = GradientExchange(suited, **options)
         self._inner = inner
         self._finite: Any = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tf_redsync.methods import base
+from tf_redsync.tables import aligned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +31,7 @@ class Catalogue:
             (e.name, e.paper, e.requests, e.bits, "yes" if e.conserves else "no")
             for e in self.entries
         ]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-        return "\n".join(
-            "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        )
+        return "\n".join(aligned(lines))
 
 
 def table() -> Catalogue:

@@ -78,14 +78,6 @@ def suited(
     if inner is None:
         return policy
     try:
-        conflicts.check_momentum(inner, policy)
-        conflicts.check_own_weights(inner, policy)
+        return conflicts.suited(inner, policy, warn)
     except ValueError as error:
         raise PlanError(str(error)) from error
-    if isinstance(policy, Auto):
-        return policy.suited(lambda m: conflicts.trouble_with_adaptive(inner, m))
-    for one in policy.methods:
-        trouble = conflicts.trouble_with_adaptive(inner, one)
-        if trouble is not None:
-            warn(trouble)
-    return policy

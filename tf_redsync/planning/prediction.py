@@ -219,8 +219,7 @@ def _messages(
 
 def _sent(method: Method, specs: tuple[TensorSpec, ...], workers: int) -> float:
     """Bytes that a worker sends in a step."""
-    steps = _messages(method, specs, workers)
-    return sum(message.sent for step in steps for message in step) / len(steps)
+    return cost.bytes_sent(_messages(method, specs, workers))
 
 
 def _name(policy: Policy | Auto) -> str:

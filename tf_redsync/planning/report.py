@@ -10,6 +10,7 @@ from tf_redsync.auto import Auto, wins
 from tf_redsync.methods.base import Configurable, Method
 from tf_redsync.planning.prediction import Plan, Total
 from tf_redsync.policy import Policy
+from tf_redsync.tables import aligned
 
 LAYERS = ("variable", "shape", "bucket", "method", "how", "sent", "dense ms", "ms", "x", "energy")
 TOTALS = ("exchange", "sent", "exchange ms", "step ms", "x")
@@ -147,14 +148,7 @@ def _total(plan: Plan, total: Total) -> tuple[str, ...]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if title in _LEFT else cell.rjust(width)
-            for title, cell, width in zip(head, row, widths, strict=True)
-        ).rstrip()
-        for row in (head, *rows)
-    ]
+    return aligned((head, *rows), [i for i, title in enumerate(head) if title not in _LEFT])
 
 
 def _ms(seconds: float) -> str:

@@ -7,14 +7,14 @@ anything else would deadlock.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tf_redsync import cost
 from tf_redsync.exchange import wire
-from tf_redsync.exchange.driver import DryRun, Network, Outcome, drive
+from tf_redsync.exchange.driver import Network, Outcome, drive
 from tf_redsync.exchange.layout import Bucket, BucketLayout
 from tf_redsync.exchange.state import Consensus, StateVariables
 from tf_redsync.methods.base import Exchange, Method, State
@@ -155,20 +155,15 @@ class EveryStep:
         """
         if workers == 1:
             return 0.0
-        share = 1.0 / self.dense_every if self.dense_every else 0.0
         sent = 0.0
-        with tf.Graph().as_default():
-            for bucket, number in itertools.product(self.buckets, (-1, 0)):
-                method, layout = bucket.method, bucket.layout
-                grads = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
-                last = tf.constant(tf.int64.max + number, tf.int64)
-                phases = [(method.exchange, 1.0 - share if method.dense_every else 1.0)]
-                if method.dense_every:
-                    phases.append((method.dense_exchange, share))
-                for phase, weight in phases:
-                    exchange = phase(layout, grads, method.init(layout), last, None)
-                    sent += weight * drive([exchange], DryRun(workers)).bytes_sent
-        return float(sent) / 2
+        for bucket in self.buckets:
+            method, layout = bucket.method, dataclasses.replace(bucket.layout, workers=workers)
+            share = 1.0 / self.dense_every if method.dense_every else 0.0
+            sent += (1.0 - share) * cost.bytes_sent(cost.messages(method, layout))
+            if share:
+                dense = cost.messages(method, layout, "dense_exchange")
+                sent += share * cost.bytes_sent(dense)
+        return sent
 
     @property
     def warm_up_steps(self) -> int:

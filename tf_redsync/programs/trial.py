@@ -18,12 +18,13 @@ from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.exchange.state import Create, StepTimes
+from tf_redsync.explanation import dense_bytes
 from tf_redsync.methods.base import Exchange
 from tf_redsync.programs.branches import choose
 from tf_redsync.programs.every_step import EveryStep
 
 SETTLING_STEPS = 3  # the first ones trace, allocate, and find their thresholds
-UNDECIDED, COMPRESSED, DENSE = 0, 1, 2
+COMPRESSED, DENSE = 1, 2  # verdicts; 0 before there is one
 
 
 class Trial(EveryStep):
@@ -38,6 +39,7 @@ class Trial(EveryStep):
     def __init__(self, buckets: Sequence[Bucket], steps: int, create: Create):
         super().__init__(buckets)
         self.steps = steps
+        self.end = SETTLING_STEPS + 2 * steps  # of the trial
         self.times = StepTimes(2 * steps, create)
 
     def run(
@@ -52,7 +54,7 @@ class Trial(EveryStep):
         count = self.times.count.read_value()
         verdict = self._judged(count, grads, network)
         self.times.count.assign_add(1, read_value=False)
-        end = SETTLING_STEPS + 2 * self.steps
+        end = self.end
         turn = (count >= SETTLING_STEPS) & (count < end) & tf.equal((count - SETTLING_STEPS) % 2, 1)
         dense = turn | tf.equal(verdict, DENSE)
         # All residuals are delivered by the last step of the trial and, in case that one was
@@ -99,9 +101,7 @@ class Trial(EveryStep):
             _report(network.rank(), compressed, dense)
             return tf.cast(verdict, tf.int64)
 
-        verdict = tf.cond(
-            tf.equal(count, SETTLING_STEPS + 2 * self.steps), judge, lambda: tf.identity(before)
-        )
+        verdict = tf.cond(tf.equal(count, self.end), judge, lambda: tf.identity(before))
         times.verdict.assign(verdict, read_value=False)
         return verdict
 
@@ -109,8 +109,7 @@ class Trial(EveryStep):
         """See `EveryStep`. As things are: dense bytes once that is the verdict."""
         if int(self.times.verdict.numpy()) != DENSE:
             return super().bytes_per_step(workers)
-        elements = sum(s.size for b in self.buckets for s in b.layout.specs)
-        return 2.0 * (workers - 1) / workers * 4 * elements
+        return dense_bytes([s for b in self.buckets for s in b.layout.specs], workers)
 
 
 def _with_residual(exchange: Exchange, residual: list[tf.Tensor]) -> Exchange:
