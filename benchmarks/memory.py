@@ -20,7 +20,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks import netlab, step_methods, workers  # noqa: E402
+from benchmarks import arguments, netlab, step_methods, workers  # noqa: E402
 from benchmarks.models import WORKLOADS  # noqa: E402
 
 COLUMNS = ("state", "kept", "peak", "- none", "- dense", "process", "- dense")
@@ -103,17 +103,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--workers", type=int, default=2)
     add("--steps", type=int, default=10, help="steps whose peak is measured")
     add("--warmup", type=int, default=5, help="steps before")
-    add("--batch", type=int, help="examples per worker (default: the model's)")
-    add("--density", type=float, default=0.001, help="of methods that have one")
-    add("--bucket-bytes", type=int, help="of the exchange (default: the library's)")
+    arguments.add_step_flags(parser)
     add("--timeout", type=float, default=600, help="seconds per method")
     add("--json", help="file for the report")
     args = parser.parse_args(argv)
-    for name in ("workers", "steps", "warmup", "batch", "bucket_bytes"):
-        value, flag = getattr(args, name), "--" + name.replace("_", "-")
-        if value is not None and value < 1:
-            parser.error(f"`{flag}` must be at least 1. Received: {flag}={value}")
     try:
+        arguments.check_counts(args, ("workers", "steps", "warmup", "batch", "bucket_bytes"))
         args.methods = step_methods.parse(args.methods)
     except ValueError as error:
         parser.error(str(error))

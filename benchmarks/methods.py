@@ -23,6 +23,8 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from benchmarks import arguments  # noqa: E402
+
 COLUMNS = ("loss", "accuracy", "bits", "sent KB", "compress ms", "decompress ms", "rate")
 
 
@@ -158,10 +160,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--json", help="file for the report")
     add("--plot", help="PNG file for a picture")
     args = parser.parse_args(argv)
-    for name in ("workers", "steps", "batch", "side", "threads"):
-        if getattr(args, name) < 1:
-            parser.error(f"`--{name}` must be at least 1. Received: --{name}={getattr(args, name)}")
     try:
+        arguments.check_counts(args, ("workers", "steps", "batch", "side", "threads"))
         args.methods = parse_methods(args.methods)
     except ValueError as error:
         parser.error(str(error))

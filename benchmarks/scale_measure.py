@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks import netlab, scale_methods
 from benchmarks.models import WORKLOADS
 from benchmarks.scale_traffic import buckets_of
-from benchmarks.workers import MeasurementError, measure
+from benchmarks.workers import MeasurementError, measure, threads
 from tf_redsync import launch
 
 NETWORK = "TF_REDSYNC_BENCH_NETWORK"  # the process that made the network whose rate can be set
@@ -89,8 +89,7 @@ def _cluster(workers: int, args: argparse.Namespace) -> dict[str, Any]:
     env = {NETWORK: str(os.getpid())} if limited else {}
     with netlab.network(workers, FAST if limited else "none") as lab:
         result = measure("benchmarks.scale_worker", lab, flags, args.timeout, env, echo=True)
-    threads = int(os.environ.get("TF_NUM_INTRAOP_THREADS", 0)) or launch.default_threads(workers)
-    return {**result, "threads": threads}
+    return {**result, "threads": threads(workers)}
 
 
 def _specs(model: str) -> list[Any]:

@@ -13,7 +13,6 @@ are pooled. docs/benchmarks.md says what the columns mean.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import itertools
 import json
 import os
@@ -30,9 +29,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks import netlab, step_methods, step_report, workers  # noqa: E402
+from benchmarks import arguments, netlab, step_methods, step_report, workers  # noqa: E402
 from benchmarks.models import WORKLOADS  # noqa: E402
-from tf_redsync import launch  # noqa: E402
 
 
 class Progress:
@@ -110,8 +108,7 @@ def measure_all(
         "params": first.get("params"),
         "batch": first.get("batch"),
         **{key: getattr(args, key) for key in keys},
-        "threads": int(os.environ.get("TF_NUM_INTRAOP_THREADS", 0))
-        or launch.default_threads(len(lab.addresses)),
+        "threads": workers.threads(len(lab.addresses)),
         "methods": rows,
     }
 
@@ -169,9 +166,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--steps", type=int, default=20, help="measured steps per round")
     add("--warmup", type=int, default=5, help="steps before, per round")
     add("--rounds", type=int, default=2)
-    add("--batch", type=int, help="examples per worker (default: the model's)")
-    add("--density", type=float, default=0.001, help="of methods that have one")
-    add("--bucket-bytes", type=int, help="of the exchange (default: the library's)")
+    arguments.add_step_flags(parser)
     add("--timeout", type=float, default=600, help="seconds per method and round")
     add("--json", help="file for the report")
     add("--plot", help="PNG file for a picture; `none` must be among the methods")
@@ -183,16 +178,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         what = "none, or like 100mbit or 1gbit,10gbit"
         args.rate = parse_list("rate", args.rate, netlab.parse_rate, what)
         args.methods = step_methods.parse(args.methods)
-        for name in ("workers", "steps", "warmup", "rounds", "batch", "bucket_bytes"):
-            value, flag = getattr(args, name), "--" + name.replace("_", "-")
-            if value is not None and min(value if isinstance(value, list) else [value]) < 1:
-                raise ValueError(f"`{flag}` must be at least 1. Received: {flag}={value}")
+        counts = ("workers", "steps", "warmup", "rounds", "batch", "bucket_bytes")
+        arguments.check_counts(args, counts)
+        arguments.check_plot(args)
     except ValueError as error:
         parser.error(str(error))
     if args.plot and "none" not in args.methods:
         parser.error("`--plot` draws times in units of `none`: add it to `--methods`.")
-    if args.plot and importlib.util.find_spec("matplotlib") is None:
-        parser.error("`--plot` needs matplotlib: pip install matplotlib")
     return args
 
 

@@ -10,7 +10,6 @@ sorts the ops by what they are for. docs/benchmarks.md says what the lanes and t
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import statistics
@@ -23,7 +22,14 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks import netlab, step_anatomy, step_methods, timeline_view, workers  # noqa: E402
+from benchmarks import (  # noqa: E402
+    arguments,
+    netlab,
+    step_anatomy,
+    step_methods,
+    timeline_view,
+    workers,
+)
 from benchmarks.models import WORKLOADS  # noqa: E402
 from benchmarks.trace_events import Event  # noqa: E402
 
@@ -81,19 +87,15 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--rate", default="1gbit", help="of each direction of each link; none: loopback, not root")
     add("--steps", type=int, default=5, help="steps to record")
     add("--warmup", type=int, default=5, help="steps before")
-    add("--batch", type=int, help="examples per worker (default: the model's)")
-    add("--density", type=float, default=0.001, help="of methods that have one")
-    add("--bucket-bytes", type=int, help="of the exchange (default: the library's)")
+    arguments.add_step_flags(parser)
     add("--timeout", type=float, default=600, help="seconds until the workers are killed")
     add("--trace", help="JSON file for chrome://tracing or ui.perfetto.dev")
     add("--plot", help="PNG file for a picture of the typical step")
     add("--json", help="file for the numbers")
     args = parser.parse_args(argv)
-    for name in ("workers", "steps", "warmup", "batch", "bucket_bytes"):
-        value, flag = getattr(args, name), "--" + name.replace("_", "-")
-        if value is not None and value < 1:
-            parser.error(f"`{flag}` must be at least 1. Received: {flag}={value}")
     try:
+        arguments.check_counts(args, ("workers", "steps", "warmup", "batch", "bucket_bytes"))
+        arguments.check_plot(args)
         netlab.parse_rate(args.rate)
         chosen = step_methods.parse(args.method)
     except ValueError as error:
@@ -101,8 +103,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if len(chosen) > 1:
         parser.error(f"`--method` must be one method. Received: --method={args.method}")
     args.method = chosen[0]
-    if args.plot and importlib.util.find_spec("matplotlib") is None:
-        parser.error("`--plot` needs matplotlib: pip install matplotlib")
     return args
 
 

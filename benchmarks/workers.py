@@ -20,6 +20,11 @@ class MeasurementError(RuntimeError):
     """The workers of one method failed; the message holds their last lines."""
 
 
+def threads(count: int) -> int:
+    """Returns how many threads each of so many workers on this machine has."""
+    return int(os.environ.get("TF_NUM_INTRAOP_THREADS", 0)) or launch.default_threads(count)
+
+
 def measure(
     module: str,
     lab: netlab.Lab,

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import netlab
+from benchmarks import arguments, netlab, workers
 from benchmarks.peers import common, pytorch_ddp, report, runs
-from benchmarks.workers import ROOT
-from tf_redsync import launch
 
 
 def parse_peers(text: str) -> list[str]:
@@ -51,22 +48,20 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--batch", type=int, help="examples per worker (default: the model's)")
     add("--density", type=float, default=0.001, help="of redsync")
     add("--timeout", type=float, default=600, help="seconds per method and round")
-    add("--venvs", default=str(ROOT / "build" / "peers"), help="where environments are kept")
+    venvs = str(workers.ROOT / "build" / "peers")
+    add("--venvs", default=venvs, help="where environments are kept")
     add("--install", action="store_true", help="make the environments and measure nothing")
     add("--install_timeout", type=float, default=3600, help="seconds per command of an install")
     add("--json", help="file for the report")
     parser.set_defaults(bucket_bytes=None)  # for `step_time.measure`: tf_redsync's default
     args = parser.parse_args(argv)
-    for name in ("workers", "steps", "rounds", "batch"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            parser.error(f"`--{name}` must be at least 1. Received: --{name}={value}")
     if args.warmup <= pytorch_ddp.START_POWER_SGD:
         parser.error(
             f"`--warmup` must be at least {pytorch_ddp.START_POWER_SGD + 1}: PowerSGD compresses "
             f"nothing before. Received: --warmup={args.warmup}"
         )
     try:
+        arguments.check_counts(args, ("workers", "steps", "rounds", "batch"))
         args.peers = parse_peers(args.peers)
         netlab.parse_rate(args.rate)
     except ValueError as error:
@@ -81,8 +76,7 @@ def run(args: argparse.Namespace, chosen: dict[str, runs.Library | str]) -> dict
     keys = ("workers", "rate", "model", "steps", "warmup", "rounds", "density")
     return {
         **{key: getattr(args, key) for key in keys},
-        "threads": int(os.environ.get("TF_NUM_INTRAOP_THREADS", 0))
-        or launch.default_threads(args.workers),
+        "threads": workers.threads(args.workers),
         "peers": peers,
         "problems": report.failures(peers) + report.differences(peers),
     }

@@ -1,0 +1,39 @@
+"""Parts of command lines that several benchmarks have."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from collections.abc import Iterable
+from typing import Any
+
+
+def add_step_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds what `benchmarks/training.py` trains with; `--steps` and `--warmup` are the caller's."""
+    add = parser.add_argument
+    add("--batch", type=int, help="examples per worker (default: the model's)")
+    add("--density", type=float, default=0.001, help="of methods that have one")
+    add("--bucket-bytes", type=int, help="of the exchange (default: the library's)")
+
+
+def check_counts(args: argparse.Namespace, names: Iterable[str]) -> None:
+    """Checks that arguments, numbers or lists of them, are at least 1 where they are given.
+
+    Raises:
+        ValueError: names the flag and its value.
+    """
+    for name in names:
+        value: Any = getattr(args, name)
+        if value is not None and min(value if isinstance(value, list) else [value]) < 1:
+            flag = "--" + name.replace("_", "-")
+            raise ValueError(f"`{flag}` must be at least 1. Received: {flag}={value}")
+
+
+def check_plot(args: argparse.Namespace) -> None:
+    """Checks that a picture that is asked for can be drawn.
+
+    Raises:
+        ValueError: says what to install.
+    """
+    if args.plot and importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("`--plot` needs matplotlib: pip install matplotlib")
