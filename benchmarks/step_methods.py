@@ -16,6 +16,7 @@ MOMENTUM = 0.9
 # Names that are not those of classes, or that set a class in another way than its defaults.
 SPECIAL = {
     "none": "`rs.NoExchange()`: nothing is sent",
+    "barrier": "`none` with an all-gather of one word a bucket: workers wait for each other",
     "dense": "TensorFlow's own strategy and the plain optimizer, so that it owes nothing to us",
     "rs_dense": "`rs.Dense()`: the same all-reduce through this library",
     "redsync": f"`rs.RedSync(momentum={MOMENTUM})`",
@@ -106,6 +107,8 @@ def method_for(name: str, density: float) -> Any:
 
     if name == "none":
         return rs.NoExchange()
+    if name == "barrier":
+        return _barrier()
     if name == "rs_dense":
         return rs.Dense()
     if name in ("redsync", "redsync_m0"):
@@ -116,6 +119,23 @@ def method_for(name: str, density: float) -> Any:
     has_density = any(field.name == "density" for field in dataclasses.fields(cls))
     options = EXCEPTIONS.get(name, _PLAIN).options
     return cls(**({"density": density} if has_density else {}), **options)
+
+
+def _barrier() -> Any:
+    """What any synchronous exchange takes: a worker goes on when the last one has its gradients."""
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tf_redsync.exchange.requests import AllGather
+
+    class Barrier(rs.NoExchange):
+        def exchange(self, layout, grads, state, step, scale=None):
+            with tf.control_dependencies(grads):
+                message = tf.ones([1], tf.int32)
+            yield AllGather(message)
+            return list(grads), state
+
+    return Barrier()
 
 
 def strategy_for(name: str) -> Any:

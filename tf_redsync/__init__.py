@@ -15,7 +15,8 @@ Map of the package, bottom up:
 
 * `ops`: selection and decoding, native and in pure TensorFlow;
 * `exchange`: requests, buckets, wire format, collectives, state, the loopback;
-* `methods`, `feedback`, `schedules`: the algorithms, one file a family;
+* `methods`, `feedback`, `schedules`: the algorithms, one file a family; `codings`: messages
+  in few bits;
 * `policy`, `programs`: which variable by which method, and when;
 * `cost`, `probe`, `auto`: what an exchange costs, and the choice by measurement; `planning`: a
   prediction without a cluster;
@@ -30,7 +31,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tf_redsync import addons, callbacks, methods, ops
+    from tf_redsync import addons, callbacks, codings, methods, ops
     from tf_redsync.auto import Auto
     from tf_redsync.keras.amsgrad import AMSGrad
     from tf_redsync.methods import (
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         GMC,
         QSGD,
         SBC,
+        Coded,
         CompAMS,
         Dense,
         EFSignSGD,
@@ -75,6 +77,7 @@ __all__ = [
     "AMSGrad",
     "Auto",
     "CDSGD",
+    "Coded",
     "CompAMS",
     "DGC",
     "Dense",
@@ -109,6 +112,7 @@ __all__ = [
     "TwoBit",
     "addons",
     "callbacks",
+    "codings",
     "methods",
     "ops",
 ]
@@ -118,6 +122,7 @@ __all__ = [
 _HOMES = {name: f"{__name__}.methods" for name in __all__} | {
     "addons": "tf_redsync.addons",
     "callbacks": "tf_redsync.callbacks",
+    "codings": "tf_redsync.codings",
     "ops": "tf_redsync.ops",
     "AMSGrad": "tf_redsync.keras.amsgrad",
     "Auto": "tf_redsync.auto",

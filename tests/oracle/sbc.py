@@ -12,18 +12,7 @@ import math
 
 import numpy as np
 
-PHI = (math.sqrt(5) + 1) / 2
-
-
-def golomb_parameter(p: float) -> int:
-    """b* of the paper."""
-    return 0 if p >= 1 else max(0, 1 + math.floor(math.log2(math.log(PHI - 1) / math.log(1 - p))))
-
-
-def bits_per_position(p: float) -> float:
-    """Of positions that a fraction `p` of the elements has."""
-    b = golomb_parameter(p)
-    return b + 1 / (1 - (1 - p) ** (2**b))
+from tests.oracle.coded import GolombLength
 
 
 def one_side(values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -58,9 +47,7 @@ class SBCOracle:
         self.shapes = list(shapes)
         self.sizes = [int(np.prod(s)) for s in shapes]
         self.k = [min(max(1, math.ceil(density * n - 1e-9)), n) for n in self.sizes]
-        share = sum(self.k) / sum(self.sizes)
-        self.b = golomb_parameter(share)
-        self.words = math.ceil(1.005 * bits_per_position(share) * sum(self.k) / 32) + 2
+        self.length = GolombLength(self.sizes, self.k)
         self.residuals = [[np.zeros(s, np.float32) for s in shapes] for _ in range(workers)]
 
     def step(self, changes) -> list[np.ndarray]:
@@ -71,16 +58,10 @@ class SBCOracle:
             chosen = [one_side(a, k) for a, k in zip(sums, self.k, strict=True)]
             starts = np.cumsum([0, *self.sizes[:-1]])
             stream = np.concatenate([at + s for (at, _), s in zip(chosen, starts, strict=True)])
-            fitting = self.fitting(stream)
+            fitting = self.length.fitting(stream)
             for i, (at, mean) in enumerate(chosen):
                 at, fitting = at[: max(fitting, 0)], fitting - len(at)
                 totals[i][at] += mean
                 sums[i][at] -= mean
             self.residuals[worker] = [a.reshape(s) for a, s in zip(sums, self.shapes, strict=True)]
         return [t.reshape(s) for t, s in zip(totals, self.shapes, strict=True)]
-
-    def fitting(self, stream: np.ndarray) -> int:
-        """How many positions' codes the message has room for."""
-        gaps = np.diff(stream, prepend=-1)
-        bits = np.cumsum(((gaps - 1) >> self.b) + 1 + self.b)  # ones, a zero, the low bits
-        return int((bits <= 32 * self.words).sum())

@@ -6,11 +6,11 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
-from tests.oracle.sbc import bits_per_position
+from tests.oracle.coded import bits_per_position
+from tf_redsync.codings import Golomb, Room
 from tf_redsync.exchange import loopback, wire
 from tf_redsync.exchange.driver import DryRun
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
-from tf_redsync.methods.position_code import PositionCode
 from tf_redsync.programs import EveryStep, LocalSteps, OwnPoints, for_buckets
 
 
@@ -38,12 +38,13 @@ def test_bits_per_position(p, bits):
     """The paper's numbers, of the formula and of real codes of random positions."""
     assert bits_per_position(p) == pytest.approx(bits, abs=0.01)
     size = 2_000_000
-    code = PositionCode.of([TensorSpec("x", (size,))], p)
-    at = np.sort(np.random.default_rng(0).choice(size, code.k[0], replace=False))
-    stream, sent, _ = code.fit([tf.constant(at, tf.int32)], [tf.constant(code.k[0])])
-    message = code.encode(stream, sent)
-    assert int(sent) >= 0.98 * code.k[0]
-    assert int(message[1]) / int(message[0]) == pytest.approx(bits, rel=0.01)
+    k = round(p * size)
+    at = np.sort(np.random.default_rng(0).choice(size, k, replace=False))
+    coded = Golomb().encode(
+        [tf.constant(at, tf.int32)], tf.constant([k]), Room((size,), (k,)), tf.constant(0)
+    )
+    assert int(coded.counts[0]) == int(coded.words[0]) >= 0.98 * k
+    assert int(coded.words[1]) / int(coded.words[0]) == pytest.approx(bits, rel=0.01)
 
 
 @pytest.mark.parametrize(("number", "times"), [(1, 2700), (2, 3900), (3, 39000)])

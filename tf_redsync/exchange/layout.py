@@ -86,6 +86,8 @@ class BucketLayout:
         sparse_totals: Whether the receiver takes a total in coordinate form (`SparseTotal`) as
             well as a dense one.
         rounding: How all-reduced values travel; `None` for float32.
+        coding: How selected elements travel, a `codings.MessageCoding`; `None` for as `rounding`
+            says.
         rank: This worker's number, int32 scalar in [0, workers), once the exchange runs. The one
             field in which workers differ: for random numbers of a worker's own and for the block
             that is its to add up, never for a branch around a collective.
@@ -96,6 +98,7 @@ class BucketLayout:
     index: int = 0
     sparse_totals: bool = False
     rounding: Rounding | None = None
+    coding: Any = None
     rank: Any = dataclasses.field(default=0, compare=False)
 
 

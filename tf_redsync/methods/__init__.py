@@ -3,6 +3,7 @@
 from tf_redsync.methods.base import Method, from_config
 from tf_redsync.methods.catalogue import table
 from tf_redsync.methods.cd_sgd import CDSGD
+from tf_redsync.methods.coded import Coded
 from tf_redsync.methods.comp_ams import CompAMS
 from tf_redsync.methods.dense import Dense, NoExchange
 from tf_redsync.methods.dgc import DGC
@@ -25,6 +26,7 @@ from tf_redsync.methods.two_bit import TwoBit
 __all__ = [
     "ACPSGD",
     "CDSGD",
+    "Coded",
     "CompAMS",
     "DGC",
     "Dense",

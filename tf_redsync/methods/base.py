@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from tf_redsync import feedback
+from tf_redsync.config import Configurable, from_config, register, registered
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce, Request
-from tf_redsync.methods.config import Configurable, from_config, register, registered
 
 __all__ = [
     "Configurable",

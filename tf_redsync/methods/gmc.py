@@ -90,6 +90,11 @@ class GMC(Sparsifier):
         """See `Method`."""
         return self.momentum
 
+    @property
+    def sends_selected(self) -> bool:
+        """See `Sparsifier`."""
+        return self.selection == "top_k"
+
     def dense(self) -> Method:
         """See `Method`. Nothing held back, GMC is SGD with momentum."""
         return Dense(momentum=self.momentum)

@@ -8,7 +8,7 @@ gradient g, residual e, and H(x) the 16-bit number next to x:
     e <- p - what the total has of it
 
 Selected elements of a sparsifier are gathered as H(p), two in a word, and p - H(p) goes back into
-the residual: 48 bits an element rather than 64 (`half_values.py`).
+the residual: 48 bits an element rather than 64 (`codings/`).
 
 Formats. float16 has 11 significant bits between 6e-5 and 65504, bfloat16 has 8 and float32's range.
 What is too small for float16 waits in the residual. What is too large, or has too large a sum, is
@@ -22,7 +22,7 @@ partial sum is rounded, what is too small is lost, and there is no residual to s
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import tensorflow as tf
 
@@ -31,18 +31,14 @@ from tf_redsync.exchange.layout import BucketLayout, Rounding, TensorSpec
 from tf_redsync.methods.base import Exchange, Method, State, register
 from tf_redsync.methods.local_sgd import LocalSGD
 from tf_redsync.methods.rounding import all_reduced
+from tf_redsync.methods.wrapping import MethodWrapper
 
 DTYPES = ("float16", "bfloat16")
 
 
-def _of_the_method(name: str) -> Any:
-    """A property that is `method`'s, or the default of `Method` without one."""
-    return property(lambda self: getattr(self.method or Method(), name))
-
-
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HalfPrecision(Method):
+class HalfPrecision(MethodWrapper):
     """Sums of values that travel in 16 bits; see the module's docstring.
 
     Args:
@@ -61,7 +57,6 @@ class HalfPrecision(Method):
         True
     """
 
-    method: Method | None = None
     dtype: str = "float16"
     error_feedback: bool = True
 
@@ -103,32 +98,6 @@ class HalfPrecision(Method):
         """See `Method`. Dense totals are numbers that were received."""
         return self._sums is not None and self._sums.totals_may_overflow
 
-    # What the wrapped method has, or what `Method` says of one that has nothing of the kind.
-    whole_model = _of_the_method("whole_model")
-    warm_up_steps = _of_the_method("warm_up_steps")
-    momentum_in_exchange = _of_the_method("momentum_in_exchange")
-    own_point = _of_the_method("own_point")
-    local_steps = _of_the_method("local_steps")
-    needs_amsgrad = _of_the_method("needs_amsgrad")
-    waiting_steps = _of_the_method("waiting_steps")
-
-    def point(
-        self,
-        weights: list[tf.Tensor],
-        grads: list[tf.Tensor],
-        state: State,
-        rate: tf.Tensor,
-        workers: int,
-    ) -> list[tf.Tensor]:
-        """See `Method`."""
-        if self.method is None:
-            return weights
-        return self.method.point(weights, grads, state, rate, workers)
-
-    def refuses(self, spec: TensorSpec) -> str | None:
-        """See `Method`."""
-        return self.method.refuses(spec) if self.method else None
-
     def dense(self) -> Method:
         """See `Method`. Tensors that the method refuses are small: they travel in float32."""
         return self if self._sums is None else self._sums.dense()
@@ -136,10 +105,6 @@ class HalfPrecision(Method):
     def describe(self, spec: TensorSpec) -> str:
         """See `Method`."""
         return (self.method.describe(spec) if self.method else "sum") + f" in {self.dtype}"
-
-    def clip_scale(self, grads: list[tf.Tensor], workers: int) -> tf.Tensor | None:
-        """See `Method`."""
-        return self.method.clip_scale(grads, workers) if self.method else None
 
     def init(self, layout: BucketLayout) -> State:
         """See `Method`."""

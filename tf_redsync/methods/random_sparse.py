@@ -48,6 +48,11 @@ class _SharedRandom(Sparsifier):
         checks.integer("seed", self.seed, low=0)
 
     @property
+    def sends_selected(self) -> bool:
+        """See `Sparsifier`. Values alone: all workers know the positions."""
+        return False
+
+    @property
     def totals_may_overflow(self) -> bool:
         """See `Method`. They are what the all-reduce returned, and zeros."""
         return False

@@ -29,18 +29,20 @@ Differences from the paper
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, ClassVar
 
 import tensorflow as tf
 
 from tf_redsync import checks, feedback, ops
+from tf_redsync.codings.base import Room
+from tf_redsync.codings.golomb import Golomb
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods.base import Exchange, Method, State, register
 from tf_redsync.methods.local_sgd import LocalSGD
-from tf_redsync.methods.position_code import PositionCode
-from tf_redsync.methods.sparse import Sparsifier, split
+from tf_redsync.methods.sparse import Sparsifier
 
 _PRESETS = {1: (1, 0.001), 2: (10, 0.01), 3: (100, 0.01)}
 
@@ -129,63 +131,68 @@ class SBC(Sparsifier):
         scale: tf.Tensor | None = None,
     ) -> Exchange:
         """See `Method`; here the gradients are the changes of the weights."""
-        specs, code = layout.specs, PositionCode.of(layout.specs, self.density)
+        specs = layout.specs
+        room = Room(tuple(s.size for s in specs), tuple(self.k(s.size) for s in specs))
         sums = [
             r + g for r, g in zip(state["residual"], feedback.scaled(grads, scale), strict=True)
         ]
-        finite, sides = self._select(sums, code)
-        means, positions, counts = [], [], []
-        for above, below, start in zip(*sides, code.starts, strict=True):
-            mean, at, count = _larger_side(above, below)
-            means.append(mean)
-            positions.append(at + start)
-            counts.append(count)
-        stream, sent, kept = code.fit(positions, counts)
-        message = tf.concat([wire.to_words(tf.stack(means)), code.encode(stream, sent)], axis=0)
+        finite, sides = _select(sums, room.slots)
+        means, positions, counts = zip(*map(_larger_side, *sides), strict=True)
+        coded = Golomb().encode(positions, tf.stack(counts), room, tf.constant(0))
+        message = tf.concat([wire.to_words(tf.stack(means)), coded.words], axis=0)
         message = wire.with_header(finite, tf.where(finite, message, tf.zeros_like(message)))
         messages = yield AllGather(message)
-        totals = split(self._add_up(messages, code), specs)
+        totals = _add_up(messages, room, sums)
         residuals = [
-            tf.tensor_scatter_nd_sub(
-                tf.reshape(a, [-1]), (at - start)[:n, tf.newaxis], tf.fill([n], mean)
+            tf.tensor_scatter_nd_sub(tf.reshape(a, [-1]), at[:n, tf.newaxis], tf.fill([n], mean))
+            for a, at, n, mean in zip(
+                sums, coded.indices, tf.unstack(coded.counts), means, strict=True
             )
-            for a, at, start, n, mean in zip(sums, positions, code.starts, kept, means, strict=True)
         ]
         residuals = [tf.reshape(r, s.shape) for r, s in zip(residuals, specs, strict=True)]
         return totals, {"residual": residuals}
 
-    def _select(
-        self, sums: list[tf.Tensor], code: PositionCode
-    ) -> tuple[tf.Tensor, list[list[tf.Tensor]]]:
-        """Whether all is finite; for both signs and every tensor count, mean and positions."""
-        n = len(sums)
-        zeros = [tf.zeros_like(a) for a in sums]
-        sides, finite = [], tf.constant(True)
-        for side in (1, -1):
-            message = ops.accumulate_and_select(
-                sums,
-                zeros,
-                [],
-                tf.constant(code.k),
-                -tf.ones([n]),
-                selectors=["exact"] * n,
-                quantized=[True] * n,
-                side=side,
-            ).message
-            finite &= tf.equal(message[0], 1)
-            sides.append(tf.split(message[1:], [2 + k for k in code.k]))
-        return finite, sides
+    def k(self, size: int) -> int:
+        """Elements of a tensor that are sent at most."""
+        return min(max(1, math.ceil(self.density * size - 1e-9)), size)
 
-    def _add_up(self, messages: tf.Tensor, code: PositionCode) -> tf.Tensor:
-        """Sum of the messages of all workers, float32 `[sum of sizes]`."""
-        tensors = len(code.sizes)
-        means = wire.from_words(messages[:, 1 : 1 + tensors])
-        (at,), counts = code.decode(messages[:, 1 + tensors :])
-        values = tf.gather(means, code.tensor_of(at), batch_dims=1)
-        values = tf.where(tf.range(sum(code.k)) < counts, values, 0.0)
-        words = tf.concat([messages[:, :1], counts, at, wire.to_words(values)], axis=1)
-        like = tf.zeros([sum(code.sizes)])
-        return ops.decode(words, [sum(code.k)], [like], selectors=["exact"], quantized=[False])[0]
+
+def _select(sums: list[tf.Tensor], k: tuple[int, ...]) -> tuple[tf.Tensor, list[list[tf.Tensor]]]:
+    """Whether all is finite; for both signs and every tensor count, mean and positions."""
+    n = len(sums)
+    zeros = [tf.zeros_like(a) for a in sums]
+    sides, finite = [], tf.constant(True)
+    for side in (1, -1):
+        message = ops.accumulate_and_select(
+            sums,
+            zeros,
+            [],
+            tf.constant(k),
+            -tf.ones([n]),
+            selectors=["exact"] * n,
+            quantized=[True] * n,
+            side=side,
+        ).message
+        finite &= tf.equal(message[0], 1)
+        sides.append(tf.split(message[1:], [2 + ki for ki in k]))
+    return finite, sides
+
+
+def _add_up(messages: tf.Tensor, room: Room, like: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Sums of the messages of all workers, of the shapes of `like`."""
+    tensors = len(room.slots)
+    flag, means, words = tf.split(messages, [1, tensors, Golomb().words(room)], axis=1)
+    positions = Golomb().decode(words, room, tf.constant(0))
+    parts = [flag]
+    for i, at in enumerate(positions.indices):
+        parts += [positions.counts[:, i : i + 1], means[:, i : i + 1], at]
+    return ops.decode(
+        tf.concat(parts, axis=1),
+        tf.constant(room.slots),
+        like,
+        selectors=["exact"] * tensors,
+        quantized=[True] * tensors,
+    )
 
 
 def _larger_side(above: tf.Tensor, below: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

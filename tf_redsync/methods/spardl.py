@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -49,8 +49,14 @@ from tf_redsync import feedback, ops
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import AllGather, AllToAll
 from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.half_values import halved, restored
-from tf_redsync.methods.sparse import Sparsifier, element_count, flat, form_of, split
+from tf_redsync.methods.sparse import (
+    Sparsifier,
+    coding_of,
+    element_count,
+    flat,
+    form_of,
+    split,
+)
 
 
 @register
@@ -90,12 +96,12 @@ class SparDL(Sparsifier):
         k = element_count(self.density, length)
         like = tf.unstack(sums)
 
-        message, rests = _select([tf.zeros_like(b) for b in like], like, k, layout)
-        rows = yield AllToAll(_rows(message, workers))
-        (received,) = _add(rows, k, like[:1], layout)
-        message, (rest,) = _select([received], [tf.gather(rests, layout.rank)], k, layout)
-        messages = yield AllGather(message)
-        total = tf.stack(_add(_one_message(messages), k, like, layout))
+        rows, rests = _select([tf.zeros_like(b) for b in like], like, k, layout)
+        rows, slots = _read((yield AllToAll(rows)), k, like[0], layout)
+        (received,) = _add(rows, slots, like[:1])
+        rows, (rest,) = _select([received], [tf.gather(rests, layout.rank)], k, layout)
+        messages, slots = _read((yield AllGather(rows[0])), k, like[0], layout)
+        total = tf.stack(_add(_one_message(messages), slots, like))
 
         mine = tf.range(workers)[:, tf.newaxis] == layout.rank
         delivered = tf.where(mine, rest, tf.stack(rests))  # 0, or what rounding left
@@ -107,32 +113,36 @@ class SparDL(Sparsifier):
 def _select(
     grads: list[tf.Tensor], residuals: list[tf.Tensor], k: int, layout: BucketLayout
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """The k largest elements of every `grads + residuals` as a message, and what they leave."""
-    n, form = len(grads), form_of("exact", len(grads))
+    """The k largest elements of every `grads + residuals`, a message each, and what they leave."""
+    n, form, coding = len(grads), form_of("exact", len(grads)), coding_of(layout)
     k_of_all, no_ratios = tf.constant([k] * n), -tf.ones([n])
     found = ops.accumulate_and_select(grads, residuals, [], k_of_all, no_ratios, **form)
-    if layout.rounding is None:
-        return found.message, list(found.residuals)
-    dtype = tf.as_dtype(layout.rounding.dtype)
-    message, rests = halved(found.message, found.residuals, [k] * n, dtype, **form)
-    return message, rests if layout.rounding.error_feedback else list(found.residuals)
+    rests, rows = list(found.residuals), tf.unstack(_rows(found.message, n), num=n)
+    if coding is not None:
+        one = form_of("exact", 1)
+        for i, (row, rest) in enumerate(zip(rows, rests, strict=True)):
+            rows[i], (rests[i],) = coding.encode(row, [rest], [k], **one)
+    return tf.stack(rows), rests
 
 
-def _add(
-    messages: tf.Tensor, k: int, like: Sequence[tf.Tensor], layout: BucketLayout
-) -> list[tf.Tensor]:
-    """The sums of messages of `_select`, of the shapes of `like`."""
-    n, form = len(like), form_of("exact", len(like))
-    if layout.rounding is not None:
-        dtype = tf.as_dtype(layout.rounding.dtype)
-        messages = restored(messages, like, [k] * n, dtype, **form)
-    return ops.decode(messages, tf.constant([k] * n), like, **form)
+def _read(messages: tf.Tensor, k: int, block: tf.Tensor, layout: BucketLayout) -> tuple[Any, int]:
+    """Messages about a block each in the layout of the ops, and their slots."""
+    coding, form = coding_of(layout), form_of("exact", 1)
+    if coding is not None:
+        messages, (k,), _ = coding.decode(messages, [block], [k], **form)
+    return messages, k
 
 
-def _rows(message: tf.Tensor, workers: int) -> tf.Tensor:
-    """A message about all blocks as one about each of them, `[workers, words]`."""
-    flag = tf.repeat(message[:1], workers)[:, tf.newaxis]
-    return tf.concat([flag, tf.reshape(message[1:], [workers, -1])], axis=1)
+def _add(messages: tf.Tensor, k: int, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The sums of messages, of the shapes of `like`."""
+    n = len(like)
+    return ops.decode(messages, tf.constant([k] * n), like, **form_of("exact", n))
+
+
+def _rows(message: tf.Tensor, blocks: int) -> tf.Tensor:
+    """A message about all blocks as one about each of them, `[blocks, words]`."""
+    flag = tf.repeat(message[:1], blocks)[:, tf.newaxis]
+    return tf.concat([flag, tf.reshape(message[1:], [blocks, -1])], axis=1)
 
 
 def _one_message(messages: tf.Tensor) -> tf.Tensor:

@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from tf_redsync import checks, ops
+from tf_redsync.codings.message import MessageCoding
+from tf_redsync.codings.plain import Half
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather, Request
 from tf_redsync.methods.base import Method, State
 from tf_redsync.methods.dense import Dense
-from tf_redsync.methods.half_values import halved, restored
 from tf_redsync.ops.sparse import coordinates, is_short
 
 DENSE_BELOW = 4096  # bytes; below, indices and a place in the message cost more than they save
@@ -56,6 +57,11 @@ class Sparsifier(Method):
         checks.integer("dense_below", self.dense_below, low=0)
 
     @property
+    def sends_selected(self) -> bool:
+        """Whether all it sends are selected elements, in messages that a coding can be put on."""
+        return self.rounds_values
+
+    @property
     def waiting_steps(self) -> float:
         """See `Method`."""
         return 1.0 / self.density
@@ -90,7 +96,7 @@ def deliver(
     Use it as `totals, residuals = yield from deliver(...)`.
 
     Args:
-        layout: The bucket. With a `rounding` values travel in 16 bits.
+        layout: The bucket. Its `coding` or `rounding` says how elements travel.
         selection: From `ops.accumulate_and_select`.
         k: Elements to select of every tensor, as given to `ops.accumulate_and_select`. As a list
             of integers it lets short totals stay coordinates where the receiver takes these.
@@ -100,16 +106,21 @@ def deliver(
     Returns:
         For every tensor the sum over workers, dense or a `SparseTotal`; and the new residuals.
     """
-    message, residuals = selection.message, list(selection.residuals)
-    rounding = layout.rounding
-    if rounding is None:
-        messages = yield AllGather(message)
-        return delivered(layout, messages, k, grads, **form), residuals
-    dtype = tf.as_dtype(rounding.dtype)
-    message, with_errors = halved(message, residuals, k, dtype, **form)
-    messages = restored((yield AllGather(message)), grads, k, dtype, **form)
-    totals = delivered(layout, messages, k, grads, **form)
-    return totals, with_errors if rounding.error_feedback else residuals
+    message, residuals, coding = selection.message, list(selection.residuals), coding_of(layout)
+    if coding is not None:
+        message, residuals = coding.encode(message, residuals, k, **form)
+    messages = yield AllGather(message)
+    if coding is not None:
+        messages, k, form = coding.decode(messages, grads, k, **form)
+    return delivered(layout, messages, k, grads, **form), residuals
+
+
+def coding_of(layout: BucketLayout) -> MessageCoding | None:
+    """Return how selected elements travel in a bucket, `None` for as they are."""
+    if layout.coding is None and layout.rounding is not None:
+        half = Half(dtype=layout.rounding.dtype)
+        return MessageCoding(values=half, error_feedback=layout.rounding.error_feedback)
+    return layout.coding
 
 
 def delivered(

@@ -9,7 +9,7 @@ from tf_redsync.exchange.requests import AllGather
 
 def means_and_code(method, specs, step):
     """A flag, a mean for each tensor, a count, a number of bits, and the code."""
-    return [4 * (1 + len(specs) + 2 + sbc_oracle(method, specs, 1).words)]
+    return [4 * (1 + len(specs) + 2 + sbc_oracle(method, specs, 1).length.words)]
 
 
 def sbc_oracle(method, specs, workers):

@@ -1,0 +1,108 @@
+"""Positions and values as they are, and values in 16 bits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from tf_redsync import checks
+from tf_redsync.codings.base import (
+    CodedPositions,
+    CodedValues,
+    IndexCoding,
+    Room,
+    ValueCoding,
+    used,
+)
+from tf_redsync.config import register
+from tf_redsync.exchange import wire
+from tf_redsync.ops.codecs import Positions
+
+HALVES = ("float16", "bfloat16")
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RawIndices(IndexCoding):
+    """32 bits for every position: `[counts] [indices of tensor 0] [indices of tensor 1] ..`."""
+
+    def words(self, room: Room) -> Any:
+        """See `IndexCoding`."""
+        return len(room.slots) + sum(room.slots)
+
+    def encode(
+        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
+    ) -> CodedPositions:
+        """See `IndexCoding`."""
+        return CodedPositions(tf.concat([counts, *indices], axis=0), list(indices), counts)
+
+    def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
+        """See `IndexCoding`."""
+        counts, *indices = tf.split(words, [len(room.slots), *room.slots], axis=1)
+        return Positions(indices, counts)
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Float32(ValueCoding):
+    """32 bits for every value."""
+
+    exact: ClassVar[bool] = True
+
+    def words(self, slots: Sequence[Any]) -> Any:
+        """See `ValueCoding`."""
+        return sum(slots)
+
+    def encode(
+        self, values: Sequence[tf.Tensor], counts: tf.Tensor, stream: tf.Tensor
+    ) -> CodedValues:
+        """See `ValueCoding`."""
+        return CodedValues(wire.to_words(tf.concat(list(values), axis=0)), list(values))
+
+    def decode(self, words: tf.Tensor, counts: tf.Tensor, slots: Sequence[Any]) -> list[tf.Tensor]:
+        """See `ValueCoding`."""
+        return tf.split(wire.from_words(words), list(slots), axis=1)
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Half(ValueCoding):
+    """16 bits for every value, two in a word.
+
+    Args:
+        dtype: `"float16"` or `"bfloat16"`. What is too large for float16 stops the step.
+    """
+
+    dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        checks.choice("dtype", self.dtype, HALVES)
+
+    def words(self, slots: Sequence[Any]) -> Any:
+        """See `ValueCoding`."""
+        return sum((k + 1) // 2 for k in slots)
+
+    def encode(
+        self, values: Sequence[tf.Tensor], counts: tf.Tensor, stream: tf.Tensor
+    ) -> CodedValues:
+        """See `ValueCoding`."""
+        words, rounded = [], []
+        for tensor in values:
+            halves = tf.cast(tensor, self.dtype)
+            rounded.append(tf.cast(halves, tf.float32))
+            even = tf.pad(halves, [[0, tf.size(halves) % 2]])
+            words.append(tf.bitcast(tf.reshape(even, [-1, 2]), tf.int32))
+        return CodedValues(tf.concat(words, axis=0), rounded)
+
+    def decode(self, words: tf.Tensor, counts: tf.Tensor, slots: Sequence[Any]) -> list[tf.Tensor]:
+        """See `ValueCoding`."""
+        parts = tf.split(words, [(k + 1) // 2 for k in slots], axis=1)
+        values = []
+        for i, (part, k) in enumerate(zip(parts, slots, strict=True)):
+            halves = tf.bitcast(part, tf.as_dtype(self.dtype))
+            rows = tf.reshape(halves, [tf.shape(words)[0], 2 * tf.shape(part)[1]])
+            values.append(used(tf.cast(rows[:, :k], tf.float32), counts[:, i : i + 1]))
+        return values

@@ -1,0 +1,84 @@
+"""All positions of a bucket as one ascending stream, so that a small tensor needs no head."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tf_redsync.codings.base import Room
+from tf_redsync.ops.codecs import Positions
+
+MAX_STREAM = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """The tensors of a bucket, flattened one after the other.
+
+    Attributes:
+        room: Sizes and slots; all known while the graph is built.
+    """
+
+    room: Room
+
+    @property
+    def size(self) -> int:
+        """Elements of all tensors.
+
+        Raises:
+            ValueError: when positions in the stream do not fit into int32.
+        """
+        size = sum(self.room.sizes)
+        if size > MAX_STREAM:
+            raise ValueError(
+                "`indices` other than RawIndices number the elements of a bucket in int32: it may "
+                f"have {MAX_STREAM} of them. Received: a bucket of {size} elements. Use "
+                "RawIndices, a smaller `bucket_bytes`, or split the variable."
+            )
+        return size
+
+    @property
+    def slots(self) -> int:
+        """Slots of all tensors."""
+        return sum(self.room.slots)
+
+    @property
+    def starts(self) -> np.ndarray:
+        """Where each tensor starts in the stream, and where the last one ends; int32 `[N + 1]`."""
+        return np.cumsum([0, *self.room.sizes]).astype(np.int32)
+
+    def merged(self, indices: Sequence[tf.Tensor], counts: tf.Tensor) -> tf.Tensor:
+        """Return positions in the stream, int32 `[slots]`, ascending; 0 after the last one."""
+        parts = [
+            at[:n] + start
+            for at, n, start in zip(indices, tf.unstack(counts), self.starts[:-1], strict=True)
+        ]
+        stream = tf.concat(parts, axis=0)
+        stream = tf.pad(stream, [[0, self.slots - tf.size(stream)]])
+        return tf.ensure_shape(stream, [self.slots])
+
+    def separated(self, stream: tf.Tensor, count: tf.Tensor) -> Positions:
+        """Undo `merged`.
+
+        Args:
+            stream: int32 `[workers, slots]`, ascending.
+            count: int32 `[workers, 1]`, how many are used.
+        """
+        valid = tf.range(tf.shape(stream)[1]) < count
+        sorted_ = tf.where(valid, stream, MAX_STREAM)
+        starts = tf.broadcast_to(self.starts, [tf.shape(stream)[0], len(self.starts)])
+        first = tf.searchsorted(sorted_, starts)  # of each tensor, int32 [workers, N + 1]
+        counts = first[:, 1:] - first[:, :-1]
+        indices = []
+        for i, (slots, start) in enumerate(zip(self.room.slots, self.starts[:-1], strict=True)):
+            place = tf.minimum(first[:, i : i + 1] + tf.range(slots), self.slots - 1)
+            at = tf.gather(stream, place, batch_dims=1) - start if self.slots else stream
+            indices.append(tf.where(tf.range(slots) < counts[:, i : i + 1], at, 0))
+        return Positions(indices, counts)
+
+    def kept(self, counts: tf.Tensor, sent: tf.Tensor) -> tf.Tensor:
+        """Return how many of each tensor's positions are among the first `sent`, int32 `[N]`."""
+        return tf.clip_by_value(sent - tf.cumsum(counts, exclusive=True), 0, counts)

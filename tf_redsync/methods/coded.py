@@ -1,0 +1,145 @@
+"""Coded messages: the positions and values of any sparsifier in fewer bits.
+
+The split in two independent codings is that of Hang Xu, Kelly Kostopoulou, Aritra Dutta, Xin Li,
+Alexandros Ntoulas, Panos Kalnis (2021), "DeepReduce: A Sparse-tensor Communication Framework for
+Federated Deep Learning", NeurIPS.
+
+A sparsifier selects elements S of its tensors and sends [indices of S, values]. Here
+
+    message = [code of the indices, code of the values]     all-gather
+    S', c   = what all workers decode
+    total   = sum over workers of c on S'
+    residual <- what the sparsifier keeps, and what the codes have changed: p on S - c on S'
+
+with p the true values: rounding errors, positions that did not fit into a code of fixed length, and
+positions that a lossy code adds are all made up for in later steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tf_redsync import checks
+from tf_redsync.codings.base import IndexCoding, ValueCoding
+from tf_redsync.codings.golomb import Golomb
+from tf_redsync.codings.message import MessageCoding
+from tf_redsync.codings.plain import Float32
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.methods.base import Exchange, Method, State, register, stream
+from tf_redsync.methods.topk import TopK
+from tf_redsync.methods.wrapping import MethodWrapper
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Coded(MethodWrapper):
+    """A sparsifier whose messages are coded; see the module's docstring.
+
+    Args:
+        method: A method that sends selected elements: `TopK`, `RedSync`, `DGC`, `SIDCo`, `GMC`,
+            `FixedThreshold`, `SparDL` ...
+        indices: Coding of the positions, one of `tf_redsync.codings`.
+        values: Coding of the values, one of `tf_redsync.codings`.
+        error_feedback: Whether the method's residual makes up for what the codes change.
+        seed: Of codings that draw random numbers.
+
+    Raises:
+        ValueError: for something that is no coding, or a method whose messages cannot be coded.
+
+    Example:
+        >>> import tf_redsync as rs
+        >>> rs.Coded(method=rs.TopK(density=0.01), values=rs.codings.Half()).conserves
+        True
+    """
+
+    method: Method = dataclasses.field(default_factory=TopK)
+    indices: IndexCoding = dataclasses.field(default_factory=Golomb)
+    values: ValueCoding = dataclasses.field(default_factory=Float32)
+    error_feedback: bool = True
+    seed: int = 0
+
+    paper: ClassVar[str] = "-"
+    requests: ClassVar[str] = "as the method, of coded positions and values"
+    bits: ClassVar[str] = "density (bits of an index + bits of a value)"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.indices, IndexCoding):
+            raise ValueError(
+                "`indices` must be a coding of positions from tf_redsync.codings, such as "
+                f"Golomb(). Received: indices={self.indices!r}"
+            )
+        if not isinstance(self.values, ValueCoding):
+            raise ValueError(
+                "`values` must be a coding of values from tf_redsync.codings, such as Half(). "
+                f"Received: values={self.values!r}"
+            )
+        checks.boolean("error_feedback", self.error_feedback)
+        checks.integer("seed", self.seed, low=0)
+        if not getattr(self.method, "sends_selected", False):
+            raise ValueError(
+                "`method` must send selected elements with their positions, as TopK, RedSync, DGC, "
+                "SIDCo, GMC, FixedThreshold, CompAMS and SparDL do: others have nothing to code. "
+                f"Received: method={self.method!r}"
+            )
+
+    @property
+    def state_kinds(self) -> dict[str, str]:  # type: ignore[override]
+        """See `Method`."""
+        return self.method.state_kinds
+
+    @property
+    def conserves(self) -> bool:
+        """See `Method`."""
+        return self.error_feedback and self.method.conserves
+
+    @property
+    def totals_may_overflow(self) -> bool:
+        """See `Method`."""
+        return self.method.totals_may_overflow
+
+    def dense(self) -> Method:
+        """See `Method`."""
+        return self.method.dense()
+
+    def describe(self, spec: TensorSpec) -> str:
+        """See `Method`."""
+        codings = f"{type(self.indices).__name__}, {type(self.values).__name__}"
+        return f"{self.method.describe(spec)}; {codings}"
+
+    def init(self, layout: BucketLayout) -> State:
+        """See `Method`."""
+        return self.method.init(layout)
+
+    def exchange(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        step: tf.Tensor,
+        scale: tf.Tensor | None = None,
+    ) -> Exchange:
+        """See `Method`."""
+        seed, number = tf.unstack(stream(self.seed, step, layout.specs[0].position))
+        coding = MessageCoding(
+            self.indices,
+            self.values,
+            self.error_feedback,
+            seed=seed + number,
+            stream=tf.stack([seed, tf.cast(layout.rank, tf.int32), number]),
+        )
+        layout = dataclasses.replace(layout, coding=coding)
+        return (yield from self.method.exchange(layout, grads, state, step, scale))
+
+    def dense_exchange(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        step: tf.Tensor,
+        scale: tf.Tensor | None = None,
+    ) -> Exchange:
+        """See `Method`."""
+        return (yield from self.method.dense_exchange(layout, grads, state, step, scale))
