@@ -79,6 +79,22 @@ class Stream:
             indices.append(tf.where(tf.range(slots) < counts[:, i : i + 1], at, 0))
         return Positions(indices, counts)
 
+    def check_count(self, count: tf.Tensor, found: tf.Tensor | None = None) -> tf.Operation:
+        """Check received counts, int32 `[workers, 1]`; `found`: what they must be, if known."""
+        right = (count >= 0) & (count <= self.slots)
+        if found is not None:
+            right &= tf.equal(count, found)
+        text = f"`messages`: a count must be that of the positions, at most {self.slots}. Received:"
+        return tf.debugging.Assert(tf.reduce_all(right), [text, count])
+
+    def checked(self, at: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+        """Return received int64 positions as int32, if all are in the bucket."""
+        valid = tf.range(tf.shape(at)[1]) < count
+        inside = tf.reduce_all(~valid | (at >= 0) & (at < self.size))
+        text = f"`messages`: an index must be below {self.size}. Received:"
+        with tf.control_dependencies([tf.debugging.Assert(inside, [text, at])]):
+            return tf.cast(tf.where(valid, at, 0), tf.int32)
+
     def kept(self, counts: tf.Tensor, sent: tf.Tensor) -> tf.Tensor:
         """Return how many of each tensor's positions are among the first `sent`, int32 `[N]`."""
         return tf.clip_by_value(sent - tf.cumsum(counts, exclusive=True), 0, counts)

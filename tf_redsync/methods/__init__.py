@@ -3,14 +3,16 @@
 from tf_redsync.methods.base import Method, from_config
 from tf_redsync.methods.catalogue import table
 from tf_redsync.methods.cd_sgd import CDSGD
-from tf_redsync.methods.coded import Coded
+from tf_redsync.methods.coded import Coded, DeepReduce
 from tf_redsync.methods.comp_ams import CompAMS
 from tf_redsync.methods.dense import Dense, NoExchange
 from tf_redsync.methods.dgc import DGC
+from tf_redsync.methods.dorefa import DoReFa
 from tf_redsync.methods.gmc import GMC, GMCPlus
 from tf_redsync.methods.half import HalfPrecision
 from tf_redsync.methods.local_sgd import LocalSGD
 from tf_redsync.methods.low_rank import ACPSGD, PowerSGD
+from tf_redsync.methods.natural import NaturalCompression
 from tf_redsync.methods.one_bit import OneBitSGD
 from tf_redsync.methods.quantized import QSGD, TernGrad
 from tf_redsync.methods.random_sparse import RandomBlock, RandomK
@@ -22,6 +24,7 @@ from tf_redsync.methods.spardl import SparDL
 from tf_redsync.methods.thresholds import FixedThreshold, Strom
 from tf_redsync.methods.topk import TopK
 from tf_redsync.methods.two_bit import TwoBit
+from tf_redsync.methods.wangni import Wangni
 
 __all__ = [
     "ACPSGD",
@@ -29,7 +32,9 @@ __all__ = [
     "Coded",
     "CompAMS",
     "DGC",
+    "DeepReduce",
     "Dense",
+    "DoReFa",
     "EFSignSGD",
     "FixedThreshold",
     "GMC",
@@ -37,6 +42,7 @@ __all__ = [
     "HalfPrecision",
     "LocalSGD",
     "Method",
+    "NaturalCompression",
     "NoExchange",
     "OneBitSGD",
     "PowerSGD",
@@ -53,6 +59,7 @@ __all__ = [
     "TernGrad",
     "TopK",
     "TwoBit",
+    "Wangni",
     "from_config",
     "table",
 ]

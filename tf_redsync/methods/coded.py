@@ -24,9 +24,11 @@ import tensorflow as tf
 
 from tf_redsync import checks
 from tf_redsync.codings.base import IndexCoding, ValueCoding
-from tf_redsync.codings.golomb import Golomb
+from tf_redsync.codings.bloom import Bloom
+from tf_redsync.codings.choice import Cheapest
 from tf_redsync.codings.message import MessageCoding
 from tf_redsync.codings.plain import Float32
+from tf_redsync.codings.quantized_values import QSGDValues
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Exchange, Method, State, register, stream
 from tf_redsync.methods.topk import TopK
@@ -41,7 +43,8 @@ class Coded(MethodWrapper):
     Args:
         method: A method that sends selected elements: `TopK`, `RedSync`, `DGC`, `SIDCo`, `GMC`,
             `FixedThreshold`, `SparDL` ...
-        indices: Coding of the positions, one of `tf_redsync.codings`.
+        indices: Coding of the positions, one of `tf_redsync.codings`; by default the shortest
+            lossless one for each bucket.
         values: Coding of the values, one of `tf_redsync.codings`.
         error_feedback: Whether the method's residual makes up for what the codes change.
         seed: Of codings that draw random numbers.
@@ -56,7 +59,7 @@ class Coded(MethodWrapper):
     """
 
     method: Method = dataclasses.field(default_factory=TopK)
-    indices: IndexCoding = dataclasses.field(default_factory=Golomb)
+    indices: IndexCoding = dataclasses.field(default_factory=Cheapest)
     values: ValueCoding = dataclasses.field(default_factory=Float32)
     error_feedback: bool = True
     seed: int = 0
@@ -143,3 +146,30 @@ class Coded(MethodWrapper):
     ) -> Exchange:
         """See `Method`."""
         return (yield from self.method.dense_exchange(layout, grads, state, step, scale))
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeepReduce(Coded):
+    """`Coded` with DeepReduce's best pair: Bloom filters, policy P0, and QSGD values.
+
+    Args:
+        method: See `Coded`.
+        indices: See `Coded`; the paper's are `Bloom`, `RunLength` and `Huffman`.
+        values: See `Coded`; the paper's are `QSGDValues`, `PolynomialFit`, `DoubleExponentialFit`.
+        error_feedback: See `Coded`.
+        seed: See `Coded`.
+
+    Raises:
+        ValueError: as `Coded`.
+
+    Example:
+        >>> import tf_redsync as rs
+        >>> rs.DeepReduce(method=rs.TopK(density=0.1), values=rs.codings.PolynomialFit()).conserves
+        True
+    """
+
+    indices: IndexCoding = dataclasses.field(default_factory=Bloom)
+    values: ValueCoding = dataclasses.field(default_factory=QSGDValues)
+
+    paper: ClassVar[str] = "Xu, Kostopoulou, Dutta, Li, Ntoulas, Kalnis 2021"

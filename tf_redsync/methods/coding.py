@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_redsync import checks
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather, Request
-from tf_redsync.methods.base import Method, State
+from tf_redsync.methods.base import Method, State, stream, uniform
 from tf_redsync.methods.dense import Dense
 from tf_redsync.methods.sparse import DENSE_BELOW, too_small
 from tf_redsync.ops.quantization import dequantize_sum, quantize
@@ -46,12 +46,57 @@ class Quantizer(Method):
         return {name: list(zeros) for name in self.state_kinds}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StochasticQuantizer(Quantizer):
+    """A quantiser that rounds at random, right on average: it keeps nothing.
+
+    Args:
+        seed: Of the random numbers; the same on all workers, who draw different ones even so.
+        dense_below: Tensors of fewer float32 bytes are all-reduced densely.
+    """
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.integer("seed", self.seed, low=0)
+
+    @property
+    def conserves(self) -> bool:
+        """See `Method`. Right on average only."""
+        return False
+
+    def own_stream(self, layout: BucketLayout, step: tf.Tensor) -> tf.Tensor:
+        """Return this worker's stream for `ops.quantize`, int32 `[3]`.
+
+        A function of the seed, the step, the rank and the position of the bucket's first tensor.
+        """
+        seed, number = tf.unstack(stream(self.seed, step, layout.specs[0].position))
+        return tf.stack([seed, tf.cast(layout.rank, tf.int32), number])
+
+    def random_numbers(self, layout: BucketLayout, step: tf.Tensor, size: int) -> tf.Tensor:
+        """Return numbers of this worker's own, uniform in [0, 1), float32 `[size]`."""
+        return uniform([size], self._own_seed(layout, step))
+
+    def random_bits(
+        self, layout: BucketLayout, step: tf.Tensor, size: int, count: int
+    ) -> tf.Tensor:
+        """Return `count` random bits for each element, this worker's own, uint32 `[size]`."""
+        draws = uniform([size], self._own_seed(layout, step), tf.float64)
+        return tf.cast(draws * 2.0**count, tf.uint32)
+
+    def _own_seed(self, layout: BucketLayout, step: tf.Tensor) -> tf.Tensor:
+        """Seed of `uniform`: the rank makes it another stream."""
+        seed, rank, number = tf.unstack(self.own_stream(layout, step))
+        return tf.stack([seed + rank * 0x5851F42D, number])
+
+
 def deliver_codes(
     tensors: Sequence[tf.Tensor],
     scales: tf.Tensor,
     *,
     errors: bool = False,
-    stream: tf.Tensor | None = None,
+    own_stream: tf.Tensor | None = None,
     **form: Any,
 ) -> Generator[Request, Any, tuple[list[tf.Tensor], list[tf.Tensor]]]:
     """All-gather the codes of tensors and add up what they stand for.
@@ -62,14 +107,14 @@ def deliver_codes(
         tensors: Float32 tensors of any shape.
         scales: As `ops.quantize` wants them.
         errors: Whether what the codes leave out is wanted.
-        stream: As `ops.quantize` wants it.
+        own_stream: As `ops.quantize` wants its `stream`.
         form: `mode`, `levels` and `bucket_size`, as `ops.quantize` wants them.
 
     Returns:
         For every tensor the sum over workers; and this worker's errors, an empty list unless
         asked for.
     """
-    coded = quantize(tensors, scales, errors=errors, stream=stream, **form)
+    coded = quantize(tensors, scales, errors=errors, stream=own_stream, **form)
     messages = yield AllGather(coded.message)
     return dequantize_sum(messages, tensors, **form), list(coded.errors)
 

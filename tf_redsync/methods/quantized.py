@@ -40,8 +40,14 @@ from tf_redsync import checks, feedback
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather, AllReduce
-from tf_redsync.methods.base import Exchange, State, register, stream
-from tf_redsync.methods.coding import Quantizer, deliver_codes, l2_norm, largest, rms
+from tf_redsync.methods.base import Exchange, State, register
+from tf_redsync.methods.coding import (
+    StochasticQuantizer,
+    deliver_codes,
+    l2_norm,
+    largest,
+    rms,
+)
 from tf_redsync.methods.digits import packed_digits, unpacked_digits
 from tf_redsync.methods.sparse import flat, split
 from tf_redsync.ops.quantization import (
@@ -55,33 +61,9 @@ from tf_redsync.ops.quantization import (
 NORMS = ("l2", "max")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Stochastic(Quantizer):
-    """What QSGD and TernGrad share: random numbers of each worker's own, and no residual."""
-
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.integer("seed", self.seed, low=0)
-
-    @property
-    def conserves(self) -> bool:
-        """See `Method`. Right on average only."""
-        return False
-
-    def own_stream(self, layout: BucketLayout, step: tf.Tensor) -> tf.Tensor:
-        """Return this worker's stream for `ops.quantize`, int32 `[3]`.
-
-        A function of the seed, the step, the rank and the position of the bucket's first tensor.
-        """
-        seed, number = tf.unstack(stream(self.seed, step, layout.specs[0].position))
-        return tf.stack([seed, tf.cast(layout.rank, tf.int32), number])
-
-
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class QSGD(_Stochastic):
+class QSGD(StochasticQuantizer):
     """Stochastic rounding to a few levels; see the module's docstring for the algorithm.
 
     The variance that it adds is at most `min(d / s^2, sqrt(d) / s)` times the square of the norm.
@@ -143,7 +125,7 @@ class QSGD(_Stochastic):
         totals, _ = yield from deliver_codes(
             grads,
             tf.concat(norms, axis=0),
-            stream=self.own_stream(layout, step),
+            own_stream=self.own_stream(layout, step),
             mode="stochastic",
             levels=self.levels,
             bucket_size=self.bucket_size,
@@ -153,7 +135,7 @@ class QSGD(_Stochastic):
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TernGrad(_Stochastic):
+class TernGrad(StochasticQuantizer):
     """Stochastic rounding to -1, 0 and 1; see the module's docstring for the algorithm.
 
     Args:
@@ -210,7 +192,7 @@ class TernGrad(_Stochastic):
             scalers = tf.minimum(scalers, tf.concat(limits, axis=0))
         if not self.shared_scaler:  # a code of 1 is the scaler, which clips what is larger
             totals, _ = yield from deliver_codes(
-                grads, scalers, stream=own_stream, mode="stochastic"
+                grads, scalers, own_stream=own_stream, mode="stochastic"
             )
             return totals, state
 

@@ -38,10 +38,10 @@ def bloom_build(
         positions = from_words(given, sizes[i])
         checks = check_positions(positions, counts[i], sizes[i], i)
         used = after(checks, positions)[: counts[i]]
-        probes = tf.concat(list(_probes(used, seed, words[i], hashes[i])), 0)
+        set_bits = tf.concat(list(probes(used, seed, words[i], hashes[i])), 0)
         bits = tf.zeros([32 * words[i]], tf.int64)
-        ones = tf.ones_like(probes)
-        filters.append(to_words(tf.tensor_scatter_nd_max(bits, probes[:, None], ones)))
+        ones = tf.ones_like(set_bits)
+        filters.append(to_words(tf.tensor_scatter_nd_max(bits, set_bits[:, None], ones)))
     return tf.concat(filters, 0)
 
 
@@ -60,7 +60,7 @@ def bloom_query(
     for i, part in enumerate(tf.split(filters, list(words), 1)):
         bits = to_bits(part)
         held = tf.ones([tf.shape(bits)[0], sizes[i]], tf.bool)
-        for probe in _probes(tf.range(sizes[i], dtype=tf.int64), seed, words[i], hashes[i]):
+        for probe in probes(tf.range(sizes[i], dtype=tf.int64), seed, words[i], hashes[i]):
             held &= tf.gather(bits, probe, axis=1) > 0
         before = tf.cumsum(tf.cast(held, tf.int64), axis=1, exclusive=True)
         listed = tf.where(held & (before < slots[i]))
@@ -73,7 +73,7 @@ def bloom_query(
     return indices, tf.stack(counts, 1)
 
 
-def _probes(positions, seed, words: int, hashes: int):
+def probes(positions, seed, words: int, hashes: int):
     """The bits that positions set, one int64 vector a hash."""
     seed = tf.cast(tf.bitcast(seed, tf.uint32), tf.uint64) + 1
     h = tf.cast(positions, tf.uint64) + seed * tf.constant(SEED_STEP, tf.uint64)

@@ -1,0 +1,145 @@
+"""Bloom filters of positions, and what to send for the positions that they add.
+
+Burton H. Bloom (1970), "Space/time trade-offs in hash coding with allowable errors", CACM 13; for
+gradients, with the policies below: Xu et al. (2021), "DeepReduce", NeurIPS.
+
+Of r positions among n, a filter with a rate e of false positives has r log2(1 / e) / ln 2 bits and
+log2(1 / e) hashes. Sender and receivers query it for every element: P, all that it holds, has r
+elements and about e (n - r) false ones. The policy says which of them get values:
+
+    p0         all of P, true values, also of the false ones: |P| values
+    p1         r random elements of P, others in every step
+    p2         r elements of P, by conflicts: for each bit of the filter, the elements of P that set
+               it; from the smallest of these sets on, one of each that is not taken yet
+    leftmost   the first r elements of P
+
+All values are the true ones of these elements, so the total has no wrong ones; what was selected
+and gets no value waits in the residual. A position costs 1.44 log2(1 / e) bits, which for small e
+is more than a Golomb code takes, and p0 pays for its false positives with values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from tf_redsync import checks
+from tf_redsync.codings.base import CodedPositions, IndexCoding, Room, used
+from tf_redsync.codings.conflicts import by_conflicts
+from tf_redsync.config import register
+from tf_redsync.ops.codecs import Positions, bloom_build, bloom_parameters, bloom_query
+from tf_redsync.ops.contract import MAX_COUNT
+
+POLICIES = ("p0", "p1", "p2", "leftmost")
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bloom(IndexCoding):
+    """A Bloom filter for each tensor: `[counts] [filters]`; see the module's docstring.
+
+    Args:
+        policy: `"p0"`, `"p1"`, `"p2"` or `"leftmost"`.
+        false_positive_rate: e, in (0, 1); `None`: a tenth of the density.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+    """
+
+    policy: str = "p0"
+    false_positive_rate: float | None = None
+
+    sends_all: ClassVar[bool] = False
+    lossless: ClassVar[bool] = False
+    paper: ClassVar[str] = "Xu, Kostopoulou, Dutta, Li, Ntoulas, Kalnis 2021"
+
+    def __post_init__(self) -> None:
+        checks.choice("policy", self.policy, POLICIES)
+        rate = self.false_positive_rate
+        if rate is not None:
+            bounds = {"low": 0.0, "high": 1.0, "low_open": True, "high_open": True}
+            checks.real("false_positive_rate", rate, **bounds)
+
+    def received(self, room: Room) -> Room:
+        """See `IndexCoding`. With p0 a tensor gets room for its false positives too."""
+        if self.policy != "p0":
+            return room
+        return Room(room.sizes, tuple(map(self._positives, room.sizes, room.slots)))
+
+    def words(self, room: Room) -> Any:
+        """See `IndexCoding`."""
+        return len(room.slots) + sum(self._filters(room)["words"])
+
+    def encode(
+        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
+    ) -> CodedPositions:
+        """See `IndexCoding`."""
+        filters = bloom_build(indices, counts, seed, **self._filters(room))
+        words = tf.concat([counts, filters], axis=0)
+        positions = self.decode(words[tf.newaxis], room, seed)
+        found = [at[0] for at in positions.indices]
+        return CodedPositions(words, found, positions.counts[0])
+
+    def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
+        """See `IndexCoding`."""
+        layout = self._filters(room)
+        if max(room.sizes) > MAX_COUNT:
+            raise ValueError(
+                f"`indices=Bloom(..)` takes tensors of at most {MAX_COUNT} elements. "
+                f"Received: sizes={room.sizes}. Use RawIndices, or split the variable."
+            )
+        counts, filters = tf.split(words, [len(room.slots), sum(layout["words"])], axis=1)
+        slots = list(map(self._positives, room.sizes, room.slots))
+        positives = bloom_query(filters, seed, slots=slots, **layout)
+        if self.policy == "p0":
+            return positives
+        indices, chosen = [], []
+        for i, at in enumerate(positives.indices):
+            form = {"words": layout["words"][i], "hashes": layout["hashes"][i]}
+            count = tf.minimum(counts[:, i : i + 1], positives.counts[:, i : i + 1])
+            number = positives.counts[:, i : i + 1]
+            slots = min(room.slots[i], at.shape[1])
+            ordered = self._ordered(at, number, seed + i, seed, limit=slots, **form)[:, :slots]
+            ascending = tf.sort(tf.where(tf.range(slots) < count, ordered, tf.int32.max))
+            indices.append(tf.pad(used(ascending, count), [[0, 0], [0, room.slots[i] - slots]]))
+            chosen.append(count)
+        return Positions(indices, tf.concat(chosen, axis=1))
+
+    def _ordered(
+        self, at: tf.Tensor, count: tf.Tensor, draw: tf.Tensor, seed: tf.Tensor, **form: int
+    ) -> tf.Tensor:
+        """Positives, those to take first in front; int32 `[workers, slots]`."""
+        if self.policy == "leftmost":
+            return at
+        # Equal on all workers, and another order in every step.
+        noise = tf.random.stateless_uniform(
+            at.shape, tf.stack([draw, tf.constant(1)]), alg="philox"
+        )
+        if self.policy == "p2":
+            return by_conflicts(at, count, noise, seed, **form)
+        # The used ones first.
+        order = tf.argsort(tf.where(tf.range(at.shape[1]) < count, noise, 2.0), stable=True)
+        return tf.gather(at, order, batch_dims=1)
+
+    def _rate(self, size: int, slots: int) -> float:
+        if self.false_positive_rate is not None:
+            return self.false_positive_rate
+        return min(max(0.1 * slots / max(size, 1), 1e-9), 0.5)
+
+    def _positives(self, size: int, slots: int) -> int:
+        """Slots for positives: six standard deviations above their average."""
+        false = self._rate(size, slots) * max(size - slots, 0)
+        return min(slots + math.ceil(1.2 * false + 6 * math.sqrt(false)) + 4, size)
+
+    def _filters(self, room: Room) -> dict[str, list[int]]:
+        """`sizes`, `words` and `hashes`, as the ops want them."""
+        both = [
+            bloom_parameters(slots, self._rate(size, slots))
+            for size, slots in zip(room.sizes, room.slots, strict=True)
+        ]
+        words, hashes = [w for w, _ in both], [h for _, h in both]
+        return {"sizes": list(room.sizes), "words": words, "hashes": hashes}

@@ -1,0 +1,130 @@
+"""The cheapest lossless coding of positions for the density at hand, and why.
+
+Lengths are static, so they can be compared before anything is sent. What random positions need at
+least is log2 of the number of ways to choose k of n elements.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from tf_redsync.codings.base import CodedPositions, IndexCoding, Room
+from tf_redsync.codings.bitmap import Bitmap
+from tf_redsync.codings.delta import DeltaPacking
+from tf_redsync.codings.elias_fano import EliasFano
+from tf_redsync.codings.golomb import Golomb
+from tf_redsync.codings.huffman import Huffman
+from tf_redsync.codings.plain import RawIndices
+from tf_redsync.codings.run_length import RunLength
+from tf_redsync.config import register
+from tf_redsync.ops.codecs import Positions
+from tf_redsync.tables import aligned
+
+LOSSLESS: tuple[IndexCoding, ...] = (
+    RawIndices(),
+    Bitmap(),
+    RunLength(),
+    DeltaPacking(),
+    Huffman(),
+    EliasFano(),
+    Golomb(),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Codings of the positions of some tensors; `str` prints a table.
+
+    Attributes:
+        room: Sizes and slots.
+        words: Length of the code in 32-bit words, by the name of the coding, shortest first.
+        entropy: Bits that random positions need at least.
+    """
+
+    room: Room
+    words: dict[str, int]
+    entropy: float
+
+    @property
+    def best(self) -> str:
+        """Name of the shortest code."""
+        return next(iter(self.words))
+
+    def __str__(self) -> str:
+        k = max(sum(self.room.slots), 1)
+        lines = [("coding", "bits a position", "over entropy")]
+        for name, words in self.words.items():
+            over = 32 * words / self.entropy - 1 if self.entropy else math.inf
+            lines.append((name, f"{32 * words / k:.2f}", f"{100 * over:+.1f} %"))
+        lines.append(("entropy", f"{self.entropy / k:.2f}", ""))
+        density = sum(self.room.slots) / max(sum(self.room.sizes), 1)
+        head = f"{sum(self.room.slots)} of {sum(self.room.sizes)} elements ({100 * density:.3g} %)"
+        return "\n".join([head, *aligned(lines)])
+
+
+def compare(sizes: Sequence[int], slots: Sequence[int]) -> Comparison:
+    """Compare all lossless codings of positions.
+
+    Args:
+        sizes: Elements of each tensor of a bucket.
+        slots: How many of each are sent.
+
+    Raises:
+        ValueError: for lists of different lengths, or more slots than elements.
+
+    Example:
+        >>> compare([1_000_000], [1_000]).best, compare([1_000], [400]).best
+        ('Golomb', 'Bitmap')
+    """
+    if len(sizes) != len(slots) or any(not 0 <= k <= n for k, n in zip(slots, sizes, strict=False)):
+        raise ValueError(
+            "`slots` must have one entry for each of `sizes`, of at most as many elements. "
+            f"Received: sizes={list(sizes)}, slots={list(slots)}"
+        )
+    room = Room(tuple(sizes), tuple(slots))
+    # Of equal lengths the one that stands first in the list: the simpler one.
+    words = sorted(((c.words(room), type(c).__name__) for c in LOSSLESS), key=lambda w: w[0])
+    entropy = sum(_log2_choices(n, k) for n, k in zip(sizes, slots, strict=True))
+    return Comparison(room, {name: n for n, name in words}, entropy)
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cheapest(IndexCoding):
+    """For every bucket the shortest of the lossless codings; `compare` shows them all.
+
+    Example:
+        >>> Cheapest().of(Room((1_000_000,), (1_000,)))
+        Golomb()
+    """
+
+    sends_all: ClassVar[bool] = False  # not all of them do
+
+    def of(self, room: Room) -> IndexCoding:
+        """Return the coding that is used."""
+        best = compare(room.sizes, room.slots).best
+        return next(c for c in LOSSLESS if type(c).__name__ == best)
+
+    def words(self, room: Room) -> Any:
+        """See `IndexCoding`."""
+        return self.of(room).words(room)
+
+    def encode(
+        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
+    ) -> CodedPositions:
+        """See `IndexCoding`."""
+        return self.of(room).encode(indices, counts, room, seed)
+
+    def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
+        """See `IndexCoding`."""
+        return self.of(room).decode(words, room, seed)
+
+
+def _log2_choices(n: int, k: int) -> float:
+    """Log2 of n over k."""
+    return (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2)

@@ -1,0 +1,86 @@
+"""Policy P2 of DeepReduce: which positives of a Bloom filter are most likely no false ones.
+
+Xu, Kostopoulou, Dutta, Li, Ntoulas, Kalnis (2021), "DeepReduce", NeurIPS. For every bit j of the
+filter, the conflict set C_j has the positives that set bit j. Some element of C_j is a true one,
+since the bit is set. From the smallest set on, and among equals from the lowest bit on:
+
+    if no element of C_j is left: nothing
+    else: take one of those that are left, at random
+
+until enough are taken. A true positive is alone in a set more often than a false one.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tf_redsync.ops.twin_bloom import probes
+
+
+def by_conflicts(
+    at: tf.Tensor,
+    count: tf.Tensor,
+    noise: tf.Tensor,
+    seed: tf.Tensor,
+    *,
+    words: int,
+    hashes: int,
+    limit: int,
+) -> tf.Tensor:
+    """Order positives by when they are taken; those that are not come last, in their order.
+
+    Args:
+        at: int32 `[workers, slots]`, the positives of each worker's filter.
+        count: int32 `[workers, 1]`, how many are used.
+        noise: float32 `[workers, slots]`; of a set the element with the least is taken.
+        seed: As given to `bloom_build`.
+        words: Of the filter.
+        hashes: Of the filter.
+        limit: How many to take at most.
+
+    Returns:
+        int32 `[workers, slots]`.
+    """
+    rows = [
+        _by_conflicts(at[r], count[r, 0], noise[r], seed, words, hashes, limit)
+        for r in range(at.shape[0])
+    ]
+    return tf.stack(rows)
+
+
+def _by_conflicts(at, count, noise, seed, words: int, hashes: int, limit: int) -> tf.Tensor:
+    slots = at.shape[0]
+    element, bit = _incidences(at, count, noise, seed, words, hashes)
+    sizes = tf.math.bincount(bit, minlength=32 * words, maxlength=32 * words)
+    first = tf.cumsum(sizes, exclusive=True)
+    sets = tf.argsort(tf.where(sizes > 0, sizes, tf.int32.max), stable=True)
+    used_sets = tf.math.count_nonzero(sizes, dtype=tf.int32)
+
+    def take(number, taken, when):
+        begin = first[sets[number]]
+        members = element[begin : begin + sizes[sets[number]]]
+        left = tf.boolean_mask(members, tf.gather(when, members) >= slots)[:1]
+        when = tf.tensor_scatter_nd_update(
+            when, left[:, tf.newaxis], tf.fill(tf.shape(left), taken)
+        )
+        return number + 1, taken + tf.size(left), when
+
+    def go_on(number, taken, when):
+        return (number < used_sets) & (taken < limit)
+
+    start = (tf.constant(0), tf.constant(0), slots + tf.range(slots))
+    when = tf.while_loop(go_on, take, start)[2]
+    return tf.gather(at, tf.argsort(when, stable=True))
+
+
+def _incidences(at, count, noise, seed, words: int, hashes: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """All distinct pairs of a positive's place and a bit that it sets, by bit, then by noise."""
+    places = tf.argsort(noise[:count], stable=True)
+    positions = tf.cast(tf.bitcast(tf.gather(at, places), tf.uint32), tf.int64)
+    bits = tf.stack(list(probes(positions, seed, words, hashes)))  # [hashes, count]
+    key = tf.reshape(
+        bits * tf.cast(tf.size(places), tf.int64) + tf.range(tf.size(places, tf.int64)), [-1]
+    )
+    key = tf.unique(tf.sort(key))[0]
+    number = tf.maximum(tf.size(places, tf.int64), 1)
+    return tf.gather(places, key % number), tf.cast(key // number, tf.int32)

@@ -1,0 +1,74 @@
+"""Elias-Fano codes: at most 2 + log2(n / k) bits a position, whatever the positions are.
+
+Peter Elias (1974), "Efficient storage and retrieval by content and address of static files",
+Journal of the ACM 21; Robert M. Fano (1971), "On the number of bits required to implement an
+associative memory", MIT.
+
+Of k ascending positions below n, the low l = floor(log2(n / k)) bits are written as they are. The
+other bits, position i's being h_i, are a bitmap of k + (n >> l) bits, in which the bits h_i + i are
+set. The length does not depend on the positions, and nothing has to be read in sequence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from tf_redsync.codings import bits
+from tf_redsync.codings.base import CodedPositions, IndexCoding, Room
+from tf_redsync.codings.streams import Stream
+from tf_redsync.config import register
+from tf_redsync.ops.codecs import Positions
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EliasFano(IndexCoding):
+    """Elias-Fano codes of one stream for a bucket: `[count] [low bits] [bitmap]`."""
+
+    paper: ClassVar[str] = "Elias 1974; Fano 1971"
+
+    def words(self, room: Room) -> Any:
+        """See `IndexCoding`."""
+        return 1 + sum(_lengths(Stream(room)))
+
+    def encode(
+        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
+    ) -> CodedPositions:
+        """See `IndexCoding`."""
+        stream = Stream(room)
+        at, count, low = stream.merged(indices, counts), tf.reduce_sum(counts), _low_bits(stream)
+        order = tf.range(stream.slots)
+        high = tf.bitwise.right_shift(at, low) + order
+        code = [
+            count[tf.newaxis],
+            bits.packed(at, low),
+            bits.bitmap(high, order < count, _lengths(stream)[1]),
+        ]
+        return CodedPositions(tf.concat(code, axis=0), list(indices), counts)
+
+    def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
+        """See `IndexCoding`."""
+        stream = Stream(room)
+        count, low_words, high_words = tf.split(words, [1, *_lengths(stream)], axis=1)
+        low = _low_bits(stream)
+        high, found = bits.set_bits(high_words, stream.slots)
+        with tf.control_dependencies([stream.check_count(count, found)]):
+            high = tf.identity(high) - tf.range(stream.slots)
+        at = tf.bitwise.left_shift(high, low) | bits.unpacked(low_words, low, stream.slots)
+        return stream.separated(at, count)
+
+
+def _low_bits(stream: Stream) -> int:
+    """l, so that 2^l <= n / k."""
+    return max(0, (stream.size // max(stream.slots, 1)).bit_length() - 1)
+
+
+def _lengths(stream: Stream) -> list[int]:
+    """Words of the low bits and of the bitmap."""
+    low = _low_bits(stream)
+    high = stream.slots + (stream.size >> low)
+    return [bits.packed_words(stream.slots, low), -(-high // 32)]

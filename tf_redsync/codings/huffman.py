@@ -1,0 +1,145 @@
+"""Huffman codes of the bytes of indices, made for all indices below n.
+
+David A. Huffman (1952), "A method for the construction of minimum-redundancy codes", Proceedings of
+the IRE 40; among the codings of sparse gradients: Xu et al. (2021), "DeepReduce", NeurIPS.
+
+One table for the four bytes of 32-bit indices, from how often each byte occurs in 0 .. n - 1: all
+workers can compute it, and it needs no sending. High bytes take few values and get short codes, but
+the low ones are about uniform. It uses neither that positions ascend nor how many there are, so it
+needs some 8 bits more than the codes of gaps do; here for comparison.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import heapq
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import tensorflow as tf
+
+from tf_redsync.codings import bits
+from tf_redsync.codings.base import CodedPositions, IndexCoding, Room, used
+from tf_redsync.codings.streams import Stream
+from tf_redsync.config import register
+from tf_redsync.ops.codecs import Positions
+
+LONGEST = 16  # bits of a code
+SLACK = 1.01  # of a message's length over its average
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Huffman(IndexCoding):
+    """Huffman codes of one stream for a bucket: `[count] [code]`.
+
+    The code has the length of an average one of random positions and 1 % more. Positions that do
+    not fit are not sent.
+    """
+
+    sends_all: ClassVar[bool] = False
+    paper: ClassVar[str] = "Huffman 1952"
+
+    def words(self, room: Room) -> Any:
+        """See `IndexCoding`."""
+        return 1 + _code_words(Stream(room))
+
+    def encode(
+        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
+    ) -> CodedPositions:
+        """See `IndexCoding`."""
+        stream, words = Stream(room), _code_words(Stream(room))
+        lengths, codes = table(stream.size)
+        at, count = stream.merged(indices, counts), tf.reduce_sum(counts)
+        symbols = tf.bitwise.right_shift(at[:, tf.newaxis], np.int32([0, 8, 16, 24])) & 255
+        of_bytes = tf.gather(tf.constant(lengths, tf.int32), symbols)
+        valid = tf.range(stream.slots) < count
+        ends = tf.cumsum(tf.where(valid, tf.reduce_sum(of_bytes, axis=1), 0))
+        fits = valid & (ends <= 32 * words)
+        sent = tf.math.count_nonzero(fits, dtype=tf.int32)
+        code = bits.written(
+            tf.reshape(tf.gather(tf.constant(codes, tf.int64), symbols), [-1]),
+            tf.reshape(tf.where(fits[:, tf.newaxis], of_bytes, 0), [-1]),
+            words,
+        )
+        kept = stream.kept(counts, sent)
+        cut = [used(t, n) for t, n in zip(indices, tf.unstack(kept), strict=True)]
+        return CodedPositions(tf.concat([sent[tf.newaxis], code], axis=0), cut, kept)
+
+    def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
+        """See `IndexCoding`."""
+        stream, (count, code) = Stream(room), tf.split(words, [1, _code_words(Stream(room))], 1)
+        symbol_of, length_of = (tf.constant(t) for t in _lookup(stream.size))
+        end = 32 * code.shape[1]
+        # The code that would start at every bit, and where the next one does: leaps of 1, 2, 4 ..
+        shape = [tf.shape(code)[0], end + 1]
+        every_bit = tf.broadcast_to(tf.range(end + 1, dtype=tf.int64), shape)
+        window = bits.read(code, every_bit, tf.fill(tf.shape(every_bit), LONGEST))
+        leap = tf.minimum(tf.range(end + 1) + tf.gather(length_of, window), end)
+        starts = tf.zeros([tf.shape(code)[0], 1], tf.int32)
+        while starts.shape[1] < 4 * stream.slots:
+            starts = tf.concat([starts, tf.gather(leap, starts, batch_dims=1)], 1)
+            leap = tf.gather(leap, leap, batch_dims=1)
+        starts = starts[:, : 4 * stream.slots]
+        symbols = tf.gather(symbol_of, tf.gather(window, starts, batch_dims=1))
+        by_byte = tf.reshape(symbols, [-1, stream.slots, 4])
+        weights = tf.constant([1, 2**8, 2**16, 2**24], tf.int64)
+        at = tf.reduce_sum(tf.cast(by_byte, tf.int64) * weights, axis=2)
+        with tf.control_dependencies([stream.check_count(count)]):
+            return stream.separated(stream.checked(tf.identity(at), count), count)
+
+
+@functools.lru_cache(maxsize=64)
+def table(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths and codes of the 256 bytes for indices below `size`, the first bit lowest."""
+    often = np.zeros(256, np.int64)
+    for byte in range(4):
+        period, step = 256 ** (byte + 1), 256**byte
+        full, rest = divmod(size, period)
+        often += full * step + np.clip(rest - step * np.arange(256), 0, step)
+    # At least 1, or so much that no code gets longer than LONGEST.
+    often = np.maximum(often, max(1, math.ceil(4 * size / 2 ** (LONGEST - 3))))
+    lengths = _code_lengths(often)
+    codes, code, before = np.zeros(256, np.int64), 0, 0
+    for length, symbol in sorted(zip(lengths.tolist(), range(256), strict=True)):
+        code <<= length - before
+        codes[symbol] = int(f"{code:0{length}b}"[::-1], 2)
+        code, before = code + 1, length
+    return lengths, codes
+
+
+def _code_lengths(often: np.ndarray) -> np.ndarray:
+    """Huffman's construction: depths of the leaves of the tree."""
+    lengths = np.zeros(len(often), np.int64)
+    heap = [(int(n), i, [i]) for i, n in enumerate(often)]
+    heapq.heapify(heap)
+    while len(heap) > 1:
+        (n, i, left), (m, _, right) = heapq.heappop(heap), heapq.heappop(heap)
+        lengths[left + right] += 1
+        heapq.heappush(heap, (n + m, i, left + right))
+    return lengths
+
+
+@functools.lru_cache(maxsize=64)
+def _lookup(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Byte and length of the code that each `LONGEST` bits start with."""
+    lengths, codes = table(size)
+    symbols, found = np.zeros(2**LONGEST, np.int32), np.zeros(2**LONGEST, np.int32)
+    for symbol, (length, code) in enumerate(zip(lengths, codes, strict=True)):
+        symbols[code :: 2**length], found[code :: 2**length] = symbol, length
+    return symbols, found
+
+
+def _code_words(stream: Stream) -> int:
+    """Words of an average code of indices below the stream's size, and 1 % more."""
+    lengths, _ = table(stream.size)
+    average = 0.0
+    for byte in range(4):
+        period, step = 256 ** (byte + 1), 256**byte
+        full, rest = divmod(stream.size, period)
+        often = full * step + np.clip(rest - step * np.arange(256), 0, step)
+        average += float(often @ lengths) / max(stream.size, 1)
+    return math.ceil(SLACK * average * stream.slots / 32) + 2

@@ -1,0 +1,80 @@
+"""Values by stochastic rounding to a few levels, in buckets with a norm each.
+
+Alistarh, Grubic, Li, Tomioka, Vojnovic (2017), "QSGD", NeurIPS, arXiv 1610.02132, of the selected
+values alone; as in Xu et al. (2021), "DeepReduce", NeurIPS, who take 127 levels and buckets of 512.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from tf_redsync import checks
+from tf_redsync.codings.base import CodedValues, ValueCoding
+from tf_redsync.config import register
+from tf_redsync.ops.quantization import (
+    BUCKET_UNIT,
+    MAX_LEVELS,
+    dequantize_sum,
+    quantize,
+    quantized_words,
+)
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QSGDValues(ValueCoding):
+    """Stochastically rounded values: the message of `ops.quantize`.
+
+    Args:
+        levels: Magnitudes besides 0; a value takes `ceil(log2(2 levels + 1))` bits.
+        bucket_size: Values that share a norm, their largest magnitude; a multiple of 32.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+    """
+
+    levels: int = 127
+    bucket_size: int = 512
+
+    paper: ClassVar[str] = "Alistarh, Grubic, Li, Tomioka, Vojnovic 2017"
+
+    def __post_init__(self) -> None:
+        checks.integer("levels", self.levels, low=1)
+        checks.integer("bucket_size", self.bucket_size, low=BUCKET_UNIT)
+        if self.levels > MAX_LEVELS or self.bucket_size % BUCKET_UNIT:
+            raise ValueError(
+                f"`levels` must be at most {MAX_LEVELS}, and `bucket_size` a multiple of "
+                f"{BUCKET_UNIT}. Received: levels={self.levels}, bucket_size={self.bucket_size}"
+            )
+
+    @property
+    def _form(self) -> dict[str, Any]:
+        return {"mode": "stochastic", "levels": self.levels, "bucket_size": self.bucket_size}
+
+    def words(self, slots: Sequence[Any]) -> Any:
+        """See `ValueCoding`."""
+        return quantized_words(list(slots), **self._form)
+
+    def encode(
+        self, values: Sequence[tf.Tensor], counts: tf.Tensor, stream: tf.Tensor
+    ) -> CodedValues:
+        """See `ValueCoding`."""
+        scales = []
+        for tensor in values:
+            rows = tf.pad(tf.abs(tensor), [[0, -tensor.shape[0] % self.bucket_size]])
+            rows = tf.reshape(rows, [-(-tensor.shape[0] // self.bucket_size), self.bucket_size])
+            scales.append(tf.reduce_max(rows, axis=1))
+        words = quantize(values, tf.concat(scales, axis=0), stream=stream, **self._form).message
+        sent = self.decode(words[tf.newaxis], counts[tf.newaxis], [v.shape[0] for v in values])
+        return CodedValues(words, [tensor[0] for tensor in sent])
+
+    def decode(self, words: tf.Tensor, counts: tf.Tensor, slots: Sequence[Any]) -> list[tf.Tensor]:
+        """See `ValueCoding`."""
+        like = [tf.zeros([k]) for k in slots]
+        workers = words.shape[0]
+        rows = [dequantize_sum(words[r : r + 1], like, **self._form) for r in range(workers)]
+        return [tf.stack(tensor) for tensor in zip(*rows, strict=True)]

@@ -1,0 +1,71 @@
+"""Run lengths of a bitmap, in fields of equal width.
+
+Solomon W. Golomb (1966), "Run-length encodings", IEEE Transactions on Information Theory 12, has
+the idea; as one of the codings of sparse gradients: Xu et al. (2021), "DeepReduce", NeurIPS.
+
+A field of r bits with v < 2^r - 1 stands for v zeros and a one; v = 2^r - 1 for as many zeros and
+no one. k ones among n bits take k + n / (2^r - 1) fields at most, and r is the best one for that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from tf_redsync.codings import bits
+from tf_redsync.codings.base import CodedPositions, IndexCoding, Room
+from tf_redsync.codings.streams import Stream
+from tf_redsync.config import register
+from tf_redsync.ops.codecs import Positions
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunLength(IndexCoding):
+    """Run lengths of one stream for a bucket: `[count] [fields]`."""
+
+    paper: ClassVar[str] = "Golomb 1966"
+
+    def words(self, room: Room) -> Any:
+        """See `IndexCoding`."""
+        fields, width = _best(Stream(room))
+        return 1 + bits.packed_words(fields, width)
+
+    def encode(
+        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
+    ) -> CodedPositions:
+        """See `IndexCoding`."""
+        stream, (fields, width) = Stream(room), _best(Stream(room))
+        at, count, longest = stream.merged(indices, counts), tf.reduce_sum(counts), 2**width - 1
+        zeros = at - tf.concat([[-1], at[:-1]], axis=0) - 1
+        valid = tf.range(stream.slots) < count
+        runs = tf.where(valid, zeros // longest + 1, 0)  # fields of each position
+        last = tf.where(valid, tf.cumsum(runs) - 1, fields)
+        codes = tf.fill([fields + 1], longest)
+        codes = tf.tensor_scatter_nd_update(codes, last[:, tf.newaxis], zeros % longest)[:fields]
+        code = tf.concat([count[tf.newaxis], bits.packed(codes, width)], axis=0)
+        return CodedPositions(code, list(indices), counts)
+
+    def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
+        """See `IndexCoding`."""
+        stream, (fields, width) = Stream(room), _best(Stream(room))
+        count, longest = words[:, :1], 2**width - 1
+        codes = bits.unpacked(words[:, 1:], width, fields)
+        is_last = tf.cast(codes < longest, tf.int32)
+        ends = tf.cumsum(tf.cast(codes + is_last, tf.int64), axis=1) - 1
+        place, found = bits.nonzero(is_last, stream.slots)
+        with tf.control_dependencies([stream.check_count(count, tf.minimum(found, count))]):
+            at = tf.gather(ends, place, batch_dims=1)
+        return stream.separated(stream.checked(at, count), count)
+
+
+def _best(stream: Stream) -> tuple[int, int]:
+    """Fields at most, and their width, for the shortest code."""
+    choices = []
+    for width in range(1, 31):
+        fields = stream.slots + stream.size // (2**width - 1)
+        choices.append((fields * width, fields, width))
+    return min(choices)[1:]

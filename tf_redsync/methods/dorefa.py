@@ -1,0 +1,101 @@
+"""DoReFa's gradients: uniform levels from -max to max, with noise before rounding.
+
+Shuchang Zhou, Yuxin Wu, Zekun Ni, Xinyu Zhou, He Wen, Yuheng Zou (2016), "DoReFa-Net: Training Low
+Bitwidth Convolutional Neural Networks with Low Bitwidth Gradients", arXiv 1606.06160, section 2.5.
+
+On every worker, for each tensor g and k bits, with c = max |g| and sigma uniform in [-1/2, 1/2]:
+
+    x    = g / (2 c) + 1/2 + sigma / (2^k - 1)
+    code = round((2^k - 1) x), in [0, 2^k - 1]           all-gather of codes and c
+    total = sum over workers of 2 c (code / (2^k - 1) - 1/2)
+
+Noise before rounding is rounding at random: right on average. There are 2^k levels and 0 is none of
+them, so a zero becomes one of the two around it.
+
+Differences from the paper
+
+* DoReFa quantises the gradient of each layer's output on its way back, with a maximum for every
+  example, to compute with few bits. Here the gradients of the weights are quantised the same way,
+  to send few bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tf_redsync import checks, feedback
+from tf_redsync.codings import bits
+from tf_redsync.exchange import wire
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.requests import AllGather
+from tf_redsync.methods.base import Exchange, State, register
+from tf_redsync.methods.coding import StochasticQuantizer, largest
+from tf_redsync.methods.sparse import flat, split
+
+MOST_BITS = 16
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DoReFa(StochasticQuantizer):
+    """Uniform levels with noise; see the module's docstring for the algorithm.
+
+    Args:
+        bitwidth: k, bits of an element, in [1, 16].
+        seed: Of the noise; the same on all workers, who draw different numbers even so.
+        dense_below: Tensors of fewer float32 bytes are all-reduced densely.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+
+    Example:
+        >>> DoReFa(bitwidth=6).bitwidth
+        6
+    """
+
+    bitwidth: int = 6
+
+    paper: ClassVar[str] = "Zhou, Wu, Ni, Zhou, Wen, Zou 2016"
+    bits: ClassVar[str] = "k"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.integer("bitwidth", self.bitwidth, low=1)
+        if self.bitwidth > MOST_BITS:
+            raise ValueError(
+                f"`bitwidth` must be at most {MOST_BITS}. Received: bitwidth={self.bitwidth}"
+            )
+
+    def describe(self, spec: TensorSpec) -> str:
+        """See `Method`."""
+        return f"{2**self.bitwidth} levels, {self.bitwidth} bits"
+
+    def exchange(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        step: tf.Tensor,
+        scale: tf.Tensor | None = None,
+    ) -> Exchange:
+        """See `Method`."""
+        grads, steps = feedback.scaled(grads, scale), float(2**self.bitwidth - 1)
+        sizes = [s.size for s in layout.specs]
+        maxima = tf.concat([largest(tf.reshape(g, [1, -1])) for g in grads], axis=0)
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in grads])
+        noise = self.random_numbers(layout, step, sum(sizes)) - 0.5
+        shares = tf.math.divide_no_nan(flat(grads), tf.repeat(maxima, sizes))
+        codes = tf.round(steps * (0.5 * shares + 0.5) + noise)
+        codes = tf.cast(tf.clip_by_value(codes, 0.0, steps), tf.int32)
+        message = [wire.to_words(maxima), bits.packed(codes, self.bitwidth)]
+        message = wire.with_header(finite, tf.concat(message, axis=0))
+        messages = yield AllGather(tf.where(finite, message, 0))
+
+        head = wire.HEADER_WORDS + len(sizes)
+        maxima = wire.from_words(messages[:, wire.HEADER_WORDS : head])
+        codes = bits.unpacked(messages[:, head:], self.bitwidth, sum(sizes))
+        values = tf.repeat(maxima, sizes, axis=1) * (2.0 * tf.cast(codes, tf.float32) / steps - 1.0)
+        return split(tf.add_n(tf.unstack(values, num=layout.workers)), layout.specs), state

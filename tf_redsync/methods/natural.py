@@ -1,0 +1,87 @@
+"""Natural compression: powers of two.
+
+Samuel Horváth, Chen-Yu Ho, Ľudovít Horváth, Atal Narayan Sahu, Marco Canini, Peter Richtárik (2019),
+"Natural Compression for Distributed Deep Learning", arXiv 1905.10988.
+
+On every worker, each element t of a gradient becomes one of the powers of two next to it,
+
+    sign(t) 2^floor(log2 |t|)     with probability (2^ceil(log2 |t|) - |t|) / 2^floor(log2 |t|)
+    sign(t) 2^ceil(log2 |t|)      else
+
+which is t on average, with a variance of at most t^2 / 8. In a float32 that is: add 23 random bits
+to the mantissa, and clear it. Sign and exponent are left, 9 bits, and nothing else has to be sent:
+no norm, and no pass over the data to find one.
+
+    total = sum over workers of the powers              one all-gather of 9-bit codes
+
+Nothing is kept; every worker draws numbers of its own. What is rounded up to 2^128 stops the step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tf_redsync import feedback
+from tf_redsync.codings import bits
+from tf_redsync.exchange import wire
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.requests import AllGather
+from tf_redsync.methods.base import Exchange, State, register
+from tf_redsync.methods.coding import StochasticQuantizer
+from tf_redsync.methods.sparse import flat, split
+
+MANTISSA = 23  # bits
+CODE = 9  # bits: sign and exponent
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NaturalCompression(StochasticQuantizer):
+    """Random rounding to powers of two; see the module's docstring for the algorithm.
+
+    Args:
+        seed: Of the rounding; the same on all workers, who draw different numbers even so.
+        dense_below: Tensors of fewer float32 bytes are all-reduced densely.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+
+    Example:
+        >>> NaturalCompression().conserves
+        False
+    """
+
+    paper: ClassVar[str] = "Horváth, Ho, Horváth, Sahu, Canini, Richtárik 2019"
+    bits: ClassVar[str] = "9"
+
+    def describe(self, spec: TensorSpec) -> str:
+        """See `Method`."""
+        return "powers of two, 9 bits"
+
+    def exchange(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        step: tf.Tensor,
+        scale: tf.Tensor | None = None,
+    ) -> Exchange:
+        """See `Method`."""
+        vector = flat(feedback.scaled(grads, scale))
+        size = vector.shape[0]
+        random = self.random_bits(layout, step, size, MANTISSA)
+        powers = tf.bitwise.right_shift(tf.bitcast(vector, tf.uint32) + random, MANTISSA)
+        codes = tf.bitcast(powers, tf.int32)
+        finite = tf.math.is_finite(vector) & tf.math.is_finite(_values(codes))
+        message = wire.with_header(tf.reduce_all(finite), bits.packed(codes, CODE))
+        messages = yield AllGather(tf.where(tf.reduce_all(finite), message, 0))
+        values = _values(bits.unpacked(messages[:, wire.HEADER_WORDS :], CODE, size))
+        return split(tf.add_n(tf.unstack(values, num=layout.workers)), layout.specs), state
+
+
+def _values(codes: tf.Tensor) -> tf.Tensor:
+    """The powers of two that codes stand for."""
+    return wire.from_words(tf.bitwise.left_shift(codes, MANTISSA))
