@@ -1,7 +1,7 @@
 """Natural compression: powers of two.
 
-Samuel Horváth, Chen-Yu Ho, Ľudovít Horváth, Atal Narayan Sahu, Marco Canini, Peter Richtárik (2019),
-"Natural Compression for Distributed Deep Learning", arXiv 1905.10988.
+Samuel Horváth, Chen-Yu Ho, Ľudovít Horváth, Atal Narayan Sahu, Marco Canini, Peter Richtárik
+(2019), "Natural Compression for Distributed Deep Learning", arXiv 1905.10988.
 
 On every worker, each element t of a gradient becomes one of the powers of two next to it,
 
