@@ -7,19 +7,20 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
-from tests.conformance.descriptor import SPECS, WORKERS, dense_payload
+from tests.conformance.descriptor import SPECS, dense_payload
 from tests.conformance.harness import assert_equal_bits, copied, make_grads, recorded, run, tensors
-from tests.conformance.table import TABLE
+from tests.conformance.table import TABLE, cases
 from tf_redsync.exchange import loopback, wire
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll
 
 PHASES = ("exchange", "dense_exchange")
 every_method = pytest.mark.parametrize("name", TABLE)
-all_workers = pytest.mark.parametrize("workers", WORKERS)
-phases_and_workers = pytest.mark.parametrize(
-    ("phase", "workers"),
-    [("exchange", w) for w in WORKERS] + [("dense_exchange", w) for w in (1, 3)],
+every_case = pytest.mark.parametrize(("name", "workers"), cases())
+every_phase = pytest.mark.parametrize(
+    ("name", "phase", "workers"),
+    [(name, "exchange", workers) for name, workers in cases()]
+    + [(name, "dense_exchange", workers) for name in TABLE for workers in (1, 3)],
 )
 
 
@@ -51,8 +52,7 @@ def surplus(record) -> tuple[float, float]:
     return worst, scale
 
 
-@phases_and_workers
-@every_method
+@every_phase
 def test_conservation(name, workers, phase):
     """sum(gradient + old residual) = total + sum(new residual), or the method says otherwise."""
     records = recorded(name, workers, phase)
@@ -86,8 +86,9 @@ def momentum_sgd(grads: list, method) -> list:
     return applied
 
 
-@all_workers
-@pytest.mark.parametrize("name", [n for n, d in TABLE.items() if d.full is not None])
+@pytest.mark.parametrize(
+    ("name", "workers"), cases([n for n, d in TABLE.items() if d.full is not None])
+)
 def test_sending_everything_is_uncompressed_sgd(name, workers):
     descriptor = TABLE[name]
     tolerance = workers * max(2e-6, descriptor.tolerance)
@@ -106,8 +107,7 @@ def test_sending_everything_is_uncompressed_sgd(name, workers):
 # --------------------------------------------------------------------- agreement, determinism
 
 
-@phases_and_workers
-@every_method
+@every_phase
 def test_all_workers_get_the_same_bits(name, workers, phase):
     for record in recorded(name, workers, phase):
         if TABLE[name].agrees or phase == "dense_exchange":
@@ -118,8 +118,7 @@ def test_all_workers_get_the_same_bits(name, workers, phase):
             assert len(distinct) > 1, "the method agrees on totals; declare it"
 
 
-@pytest.mark.parametrize("workers", [2, 7])
-@every_method
+@pytest.mark.parametrize(("name", "workers"), cases(counts=(2, 7)))
 def test_same_inputs_same_bits(name, workers):
     again = run(TABLE[name].method, workers, TABLE[name].specs)
     for first, second in zip(recorded(name, workers), again, strict=True):
@@ -127,8 +126,7 @@ def test_same_inputs_same_bits(name, workers):
         assert_equal_bits(second.new_states, first.new_states)
 
 
-@phases_and_workers
-@every_method
+@every_phase
 def test_totals_and_states_keep_their_form(name, workers, phase):
     method, layout = TABLE[name].method, BucketLayout(TABLE[name].specs, workers)
     shapes = [s.shape for s in layout.specs]
@@ -145,8 +143,7 @@ def test_totals_and_states_keep_their_form(name, workers, phase):
                 assert np.isfinite(new).all()
 
 
-@all_workers
-@every_method
+@every_case
 def test_shared_state_is_equal_on_all_workers(name, workers):
     kinds = TABLE[name].method.state_kinds
     for record in recorded(name, workers):
@@ -172,8 +169,7 @@ def message_rows(request) -> np.ndarray:
     return words.reshape(-1, words.shape[-1])
 
 
-@phases_and_workers
-@every_method
+@every_phase
 def test_bytes_and_messages(name, workers, phase):
     """The requests that the method names, their bytes by its formula; word 0 is the finite flag."""
     descriptor = TABLE[name]
@@ -199,9 +195,11 @@ def test_bytes_and_messages(name, workers, phase):
 # ------------------------------------------------------------------------------- not finite
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("workers", [1, 2, 7])
-@every_method
+@pytest.mark.parametrize(
+    ("name", "workers", "bad"),
+    [(*case, np.nan) for case in cases(counts=(1, 2, 7))]
+    + [(name, 2, bad) for name in TABLE for bad in (np.inf, -np.inf)],
+)
 def test_one_bad_value_stops_the_step_everywhere(name, workers, bad):
     descriptor = TABLE[name]
     layout = BucketLayout(descriptor.specs, workers)

@@ -1,25 +1,22 @@
 """Every method that names an oracle, step by step against it.
 
-With the environment variable TF_REDSYNC_ALL_STEPS=1 over 50 steps for every method and number of
-workers, which takes a quarter of an hour; else over fewer where that is slow.
+With the environment variable TF_REDSYNC_ALL_STEPS=1 over 50 steps for every entry of the table and
+number of workers, which takes long; else over fewer.
 """
 
 import functools
-import os
 
 import numpy as np
 import pytest
 
 import tf_redsync as rs
-from tests.conformance.descriptor import WORKERS
 from tests.conformance.harness import make_grads, tensors
-from tests.conformance.table import TABLE
+from tests.conformance.table import ALL_STEPS, TABLE, cases
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout
 
 # Eager steps of the pure-TensorFlow ops take a tenth of a second each.
 STEPS = 50 if rs.ops.backend() == "native" else 11
-ALL_STEPS = bool(os.environ.get("TF_REDSYNC_ALL_STEPS"))
 # From here on a graph is faster: tracing it takes as long as 15 to 30 eager steps.
 TRACED_FROM = 30
 
@@ -34,8 +31,9 @@ def assert_near(found, expected, tolerance, what):
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * scale, err_msg=what)
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("name", [n for n, d in TABLE.items() if d.oracle is not None])
+@pytest.mark.parametrize(
+    ("name", "workers"), cases([n for n, d in TABLE.items() if d.oracle is not None])
+)
 def test_equals_the_oracle(name, workers):
     descriptor = TABLE[name]
     method, specs, tolerance = descriptor.method, descriptor.specs, descriptor.tolerance
