@@ -53,7 +53,7 @@ def entries(text: str) -> Iterator[tuple[str, str]]:
 
 def as_markdown(text: str) -> str:
     """Returns a docstring's text with its headings marked; formulas are indented already."""
-    text = re.sub(r"see the module's docstring( for the algorithm)?", "the algorithm is below", text)
+    text = re.sub(r"see the module's docstring( for the algorithm)?", "explained below", text)
     return re.sub(r"^(Differences from [^\n.:]+)$", r"## \1", text, flags=re.M)
 
 

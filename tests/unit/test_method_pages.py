@@ -1,5 +1,7 @@
 """docs/methods/ says what the docstrings say."""
 
+import dataclasses
+
 import tf_redsync as rs
 from tools import method_pages
 
@@ -13,8 +15,8 @@ def test_every_method_has_a_page_with_all_of_its_arguments():
     for entry in rs.methods.table().entries:
         text = pages[f"{entry.name}.md"]
         assert entry.paper.split(",")[0] in text
-        for field in rs.methods.base.registered()[entry.name].__dataclass_fields__:
-            assert f"| `{field}` |" in text, f"{entry.name} does not document {field}"
+        for field in dataclasses.fields(rs.methods.base.registered()[entry.name]):
+            assert f"| `{field.name}` |" in text, f"{entry.name} does not document {field.name}"
 
 
 def test_what_is_out_of_date_is_found(tmp_path):
