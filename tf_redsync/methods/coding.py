@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
@@ -81,9 +81,9 @@ class StochasticQuantizer(Quantizer):
     def random_bits(
         self, layout: BucketLayout, step: tf.Tensor, size: int, count: int
     ) -> tf.Tensor:
-        """Return `count` random bits for each element, this worker's own, uint32 `[size]`."""
+        """Return `count` random bits for each element, this worker's own, int32 `[size]`."""
         draws = uniform([size], self._own_seed(layout, step), tf.float64)
-        return tf.cast(draws * 2.0**count, tf.uint32)
+        return tf.cast(draws * 2.0**count, tf.int32)
 
     def _own_seed(self, layout: BucketLayout, step: tf.Tensor) -> tf.Tensor:
         """Seed of `uniform`: the rank makes it another stream."""
@@ -117,6 +117,39 @@ def deliver_codes(
     coded = quantize(tensors, scales, errors=errors, stream=own_stream, **form)
     messages = yield AllGather(coded.message)
     return dequantize_sum(messages, tensors, **form), list(coded.errors)
+
+
+def added_up(
+    messages: tf.Tensor, workers: int, values: Callable[[tf.Tensor], tf.Tensor], size: int
+) -> tf.Tensor:
+    """Add up what the messages of all workers stand for, rank by rank.
+
+    A loop, so that there is memory for the values of one worker only.
+
+    Args:
+        messages: int32 `[workers, words]`.
+        workers: Number of workers.
+        values: Returns for a message, int32 `[words]`, what it stands for, float32 `[size]`.
+        size: Number of values.
+
+    Returns:
+        float32 `[size]`.
+    """
+
+    def add(rank: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return rank + 1, total + values(tf.gather(messages, rank))
+
+    start = (tf.constant(0), tf.zeros([size]))
+    return tf.while_loop(lambda rank, _: rank < workers, add, start, parallel_iterations=1)[1]
+
+
+def spread(scales: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+    """Return one scale a tensor, `[N]`, as one an element, `[sum(sizes)]`.
+
+    `tf.repeat` would make a mask of N times the largest size.
+    """
+    parts = zip(tf.unstack(scales, num=len(sizes)), sizes, strict=True)
+    return tf.concat([tf.fill([size], scale) for scale, size in parts], axis=0)
 
 
 def largest(rows: tf.Tensor) -> tf.Tensor:
