@@ -27,7 +27,8 @@ class _Sum:
         """One step; `grads[worker][tensor]`. Returns the totals."""
         totals = [np.zeros(int(np.prod(s)), np.float32) for s in self.shapes]
         for worker, own in enumerate(grads):
-            for total, part in zip(totals, self.sent(worker, [np.ravel(g) for g in own]), strict=True):
+            sent = self.sent(worker, [np.ravel(g) for g in own])
+            for total, part in zip(totals, sent, strict=True):
                 total += part
         self.iteration += 1
         return [t.reshape(s) for t, s in zip(totals, self.shapes, strict=True)]

@@ -101,7 +101,7 @@ def enumerated(alpha, shares):
 
 
 def test_bits_beside_those_of_the_paper():
-    """At alpha = 0.1: 3.33 by numbering (the paper: about 3.35), 3.58 here, 2.9 of these filled."""
+    """At alpha = 0.1: 3.33 by numbering (paper: about 3.35), 3.58 here, of these 2.88 filled."""
     alpha, size = 0.1, 300_000
     assert enumerated(alpha, np.linspace(0.5, 1, 1000)) == pytest.approx(3.35, abs=0.03)
     spec = TensorSpec("w", (size,))
@@ -113,7 +113,7 @@ def test_bits_beside_those_of_the_paper():
     filled = 2 + (k.sum() - np.count_nonzero(k) / 2) / size
     assert filled == pytest.approx(2.88, abs=0.02)
     least = entropy(np.unique(np.sign(g) * k, return_counts=True)[1] / size)
-    assert least == pytest.approx(2.71, abs=0.02)
+    assert least == pytest.approx(2.73, abs=0.02)
     assert np.log2(1 / alpha) / 2 == pytest.approx(1.66, abs=0.005)  # of any code, for any vector
 
 
@@ -148,8 +148,9 @@ def test_what_is_left_is_sent_later():
     g, method = np.random.default_rng(5).standard_normal((16, 16)).astype("f4"), rs.SparseDithering
     layout = BucketLayout((TensorSpec("w", g.shape),), 1)
     states, delivered = loopback.initial_states(method(alpha=0.9), layout), 0.0
+    run_step = loopback.traced_step(method(alpha=0.9), layout)
     for number in range(30):
-        step = loopback.run_step(method(alpha=0.9), layout, [[tf.constant(g)]], states, number)
+        step = run_step([[tf.constant(g)]], states, number)
         states, delivered = step.states, delivered + np.float64(step.totals[0][0])
     assert np.linalg.norm(delivered / 30 - g) < 0.2 * np.linalg.norm(g)
 

@@ -93,8 +93,10 @@ def test_marginals_of_many_draws(name):
 def test_totals_are_right_on_average_and_of_the_least_variance():
     g, draws = INPUTS["normal"][:300].astype("f4"), 400
     method, workers = rs.Wangni(density=0.1), 2
-    totals = np.stack([total_of(method, [g] * workers, number)[0] for number in range(draws)])
-    error = np.float64(totals) - workers * g
+    layout = BucketLayout((TensorSpec("w", g.shape),), workers)
+    step, inputs = loopback.traced_step(method, layout), [[tf.constant(g)]] * workers
+    totals = [step(inputs, [{}] * workers, number).totals[0][0] for number in range(draws)]
+    error = np.float64(np.stack(totals)) - workers * g
     p = greedy_probabilities(g, 30, ROUNDS)
     deviation = np.abs(g) * np.sqrt(workers * (1 / p - 1) / draws)
     assert np.all(np.abs(error.mean(axis=0)) <= 5 * deviation + 1e-6)

@@ -1,7 +1,7 @@
 """Messages about blocks of tensors, one block for each worker, who adds it up.
 
-For methods in two phases: every tensor is cut into K blocks; codes of block b go to worker b, in one
-all-to-all, and codes of the sums go to all workers, in one all-gather. Codes are those of
+For methods in two phases: every tensor is cut into K blocks; codes of block b go to worker b, in
+one all-to-all, and codes of the sums go to all workers, in one all-gather. Codes are those of
 `ops.quantize`, made of all blocks in the order of `by_worker`.
 """
 

@@ -12,7 +12,8 @@ intervals of [0, 1],
 
 which is g_i on average, with a variance of at most c^2 / (4 s^2). Sign and l take
 z(s) = ceil(log2(s + 1)) + 1 bits. What the server adds up is quantised once more, with s2 levels,
-before it goes back. Here every worker is the server of one block of K; on worker w, with gradient g:
+before it goes back. Here every worker is the server of one block of K; on worker w, with its
+gradient g:
 
     Q_s(g[b]) goes to worker b, for every block b           one all-to-all
     t = g[w] + sum over the other workers of their Q_s(g[w])

@@ -24,15 +24,15 @@ The code is short as levels cannot be large everywhere. Let n be the number of l
 
     sum k_j <= sqrt(n d / alpha) / 2 + n / 2
 
-The zigzag number of s_j k_j is z = 2 k_j if s_j > 0, else 2 k_j - 1. Rice's code of z takes its low r
-bits as they are and z >> r zeros with a one at their end. With c negated if need be, at least half
-of the n signs are negative, and for r >= 1
+The zigzag number of s_j k_j is z = 2 k_j if s_j > 0, else 2 k_j - 1. Rice's code of z takes its low
+r bits as they are and z >> r zeros with a one at their end. With c negated if need be, at least
+half of the n signs are negative, and for r >= 1
 
     sum (z >> r) <= (sum k_j - n / 2) / 2^(r - 1) <= d / (2^r sqrt(alpha))
 
-So r + 1 + 2^-r / sqrt(alpha) bits an element are enough for every vector: 3.58 at alpha = 0.1, where
-r = 1, of which a normal vector fills 2.9. A message of that length holds the low bits, and the ones
-and zeros as a bitmap.
+So r + 1 + 2^-r / sqrt(alpha) bits an element are enough for every vector: 3.58 at alpha = 0.1,
+where r = 1, of which a normal vector fills 2.88. A message of that length holds the low bits, and
+the ones and zeros as a bitmap.
 
 Differences from the paper
 
@@ -121,7 +121,8 @@ class SparseDithering(Quantizer):
         scale: tf.Tensor | None = None,
     ) -> Exchange:
         """See `Method`."""
-        sums = [e + g for e, g in zip(state["residual"], feedback.scaled(grads, scale), strict=True)]
+        grads = feedback.scaled(grads, scale)
+        sums = [e + g for e, g in zip(state["residual"], grads, strict=True)]
         sizes = [s.size for s in layout.specs]
         words, residuals, finite = [], [], []
         for p, spec in zip(sums, layout.specs, strict=True):
@@ -157,9 +158,7 @@ class SparseDithering(Quantizer):
         levels = tf.sign(u) * tf.floor(tf.abs(u) * steps + 0.5)
         # The commoner sign gets the shorter codes.
         levels *= tf.where(tf.reduce_sum(tf.sign(levels)) > 0.0, -1.0, 1.0)
-        share = tf.math.divide_no_nan(
-            tf.reduce_sum(u * levels), tf.reduce_sum(tf.square(levels))
-        )
+        share = tf.math.divide_no_nan(tf.reduce_sum(u * levels), tf.reduce_sum(tf.square(levels)))
         return norm * share, levels, finite
 
     def _written(self, levels: tf.Tensor) -> list[tf.Tensor]:

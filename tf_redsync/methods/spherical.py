@@ -29,8 +29,8 @@ Differences from the paper
   take about log2(1 / q) + 1.5, and some blocks find no vector that is near enough: these take the
   best one. The codebook is another one in every step, so that no direction is missed for long.
 * c is the inner product, where the paper has sqrt(1 - alpha) ||p||: the best factor is as long to
-  send, never worse, and right for blocks without a near vector too. It is 5 bits: one of 31 parts of
-  the tensor's largest one, four to a factor of two, or 0.
+  send, never worse, and right for blocks without a near vector too. It takes 5 bits: one of 31
+  parts of the tensor's largest one, four to a factor of two, or 0.
 * The compressor is biased, so there is error feedback: it makes up for what is left out, the
   rounding of c included. Tensors of rank 0 and 1 and small ones are all-reduced densely.
 """
@@ -139,9 +139,10 @@ class SphericalCompression(Quantizer):
         scale: tf.Tensor | None = None,
     ) -> Exchange:
         """See `Method`."""
-        sums = [e + g for e, g in zip(state["residual"], feedback.scaled(grads, scale), strict=True)]
-        counts = [self._blocks(s) for s in layout.specs]
-        rows, codebook = tf.concat([self._cut(p) for p in sums], axis=0), self.codebook(layout, step)
+        grads = feedback.scaled(grads, scale)
+        sums = [e + g for e, g in zip(state["residual"], grads, strict=True)]
+        counts, codebook = [self._blocks(s) for s in layout.specs], self.codebook(layout, step)
+        rows = tf.concat([self._cut(p) for p in sums], axis=0)
         index, factors = self.nearest(rows, codebook)
         largest = tf.stack([_largest(f) for f in tf.split(factors, counts)])
         shares = tf.math.divide_no_nan(factors, spread(largest, counts))
@@ -217,8 +218,7 @@ class SphericalCompression(Quantizer):
         """The tensors of a bucket, out of all their blocks."""
         parts = tf.split(vector, [self._blocks(s) * self.block_size for s in layout.specs])
         return [
-            tf.reshape(part[: s.size], s.shape)
-            for part, s in zip(parts, layout.specs, strict=True)
+            tf.reshape(part[: s.size], s.shape) for part, s in zip(parts, layout.specs, strict=True)
         ]
 
 
@@ -233,11 +233,12 @@ def index_cost(alpha: float, block_size: int) -> float:
         [0.2, 0.15, 0.12]
     """
 
-    def integral(end: float) -> float:
+    def integral(end: float, largest: float) -> float:
         angles = (np.arange(20_000) + 0.5) * (end / 20_000)
-        return float(np.sum(np.sin(angles) ** (block_size - 2)) * (end / 20_000))
+        return float(np.sum((np.sin(angles) / largest) ** (block_size - 2)) * (end / 20_000))
 
-    return math.log2(integral(math.pi) / integral(math.asin(alpha**0.5)))
+    near = integral(math.asin(alpha**0.5), alpha**0.5)  # times alpha^((d - 2) / 2)
+    return math.log2(integral(math.pi, 1.0) / near) - (block_size - 2) / 2 * math.log2(alpha)
 
 
 def _largest(factors: tf.Tensor) -> tf.Tensor:
