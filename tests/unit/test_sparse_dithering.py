@@ -158,10 +158,18 @@ def test_what_is_left_is_sent_later():
 def test_a_broken_code_is_found():
     method, spec = rs.SparseDithering(), TensorSpec("w", (50,))
     message = np.array(run(method, [np.ones(50, np.float32)]).requests[0].message)
-    assert len(method._read(tf.constant(message), [50])) == 1
+    assert method._read(tf.constant(message), [50]).shape == [50]
     message[-1] ^= 1
     with pytest.raises(tf.errors.InvalidArgumentError, match="50 levels must have as many ones"):
         method._read(tf.constant(message), [spec.size])
+
+
+def test_a_bucket_that_is_too_large():
+    specs = tuple(TensorSpec(str(i), (2**15, 2**13), position=i) for i in range(4))
+    assert all(rs.SparseDithering().refuses(s) is None for s in specs)
+    exchange = rs.SparseDithering().exchange(BucketLayout(specs, 2), [], {}, tf.constant(0))
+    with pytest.raises(ValueError, match="Use a smaller `bucket_bytes`"):
+        next(exchange)
 
 
 @pytest.mark.parametrize("shape", [(), (0, 4), (1,)])

@@ -32,7 +32,7 @@ half of the n signs are negative, and for r >= 1
 
 So r + 1 + 2^-r / sqrt(alpha) bits an element are enough for every vector: 3.58 at alpha = 0.1,
 where r = 1, of which a normal vector fills 2.88. A message of that length holds the low bits, and
-the ones and zeros as a bitmap.
+the ones and zeros as a bitmap, of all tensors of a bucket together.
 
 Differences from the paper
 
@@ -60,8 +60,8 @@ from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.coding import Quantizer, added_up, l2_norm
-from tf_redsync.methods.sparse import split
+from tf_redsync.methods.coding import Quantizer, added_up, l2_norm, spread
+from tf_redsync.methods.sparse import flat, split
 
 SLACK = 1.0001  # of the bound, for float32
 MOST_BITS = 2**31 - 1  # places in a bitmap are int32
@@ -103,13 +103,13 @@ class SparseDithering(Quantizer):
 
     def refuses(self, spec: TensorSpec) -> str | None:
         """See `Method`."""
-        if self._places(spec.size) > MOST_BITS:
+        if self._places([spec.size]) > MOST_BITS:
             return f"{spec.size} elements, whose code may have {MOST_BITS} bits"
         return super().refuses(spec)
 
     def describe(self, spec: TensorSpec) -> str:
         """See `Method`."""
-        length = self.rice + self._places(spec.size) / max(spec.size, 1)
+        length = self.rice + self._places([spec.size]) / max(spec.size, 1)
         return f"{length:.3g} bits, error at most {100 * self.alpha:.3g} %"
 
     def exchange(
@@ -121,35 +121,46 @@ class SparseDithering(Quantizer):
         scale: tf.Tensor | None = None,
     ) -> Exchange:
         """See `Method`."""
+        sizes = [s.size for s in layout.specs]
+        self._check_size(sizes)
         grads = feedback.scaled(grads, scale)
         sums = [e + g for e, g in zip(state["residual"], grads, strict=True)]
-        sizes = [s.size for s in layout.specs]
-        words, residuals, finite = [], [], []
-        for p, spec in zip(sums, layout.specs, strict=True):
-            vector = tf.reshape(p, [-1])
-            factor, levels, is_finite = self._levels(vector)
-            words += [wire.to_words(factor)[tf.newaxis], *self._written(levels)]
-            residuals.append(tf.reshape(vector - factor * levels, spec.shape))
-            finite.append(is_finite)
-        message = wire.with_header(tf.reduce_all(finite), tf.concat(words, axis=0))
-        messages = yield AllGather(tf.where(tf.reduce_all(finite), message, 0))
+        found = [self._levels(tf.reshape(p, [-1])) for p in sums]
+        factors, levels = tf.stack([f for f, _ in found]), tf.concat([k for _, k in found], axis=0)
+        finite = tf.reduce_all(tf.math.is_finite(factors))
+        words = tf.concat(
+            [wire.to_words(factors), *self._written(levels, self._words(sizes)[-1])], axis=0
+        )
+        message = wire.with_header(finite, words)
+        messages = yield AllGather(tf.where(finite, message, 0))
 
         def values(message: tf.Tensor) -> tf.Tensor:
-            return tf.concat(self._read(message, sizes), axis=0)
+            return self._read(message, sizes)
 
         total = added_up(messages, layout.workers, values, sum(sizes))
-        return split(total, layout.specs), {"residual": residuals}
+        residual = flat(sums) - spread(factors, sizes) * levels
+        return split(total, layout.specs), {"residual": split(residual, layout.specs)}
 
-    def _places(self, size: int) -> int:
-        """Bits of the bitmap of a tensor: a one for each element, and zeros."""
-        return size + math.ceil(SLACK * size / (2**self.rice * self.alpha**0.5))
+    def _check_size(self, sizes: list[int]) -> None:
+        """Check that places in the bitmap of a bucket are int32."""
+        if self._places(sizes) > MOST_BITS:
+            raise ValueError(
+                f"a bucket's code may have {MOST_BITS} bits, about {MOST_BITS // 3} elements. "
+                f"Received: a bucket of {sum(sizes)} elements. Use a smaller `bucket_bytes`."
+            )
 
-    def _words(self, size: int) -> list[int]:
-        """Words of the low bits and of the bitmap."""
-        return [bits.packed_words(size, self.rice), -(-self._places(size) // 32)]
+    def _places(self, sizes: list[int]) -> int:
+        """Bits of the bitmap of a bucket: a one for each element, and zeros."""
+        zeros = [math.ceil(SLACK * n / (2**self.rice * self.alpha**0.5)) for n in sizes]
+        return sum(sizes) + sum(zeros)
 
-    def _levels(self, vector: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """The factor, the levels with their signs, float32 `[size]`, and whether all is finite."""
+    def _words(self, sizes: list[int]) -> list[int]:
+        """Words of the factors, of the low bits and of the bitmap."""
+        low = bits.packed_words(sum(sizes), self.rice)
+        return [len(sizes), low, -(-self._places(sizes) // 32)]
+
+    def _levels(self, vector: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The factor, NaN if not all is finite, and the levels with their signs."""
         norm = l2_norm(vector[tf.newaxis])[0]
         norm = tf.where(norm < TINY, 0.0, norm)
         finite = tf.reduce_all(tf.math.is_finite(vector)) & tf.math.is_finite(norm)
@@ -159,33 +170,29 @@ class SparseDithering(Quantizer):
         # The commoner sign gets the shorter codes.
         levels *= tf.where(tf.reduce_sum(tf.sign(levels)) > 0.0, -1.0, 1.0)
         share = tf.math.divide_no_nan(tf.reduce_sum(u * levels), tf.reduce_sum(tf.square(levels)))
-        return norm * share, levels, finite
+        return tf.where(finite, norm * share, float("nan")), levels
 
-    def _written(self, levels: tf.Tensor) -> list[tf.Tensor]:
-        """The code of one tensor: low bits and bitmap."""
+    def _written(self, levels: tf.Tensor, words: int) -> list[tf.Tensor]:
+        """The code of a bucket: low bits and bitmap."""
         size, k = levels.shape[0], tf.cast(levels, tf.int32)
         zigzag = tf.where(k < 0, -2 * k - 1, 2 * k)
         zeros = tf.bitwise.right_shift(zigzag, self.rice)
         ones = tf.cumsum(zeros) + tf.range(size)
-        bitmap = bits.bitmap(ones, tf.ones([size], tf.bool), self._words(size)[1])
+        bitmap = bits.bitmap(ones, tf.ones([size], tf.bool), words)
         return [bits.packed(zigzag, self.rice), bitmap]
 
-    def _read(self, message: tf.Tensor, sizes: list[int]) -> list[tf.Tensor]:
-        """What a worker's message stands for, a vector for each tensor."""
-        lengths = [n for size in sizes for n in (1, *self._words(size))]
-        flag, *parts = tf.split(message, [wire.HEADER_WORDS, *lengths])
-        vectors = []
-        for i, size in enumerate(sizes):
-            factor, low, bitmap = parts[3 * i : 3 * i + 3]
-            ones, count = bits.set_bits(bitmap[tf.newaxis], size)
-            right = tf.equal(count[0, 0], size) | tf.equal(flag[0], 0)
-            text = f"`messages`: a code of {size} levels must have as many ones. Received:"
-            with tf.control_dependencies([tf.debugging.Assert(right, [text, count])]):
-                ones = tf.identity(ones[0])
-            zeros = ones - tf.concat([[-1], ones[:-1]], axis=0)[:size] - 1
-            zigzag = tf.bitwise.left_shift(zeros, self.rice)
-            zigzag |= bits.unpacked(low[tf.newaxis], self.rice, size)[0]
-            half = tf.bitwise.right_shift(zigzag, 1)
-            k = tf.where(zigzag % 2 == 1, -half - 1, half)
-            vectors.append(wire.from_words(factor) * tf.cast(k, tf.float32))
-        return vectors
+    def _read(self, message: tf.Tensor, sizes: list[int]) -> tf.Tensor:
+        """What a worker's message stands for, all tensors as one vector."""
+        size = sum(sizes)
+        flag, factors, low, bitmap = tf.split(message, [wire.HEADER_WORDS, *self._words(sizes)])
+        ones, count = bits.set_bits(bitmap[tf.newaxis], size)
+        right = tf.equal(count[0, 0], size) | tf.equal(flag[0], 0)
+        text = f"`messages`: a code of {size} levels must have as many ones. Received:"
+        with tf.control_dependencies([tf.debugging.Assert(right, [text, count])]):
+            ones = tf.identity(ones[0])
+        zeros = ones - tf.concat([[-1], ones[:-1]], axis=0)[:size] - 1
+        zigzag = tf.bitwise.left_shift(zeros, self.rice)
+        zigzag |= bits.unpacked(low[tf.newaxis], self.rice, size)[0]
+        half = tf.bitwise.right_shift(zigzag, 1)
+        levels = tf.where(zigzag % 2 == 1, -half - 1, half)
+        return spread(wire.from_words(factors), sizes) * tf.cast(levels, tf.float32)

@@ -13,14 +13,11 @@ from tf_redsync.methods.spherical import FACTORS
 
 
 def dithering_message(method, specs, step):
-    """A flag; for each tensor a factor, r bits an element, and a bitmap of ones and zeros."""
-
-    def words(n):
-        r = max(1, math.ceil(math.log2(1 / math.sqrt(method.alpha))) - 1)
-        zeros = math.ceil(1.0001 * n / (2**r * math.sqrt(method.alpha)))
-        return 1 + -(-r * n // 32) + -(-(n + zeros) // 32)
-
-    return [4 * (1 + sum(words(s.size) for s in specs))]
+    """A flag; for each tensor a factor; r bits an element; a bitmap of ones and zeros."""
+    r = max(1, math.ceil(math.log2(1 / math.sqrt(method.alpha))) - 1)
+    n = sum(s.size for s in specs)
+    zeros = sum(math.ceil(1.0001 * s.size / (2**r * math.sqrt(method.alpha))) for s in specs)
+    return [4 * (1 + len(specs) + -(-r * n // 32) + -(-(n + zeros) // 32))]
 
 
 def spherical_message(method, specs, step):
@@ -43,14 +40,14 @@ def spherical_oracle(method, specs, workers):
     return SphericalOracle([s.shape for s in specs], workers, method.alpha, codebook, FACTORS)
 
 
-def _optimal(method, payload, oracle):
-    return Descriptor(method, None, True, (AllGather,), payload, oracle, 1e-5, steps=5)
+def _optimal(method, payload, oracle, tolerance=1e-5):
+    return Descriptor(method, None, True, (AllGather,), payload, oracle, tolerance, steps=5)
 
 
 TABLE = {
     "sparse_dithering": _optimal(rs.SparseDithering(), dithering_message, dithering_oracle),
     "sparse_dithering_fine": _optimal(
-        rs.SparseDithering(alpha=0.003), dithering_message, dithering_oracle
+        rs.SparseDithering(alpha=0.003), dithering_message, dithering_oracle, 1e-4
     ),
     "spherical": _optimal(rs.SphericalCompression(), spherical_message, spherical_oracle),
     "spherical_half": _optimal(
