@@ -158,10 +158,10 @@ def test_what_is_left_is_sent_later():
 def test_a_broken_code_is_found():
     method, spec = rs.SparseDithering(), TensorSpec("w", (50,))
     message = np.array(run(method, [np.ones(50, np.float32)]).requests[0].message)
-    assert method._read(tf.constant(message), [50]).shape == [50]
+    assert method._read(tf.constant([message]), [50]).shape == [1, 50]
     message[-1] ^= 1
     with pytest.raises(tf.errors.InvalidArgumentError, match="50 levels must have as many ones"):
-        method._read(tf.constant(message), [spec.size])
+        method._read(tf.constant([message]), [spec.size])
 
 
 def test_a_bucket_that_is_too_large():

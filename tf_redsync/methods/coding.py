@@ -16,6 +16,8 @@ from tf_redsync.methods.dense import Dense
 from tf_redsync.methods.sparse import DENSE_BELOW, too_small
 from tf_redsync.ops.quantization import dequantize_sum, quantize
 
+VALUES = 2**22  # decoded at a time: 16 MiB
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Quantizer(Method):
@@ -124,32 +126,40 @@ def added_up(
 ) -> tf.Tensor:
     """Add up what the messages of all workers stand for, rank by rank.
 
-    A loop, so that there is memory for the values of one worker only.
+    A loop over groups of workers, so that memory does not grow with their number.
 
     Args:
         messages: int32 `[workers, words]`.
         workers: Number of workers.
-        values: Returns for a message, int32 `[words]`, what it stands for, float32 `[size]`.
+        values: Returns for messages, int32 `[rows, words]`, what they stand for, float32
+            `[rows, size]`: zeros for a message of zeros.
         size: Number of values.
 
     Returns:
         float32 `[size]`.
     """
+    group = max(1, min(workers, VALUES // max(size, 1)))
+    groups = -(-workers // group)
+    padded = tf.pad(messages, [[0, groups * group - workers], [0, 0]])
+    padded = tf.reshape(padded, [groups, group, -1])
 
-    def add(rank: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return rank + 1, total + values(tf.gather(messages, rank))
+    def add(number: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        for row in tf.unstack(values(tf.gather(padded, number)), num=group):
+            total += row
+        return number + 1, total
 
     start = (tf.constant(0), tf.zeros([size]))
-    return tf.while_loop(lambda rank, _: rank < workers, add, start, parallel_iterations=1)[1]
+    return tf.while_loop(lambda number, _: number < groups, add, start, parallel_iterations=1)[1]
 
 
 def spread(scales: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
-    """Return one scale a tensor, `[N]`, as one an element, `[sum(sizes)]`.
+    """Return one scale a tensor, `[rows, N]`, as one an element, `[rows, sum(sizes)]`.
 
     `tf.repeat` would make a mask of N times the largest size.
     """
-    parts = zip(tf.unstack(scales, num=len(sizes)), sizes, strict=True)
-    return tf.concat([tf.fill([size], scale) for scale, size in parts], axis=0)
+    rows, columns = tf.shape(scales)[0], tf.split(scales, len(sizes), axis=1)
+    parts = [tf.broadcast_to(c, [rows, n]) for c, n in zip(columns, sizes, strict=True)]
+    return tf.concat(parts, axis=1)
 
 
 def largest(rows: tf.Tensor) -> tf.Tensor:

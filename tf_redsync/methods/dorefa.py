@@ -88,17 +88,17 @@ class DoReFa(StochasticQuantizer):
         maxima = tf.concat([largest(tf.reshape(g, [1, -1])) for g in grads], axis=0)
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in grads])
         noise = self.random_numbers(layout, step, sum(sizes)) - 0.5
-        shares = tf.math.divide_no_nan(flat(grads), spread(maxima, sizes))
+        shares = tf.math.divide_no_nan(flat(grads), spread(maxima[tf.newaxis], sizes)[0])
         codes = tf.round(steps * (0.5 * shares + 0.5) + noise)
         codes = tf.cast(tf.clip_by_value(codes, 0.0, steps), tf.int32)
         message = [wire.to_words(maxima), bits.packed(codes, self.bitwidth)]
         message = wire.with_header(finite, tf.concat(message, axis=0))
         messages = yield AllGather(tf.where(finite, message, 0))
 
-        def values(message: tf.Tensor) -> tf.Tensor:
+        def values(messages: tf.Tensor) -> tf.Tensor:
             head = wire.HEADER_WORDS + len(sizes)
-            maxima = wire.from_words(message[wire.HEADER_WORDS : head])
-            codes = bits.unpacked(message[tf.newaxis, head:], self.bitwidth, sum(sizes))[0]
+            maxima = wire.from_words(messages[:, wire.HEADER_WORDS : head])
+            codes = bits.unpacked(messages[:, head:], self.bitwidth, sum(sizes))
             levels = 2.0 * tf.cast(codes, tf.float32) / steps - 1.0
             return spread(maxima, sizes) * levels
 

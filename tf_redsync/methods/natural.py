@@ -86,9 +86,8 @@ class NaturalCompression(StochasticQuantizer):
         message = wire.with_header(finite, bits.packed(codes, CODE))
         messages = yield AllGather(tf.where(finite, message, 0))
 
-        def values(message: tf.Tensor) -> tf.Tensor:
-            words = message[tf.newaxis, wire.HEADER_WORDS :]
-            return _powers(bits.unpacked(words, CODE, size)[0])
+        def values(messages: tf.Tensor) -> tf.Tensor:
+            return _powers(bits.unpacked(messages[:, wire.HEADER_WORDS :], CODE, size))
 
         return split(added_up(messages, layout.workers, values, size), layout.specs), state
 

@@ -134,11 +134,11 @@ class SparseDithering(Quantizer):
         message = wire.with_header(finite, words)
         messages = yield AllGather(tf.where(finite, message, 0))
 
-        def values(message: tf.Tensor) -> tf.Tensor:
-            return self._read(message, sizes)
+        def values(messages: tf.Tensor) -> tf.Tensor:
+            return self._read(messages, sizes)
 
         total = added_up(messages, layout.workers, values, sum(sizes))
-        residual = flat(sums) - spread(factors, sizes) * levels
+        residual = flat(sums) - spread(factors[tf.newaxis], sizes)[0] * levels
         return split(total, layout.specs), {"residual": split(residual, layout.specs)}
 
     def _check_size(self, sizes: list[int]) -> None:
@@ -181,18 +181,20 @@ class SparseDithering(Quantizer):
         bitmap = bits.bitmap(ones, tf.ones([size], tf.bool), words)
         return [bits.packed(zigzag, self.rice), bitmap]
 
-    def _read(self, message: tf.Tensor, sizes: list[int]) -> tf.Tensor:
-        """What a worker's message stands for, all tensors as one vector."""
+    def _read(self, messages: tf.Tensor, sizes: list[int]) -> tf.Tensor:
+        """What messages `[rows, words]` stand for, all tensors as one vector: `[rows, size]`."""
         size = sum(sizes)
-        flag, factors, low, bitmap = tf.split(message, [wire.HEADER_WORDS, *self._words(sizes)])
-        ones, count = bits.set_bits(bitmap[tf.newaxis], size)
-        right = tf.equal(count[0, 0], size) | tf.equal(flag[0], 0)
+        flag, factors, low, bitmap = tf.split(
+            messages, [wire.HEADER_WORDS, *self._words(sizes)], axis=1
+        )
+        ones, count = bits.set_bits(bitmap, size)
+        right = tf.reduce_all(tf.equal(count, size) | tf.equal(flag, 0))
         text = f"`messages`: a code of {size} levels must have as many ones. Received:"
         with tf.control_dependencies([tf.debugging.Assert(right, [text, count])]):
-            ones = tf.identity(ones[0])
-        zeros = ones - tf.concat([[-1], ones[:-1]], axis=0)[:size] - 1
+            ones = tf.identity(ones)
+        zeros = ones - tf.pad(ones[:, :-1], [[0, 0], [1, 0]], constant_values=-1)[:, :size] - 1
         zigzag = tf.bitwise.left_shift(zeros, self.rice)
-        zigzag |= bits.unpacked(low[tf.newaxis], self.rice, size)[0]
+        zigzag |= bits.unpacked(low, self.rice, size)
         half = tf.bitwise.right_shift(zigzag, 1)
         levels = tf.where(zigzag % 2 == 1, -half - 1, half)
         return spread(wire.from_words(factors), sizes) * tf.cast(levels, tf.float32)

@@ -145,7 +145,7 @@ class SphericalCompression(Quantizer):
         rows = tf.concat([self._cut(p) for p in sums], axis=0)
         index, factors = self.nearest(rows, codebook)
         largest = tf.stack([_largest(f) for f in tf.split(factors, counts)])
-        shares = tf.math.divide_no_nan(factors, spread(largest, counts))
+        shares = tf.math.divide_no_nan(factors, spread(largest[tf.newaxis], counts)[0])
         level = tf.searchsorted(tf.constant(BOUNDS), shares, side="right")
         finite = tf.reduce_all(tf.math.is_finite(rows)) & tf.reduce_all(tf.math.is_finite(factors))
         codes = bits.packed(index | tf.bitwise.left_shift(level, self.index_bits), self._code_bits)
@@ -153,11 +153,11 @@ class SphericalCompression(Quantizer):
         message = wire.with_header(finite, words)
         messages = yield AllGather(tf.where(finite, message, 0))
 
-        def values(message: tf.Tensor) -> tf.Tensor:
-            return self._read(message, codebook, counts)
+        def values(messages: tf.Tensor) -> tf.Tensor:
+            return self._read(messages, codebook, counts)
 
         total = added_up(messages, layout.workers, values, rows.shape.num_elements())
-        residuals = tf.reshape(rows, [-1]) - values(message)
+        residuals = tf.reshape(rows, [-1]) - values(message[tf.newaxis])[0]
         return self._joined(total, layout), {"residual": self._joined(residuals, layout)}
 
     @property
@@ -195,15 +195,16 @@ class SphericalCompression(Quantizer):
         index, products = (tf.reshape(f, [-1])[:blocks] for f in found)
         return index, products
 
-    def _read(self, message: tf.Tensor, codebook: tf.Tensor, counts: list[int]) -> tf.Tensor:
-        """What a worker's message stands for, all blocks as one vector."""
+    def _read(self, messages: tf.Tensor, codebook: tf.Tensor, counts: list[int]) -> tf.Tensor:
+        """What messages `[rows, words]` stand for, all blocks as one vector: `[rows, elements]`."""
         head = wire.HEADER_WORDS + len(counts)
-        largest = spread(wire.from_words(message[wire.HEADER_WORDS : head]), counts)
-        codes = bits.unpacked(message[tf.newaxis, head:], self._code_bits, sum(counts))[0]
+        largest = spread(wire.from_words(messages[:, wire.HEADER_WORDS : head]), counts)
+        codes = bits.unpacked(messages[:, head:], self._code_bits, sum(counts))
         level = tf.bitwise.right_shift(codes, self.index_bits)
         factors = largest * tf.gather(tf.constant(FACTORS), level)
         vectors = tf.gather(codebook, codes % 2**self.index_bits)
-        return tf.reshape(factors[:, tf.newaxis] * vectors, [-1])
+        length = sum(counts) * self.block_size
+        return tf.reshape(factors[:, :, tf.newaxis] * vectors, [tf.shape(codes)[0], length])
 
     def _blocks(self, spec: TensorSpec) -> int:
         return -(-spec.size // self.block_size)
