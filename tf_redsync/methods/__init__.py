@@ -15,12 +15,15 @@ from tf_redsync.methods.low_rank import ACPSGD, PowerSGD
 from tf_redsync.methods.natural import NaturalCompression
 from tf_redsync.methods.one_bit import OneBitSGD
 from tf_redsync.methods.quantized import QSGD, TernGrad
+from tf_redsync.methods.quantized_fw import QuantizedFW
 from tf_redsync.methods.random_sparse import RandomBlock, RandomK
 from tf_redsync.methods.redsync import RedSync
 from tf_redsync.methods.sbc import SBC
 from tf_redsync.methods.sidco import SIDCo
 from tf_redsync.methods.signs import EFSignSGD, SignSGD, Signum
 from tf_redsync.methods.spardl import SparDL
+from tf_redsync.methods.sparse_dithering import SparseDithering
+from tf_redsync.methods.spherical import SphericalCompression
 from tf_redsync.methods.thresholds import FixedThreshold, Strom
 from tf_redsync.methods.topk import TopK
 from tf_redsync.methods.two_bit import TwoBit
@@ -47,6 +50,7 @@ __all__ = [
     "OneBitSGD",
     "PowerSGD",
     "QSGD",
+    "QuantizedFW",
     "RandomBlock",
     "RandomK",
     "RedSync",
@@ -55,6 +59,8 @@ __all__ = [
     "SignSGD",
     "Signum",
     "SparDL",
+    "SparseDithering",
+    "SphericalCompression",
     "Strom",
     "TernGrad",
     "TopK",

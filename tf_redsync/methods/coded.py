@@ -91,7 +91,8 @@ class Coded(MethodWrapper):
     @property
     def state_kinds(self) -> dict[str, str]:  # type: ignore[override]
         """See `Method`."""
-        return self.method.state_kinds
+        kept = {"residual": "sum"} if self.error_feedback else {}
+        return {**self.method.state_kinds, **kept}
 
     @property
     def conserves(self) -> bool:
@@ -113,8 +114,11 @@ class Coded(MethodWrapper):
         return f"{self.method.describe(spec)}; {codings}"
 
     def init(self, layout: BucketLayout) -> State:
-        """See `Method`."""
-        return self.method.init(layout)
+        """See `Method`. With a residual for what the codes change, if the method has none."""
+        state = self.method.init(layout)
+        if "residual" in self.state_kinds and "residual" not in state:
+            state = {**state, "residual": [tf.zeros(s.shape, tf.float32) for s in layout.specs]}
+        return state
 
     def exchange(
         self,

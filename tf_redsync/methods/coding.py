@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
@@ -15,6 +15,8 @@ from tf_redsync.methods.base import Method, State, stream, uniform
 from tf_redsync.methods.dense import Dense
 from tf_redsync.methods.sparse import DENSE_BELOW, too_small
 from tf_redsync.ops.quantization import dequantize_sum, quantize
+
+VALUES = 2**22  # decoded at a time: 16 MiB
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,9 +83,9 @@ class StochasticQuantizer(Quantizer):
     def random_bits(
         self, layout: BucketLayout, step: tf.Tensor, size: int, count: int
     ) -> tf.Tensor:
-        """Return `count` random bits for each element, this worker's own, uint32 `[size]`."""
+        """Return `count` random bits for each element, this worker's own, int32 `[size]`."""
         draws = uniform([size], self._own_seed(layout, step), tf.float64)
-        return tf.cast(draws * 2.0**count, tf.uint32)
+        return tf.cast(draws * 2.0**count, tf.int32)
 
     def _own_seed(self, layout: BucketLayout, step: tf.Tensor) -> tf.Tensor:
         """Seed of `uniform`: the rank makes it another stream."""
@@ -117,6 +119,47 @@ def deliver_codes(
     coded = quantize(tensors, scales, errors=errors, stream=own_stream, **form)
     messages = yield AllGather(coded.message)
     return dequantize_sum(messages, tensors, **form), list(coded.errors)
+
+
+def added_up(
+    messages: tf.Tensor, workers: int, values: Callable[[tf.Tensor], tf.Tensor], size: int
+) -> tf.Tensor:
+    """Add up what the messages of all workers stand for, rank by rank.
+
+    A loop over groups of workers, so that memory does not grow with their number.
+
+    Args:
+        messages: int32 `[workers, words]`.
+        workers: Number of workers.
+        values: Returns for messages, int32 `[rows, words]`, what they stand for, float32
+            `[rows, size]`: zeros for a message of zeros.
+        size: Number of values.
+
+    Returns:
+        float32 `[size]`.
+    """
+    group = max(1, min(workers, VALUES // max(size, 1)))
+    groups = -(-workers // group)
+    padded = tf.pad(messages, [[0, groups * group - workers], [0, 0]])
+    padded = tf.reshape(padded, [groups, group, -1])
+
+    def add(number: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        for row in tf.unstack(values(tf.gather(padded, number)), num=group):
+            total += row
+        return number + 1, total
+
+    start = (tf.constant(0), tf.zeros([size]))
+    return tf.while_loop(lambda number, _: number < groups, add, start, parallel_iterations=1)[1]
+
+
+def spread(scales: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+    """Return one scale a tensor, `[rows, N]`, as one an element, `[rows, sum(sizes)]`.
+
+    `tf.repeat` would make a mask of N times the largest size.
+    """
+    rows, columns = tf.shape(scales)[0], tf.split(scales, len(sizes), axis=1)
+    parts = [tf.broadcast_to(c, [rows, n]) for c, n in zip(columns, sizes, strict=True)]
+    return tf.concat(parts, axis=1)
 
 
 def largest(rows: tf.Tensor) -> tf.Tensor:

@@ -16,7 +16,8 @@ Differences from the paper
 
 * DoReFa quantises the gradient of each layer's output on its way back, with a maximum for every
   example, to compute with few bits. Here the gradients of the weights are quantised the same way,
-  to send few bits.
+  to send few bits, with a maximum for every tensor.
+* Tensors of rank 0 and 1 and small ones are all-reduced densely.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.coding import StochasticQuantizer, largest
+from tf_redsync.methods.coding import StochasticQuantizer, added_up, largest, spread
 from tf_redsync.methods.sparse import flat, split
 
 MOST_BITS = 16
@@ -87,15 +88,18 @@ class DoReFa(StochasticQuantizer):
         maxima = tf.concat([largest(tf.reshape(g, [1, -1])) for g in grads], axis=0)
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in grads])
         noise = self.random_numbers(layout, step, sum(sizes)) - 0.5
-        shares = tf.math.divide_no_nan(flat(grads), tf.repeat(maxima, sizes))
+        shares = tf.math.divide_no_nan(flat(grads), spread(maxima[tf.newaxis], sizes)[0])
         codes = tf.round(steps * (0.5 * shares + 0.5) + noise)
         codes = tf.cast(tf.clip_by_value(codes, 0.0, steps), tf.int32)
         message = [wire.to_words(maxima), bits.packed(codes, self.bitwidth)]
         message = wire.with_header(finite, tf.concat(message, axis=0))
         messages = yield AllGather(tf.where(finite, message, 0))
 
-        head = wire.HEADER_WORDS + len(sizes)
-        maxima = wire.from_words(messages[:, wire.HEADER_WORDS : head])
-        codes = bits.unpacked(messages[:, head:], self.bitwidth, sum(sizes))
-        values = tf.repeat(maxima, sizes, axis=1) * (2.0 * tf.cast(codes, tf.float32) / steps - 1.0)
-        return split(tf.add_n(tf.unstack(values, num=layout.workers)), layout.specs), state
+        def values(messages: tf.Tensor) -> tf.Tensor:
+            head = wire.HEADER_WORDS + len(sizes)
+            maxima = wire.from_words(messages[:, wire.HEADER_WORDS : head])
+            codes = bits.unpacked(messages[:, head:], self.bitwidth, sum(sizes))
+            levels = 2.0 * tf.cast(codes, tf.float32) / steps - 1.0
+            return spread(maxima, sizes) * levels
+
+        return split(added_up(messages, layout.workers, values, sum(sizes)), layout.specs), state

@@ -3,7 +3,7 @@
 Samuel Horváth, Chen-Yu Ho, Ľudovít Horváth, Atal Narayan Sahu, Marco Canini, Peter Richtárik
 (2019), "Natural Compression for Distributed Deep Learning", arXiv 1905.10988.
 
-On every worker, each element t of a gradient becomes one of the powers of two next to it,
+On every worker, each element t of a gradient becomes one of the two powers of two around it,
 
     sign(t) 2^floor(log2 |t|)     with probability (2^ceil(log2 |t|) - |t|) / 2^floor(log2 |t|)
     sign(t) 2^ceil(log2 |t|)      else
@@ -15,6 +15,14 @@ no norm, and no pass over the data to find one.
     total = sum over workers of the powers              one all-gather of 9-bit codes
 
 Nothing is kept; every worker draws numbers of its own. What is rounded up to 2^128 stops the step.
+
+Differences from the paper
+
+* Tensors of rank 0 and 1 and small ones are all-reduced densely.
+* The sum is not compressed once more on its way back to the workers: there is no server, every
+  worker adds up for itself.
+* What is below 2^-126, where float32 has no exponents left, becomes 0 or 2^-126; this too is right
+  on average.
 """
 
 from __future__ import annotations
@@ -30,7 +38,7 @@ from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.coding import StochasticQuantizer
+from tf_redsync.methods.coding import StochasticQuantizer, added_up
 from tf_redsync.methods.sparse import flat, split
 
 MANTISSA = 23  # bits
@@ -73,15 +81,17 @@ class NaturalCompression(StochasticQuantizer):
         vector = flat(feedback.scaled(grads, scale))
         size = vector.shape[0]
         random = self.random_bits(layout, step, size, MANTISSA)
-        powers = tf.bitwise.right_shift(tf.bitcast(vector, tf.uint32) + random, MANTISSA)
-        codes = tf.bitcast(powers, tf.int32)
-        finite = tf.math.is_finite(vector) & tf.math.is_finite(_values(codes))
-        message = wire.with_header(tf.reduce_all(finite), bits.packed(codes, CODE))
-        messages = yield AllGather(tf.where(tf.reduce_all(finite), message, 0))
-        values = _values(bits.unpacked(messages[:, wire.HEADER_WORDS :], CODE, size))
-        return split(tf.add_n(tf.unstack(values, num=layout.workers)), layout.specs), state
+        codes = tf.bitwise.right_shift(wire.to_words(vector) + random, MANTISSA)
+        finite = tf.reduce_all(tf.math.is_finite(vector) & tf.math.is_finite(_powers(codes)))
+        message = wire.with_header(finite, bits.packed(codes, CODE))
+        messages = yield AllGather(tf.where(finite, message, 0))
+
+        def values(messages: tf.Tensor) -> tf.Tensor:
+            return _powers(bits.unpacked(messages[:, wire.HEADER_WORDS :], CODE, size))
+
+        return split(added_up(messages, layout.workers, values, size), layout.specs), state
 
 
-def _values(codes: tf.Tensor) -> tf.Tensor:
-    """The powers of two that codes stand for."""
+def _powers(codes: tf.Tensor) -> tf.Tensor:
+    """The powers of two that codes stand for; bits above the ninth do not matter."""
     return wire.from_words(tf.bitwise.left_shift(codes, MANTISSA))

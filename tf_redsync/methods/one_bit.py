@@ -38,12 +38,20 @@ from tf_redsync import feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather, AllToAll
 from tf_redsync.methods.base import Exchange, State, register
+from tf_redsync.methods.blocks import (
+    Blocks,
+    by_tensor,
+    by_worker,
+    cut,
+    for_each_worker,
+    joined,
+    one_message,
+)
 from tf_redsync.methods.coding import Quantizer
 from tf_redsync.ops.quantization import dequantize_sum, quantize
 from tf_redsync.schedules import DenseWarmUp, check_warm_up
 
 MODE = "two_level"
-Blocks = list[tf.Tensor]  # for every tensor of the bucket, [workers, length]
 
 
 @register
@@ -96,10 +104,10 @@ class OneBitSGD(Quantizer):
         grads, workers, rank = feedback.scaled(grads, scale), layout.workers, layout.rank
         sums = [e + g for e, g in zip(state["residual"], grads, strict=True)]
         counts = tf.constant([_counts(s, workers) for s in layout.specs])  # [tensors, workers]
-        blocks = [_cut(x, s, workers) for x, s in zip(sums, layout.specs, strict=True)]
+        blocks = [cut(x, s, workers) for x, s in zip(sums, layout.specs, strict=True)]
 
         message, errors = _quantized(blocks, counts)
-        rows = yield AllToAll(_rows(message, len(blocks), workers))
+        rows = yield AllToAll(for_each_worker(message, 2 * len(blocks), workers))
         own_counts = tf.gather(counts, [rank], axis=1)
         received = dequantize_sum(rows, [b[0] for b in blocks], mode=MODE)
         own = []  # of the worker's block: what arrived, and what it did not tell itself
@@ -109,40 +117,20 @@ class OneBitSGD(Quantizer):
 
         message, own_errors = _quantized(own, own_counts)
         messages = yield AllGather(message)
-        together = _one_message(messages, len(blocks))
-        parts = dequantize_sum(together, _by_worker(blocks), mode=MODE)
-        totals = [tf.stack(parts[i :: len(blocks)]) for i in range(len(blocks))]
+        together = one_message(messages, 2 * len(blocks))
+        parts = dequantize_sum(together, by_worker(blocks), mode=MODE)
+        totals = by_tensor(parts, len(blocks))
         mine = tf.equal(tf.range(workers), rank)[:, tf.newaxis]
         residuals = [
             tf.where(mine, second, first) for first, second in zip(errors, own_errors, strict=True)
         ]
-        return _joined(totals, layout), {"residual": _joined(residuals, layout)}
+        return joined(totals, layout), {"residual": joined(residuals, layout)}
 
 
 def _counts(spec: TensorSpec, workers: int) -> list[int]:
     """Elements of a tensor in each of its blocks; all but the last ones are full."""
     length = -(-spec.size // workers)
     return [min(max(spec.size - b * length, 0), length) for b in range(workers)]
-
-
-def _cut(tensor: tf.Tensor, spec: TensorSpec, workers: int) -> tf.Tensor:
-    """A tensor as `[workers, length]`, filled up with zeros."""
-    length = -(-spec.size // workers)
-    padded = tf.pad(tf.reshape(tensor, [-1]), [[0, workers * length - spec.size]])
-    return tf.reshape(padded, [workers, length])
-
-
-def _joined(blocks: Blocks, layout: BucketLayout) -> list[tf.Tensor]:
-    """Undo `_cut` of every tensor."""
-    return [
-        tf.reshape(tf.reshape(b, [-1])[: s.size], s.shape)
-        for b, s in zip(blocks, layout.specs, strict=True)
-    ]
-
-
-def _by_worker(blocks: Blocks) -> list[tf.Tensor]:
-    """All blocks as vectors: those of all tensors for worker 0, then those for worker 1, .."""
-    return [row for rows in zip(*[tf.unstack(b) for b in blocks], strict=True) for row in rows]
 
 
 def _quantized(blocks: Blocks, counts: tf.Tensor) -> tuple[tf.Tensor, Blocks]:
@@ -153,11 +141,11 @@ def _quantized(blocks: Blocks, counts: tf.Tensor) -> tuple[tf.Tensor, Blocks]:
         counts: int32 `[tensors, blocks]`, numbers of elements without these zeros.
 
     Returns:
-        The message, in the order of `_by_worker`, and the errors in the form of `blocks`.
+        The message, in the order of `by_worker`, and the errors in the form of `blocks`.
     """
     scales = tf.stack([_means(b, counts[i]) for i, b in enumerate(blocks)], axis=1)
-    coded = quantize(_by_worker(blocks), tf.reshape(scales, [-1]), mode=MODE, errors=True)
-    errors = [tf.stack(coded.errors[i :: len(blocks)]) for i in range(len(blocks))]
+    coded = quantize(by_worker(blocks), tf.reshape(scales, [-1]), mode=MODE, errors=True)
+    errors = by_tensor(coded.errors, len(blocks))
     return coded.message, errors
 
 
@@ -169,18 +157,3 @@ def _means(rows: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
     low = tf.reduce_sum(tf.minimum(rows, 0.0), axis=1)
     high = tf.reduce_sum(tf.maximum(rows, 0.0), axis=1)
     return tf.math.divide_no_nan(tf.stack([low, high], axis=1), numbers)
-
-
-def _rows(message: tf.Tensor, tensors: int, workers: int) -> tf.Tensor:
-    """A message about all blocks as one about the blocks of each worker: `[workers, words]`."""
-    flag, scales, codes = tf.split(message, [1, 2 * tensors * workers, -1])
-    parts = [tf.repeat(flag, workers), scales, codes]
-    return tf.concat([tf.reshape(p, [workers, -1]) for p in parts], axis=1)
-
-
-def _one_message(messages: tf.Tensor, tensors: int) -> tf.Tensor:
-    """Undo `_rows`, for messages `[workers, words]` of several workers: `[1, words]`."""
-    flag, scales, codes = tf.split(messages, [1, 2 * tensors, -1], axis=1)
-    flag = tf.reduce_min(flag, axis=0)  # one that is not finite stops all
-    parts = [flag, *(tf.reshape(p * flag, [-1]) for p in (scales, codes))]
-    return tf.concat(parts, axis=0)[tf.newaxis]

@@ -7,13 +7,14 @@ On every worker, for each tensor g of n elements and density rho, element i is s
 probability p_i in proportion to its magnitude, and made larger by as much:
 
     p  <- min(rho n |g| / sum |g|, 1)                       the paper's algorithm 3
-    repeat twice:  I = elements with p < 1
-                   p[I] <- min(max((rho n - n + |I|) / sum p[I], 1) p[I], 1)
+    repeat:  I = elements with p < 1,  c = (rho n - n + |I|) / sum p[I],  stop if c <= 1
+             p[I] <- min(c p[I], 1)
     S  = element i with probability p_i
     message = [indices of S, values g[S] / p[S]]            one all-gather
     total = sum over workers of the messages
 
-The total is right on average, with rho n elements of each worker on average; nothing is kept.
+The total is right on average, with rho n elements of each worker on average, and a variance of
+sum g^2 (1 / p - 1), the smallest there is for sum p = rho n. Nothing is kept.
 
 Differences from the paper
 
@@ -21,7 +22,9 @@ Differences from the paper
   sum of p + u passes an integer. Each is taken with its probability, but their number is sum p
   rounded up or down, not just on average. Messages then have a fixed length, and nothing overflows.
 * Elements with p < 1 have one magnitude, sum |g| / (rho n); it is sent for each of them, as for the
-  others. `Coded` shortens both.
+  others. `Coded` shortens both; what its codes leave out is then kept in a residual, and added to
+  the next gradient.
+* Tensors of rank 0 and 1 and small ones are all-reduced densely.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from tf_redsync.methods.base import Exchange, State, register, stream, uniform
 from tf_redsync.methods.sparse import Sparsifier, deliver, element_count, form_of
 from tf_redsync.ops import Selection
 
-ROUNDS = 2
+ROUNDS = 4  # at most; the paper finds two enough
 
 
 @register
@@ -65,6 +68,7 @@ class Wangni(Sparsifier):
     paper: ClassVar[str] = "Wangni, Wang, Liu, Zhang 2018"
     requests: ClassVar[str] = "all-gather of indices and values"
     bits: ClassVar[str] = "64 density"
+    rounds_values: ClassVar[bool] = False  # there is no residual for what is rounded off
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,6 +80,11 @@ class Wangni(Sparsifier):
         return False
 
     @property
+    def sends_selected(self) -> bool:
+        """See `Sparsifier`."""
+        return True
+
+    @property
     def waiting_steps(self) -> float:
         """See `Method`. Nothing waits."""
         return 1.0
@@ -85,7 +94,7 @@ class Wangni(Sparsifier):
         return f"{element_count(self.density, spec.size)} random elements"
 
     def init(self, layout: BucketLayout) -> State:
-        """See `Method`."""
+        """See `Method`. Nothing; `Coded` adds a residual."""
         return {}
 
     def exchange(
@@ -97,27 +106,33 @@ class Wangni(Sparsifier):
         scale: tf.Tensor | None = None,
     ) -> Exchange:
         """See `Method`."""
+        grads, residuals = feedback.scaled(grads, scale), state.get("residual")
+        if residuals is not None:
+            grads = [v + g for v, g in zip(residuals, grads, strict=True)]
         words, slots = [], []
-        grads = feedback.scaled(grads, scale)
         for spec, grad in zip(layout.specs, grads, strict=True):
             seed = stream(self.seed, step, spec.position)
             seed += tf.stack([tf.cast(layout.rank, tf.int32) * 0x5851F42D, 0])
-            # Rounded up, if the sum of the probabilities is not an integer to rounding.
+            # One more than probabilities add up to, in case that they are rounded up.
             slots.append(min(element_count(self.density, spec.size) + 1, spec.size))
-            words += _part(tf.reshape(grad, [-1]), self.density, uniform([], seed), slots[-1])
+            u = uniform([], seed, tf.float64)
+            words += _part(tf.reshape(grad, [-1]), self.density, u, slots[-1])
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in grads])
         message = wire.with_header(finite, tf.concat(words, axis=0))
         message = tf.where(finite, message, tf.zeros_like(message))
         nothing = [tf.zeros_like(g) for g in grads]
         selection = Selection(message, nothing, [], tf.zeros([len(slots)]))
-        totals, _ = yield from deliver(
+        totals, left_out = yield from deliver(
             layout, selection, slots, grads, **form_of("exact", len(slots))
         )
-        return totals, state
+        return totals, state if residuals is None else {"residual": left_out}
 
 
 def probabilities(grad: tf.Tensor, count: int) -> tf.Tensor:
-    """Probabilities of a flat gradient's elements that add up to `count`, float64 `[n]`."""
+    """Return the probabilities of a flat gradient's elements, float64 `[n]`.
+
+    They add up to `count`, or to the number of non-zero elements if there are fewer.
+    """
     size = grad.shape[0]
     if count >= size:
         return tf.ones([size], tf.float64)
@@ -131,14 +146,27 @@ def probabilities(grad: tf.Tensor, count: int) -> tf.Tensor:
     return p
 
 
+def sampled(p: tf.Tensor, u: tf.Tensor) -> tf.Tensor:
+    """Return which elements are taken.
+
+    Args:
+        p: Probabilities, float64 `[n]`.
+        u: Uniform in [0, 1), float64 scalar, or `[draws, 1]` for several draws.
+
+    Returns:
+        bool `[n]`, or `[draws, n]`.
+    """
+    sums = tf.concat([tf.zeros([1], tf.float64), tf.cumsum(p)], axis=0)
+    passed = tf.floor(sums[1:] + u) > tf.floor(sums[:-1] + u)
+    return passed & (p > 0.0) | (p >= 1.0)
+
+
 def _part(grad: tf.Tensor, density: float, u: tf.Tensor, slots: int) -> list[tf.Tensor]:
     """Count, indices and values of one tensor."""
     p = probabilities(grad, element_count(density, grad.shape[0]))
-    sums = tf.cumsum(p) + tf.cast(u, tf.float64)
-    before = tf.concat([tf.cast(u, tf.float64)[tf.newaxis], sums[:-1]], axis=0)
-    chosen = (tf.floor(sums) > tf.floor(before)) | (p >= 1.0)
-    at = tf.cast(tf.where(chosen)[:slots, 0], tf.int32)
-    values = tf.gather(grad, at) / tf.cast(tf.gather(p, at), tf.float32)
+    at = tf.cast(tf.where(sampled(p, u))[:slots, 0], tf.int32)
+    true = tf.cast(tf.gather(grad, at), tf.float64)
+    values = tf.cast(true / tf.gather(p, at), tf.float32)
     count, padding = tf.size(at), [[0, slots - tf.size(at)]]
     return [
         count[tf.newaxis],

@@ -1,0 +1,113 @@
+"""Natural compression, DoReFa, Wangni's sparsification, Quantized Frank-Wolfe's quantiser."""
+
+import functools
+
+import numpy as np
+import tensorflow as tf
+
+import tf_redsync as rs
+from tests.conformance.descriptor import Descriptor
+from tests.oracle.sparse import count
+from tests.oracle.unbiased import DoReFaOracle, NaturalOracle, QuantizedFWOracle, WangniOracle
+from tf_redsync.exchange.layout import BucketLayout
+from tf_redsync.exchange.requests import AllGather, AllToAll
+from tf_redsync.methods.base import stream, uniform
+from tf_redsync.methods.wangni import ROUNDS
+
+
+def words(bits: int) -> int:
+    return -(-bits // 32)
+
+
+def nine_bits(method, specs, step):
+    """A flag; sign and exponent of every element, one after the other."""
+    return [4 * (1 + words(9 * sum(s.size for s in specs)))]
+
+
+def k_bits(method, specs, step):
+    """A flag; a maximum for each tensor; k bits an element."""
+    return [4 * (1 + len(specs) + words(method.bitwidth * sum(s.size for s in specs)))]
+
+
+def elements(method, specs, step):
+    """A flag; a count for each tensor, indices and values, of one more than are sent on average."""
+    slots = [min(count(method.density, s.size) + 1, s.size) for s in specs]
+    return [4 * (1 + sum(1 + 2 * k for k in slots))]
+
+
+def two_phases(method, specs, step):
+    """A flag; for each tensor a maximum and z(s) bits an element of a block; to owners, to all."""
+
+    def message(workers, levels):
+        z = 1 + int(np.ceil(np.log2(levels + 1)))
+        return 4 * (1 + sum(1 + words(z * -(-s.size // workers)) for s in specs))
+
+    return [
+        lambda workers: workers * message(workers, method.levels),
+        lambda workers: message(workers, method.sum_levels),
+    ]
+
+
+# Random numbers are the method's; the unit tests look at them.
+
+
+def _layout(specs, worker):
+    return BucketLayout(specs, 1, rank=tf.constant(worker))
+
+
+def natural_oracle(method, specs, workers):
+    def numbers(step, worker, size):
+        step = tf.constant(step, tf.int64)
+        return method.random_bits(_layout(specs, worker), step, size, 23).numpy()
+
+    return NaturalOracle([s.shape for s in specs], numbers)
+
+
+def dorefa_oracle(method, specs, workers):
+    def numbers(step, worker, size):
+        step = tf.constant(step, tf.int64)
+        return method.random_numbers(_layout(specs, worker), step, size).numpy()
+
+    return DoReFaOracle([s.shape for s in specs], numbers, method.bitwidth)
+
+
+def wangni_oracle(method, specs, workers):
+    @functools.cache
+    def numbers(step, worker, tensor):
+        seed, number = stream(method.seed, tf.constant(step, tf.int64), specs[tensor].position)
+        own = tf.stack([seed + tf.constant(worker) * 0x5851F42D, number])
+        return float(uniform([], own, tf.float64))
+
+    return WangniOracle([s.shape for s in specs], numbers, method.density, ROUNDS)
+
+
+def quantized_fw_oracle(method, specs, workers):
+    def streams(step, worker):
+        seed, number = stream(method.seed, tf.constant(step, tf.int64), specs[0].position).numpy()
+        return (seed, worker, number), (seed, workers + worker, number)
+
+    shapes = [s.shape for s in specs]
+    return QuantizedFWOracle(shapes, streams, method.levels, method.sum_levels)
+
+
+def _unbiased(method, payload, oracle, requests=(AllGather,), tolerance=0.0):
+    return Descriptor(method, None, True, requests, payload, oracle, tolerance, steps=10)
+
+
+TABLE = {
+    "natural": _unbiased(rs.NaturalCompression(), nine_bits, natural_oracle),
+    "dorefa": _unbiased(rs.DoReFa(), k_bits, dorefa_oracle, tolerance=1e-6),
+    "dorefa_two_bits": _unbiased(
+        rs.DoReFa(bitwidth=2, seed=4), k_bits, dorefa_oracle, tolerance=1e-6
+    ),
+    "wangni": _unbiased(rs.Wangni(density=0.1), elements, wangni_oracle, tolerance=1e-6),
+    "quantized_fw": _unbiased(
+        rs.QuantizedFW(), two_phases, quantized_fw_oracle, (AllToAll, AllGather)
+    ),
+    "quantized_fw_ternary": _unbiased(
+        rs.QuantizedFW(levels=1, sum_levels=20, seed=3),
+        two_phases,
+        quantized_fw_oracle,
+        (AllToAll, AllGather),
+    ),
+}

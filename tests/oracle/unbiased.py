@@ -1,0 +1,180 @@
+"""Compressors that are right on average, in plain numpy, given their random numbers.
+
+References: Horváth, Ho, Horváth, Sahu, Canini, Richtárik (2019), "Natural Compression for
+Distributed Deep Learning"; Zhou, Wu, Ni, Zhou, Wen, Zou (2016), "DoReFa-Net"; Wangni, Wang, Liu,
+Zhang (2018), "Gradient Sparsification for Communication-Efficient Distributed Optimization"; Zhang,
+Chen, Mokhtari, Hassani, Karbasi (2020), "Quantized Frank-Wolfe".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tests.oracle.quantization import code_numpy, uniform_numpy, value_numpy
+
+
+class _Sum:
+    """Adds up what workers send; `sent(worker, tensors)` returns that, a vector for each tensor."""
+
+    residuals = None
+
+    def __init__(self, shapes):
+        self.shapes, self.iteration = list(shapes), 0
+
+    def step(self, grads) -> list[np.ndarray]:
+        """One step; `grads[worker][tensor]`. Returns the totals."""
+        totals = [np.zeros(int(np.prod(s)), np.float32) for s in self.shapes]
+        for worker, own in enumerate(grads):
+            sent = self.sent(worker, [np.ravel(g) for g in own])
+            for total, part in zip(totals, sent, strict=True):
+                total += part
+        self.iteration += 1
+        return [t.reshape(s) for t, s in zip(totals, self.shapes, strict=True)]
+
+    def sent(self, worker: int, tensors) -> list[np.ndarray]:
+        raise NotImplementedError
+
+
+class NaturalOracle(_Sum):
+    """One of the two powers of two around each element.
+
+    Args:
+        shapes: Of the tensors.
+        numbers: `numbers(step, worker, size)`, random integers below 2^23, one for each element of
+            all tensors.
+    """
+
+    def __init__(self, shapes, numbers: Callable):
+        super().__init__(shapes)
+        self.numbers = numbers
+
+    def sent(self, worker, tensors):
+        sizes = [t.size for t in tensors]
+        numbers = self.numbers(self.iteration, worker, sum(sizes))
+        parts = np.split(np.asarray(numbers, np.float64) / 2**23, np.cumsum(sizes)[:-1])
+        return [self._rounded(t, u) for t, u in zip(tensors, parts, strict=True)]
+
+    @staticmethod
+    def _rounded(x, u):
+        mantissa, exponent = np.frexp(np.abs(np.float64(x)))  # in [1/2, 1)
+        low = np.ldexp(1.0, exponent - 1) * (mantissa > 0)
+        up = 2 * mantissa - 1 >= 1 - u  # with the probability (|x| - low) / low
+        return (np.sign(x) * low * np.where(up, 2, 1)).astype(np.float32)
+
+
+class DoReFaOracle(_Sum):
+    """Levels from -c to c, c being the largest magnitude, with noise before rounding.
+
+    Args:
+        shapes: Of the tensors.
+        numbers: `numbers(step, worker, size)`, in [0, 1), one for each element of all tensors.
+        bitwidth: k.
+    """
+
+    def __init__(self, shapes, numbers: Callable, bitwidth: int):
+        super().__init__(shapes)
+        self.numbers, self.steps = numbers, np.float32(2**bitwidth - 1)
+
+    def sent(self, worker, tensors):
+        sizes = [t.size for t in tensors]
+        numbers = np.asarray(self.numbers(self.iteration, worker, sum(sizes)), np.float32)
+        parts = np.split(numbers - np.float32(0.5), np.cumsum(sizes)[:-1])
+        return [self._rounded(t, sigma) for t, sigma in zip(tensors, parts, strict=True)]
+
+    def _rounded(self, g, sigma):
+        c = np.abs(g).max(initial=0)
+        share = g / c if c > 0 else np.zeros_like(g)
+        code = np.round(self.steps * (share / 2 + np.float32(0.5)) + sigma)
+        return c * (2 * np.clip(code, 0, self.steps) / self.steps - 1)
+
+
+def greedy_probabilities(g, count: int, rounds: int) -> np.ndarray:
+    """Algorithm 3 of Wangni et al.: probabilities that add up to `count`."""
+    g = np.abs(np.float64(g))
+    if count >= g.size:
+        return np.ones(g.size)
+    p = np.minimum(count * g / (g.sum() or 1), 1)
+    for _ in range(rounds):
+        active = p != 1
+        if not p[active].sum() > 0:
+            break
+        c = (count - g.size + active.sum()) / p[active].sum()
+        if c <= 1:
+            break
+        p[active] = np.minimum(c * p[active], 1)
+    return p
+
+
+class WangniOracle(_Sum):
+    """Elements sent with these probabilities, divided by them, by systematic sampling.
+
+    Args:
+        shapes: Of the tensors.
+        numbers: `numbers(step, worker, tensor)`, one in [0, 1).
+        density: Fraction of the elements.
+        rounds: Of the greedy algorithm.
+    """
+
+    def __init__(self, shapes, numbers: Callable, density: float, rounds: int):
+        super().__init__(shapes)
+        self.numbers, self.density, self.rounds = numbers, density, rounds
+
+    def sent(self, worker, tensors):
+        return [self._part(g, worker, i) for i, g in enumerate(tensors)]
+
+    def _part(self, g, worker, tensor):
+        count = min(max(1, int(np.floor(self.density * g.size + 0.5))), g.size)
+        p = greedy_probabilities(g, count, self.rounds)
+        sums = np.cumsum(p) + self.numbers(self.iteration, worker, tensor)
+        integers = np.arange(1, np.floor(sums[-1]) + 1) if g.size else []
+        at = np.searchsorted(sums, integers)  # the first element at which the sum gets there
+        sent = np.zeros(g.shape, np.float32)
+        sent[at] = g[at] / p[at]
+        return sent
+
+
+class QuantizedFWOracle(_Sum):
+    """Rounded at random to levels, on the way to the owner of a block and on the way back.
+
+    Args:
+        shapes: Of the tensors.
+        streams: `streams(step, worker)`, two triples of integers that name the random numbers of
+            the two roundings.
+        levels: s.
+        sum_levels: s2.
+    """
+
+    def __init__(self, shapes, streams: Callable, levels: int, sum_levels: int):
+        super().__init__(shapes)
+        self.streams, self.levels, self.sum_levels = streams, levels, sum_levels
+
+    def step(self, grads) -> list[np.ndarray]:
+        """One step; `grads[worker][tensor]`. Returns the totals."""
+        totals = [self._total(i, [np.ravel(own[i]) for own in grads]) for i in range(len(grads[0]))]
+        self.iteration += 1
+        return [t.reshape(s) for t, s in zip(totals, self.shapes, strict=True)]
+
+    def _total(self, tensor: int, own) -> np.ndarray:
+        workers, size = len(own), own[0].size
+        length = -(-size // workers)
+        blocks = [np.pad(g, (0, workers * length - size)).reshape(workers, length) for g in own]
+        streams = [self.streams(self.iteration, worker) for worker in range(workers)]
+        result = []
+        for owner in range(workers):
+            number = owner * len(self.shapes) + tensor
+            sums, kept = np.zeros(length, np.float32), 0
+            for worker, rows in enumerate(blocks):
+                sent = self._rounded(rows[owner], self.levels, streams[worker][0], number)
+                sums = sums + sent
+                kept = rows[owner] - sent if worker == owner else kept
+            sums = sums + kept
+            result.append(self._rounded(sums, self.sum_levels, streams[owner][1], tensor))
+        return np.concatenate(result)[:size]
+
+    @staticmethod
+    def _rounded(x, levels, stream, number):
+        c = [np.abs(x).max(initial=np.float32(0))]
+        codes = code_numpy(x, c, "stochastic", levels, uniform_numpy(stream, number, x.size))
+        return value_numpy(codes, c, "stochastic", levels)

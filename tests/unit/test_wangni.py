@@ -1,0 +1,180 @@
+"""Wangni: probabilities, the choice, means, variances, codings, bad input."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_redsync as rs
+from tests.oracle.unbiased import greedy_probabilities
+from tf_redsync import codings
+from tf_redsync.exchange import loopback
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.methods.wangni import ROUNDS, probabilities, sampled
+
+RNG = np.random.default_rng(0)
+INPUTS = {
+    "normal": RNG.standard_normal(2000),
+    "heavy": RNG.standard_t(1, 2000),
+    "log normal": RNG.lognormal(sigma=3, size=2000),
+    "constant": np.full(2000, -0.3),
+    "mostly zero": RNG.standard_normal(2000) * (RNG.random(2000) < 0.3),
+}
+every_input = pytest.mark.parametrize("name", INPUTS)
+DENSITIES = (0.002, 0.05, 0.25)
+
+
+def total_of(method, grads, number=0, states=None):
+    layout = BucketLayout((TensorSpec("w", np.shape(grads[0])),), len(grads))
+    inputs = [[tf.constant(g, tf.float32)] for g in grads]
+    states = states or loopback.initial_states(method, layout)
+    step = loopback.run_step(method, layout, inputs, states, number)
+    assert step.finite
+    return np.array(step.totals[0][0]), step.states
+
+
+def best_probabilities(g, count):
+    """min(c |g|, 1) with the c that makes their sum `count`: by bisection."""
+    low, high = 0.0, 1e12
+    for _ in range(200):
+        c = (low + high) / 2
+        low, high = (c, high) if np.minimum(c * np.abs(g), 1).sum() < count else (low, c)
+    return np.minimum(high * np.abs(g), 1)
+
+
+def variance(g, p):
+    """Of the sum of squares: what is sent with probability p is g / p."""
+    used = g != 0
+    return np.sum(g[used] ** 2 * (1 / p[used] - 1))
+
+
+@pytest.mark.parametrize("density", DENSITIES)
+@every_input
+def test_probabilities_are_those_of_the_greedy_algorithm(name, density):
+    g, count = INPUTS[name], round(2000 * density)
+    found = probabilities(tf.constant(g, tf.float32), count).numpy()
+    expected = greedy_probabilities(g.astype("f4"), count, ROUNDS)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    assert found.sum() == pytest.approx(count, rel=0.01) and found.sum() <= count + 1e-9
+    assert found.min() >= 0 and found.max() <= 1
+
+
+@pytest.mark.parametrize("density", DENSITIES)
+@every_input
+def test_variance_is_near_the_least_one(name, density):
+    g, count = np.float64(INPUTS[name].astype("f4")), round(2000 * density)
+    p = probabilities(tf.constant(g, tf.float32), count).numpy()
+    best = variance(g, best_probabilities(g, count))
+    assert (1 - 1e-9) * best <= variance(g, p) <= 1.02 * best + 1e-9
+    if name in ("normal", "heavy", "log normal"):  # random-k: all have the same probability
+        assert variance(g, p) < 0.8 * variance(g, np.full(2000, density))
+
+
+def test_fewer_non_zero_elements_than_are_sent():
+    g = np.zeros(100, np.float32)
+    g[[3, 50, 99]] = 1, -2, 3
+    p = probabilities(tf.constant(g), 10).numpy()
+    np.testing.assert_array_equal(p, g != 0)
+    np.testing.assert_array_equal(total_of(rs.Wangni(density=0.1), [g])[0], g)
+    np.testing.assert_array_equal(total_of(rs.Wangni(density=0.1), [0 * g])[0], 0 * g)
+
+
+@every_input
+def test_marginals_of_many_draws(name):
+    """Each element with its probability, and sum p of them, rounded up or down."""
+    p = probabilities(tf.constant(INPUTS[name][:200], tf.float32), 10)
+    u = tf.constant(np.random.default_rng(1).random((20_000, 1)))
+    taken = sampled(p, u).numpy()
+    p = p.numpy()
+    assert set(taken.sum(axis=1)) <= {np.floor(p.sum()), np.ceil(p.sum()), np.round(p.sum())}
+    deviation = np.sqrt(p * (1 - p) / 20_000)
+    assert np.all(np.abs(taken.mean(axis=0) - p) <= 5 * deviation + 1e-12)
+
+
+def test_totals_are_right_on_average_and_of_the_least_variance():
+    g, draws = INPUTS["normal"][:300].astype("f4"), 400
+    method, workers = rs.Wangni(density=0.1), 2
+    layout = BucketLayout((TensorSpec("w", g.shape),), workers)
+    step, inputs = loopback.traced_step(method, layout), [[tf.constant(g)]] * workers
+    totals = [step(inputs, [{}] * workers, number).totals[0][0] for number in range(draws)]
+    error = np.float64(np.stack(totals)) - workers * g
+    p = greedy_probabilities(g, 30, ROUNDS)
+    deviation = np.abs(g) * np.sqrt(workers * (1 / p - 1) / draws)
+    assert np.all(np.abs(error.mean(axis=0)) <= 5 * deviation + 1e-6)
+    found = np.square(error).sum(axis=1).mean()
+    assert found == pytest.approx(workers * variance(np.float64(g), p), rel=0.05)
+
+
+def test_draws_differ_by_worker_seed_and_step():
+    g = np.ones((20, 50), np.float32)
+    first = total_of(rs.Wangni(density=0.01), [g])[0] != 0
+    assert first.sum() == 10
+    for other in (
+        total_of(rs.Wangni(density=0.01, seed=1), [g])[0],
+        total_of(rs.Wangni(density=0.01), [g], number=1)[0],
+        total_of(rs.Wangni(density=0.01), [0 * g, g])[0],
+    ):
+        assert not np.array_equal(other != 0, first)
+
+
+# ------------------------------------------------------------------------------------- coded
+
+
+@pytest.mark.parametrize(
+    "indices", [codings.Cheapest(), codings.Golomb(), codings.EliasFano(), codings.RawIndices()]
+)
+@pytest.mark.parametrize("values", [codings.Float32(), codings.Half()])
+def test_coded_messages_lose_nothing(indices, values):
+    """With a residual, what a code changes is made up for; without one there is nothing else."""
+    g = INPUTS["heavy"].reshape(40, 50).astype("f4")
+    inner = rs.Wangni(density=0.05)
+    plain, states = total_of(inner, [g, -2 * g])
+    assert states == [{}, {}]
+    method = rs.Coded(method=inner, indices=indices, values=values)
+    coded, states = total_of(method, [g, -2 * g])
+    kept = sum(np.array(s["residual"][0]) for s in states)
+    scale = np.abs(plain).max()
+    np.testing.assert_allclose(coded + kept, plain, rtol=0, atol=1e-6 * scale)
+    if isinstance(indices, codings.RawIndices) and isinstance(values, codings.Float32):
+        np.testing.assert_array_equal(coded, plain)
+    # The residual is added to the next gradient: without one, nothing but it is there to send.
+    again, after = total_of(method, [0 * g, 0 * g], 1, states)
+    left = sum(np.array(s["residual"][0]) for s in after)
+    if np.count_nonzero(kept) <= 100:
+        np.testing.assert_allclose(again + left, kept, rtol=0, atol=1e-6 * scale)
+
+
+def test_codes_that_are_too_short_leave_a_residual():
+    """Positions in a few clusters have long gaps, and Golomb's code has the average length."""
+    g = np.zeros((400, 100), np.float32)
+    g[::40, :40] = 1.0 + np.arange(40)
+    method = rs.Coded(method=rs.Wangni(density=0.01), indices=codings.Golomb())
+    coded, states = total_of(method, [g])
+    plain, _ = total_of(method.method, [g])
+    np.testing.assert_allclose(coded + states[0]["residual"][0], plain, rtol=1e-6)
+
+
+def test_half_precision_has_no_residual_to_use():
+    with pytest.raises(ValueError, match="no numbers to round"):
+        rs.HalfPrecision(method=rs.Wangni())
+
+
+@pytest.mark.parametrize("shape", [(), (0, 4), (1,)])
+def test_scalars_and_empty_tensors(shape):
+    total, _ = total_of(rs.Wangni(), [np.full(shape, 2.0)] * 2)
+    np.testing.assert_array_equal(total, np.full(shape, 4.0))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_bad_value_stops_the_step(bad):
+    g = np.ones((20, 30), np.float32)
+    g[7, 7] = bad
+    layout = BucketLayout((TensorSpec("w", g.shape),), 1)
+    assert not loopback.run_step(rs.Wangni(), layout, [[tf.constant(g)]], [{}], 0).finite
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("density", 0.0), ("density", 1.5), ("seed", -1), ("dense_below", -1)]
+)
+def test_bad_input(name, value):
+    with pytest.raises(ValueError, match=f"`{name}`.*Received: {name}={value!r}"):
+        rs.Wangni(**{name: value})

@@ -1,0 +1,63 @@
+"""Messages about blocks of tensors, one block for each worker, who adds it up.
+
+For methods in two phases: every tensor is cut into K blocks; codes of block b go to worker b, in
+one all-to-all, and codes of the sums go to all workers, in one all-gather. Codes are those of
+`ops.quantize`, made of all blocks in the order of `by_worker`.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+
+Blocks = list[tf.Tensor]  # for every tensor of the bucket, [workers, length]
+
+
+def cut(tensor: tf.Tensor, spec: TensorSpec, workers: int) -> tf.Tensor:
+    """Return a tensor as `[workers, length]`, filled up with zeros."""
+    length = -(-spec.size // workers)
+    padded = tf.pad(tf.reshape(tensor, [-1]), [[0, workers * length - spec.size]])
+    return tf.reshape(padded, [workers, length])
+
+
+def joined(blocks: Blocks, layout: BucketLayout) -> list[tf.Tensor]:
+    """Undo `cut` of every tensor."""
+    return [
+        tf.reshape(tf.reshape(b, [-1])[: s.size], s.shape)
+        for b, s in zip(blocks, layout.specs, strict=True)
+    ]
+
+
+def by_worker(blocks: Blocks) -> list[tf.Tensor]:
+    """Return all blocks as vectors: those of all tensors for worker 0, then for worker 1, .."""
+    return [row for rows in zip(*[tf.unstack(b) for b in blocks], strict=True) for row in rows]
+
+
+def by_tensor(parts: list[tf.Tensor], tensors: int) -> Blocks:
+    """Undo `by_worker`."""
+    return [tf.stack(parts[i::tensors]) for i in range(tensors)]
+
+
+def for_each_worker(message: tf.Tensor, scales: int, workers: int) -> tf.Tensor:
+    """Return a message about all blocks as one about the blocks of each worker.
+
+    Args:
+        message: int32 `[words]`, from `ops.quantize` of blocks in the order of `by_worker`.
+        scales: Numbers of scales of one worker's blocks.
+        workers: K.
+
+    Returns:
+        int32 `[workers, words]`.
+    """
+    flag, scale_words, codes = tf.split(message, [1, scales * workers, -1])
+    parts = [tf.repeat(flag, workers), scale_words, codes]
+    return tf.concat([tf.reshape(p, [workers, -1]) for p in parts], axis=1)
+
+
+def one_message(messages: tf.Tensor, scales: int) -> tf.Tensor:
+    """Undo `for_each_worker`, for messages `[workers, words]` of several workers: `[1, words]`."""
+    flag, scale_words, codes = tf.split(messages, [1, scales, -1], axis=1)
+    flag = tf.reduce_min(flag, axis=0)  # one that is not finite stops all
+    parts = [flag, *(tf.reshape(p * flag, [-1]) for p in (scale_words, codes))]
+    return tf.concat(parts, axis=0)[tf.newaxis]
