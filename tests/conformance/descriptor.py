@@ -35,8 +35,8 @@ class Descriptor:
         requests: The types of its requests in a step, in order; or a function of the number of
             workers that returns them.
         payload: `payload(method, specs, step)`: bytes that a worker puts into each of them, by the
-            paper's formula and not by the code's. A function in the list, or in its place, is called
-            with the number of workers and returns them.
+            paper's formula and not by the code's. A function in the list, or in its place, is
+            called with the number of workers and returns them.
         oracle: `oracle(method, specs, workers)` makes an object whose `step(grads)`, with
             `grads[worker][tensor]`, returns the totals of that step in numpy, and whose
             `residuals[worker][tensor]` are then the new residuals (None if there are none). If it

@@ -1,4 +1,4 @@
-"""Pairs of real workers: who gets whose message, and that training does not depend on the network."""
+"""Pairs of real workers: who gets whose message; training does not depend on the network."""
 
 import numpy as np
 import pytest

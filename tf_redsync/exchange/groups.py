@@ -72,6 +72,7 @@ class KeyOfLauncher:
         self._new_key_each_call = launcher._next_instance_key
 
     def __call__(self):
+        """Return the key of the next collective."""
         if not _called_in_control_flow():
             return self._new_key_each_call()
         launcher = self._launcher

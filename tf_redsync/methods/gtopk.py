@@ -26,8 +26,8 @@ Differences from the paper
   partial sum has lost on the way, and that reaches the total by another branch, is lost there: its
   sender takes it for delivered. Here a worker keeps what was dropped in any of its own rounds,
   so the gradient is conserved.
-* Where K is no power of two, worker i keeps what is dropped of the sum of its own elements and those
-  handed over to it.
+* Where K is no power of two, a worker that was handed another one's elements keeps what is dropped
+  of the sum of both.
 * The vector is a bucket, not the model. Small tensors, biases and norms are all-reduced densely.
 """
 
@@ -109,9 +109,7 @@ class GTopK(Sparsifier):
         return totals, {"residual": split(residual, layout.specs)}
 
 
-def _put_back(
-    residual: tf.Tensor, own: tf.Tensor, kept: Sequence[tf.Tensor], k: int
-) -> tf.Tensor:
+def _put_back(residual: tf.Tensor, own: tf.Tensor, kept: Sequence[tf.Tensor], k: int) -> tf.Tensor:
     """Add to the residual those elements of a message that are not in all of others.
 
     Args:

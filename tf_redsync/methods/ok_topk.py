@@ -34,8 +34,8 @@ Differences from the paper
   mean.
 * Proposals for boundaries travel in the rows, one number each, and their averages in the gathered
   messages. New boundaries are used from the next step on; the first are those of equal regions.
-* Between evaluations a threshold grows by 1.2 % in a step in which 1.25 k elements or more reach it,
-  and shrinks by as much if fewer than 2 k / 3 do. This is in the authors' program, not in the paper.
+* Between evaluations a threshold grows by 1.2 % in a step in which 1.25 k elements or more reach
+  it, and shrinks by as much if fewer than 2 k / 3 do, as in the authors' program.
 * No dense first steps (there: 512). Small tensors, biases and norms are all-reduced densely.
 """
 
