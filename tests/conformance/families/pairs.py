@@ -44,13 +44,12 @@ def _pairs(cls, density, payload, oracle):
         requests=lambda workers: (PairGather,) * rounds(workers),
         payload=payload,
         oracle=_oracle(oracle),
-        steps=20,
+        steps=10,
     )
 
 
 TABLE = {
-    "gtopk": _pairs(rs.GTopK, 0.1, k_elements, GTopKOracle),
-    "gtopk_sparse": _pairs(rs.GTopK, 0.001, k_elements, GTopKOracle),
-    "sparcml": _pairs(rs.SparCML, 0.1, union, SparCMLOracle),  # dense from the fourth round on
-    "sparcml_sparse": _pairs(rs.SparCML, 0.001, union, SparCMLOracle),
+    "gtopk": _pairs(rs.GTopK, 0.05, k_elements, GTopKOracle),
+    # Sparse in two rounds, dense from then on.
+    "sparcml": _pairs(rs.SparCML, 0.2, union, SparCMLOracle),
 }
