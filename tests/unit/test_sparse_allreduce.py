@@ -64,11 +64,11 @@ ORACLES = {
 
 
 @every_method
-@pytest.mark.parametrize("workers", [5, 6, 14])
+@pytest.mark.parametrize("workers", [6, 13])
 def test_equals_the_oracle_and_conserves(cls, workers):
     """Worker counts that the conformance tests leave out."""
     rng, reference = np.random.default_rng(workers), ORACLES[cls](workers)
-    for grads, old, step in train(cls(density=0.03), [draw(rng, workers) for _ in range(3)]):
+    for grads, old, step in train(cls(density=0.03), [draw(rng, workers) for _ in range(2)]):
         assert surplus(grads, old, step) < 1e-5 * workers
         for found, expected in zip(step.totals[-1], reference.step(grads), strict=True):
             np.testing.assert_array_equal(found, expected)
@@ -118,7 +118,8 @@ def test_sparcml_has_the_total_of_top_k(workers, density):
     both = [train(cls(density=density), steps) for cls in (rs.SparCML, rs.TopK)]
     for (_, _, ours), (_, _, plain) in zip(*both, strict=True):
         for found, expected in zip(ours.totals[0], plain.totals[0], strict=True):
-            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+            scale = np.abs(expected).max()
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * scale)
             assert workers > 2 or np.array_equal(found, expected)
         for a, b in zip(ours.states, plain.states, strict=True):
             np.testing.assert_array_equal(vector(a["residual"]), vector(b["residual"]))
@@ -155,21 +156,20 @@ def test_ok_topk_sends_less_than_6_k_words(workers):
     assert rs.OkTopk.bits == "80 density (1 + 1 / K)"
 
 
-@pytest.mark.parametrize("workers", [2, 4, 7])
-def test_ok_topk_captures_the_energy_of_the_best_k(workers):
-    """Over 40 steps of which two evaluate thresholds; the best k of all sums is the optimum."""
-    rng, method = np.random.default_rng(workers), rs.OkTopk(density=0.03)
-    k, energy, best, counts = count(0.03, SIZE), 0.0, 0.0, []
-    for grads, old, step in train(method, [draw(rng, workers) for _ in range(40)], traced=True):
-        wanted = sum(vector(g) + vector(s["residual"]) for g, s in zip(grads, old, strict=True))
+@pytest.mark.parametrize("workers", [2, 7])
+def test_ok_topk_captures_what_top_k_does(workers):
+    """Of the k largest sums of all that top-k would send; two of six steps evaluate thresholds."""
+    rng, method = np.random.default_rng(workers), rs.OkTopk(density=0.03, threshold_interval=5)
+    k, shares, counts = count(0.03, SIZE), [], []
+    for grads, old, step in train(method, [draw(rng, workers) for _ in range(6)]):
+        sums = [vector(g) + vector(s["residual"]) for g, s in zip(grads, old, strict=True)]
+        best = largest(sum(largest(s, k) for s in sums), k)
         total = vector(step.totals[0])
-        energy += np.square(total).sum()
-        best += np.square(np.sort(np.abs(wanted))[-k:]).sum()
+        shares.append(np.square(total).sum() / np.square(best).sum())
         counts.append(np.count_nonzero(total))
-        assert surplus(grads, old, step) < 1e-4 * workers
-    assert counts[0] == counts[32] == k  # exact where thresholds are evaluated
-    assert 0.5 * k < min(counts) and max(counts) <= workers * math.ceil(1.25 * k / workers)
-    assert 0.7 * best < energy < 1.05 * best
+    assert counts[0] == counts[5] == k  # exact where thresholds are evaluated
+    assert 0.6 * k < min(counts) and max(counts) <= workers * math.ceil(1.25 * k / workers)
+    assert shares[0] > 0.95 and min(shares) > 0.85
 
 
 def test_ok_topk_moves_the_regions_to_where_the_large_elements_are():
@@ -254,7 +254,7 @@ def test_a_sum_that_overflows_stops_the_step(cls, workers, other):
 
 
 @every_method
-@pytest.mark.parametrize("workers", [3, 4])
+@pytest.mark.parametrize("workers", [3])
 def test_the_graph_gives_the_bits_of_eager_steps(cls, workers):
     steps = [draw(np.random.default_rng(1), workers) for _ in range(2)]
     both = [train(cls(density=0.05), steps, traced=traced) for traced in (False, True)]
