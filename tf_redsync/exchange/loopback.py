@@ -7,7 +7,6 @@ method runs, and is tested, without any worker process.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -81,17 +80,19 @@ def traced_step(method, layout: BucketLayout, phase: str = "exchange") -> Callab
     Returns:
         A function of `grads`, `states` and `step` as in `run_step`, which returns a `LoopbackStep`.
     """
-    kinds: list[Callable[..., Request]] = []
+    kinds: list[tuple[type[Request], dict[str, Any]]] = []
 
     @tf.function(autograph=False)
     def graph(grads, states, step):
         *rest, log = _exchange(method, layout, grads, states, step, phase)
-        kinds[:] = [functools.partial(type(r), **_fields(r, numbers=True)) for r in log]
+        kinds[:] = [(type(r), _fields(r, numbers=True)) for r in log]
         return *rest, [_fields(r, numbers=False) for r in log]
 
     def run(grads, states, step: int) -> LoopbackStep:
         *rest, log = graph(grads, states, tf.constant(step, tf.int64))
-        requests = [kind(**fields) for kind, fields in zip(kinds, log, strict=True)]
+        requests = [
+            kind(**numbers, **tensors) for (kind, numbers), tensors in zip(kinds, log, strict=True)
+        ]
         return _settled((*rest, requests), states)
 
     return run

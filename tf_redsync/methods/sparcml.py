@@ -116,7 +116,9 @@ class _Stream:
 
     def shortest(self) -> _Stream:
         """Return the same sums as a dense message where that is no longer."""
-        return self if self._is_short(self.slots) else self._dense(self.message[tf.newaxis])
+        if self.slots is None or self._is_short(self.slots):
+            return self
+        return self._dense(self.message[tf.newaxis])
 
     def plus(self, rows: tf.Tensor) -> _Stream:
         """Return the sum of both partners' messages, int32 `[2, words]`."""
