@@ -46,7 +46,7 @@ def gather_and_train(training):
                 direct_collectives=name == "direct",
             )
             model.compile(optimizer=optimizer, loss="mse", steps_per_execution=steps)
-        history = model.fit(problems.dataset(64, 16), epochs=2, verbose=0)
+        history = model.fit(problems.dataset(48, 12), epochs=2, verbose=0)
         found[f"{name}/loss"] = history.history["loss"]
         found[f"{name}/weights"] = np.concatenate([w.ravel() for w in model.get_weights()])
         found[f"{name}/bytes"] = float(optimizer.exchange.bytes_sent.numpy())
