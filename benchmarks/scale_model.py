@@ -63,11 +63,17 @@ class Software:
     byte: Mapping[str, float]
 
     def seconds(self, collectives: Sequence[Payload], workers: int) -> float:
-        """Processor time that collectives take each of so many workers."""
-        return sum(
-            workers * self.message[p.kind] + p.sent(workers) * self.byte[p.kind]
-            for p in collectives
-        )
+        """Processor time that collectives take each of so many workers.
+
+        A pair's is an all-gather of two workers.
+        """
+        seconds = 0.0
+        for payload in collectives:
+            kind, ends = payload.kind, workers
+            if kind == "pair_gather":
+                kind, ends = "all_gather", 2 if workers >= payload.least else 0
+            seconds += ends * self.message[kind] + payload.sent(workers) * self.byte[kind]
+        return seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +174,8 @@ class Model:
             burst -= free
             core = self.software.seconds((payload,), cluster.workers)
             occupied += core * cluster.share + (sent - free) / cluster.rate
-            delay += hops(payload.kind, cluster.workers) * cluster.latency
+            if cluster.workers >= payload.least:
+                delay += hops(payload.kind, cluster.workers) * cluster.latency
         return occupied, delay, burst
 
 

@@ -4,19 +4,26 @@ A dry run of 4,096 workers takes minutes for methods that cut a bucket into as m
 messages depend on the number of workers P in one way only: they have a part that is divided by P.
 Two dry runs tell it from the rest; `Payload` is the result. It leaves out that the blocks of many
 workers are rounded to whole elements, and that a sparsifier sends at least one element of each.
+
+Rounds between pairs of workers are another matter: round r = 0, 1, ... is there with more than 2^r
+workers, and its message does not depend on how many. One dry run of very many workers tells all of
+them. It leaves out the round by which workers beyond a power of two take more.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import tf_redsync as rs
+    from tf_redsync.cost import Message
     from tf_redsync.exchange.layout import TensorSpec
 
 TRACED = (8, 64)  # numbers of workers
+MOST = 4096  # workers, where a method exchanges in pairs
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 # Of a full Ethernet frame, as links and rate limiters count it: what is left without the headers of
 # Ethernet, IP and TCP.
@@ -42,14 +49,16 @@ class Payload:
     all-gather), or in all (to all-reduce).
 
     Attributes:
-        kind: `"all_gather"`, `"all_reduce"` or `"all_to_all"`.
+        kind: `"all_gather"`, `"all_reduce"`, `"all_to_all"` or `"pair_gather"`.
         own: Bytes that do not depend on the number of workers.
         shared: Bytes that are divided by it.
+        least: Number of workers from which on there is such a collective.
     """
 
     kind: str
     own: float
     shared: float
+    least: int = 2
 
     @classmethod
     def through(cls, kind: str, points: Mapping[int, float]) -> Payload:
@@ -65,17 +74,23 @@ class Payload:
 
     def sent(self, workers: int) -> float:
         """Bytes that each of so many workers sends."""
+        if workers < self.least:
+            return 0.0
         return _copies(self.kind, workers) * (self.own + self.shared / workers)
 
 
 def _copies(kind: str, workers: int) -> float:
+    if kind == "pair_gather":
+        return 1.0
     return 2 * (workers - 1) / workers if kind == "all_reduce" else workers - 1.0
 
 
 def hops(kind: str, workers: int) -> int:
     """Number of messages that wait for each other on the way."""
     around = workers - 1
-    return {"all_gather": around, "all_reduce": 2 * around, "all_to_all": min(1, around)}[kind]
+    if kind in ("all_to_all", "pair_gather"):
+        return min(1, around)
+    return {"all_gather": around, "all_reduce": 2 * around}[kind]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,20 +118,26 @@ def buckets_of(method: rs.Method, specs: Sequence[TensorSpec]) -> tuple[Bucket, 
     from tf_redsync.exchange.layout import make_buckets
 
     assignments = [(a.spec, a.method) for a in rs.Policy(default=method).assign(specs)]
-    traced = {}
-    for workers in TRACED:
-        buckets = make_buckets(assignments, workers)
-        traced[workers] = [cost.messages(b.method, b.layout) for b in buckets]
+    found = []
+    for few, many in zip(*(make_buckets(assignments, p) for p in TRACED), strict=True):
+        steps = [cost.messages(b.method, b.layout) for b in (few, many)]
+        if any(message.kind == "pair_gather" for step in steps[0] for message in step):
+            most = dataclasses.replace(many.layout, workers=MOST)
+            payloads = tuple(map(_rounds, cost.messages(many.method, most)))
+        else:
+            payloads = tuple(itertools.starmap(_payloads, zip(*steps, strict=True)))
+        found.append(Bucket(sum(s.size for s in few.layout.specs), payloads))
+    return tuple(found)
+
+
+def _payloads(few: Sequence[Message], many: Sequence[Message]) -> tuple[Payload, ...]:
+    """A step's collectives, as seen with both numbers of workers."""
     return tuple(
-        Bucket(
-            sum(s.size for s in bucket.layout.specs),
-            tuple(
-                tuple(
-                    Payload.through(m.kind, {TRACED[0]: m.sent, TRACED[1]: n.sent})
-                    for m, n in zip(few, many, strict=True)
-                )
-                for few, many in zip(traced[TRACED[0]][i], traced[TRACED[1]][i], strict=True)
-            ),
-        )
-        for i, bucket in enumerate(buckets)
+        Payload.through(m.kind, {TRACED[0]: m.sent, TRACED[1]: n.sent})
+        for m, n in zip(few, many, strict=True)
     )
+
+
+def _rounds(messages: Sequence[Message]) -> tuple[Payload, ...]:
+    """A step's rounds between pairs."""
+    return tuple(Payload(m.kind, m.sent, 0.0, 2**r + 1) for r, m in enumerate(messages))

@@ -10,7 +10,12 @@ from typing import Any
 from benchmarks import step_anatomy, step_methods, trace_events, training
 
 STEP = "train"
-_TYPES = {"AllGather": "Gather", "AllReduce": "Reduce", "AllToAll": "AllToAll"}
+_TYPES = {
+    "AllGather": "Gather",
+    "AllReduce": "Reduce",
+    "AllToAll": "AllToAll",
+    "PairGather": "Gather",
+}
 
 
 def requests_of(optimizer: Any) -> list[dict[str, Any]]:

@@ -25,17 +25,20 @@ import tensorflow as tf
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.driver import DryRun, drive
 from tf_redsync.exchange.layout import BucketLayout
-from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, Request
+from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather, Request
 
 KINDS: dict[type, str] = {
     AllGather: "all_gather",
     AllReduce: "all_reduce",
     AllToAll: "all_to_all",
+    PairGather: "pair_gather",
 }
 
 
 def hops(kind: str, workers: int) -> int:
     """Number of hops that a collective takes one after the other."""
+    if kind == "pair_gather":
+        return min(1, workers - 1)
     return {"all_gather": 1, "all_reduce": 2, "all_to_all": 1}[kind] * (workers - 1)
 
 
@@ -64,6 +67,11 @@ class Link:
     all_reduce: Line
     all_to_all: Line
 
+    @property
+    def pair_gather(self) -> Line:
+        """Of all-gathers of two workers: one hop of an all-gather."""
+        return self.all_gather
+
     @classmethod
     def of(cls, rate: float, latency: float) -> Link:
         """Return a link whose collectives all reach a rate (bytes/s) at a latency (s)."""
@@ -84,7 +92,7 @@ class Message:
     """One collective.
 
     Attributes:
-        kind: `"all_gather"`, `"all_reduce"` or `"all_to_all"`.
+        kind: `"all_gather"`, `"all_reduce"`, `"all_to_all"` or `"pair_gather"`.
         sent: Bytes that one worker sends for it; see `wire.sent_bytes`.
     """
 
@@ -188,3 +196,8 @@ class _Recorder(DryRun):
         """See `Network`."""
         self._keep(AllToAll(messages))
         return super().all_to_all(messages)
+
+    def pair_gather(self, message: tf.Tensor, distance: int) -> tf.Tensor:
+        """See `Network`."""
+        self._keep(PairGather(message, distance))
+        return super().pair_gather(message, distance)

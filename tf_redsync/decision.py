@@ -78,7 +78,7 @@ class Decision:
             + ", ".join(
                 f"{kind.replace('_', '-')} {1e3 * line.latency:.2f} ms a hop and "
                 f"{line.rate / 1e6:.1f} MB/s"
-                for kind, line in ((k, getattr(link, k)) for k in cost.KINDS.values())
+                for kind, line in vars(link).items()
             )
         ]
         names = [type(m).__name__ for m in self.choices[0].methods] if self.choices else []

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tf_redsync.exchange.layout import TensorSpec
-from tf_redsync.exchange.requests import AllGather, AllReduce
+from tf_redsync.exchange.requests import AllGather, AllReduce, PairGather
 
 # Ranks 0 to 4, one element, no element, primes, and sizes around powers of two.
 SHAPES = ((), (1,), (13,), (1, 1), (0, 3), (31, 5), (257, 3), (3, 4, 5), (2, 3, 1, 4), (64, 33))
@@ -32,10 +32,11 @@ class Descriptor:
         full: The same method when it sends everything (density 1, full rank), or None if there is
             no such thing. Its totals must be those of uncompressed momentum SGD.
         agrees: All workers end up with the same totals.
-        requests: The types of its requests in a step, in order.
+        requests: The types of its requests in a step, in order; or a function of the number of
+            workers that returns them.
         payload: `payload(method, specs, step)`: bytes that a worker puts into each of them, by the
-            paper's formula and not by the code's. A function in the list is called with the number
-            of workers and returns them.
+            paper's formula and not by the code's. A function in the list, or in its place, is
+            called with the number of workers and returns them.
         oracle: `oracle(method, specs, workers)` makes an object whose `step(grads)`, with
             `grads[worker][tensor]`, returns the totals of that step in numpy, and whose
             `residuals[worker][tensor]` are then the new residuals (None if there are none). If it
@@ -50,7 +51,7 @@ class Descriptor:
     method: Any
     full: Any = None
     agrees: bool = True
-    requests: tuple[type, ...] = (AllReduce,)
+    requests: tuple[type, ...] | Callable[[int], tuple[type, ...]] = (AllReduce,)
     payload: Callable[[Any, tuple[TensorSpec, ...], int], list] = dense_payload
     oracle: Callable[[Any, tuple[TensorSpec, ...], int], Any] | None = None
     tolerance: float = 0.0
@@ -61,7 +62,11 @@ class Descriptor:
     @property
     def gathers(self) -> bool:
         """Whether it sends messages with a header."""
-        return AllGather in self.requests
+        return bool({AllGather, PairGather} & set(self.kinds(2)))
+
+    def kinds(self, workers: int) -> tuple[type, ...]:
+        """The types of its requests with so many workers."""
+        return self.requests(workers) if callable(self.requests) else self.requests
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:

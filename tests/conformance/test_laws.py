@@ -12,7 +12,7 @@ from tests.conformance.harness import assert_equal_bits, copied, make_grads, rec
 from tests.conformance.table import TABLE, cases
 from tf_redsync.exchange import loopback, wire
 from tf_redsync.exchange.layout import BucketLayout
-from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll
+from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather
 
 PHASES = ("exchange", "dense_exchange")
 every_method = pytest.mark.parametrize("name", TABLE)
@@ -160,12 +160,13 @@ RING = {
     AllGather: lambda p: p - 1,
     AllReduce: lambda p: 2 * (p - 1) / p,
     AllToAll: lambda p: (p - 1) / p,
+    PairGather: lambda p: min(1, p - 1),
 }
 
 
 def message_rows(request) -> np.ndarray:
     """What a worker sends, `[messages, words]`."""
-    words = np.asarray(request.message if isinstance(request, AllGather) else request.messages)
+    words = np.asarray(request.messages if isinstance(request, AllToAll) else request.message)
     return words.reshape(-1, words.shape[-1])
 
 
@@ -176,18 +177,19 @@ def test_bytes_and_messages(name, workers, phase):
     specs = descriptor.specs
     for record in recorded(name, workers, phase):
         method = descriptor.method
-        requests, expected = descriptor.requests, descriptor.payload
+        requests, expected = descriptor.kinds(workers), descriptor.payload
         if phase == "dense_exchange" and method.dense_exchange != method.exchange:
             requests, expected = (AllReduce,), dense_payload
         found = record.step.requests
         assert tuple(type(r) for r in found) == requests
         payloads = expected(method, specs, record.number)
+        payloads = payloads(workers) if callable(payloads) else payloads
         payloads = [b(workers) if callable(b) else b for b in payloads]
         assert [int(wire.payload_bytes(r)) for r in found] == payloads
         sent = sum(RING[type(r)](workers) * b for r, b in zip(found, payloads, strict=True))
         assert record.step.bytes_sent == pytest.approx(sent)
         for request in found:
-            if isinstance(request, (AllGather, AllToAll)):
+            if isinstance(request, (AllGather, AllToAll, PairGather)):
                 rows = message_rows(request)
                 assert rows.dtype == np.int32 and np.all(rows[:, 0] == 1)
 

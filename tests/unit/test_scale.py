@@ -66,6 +66,27 @@ def test_bytes_are_those_of_a_dry_run(name, workers):
                 assert payload.sent(workers) == pytest.approx(message.sent, rel=0.03)
 
 
+@pytest.mark.parametrize(("cls", "workers"), [(rs.GTopK, (2, 16)), (rs.SparCML, (4, 32))])
+def test_rounds_of_pairs_are_those_of_a_dry_run(cls, workers):
+    """SparCML at 4 %: sparse in four rounds, dense in the fifth."""
+    assignments = [(SPECS[0], cls(density=0.04))]
+    (bucket,) = buckets_of(assignments[0][1], SPECS[:1])
+    software = Software({"all_gather": 1.0}, {"all_gather": 0.0})
+    for p in workers:
+        (real,) = make_buckets(assignments, p)
+        rounds = p.bit_length() - 1
+        for payloads, messages in zip(
+            bucket.steps, cost.messages(real.method, real.layout), strict=True
+        ):
+            there = [found.sent(p) for found in payloads if found.sent(p)]
+            assert there == pytest.approx([m.sent for m in messages]) and len(there) == rounds
+            assert software.seconds(payloads, p) == 2 * rounds
+            _, delay, _ = model([], software=software).exchange(
+                payloads, Cluster(p, 1e9, latency=0.5)
+            )
+            assert delay == 0.5 * rounds
+
+
 def test_payload_through_two_points():
     # 100 bytes to each other worker, and 800 divided among them.
     sent = {p: (p - 1) * (100 + 800 / p) for p in (4, 16)}

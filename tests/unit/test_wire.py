@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tf_redsync.exchange import wire
-from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll
+from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather
 
 
 def test_words_keep_every_bit():
@@ -34,6 +34,8 @@ MESSAGE = tf.TensorSpec([10], tf.int32)
         (AllReduce([MESSAGE]), 4, 60),  # 2 m (P - 1) / P
         (AllReduce([MESSAGE]), 1, 0),
         (AllToAll(MESSAGE), 4, 30),  # m (P - 1) / P
+        (PairGather(MESSAGE, 2), 4, 40),  # m
+        (PairGather(MESSAGE, 1), 1, 0),
         (AllReduce([tf.TensorSpec([2, 3], tf.float32), tf.TensorSpec([], tf.bfloat16)]), 2, 26),
     ],
 )
@@ -57,6 +59,8 @@ def test_bytes_of_a_length_that_depends_on_the_step():
         (AllGather(None), [[1, 7], [1, 0]], True),
         (AllGather(None), [[1, 7], [0, 0]], False),
         (AllToAll(None), [[0, 0], [1, 0]], False),
+        (PairGather(None, 1), [[1, 7], [1, 0]], True),
+        (PairGather(None, 1), [[1, 7], [0, 0]], False),
         (AllReduce(None), [[1.0, 2.0], [3.0]], True),
         (AllReduce(None), [[1.0, 2.0], [np.inf]], False),
         (AllReduce(None), [[1.0, np.nan], [0.0]], False),

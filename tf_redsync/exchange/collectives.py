@@ -1,11 +1,12 @@
 """The network: requests answered by `tf.distribute`, and facts about the cluster.
 
-Besides the adapters of `tf_redsync/keras/` this is the only file that uses private names of
-TensorFlow. What they buy:
+Besides the adapters of `tf_redsync/keras/` and `groups.py` this is the only file that uses private
+names of TensorFlow. What they buy:
 
 * the strategy's replica launcher issues an all-gather as *one* collective; the public
   `ReplicaContext.all_gather` first gathers shapes and then padded values;
-* a launcher of its own lets the hosts form a group, with one of the devices of each;
+* launchers of their own let hosts, with one of the devices of each, and pairs of workers form
+  groups;
 * a variable on one device can be made in the scope of a strategy with several;
 * the coordination service lets workers compare their configurations without a collective, see
   `agreement.py`.
@@ -13,7 +14,6 @@ TensorFlow. What they buy:
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,15 +21,13 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.checkpoint import tensor_callable as _tensor_callable
 from tensorflow.python.distribute import cross_device_ops as _cross_device_ops
-from tensorflow.python.distribute import cross_device_utils as _cross_device_utils
 from tensorflow.python.eager import context as _context
 from tensorflow.python.ops import collective_ops as _collective_ops
 from tensorflow.python.ops import control_flow_util as _control_flow_util
 from tensorflow.python.ops import resource_variable_ops as _resource_variable_ops
 
-# Of the hosts' collectives: TensorFlow counts the keys of its strategies' groups up from 1, and
-# takes two groups with one key for one.
-_HOSTS_GROUP_KEY = 1_000_003
+from tf_redsync.exchange import groups, wire
+
 _TOKENS = 256  # Collectives in a function beyond so many share their tokens.
 
 # A variable as a strategy makes it for one device; `tf.Variable` in its scope is one for each.
@@ -57,6 +55,11 @@ class Alone:
     def all_to_all(self, messages: tf.Tensor) -> tf.Tensor:
         """Return `messages` of shape `[1, words]`."""
         return messages
+
+    def pair_gather(self, message: tf.Tensor, distance: int) -> tf.Tensor:
+        """Return `message` and that of a missing partner."""
+        del distance
+        return tf.stack([message, wire.absent(message)])
 
 
 class PublicCollectives:
@@ -95,15 +98,26 @@ class PublicCollectives:
         table = tf.reshape(everything, [self.workers, self.workers, -1])  # [from, to, words]
         return tf.gather(table, self.rank(), axis=1)
 
+    def pair_gather(self, message: tf.Tensor, distance: int) -> tf.Tensor:
+        """Gather `[words]` of both partners into `[2, words]`, by gathering everything."""
+        rows = tf.concat([self.all_gather(message), wire.absent(message)[tf.newaxis]], axis=0)
+        lower = tf.bitwise.bitwise_and(self.rank(), ~distance)
+        return tf.gather(rows, tf.minimum(tf.stack([lower, lower + distance]), self.workers))
+
 
 class DirectCollectives(PublicCollectives):
-    """`MultiWorkerMirroredStrategy`: an all-gather or all-to-all is one round."""
+    """`MultiWorkerMirroredStrategy`: an all-gather or all-to-all is one round.
+
+    So is a pair's: the partners are a group of two, whoever the strategy's other workers are.
+    """
 
     in_branches = True
 
     def __init__(self, workers: int, strategy: tf.distribute.Strategy):
         super().__init__(workers)
         self._cross_device_ops = strategy.extended._cross_device_ops
+        self._own_rank = worker_rank(strategy)
+        self._pairs: dict[int, Any] = {}  # launchers, by the distance of the partner
         self._tokens: list[tf.Variable] = []  # see `_own_token`
         self._calls = itertools.count()
 
@@ -120,11 +134,21 @@ class DirectCollectives(PublicCollectives):
         """Sum every tensor over the workers, packed into one collective."""
         return self._launcher().batch_all_reduce([list(tensors)])
 
+    def pair_gather(self, message: tf.Tensor, distance: int) -> tf.Tensor:
+        """Gather `[words]` of both partners into `[2, words]`, one collective of the two."""
+        if self._own_rank ^ distance >= self.workers:
+            return tf.stack([message, wire.absent(message)])
+        if distance not in self._pairs:
+            self._pairs[distance] = groups.of_pair(self._launcher(), self._own_rank, distance)
+        collective, pair = _collective_ops.all_gather_v2, self._pairs[distance]
+        gathered = self._launch(collective, message[tf.newaxis], pair)
+        return tf.ensure_shape(gathered, [2, message.shape[0]])
+
     def _launcher(self):
         return self._cross_device_ops._launchers[0]  # one replica a process, see `has_launchers`
 
-    def _launch(self, collective, value: tf.Tensor) -> tf.Tensor:
-        launcher = self._launcher()
+    def _launch(self, collective, value: tf.Tensor, launcher=None) -> tf.Tensor:
+        launcher = launcher or self._launcher()
         key = launcher._next_instance_key()
         # NCCL wants all collectives in one order, which the launcher's token gives. Over gRPC each
         # one is on its own, and a chain would only make the later ones wait.
@@ -161,34 +185,15 @@ class HostCollectives(DirectCollectives):
 
     def __init__(self, strategy: tf.distribute.Strategy):
         super().__init__(worker_count(strategy), strategy)
-        self._rank = worker_rank(strategy)
         replica = self._cross_device_ops._launchers[0]
-        launcher = _cross_device_utils.CollectiveReplicaLauncher(
-            _HOSTS_GROUP_KEY,
-            self.workers,
-            _keys_of_hosts(replica._device),
-            replica._device,
-            replica._options,
-        )
-        # NCCL wants one order of all collectives of a device, whichever group they are of.
-        launcher._ordering_token = replica._ordering_token
-        launcher._next_instance_key = _KeyOfLauncher(launcher)
-        self._between_hosts = launcher
+        self._between_hosts = groups.of_hosts(replica, self.workers)
 
     def rank(self) -> tf.Tensor:
         """Return the host's number, which is the row of its messages in what is gathered."""
-        return tf.constant(self._rank)
+        return tf.constant(self._own_rank)
 
     def _launcher(self):
         return self._between_hosts
-
-
-@functools.cache
-def _keys_of_hosts(device: str) -> _cross_device_utils.CollectiveKeys:
-    """Numbers for the collectives between hosts, none of them twice in this process."""
-    keys = _cross_device_utils.CollectiveKeys(group_key_start=_HOSTS_GROUP_KEY)
-    keys.get_group_key([device])
-    return keys
 
 
 def for_strategy(strategy: tf.distribute.Strategy, direct: bool = True):
@@ -270,42 +275,12 @@ def average_statistics(strategy: tf.distribute.Strategy) -> None:
 def allow_nested_functions(strategy: tf.distribute.Strategy) -> None:
     """Let collectives stand in a function that is called inside a loop or a branch.
 
-    Keras 3 puts its step there for `steps_per_execution > 1`. TensorFlow gives every collective a
-    new key at each call, through a placeholder of the outermost function, and loses it on that
-    way. Such a function is traced once, at the same point on all workers, so a key that is fixed
-    at that time does.
+    Keras 3 puts its step there for `steps_per_execution > 1`; see `groups.KeyOfLauncher`.
     """
     extended = strategy.extended
     for ops in (extended._cross_device_ops, extended._host_cross_device_ops):
         for launcher in ops._launchers:
-            launcher._next_instance_key = _KeyOfLauncher(launcher)
-
-
-class _KeyOfLauncher:
-    """`_next_instance_key` of one launcher, with a fixed key in nested functions."""
-
-    def __init__(self, launcher):
-        self._launcher = launcher
-        self._new_key_each_call = launcher._next_instance_key
-
-    def __call__(self):
-        if not _called_in_control_flow():
-            return self._new_key_each_call()
-        launcher = self._launcher
-        return launcher._collective_keys.get_instance_key(launcher._group_key, launcher._device)
-
-
-def _called_in_control_flow() -> bool:
-    """Whether the function being traced is called from a loop or a branch."""
-    graph = tf.compat.v1.get_default_graph()
-    while getattr(graph, "is_control_flow_graph", False):
-        graph = graph.outer_graph
-    graph = getattr(graph, "outer_graph", None)
-    while graph is not None:
-        if getattr(graph, "is_control_flow_graph", False):
-            return True
-        graph = getattr(graph, "outer_graph", None)
-    return False
+            launcher._next_instance_key = groups.KeyOfLauncher(launcher)
 
 
 def worker_count(strategy: tf.distribute.Strategy) -> int:

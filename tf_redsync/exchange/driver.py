@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tf_redsync.exchange import wire
-from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, Request
+from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather, Request
 
 Exchange = Generator[Request, Any, Any]
 
@@ -35,6 +35,9 @@ class Network(Protocol):
 
     def all_to_all(self, messages: tf.Tensor) -> tf.Tensor:
         """Send row r of `[workers, words]` to worker r."""
+
+    def pair_gather(self, message: tf.Tensor, distance: int) -> tf.Tensor:
+        """Gather `[words]` of both partners into `[2, words]`; see `PairGather`."""
 
 
 @dataclasses.dataclass
@@ -59,6 +62,10 @@ class DryRun:
     def all_to_all(self, messages: tf.Tensor) -> tf.Tensor:
         """Return `messages`."""
         return messages
+
+    def pair_gather(self, message: tf.Tensor, distance: int) -> tf.Tensor:
+        """Return `message` as if the partner of worker 0 had sent it too."""
+        return tf.stack([message, message if distance < self.workers else wire.absent(message)])
 
 
 @dataclasses.dataclass
@@ -109,11 +116,12 @@ def _ask(network: Network, request: Request):
         AllGather: lambda r: network.all_gather(r.message),
         AllReduce: lambda r: network.all_reduce(list(r.tensors)),
         AllToAll: lambda r: network.all_to_all(r.messages),
+        PairGather: lambda r: network.pair_gather(r.message, r.distance),
     }
     handler = handlers.get(type(request))
     if handler is None:
         raise TypeError(
-            "an exchange must yield AllGather, AllReduce or AllToAll. "
+            "an exchange must yield AllGather, AllReduce, AllToAll or PairGather. "
             f"Received: {type(request).__name__}"
         )
     return handler(request)

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout
-from tf_redsync.exchange.requests import AllGather, AllReduce, Request
+from tf_redsync.exchange.requests import AllGather, AllReduce, PairGather, Request
 
 
 @dataclasses.dataclass
@@ -80,17 +80,19 @@ def traced_step(method, layout: BucketLayout, phase: str = "exchange") -> Callab
     Returns:
         A function of `grads`, `states` and `step` as in `run_step`, which returns a `LoopbackStep`.
     """
-    kinds: list[type[Request]] = []
+    kinds: list[tuple[type[Request], dict[str, Any]]] = []
 
     @tf.function(autograph=False)
     def graph(grads, states, step):
         *rest, log = _exchange(method, layout, grads, states, step, phase)
-        kinds[:] = [type(r) for r in log]
-        return *rest, [dict(vars(r)) for r in log]
+        kinds[:] = [(type(r), _fields(r, numbers=True)) for r in log]
+        return *rest, [_fields(r, numbers=False) for r in log]
 
     def run(grads, states, step: int) -> LoopbackStep:
         *rest, log = graph(grads, states, tf.constant(step, tf.int64))
-        requests = [kind(**fields) for kind, fields in zip(kinds, log, strict=True)]
+        requests = [
+            kind(**numbers, **tensors) for (kind, numbers), tensors in zip(kinds, log, strict=True)
+        ]
         return _settled((*rest, requests), states)
 
     return run
@@ -122,6 +124,11 @@ def _exchange(method, layout, grads, states, step: tf.Tensor, phase: str):
     return [r[0] for r in results], [r[1] for r in results], finite, bytes_sent, log
 
 
+def _fields(request: Request, numbers: bool) -> dict[str, Any]:
+    """A request's fields: those that are plain numbers, or its tensors."""
+    return {n: value for n, value in vars(request).items() if isinstance(value, int) == numbers}
+
+
 def _settled(outcome, old_states) -> LoopbackStep:
     """A step's outcome as numbers; a step that is not finite leaves the states as they were."""
     totals, states, finite, bytes_sent, requests = outcome
@@ -144,9 +151,9 @@ def _advance(workers, replies) -> tuple[list[Request], list[Any]]:
 
 def _check_same(requests: Sequence[Request]) -> None:
     def signature(request):
-        fields = [getattr(request, field.name) for field in dataclasses.fields(request)]
-        tensors = tf.nest.flatten(fields)
-        return type(request), [(tuple(t.shape), t.dtype) for t in tensors]
+        tensors = tf.nest.flatten(_fields(request, numbers=False))
+        shapes = [(tuple(t.shape), t.dtype) for t in tensors]
+        return type(request), _fields(request, numbers=True), shapes
 
     signatures = [signature(r) for r in requests]
     if any(s != signatures[0] for s in signatures):
@@ -161,5 +168,10 @@ def _answer(requests: Sequence[Any]) -> list[Any]:
         return [[tf.add_n(list(ts)) for ts in zip(*(r.tensors for r in requests), strict=True)]] * (
             len(requests)
         )
+    if isinstance(first, PairGather):
+        rows = [r.message for r in requests]
+        rows += [wire.absent(rows[0])] * first.distance  # partners beyond the last worker
+        lower = [rank & ~first.distance for rank in range(len(requests))]
+        return [tf.stack([rows[low], rows[low + first.distance]]) for low in lower]
     table = tf.stack([r.messages for r in requests])  # [from, to, words]
     return [table[:, to] for to in range(len(requests))]

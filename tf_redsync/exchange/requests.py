@@ -56,4 +56,34 @@ class AllToAll:
     messages: tf.Tensor
 
 
-Request = AllGather | AllReduce | AllToAll
+@dataclasses.dataclass(frozen=True)
+class PairGather:
+    """Ask for the message of one other worker, the partner, and give it this one's.
+
+    Partners differ in one bit of their ranks: worker `r` and worker `r XOR distance`. Rounds with
+    the distances 1, 2, 4, ... are recursive doubling: after them all of 2^m workers know what all
+    had. Only the two partners see each other's flag, so an exchange must put what it has seen into
+    the flags of its later messages, until all workers know.
+
+    Attributes:
+        message: int32 tensor of shape `[words]`. Word 0 is the finite flag.
+        distance: A power of two. Workers whose partner would have a rank beyond the last one's get
+            their own message and, for the missing one, a message that says nothing: flag 1, then
+            zeros (`wire.absent`).
+
+    The generator is resumed with an int32 tensor of shape `[2, words]`; the row of the lower rank
+    comes first.
+    """
+
+    message: tf.Tensor
+    distance: int
+
+    def __post_init__(self) -> None:
+        if self.distance < 1 or self.distance & (self.distance - 1):
+            raise ValueError(
+                "`distance` must be a power of two: partners differ in one bit of their ranks. "
+                f"Received: distance={self.distance}."
+            )
+
+
+Request = AllGather | AllReduce | AllToAll | PairGather

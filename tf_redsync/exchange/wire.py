@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, Request
+from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather, Request
 
 BYTES_PER_WORD = 4
 HEADER_WORDS = 1
@@ -32,6 +32,15 @@ def with_header(finite: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     return tf.concat([tf.cast(finite, tf.int32)[tf.newaxis], words], axis=0)
 
 
+def absent(message: tf.Tensor) -> tf.Tensor:
+    """Return what stands for the message of a worker that does not exist: flag 1, then zeros.
+
+    Args:
+        message: int32 `[words]`, one as long.
+    """
+    return tf.concat([tf.ones([HEADER_WORDS], tf.int32), tf.zeros_like(message[1:])], axis=0)
+
+
 def payload_bytes(request: Request) -> int | tf.Tensor:
     """Bytes of one worker's own payload in `request`.
 
@@ -40,7 +49,7 @@ def payload_bytes(request: Request) -> int | tf.Tensor:
     """
     if isinstance(request, AllReduce):
         return _total_bytes(request.tensors)
-    if isinstance(request, AllGather):
+    if isinstance(request, (AllGather, PairGather)):
         return _total_bytes([request.message])
     return _total_bytes([request.messages])
 
@@ -49,7 +58,8 @@ def sent_bytes(request: Request, workers: int) -> float | tf.Tensor:
     """Bytes that one worker puts on the network for `request`.
 
     The usual costs of ring collectives: with P workers and a payload of m bytes, an all-gather
-    sends `m (P - 1)`, an all-reduce `2 m (P - 1) / P`, an all-to-all `m (P - 1) / P`.
+    sends `m (P - 1)`, an all-reduce `2 m (P - 1) / P`, an all-to-all `m (P - 1) / P`. To its
+    partner a worker sends `m` (one without a partner would not; it is counted as the others).
 
     Args:
         request: What an exchange yielded.
@@ -64,6 +74,8 @@ def sent_factor(kind: type[Request], workers: int) -> float:
     """Bytes sent for each byte of a worker's payload; see `sent_bytes`."""
     if kind is AllGather:
         return workers - 1.0
+    if kind is PairGather:
+        return min(1.0, workers - 1.0)
     if kind is AllReduce:
         return 2.0 * (workers - 1) / workers
     return (workers - 1.0) / workers
@@ -72,9 +84,10 @@ def sent_factor(kind: type[Request], workers: int) -> float:
 def is_finite(request: Request, reply: Any) -> tf.Tensor:
     """Agree on finiteness: a bool scalar that is the same on every worker.
 
-    Messages carry a flag; a sum is non-finite on every worker as soon as one summand is.
+    Messages carry a flag; a sum is non-finite on every worker as soon as one summand is. With
+    messages to a single worker it is the same once a later message has passed on what was seen.
     """
-    if isinstance(request, (AllGather, AllToAll)):
+    if isinstance(request, (AllGather, AllToAll, PairGather)):
         return tf.reduce_all(tf.equal(reply[:, 0], 1))
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(total)) for total in reply])
 
@@ -108,6 +121,7 @@ __all__ = [
     "AllToAll",
     "BYTES_PER_WORD",
     "HEADER_WORDS",
+    "absent",
     "from_words",
     "is_finite",
     "payload_bytes",

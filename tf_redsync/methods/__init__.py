@@ -9,10 +9,12 @@ from tf_redsync.methods.dense import Dense, NoExchange
 from tf_redsync.methods.dgc import DGC
 from tf_redsync.methods.dorefa import DoReFa
 from tf_redsync.methods.gmc import GMC, GMCPlus
+from tf_redsync.methods.gtopk import GTopK
 from tf_redsync.methods.half import HalfPrecision
 from tf_redsync.methods.local_sgd import LocalSGD
 from tf_redsync.methods.low_rank import ACPSGD, PowerSGD
 from tf_redsync.methods.natural import NaturalCompression
+from tf_redsync.methods.ok_topk import OkTopk
 from tf_redsync.methods.one_bit import OneBitSGD
 from tf_redsync.methods.quantized import QSGD, TernGrad
 from tf_redsync.methods.quantized_fw import QuantizedFW
@@ -21,6 +23,7 @@ from tf_redsync.methods.redsync import RedSync
 from tf_redsync.methods.sbc import SBC
 from tf_redsync.methods.sidco import SIDCo
 from tf_redsync.methods.signs import EFSignSGD, SignSGD, Signum
+from tf_redsync.methods.sparcml import SparCML
 from tf_redsync.methods.spardl import SparDL
 from tf_redsync.methods.sparse_dithering import SparseDithering
 from tf_redsync.methods.spherical import SphericalCompression
@@ -42,11 +45,13 @@ __all__ = [
     "FixedThreshold",
     "GMC",
     "GMCPlus",
+    "GTopK",
     "HalfPrecision",
     "LocalSGD",
     "Method",
     "NaturalCompression",
     "NoExchange",
+    "OkTopk",
     "OneBitSGD",
     "PowerSGD",
     "QSGD",
@@ -58,6 +63,7 @@ __all__ = [
     "SIDCo",
     "SignSGD",
     "Signum",
+    "SparCML",
     "SparDL",
     "SparseDithering",
     "SphericalCompression",

@@ -1,0 +1,144 @@
+"""Recursive doubling: what methods share that add up in rounds between pairs of workers.
+
+With K = 2^m workers there are m rounds; in round r = 0, 1, ... the partners' ranks differ by 2^r.
+Both get the same two messages and do the same with them, the lower rank's first, so after round r
+all of 2^(r+1) workers hold the same bits.
+
+For other K let H be the largest power of two below. In a round of its own before the others,
+worker H + i hands its message to worker i, and takes part with empty messages from then on; in one
+after the others it is given the result. So the rounds have the distances
+
+    [H,] 1, 2, 4, ..., H / 2 [, H]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tf_redsync.exchange import wire
+from tf_redsync.ops.merging import sparse_merge
+
+
+class Rounds(NamedTuple):
+    """The distances of the partners, round by round.
+
+    Attributes:
+        first: Of the round in which workers beyond a power of two hand over, or `None`.
+        doubling: Of the rounds of recursive doubling. One worker has one round, on its own.
+        last: Of the round in which those get the result, or `None`.
+    """
+
+    first: int | None
+    doubling: tuple[int, ...]
+    last: int | None
+
+
+def rounds(workers: int) -> Rounds:
+    """Return the rounds for so many workers.
+
+    Example:
+        >>> rounds(8)
+        Rounds(first=None, doubling=(1, 2, 4), last=None)
+        >>> rounds(7)
+        Rounds(first=4, doubling=(1, 2), last=4)
+    """
+    bits = workers.bit_length() - 1
+    half = 2**bits if workers != 2**bits else None
+    return Rounds(half, tuple(2**r for r in range(max(bits, 1))), half)
+
+
+class Parts(NamedTuple):
+    """Messages about N tensors, taken apart.
+
+    Attributes:
+        flags: int32 `[P, 1]`.
+        counts: int32 `[P, N]`.
+        indices: N int32 tensors `[P, slots]`, the bits of unsigned positions.
+        values: N float32 tensors `[P, slots]`.
+    """
+
+    flags: tf.Tensor
+    counts: tf.Tensor
+    indices: list[tf.Tensor]
+    values: list[tf.Tensor]
+
+
+def taken_apart(messages: tf.Tensor, slots: Sequence[int]) -> Parts:
+    """Take messages in the layout of `ops/contract.py` apart.
+
+    Args:
+        messages: int32 `[P, words]`, without means.
+        slots: Room for elements of each tensor.
+    """
+    lengths = [1, *(words for n in slots for words in (1, n, n))]
+    flags, *parts = tf.split(messages, lengths, axis=1)
+    values = [wire.from_words(words) for words in parts[2::3]]
+    return Parts(flags, tf.concat(parts[0::3], axis=1), parts[1::3], values)
+
+
+def positions(indices: tf.Tensor, count: tf.Tensor, size: int) -> tf.Tensor:
+    """Return the positions in a message as numbers, int64, ascending.
+
+    Args:
+        indices: int32 `[slots]`, their bits.
+        count: int32 scalar, how many slots are used. The others' positions are `size`.
+        size: Elements of the tensor.
+    """
+    used = tf.cast(tf.bitcast(indices, tf.uint32), tf.int64)
+    return tf.where(tf.range(indices.shape[0]) < count, used, tf.constant(size, tf.int64))
+
+
+def put_together(
+    finite: tf.Tensor,
+    counts: tf.Tensor,
+    indices: Sequence[tf.Tensor],
+    values: Sequence[tf.Tensor],
+) -> tf.Tensor:
+    """Return one message about N tensors, int32 `[words]`, all zero unless it is finite.
+
+    Args:
+        finite: Bool scalar: whether all that it is about is finite. The values are looked at here.
+        counts: int32 `[N]`.
+        indices: N int32 vectors.
+        values: N float32 vectors.
+    """
+    words = []
+    for count, index, value in zip(tf.split(counts, len(indices)), indices, values, strict=True):
+        finite &= tf.reduce_all(tf.math.is_finite(value))
+        words += [count, index, wire.to_words(value)]
+    message = wire.with_header(finite, tf.concat(words, axis=0))
+    return tf.where(finite, message, tf.zeros_like(message))
+
+
+def merged(
+    rows: tf.Tensor, slots: Sequence[int], sizes: Sequence[int], keep: Sequence[int]
+) -> tf.Tensor:
+    """Add up messages and keep the largest sums, as a message with room for so many.
+
+    Args:
+        rows: int32 `[P, words]`; those with flag 0 are all zero.
+        slots: Room for elements of each tensor in a row.
+        sizes: Elements of each tensor.
+        keep: Sums to keep of each.
+    """
+    parts = taken_apart(rows, slots)
+    sums = sparse_merge(parts.indices, parts.values, parts.counts, sizes=sizes, k=keep)
+    finite = tf.reduce_all(tf.equal(parts.flags, 1))
+    return put_together(finite, sums.counts, sums.indices, sums.values)
+
+
+def empty(message: tf.Tensor) -> tf.Tensor:
+    """Return a message about nothing, with the flag of `message` and as long."""
+    return tf.concat([message[: wire.HEADER_WORDS], wire.absent(message)[1:]], axis=0)
+
+
+def stopping(message: tf.Tensor, totals: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Return `totals`, all NaN if the flag of `message` is 0.
+
+    For the last sums: no later message carries their flag, but totals are looked at.
+    """
+    finite = tf.equal(message[0], 1)
+    return [tf.where(finite, t, tf.constant(float("nan"))) for t in totals]

@@ -1,0 +1,116 @@
+"""Regions of a vector that hold equal shares of what is selected, one for each worker.
+
+The regions are kept as points, 65 positions that cut the vector into 64 pieces of equal shares,
+whatever the number of workers; the regions of K workers are interpolated from them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from tf_redsync.exchange import wire
+
+PIECES = 64
+
+
+def equal(size: int) -> tf.Tensor:
+    """Return the points of pieces of equal length, float64 `[65]`."""
+    return tf.constant(np.linspace(0, size, PIECES + 1), tf.float64)
+
+
+def through(edges: tf.Tensor, size: int) -> tf.Tensor:
+    """Return the points that regions with these first positions, int64 `[K]`, lead to."""
+    ends = tf.concat([edges, tf.constant([size], tf.int64)], axis=0)
+    return _resampled(tf.cast(ends, tf.float64), PIECES)
+
+
+def edges(points: tf.Tensor, workers: int) -> tf.Tensor:
+    """Return where the regions of so many workers begin, and the last one ends.
+
+    Args:
+        points: From `equal` or `through`.
+        workers: K.
+
+    Returns:
+        int64 `[K + 1]`, ascending.
+    """
+    return tf.sort(tf.cast(tf.floor(_resampled(points, workers)), tf.int64))
+
+
+def _resampled(points: tf.Tensor, pieces: int) -> tf.Tensor:
+    """A line through equidistant points, read at `pieces + 1` equidistant places."""
+    last = points.shape[0] - 1
+    at = np.arange(pieces + 1) * last / pieces
+    low = np.minimum(at.astype(np.int64), last - 1)
+    share = tf.constant(at - low, tf.float64)
+    return (1.0 - share) * tf.gather(points, low) + share * tf.gather(points, low + 1)
+
+
+def proposals(positions: tf.Tensor, count: tf.Tensor, workers: int, size: int) -> tf.Tensor:
+    """Return where regions would begin that share out the positions equally, int64 `[K]`.
+
+    Args:
+        positions: int64 `[room]`, of which the first `count` ascend.
+        count: int32 scalar. Without positions the regions are of equal length.
+        workers: K.
+        size: Elements of the vector.
+    """
+    number = tf.range(workers, dtype=tf.int64)
+    at = tf.gather(positions, number * tf.cast(count, tf.int64) // workers)
+    wanted = tf.where(count > 0, at, number * size // workers)
+    return tf.where(number > 0, wanted, tf.zeros_like(wanted))
+
+
+def shared_out(
+    positions: tf.Tensor, indices: tf.Tensor, values: tf.Tensor, ends: tf.Tensor, slots: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Put elements into a row for the worker of their region; the largest, if not all fit.
+
+    Args:
+        positions: int64 `[room]`, ascending; of unused slots the vector's size.
+        indices: int32 `[room]`, their bits.
+        values: float32 `[room]`.
+        ends: From `edges`.
+        slots: Room of a row.
+
+    Returns:
+        int32 `[K, 1 + 2 slots]`, counts, indices and values; and bool `[room]`: what fits.
+    """
+    workers, room = ends.shape[0] - 1, positions.shape[0]
+    region = tf.searchsorted(ends[1:], positions, side="right")  # of unused slots K
+    first = tf.searchsorted(region, tf.range(workers + 1))
+    place = tf.range(room) - tf.gather(first, region)
+    # By region and then by magnitude. Regions ascend before and after, so places stay the same.
+    order = tf.argsort(-tf.abs(values), stable=True)
+    order = tf.gather(order, tf.argsort(tf.gather(region, order), stable=True))
+    fits = tf.cast((place < slots) & (region < workers), tf.int32)
+    fits = tf.scatter_nd(order[:, tf.newaxis], fits, [room])
+    before = tf.cumsum(fits, exclusive=True)
+    before -= tf.gather(before, tf.minimum(tf.gather(first, region), room - 1))
+    target = tf.where(fits > 0, region * slots + before, workers * slots)
+    counts = tf.math.unsorted_segment_sum(fits, region, workers + 1)[:workers, tf.newaxis]
+    columns = [
+        tf.reshape(placed(target, words, workers * slots), [workers, slots])
+        for words in (indices, wire.to_words(values))
+    ]
+    return tf.concat([counts, *columns], axis=1), fits > 0
+
+
+def placed(targets: tf.Tensor, words: tf.Tensor, room: int) -> tf.Tensor:
+    """Return int32 words at their targets, each another one below `room`; others are left out."""
+    return tf.scatter_nd(targets[:, tf.newaxis], words, [room + 1])[:room]
+
+
+def with_starts(rows: tf.Tensor, starts: tf.Tensor) -> tf.Tensor:
+    """Insert a first position, int64 `[P]`, after the flag of each row; 0 if the flag is 0."""
+    flags, words = rows[:, : wire.HEADER_WORDS], rows[:, wire.HEADER_WORDS :]
+    starts = tf.bitcast(tf.cast(starts, tf.uint32), tf.int32)
+    return tf.concat([flags, flags * starts[:, tf.newaxis], words], axis=1)
+
+
+def without_starts(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Undo `with_starts`."""
+    flags, starts, words = tf.split(rows, [wire.HEADER_WORDS, 1, -1], axis=1)
+    starts = tf.cast(tf.bitcast(starts[:, 0], tf.uint32), tf.int64)
+    return tf.concat([flags, words], axis=1), starts
