@@ -14,6 +14,7 @@ from tf_redsync.methods.local_sgd import LocalSGD
 from tf_redsync.methods.low_rank import ACPSGD, PowerSGD
 from tf_redsync.methods.natural import NaturalCompression
 from tf_redsync.methods.one_bit import OneBitSGD
+from tf_redsync.methods.pactrain import PacTrain
 from tf_redsync.methods.quantized import QSGD, TernGrad
 from tf_redsync.methods.random_sparse import RandomBlock, RandomK
 from tf_redsync.methods.redsync import RedSync
@@ -45,6 +46,7 @@ __all__ = [
     "NaturalCompression",
     "NoExchange",
     "OneBitSGD",
+    "PacTrain",
     "PowerSGD",
     "QSGD",
     "RandomBlock",

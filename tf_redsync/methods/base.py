@@ -117,6 +117,24 @@ class Method(Configurable):
         return 0
 
     @property
+    def waits_for(self) -> str:
+        """What has to happen before `exchange` runs in place of `dense_exchange`, in words.
+
+        Empty: nothing. Otherwise `ready` says whether it has happened.
+        """
+        return ""
+
+    def ready(self, state: State) -> tf.Tensor:
+        """Return whether what the method `waits_for` has happened, a bool scalar.
+
+        It decides about collectives, so it may depend on `"shared"` state alone.
+
+        Args:
+            state: Of one bucket.
+        """
+        raise NotImplementedError
+
+    @property
     def local_steps(self) -> int:
         """Steps that a worker takes alone between two exchanges of the weights' changes, or 0."""
         return 0
