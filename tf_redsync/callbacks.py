@@ -48,11 +48,11 @@ class ConsensusWeights(keras.callbacks.Callback):
 class Prune(keras.callbacks.Callback):
     """Prunes the weights that `PacTrain` exchanges, once, and keeps them at 0 from then on.
 
-    The smallest magnitudes of the variables that `PacTrain` serves, kernels but not biases or norms,
-    are set to 0 on all workers before the same step, and the optimizer's slots with them. From then
-    on they stay 0 under any optimizer, in this and in later calls of `fit`: the masks are part of
-    the exchange's state, saved and restored with it. `PacTrain` switches to compact exchanges after
-    its `stable_steps`.
+    The smallest magnitudes of the variables that `PacTrain` serves, kernels but not biases or
+    norms, are set to 0 on all workers before the same step, and the optimizer's slots with them.
+    From then on they stay 0 under any optimizer, in this and in later calls of `fit`: the masks are
+    part of the exchange's state, saved and restored with it. `PacTrain` switches to compact
+    exchanges after its `stable_steps`.
 
     Give it to `fit` on all workers, of Keras 3 or tf_keras, with the same arguments also to a `fit`
     that goes on from a checkpoint: if the weights are pruned already, it does nothing. To prune in
@@ -73,7 +73,7 @@ class Prune(keras.callbacks.Callback):
 
     Example:
         >>> import tf_redsync as rs
-        >>> callbacks = [rs.callbacks.Prune(0.5, at_step=100)]  # model.fit(..., callbacks=callbacks)
+        >>> prune = rs.callbacks.Prune(0.5, at_step=100)  # model.fit(..., callbacks=[prune])
     """
 
     def __init__(

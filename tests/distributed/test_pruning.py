@@ -20,7 +20,7 @@ def largest(weights):
 
 
 def train_both(family, folder):
-    """Fits the model with PacTrain and with Dense; returns weights, bytes of the steps, messages."""
+    """Fits the model with PacTrain and with Dense; returns weights, bytes of steps, messages."""
     import os
     import warnings
 
@@ -35,11 +35,11 @@ def train_both(family, folder):
         import keras
     strategy = rs.MultiWorkerMirroredStrategy()
 
-    def compiled(method):
+    def compiled(method, **options):
         with strategy.scope():
             model = problems.network(keras)
             inner = keras.optimizers.Adam(0.02, weight_decay=0.01)
-            model.compile(rs.DistributedOptimizer(inner, method), loss="mse")
+            model.compile(rs.DistributedOptimizer(inner, method), loss="mse", **options)
         return model
 
     class DensePruning(keras.callbacks.Callback):
@@ -80,8 +80,11 @@ def train_both(family, folder):
     pruned, sent, said = fitted(model, [prune])
     dense, _, _ = fitted(compiled(rs.Dense()), [DensePruning()])
     bare, bare_sent, complaint = fitted(compiled(method), [], steps=4)
+    # Executions of 3 steps: pruned before step 6, compact from step 9 on.
+    several = compiled(method, steps_per_execution=3)
+    _, sent_by_three, _ = fitted(several, [prune], steps=12)
     results = {
-        "sent": sent, "said": said, "digest": problems.digest(model),
+        "by_three": sent_by_three, "sent": sent, "said": said, "digest": problems.digest(model),
         "bare_sent": bare_sent, "complaint": complaint,
     }  # fmt: skip
     for name, arrays in (("start", start), ("pruned", pruned), ("dense", dense), ("bare", bare)):
@@ -127,6 +130,12 @@ def test_both_workers_switch_in_the_same_step(trained):
         np.testing.assert_array_equal(worker["sent"], expected)
         assert worker["said"] == ""
     assert trained[0]["digest"] == trained[1]["digest"]
+
+
+def test_executions_of_several_steps(trained):
+    for worker in trained:
+        found = worker["by_three"]
+        np.testing.assert_array_equal(found, [bytes_of(1.0)] * 3 + [bytes_of(1 - SPARSITY)])
 
 
 def test_it_is_the_training_of_the_pruned_model(trained):

@@ -25,7 +25,9 @@ def masks_by_magnitude(
     """`True` for the largest magnitudes, of each tensor or of all; among equals the first."""
     names = [(i, j) for i, w in enumerate(weights) for j in range(w.size)]
     magnitude = {(i, j): abs(float(weights[i].flat[j])) for i, j in names}
-    groups = [names] if scope == "model" else [[n for n in names if n[0] == i] for i in range(len(weights))]
+    groups = [[n for n in names if n[0] == i] for i in range(len(weights))]
+    if scope == "model":
+        groups = [names]
     masks = [np.zeros(w.shape, bool) for w in weights]
     for group in groups:
         ranked = sorted(group, key=lambda n: (-magnitude[n], n))

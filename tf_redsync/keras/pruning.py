@@ -60,7 +60,9 @@ def magnitude_masks(
     """
     if scope == "model":
         together = np.concatenate([np.abs(w).ravel() for w in weights.values()])
-        parts = np.split(_largest(together, sparsity), np.cumsum([w.size for w in weights.values()]))
+        parts = np.split(
+            _largest(together, sparsity), np.cumsum([w.size for w in weights.values()])
+        )
         kept = dict(zip(weights, parts, strict=False))  # the last part is empty
     else:
         kept = {p: _largest(np.abs(w).ravel(), sparsity) for p, w in weights.items()}

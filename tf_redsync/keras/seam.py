@@ -123,9 +123,7 @@ class Seam:
             def apply():
                 update(distribution, grads_and_vars, *args, **kwargs)
                 for variable, mask in masked:
-                    distribution.extended.update(
-                        variable, pruning.keep, args=(mask,), group=False
-                    )
+                    distribution.extended.update(variable, pruning.keep, args=(mask,), group=False)
                 return tf.constant(True)
 
             tf.cond(finite, apply, lambda: tf.constant(False))

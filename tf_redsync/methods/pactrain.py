@@ -71,8 +71,8 @@ def kept_elements(sparsity: float, size: int) -> int:
 class PacTrain(Method):
     """All-reduce of the gradients of unpruned weights; see the module's docstring.
 
-    It needs something that prunes: give `tf_redsync.callbacks.Prune` to `fit`. Without it, and until
-    it has pruned, all exchanges are dense.
+    It needs something that prunes: give `tf_redsync.callbacks.Prune` to `fit`. Without it, and
+    until it has pruned, all exchanges are dense.
 
     Args:
         sparsity: s, the fraction of each tensor that is pruned at least, in [0, 1). Messages have
@@ -91,7 +91,7 @@ class PacTrain(Method):
     Example:
         >>> import tf_redsync as rs
         >>> method = rs.PacTrain(sparsity=0.8)
-        >>> callbacks = [rs.callbacks.Prune(0.8, at_step=100)]  # model.fit(..., callbacks=callbacks)
+        >>> prune = rs.callbacks.Prune(0.8, at_step=100)  # model.fit(..., callbacks=[prune])
     """
 
     sparsity: float = 0.5
