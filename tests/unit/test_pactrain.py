@@ -149,6 +149,19 @@ def one_step(method, mask, grads, number=0, phase="exchange"):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
+def test_compact_sums_have_the_bits_of_dense_ones(workers):
+    rng = np.random.default_rng(workers)
+    grads = [rng.standard_t(2, (40, 30)).astype("f4") for _ in range(workers)]
+    mask = rng.random((40, 30)) < 0.4
+    layout = BucketLayout((TensorSpec("w", mask.shape),), workers)
+    inputs = [[tf.constant(g)] for g in grads]
+    dense = loopback.run_step(rs.Dense(), layout, inputs, [{"velocity": []}] * workers, 0)
+    for phase in ("exchange", "dense_exchange"):
+        step = one_step(rs.PacTrain(sparsity=0.5), mask, grads, phase=phase)
+        np.testing.assert_array_equal(step.totals[0][0], np.where(mask, dense.totals[0][0], 0))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
 def test_ternary_is_right_on_average(workers):
     """Each row of the tensor is a sample of one gradient; half of its columns are pruned."""
     rng = np.random.default_rng(workers)

@@ -54,7 +54,9 @@ def ternary_oracle(method, specs, workers):
 def _compact(sparsity, stable_steps=0):
     method = rs.PacTrain(sparsity=sparsity, stable_steps=stable_steps)
     full = rs.PacTrain(sparsity=0.0)
-    return Descriptor(method, full, payload=kept_values, oracle=pruned_oracle, start=pruned)
+    return Descriptor(
+        method, full, payload=kept_values, oracle=pruned_oracle, tolerance=1e-6, start=pruned
+    )
 
 
 TABLE = {
