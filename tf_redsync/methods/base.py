@@ -118,20 +118,11 @@ class Method(Configurable):
 
     @property
     def waits_for(self) -> str:
-        """What has to happen before `exchange` runs in place of `dense_exchange`, in words.
-
-        Empty: nothing. Otherwise `ready` says whether it has happened.
-        """
+        """What `exchange` waits for; until `ready`, `dense_exchange` runs. Empty: nothing."""
         return ""
 
     def ready(self, state: State) -> tf.Tensor:
-        """Return whether what the method `waits_for` has happened, a bool scalar.
-
-        It decides about collectives, so it may depend on `"shared"` state alone.
-
-        Args:
-            state: Of one bucket.
-        """
+        """Return whether what it `waits_for` has come: bool scalar, from `"shared"` state alone."""
         raise NotImplementedError
 
     @property
