@@ -45,12 +45,11 @@ def everything(found):
     return [found.get(i, np.ones(shape, bool)) for i, shape in enumerate(SHAPES.values())]
 
 
-@pytest.mark.parametrize("direct", [True, False])
-def test_all_workers_switch_in_the_same_step(mirrored, direct):
+def test_all_workers_switch_in_the_same_step(mirrored):
     """Dense, masked, T steps later compact; a step that is not finite does not count."""
     method = rs.PacTrain(sparsity=0.6, stable_steps=2, dense_below=0)
     strategy = mirrored(2)
-    exchange = build(strategy, method, direct_collectives=direct)
+    exchange = build(strategy, method)
     exchange.awaited = True
     step, found = make_step(strategy, exchange), random_masks(0.6)
     # Masks are written before steps 1 and 6; step 2 is not finite.

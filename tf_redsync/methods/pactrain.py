@@ -76,8 +76,8 @@ class PacTrain(Method):
 
     Args:
         sparsity: s, the fraction of each tensor that is pruned at least, in [0, 1). Messages have
-            room for the rest. A mask that keeps more of any tensor is obeyed, but exchanged
-            densely, with a warning.
+            room for the rest. If a mask keeps more of any tensor, it is obeyed, but everything is
+            exchanged densely, with a warning that says which sparsity would do.
         stable_steps: T, dense steps with the same mask before the first compact one. With more
             than the training has, it is the dense training of the pruned model.
         ternary: Whether values travel as -1, 0 or 1 times the largest one.
