@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from benchmarks.digits_task import Digits
 from tf_redsync.exchange import loopback, wire
-from tf_redsync.exchange.layout import make_buckets
+from tf_redsync.exchange.layout import Bucket, make_buckets
+from tf_redsync.keras import pruning
 from tf_redsync.policy import Policy
 
 Tensors = list[tf.Tensor]
@@ -29,8 +30,10 @@ class Training:
 
     Attributes:
         weights: Those that all workers agree on.
-        payload: Bytes that a worker has contributed to its collectives after the warm-up.
-        sent: Bytes that a worker has sent after the warm-up, at the costs of ring collectives.
+        warm_steps: Number of exchanges that were dense because of a warm-up, or because methods
+            waited for something.
+        payload: Bytes that a worker has contributed to its collectives after these.
+        sent: Bytes that a worker has sent after these, at the costs of ring collectives.
         skipped: Number of exchanges that were not finite.
     """
 
@@ -47,7 +50,7 @@ class Training:
         self.points = [self.weights] * task.workers
         self.pending = [[tf.zeros(s.shape) for s in task.specs]] * task.workers
         self.payload = self.sent = 0.0
-        self.skipped = 0
+        self.skipped = self.warm_steps = 0
         self.points_of = tf.function(self._points_of, autograph=False)
 
     def step(self, rows: tf.Tensor, number: int) -> None:
@@ -60,6 +63,22 @@ class Training:
         else:
             self._descend(self._exchange(grads, number))
             self.points = [self.weights] * self.task.workers
+
+    def prune(self) -> None:
+        """Prunes weights where a method waits for that, as `tf_redsync.callbacks.Prune` does."""
+        for i, (method, layout) in enumerate((b.method, b.layout) for b in self.buckets):
+            if method.waits_for:
+                weights = {s.position: self.weights[s.position].numpy() for s in layout.specs}
+                masks = pruning.magnitude_masks(weights, method.sparsity, "layer")
+                state = method.with_masks(layout, list(masks.values()))
+                self.states[i] = [state] * layout.workers
+                for position, mask in masks.items():
+                    weight = self.weights[position]
+                    self.weights[position] = tf.where(mask, weight, tf.zeros_like(weight))
+        self.points = [self.weights] * self.task.workers
+
+    def _waits(self, bucket: Bucket, states) -> bool:
+        return bool(bucket.method.waits_for and not bucket.method.ready(states[0]))
 
     def _local_step(self, grads: list[Tensors], number: int) -> None:
         """See `programs/local_steps.py`."""
@@ -106,12 +125,15 @@ class Training:
 
     def _exchange(self, tensors: list[Tensors], number: int) -> Tensors | None:
         """Totals in the order of the weights; `None` if they are not finite."""
-        warming = number < max(b.method.warm_up_steps for b in self.buckets)
+        waiting = [self._waits(b, s) for b, s in zip(self.buckets, self.states, strict=True)]
+        warming = any(waiting) or number < max(b.method.warm_up_steps for b in self.buckets)
+        self.warm_steps += warming
         outcomes = []
         for bucket, run, states in zip(self.buckets, self.runs, self.states, strict=True):
             method, specs = bucket.method, bucket.layout.specs
             full = method.dense_every and number % method.dense_every == 0
-            phase = "dense_exchange" if full or number < method.warm_up_steps else "exchange"
+            dense = full or number < method.warm_up_steps or (method.waits_for and any(waiting))
+            phase = "dense_exchange" if dense else "exchange"
             own = [[t[s.position] for s in specs] for t in tensors]
             outcomes.append(run[phase](own, states, number))
         if not warming:
@@ -145,11 +167,13 @@ def train(task: Digits, method, learning_rate: float, steps: int) -> dict[str, A
     """
     training, losses = Training(task, method, learning_rate), []
     for number, rows in enumerate(task.batches(steps)):
+        if number == steps // 10:
+            training.prune()
         training.step(tf.constant(rows), number)
         if (number + 1) % max(1, steps // 20) == 0:
             losses.append(float(task.scores(training.weights)[0]))
     loss, accuracy = task.scores(training.weights)
-    counted = max(1, steps - method.warm_up_steps)
+    counted = max(1, steps - training.warm_steps)
     return {
         "loss": float(loss),
         "accuracy": float(accuracy),

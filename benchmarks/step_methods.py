@@ -51,6 +51,7 @@ _VOTES = Setting(
 EXCEPTIONS = {
     "CDSGD": Setting("steps are measured as they are after the warm-up", {"warm_up": None}),
     "CompAMS": Setting("it is made for AMSGrad", amsgrad=True, learning_rate=1e-4),
+    "PacTrain": Setting("steps are measured as they are once it is compact", {"stable_steps": 0}),
     "SignSGD": _VOTES,
     "Signum": _VOTES,
 }
@@ -162,6 +163,14 @@ def optimizer_for(name: str, density: float, bucket_bytes: int | None = None) ->
     options = {} if bucket_bytes is None else {"bucket_bytes": bucket_bytes}
     inner = make(setting.learning_rate)
     return rs.DistributedOptimizer(inner, method_for(name, density), **options)
+
+
+def make_ready(optimizer: Any) -> None:
+    """Prunes where a method waits for that. In the strategy's scope, after the build."""
+    program = optimizer.exchange.program if hasattr(optimizer, "exchange") else None
+    waiting = [b.method for b in program.buckets if b.method.waits_for] if program else []
+    if waiting:
+        optimizer.prune(waiting[0].sparsity)
 
 
 def period_of(optimizer: Any) -> int:

@@ -84,6 +84,7 @@ def prepare(args: argparse.Namespace) -> Training:
         model = workload.build()
         optimizer = step_methods.optimizer_for(args.method, args.density, args.bucket_bytes)
         optimizer.build(model.trainable_variables)
+        step_methods.make_ready(optimizer)
     batch_size = args.batch or workload.batch_size
     arrays = batches(workload, DATA_BATCHES, batch_size, args.seed + 1 + worker_index())
     data = [tuple(map(tf.constant, pair)) for pair in arrays]

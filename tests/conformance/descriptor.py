@@ -46,6 +46,8 @@ class Descriptor:
         steps: Of the comparison with the oracle. Fewer where eager steps are slow.
         traces: Whether a graph gives the bits of eager steps; it may add in another order.
         served_only: Leave out tensors that the method refuses.
+        start: `start(method, specs)` returns the state that each worker starts from; without it
+            the method's `init` does.
     """
 
     method: Any
@@ -58,6 +60,7 @@ class Descriptor:
     steps: int = 50
     traces: bool = True
     served_only: bool = False
+    start: Callable[[Any, tuple[TensorSpec, ...]], dict] | None = None
 
     @property
     def gathers(self) -> bool:

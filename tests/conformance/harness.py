@@ -56,10 +56,17 @@ def tensors(arrays: Any) -> Any:
     return tf.nest.map_structure(lambda a: tf.constant(a, a.dtype), arrays)
 
 
-def run(method, workers: int, specs, phase: str = "exchange", steps: int = STEPS) -> list[Record]:
+def initial_states(method, layout, start=None) -> list[Any]:
+    """Fresh states, from the method or from what a descriptor has in their place."""
+    if start is None:
+        return loopback.initial_states(method, layout)
+    return [start(method, layout.specs) for _ in range(layout.workers)]
+
+
+def run(method, workers: int, specs, phase="exchange", steps=STEPS, start=None) -> list[Record]:
     layout = BucketLayout(specs, workers)
     shapes = tuple(s.shape for s in specs)
-    states = loopback.initial_states(method, layout)
+    states = initial_states(method, layout, start)
     records = []
     for number in range(steps):
         grads = make_grads(number, workers, shapes)
@@ -76,7 +83,8 @@ def run(method, workers: int, specs, phase: str = "exchange", steps: int = STEPS
 
 @functools.cache
 def recorded(name: str, workers: int, phase: str = "exchange") -> list[Record]:
-    return run(TABLE[name].method, workers, TABLE[name].specs, phase)
+    descriptor = TABLE[name]
+    return run(descriptor.method, workers, descriptor.specs, phase, start=descriptor.start)
 
 
 def assert_equal_bits(found: Any, expected: Any, message: str = "") -> None:

@@ -8,7 +8,15 @@ import tensorflow as tf
 
 import tf_redsync as rs
 from tests.conformance.descriptor import SPECS, dense_payload
-from tests.conformance.harness import assert_equal_bits, copied, make_grads, recorded, run, tensors
+from tests.conformance.harness import (
+    assert_equal_bits,
+    copied,
+    initial_states,
+    make_grads,
+    recorded,
+    run,
+    tensors,
+)
 from tests.conformance.table import TABLE, cases
 from tf_redsync.exchange import loopback, wire
 from tf_redsync.exchange.layout import BucketLayout
@@ -120,7 +128,8 @@ def test_all_workers_get_the_same_bits(name, workers, phase):
 
 @pytest.mark.parametrize(("name", "workers"), cases(counts=(2, 7)))
 def test_same_inputs_same_bits(name, workers):
-    again = run(TABLE[name].method, workers, TABLE[name].specs)
+    descriptor = TABLE[name]
+    again = run(descriptor.method, workers, descriptor.specs, start=descriptor.start)
     for first, second in zip(recorded(name, workers), again, strict=True):
         assert_equal_bits(second.totals, first.totals)
         assert_equal_bits(second.new_states, first.new_states)
@@ -230,7 +239,7 @@ def test_a_bad_step_leaves_no_trace(name):
     layout = BucketLayout(TABLE[name].specs, workers)
 
     def steps(numbers, bad):
-        states = loopback.initial_states(method, layout)
+        states = initial_states(method, layout, TABLE[name].start)
         for number in numbers:
             grads = make_grads(number, workers, [s.shape for s in layout.specs])
             if number == bad:

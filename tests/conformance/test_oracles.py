@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tf_redsync as rs
-from tests.conformance.harness import make_grads, tensors
+from tests.conformance.harness import initial_states, make_grads, tensors
 from tests.conformance.table import ALL_STEPS, TABLE, cases
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout
@@ -40,7 +40,7 @@ def test_equals_the_oracle(name, workers):
     shapes = tuple(s.shape for s in specs)
     reference = descriptor.oracle(method, specs, workers)
     layout = BucketLayout(specs, workers)
-    states = loopback.initial_states(method, layout)
+    states = initial_states(method, layout, descriptor.start)
     steps = STEPS if ALL_STEPS else min(STEPS, descriptor.steps)
     steps = steps if ALL_STEPS or workers in (2, 3) else -(-steps // 5)
     run = functools.partial(loopback.run_step, method, layout)

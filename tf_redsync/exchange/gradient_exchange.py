@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync import explanation
-from tf_redsync.exchange import agreement, collectives, saved_state, state, workers
+from tf_redsync.exchange import agreement, collectives, masks, saved_state, state, workers
 from tf_redsync.exchange.layout import (
     DEFAULT_BUCKET_BYTES,
     GRADIENT_DTYPES,
@@ -37,6 +37,7 @@ class GradientExchange(tf.Module):
         skipped: int64 variable, number of steps that were not finite.
         bytes_sent: float64 variable, bytes this worker sent in the last step.
         settled: What the methods are assigned by: the policy, or what `Auto` decided.
+        awaited: Whether somebody will bring what methods wait for; see `Method.waits_for`.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class GradientExchange(tf.Module):
         self._bucket_bytes = bucket_bytes
         self._direct = direct_collectives
         self._two_levels = two_levels
-        self.built = False
+        self.built = self.awaited = False
         self._present: set[int] | None = None
 
     def build(
@@ -133,6 +134,7 @@ class GradientExchange(tf.Module):
                 "Received: jit_compile=True. Compile the model with jit_compile=False."
             )
         self._check_present(set(positions))
+        masks.warn_of_waiting(self)
         totals, finite = self._worker.run(
             lambda sums: self._exchange(dict(zip(positions, sums, strict=True))),
             self._dense_gradients(grads, positions),

@@ -35,6 +35,7 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         inner_optimizer._distributed_apply = seam.guarded(inner_optimizer._distributed_apply)
         seam.rate = lambda: inner_optimizer._decayed_lr(tf.float32)
         seam.momenta = self._momentum_slots
+        seam.slots = self._all_slots
 
     def build(self, var_list) -> None:
         """Create the inner optimizer's variables and the exchange's state."""
@@ -66,6 +67,11 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         inner = self.inner_optimizer
         names = [n for n in ("momentum", "m") if n in inner.get_slot_names()]
         return [inner.get_slot(v, names[0]) for v in self._built_for] if names else []
+
+    def _all_slots(self):
+        """For each kind of slot of the inner optimizer, those of all variables."""
+        inner = self.inner_optimizer
+        return [[inner.get_slot(v, n) for v in self._built_for] for n in inner.get_slot_names()]
 
     @property
     def name(self) -> str:  # type: ignore[override]

@@ -13,8 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.auto import Auto
+from tf_redsync.exchange import masks
 from tf_redsync.exchange.gradient_exchange import GradientExchange
-from tf_redsync.keras import conflicts
+from tf_redsync.keras import conflicts, pruning
 from tf_redsync.methods.base import Method, from_config
 from tf_redsync.policy import Policy
 from tf_redsync.programs import LocalSteps
@@ -41,9 +42,15 @@ class Seam:
         self._inner = inner
         self._finite: Any = None
         self._positions: dict[Any, int] = {}
-        # The family's way to the learning rate in a step, and to the momentum by variable.
+        self._variables: tuple[tf.Variable, ...] = ()
+        self._masks: dict[int, Any] = {}
+        # The family's way to the learning rate in a step, to the momentum by variable, and to all
+        # slots: a list by variable for each kind.
         self.rate: Callable[[], Any] = lambda: inner.learning_rate
         self.momenta: Callable[[], Sequence[Any]] = lambda: _momentum_slots(inner)
+        self.slots: Callable[[], Sequence[Sequence[Any]]] = lambda: _all_slots(
+            inner, self._variables
+        )
 
     def build(self, variables: Sequence[Any], sparse_totals: bool = False) -> None:
         """Create the state for `variables`; see `GradientExchange.build`."""
@@ -53,11 +60,21 @@ class Seam:
         conflicts.check_accumulation(self._inner)
         self._positions = {_key(v): i for i, v in enumerate(tensors)}
         self.exchange.build(variables, sparse_totals, tensors)
+        self._variables = tuple(tensors)
+        self._masks = masks.variables(self.exchange)
         program = self.exchange.program
         if isinstance(program, LocalSteps):
             local = tf.distribute.get_strategy().experimental_local_results
             slots = [tf_variable(m) for m in self.momenta()]
             program.momenta = {i: [local(m)[0]] for i, m in enumerate(slots) if m is not None}
+
+    def prune(self, sparsity: float, scope: str = "layer") -> None:
+        """Set the smallest weights to 0; see `Wrapper.prune`."""
+        if not self.exchange.built:
+            raise RuntimeError(
+                "`prune` needs the model's variables: call `optimizer.build(variables)` first."
+            )
+        pruning.prune(self.exchange, self._variables, self.slots(), sparsity, scope)
 
     def finish_step(self) -> None:
         """Move the weights on after the optimizer's update, in a replica context."""
@@ -91,14 +108,22 @@ class Seam:
     def guarded(self, update: Callable, otherwise: Callable[[], Any] = lambda: None) -> Callable:
         """Wrap `update(strategy, ...)` so that it runs only in steps that are finite everywhere.
 
-        The flag is agreed on by all workers, so they all take the same branch.
+        The flag is agreed on by all workers, so they all take the same branch. Weights that a mask
+        leaves out are 0 after it.
         """
 
-        def update_if_finite(distribution, *args, **kwargs):
+        def update_if_finite(distribution, grads_and_vars, *args, **kwargs):
             finite = self._finite
+            masked = [
+                (v, self._masks[self._position(v)])
+                for _, v in grads_and_vars
+                if self._position(v) in self._masks
+            ]
 
             def apply():
-                update(distribution, *args, **kwargs)
+                update(distribution, grads_and_vars, *args, **kwargs)
+                for variable, mask in masked:
+                    distribution.extended.update(variable, pruning.keep, args=(mask,), group=False)
                 return tf.constant(True)
 
             tf.cond(finite, apply, lambda: tf.constant(False))
@@ -161,6 +186,24 @@ def _momentum_slots(inner) -> Sequence[Any]:
         if getattr(inner, name, None):
             return getattr(inner, name)
     return ()
+
+
+def _all_slots(inner, variables: Sequence[tf.Variable]) -> list[list[Any]]:
+    """The slots of a Keras 3 or tf_keras optimizer, for each kind a list by variable, or `None`.
+
+    They are the lists among its attributes that are as long as the list of variables; but for that
+    of all its variables, which starts with the counter, and the one of the model's.
+    """
+    inner = conflicts.innermost(inner)
+    others = {id(v) for v in (tf_variable(inner.iterations), *variables)}
+    found = []
+    for value in vars(inner).values():
+        if isinstance(value, (list, tuple)) and len(value) == len(variables):
+            kind = [tf_variable(v) for v in value]
+            slots = [v if isinstance(v, tf.Variable) else None for v in kind]
+            if any(s is not None for s in slots) and not any(id(v) in others for v in kind):
+                found.append(slots)
+    return found
 
 
 def tf_variable(variable):

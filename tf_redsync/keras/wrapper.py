@@ -59,6 +59,25 @@ class Wrapper:
         """Bytes this worker sends in a step; see `GradientExchange.bytes_per_step`."""
         return self.exchange.bytes_per_step()
 
+    def prune(self, sparsity: float, scope: str = "layer") -> None:
+        """Set the smallest weights of the variables that `PacTrain` exchanges to 0, for good.
+
+        The optimizer's slots are cleared there. Between two steps, in the strategy's scope, and on
+        all workers; `tf_redsync.callbacks.Prune` does it in `fit`. Weights that are 0 already are
+        the first to be pruned, so a model that comes pruned stays as it is.
+
+        Args:
+            sparsity: Fraction of the weights that is pruned, in (0, 1).
+            scope: `"layer"`: of each variable; `"model"`: of all of them together.
+
+        Raises:
+            RuntimeError: before `build`.
+            ValueError: for bad arguments, weights that are not finite, or where no variable is
+                exchanged by `PacTrain`.
+            Disagreement: where workers do not prune the same weights at the same step.
+        """
+        self._seam.prune(sparsity, scope)
+
     def get_config(self) -> dict[str, Any]:
         """Return the config: inner optimizer, policy, options."""
         return {

@@ -16,6 +16,7 @@ from tf_redsync.methods.low_rank import ACPSGD, PowerSGD
 from tf_redsync.methods.natural import NaturalCompression
 from tf_redsync.methods.ok_topk import OkTopk
 from tf_redsync.methods.one_bit import OneBitSGD
+from tf_redsync.methods.pactrain import PacTrain
 from tf_redsync.methods.quantized import QSGD, TernGrad
 from tf_redsync.methods.quantized_fw import QuantizedFW
 from tf_redsync.methods.random_sparse import RandomBlock, RandomK
@@ -53,6 +54,7 @@ __all__ = [
     "NoExchange",
     "OkTopk",
     "OneBitSGD",
+    "PacTrain",
     "PowerSGD",
     "QSGD",
     "QuantizedFW",

@@ -117,6 +117,15 @@ class Method(Configurable):
         return 0
 
     @property
+    def waits_for(self) -> str:
+        """What `exchange` waits for; until `ready`, `dense_exchange` runs. Empty: nothing."""
+        return ""
+
+    def ready(self, state: State) -> tf.Tensor:
+        """Return whether what it `waits_for` has come: bool scalar, from `"shared"` state alone."""
+        raise NotImplementedError
+
+    @property
     def local_steps(self) -> int:
         """Steps that a worker takes alone between two exchanges of the weights' changes, or 0."""
         return 0

@@ -9,11 +9,13 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from tf_redsync import checks
+from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.exchange.requests import AllGather, Request
+from tf_redsync.exchange.requests import AllGather, AllReduce, Request
 from tf_redsync.methods.base import Method, State, stream, uniform
 from tf_redsync.methods.dense import Dense
-from tf_redsync.methods.sparse import DENSE_BELOW, too_small
+from tf_redsync.methods.digits import packed_digits, unpacked_digits
+from tf_redsync.methods.sparse import DENSE_BELOW, flat, too_small
 from tf_redsync.ops.quantization import dequantize_sum, quantize
 
 VALUES = 2**22  # decoded at a time: 16 MiB
@@ -69,12 +71,8 @@ class StochasticQuantizer(Quantizer):
         return False
 
     def own_stream(self, layout: BucketLayout, step: tf.Tensor) -> tf.Tensor:
-        """Return this worker's stream for `ops.quantize`, int32 `[3]`.
-
-        A function of the seed, the step, the rank and the position of the bucket's first tensor.
-        """
-        seed, number = tf.unstack(stream(self.seed, step, layout.specs[0].position))
-        return tf.stack([seed, tf.cast(layout.rank, tf.int32), number])
+        """Return this worker's stream for `ops.quantize`, int32 `[3]`; see `own_stream`."""
+        return own_stream(self.seed, layout, step)
 
     def random_numbers(self, layout: BucketLayout, step: tf.Tensor, size: int) -> tf.Tensor:
         """Return numbers of this worker's own, uniform in [0, 1), float32 `[size]`."""
@@ -91,6 +89,15 @@ class StochasticQuantizer(Quantizer):
         """Seed of `uniform`: the rank makes it another stream."""
         seed, rank, number = tf.unstack(self.own_stream(layout, step))
         return tf.stack([seed + rank * 0x5851F42D, number])
+
+
+def own_stream(seed: int, layout: BucketLayout, step: tf.Tensor) -> tf.Tensor:
+    """Return this worker's stream for `ops.quantize`, int32 `[3]`.
+
+    A function of the seed, the step, the rank and the position of the bucket's first tensor.
+    """
+    word, number = tf.unstack(stream(seed, step, layout.specs[0].position))
+    return tf.stack([word, tf.cast(layout.rank, tf.int32), number])
 
 
 def deliver_codes(
@@ -160,6 +167,42 @@ def spread(scales: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
     rows, columns = tf.shape(scales)[0], tf.split(scales, len(sizes), axis=1)
     parts = [tf.broadcast_to(c, [rows, n]) for c, n in zip(columns, sizes, strict=True)]
     return tf.concat(parts, axis=1)
+
+
+def deliver_ternary(
+    tensors: Sequence[tf.Tensor], scalers: tf.Tensor, own_stream: tf.Tensor, workers: int
+) -> Generator[Request, Any, list[tf.Tensor]]:
+    """All-reduce codes -1, 0 and 1 of one unit a tensor: the largest scaler of all workers.
+
+    Use it as `totals = yield from deliver_ternary(...)`.
+
+    Args:
+        tensors: Float32 tensors of any shape. What is larger than its scaler is clipped.
+        scalers: This worker's, float32, one for each tensor.
+        own_stream: As `ops.quantize` wants its `stream`.
+        workers: Number of workers.
+
+    Returns:
+        For every tensor the sum over workers.
+    """
+    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(t)) for t in tensors])
+    message = wire.with_header(finite, wire.to_words(scalers))
+    messages = yield AllGather(tf.where(finite, message, 0))
+    shared = tf.reduce_max(wire.from_words(messages[:, 1:]), axis=0)
+    clipped = [
+        tf.clip_by_value(t, -c, c) for t, c in zip(tensors, tf.unstack(scalers), strict=True)
+    ]
+    coded = quantize(clipped, shared, stream=own_stream, mode="stochastic")
+    own = dequantize_sum(coded.message[tf.newaxis], tensors, mode="stochastic")
+    codes = flat([tf.sign(t) for t in own])
+    (sums,) = yield AllReduce([packed_digits(codes, workers)])
+    integers = tf.split(
+        unpacked_digits(sums, codes.shape[0], workers), [t.shape.num_elements() for t in tensors]
+    )
+    return [
+        c * tf.reshape(n, t.shape)
+        for c, n, t in zip(tf.unstack(shared), integers, tensors, strict=True)
+    ]
 
 
 def largest(rows: tf.Tensor) -> tf.Tensor:

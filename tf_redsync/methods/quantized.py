@@ -37,26 +37,17 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync import checks, feedback
-from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.exchange.requests import AllGather, AllReduce
 from tf_redsync.methods.base import Exchange, State, register
 from tf_redsync.methods.coding import (
     StochasticQuantizer,
     deliver_codes,
+    deliver_ternary,
     l2_norm,
     largest,
     rms,
 )
-from tf_redsync.methods.digits import packed_digits, unpacked_digits
-from tf_redsync.methods.sparse import flat, split
-from tf_redsync.ops.quantization import (
-    BUCKET_UNIT,
-    MAX_LEVELS,
-    code_bits,
-    dequantize_sum,
-    quantize,
-)
+from tf_redsync.ops.quantization import BUCKET_UNIT, MAX_LEVELS, code_bits
 
 NORMS = ("l2", "max")
 
@@ -196,19 +187,8 @@ class TernGrad(StochasticQuantizer):
             )
             return totals, state
 
-        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in grads])
-        message = wire.with_header(finite, wire.to_words(scalers))
-        messages = yield AllGather(tf.where(finite, message, 0))
-        shared = tf.reduce_max(wire.from_words(messages[:, 1:]), axis=0)
-        clipped = [
-            tf.clip_by_value(g, -c, c) for g, c in zip(grads, tf.unstack(scalers), strict=True)
-        ]
-        coded = quantize(clipped, shared, stream=own_stream, mode="stochastic")
-        own = dequantize_sum(coded.message[tf.newaxis], grads, mode="stochastic")
-        codes = flat([tf.sign(t) for t in own])
-        (sums,) = yield AllReduce([packed_digits(codes, layout.workers)])
-        integers = split(unpacked_digits(sums, codes.shape[0], layout.workers), layout.specs)
-        return [c * t for c, t in zip(tf.unstack(shared), integers, strict=True)], state
+        totals = yield from deliver_ternary(grads, scalers, own_stream, layout.workers)
+        return totals, state
 
 
 def _rows(tensor: tf.Tensor, size: int, length: int | None) -> tf.Tensor:

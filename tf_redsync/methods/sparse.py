@@ -144,7 +144,7 @@ def marked(values: list[tf.Tensor], sums: Sequence[tf.Tensor]) -> list[tf.Tensor
     has to stop the step on all workers too. Adds nothing otherwise, in no other element.
     """
     zero = 0.0 * tf.add_n([tf.reduce_sum(s) for s in sums])
-    first = next(i for i, v in enumerate(values) if v.shape.num_elements() != 0)
+    first = next((i for i, v in enumerate(values) if v.shape.num_elements() != 0), None)
     return [v + zero if i == first else v for i, v in enumerate(values)]
 
 

@@ -1,7 +1,8 @@
 """Every step exchanges gradients, densely in a warm-up and at every k-th step if methods say so.
 
-Branches depend on the step alone, which is equal on all workers: a branch around a collective on
-anything else would deadlock.
+And as long as methods wait for something, see `Method.waits_for`. Branches depend on the step and
+on shared state, which are equal on all workers: a branch around a collective on anything else would
+deadlock.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class EveryStep:
             For every bucket `(totals, new_state)`; the agreed finiteness; bytes sent.
         """
         phase = self._phase(grads, states, scale, step, network)
-        return choose(self._dense_at(step) if network.workers > 1 else None, phase, network)
+        dense = self._dense_at(step, states) if network.workers > 1 else None
+        return choose(dense, phase, network)
 
     def always_stored(self, state: State) -> State:
         """Return what of a new state is stored even if the step is not finite."""
@@ -108,7 +110,8 @@ class EveryStep:
 
         def run(dense_phase: bool) -> Outcome:
             def dense(method: Method) -> bool:
-                return alone or bool(dense_phase and (method.warm_up_steps or method.dense_every))
+                has_phases = method.warm_up_steps or method.dense_every or method.waits_for
+                return alone or bool(dense_phase and has_phases)
 
             def exchange(method: Method, layout: BucketLayout, g, state) -> Exchange:
                 phase = method.dense_exchange if dense(method) else method.exchange
@@ -138,9 +141,10 @@ class EveryStep:
         outcome.finite &= wire.totals_are_finite(totals)
         return outcome
 
-    def _dense_at(self, step: tf.Tensor) -> tf.Tensor | None:
-        """Whether methods with a dense phase are in it; `None` if there is none."""
-        when = []
+    def _dense_at(self, step: tf.Tensor, states: Sequence[State]) -> tf.Tensor | None:
+        """Whether methods with a dense phase are in it, all together; `None` if there is none."""
+        pairs = zip(self.buckets, states, strict=True)
+        when = [~b.method.ready(state) for b, state in pairs if b.method.waits_for]
         if self.warm_up_steps:
             when.append(step < self.warm_up_steps)
         if self.dense_every:

@@ -1,0 +1,85 @@
+"""PacTrain and pruning by magnitude in plain numpy.
+
+References: Wang, Wu, Li, Kutscher (2025), "PacTrain"; for the ternary form Wen, Xu, Yan, Wu, Wang,
+Chen, Li (2017), "TernGrad".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+
+import numpy as np
+
+from tests.oracle.quantized import StochasticOracle
+
+
+def room(sparsity: float, size: int) -> int:
+    """Elements that are left of `size`: all but the whole part of sparsity times size."""
+    return size - int(Decimal(str(sparsity)) * size)
+
+
+def masks_by_magnitude(
+    weights: Sequence[np.ndarray], sparsity: float, scope: str
+) -> list[np.ndarray]:
+    """`True` for the largest magnitudes, of each tensor or of all; among equals the first."""
+    names = [(i, j) for i, w in enumerate(weights) for j in range(w.size)]
+    magnitude = {(i, j): abs(float(weights[i].flat[j])) for i, j in names}
+    groups = [[n for n in names if n[0] == i] for i in range(len(weights))]
+    if scope == "model":
+        groups = [names]
+    masks = [np.zeros(w.shape, bool) for w in weights]
+    for group in groups:
+        ranked = sorted(group, key=lambda n: (-magnitude[n], n))
+        for i, j in ranked[: room(sparsity, len(group))]:
+            masks[i].flat[j] = True
+    return masks
+
+
+class PrunedOracle:
+    """The sum of the gradients, and nothing where the mask has nothing."""
+
+    residuals = None
+
+    def __init__(self, masks: Sequence[np.ndarray]):
+        self.masks = list(masks)
+
+    def step(self, grads) -> list[np.ndarray]:
+        """One step; `grads[worker][tensor]`. Returns the totals."""
+        totals = []
+        for i, mask in enumerate(self.masks):
+            total = np.zeros(mask.shape, np.float32)
+            for own in grads:
+                total = total + own[i]
+            totals.append(np.where(mask, total, np.float32(0)))
+        return totals
+
+
+class TernaryOracle:
+    """What the mask leaves, in a row and filled up with zeros, goes through TernGrad.
+
+    Args:
+        masks: Of the tensors.
+        sparsity: How many elements a row has.
+        stream: As for `StochasticOracle`.
+    """
+
+    residuals = None
+
+    def __init__(self, masks: Sequence[np.ndarray], sparsity: float, stream: Callable):
+        self.masks, self.rooms = list(masks), [room(sparsity, m.size) for m in masks]
+        self.ternary = StochasticOracle([(n,) for n in self.rooms], stream, shared=True)
+
+    def step(self, grads) -> list[np.ndarray]:
+        """One step; `grads[worker][tensor]`. Returns the totals."""
+        rows = [
+            [
+                np.append(np.asarray(g)[m], np.zeros(n - m.sum(), np.float32)).astype(np.float32)
+                for g, m, n in zip(own, self.masks, self.rooms, strict=True)
+            ]
+            for own in grads
+        ]
+        totals = [np.zeros(m.shape, np.float32) for m in self.masks]
+        for total, row, mask in zip(totals, self.ternary.step(rows), self.masks, strict=True):
+            total[mask] = row[: mask.sum()]
+        return totals

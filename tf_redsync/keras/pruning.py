@@ -1,0 +1,129 @@
+"""Pruning by magnitude, of the variables whose method has masks in its state.
+
+With s the sparsity, in a variable of n weights, or in all of them together, the ceil((1 - s) n)
+largest magnitudes are kept, the first of equal ones. All workers have the same weights, so each
+makes the masks by itself; before they are written, the workers compare them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_redsync import checks
+from tf_redsync.exchange import masks as exchange_masks
+from tf_redsync.exchange.agreement import agree
+from tf_redsync.methods.pactrain import kept_elements
+
+SCOPES = ("layer", "model")
+AGREE_TIMEOUT_SECONDS = 60
+
+
+def check(sparsity: float, scope: str) -> None:
+    """Check what to prune.
+
+    Raises:
+        ValueError: for a sparsity outside (0, 1), or an unknown scope.
+    """
+    checks.real("sparsity", sparsity, low=0.0, high=1.0, low_open=True, high_open=True)
+    checks.choice("scope", scope, SCOPES)
+
+
+def check_methods(policy: Any, what: str) -> None:
+    """Check that a method of a policy has masks.
+
+    Raises:
+        ValueError: if none has.
+    """
+    if not any(exchange_masks.has_masks(m) for m in policy.methods):
+        names = ", ".join(type(m).__name__ for m in policy.methods)
+        raise ValueError(
+            f"`{what}` needs an optimizer whose method is tf_redsync.PacTrain, which keeps pruned "
+            f"weights at 0. Received: method={names}. For dense training of a pruned model use "
+            "PacTrain with more `stable_steps` than the training has."
+        )
+
+
+def magnitude_masks(
+    weights: Mapping[int, np.ndarray], sparsity: float, scope: str
+) -> dict[int, np.ndarray]:
+    """Return masks, `True` where weights are kept.
+
+    Args:
+        weights: Arrays by position.
+        sparsity: See the module.
+        scope: `"layer"` or `"model"`.
+    """
+    if scope == "model":
+        together = np.concatenate([np.abs(w).ravel() for w in weights.values()])
+        parts = np.split(
+            _largest(together, sparsity), np.cumsum([w.size for w in weights.values()])
+        )
+        kept = dict(zip(weights, parts, strict=False))  # the last part is empty
+    else:
+        kept = {p: _largest(np.abs(w).ravel(), sparsity) for p, w in weights.items()}
+    return {p: k.reshape(weights[p].shape) for p, k in kept.items()}
+
+
+def _largest(magnitudes: np.ndarray, sparsity: float) -> np.ndarray:
+    """Where the largest of a vector are, the first of equal ones."""
+    order = np.argsort(-magnitudes, kind="stable")
+    found = np.zeros(magnitudes.size, bool)
+    found[order[: kept_elements(sparsity, magnitudes.size)]] = True
+    return found
+
+
+def prune(
+    exchange: Any,
+    variables: Sequence[tf.Variable],
+    slots: Sequence[Sequence[Any]],
+    sparsity: float,
+    scope: str,
+) -> None:
+    """See `Wrapper.prune`.
+
+    Args:
+        exchange: A built `GradientExchange`.
+        variables: Its variables, by position.
+        slots: The optimizer's, for each kind a list by position.
+        sparsity: See the module.
+        scope: `"layer"` or `"model"`.
+    """
+    check(sparsity, scope)
+    check_methods(exchange.policy, "prune")
+    positions = sorted(exchange_masks.variables(exchange))
+    if not positions:
+        raise ValueError(
+            "nothing can be pruned: PacTrain exchanges none of the variables; they are biases, "
+            "norms, or smaller than its `dense_below`. See optimizer.explain()."
+        )
+    weights = {p: np.asarray(variables[p].numpy(), np.float32) for p in positions}
+    for p, w in weights.items():
+        if not np.isfinite(w).all():
+            raise ValueError(
+                f"weights to prune must be finite. Received: values of {exchange.specs[p].name!r} "
+                "that are not."
+            )
+    found = magnitude_masks(weights, sparsity, scope)
+    digest = hashlib.sha256(b"".join(np.packbits(m).tobytes() for m in found.values())).hexdigest()
+    step = int(exchange.step.numpy())
+    agree(
+        tf.distribute.get_strategy(),
+        f"prune to {sparsity} by {scope} before step {step}, masks {digest[:16]}",
+        AGREE_TIMEOUT_SECONDS,
+    )
+    exchange_masks.write(exchange, found)
+    for p, mask in found.items():
+        for variable in (variables[p], *(kind[p] for kind in slots)):
+            if variable is not None and tuple(variable.shape) == mask.shape:
+                value = variable.numpy()
+                variable.assign(np.where(mask, value, np.zeros_like(value)))
+
+
+def keep(variable: tf.Variable, mask: tf.Variable) -> None:
+    """Set weights that a mask leaves out to 0, whatever an update has made of them."""
+    variable.assign(tf.where(mask, variable, tf.zeros_like(variable)))
