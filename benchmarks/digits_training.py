@@ -15,8 +15,19 @@ from benchmarks.digits_task import Digits
 from tf_redsync.exchange import loopback, wire
 from tf_redsync.exchange.layout import make_buckets
 from tf_redsync.policy import Policy
+from tf_redsync.programs.branches import phase_at
 
 Tensors = list[tf.Tensor]
+
+
+def exchanges(method) -> list[str]:
+    """Returns the names of all exchanges that a method goes through."""
+    return ["exchange", "dense_exchange", *(name for _, name in method.phases)]
+
+
+def first_steps(method) -> int:
+    """Returns the number of steps until a method has gone through its warm-up and its phases."""
+    return max([method.warm_up_steps, *(until for until, _ in method.phases)])
 
 
 class Training:
@@ -29,8 +40,8 @@ class Training:
 
     Attributes:
         weights: Those that all workers agree on.
-        payload: Bytes that a worker has contributed to its collectives after the warm-up.
-        sent: Bytes that a worker has sent after the warm-up, at the costs of ring collectives.
+        payload: Bytes that a worker has contributed to its collectives after the first steps.
+        sent: Bytes that a worker has sent after the first steps, at the costs of ring collectives.
         skipped: Number of exchanges that were not finite.
     """
 
@@ -40,7 +51,7 @@ class Training:
         self.buckets = make_buckets(pairs, task.workers)
         self.states = [loopback.initial_states(b.method, b.layout) for b in self.buckets]
         self.runs = [
-            {p: loopback.traced_step(b.method, b.layout, p) for p in ("exchange", "dense_exchange")}
+            {p: loopback.traced_step(b.method, b.layout, p) for p in exchanges(b.method)}
             for b in self.buckets
         ]
         self.weights = task.weights()
@@ -106,12 +117,13 @@ class Training:
 
     def _exchange(self, tensors: list[Tensors], number: int) -> Tensors | None:
         """Totals in the order of the weights; `None` if they are not finite."""
-        warming = number < max(b.method.warm_up_steps for b in self.buckets)
+        warming = number < max(first_steps(b.method) for b in self.buckets)
         outcomes = []
         for bucket, run, states in zip(self.buckets, self.runs, self.states, strict=True):
             method, specs = bucket.method, bucket.layout.specs
             full = method.dense_every and number % method.dense_every == 0
-            phase = "dense_exchange" if full or number < method.warm_up_steps else "exchange"
+            dense = full or number < method.warm_up_steps
+            phase = "dense_exchange" if dense else phase_at(method, number)
             own = [[t[s.position] for s in specs] for t in tensors]
             outcomes.append(run[phase](own, states, number))
         if not warming:
@@ -141,7 +153,7 @@ def train(task: Digits, method, learning_rate: float, steps: int) -> dict[str, A
         `losses` of 20 times during the training, `loss` and `accuracy` at its end, of the weights
         that all agree on; `bits` that a worker contributes to its collectives, per element and
         step, and `sent_bytes` that it sends per step at the costs of ring collectives, both from
-        the requests after the warm-up; `skipped` steps.
+        the requests after the first steps; `skipped` steps.
     """
     training, losses = Training(task, method, learning_rate), []
     for number, rows in enumerate(task.batches(steps)):
@@ -149,7 +161,7 @@ def train(task: Digits, method, learning_rate: float, steps: int) -> dict[str, A
         if (number + 1) % max(1, steps // 20) == 0:
             losses.append(float(task.scores(training.weights)[0]))
     loss, accuracy = task.scores(training.weights)
-    counted = max(1, steps - method.warm_up_steps)
+    counted = max(1, steps - first_steps(method))
     return {
         "loss": float(loss),
         "accuracy": float(accuracy),

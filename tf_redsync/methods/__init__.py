@@ -10,6 +10,7 @@ from tf_redsync.methods.dgc import DGC
 from tf_redsync.methods.dorefa import DoReFa
 from tf_redsync.methods.gmc import GMC, GMCPlus
 from tf_redsync.methods.half import HalfPrecision
+from tf_redsync.methods.lgc import LGC
 from tf_redsync.methods.local_sgd import LocalSGD
 from tf_redsync.methods.low_rank import ACPSGD, PowerSGD
 from tf_redsync.methods.natural import NaturalCompression
@@ -40,6 +41,7 @@ __all__ = [
     "GMC",
     "GMCPlus",
     "HalfPrecision",
+    "LGC",
     "LocalSGD",
     "Method",
     "NaturalCompression",

@@ -1,0 +1,83 @@
+"""LGC's third stage, with a small autoencoder; `tests/unit/test_lgc.py` has the second one."""
+
+import numpy as np
+
+import tf_redsync as rs
+from tests.conformance.descriptor import Descriptor
+from tests.oracle.lgc import LGCOracle, Network
+from tests.oracle.sparse import count
+from tf_redsync import codings
+from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll
+
+SMALL = {"channels": (6, 8, 6), "decoder_channels": (4, 8, 5), "code_channels": 2}
+STRIDE = 8
+
+
+def selected(method, specs) -> int:
+    """Positions of the leader."""
+    return sum(count(method.density, s.size) for s in specs)
+
+
+def code_size(method, specs) -> int:
+    return -(-selected(method, specs) // STRIDE) * SMALL["code_channels"]
+
+
+def raw_words(method, specs) -> int:
+    """A count for each tensor, then positions."""
+    return len(specs) + selected(method, specs)
+
+
+def elias_fano_words(method, specs) -> int:
+    """A count, the low bits of all positions, and a bitmap of the others."""
+    n, k = sum(s.size for s in specs), selected(method, specs)
+    low = int(np.floor(np.log2(n / k)))
+    return 1 + -(-k * low // 32) + -(-(k + (n >> low)) // 32)
+
+
+def broadcast(words):
+    """A row with a flag for each worker, then one of them."""
+    return [lambda p: 4 * p * (1 + -(-words // p)), lambda p: 4 * (1 + -(-words // p))]
+
+
+def ring_payload(method, specs, step):
+    """Positions; codes and a scale; shares."""
+    code = code_size(method, specs)
+    return [*broadcast(raw_words(method, specs)), 4 * (code + 1), 4]
+
+
+def server_payload(method, specs, step):
+    """Positions and a code; then a flag, a share, and values and places of an innovation."""
+    words = elias_fano_words(method, specs) + code_size(method, specs)
+    return [*broadcast(words), 4 * (2 + 2 * innovation(method, specs))]
+
+
+def innovation(method, specs) -> int:
+    return count(method.innovation, sum(s.size for s in specs))
+
+
+def oracle(method, specs, workers):
+    """From the method's own first parameters; all else is numpy's."""
+    parameters = method.autoencoder.initial(method.seed).numpy()
+    server = method.variant == "server"
+    network = Network(parameters, *SMALL.values(), server)
+    size = innovation(method, specs) if server else None
+    return LGCOracle([s.shape for s in specs], workers, network, method.density, size)
+
+
+def _lgc(requests, payload, **options):
+    method = rs.LGC(density=0.1, dense_ends=False, **SMALL, **options)
+    return Descriptor(method, None, True, requests, payload, oracle, 1e-4, steps=10)
+
+
+TABLE = {
+    "lgc_ring": _lgc(
+        (AllToAll, AllGather, AllReduce, AllReduce), ring_payload, indices=codings.RawIndices()
+    ),
+    "lgc_server": _lgc(
+        (AllToAll, AllGather, AllGather),
+        server_payload,
+        variant="server",
+        innovation=0.01,
+        indices=codings.EliasFano(),
+    ),
+}
