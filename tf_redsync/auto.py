@@ -153,7 +153,7 @@ def _check_candidate(method: Method) -> None:
     phases = method.warm_up_steps or method.dense_every or method.phases
     if not every_step or phases or "residual" not in method.state_kinds:
         raise ValueError(
-            "a candidate of Auto must exchange gradients in every step, without a warm-up or phases, "
+            "a candidate of Auto must exchange gradients in every step, without warm-up or phases, "
             "and keep a residual that a dense step can deliver, as RedSync, DGC, TopK, PowerSGD, "
             f"ACPSGD, EFSignSGD and HalfPrecision do. Received: {method!r} in candidates"
         )

@@ -115,9 +115,7 @@ class LGCOracle:
             mean = sum(s * c for s, c in zip(scales, codes, strict=True)) / (sum(scales) or 1.0)
             decoded = [self.network.decode(mean)] * len(sums)
         else:
-            decoded = [
-                self.network.decode(codes[leader], self._innovation(x)) for x, _ in vectors
-            ]
+            decoded = [self.network.decode(codes[leader], self._innovation(x)) for x, _ in vectors]
         total, kept = np.zeros(sum(self.sizes)), [np.float64(s) for s in sums]
         for own, v, q in zip(kept, values, decoded, strict=True):
             q, v = q[used], v[used]

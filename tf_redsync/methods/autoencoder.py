@@ -10,8 +10,8 @@ activation, the others a leaky ReLU. With x an input of a layer and W its taps,
     transposed convolution    y[2t] = x[t] W0 + x[t - 1] W2,  y[2t + 1] = x[t] W1
 
 and zeros beyond the ends. Either is one product of matrices, forwards and backwards. Kernels for
-convolutions would do no less work, and on GPUs some of them add up in an order of their own, so that
-workers would decode the same code to different bits.
+convolutions would do no less work, and on GPUs some of them add up in an order of their own, so
+that workers would decode the same code to different bits.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Autoencoder:
         found = f"Received: channels={self.channels}, "
         if len(self.channels) != len(self.decoder_channels):
             raise ValueError(
-                "`decoder_channels` must have as many widths as `channels`, so that decoded vectors "
-                f"are as long as encoded ones. {found}decoder_channels={self.decoder_channels}"
+                "`decoder_channels` must have as many widths as `channels`, so that vectors come "
+                f"out as long as they went in. {found}decoder_channels={self.decoder_channels}"
             )
         if self.code_channels >= self.stride:
             raise ValueError(

@@ -35,16 +35,17 @@ values, so a bad autoencoder slows the delivery down and cannot make residuals g
 
 Differences from the paper
 
-* The lengths of decoded vectors are not trusted: a_i, one number of each worker, scales them. In the
-  ring that is a second, tiny all-reduce.
+* The lengths of decoded vectors are not trusted: a_i, one number of each worker, scales them. In
+  the ring that is one more, tiny all-reduce.
 * One decoder serves all workers, each with its own innovation and a_i; the paper's server has one
   for every worker. A checkpoint passes between numbers of workers.
 * Nobody is the server: innovations are all-gathered, and each worker decodes all of them.
 * The leader takes turns, worker (step mod K). Else what others find large would wait for ever.
 * In stage 2 each worker takes its own positions for the leader's, with the values that the messages
-  have at them and 0 where others sent nothing, and descends the sum of all workers' gradients of the
-  loss, each clipped to norm 1. So there are K examples a step, and parameters are equal to the bit on
-  all workers whatever the order in which their hardware adds up. It costs an all-reduce of E and D.
+  have at them and 0 where others sent nothing. All descend the mean of their gradients of the loss,
+  each clipped to norm 1. So there are K examples a step, and parameters are equal to the bit on all
+  workers whatever the order in which their hardware adds up. It costs an all-reduce of E and D.
+* The leader's words travel in an all-reduce with zeros of the others (`leader.py`).
 * Positions are coded without loss (`indices`).
 * The first variable and the output layer are all-reduced densely (`dense_ends`), as small tensors,
   biases and norms are. The paper's output layer is exempt from the code alone.
@@ -118,8 +119,8 @@ class LGC(Sparsifier):
     seed: int = 0
 
     paper: ClassVar[str] = "Abrahamyan, Chen, Bekoulis, Deligiannis 2021"
-    requests: ClassVar[str] = "positions of one worker to all, all-reduce of codes"
-    bits: ClassVar[str] = "density (8 + (1 + 1 / K) bits of an index)"
+    requests: ClassVar[str] = "all-reduces of one worker's positions and of codes"
+    bits: ClassVar[str] = "density (8 + 4 / 3 bits of an index)"
     state_kinds: ClassVar[dict[str, str]] = {"residual": "sum", "autoencoder": "shared"}
     rounds_values: ClassVar[bool] = False
 
@@ -226,7 +227,7 @@ class LGC(Sparsifier):
 
         if model.innovation:
             total, own = yield from lgc_codes.server(
-                model, parameters, code, values, used, shape.innovation, layout.rank
+                model, parameters, code, values, used, shape.innovation, layout.rank, finite
             )
         else:
             total, own = yield from lgc_codes.ring(model, parameters, values, used)

@@ -50,9 +50,7 @@ def leader_words(
     return tf.concat([words, tf.reshape(wire.to_words(code), [-1])], axis=0)
 
 
-def ring(
-    model: Autoencoder, parameters: tf.Tensor, values: tf.Tensor, used: tf.Tensor
-) -> Delivery:
+def ring(model: Autoencoder, parameters: tf.Tensor, values: tf.Tensor, used: tf.Tensor) -> Delivery:
     """Average the codes of all workers.
 
     Args:
@@ -78,6 +76,7 @@ def server(
     used: tf.Tensor,
     innovation: int,
     rank: tf.Tensor,
+    finite: tf.Tensor,
 ) -> Delivery:
     """Correct what the leader's code is decoded to by the innovations of all workers.
 
@@ -89,6 +88,7 @@ def server(
         used: As in `ring`.
         innovation: Elements of an innovation.
         rank: This worker's, int32 scalar.
+        finite: Bool scalar, whether all that this worker contributes to the step is finite.
     """
     length = values.shape[1]
     code_shape = [1, length // model.stride, model.code_channels]
@@ -101,7 +101,7 @@ def server(
     at, innovations = largest(normalised(values)[0], innovation)
     own = share(decoded(at, innovations), values)
     floats = tf.concat([own[tf.newaxis], innovations[0]], axis=0)
-    finite = tf.reduce_all(tf.math.is_finite(floats))
+    finite &= tf.reduce_all(tf.math.is_finite(floats))
     words = tf.concat([wire.to_words(floats), at[0]], axis=0)
     message = wire.with_header(finite, tf.where(finite, words, 0))
 

@@ -91,7 +91,6 @@ def read(messages: tf.Tensor, k: Sequence[int]) -> tuple[Positions, tf.Tensor]:
     return Positions(parts[1::3], counts), wire.from_words(values)
 
 
-
 def at_positions_of(rank: tf.Tensor, found: Places, values: tf.Tensor) -> tf.Tensor:
     """Return the values that messages have at the positions of one of them, 0 for none.
 
@@ -131,9 +130,7 @@ def spread(at: tf.Tensor, values: tf.Tensor, length: int) -> tf.Tensor:
 
 def share(decoded: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     """Return the factor of `decoded` that leaves least of `values`, both `[length]`; a scalar."""
-    return tf.math.divide_no_nan(
-        tf.reduce_sum(decoded * values), tf.reduce_sum(tf.square(decoded))
-    )
+    return tf.math.divide_no_nan(tf.reduce_sum(decoded * values), tf.reduce_sum(tf.square(decoded)))
 
 
 def mixed(codes: tf.Tensor, scales: tf.Tensor) -> tf.Tensor:
