@@ -45,7 +45,6 @@ EXCEPTIONS = {
             "dense_steps": 4,
             "training_steps": 12,
             "dense_ends": False,
-            "learning_rate": 0.05,
             "channels": (16, 32),
             "decoder_channels": (16, 16),
             "code_channels": 1,
