@@ -7,11 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync.codings import bits
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import AllReduce, Request
 
-BITS = 24  # integers of so many bits are float32 numbers
+PLACES = (1, 256, 65536)  # of three bytes in an integer of 24 bits, which float32 holds as it is
 
 
 def from_leader(
@@ -33,10 +32,11 @@ def from_leader(
         int32 `[n]`, the leader's words; 0 unless everything is finite on all workers.
     """
     (size,) = words.shape
-    padded = tf.pad(words, [[0, -size % 3]])
-    pieces = tf.cast(bits.unpacked(padded[tf.newaxis], BITS, 4 * -(-size // 3))[0], tf.float32)
-    own = tf.where(tf.equal(layout.rank, leader), pieces, tf.zeros_like(pieces))
-    (pieces,) = yield AllReduce([own + tf.where(finite, 0.0, float("nan"))])
-    all_finite = tf.reduce_all(tf.math.is_finite(pieces))
-    pieces = tf.where(all_finite, pieces, tf.zeros_like(pieces))
-    return bits.packed(tf.cast(pieces, tf.int32), BITS)[:size]
+    octets = tf.bitcast(tf.pad(words, [[0, -size % 3]]), tf.uint8)
+    pieces = tf.cast(tf.reshape(octets, [-1, 3]), tf.float32) * tf.constant(PLACES, tf.float32)
+    own = tf.where(tf.equal(layout.rank, leader), tf.reduce_sum(pieces, axis=1), 0.0)
+    (numbers,) = yield AllReduce([own + tf.where(finite, 0.0, float("nan"))])
+    all_finite = tf.reduce_all(tf.math.is_finite(numbers))
+    numbers = tf.cast(tf.where(all_finite, numbers, 0.0), tf.int32)[:, tf.newaxis]
+    octets = tf.reshape(tf.cast(numbers // PLACES % 256, tf.uint8), [-1, 4])
+    return tf.bitcast(octets, tf.int32)[:size]
