@@ -104,7 +104,7 @@ class LGC(Sparsifier):
     Example:
         >>> import tf_redsync as rs
         >>> rs.LGC(variant="server").autoencoder.size
-        216230
+        216678
     """
 
     variant: str = "ring"
