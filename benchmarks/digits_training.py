@@ -16,8 +16,19 @@ from tf_redsync.exchange import loopback, wire
 from tf_redsync.exchange.layout import Bucket, make_buckets
 from tf_redsync.keras import pruning
 from tf_redsync.policy import Policy
+from tf_redsync.programs.branches import phase_at
 
 Tensors = list[tf.Tensor]
+
+
+def exchanges(method) -> list[str]:
+    """Returns the names of all exchanges that a method goes through."""
+    return ["exchange", "dense_exchange", *(name for _, name in method.phases)]
+
+
+def first_steps(method) -> int:
+    """Returns the number of steps until a method has gone through its warm-up and its phases."""
+    return max([method.warm_up_steps, *(until for until, _ in method.phases)])
 
 
 class Training:
@@ -30,8 +41,8 @@ class Training:
 
     Attributes:
         weights: Those that all workers agree on.
-        warm_steps: Number of exchanges that were dense because of a warm-up, or because methods
-            waited for something.
+        first_steps: Number of exchanges that were dense because of a warm-up or because methods
+            waited for something, or that were of a first phase.
         payload: Bytes that a worker has contributed to its collectives after these.
         sent: Bytes that a worker has sent after these, at the costs of ring collectives.
         skipped: Number of exchanges that were not finite.
@@ -43,14 +54,14 @@ class Training:
         self.buckets = make_buckets(pairs, task.workers)
         self.states = [loopback.initial_states(b.method, b.layout) for b in self.buckets]
         self.runs = [
-            {p: loopback.traced_step(b.method, b.layout, p) for p in ("exchange", "dense_exchange")}
+            {p: loopback.traced_step(b.method, b.layout, p) for p in exchanges(b.method)}
             for b in self.buckets
         ]
         self.weights = task.weights()
         self.points = [self.weights] * task.workers
         self.pending = [[tf.zeros(s.shape) for s in task.specs]] * task.workers
         self.payload = self.sent = 0.0
-        self.skipped = self.warm_steps = 0
+        self.skipped = self.first_steps = 0
         self.points_of = tf.function(self._points_of, autograph=False)
 
     def step(self, rows: tf.Tensor, number: int) -> None:
@@ -126,17 +137,17 @@ class Training:
     def _exchange(self, tensors: list[Tensors], number: int) -> Tensors | None:
         """Totals in the order of the weights; `None` if they are not finite."""
         waiting = [self._waits(b, s) for b, s in zip(self.buckets, self.states, strict=True)]
-        warming = any(waiting) or number < max(b.method.warm_up_steps for b in self.buckets)
-        self.warm_steps += warming
+        first = any(waiting) or number < max(first_steps(b.method) for b in self.buckets)
+        self.first_steps += first
         outcomes = []
         for bucket, run, states in zip(self.buckets, self.runs, self.states, strict=True):
             method, specs = bucket.method, bucket.layout.specs
             full = method.dense_every and number % method.dense_every == 0
             dense = full or number < method.warm_up_steps or (method.waits_for and any(waiting))
-            phase = "dense_exchange" if dense else "exchange"
+            phase = "dense_exchange" if dense else phase_at(method, number)
             own = [[t[s.position] for s in specs] for t in tensors]
             outcomes.append(run[phase](own, states, number))
-        if not warming:
+        if not first:
             self.payload += sum(int(wire.payload_bytes(r)) for o in outcomes for r in o.requests)
             self.sent += sum(o.bytes_sent for o in outcomes)
         if not all(o.finite for o in outcomes):
@@ -163,7 +174,7 @@ def train(task: Digits, method, learning_rate: float, steps: int) -> dict[str, A
         `losses` of 20 times during the training, `loss` and `accuracy` at its end, of the weights
         that all agree on; `bits` that a worker contributes to its collectives, per element and
         step, and `sent_bytes` that it sends per step at the costs of ring collectives, both from
-        the requests after the warm-up; `skipped` steps.
+        the requests after the first steps; `skipped` steps.
     """
     training, losses = Training(task, method, learning_rate), []
     for number, rows in enumerate(task.batches(steps)):
@@ -173,7 +184,7 @@ def train(task: Digits, method, learning_rate: float, steps: int) -> dict[str, A
         if (number + 1) % max(1, steps // 20) == 0:
             losses.append(float(task.scores(training.weights)[0]))
     loss, accuracy = task.scores(training.weights)
-    counted = max(1, steps - training.warm_steps)
+    counted = max(1, steps - training.first_steps)
     return {
         "loss": float(loss),
         "accuracy": float(accuracy),

@@ -39,6 +39,17 @@ _TRIAL = "the threshold is one for gradients, so every task needs its own"
 EXCEPTIONS = {
     "CDSGD": Setting("the default warm-up is longer than the task", options={"warm_up": None}),
     "FixedThreshold": Setting(_TRIAL, threshold=True),
+    "LGC": Setting(
+        "stages 1 and 2 are longer than the task, and the autoencoder larger than its network",
+        options={
+            "dense_steps": 4,
+            "training_steps": 12,
+            "dense_ends": False,
+            "channels": (16, 32),
+            "decoder_channels": (16, 16),
+            "code_channels": 1,
+        },
+    ),
     "SignSGD": Setting(_VOTES, votes=True),
     "Signum": Setting(_VOTES, votes=True),
     "Strom": Setting(_TRIAL, threshold=True),

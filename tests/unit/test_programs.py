@@ -38,7 +38,7 @@ def run(every_step, network, step, scale=None):
     buckets = every_step.buckets
     grads = [[tf.ones(s.shape) for s in b.layout.specs] for b in buckets]
     states = [b.method.init(b.layout) for b in buckets]
-    return every_step.run(grads, states, scale, tf.constant(step, tf.int64), network)
+    return every_step.run(grads, states, scale, tf.cast(step, tf.int64), network)
 
 
 def test_one_request_for_each_bucket_in_order():
@@ -86,6 +86,44 @@ def test_dense_warm_up_by_step(traced, in_branches):
         assert residuals[0] == (0 if dense else 1998)
         # Message: flag, count, k indices, k values. Sum: 2 m (P - 1) / P of 2000 floats.
         assert sent == 4 * (1 + 1 + 2 * 300) + (8000 if dense else 4 * (1 + 1 + 2 * 2))
+
+
+class Mixed(rs.TopK):
+    """Dense until step 3, then coordinates."""
+
+    phases = ((3, "dense_exchange"),)
+    warm_up_steps = 0
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_phases_by_step(traced):
+    buckets = make_buckets([(SPECS[0], Mixed(density=0.01))], 2, sparse_totals=True)
+    every_step = EveryStep(buckets)
+
+    def step_fn(step):
+        outcome = every_step.run(
+            [[tf.ones([20, 30])]], [{"residual": [tf.zeros([20, 30])]}], None, step, Echo(2)
+        )
+        (total,), state = outcome.results[0]
+        dense = total.is_dense if traced else tf.constant(isinstance(total, tf.Tensor))
+        return dense, tf.reduce_sum(state["residual"][0]), outcome.bytes_sent
+
+    call = tf.function(step_fn) if traced else step_fn
+    for step in range(5):
+        dense, left, sent = call(tf.constant(step, tf.int64))
+        assert (bool(dense), float(left)) == ((True, 0) if step < 3 else (False, 594))
+        assert sent == (2400 if step < 3 else 4 * (2 + 2 * 6))
+
+
+def test_totals_of_phases_inside_a_warm_up():
+    """Two choices, and a total that is dense or coordinates by the inner one."""
+
+    class Twice(Mixed):
+        warm_up_steps = 1
+
+    buckets = make_buckets([(SPECS[0], Twice(density=0.01))], 2, sparse_totals=True)
+    with tf.Graph().as_default(), pytest.raises(TypeError, match="in the same form"):
+        run(EveryStep(buckets), Echo(2), tf.compat.v1.placeholder(tf.int64, []))
 
 
 def test_warm_ups_of_different_lengths():

@@ -58,7 +58,7 @@ def run_step(
         grads: Per worker, one gradient for each tensor of the bucket.
         states: Per worker, the state from `method.init` or from the last step.
         step: Step number, from 0.
-        phase: `"exchange"`, or `"dense_exchange"` for its warm-up.
+        phase: `"exchange"`, `"dense_exchange"` for its warm-up, or one of its `phases`.
 
     Raises:
         ValueError: when workers ask for different collectives or shapes.
@@ -117,7 +117,7 @@ def _exchange(method, layout, grads, states, step: tf.Tensor, phase: str):
         finite &= wire.is_finite(requests[0], replies[0])
         bytes_sent += wire.sent_bytes(requests[0], layout.workers)
         log.append(requests[0])
-    if method.totals_may_overflow and phase == "exchange":
+    if method.totals_may_overflow and phase != "dense_exchange":
         finite &= wire.totals_are_finite(results[0][0])
     if isinstance(bytes_sent, float):
         bytes_sent = tf.constant(bytes_sent, tf.float64)

@@ -11,6 +11,7 @@ from tf_redsync.methods.dorefa import DoReFa
 from tf_redsync.methods.gmc import GMC, GMCPlus
 from tf_redsync.methods.gtopk import GTopK
 from tf_redsync.methods.half import HalfPrecision
+from tf_redsync.methods.lgc import LGC
 from tf_redsync.methods.local_sgd import LocalSGD
 from tf_redsync.methods.low_rank import ACPSGD, PowerSGD
 from tf_redsync.methods.natural import NaturalCompression
@@ -48,6 +49,7 @@ __all__ = [
     "GMCPlus",
     "GTopK",
     "HalfPrecision",
+    "LGC",
     "LocalSGD",
     "Method",
     "NaturalCompression",

@@ -126,6 +126,11 @@ class Method(Configurable):
         raise NotImplementedError
 
     @property
+    def phases(self) -> tuple[tuple[int, str], ...]:
+        """`(until, name)`, rising: before step `until`, `name` runs in place of `exchange`."""
+        return ()
+
+    @property
     def local_steps(self) -> int:
         """Steps that a worker takes alone between two exchanges of the weights' changes, or 0."""
         return 0

@@ -1,16 +1,17 @@
-"""Branches around collectives: one of two phases of a step, by what is equal on all workers.
+"""Branches around collectives: one of several phases of a step, by what is equal on all workers.
 
 A branch on anything that a single worker knows would deadlock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_redsync.exchange.driver import Network, Outcome
+from tf_redsync.methods.base import Method
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal
 
 Triple = tuple[tf.Tensor, tf.Tensor, tf.Tensor]  # dense, indices, values
@@ -51,6 +52,33 @@ def choose(
     return Outcome(joined, finite, sent)
 
 
+def in_turn(
+    step: tf.Tensor, ends: Sequence[int], phase: Callable[[int], Outcome], network: Network
+) -> Outcome:
+    """Return `phase(start)` for the last one of 0 and `ends` that `step` has reached.
+
+    Args:
+        step: int64 scalar, equal on all workers.
+        ends: Rising step numbers at which one phase ends and the next one starts.
+        phase: What makes the outcome of the phase that starts at a step. All of them must leave a
+            total in the same form.
+        network: What carries the requests.
+    """
+
+    def run(start: int, ends: Sequence[int]) -> Outcome:
+        if not ends:
+            return phase(start)
+        end, *later = ends
+        return choose(step < end, lambda now: phase(start) if now else run(end, later), network)
+
+    return run(0, ends)
+
+
+def phase_at(method: Method, step: int) -> str:
+    """Return the name of the exchange that a method runs at a step that is not dense."""
+    return next((name for until, name in method.phases if step < until), "exchange")
+
+
 def _as_tensors(outcome: Outcome, sparse: list[list[list[bool]]]):
     """An outcome of a structure that does not depend on the form of its totals."""
     sparse.append([[isinstance(t, SparseTotal) for t in ts] for ts, _ in outcome.results])
@@ -59,6 +87,8 @@ def _as_tensors(outcome: Outcome, sparse: list[list[list[bool]]]):
 
 
 def _triple(total: tf.Tensor | SparseTotal) -> Triple:
+    if isinstance(total, EitherTotal):
+        raise TypeError("the phases of a method must all leave a total in the same form")
     if isinstance(total, SparseTotal):
         return tf.zeros([0]), total.indices, total.values
     return total, tf.zeros([0], tf.int32), tf.zeros([0])

@@ -1,8 +1,10 @@
 """Every step exchanges gradients, densely in a warm-up and at every k-th step if methods say so.
 
-And as long as methods wait for something, see `Method.waits_for`. Branches depend on the step and
-on shared state, which are equal on all workers: a branch around a collective on anything else would
-deadlock.
+And as long as methods wait for something, see `Method.waits_for`. Methods that go through phases,
+`Method.phases`, change from one exchange to the next at a step.
+
+Branches depend on the step and on shared state, which are equal on all workers: a branch around a
+collective on anything else would deadlock.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from tf_redsync.exchange.driver import Network, Outcome, drive
 from tf_redsync.exchange.layout import Bucket, BucketLayout
 from tf_redsync.exchange.state import Consensus, StateVariables
 from tf_redsync.methods.base import Exchange, Method, State
-from tf_redsync.programs.branches import choose
+from tf_redsync.programs.branches import choose, in_turn, phase_at
 
 
 class EveryStep:
@@ -108,16 +110,21 @@ class EveryStep:
         """What runs either the dense or the compressed exchange of everything."""
         alone = network.workers == 1  # nothing to compress for
 
+        ends = [] if alone else sorted({end for b in self.buckets for end, _ in b.method.phases})
+
         def run(dense_phase: bool) -> Outcome:
             def dense(method: Method) -> bool:
                 has_phases = method.warm_up_steps or method.dense_every or method.waits_for
                 return alone or bool(dense_phase and has_phases)
 
-            def exchange(method: Method, layout: BucketLayout, g, state) -> Exchange:
-                phase = method.dense_exchange if dense(method) else method.exchange
-                return phase(layout, g, state, step, scale)
+            def from_step(start: int) -> Outcome:
+                def exchange(method: Method, layout: BucketLayout, g, state) -> Exchange:
+                    name = "dense_exchange" if dense(method) else phase_at(method, start)
+                    return getattr(method, name)(layout, g, state, step, scale)
 
-            return self._drive(exchange, dense, grads, states, network)
+                return self._drive(exchange, dense, grads, states, network)
+
+            return in_turn(step, ends, from_step, network)
 
         return run
 

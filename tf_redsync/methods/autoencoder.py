@@ -1,0 +1,185 @@
+"""A convolutional autoencoder of vectors, as functions of one vector of parameters.
+
+    encoder   1 -> channels -> code_channels            each of `channels` halves the length
+    decoder   code_channels -> decoder_channels -> 1    each of `decoder_channels` doubles it
+
+Kernels have 3 taps and stride 2; those of the last layers of both have one tap, stride 1 and no
+activation, the others a leaky ReLU. With x an input of a layer and W its taps,
+
+    convolution               y[t] = x[2t] W0 + x[2t + 1] W1 + x[2t + 2] W2
+    transposed convolution    y[2t] = x[t] W0 + x[t - 1] W2,  y[2t + 1] = x[t] W1
+
+and zeros beyond the ends. Either is one product of matrices, forwards and backwards. Kernels for
+convolutions would do no less work, and on GPUs some of them add up in an order of their own, so
+that workers would decode the same code to different bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tf_redsync import checks
+from tf_redsync.methods.base import stream
+
+TAPS, SLOPE = 3, 0.2
+
+
+class _Layer(NamedTuple):
+    """Shape of a layer: its kernel as a matrix, its bias, how many terms an output has."""
+
+    rows: int
+    columns: int
+    outputs: int
+    terms: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Autoencoder:
+    """See the module's docstring.
+
+    Attributes:
+        channels: Of the encoder's convolutions.
+        decoder_channels: Of the decoder's transposed convolutions, as many.
+        code_channels: Of the code.
+        innovation: Whether the decoder's last layer sees a vector of its own besides the code.
+    """
+
+    channels: tuple[int, ...]
+    decoder_channels: tuple[int, ...]
+    code_channels: int
+    innovation: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("channels", "decoder_channels"):
+            _check_widths(name, getattr(self, name))
+        checks.integer("code_channels", self.code_channels, low=1)
+        found = f"Received: channels={self.channels}, "
+        if len(self.channels) != len(self.decoder_channels):
+            raise ValueError(
+                "`decoder_channels` must have as many widths as `channels`, so that vectors come "
+                f"out as long as they went in. {found}decoder_channels={self.decoder_channels}"
+            )
+        if self.code_channels >= self.stride:
+            raise ValueError(
+                f"`code_channels` must be less than {self.stride}, the number of values for which "
+                "there is one position of the code: else it is not shorter. Use fewer, or more "
+                f"`channels`. {found}code_channels={self.code_channels}"
+            )
+
+    @property
+    def stride(self) -> int:
+        """Elements of a vector for each position of its code."""
+        return 2 ** len(self.channels)
+
+    def padded(self, length: int) -> int:
+        """Length of the vectors that `length` elements are padded to; at least one stride."""
+        return self.stride * max(1, -(-length // self.stride))
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return sum(a.rows * a.columns + a.outputs for a in self._shapes)
+
+    def initial(self, seed: int) -> tf.Tensor:
+        """Return the first parameters, float32 `[size]`: a function of the seed.
+
+        Kernels are normal, of variance 2 / (terms of an output), but for the innovation's weight,
+        which is 1; biases are 0.
+        """
+        parts = []
+        for i, a in enumerate(self._shapes):
+            draw = stream(seed, tf.constant(i, tf.int64), -1)
+            kernel = tf.random.stateless_normal([a.rows, a.columns], draw, alg="philox")
+            parts += [kernel * (2.0 / a.terms) ** 0.5, tf.zeros([a.outputs])]
+        if self.innovation:
+            parts[-2] = tf.concat([parts[-2][:-1], tf.ones([1, 1])], axis=0)
+        return tf.concat([tf.reshape(p, [-1]) for p in parts], axis=0)
+
+    def encode(self, parameters: tf.Tensor, vectors: tf.Tensor) -> tf.Tensor:
+        """Return the codes `[n, length / stride, code_channels]` of vectors `[n, length]`."""
+        *layers, last = self._layers(parameters)[: len(self.channels) + 1]
+        x = vectors[:, :, tf.newaxis]
+        for kernel, bias in layers:
+            x = tf.nn.leaky_relu(_convolved(x, kernel) + bias, SLOPE)
+        return _product(x, last[0]) + last[1]
+
+    def decode(
+        self, parameters: tf.Tensor, codes: tf.Tensor, innovations: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """Return the vectors of codes.
+
+        Args:
+            parameters: float32 `[size]`.
+            codes: As `encode` returns them, `[n, length / stride, code_channels]`.
+            innovations: With `innovation`, `[m, length]`, where n or m is 1 or both are equal.
+
+        Returns:
+            float32 `[max(n, m), length]`.
+        """
+        *layers, (kernel, bias) = self._layers(parameters)[len(self.channels) + 1 :]
+        x, width = codes, self.decoder_channels[-1]
+        for each in layers:
+            x = tf.nn.leaky_relu(_transposed(x, each[0]) + each[1], SLOPE)
+        result = _product(x, kernel[:width])[:, :, 0] + bias
+        return result if innovations is None else result + kernel[width, 0] * innovations
+
+    @property
+    def _shapes(self) -> list[_Layer]:
+        down = pairwise((1, *self.channels))
+        up = pairwise((self.code_channels, *self.decoder_channels))
+        code, width = self.channels[-1], self.decoder_channels[-1]
+        inputs = width + int(self.innovation)
+        return [
+            *(_Layer(TAPS * a, b, b, TAPS * a) for a, b in down),
+            _Layer(code, self.code_channels, self.code_channels, code),
+            # Every second output has two taps, the others have one.
+            *(_Layer(a, TAPS * b, b, TAPS / 2 * a) for a, b in up),
+            _Layer(inputs, 1, 1, inputs),
+        ]
+
+    def _layers(self, parameters: tf.Tensor) -> Sequence[tuple[tf.Tensor, tf.Tensor]]:
+        """Kernel and bias of every layer."""
+        shapes = self._shapes
+        parts = tf.split(parameters, [n for a in shapes for n in (a.rows * a.columns, a.outputs)])
+        kernels, biases = parts[::2], parts[1::2]
+        return [
+            (tf.reshape(kernel, [a.rows, a.columns]), bias)
+            for a, kernel, bias in zip(shapes, kernels, biases, strict=True)
+        ]
+
+
+def _check_widths(name: str, widths: tuple[int, ...]) -> None:
+    if not isinstance(widths, tuple) or not widths:
+        raise ValueError(
+            f"`{name}` must be a tuple of at least one integer. Received: {name}={widths!r}"
+        )
+    for width in widths:
+        checks.integer(name, width, low=1)
+
+
+def _convolved(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+    """`[n, length, a]` by a kernel `[3 a, b]`: `[n, length / 2, b]`."""
+    n, length, a = x.shape
+    pairs = tf.reshape(x, [n, length // 2, 2 * a])
+    following = tf.pad(pairs[:, 1:, :a], [[0, 0], [0, 1], [0, 0]])
+    return _product(tf.concat([pairs, following], axis=2), kernel)
+
+
+def _transposed(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+    """`[n, length, a]` by a kernel `[a, 3 b]`: `[n, 2 length, b]`."""
+    even, odd, following = tf.split(_product(x, kernel), TAPS, axis=2)
+    even += tf.pad(following[:, :-1], [[0, 0], [1, 0], [0, 0]])
+    n, length, b = even.shape
+    return tf.reshape(tf.concat([even, odd], axis=2), [n, 2 * length, b])
+
+
+def _product(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+    """`[n, length, a]` times `[a, b]`: `[n, length, b]`."""
+    n, length, a = x.shape
+    rows = tf.matmul(tf.reshape(x, [n * length, a]), kernel)
+    return tf.reshape(rows, [n, length, kernel.shape[1]])
