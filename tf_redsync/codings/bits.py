@@ -75,8 +75,8 @@ def written(codes: tf.Tensor, lengths: tf.Tensor, words: int) -> tf.Tensor:
 
     Args:
         codes: int64 `[count]`, each below `2^length`.
-        lengths: int32 `[count]`, in [0, 32]. What is beyond the last word is left out.
-        words: Length of the result.
+        lengths: int32 `[count]`, in [0, 32].
+        words: Length of the result. What is beyond is left out.
 
     Returns:
         int32 `[words]`.

@@ -57,12 +57,12 @@ class Huffman(IndexCoding):
         symbols = tf.bitwise.right_shift(at[:, tf.newaxis], np.int32([0, 8, 16, 24])) & 255
         of_bytes = tf.gather(tf.constant(lengths, tf.int32), symbols)
         valid = tf.range(stream.slots) < count
-        ends = tf.cumsum(tf.where(valid, tf.reduce_sum(of_bytes, axis=1), 0))
-        fits = valid & (ends <= 32 * words)
+        ends = tf.cumsum(tf.cast(tf.where(valid, tf.reduce_sum(of_bytes, axis=1), 0), tf.int64))
+        fits = (valid & (ends <= 32 * words))[:, tf.newaxis]
         sent = tf.math.count_nonzero(fits, dtype=tf.int32)
         code = bits.written(
-            tf.reshape(tf.gather(tf.constant(codes, tf.int64), symbols), [-1]),
-            tf.reshape(tf.where(fits[:, tf.newaxis], of_bytes, 0), [-1]),
+            tf.reshape(tf.where(fits, tf.gather(tf.constant(codes, tf.int64), symbols), 0), [-1]),
+            tf.reshape(tf.where(fits, of_bytes, 0), [-1]),
             words,
         )
         kept = stream.kept(counts, sent)
@@ -85,11 +85,10 @@ class Huffman(IndexCoding):
             leap = tf.gather(leap, leap, batch_dims=1)
         starts = starts[:, : 4 * stream.slots]
         symbols = tf.gather(symbol_of, tf.gather(window, starts, batch_dims=1))
-        by_byte = tf.reshape(symbols, [-1, stream.slots, 4])
+        by_byte = tf.reshape(symbols, [tf.shape(code)[0], stream.slots, 4])
         weights = tf.constant([1, 2**8, 2**16, 2**24], tf.int64)
         at = tf.reduce_sum(tf.cast(by_byte, tf.int64) * weights, axis=2)
-        with tf.control_dependencies([stream.check_count(count)]):
-            return stream.separated(stream.checked(tf.identity(at), count), count)
+        return stream.separated(stream.checked(at, count), count)
 
 
 @functools.lru_cache(maxsize=64)

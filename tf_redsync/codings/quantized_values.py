@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from tf_redsync import checks
-from tf_redsync.codings.base import CodedValues, ValueCoding
+from tf_redsync.codings.base import CodedValues, ValueCoding, used
 from tf_redsync.config import register
 from tf_redsync.ops.quantization import (
     BUCKET_UNIT,
@@ -77,4 +77,5 @@ class QSGDValues(ValueCoding):
         like = [tf.zeros([k]) for k in slots]
         workers = words.shape[0]
         rows = [dequantize_sum(words[r : r + 1], like, **self._form) for r in range(workers)]
-        return [tf.stack(tensor) for tensor in zip(*rows, strict=True)]
+        values = [tf.stack(tensor) for tensor in zip(*rows, strict=True)]
+        return [used(v, counts[:, i : i + 1]) for i, v in enumerate(values)]
