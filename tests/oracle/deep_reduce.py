@@ -28,8 +28,9 @@ class BloomFilter:
         doublings = math.log2(1 / self.rate)
         self.words = max(1, math.ceil(slots * doublings / math.log(2) / 32))
         self.hashes = min(math.ceil(doublings), 64)
-        false = self.rate * (size - slots)
-        room = slots + math.ceil(1.2 * false + 6 * math.sqrt(false)) + 4
+        held = 1 - math.exp(-self.hashes * slots / (32 * self.words))  # share of bits that are set
+        false = held**self.hashes * (size - slots)
+        room = slots + math.ceil(false + 6 * math.sqrt(false)) + 4
         self.positives_room = min(room, size)
 
     def build(self, chosen: np.ndarray, seed: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from tf_redsync import codings
 from tf_redsync.codings.base import Room
 from tf_redsync.codings.bloom import draws
 
-SIZES, SLOTS = (900, 13, 0, 300), (30, 13, 0, 1)
+SIZES, SLOTS = (300, 5, 0, 80), (12, 5, 0, 1)
 POLICIES = ("p0", "p1", "p2", "leftmost")
 
 
@@ -58,7 +58,7 @@ def test_policies(policy, rate):
     """Words and positions of the oracle, the sender's as well as those of all receivers."""
     coding, rng = codings.Bloom(policy=policy, false_positive_rate=rate), np.random.default_rng(0)
     rows, sent = [], []
-    for counts in (SLOTS, (7, 2, 0, 0), (0, 0, 0, 0)):
+    for counts in (SLOTS, (7, 2, 0, 0)):
         chosen = chosen_positions(rng, counts)
         coded = encoded(coding, chosen, 77)
         words, positions = expected(policy, chosen, 77, rate)
@@ -70,7 +70,7 @@ def test_policies(policy, rate):
         sent.append(positions)
     rows, sent = [*rows, np.zeros_like(rows[0])], [*sent, [[]] * 4]
     decoded = coding.decode(tf.constant(np.stack(rows)), Room(SIZES, SLOTS), tf.constant(77))
-    assert [found(decoded, r) for r in range(4)] == sent
+    assert [found(decoded, r) for r in range(3)] == sent
     room = coding.received(Room(SIZES, SLOTS))
     assert [at.shape[1] for at in decoded.indices] == list(room.slots)
 
@@ -90,13 +90,13 @@ def test_false_positives_are_as_many_as_set(rate):
     assert np.mean(false) / (size - k) == pytest.approx(rate, rel=0.1)
 
 
-def hits(policy, seed, rate=0.05):
-    """Selected ones among the positions that a policy takes, and these."""
-    chosen = np.int32(np.sort(np.random.default_rng(2).choice(2000, 40, replace=False)))
+def hits(policy, seed, k=40, rate=0.05):
+    """Selected ones among the positions that a policy takes of 50 k, and these."""
+    chosen = np.int32(np.sort(np.random.default_rng(2).choice(50 * k, k, replace=False)))
     coding = codings.Bloom(policy=policy, false_positive_rate=rate)
-    coded = encoded(coding, [chosen], seed, (2000,), (40,))
+    coded = encoded(coding, [chosen], seed, (50 * k,), (k,))
     taken = np.array(coded.indices[0])
-    assert coded.counts[0] == 40 == len(np.unique(taken))
+    assert coded.counts[0] == k == len(np.unique(taken))
     return np.isin(taken, chosen).sum(), taken.tolist()
 
 
@@ -109,28 +109,30 @@ def test_p1_takes_others_in_every_step():
 
 
 def test_p2_finds_more_of_what_was_selected():
-    by_policy = {p: np.mean([hits(p, seed)[0] for seed in range(5)]) for p in ("p1", "p2")}
-    assert by_policy["p2"] > by_policy["p1"] + 5
+    found = {p: sum(hits(p, seed, k=16)[0] for seed in range(4)) for p in ("p1", "p2")}
+    assert found["p2"] > 1.3 * found["p1"]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ["p0", "p2"])
 def test_in_a_graph(policy):
-    coding, room = codings.Bloom(policy=policy), Room(SIZES, SLOTS)
-    chosen = chosen_positions(np.random.default_rng(3))
+    """All shapes are known there, as a collective needs; equal rows give equal positions."""
+    coding, room = codings.Bloom(policy=policy), Room((100,), (4,))
+    chosen = tf.constant([3, 30, 31, 99])
 
     @tf.function
     def both(seed):
-        counts = tf.constant([len(p) for p in chosen])
-        coded = coding.encode([tf.constant(p) for p in chosen], counts, room, seed)
+        coded = coding.encode([chosen], tf.constant([4]), room, seed)
         assert coded.words.shape == [coding.words(room)]
         decoded = coding.decode(tf.stack([coded.words] * 2), room, seed)
-        assert [at.shape for at in decoded.indices] == [(2, k) for k in coding.received(room).slots]
+        assert decoded.indices[0].shape == [2, coding.received(room).slots[0]]
         return coded, decoded
 
     coded, decoded = both(tf.constant(9))
-    np.testing.assert_array_equal(coded.words, encoded(coding, chosen, 9).words)
+    eager = encoded(coding, [chosen], 9, (100,), (4,))
+    np.testing.assert_array_equal(coded.words, eager.words)
     for r in range(2):
-        assert found(decoded, r) == expected(policy, chosen, 9, None)[1]
+        np.testing.assert_array_equal(decoded.indices[0][r], eager.indices[0])
+        np.testing.assert_array_equal(decoded.counts[r], eager.counts)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -86,7 +86,7 @@ def test_p2_conserves():
     method = rs.Coded(
         method=rs.TopK(density=0.02), indices=codings.Bloom(policy="p2", false_positive_rate=0.1)
     )
-    assert surplus(method, workers=3, steps=2) < 5e-6
+    assert surplus(method, specs=(TensorSpec("w", (20, 15)),), steps=2) < 5e-6
 
 
 @pytest.mark.parametrize("indices", [codings.Golomb(), codings.Bloom(), codings.Bitmap()])
@@ -158,7 +158,7 @@ def test_spardl_rounds_each_message_by_numbers_of_its_own():
     assert np.any(second[0] != second[1])
 
 
-# ------------------------------------------------------------------------------ a density that falls
+# ---------------------------------------------------------------------------- a falling density
 
 
 def test_a_falling_density():
@@ -353,17 +353,17 @@ def test_the_comparison_says_why():
     text = str(codings.compare([2**22], [2**22 // 1000]))
     lines = text.splitlines()
     assert lines[0] == "4194 of 4194304 elements (0.1 %)"
-    assert lines[2].split()[:2] == ["Golomb", "11.60"] and lines[-1].split()[0] == "entropy"
+    assert lines[2].split()[:2] == ["Golomb", "11.59"] and lines[-1].split()[0] == "entropy"
     listed = [line.split()[0] for line in lines[2:-1]]
     assert set(listed) == {
         "Golomb", "EliasFano", "RunLength", "DeltaPacking", "Huffman", "RawIndices", "Bitmap"
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("density", [0.0001, 0.001, 0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.9])
+@pytest.mark.parametrize("density", [0.001, 0.01, 0.1, 0.3, 0.5, 0.9])
 def test_the_cheapest_is_used(density):
     """And what is used has the length that the table says."""
-    n = 100_000
+    n = 1_000_000
     room = Room((n,), (round(density * n),))
     comparison, coding = codings.compare(room.sizes, room.slots), codings.Cheapest().of(room)
     assert list(comparison.words.values()) == sorted(comparison.words.values())

@@ -129,10 +129,10 @@ def test_what_does_not_fit_is_cut_at_the_end(name):
         assert len(sent[0]) == slots[0] and 0 < len(sent[1]) < slots[1]
 
 
-@every_coding
+@pytest.mark.parametrize("name", [n for n in CODINGS if n not in ("RawIndices", "Cheapest")])
 def test_in_a_graph(name):
     """All shapes are known there, as a collective needs."""
-    sizes, slots = ROOMS["unequal"]
+    sizes, slots = (300, 7), (20, 3)
     room, rng = Room(sizes, slots), np.random.default_rng(1)
     chosen = positions("some", sizes, slots, rng)
     padded = [np.pad(p, (0, k - len(p))) for p, k in zip(chosen, slots, strict=True)]
@@ -161,7 +161,7 @@ def test_malformed_words(name):
     coding, room, rng = CODINGS[name], Room(sizes, slots), np.random.default_rng(2)
     good = encoded(coding, positions("full", sizes, slots, rng), sizes, slots).words.numpy()
     errors = 0
-    for trial in range(60):
+    for trial in range(21):
         words = np.stack([good, good])
         if trial % 3 == 0:
             words[1] = rng.integers(-(2**31), 2**31, words.shape[1])
@@ -179,14 +179,19 @@ def test_malformed_words(name):
         for at, size, n in zip(decoded.indices, sizes, decoded.counts[1], strict=True):
             used = np.array(at[1])[:n]
             assert np.all((used >= 0) & (used < size)) and np.all(np.diff(used) > 0)
-    assert errors >= (5 if name == "Bitmap" else 20)
+    assert errors >= (4 if name == "Bitmap" else 7)
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("EliasFano", "a count must be"), ("RunLength", "a count must be"), ("Huffman", "indices must"),
-     ("DeltaPacking", "indices must"), ("Golomb", "count")],
-)  # fmt: skip
+    [
+        ("EliasFano", "a count must be"),
+        ("RunLength", "a count must be"),
+        ("Huffman", "indices must"),
+        ("DeltaPacking", "indices must"),
+        ("Golomb", "count"),
+    ],
+)
 def test_errors_name_what_is_wrong(name, words):
     sizes, slots = (300,), (3,)
     code = encoded(CODINGS[name], [np.int32([1, 2, 299])], sizes, slots).words.numpy()
@@ -213,8 +218,8 @@ def test_huffman_tables(size):
 
 def test_fields_of_every_width():
     rng = np.random.default_rng(3)
-    for width in range(33):
-        for count in (0, 1, 31, 32, 33, 100):
+    for width in (0, 1, 5, 8, 17, 31, 32):
+        for count in (0, 1, 32, 100):
             numbers = rng.integers(0, 2**width, count).astype(np.uint32).view(np.int32)
             words = bits.packed(tf.constant(numbers), width)
             assert words.shape == [bits.packed_words(count, width)]

@@ -137,8 +137,11 @@ class Bloom(IndexCoding):
 
     def _positives(self, size: int, slots: int) -> int:
         """Slots for positives: six standard deviations above their average."""
-        false = self._rate(size, slots) * max(size - slots, 0)
-        return min(slots + math.ceil(1.2 * false + 6 * math.sqrt(false)) + 4, size)
+        words, hashes = bloom_parameters(slots, self._rate(size, slots))
+        # A little more than was set, since there is no fraction of a hash.
+        rate = (1.0 - math.exp(-hashes * slots / (32 * words))) ** hashes
+        false = rate * max(size - slots, 0)
+        return min(slots + math.ceil(false + 6 * math.sqrt(false)) + 4, size)
 
     def _heads(self, room: Room) -> int:
         """Words that tell how many positions were selected, which P0 does not ask."""

@@ -7,7 +7,8 @@ since the bit is set. From the smallest set on, and among equals from the lowest
     if no element of C_j is left: nothing
     else: take one of those that are left, at random
 
-until enough are taken. A true positive is alone in a set more often than a false one.
+until enough are taken. A true positive is alone in a set more often than a false one. Each turn
+depends on the one before, so this is slow: it is here to compare with.
 """
 
 from __future__ import annotations
@@ -41,11 +42,13 @@ def by_conflicts(
     Returns:
         int32 `[workers, slots]`.
     """
-    rows = [
-        _by_conflicts(at[r], count[r, 0], noise, seed, words, hashes, limit)
-        for r in range(at.shape[0])
-    ]
-    return tf.stack(rows)
+
+    def ordered(row):
+        return _by_conflicts(row[0], row[1][0], noise, seed, words, hashes, limit)
+
+    return tf.map_fn(
+        ordered, (at, count), fn_output_signature=tf.TensorSpec(at.shape[1:], tf.int32)
+    )
 
 
 def _by_conflicts(

@@ -68,7 +68,7 @@ class MessageCoding:
     stream: Any = dataclasses.field(default=(0, 0, 0), compare=False)
 
     def for_message(self, number: int) -> MessageCoding:
-        """Return the coding of one of several messages of a step, with random numbers of its own."""
+        """Return the coding of one of a step's messages, with random numbers of its own."""
         return dataclasses.replace(self, stream=tf.constant([number, 0, 0]) + self.stream)
 
     def encode(

@@ -14,8 +14,8 @@ A sparsifier selects elements S of its tensors and sends [indices of S, values].
 with p the true values: rounding errors, positions that did not fit into a code of fixed length, and
 positions that a lossy code adds are all made up for in later steps.
 
-The paper's codings: `Bloom` with the policies P0, P1, P2 and leftmost, `RunLength` and `Huffman` for
-indices; `PolynomialFit`, `DoubleExponentialFit` and `QSGDValues` for values. The other ones are
+The paper's codings: `Bloom` with the policies P0, P1, P2 and leftmost, `RunLength` and `Huffman`
+for indices; `PolynomialFit`, `DoubleExponentialFit` and `QSGDValues` for values. The other ones are
 shorter: Golomb codes (the default, where they win) are within 2 % of what random positions need, up
 to a density of 10 %, and without loss.
 
