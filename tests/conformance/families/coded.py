@@ -101,48 +101,65 @@ def oracle(method, specs, workers):
 def _coded(indices=None, values=None, *, inside=None, form=message, exact=True, **options):
     chosen = {"indices": indices, "values": values, "method": inside or rs.TopK(density=0.1)}
     method = rs.Coded(**{name: c for name, c in chosen.items() if c is not None})
-    return Descriptor(
-        method,
-        **{"requests": (AllGather,), "payload": form, "oracle": oracle if exact else None},
-        **options,
-    )
+    forms = {"requests": (AllGather,), "payload": form, "oracle": oracle if exact else None}
+    return Descriptor(method, **{**forms, **options})
 
 
-def _inside(inside, form=message, indices=None, values=None, **options):
-    return _coded(indices, values, inside=inside, form=form, exact=False, **options)
-
-
+# Tensors of rank 2 and 600 bytes: three of them. Small ones are in `tests/unit`.
+FEW = {"dense_below": 600}
 TABLE = {
     "coded": _coded(),
-    "coded_raw": _coded(codings.RawIndices(), codings.Float32(), steps=20),
+    "coded_raw": _coded(codings.RawIndices(), codings.Float32()),
     "coded_golomb_half": _coded(
         codings.Golomb(), codings.Half(dtype="float16"), inside=rs.TopK(density=0.03)
     ),
-    "coded_bitmap": _coded(codings.Bitmap(), steps=20),
-    "coded_run_length": _coded(codings.RunLength(), steps=20),
-    "coded_delta": _coded(codings.DeltaPacking(), steps=20),
-    "coded_elias_fano": _coded(codings.EliasFano(), steps=20),
-    "coded_huffman": _coded(codings.Huffman(), steps=5),
-    "coded_bloom": _coded(codings.Bloom(), steps=3),
-    "coded_polynomial": _inside(rs.TopK(density=0.1), values=codings.PolynomialFit(least=0)),
-    "coded_bloom_exponential": _inside(
-        rs.TopK(density=0.1),
-        indices=codings.Bloom(policy="p1"),
-        values=codings.DoubleExponentialFit(least=0),
+    "coded_huffman": _coded(
+        codings.Huffman(), inside=rs.TopK(density=0.05, **FEW), served_only=True, steps=2
+    ),
+    "coded_bloom": _coded(
+        codings.Bloom(), inside=rs.TopK(density=0.05, **FEW), served_only=True, steps=2
+    ),
+    "coded_bitmap_polynomial": _coded(
+        codings.Bitmap(),
+        codings.PolynomialFit(least=0),
+        inside=rs.TopK(density=0.3, **FEW),
+        served_only=True,
+        exact=False,
+    ),
+    "coded_run_length_exponential": _coded(
+        codings.RunLength(),
+        codings.DoubleExponentialFit(least=0),
+        inside=rs.TopK(density=0.1, **FEW),
+        served_only=True,
+        exact=False,
+    ),
+    "coded_dgc": _coded(
+        codings.DeltaPacking(),
+        codings.QSGDValues(),
+        inside=rs.DGC(density=0.1, sample_ratio=0.1, **FEW),
+        served_only=True,
+        exact=False,
     ),
     "deep_reduce": Descriptor(
-        rs.DeepReduce(method=rs.TopK(density=0.1)), requests=(AllGather,), payload=message
+        rs.DeepReduce(method=rs.TopK(density=0.1, **FEW)),
+        requests=(AllGather,),
+        payload=message,
+        served_only=True,
     ),
-    "coded_redsync_quantized": _inside(
-        rs.RedSync(density=0.1, quantized=True, selection="exact"), means
+    "coded_redsync_quantized": _coded(
+        inside=rs.RedSync(density=0.1, quantized=True, selection="exact"), form=means, exact=False
     ),
-    "coded_redsync_momentum": _inside(
-        rs.RedSync(density=0.1, momentum=0.9, selection="exact"), values=codings.Half()
+    "coded_redsync_momentum": _coded(
+        values=codings.Half(),
+        inside=rs.RedSync(density=0.1, momentum=0.9, selection="exact"),
+        exact=False,
     ),
-    "coded_dgc": _inside(rs.DGC(density=0.1, sample_ratio=0.1), values=codings.QSGDValues()),
-    "coded_spardl": Descriptor(
-        rs.Coded(method=rs.SparDL(density=0.1), values=codings.Half()),
+    "coded_spardl": _coded(
+        codings.EliasFano(),
+        codings.Half(),
+        inside=rs.SparDL(density=0.1),
+        form=blocks,
+        exact=False,
         requests=(AllToAll, AllGather),
-        payload=blocks,
     ),
 }
