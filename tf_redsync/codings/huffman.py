@@ -5,8 +5,8 @@ the IRE 40; among the codings of sparse gradients: Xu et al. (2021), "DeepReduce
 
 One table for the four bytes of 32-bit indices, from how often each byte occurs in 0 .. n - 1: all
 workers can compute it, and it needs no sending. High bytes take few values and get short codes, but
-the low ones are about uniform. It uses neither that positions ascend nor how many there are, so it
-needs some 8 bits more than the codes of gaps do; here for comparison.
+the low ones are about uniform. It uses neither that positions ascend nor how many there are: of
+four million elements an index takes 26.9 bits at any density; here for comparison.
 """
 
 from __future__ import annotations
