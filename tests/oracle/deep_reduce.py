@@ -28,9 +28,12 @@ class BloomFilter:
         doublings = math.log2(1 / self.rate)
         self.words = max(1, math.ceil(slots * doublings / math.log(2) / 32))
         self.hashes = min(math.ceil(doublings), 64)
-        held = 1 - math.exp(-self.hashes * slots / (32 * self.words))  # share of bits that are set
-        false = held**self.hashes * (size - slots)
-        room = slots + math.ceil(false + 6 * math.sqrt(false)) + 4
+        bits, throws = 32 * self.words, self.hashes * max(slots, 1)
+        empty = math.exp(-throws / bits)  # share of the bits, as of bins after so many balls
+        spread = math.sqrt(max(empty - (1 + throws / bits) * empty**2, 0) / bits)
+        false = (1 - empty) ** self.hashes * (size - slots)
+        by_bits = false * self.hashes * spread / (1 - empty)
+        room = slots + math.ceil(false + 6 * math.sqrt(false + by_bits**2)) + 4
         self.positives_room = min(room, size)
 
     def build(self, chosen: np.ndarray, seed: int) -> np.ndarray:

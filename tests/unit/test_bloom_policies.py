@@ -9,7 +9,7 @@ from tf_redsync import codings
 from tf_redsync.codings.base import Room
 from tf_redsync.codings.bloom import draws
 
-SIZES, SLOTS = (300, 5, 0, 80), (12, 5, 0, 1)
+SIZES, SLOTS = (200, 5, 0, 40), (8, 5, 0, 1)
 POLICIES = ("p0", "p1", "p2", "leftmost")
 
 
@@ -52,13 +52,15 @@ def expected(policy, chosen, seed, rate):
     return np.concatenate([np.int32(heads), *filters]), positions
 
 
-@pytest.mark.parametrize("rate", [None, 0.3])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("policy", "rate"),
+    [("p0", None), ("p0", 0.3), ("p1", 0.3), ("p2", 0.3), ("leftmost", None)],
+)
 def test_policies(policy, rate):
     """Words and positions of the oracle, the sender's as well as those of all receivers."""
     coding, rng = codings.Bloom(policy=policy, false_positive_rate=rate), np.random.default_rng(0)
     rows, sent = [], []
-    for counts in (SLOTS, (7, 2, 0, 0)):
+    for counts in (SLOTS, (5, 2, 0, 0)):
         chosen = chosen_positions(rng, counts)
         coded = encoded(coding, chosen, 77)
         words, positions = expected(policy, chosen, 77, rate)
@@ -113,7 +115,7 @@ def test_p2_finds_more_of_what_was_selected():
     assert found["p2"] > 1.3 * found["p1"]
 
 
-@pytest.mark.parametrize("policy", ["p0", "p2"])
+@pytest.mark.parametrize("policy", ["p2"])
 def test_in_a_graph(policy):
     """All shapes are known there, as a collective needs; equal rows give equal positions."""
     coding, room = codings.Bloom(policy=policy), Room((100,), (4,))

@@ -138,10 +138,13 @@ class Bloom(IndexCoding):
     def _positives(self, size: int, slots: int) -> int:
         """Slots for positives: six standard deviations above their average."""
         words, hashes = bloom_parameters(slots, self._rate(size, slots))
+        load = hashes * max(slots, 1) / (32 * words)
+        held = 1.0 - math.exp(-load)  # share of the bits that are set, and its deviation
+        spread = math.sqrt(max(math.exp(-load) - (1 + load) * math.exp(-2 * load), 0) / 32 / words)
         # A little more than was set, since there is no fraction of a hash.
-        rate = (1.0 - math.exp(-hashes * slots / (32 * words))) ** hashes
-        false = rate * max(size - slots, 0)
-        return min(slots + math.ceil(false + 6 * math.sqrt(false)) + 4, size)
+        false = held**hashes * max(size - slots, 0)
+        deviation = math.sqrt(false + (false * hashes * spread / held) ** 2)
+        return min(slots + math.ceil(false + 6 * deviation) + 4, size)
 
     def _heads(self, room: Room) -> int:
         """Words that tell how many positions were selected, which P0 does not ask."""

@@ -54,7 +54,7 @@ class Huffman(IndexCoding):
         stream, words = Stream(room), _code_words(Stream(room))
         lengths, codes = table(stream.size)
         at, count = stream.merged(indices, counts), tf.reduce_sum(counts)
-        symbols = tf.bitwise.right_shift(at[:, tf.newaxis], np.int32([0, 8, 16, 24])) & 255
+        symbols = tf.bitwise.right_shift(at[:, tf.newaxis], tf.constant([0, 8, 16, 24])) & 255
         of_bytes = tf.gather(tf.constant(lengths, tf.int32), symbols)
         valid = tf.range(stream.slots) < count
         ends = tf.cumsum(tf.cast(tf.where(valid, tf.reduce_sum(of_bytes, axis=1), 0), tf.int64))

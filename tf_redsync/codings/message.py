@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_redsync.codings.base import IndexCoding, Room, ValueCoding, used
+from tf_redsync.codings.base import CodedPositions, IndexCoding, Room, ValueCoding, used
 from tf_redsync.codings.plain import Float32, RawIndices
 from tf_redsync.exchange import wire
 from tf_redsync.ops.contract import capacity
@@ -110,19 +110,7 @@ class MessageCoding:
         delivered = values if self.error_feedback else true
         if self.indices.sends_all and (self.values.exact or not self.error_feedback):
             return short, list(residuals)
-        return short, [
-            _subtract(_add(r, at, v, n), sent_at, sent, m)
-            for r, at, v, n, sent_at, sent, m in zip(
-                residuals,
-                parts.indices,
-                parts.values,
-                tf.unstack(parts.counts),
-                coded.indices,
-                delivered,
-                tf.unstack(coded.counts),
-                strict=True,
-            )
-        ]
+        return short, _kept(residuals, parts, coded, delivered)
 
     def decode(
         self,
@@ -161,7 +149,7 @@ class MessageCoding:
         return tf.concat(result, axis=1), _k_of(received, k), sent
 
     def _values_at(
-        self, coded: Any, parts: Parts, residuals: Sequence[tf.Tensor]
+        self, coded: CodedPositions, parts: Parts, residuals: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """The true values at the positions that the code stands for."""
         if self.indices.sends_all:
@@ -226,13 +214,23 @@ def _taken_apart(message: tf.Tensor, room: Room, one_mean: Sequence[bool]) -> Pa
     return Parts(flag, tf.stack(counts), indices, values, means)
 
 
+def _kept(
+    residuals: Sequence[tf.Tensor],
+    parts: Parts,
+    coded: CodedPositions,
+    delivered: Sequence[tf.Tensor],
+) -> list[tf.Tensor]:
+    """What the selection left, with what it took, without what is delivered."""
+    kept = []
+    for i, residual in enumerate(residuals):
+        sums = _add(residual, parts.indices[i], parts.values[i], parts.counts[i])
+        kept.append(_add(sums, coded.indices[i], -delivered[i], coded.counts[i]))
+    return kept
+
+
 def _add(tensor: tf.Tensor, at: tf.Tensor, values: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     """A tensor with values added to the elements at the first `count` positions."""
     flat = tf.reshape(tensor, [-1])
     if tensor.shape.num_elements() != 0:
         flat = tf.tensor_scatter_nd_add(flat, at[:count, tf.newaxis], values[:count])
     return tf.ensure_shape(tf.reshape(flat, tf.shape(tensor)), tensor.shape)
-
-
-def _subtract(tensor: tf.Tensor, at: tf.Tensor, values: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    return _add(tensor, at, -values, count)
