@@ -105,8 +105,8 @@ def _coded(indices=None, values=None, *, inside=None, form=message, exact=True, 
     return Descriptor(method, **{**forms, **options})
 
 
-# Tensors of rank 2 and 600 bytes: three of them. Small ones are in `tests/unit`.
-FEW = {"dense_below": 600}
+# Two tensors, or the largest one, since eager steps are slow. Small ones are in `tests/unit`.
+FEW, ONE = {"dense_below": 3000}, {"dense_below": 5000}
 TABLE = {
     "coded": _coded(),
     "coded_raw": _coded(codings.RawIndices(), codings.Float32()),
@@ -122,14 +122,14 @@ TABLE = {
     "coded_bitmap_polynomial": _coded(
         codings.Bitmap(),
         codings.PolynomialFit(least=0),
-        inside=rs.TopK(density=0.3, **FEW),
+        inside=rs.TopK(density=0.3, **ONE),
         served_only=True,
         exact=False,
     ),
     "coded_run_length_exponential": _coded(
         codings.RunLength(),
         codings.DoubleExponentialFit(least=0),
-        inside=rs.TopK(density=0.1, **FEW),
+        inside=rs.TopK(density=0.1, **ONE),
         served_only=True,
         exact=False,
     ),
@@ -150,13 +150,13 @@ TABLE = {
         inside=rs.RedSync(density=0.1, quantized=True, selection="exact"), form=means, exact=False
     ),
     "coded_redsync_momentum": _coded(
-        values=codings.Half(),
+        codings.EliasFano(),
+        codings.Half(),
         inside=rs.RedSync(density=0.1, momentum=0.9, selection="exact"),
         exact=False,
     ),
     "coded_spardl": _coded(
-        codings.EliasFano(),
-        codings.Half(),
+        values=codings.Half(),
         inside=rs.SparDL(density=0.1),
         form=blocks,
         exact=False,
