@@ -76,8 +76,10 @@ def make(
     """
     cls, setting = registered()[name], EXCEPTIONS.get(name, _PLAIN)
     fields = {f.name for f in dataclasses.fields(cls)}
-    options = {"density": density, "dense_below": dense_below}
-    options = {k: v for k, v in options.items() if k in fields}
+    given = {"density": density, "dense_below": dense_below}
+    options: dict[str, Any] = {k: v for k, v in given.items() if k in fields}
+    if issubclass(cls, rs.Coded):  # the sparsifier inside has them
+        options["method"] = rs.TopK(density=density, dense_below=dense_below)
     if setting.threshold:
         options["threshold"] = threshold
     return cls(**{**options, **setting.options})

@@ -7,7 +7,7 @@ percent more, and two words; positions beyond it are not sent.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -43,19 +43,3 @@ class GolombLength:
         gaps = np.diff(stream, prepend=-1)
         bits = np.cumsum(((gaps - 1) >> self.b) + 1 + self.b)  # ones, a zero, the low bits
         return int((bits <= 32 * self.words).sum())
-
-
-def golomb_prefix(choose: Callable, sizes: Sequence[int], k: Sequence[int]) -> Callable:
-    """What of chosen positions is sent; `choose` as `MemoryOracle` wants it."""
-    length, starts = GolombLength(sizes, k), np.cumsum([0, *sizes[:-1]])
-
-    def fitting(values, step):
-        chosen = choose(values, step)
-        stream = np.concatenate([at + s for at, s in zip(chosen, starts, strict=True)])
-        room, sent = length.fitting(stream), []
-        for at in chosen:
-            sent.append(at[: max(room, 0)])
-            room -= len(at)
-        return sent
-
-    return fitting

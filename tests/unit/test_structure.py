@@ -222,6 +222,7 @@ def test_no_global_random_generator(module):
 FORBIDDEN = {
     "methods/": ("tf.distribute", "tf.Variable", "keras", "tf_keras", "tf_redsync.keras",
                  "tf_redsync.exchange.collectives", "tf_redsync.exchange.state"),
+    "codings/": ("tf.distribute", "tf.Variable", "keras", "tf_keras", "tf_redsync.methods"),
     "feedback.py": ("tf.distribute", "tf.Variable", "keras", "tf_redsync.exchange"),
     "schedules.py": ("tf.distribute", "tf.Variable", "keras"),
     "policy.py": ("tf.distribute", "tf.Variable", "keras"),

@@ -73,11 +73,13 @@ class IndexCoding(Configurable):
         sends_all: Whether the code always stands for just the positions that it was made of. If
             not, some may be left out, or others be added.
         lossless: Whether no position is ever added, so that values and positions go together.
+        any_slots: Whether `Room.slots` may be tensors.
         paper: Authors and year.
     """
 
     sends_all: ClassVar[bool] = True
     lossless: ClassVar[bool] = True
+    any_slots: ClassVar[bool] = False
     paper: ClassVar[str] = "-"
 
     def received(self, room: Room) -> Room:
@@ -126,10 +128,12 @@ class ValueCoding(Configurable):
 
     Attributes:
         exact: Whether float32 values come back as they were.
+        any_slots: Whether slots may be tensors.
         paper: Authors and year.
     """
 
     exact: ClassVar[bool] = False
+    any_slots: ClassVar[bool] = False
     paper: ClassVar[str] = "-"
 
     def words(self, slots: Sequence[Any]) -> Any:

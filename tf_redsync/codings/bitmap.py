@@ -37,5 +37,4 @@ class Bitmap(IndexCoding):
         """See `IndexCoding`."""
         stream = Stream(room)
         at, count = bits.set_bits(words, stream.slots)
-        with tf.control_dependencies([stream.check_count(count)]):
-            return stream.separated(tf.identity(at), count)
+        return stream.separated(stream.checked(at, count), count)

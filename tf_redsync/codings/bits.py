@@ -5,6 +5,7 @@ Bit t is bit t mod 32 of word t div 32, and the low bit of a code comes first. W
 
 from __future__ import annotations
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -30,15 +31,13 @@ def packed(codes: tf.Tensor, bits: int) -> tf.Tensor:
     # 32 codes make `bits` words, whatever `bits` is.
     rows = tf.reshape(tf.pad(codes, [[0, -count % 32]]), [-1, 32])
     rows = tf.bitwise.bitwise_and(tf.bitcast(rows, tf.uint32), _mask(bits))
-    columns = [tf.zeros_like(rows[:, 0])] * bits
-    for j in range(32):
-        word, shift = divmod(j * bits, 32)
-        columns[word] |= tf.bitwise.left_shift(rows[:, j], tf.constant(shift, tf.uint32))
-        if shift + bits > 32:
-            columns[word + 1] |= tf.bitwise.right_shift(
-                rows[:, j], tf.constant(32 - shift, tf.uint32)
-            )
-    return tf.bitcast(tf.reshape(tf.stack(columns, axis=1), [-1])[:words], tf.int32)
+    word, shift, crosses, rest = _places(bits)
+    low = tf.bitwise.left_shift(rows, shift)
+    high = tf.where(crosses, tf.bitwise.right_shift(rows, rest), tf.zeros_like(rows))
+    pieces = tf.transpose(tf.bitcast(tf.concat([low, high], axis=1), tf.int32))
+    # Codes share no bit, so adding them up is as good as a bitwise or.
+    sums = tf.math.unsorted_segment_sum(pieces, np.concatenate([word, word + 1]), bits + 1)
+    return tf.reshape(tf.transpose(sums[:bits]), [-1])[:words]
 
 
 def unpacked(words: tf.Tensor, bits: int, count: int) -> tf.Tensor:
@@ -56,18 +55,13 @@ def unpacked(words: tf.Tensor, bits: int, count: int) -> tf.Tensor:
         return tf.zeros([tf.shape(words)[0], count], tf.int32)
     groups = -(-count // 32)
     padded = tf.pad(words, [[0, 0], [0, groups * bits - packed_words(count, bits)]])
-    grouped = tf.bitcast(tf.reshape(padded, [-1, groups, bits]), tf.uint32)
-    codes = []
-    for j in range(32):
-        word, shift = divmod(j * bits, 32)
-        code = tf.bitwise.right_shift(grouped[:, :, word], tf.constant(shift, tf.uint32))
-        if shift + bits > 32:
-            code |= tf.bitwise.left_shift(
-                grouped[:, :, word + 1], tf.constant(32 - shift, tf.uint32)
-            )
-        codes.append(tf.bitwise.bitwise_and(code, _mask(bits)))
-    rows = tf.reshape(tf.stack(codes, axis=2), [-1, 32 * groups])
-    return tf.bitcast(rows[:, :count], tf.int32)
+    grouped = tf.reshape(padded, [-1, groups, bits])
+    word, shift, crosses, rest = _places(bits)
+    low = tf.bitcast(tf.gather(grouped, word, axis=2), tf.uint32)
+    high = tf.bitcast(tf.gather(grouped, np.minimum(word + 1, bits - 1), axis=2), tf.uint32)
+    high = tf.where(crosses, tf.bitwise.left_shift(high, rest), tf.zeros_like(high))
+    codes = (tf.bitwise.right_shift(low, shift) | high) & _mask(bits)
+    return tf.bitcast(tf.reshape(codes, [-1, 32 * groups])[:, :count], tf.int32)
 
 
 def written(codes: tf.Tensor, lengths: tf.Tensor, words: int) -> tf.Tensor:
@@ -75,8 +69,8 @@ def written(codes: tf.Tensor, lengths: tf.Tensor, words: int) -> tf.Tensor:
 
     Args:
         codes: int64 `[count]`, each below `2^length`.
-        lengths: int32 `[count]`, in [0, 32]. What is beyond the last word is left out.
-        words: Length of the result.
+        lengths: int32 `[count]`, in [0, 32].
+        words: Length of the result. What is beyond is left out.
 
     Returns:
         int32 `[words]`.
@@ -88,7 +82,7 @@ def written(codes: tf.Tensor, lengths: tf.Tensor, words: int) -> tf.Tensor:
         [low & 0xFFFFFFFF, tf.bitwise.right_shift(low, tf.constant(32, tf.int64))], 0
     )
     at = tf.minimum(tf.concat([word, word + 1], 0), words)
-    # Codes share no bit, so adding them up is as good as a bitwise or.
+    # As above, sums in place of a bitwise or.
     sums = tf.scatter_nd(at[:, tf.newaxis], pieces, [words + 1])[:words]
     return tf.bitcast(tf.cast(sums, tf.uint32), tf.int32)
 
@@ -160,6 +154,14 @@ def nonzero(flags: tf.Tensor, slots: int) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.ensure_shape(found, [flags.shape[0], slots]), tf.reduce_sum(
         flags, axis=1, keepdims=True
     )
+
+
+def _places(bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Where 32 codes are: word; first bit; whether bits are in the next word; how many are not."""
+    word, shift = np.divmod(np.arange(32) * bits, 32)
+    crosses = shift + bits > 32
+    rest = np.where(crosses, 32 - shift, 0)
+    return word.astype(np.int32), shift.astype(np.uint32), crosses, rest.astype(np.uint32)
 
 
 def _mask(bits: int) -> tf.Tensor:

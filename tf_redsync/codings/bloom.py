@@ -9,13 +9,22 @@ elements and about e (n - r) false ones. The policy says which of them get value
 
     p0         all of P, true values, also of the false ones: |P| values
     p1         r random elements of P, others in every step
-    p2         r elements of P, by conflicts: for each bit of the filter, the elements of P that set
+    p2         r elements of P, by conflicts: for each bit of the filter the elements of P that set
                it; from the smallest of these sets on, one of each that is not taken yet
     leftmost   the first r elements of P
 
 All values are the true ones of these elements, so the total has no wrong ones; what was selected
-and gets no value waits in the residual. A position costs 1.44 log2(1 / e) bits, which for small e
-is more than a Golomb code takes, and p0 pays for its false positives with values.
+and gets no value waits in the residual. Only where one mean stands for all values of a tensor do
+false positives get it too, and the residual has to make up for that.
+
+A position costs 1.44 log2(1 / e) bits, which for small e is more than a Golomb code takes, and p0
+pays for its false positives with values.
+
+Differences from the paper
+
+* P1 draws others in every step, where a fixed seed would repeat itself. Hashes change as well.
+* Messages have room for the false positives that are to be expected and six standard deviations
+  more; what is beyond that waits.
 """
 
 from __future__ import annotations
@@ -40,7 +49,9 @@ POLICIES = ("p0", "p1", "p2", "leftmost")
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bloom(IndexCoding):
-    """A Bloom filter for each tensor: `[counts] [filters]`; see the module's docstring.
+    """A Bloom filter for each tensor: `[filters]`; see the module's docstring.
+
+    Policies other than p0 send `[counts]` before them.
 
     Args:
         policy: `"p0"`, `"p1"`, `"p2"` or `"leftmost"`.
@@ -72,14 +83,14 @@ class Bloom(IndexCoding):
 
     def words(self, room: Room) -> Any:
         """See `IndexCoding`."""
-        return len(room.slots) + sum(self._filters(room)["words"])
+        return self._heads(room) + sum(self._filters(room)["words"])
 
     def encode(
         self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
     ) -> CodedPositions:
         """See `IndexCoding`."""
         filters = bloom_build(indices, counts, seed, **self._filters(room))
-        words = tf.concat([counts, filters], axis=0)
+        words = tf.concat([counts[: self._heads(room)], filters], axis=0)
         positions = self.decode(words[tf.newaxis], room, seed)
         found = [at[0] for at in positions.indices]
         return CodedPositions(words, found, positions.counts[0])
@@ -92,36 +103,30 @@ class Bloom(IndexCoding):
                 f"`indices=Bloom(..)` takes tensors of at most {MAX_COUNT} elements. "
                 f"Received: sizes={room.sizes}. Use RawIndices, or split the variable."
             )
-        counts, filters = tf.split(words, [len(room.slots), sum(layout["words"])], axis=1)
-        slots = list(map(self._positives, room.sizes, room.slots))
-        positives = bloom_query(filters, seed, slots=slots, **layout)
+        heads, filters = tf.split(words, [self._heads(room), sum(layout["words"])], axis=1)
+        places = list(map(self._positives, room.sizes, room.slots))
+        positives = bloom_query(filters, seed, slots=places, **layout)
         if self.policy == "p0":
             return positives
-        indices, chosen = [], []
-        for i, at in enumerate(positives.indices):
-            form = {"words": layout["words"][i], "hashes": layout["hashes"][i]}
-            count = tf.minimum(counts[:, i : i + 1], positives.counts[:, i : i + 1])
-            number = positives.counts[:, i : i + 1]
-            slots = min(room.slots[i], at.shape[1])
-            ordered = self._ordered(at, number, seed + i, seed, limit=slots, **form)[:, :slots]
-            ascending = tf.sort(tf.where(tf.range(slots) < count, ordered, tf.int32.max))
-            indices.append(tf.pad(used(ascending, count), [[0, 0], [0, room.slots[i] - slots]]))
-            chosen.append(count)
-        return Positions(indices, tf.concat(chosen, axis=1))
+        counts = tf.minimum(heads, positives.counts)
+        indices = []
+        for i, (at, slots) in enumerate(zip(positives.indices, room.slots, strict=True)):
+            form = {"words": layout["words"][i], "hashes": layout["hashes"][i], "limit": slots}
+            found, count = positives.counts[:, i : i + 1], counts[:, i : i + 1]
+            chosen = self._ordered(at, found, seed, i, **form)[:, :slots]
+            valid = tf.range(slots) < count
+            indices.append(used(tf.sort(tf.where(valid, chosen, tf.int32.max)), count))
+        return Positions(indices, counts)
 
     def _ordered(
-        self, at: tf.Tensor, count: tf.Tensor, draw: tf.Tensor, seed: tf.Tensor, **form: int
+        self, at: tf.Tensor, count: tf.Tensor, seed: tf.Tensor, number: int, **form: int
     ) -> tf.Tensor:
-        """Positives, those to take first in front; int32 `[workers, slots]`."""
+        """Positives of tensor `number`, those to take first in front; int32 `[workers, slots]`."""
         if self.policy == "leftmost":
             return at
-        # Equal on all workers, and another order in every step.
-        noise = tf.random.stateless_uniform(
-            at.shape, tf.stack([draw, tf.constant(1)]), alg="philox"
-        )
+        noise = draws(seed, number, at.shape[1])
         if self.policy == "p2":
             return by_conflicts(at, count, noise, seed, **form)
-        # The used ones first.
         order = tf.argsort(tf.where(tf.range(at.shape[1]) < count, noise, 2.0), stable=True)
         return tf.gather(at, order, batch_dims=1)
 
@@ -132,8 +137,18 @@ class Bloom(IndexCoding):
 
     def _positives(self, size: int, slots: int) -> int:
         """Slots for positives: six standard deviations above their average."""
-        false = self._rate(size, slots) * max(size - slots, 0)
-        return min(slots + math.ceil(1.2 * false + 6 * math.sqrt(false)) + 4, size)
+        words, hashes = bloom_parameters(slots, self._rate(size, slots))
+        load = hashes * max(slots, 1) / (32 * words)
+        held = 1.0 - math.exp(-load)  # share of the bits that are set, and its deviation
+        spread = math.sqrt(max(math.exp(-load) - (1 + load) * math.exp(-2 * load), 0) / 32 / words)
+        # A little more than was set, since there is no fraction of a hash.
+        false = held**hashes * max(size - slots, 0)
+        deviation = math.sqrt(false + (false * hashes * spread / held) ** 2)
+        return min(slots + math.ceil(false + 6 * deviation) + 4, size)
+
+    def _heads(self, room: Room) -> int:
+        """Words that tell how many positions were selected, which P0 does not ask."""
+        return 0 if self.policy == "p0" else len(room.slots)
 
     def _filters(self, room: Room) -> dict[str, list[int]]:
         """`sizes`, `words` and `hashes`, as the ops want them."""
@@ -143,3 +158,9 @@ class Bloom(IndexCoding):
         ]
         words, hashes = [w for w, _ in both], [h for _, h in both]
         return {"sizes": list(room.sizes), "words": words, "hashes": hashes}
+
+
+def draws(seed: tf.Tensor, number: int, count: int) -> tf.Tensor:
+    """Random numbers in [0, 1) for tensor `number`, equal on all workers, others in every step."""
+    key = tf.stack([tf.convert_to_tensor(seed, tf.int32), tf.constant(number)])
+    return tf.random.stateless_uniform([count], key, alg="philox")

@@ -2,6 +2,9 @@
 
 Lengths are static, so they can be compared before anything is sent. What random positions need at
 least is log2 of the number of ways to choose k of n elements.
+
+Lengths are compared and nothing else: at low densities Golomb codes win, from some 20 % on a bitmap
+does, and in a bucket of a few positions whatever has the shortest head.
 """
 
 from __future__ import annotations
@@ -80,6 +83,17 @@ def compare(sizes: Sequence[int], slots: Sequence[int]) -> Comparison:
     Example:
         >>> compare([1_000_000], [1_000]).best, compare([1_000], [400]).best
         ('Golomb', 'Bitmap')
+        >>> print(compare([1_000_000], [10_000]))
+        10000 of 1000000 elements (1 %)
+        coding        bits a position  over entropy
+        Golomb        8.16             +1.0 %
+        EliasFano     8.57             +6.0 %
+        DeltaPacking  9.55             +18.2 %
+        RunLength     10.76            +33.3 %
+        Huffman       25.36            +213.9 %
+        RawIndices    32.00            +296.2 %
+        Bitmap        100.00           +1137.9 %
+        entropy       8.08
     """
     if len(sizes) != len(slots) or any(not 0 <= k <= n for k, n in zip(slots, sizes, strict=False)):
         raise ValueError(

@@ -7,7 +7,8 @@ since the bit is set. From the smallest set on, and among equals from the lowest
     if no element of C_j is left: nothing
     else: take one of those that are left, at random
 
-until enough are taken. A true positive is alone in a set more often than a false one.
+until enough are taken. A true positive is alone in a set more often than a false one. Each turn
+depends on the one before, so this is slow: it is here to compare with.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def by_conflicts(
     Args:
         at: int32 `[workers, slots]`, the positives of each worker's filter.
         count: int32 `[workers, 1]`, how many are used.
-        noise: float32 `[workers, slots]`; of a set the element with the least is taken.
+        noise: float32 `[slots]`; of a set the element with the least is taken.
         seed: As given to `bloom_build`.
         words: Of the filter.
         hashes: Of the filter.
@@ -41,14 +42,24 @@ def by_conflicts(
     Returns:
         int32 `[workers, slots]`.
     """
-    rows = [
-        _by_conflicts(at[r], count[r, 0], noise[r], seed, words, hashes, limit)
-        for r in range(at.shape[0])
-    ]
-    return tf.stack(rows)
+
+    def ordered(row):
+        return _by_conflicts(row[0], row[1][0], noise, seed, words, hashes, limit)
+
+    return tf.map_fn(
+        ordered, (at, count), fn_output_signature=tf.TensorSpec(at.shape[1:], tf.int32)
+    )
 
 
-def _by_conflicts(at, count, noise, seed, words: int, hashes: int, limit: int) -> tf.Tensor:
+def _by_conflicts(
+    at: tf.Tensor,
+    count: tf.Tensor,
+    noise: tf.Tensor,
+    seed: tf.Tensor,
+    words: int,
+    hashes: int,
+    limit: int,
+) -> tf.Tensor:
     slots = at.shape[0]
     element, bit = _incidences(at, count, noise, seed, words, hashes)
     sizes = tf.math.bincount(bit, minlength=32 * words, maxlength=32 * words)
@@ -60,9 +71,8 @@ def _by_conflicts(at, count, noise, seed, words: int, hashes: int, limit: int) -
         begin = first[sets[number]]
         members = element[begin : begin + sizes[sets[number]]]
         left = tf.boolean_mask(members, tf.gather(when, members) >= slots)[:1]
-        when = tf.tensor_scatter_nd_update(
-            when, left[:, tf.newaxis], tf.fill(tf.shape(left), taken)
-        )
+        now = tf.fill(tf.shape(left), taken)
+        when = tf.tensor_scatter_nd_update(when, left[:, tf.newaxis], now)
         return number + 1, taken + tf.size(left), when
 
     def go_on(number, taken, when):
@@ -73,14 +83,14 @@ def _by_conflicts(at, count, noise, seed, words: int, hashes: int, limit: int) -
     return tf.gather(at, tf.argsort(when, stable=True))
 
 
-def _incidences(at, count, noise, seed, words: int, hashes: int) -> tuple[tf.Tensor, tf.Tensor]:
+def _incidences(
+    at: tf.Tensor, count: tf.Tensor, noise: tf.Tensor, seed: tf.Tensor, words: int, hashes: int
+) -> tuple[tf.Tensor, tf.Tensor]:
     """All distinct pairs of a positive's place and a bit that it sets, by bit, then by noise."""
     places = tf.argsort(noise[:count], stable=True)
     positions = tf.cast(tf.bitcast(tf.gather(at, places), tf.uint32), tf.int64)
     bits = tf.stack(list(probes(positions, seed, words, hashes)))  # [hashes, count]
-    key = tf.reshape(
-        bits * tf.cast(tf.size(places), tf.int64) + tf.range(tf.size(places, tf.int64)), [-1]
-    )
-    key = tf.unique(tf.sort(key))[0]
-    number = tf.maximum(tf.size(places, tf.int64), 1)
-    return tf.gather(places, key % number), tf.cast(key // number, tf.int32)
+    number = tf.size(places, tf.int64)
+    pairs = tf.unique(tf.sort(tf.reshape(bits * number + tf.range(number), [-1])))[0]
+    number = tf.maximum(number, 1)
+    return tf.gather(places, pairs % number), tf.cast(pairs // number, tf.int32)

@@ -5,7 +5,7 @@ The usual way to store ascending integers where decoding must be fast: Daniel Le
 Experience 45, arXiv 1209.2137; among the codings of sparse gradients: Xu et al. (2021),
 "DeepReduce", NeurIPS.
 
-A group of 32 differences of w bits takes w words, and 8 bits for w.
+A group of 32 differences of w bits takes w words, and 5 bits for w.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tf_redsync.config import register
 from tf_redsync.ops.codecs import Positions
 
 GROUP = 32
+WIDTH = 5  # bits of the number of bits of a difference below 2^31
 SLACK = 1.02  # of a code's length over its average
 
 
@@ -58,7 +59,7 @@ class DeltaPacking(IndexCoding):
         codes = tf.cast(tf.reshape(rows, [-1]), tf.int64)
         lengths = tf.repeat(widths, GROUP)
         sent = tf.minimum(count, GROUP * tf.math.count_nonzero(fits, dtype=tf.int32))
-        code = [sent[tf.newaxis], bits.packed(widths, 8), bits.written(codes, lengths, words)]
+        code = [sent[tf.newaxis], bits.packed(widths, WIDTH), bits.written(codes, lengths, words)]
         kept = stream.kept(counts, sent)
         cut = [used(t, n) for t, n in zip(indices, tf.unstack(kept), strict=True)]
         return CodedPositions(tf.concat(code, axis=0), cut, kept)
@@ -67,13 +68,12 @@ class DeltaPacking(IndexCoding):
         """See `IndexCoding`."""
         stream, groups = Stream(room), _groups(Stream(room))
         count, width_words, code = tf.split(words, [1, *_lengths(stream)], axis=1)
-        widths = tf.minimum(bits.unpacked(width_words, 8, groups), 31)
+        widths = bits.unpacked(width_words, WIDTH, groups)
         lengths = tf.repeat(widths, GROUP, axis=1)
         starts = tf.cumsum(tf.cast(lengths, tf.int64), axis=1, exclusive=True)
         deltas = bits.read(code, starts, lengths)[:, : stream.slots]
         at = tf.cumsum(deltas + 1, axis=1) - 1
-        with tf.control_dependencies([stream.check_count(count)]):
-            return stream.separated(stream.checked(tf.identity(at), count), count)
+        return stream.separated(stream.checked(at, count), count)
 
 
 def _groups(stream: Stream) -> int:
@@ -86,11 +86,13 @@ def _lengths(stream: Stream) -> list[int]:
     width = sum(1 - (1 - (1 - share) ** (2**w)) ** GROUP for w in range(31))
     groups = _groups(stream)
     words = min(math.ceil(SLACK * width * groups) + 32, 31 * groups)
-    return [bits.packed_words(groups, 8), words]
+    return [bits.packed_words(groups, WIDTH), words]
 
 
 def _bit_length(values: tf.Tensor) -> tf.Tensor:
     """Bits of each int32 in [0, 2^31)."""
     thresholds = tf.constant([2**b for b in range(31)], tf.int32)
+    if values.shape.num_elements() == 0:
+        return tf.zeros_like(values)
     found = tf.searchsorted(thresholds, tf.reshape(values, [-1]), side="right")
     return tf.reshape(found, tf.shape(values))

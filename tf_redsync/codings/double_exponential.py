@@ -29,6 +29,7 @@ from tf_redsync.config import register
 from tf_redsync.exchange import wire
 
 STEEPEST = 80.0  # of b and d: e^80 is still a float32
+CLOSEST = 0.1  # b and d: closer ones would need large a and c that cancel each other out
 
 
 @register
@@ -84,12 +85,14 @@ class DoubleExponentialFit(ValueCoding):
             zip(slots, tf.split(words, list(map(self._words, slots)), axis=1), strict=True)
         ):
             if not self._fits(k):
-                values.append(wire.from_words(part))
+                values.append(used(wire.from_words(part), counts[:, i : i + 1]))
                 continue
             count = counts[:, i : i + 1]
-            a, b, c, d = tf.split(wire.from_words(part[:, :4]), 4, axis=1)
-            x = _places(k, count, tf.float32)
-            curve = used(tf.maximum(a * tf.exp(b * x) + c * tf.exp(d * x), 0.0), count)
+            numbers = tf.cast(wire.from_words(part[:, :4]), tf.float64)
+            a, b, c, d = tf.split(numbers, 4, axis=1)
+            x = _places(k, count)
+            curve = tf.maximum(a * tf.exp(b * x) + c * tf.exp(d * x), 0.0)
+            curve = used(tf.cast(curve, tf.float32), count)
             codes = bits.unpacked(part[:, 4:], 1 + place_bits(k), k)
             signed = tf.where(codes % 2 == 1, -curve, curve)
             values.append(in_place(signed, codes // 2))
@@ -107,22 +110,22 @@ def _words_of_fit(k: int) -> int:
     return 4 + bits.packed_words(k, 1 + place_bits(k))
 
 
-def _places(k: int, count: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """X of every value: 0 for the first, 1 for the last one that is used."""
-    return tf.cast(tf.range(k), dtype) / tf.cast(tf.maximum(count - 1, 1), dtype)
+def _places(k: int, count: tf.Tensor) -> tf.Tensor:
+    """X of every value, float64: 0 for the first, 1 for the last one that is used."""
+    return tf.cast(tf.range(k), tf.float64) / tf.cast(tf.maximum(count - 1, 1), tf.float64)
 
 
 def _fit(y: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     """Return a, b, c, d for float64 `[k]`, of which the first `count` are used; float64 `[4]`."""
     k = y.shape[0]
-    x, is_used = _places(k, count, tf.float64), tf.range(k) < count
+    x, is_used = _places(k, count), tf.range(k) < count
     scale = tf.maximum(tf.reduce_max(y), 1e-300)
     y = tf.where(is_used, y / scale, 0.0)
     s = _integral(x, y)
     ss = _integral(x, s)
     one = tf.ones_like(x)
     product, total = tf.unstack(_least_squares(is_used, y, ss, s, x, one)[:2])
-    root = tf.sqrt(tf.maximum(total * total + 4.0 * product, 1e-9))  # b and d real and unequal
+    root = tf.sqrt(tf.maximum(total * total + 4.0 * product, CLOSEST**2))
     b = tf.clip_by_value((total + root) / 2.0, -STEEPEST, STEEPEST)
     d = tf.clip_by_value((total - root) / 2.0, -STEEPEST, STEEPEST)
     a, c = tf.unstack(_least_squares(is_used, y, tf.exp(b * x), tf.exp(d * x)))
@@ -138,7 +141,10 @@ def _integral(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 def _least_squares(is_used: tf.Tensor, y: tf.Tensor, *terms: tf.Tensor) -> tf.Tensor:
     """Factors of the terms whose sum is closest to y, float64."""
     matrix = tf.where(is_used[:, tf.newaxis], tf.stack(terms, axis=1), 0.0)
+    lengths = tf.sqrt(tf.reduce_sum(tf.square(matrix), axis=0))
+    lengths = tf.where(lengths > 0.0, lengths, 1.0)
+    matrix /= lengths  # else the ridge would be more than the shorter ones
     left = tf.linalg.matmul(matrix, matrix, transpose_a=True)
-    left += 1e-12 * (1e-30 + tf.linalg.trace(left)) * tf.eye(len(terms), dtype=tf.float64)
+    left += 1e-12 * tf.eye(len(terms), dtype=tf.float64)
     right = tf.linalg.matvec(matrix, y, transpose_a=True)
-    return tf.linalg.solve(left, right[:, tf.newaxis])[:, 0]
+    return tf.linalg.solve(left, right[:, tf.newaxis])[:, 0] / lengths

@@ -56,10 +56,10 @@ class EliasFano(IndexCoding):
         count, low_words, high_words = tf.split(words, [1, *_lengths(stream)], axis=1)
         low = _low_bits(stream)
         high, found = bits.set_bits(high_words, stream.slots)
-        with tf.control_dependencies([stream.check_count(count, found)]):
-            high = tf.identity(high) - tf.range(stream.slots)
-        at = tf.bitwise.left_shift(high, low) | bits.unpacked(low_words, low, stream.slots)
-        return stream.separated(at, count)
+        high = tf.cast(high - tf.range(stream.slots), tf.int64)
+        rest = tf.cast(bits.unpacked(low_words, low, stream.slots), tf.int64)
+        at = tf.bitwise.left_shift(high, tf.constant(low, tf.int64)) | rest
+        return stream.separated(stream.checked(at, count, found), count)
 
 
 def _low_bits(stream: Stream) -> int:

@@ -5,8 +5,8 @@ the IRE 40; among the codings of sparse gradients: Xu et al. (2021), "DeepReduce
 
 One table for the four bytes of 32-bit indices, from how often each byte occurs in 0 .. n - 1: all
 workers can compute it, and it needs no sending. High bytes take few values and get short codes, but
-the low ones are about uniform. It uses neither that positions ascend nor how many there are, so it
-needs some 8 bits more than the codes of gaps do; here for comparison.
+the low ones are about uniform. It uses neither that positions ascend nor how many there are: of
+four million elements an index takes 26.9 bits at any density; here for comparison.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ class Huffman(IndexCoding):
         stream, words = Stream(room), _code_words(Stream(room))
         lengths, codes = table(stream.size)
         at, count = stream.merged(indices, counts), tf.reduce_sum(counts)
-        symbols = tf.bitwise.right_shift(at[:, tf.newaxis], np.int32([0, 8, 16, 24])) & 255
+        symbols = tf.bitwise.right_shift(at[:, tf.newaxis], tf.constant([0, 8, 16, 24])) & 255
         of_bytes = tf.gather(tf.constant(lengths, tf.int32), symbols)
         valid = tf.range(stream.slots) < count
-        ends = tf.cumsum(tf.where(valid, tf.reduce_sum(of_bytes, axis=1), 0))
-        fits = valid & (ends <= 32 * words)
+        ends = tf.cumsum(tf.cast(tf.where(valid, tf.reduce_sum(of_bytes, axis=1), 0), tf.int64))
+        fits = (valid & (ends <= 32 * words))[:, tf.newaxis]
         sent = tf.math.count_nonzero(fits, dtype=tf.int32)
         code = bits.written(
-            tf.reshape(tf.gather(tf.constant(codes, tf.int64), symbols), [-1]),
-            tf.reshape(tf.where(fits[:, tf.newaxis], of_bytes, 0), [-1]),
+            tf.reshape(tf.where(fits, tf.gather(tf.constant(codes, tf.int64), symbols), 0), [-1]),
+            tf.reshape(tf.where(fits, of_bytes, 0), [-1]),
             words,
         )
         kept = stream.kept(counts, sent)
@@ -85,11 +85,10 @@ class Huffman(IndexCoding):
             leap = tf.gather(leap, leap, batch_dims=1)
         starts = starts[:, : 4 * stream.slots]
         symbols = tf.gather(symbol_of, tf.gather(window, starts, batch_dims=1))
-        by_byte = tf.reshape(symbols, [-1, stream.slots, 4])
+        by_byte = tf.reshape(symbols, [tf.shape(code)[0], stream.slots, 4])
         weights = tf.constant([1, 2**8, 2**16, 2**24], tf.int64)
         at = tf.reduce_sum(tf.cast(by_byte, tf.int64) * weights, axis=2)
-        with tf.control_dependencies([stream.check_count(count)]):
-            return stream.separated(stream.checked(tf.identity(at), count), count)
+        return stream.separated(stream.checked(at, count), count)
 
 
 @functools.lru_cache(maxsize=64)

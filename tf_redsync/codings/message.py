@@ -9,7 +9,9 @@ positions and values, the residual is
     residual = p - c on S, p elsewhere
 
 so that an element that did not fit into its code, a false position and the rounding of a value are
-all made up for later. Reference for the split in two codings: Hang Xu, Kelly Kostopoulou, Aritra
+all made up for later. Without error feedback the residual is 0 on S: the rounding is forgotten.
+
+Reference for the split in two codings: Hang Xu, Kelly Kostopoulou, Aritra
 Dutta, Xin Li, Alexandros Ntoulas, Panos Kalnis (2021), "DeepReduce: A Sparse-tensor Communication
 Framework for Federated Deep Learning", NeurIPS.
 """
@@ -22,7 +24,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_redsync.codings.base import IndexCoding, Room, ValueCoding, used
+from tf_redsync.codings.base import CodedPositions, IndexCoding, Room, ValueCoding, used
 from tf_redsync.codings.plain import Float32, RawIndices
 from tf_redsync.exchange import wire
 from tf_redsync.ops.contract import capacity
@@ -54,7 +56,7 @@ class MessageCoding:
     Attributes:
         indices: Coding of the positions.
         values: Coding of the values.
-        error_feedback: Whether the residual makes up for what the codes change.
+        error_feedback: Whether the residual keeps what values lose by their coding.
         seed: int32 scalar, equal on all workers and another one in every step.
         stream: int32 `[3]`, of this worker's random numbers in this step.
     """
@@ -64,6 +66,10 @@ class MessageCoding:
     error_feedback: bool = True
     seed: Any = dataclasses.field(default=0, compare=False)
     stream: Any = dataclasses.field(default=(0, 0, 0), compare=False)
+
+    def for_message(self, number: int) -> MessageCoding:
+        """Return the coding of one of a step's messages, with random numbers of its own."""
+        return dataclasses.replace(self, stream=tf.constant([number, 0, 0]) + self.stream)
 
     def encode(
         self,
@@ -89,33 +95,22 @@ class MessageCoding:
         values = self._values_at(coded, parts, residuals)
         for i, mean in parts.means.items():
             values[i] = used(tf.fill(tf.shape(values[i]), mean[0]), coded.counts[i])
+        true = list(values)
         words = [parts.flag, coded.words, *map(wire.to_words, parts.means.values())]
         own = _with_values(one_mean)
         if own:
-            rounded = self.values.encode(
-                [values[i] for i in own], tf.gather(coded.counts, own), self.stream
-            )
+            counts = tf.gather(coded.counts, own)
+            rounded = self.values.encode([values[i] for i in own], counts, self.stream)
             words.append(rounded.words)
             for i, tensor in zip(own, rounded.values, strict=True):
                 values[i] = tensor
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in values])
         short = tf.concat(words, axis=0)
         short = tf.where(finite & tf.equal(parts.flag[0], 1), short, tf.zeros_like(short))
-        if not self.error_feedback or (self.indices.sends_all and self.values.exact):
+        delivered = values if self.error_feedback else true
+        if self.indices.sends_all and (self.values.exact or not self.error_feedback):
             return short, list(residuals)
-        return short, [
-            _subtract(_add(r, at, v, n), sent_at, sent, m)
-            for r, at, v, n, sent_at, sent, m in zip(
-                residuals,
-                parts.indices,
-                parts.values,
-                tf.unstack(parts.counts),
-                coded.indices,
-                values,
-                tf.unstack(coded.counts),
-                strict=True,
-            )
-        ]
+        return short, _kept(residuals, parts, coded, delivered)
 
     def decode(
         self,
@@ -138,11 +133,13 @@ class MessageCoding:
         room, one_mean = _room(like, k, **form), form["quantized"]
         received, own = self.indices.received(room), _with_values(one_mean)
         slots, means = [received.slots[i] for i in own], len(one_mean) - len(own)
-        lengths = [1, self.indices.words(room), means, self.values.words(slots)]
+        lengths = [1, self.indices.words(room), means, self.values.words(slots) if own else 0]
         flag, words, mean_words, value_words = tf.split(messages, lengths, axis=1)
         positions = self.indices.decode(words, room, self.seed)
-        counts = tf.gather(positions.counts, own, axis=1)
-        values = self.values.decode(value_words, counts, slots) if own else []
+        values = []
+        if own:
+            counts = tf.gather(positions.counts, own, axis=1)
+            values = self.values.decode(value_words, counts, slots)
         result, next_value = [flag], iter(values)
         next_mean = iter(tf.split(mean_words, means, axis=1) if means else ())
         for i, (at, is_mean) in enumerate(zip(positions.indices, one_mean, strict=True)):
@@ -152,7 +149,7 @@ class MessageCoding:
         return tf.concat(result, axis=1), _k_of(received, k), sent
 
     def _values_at(
-        self, coded: Any, parts: Parts, residuals: Sequence[tf.Tensor]
+        self, coded: CodedPositions, parts: Parts, residuals: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """The true values at the positions that the code stands for."""
         if self.indices.sends_all:
@@ -217,13 +214,23 @@ def _taken_apart(message: tf.Tensor, room: Room, one_mean: Sequence[bool]) -> Pa
     return Parts(flag, tf.stack(counts), indices, values, means)
 
 
+def _kept(
+    residuals: Sequence[tf.Tensor],
+    parts: Parts,
+    coded: CodedPositions,
+    delivered: Sequence[tf.Tensor],
+) -> list[tf.Tensor]:
+    """What the selection left, with what it took, without what is delivered."""
+    kept = []
+    for i, residual in enumerate(residuals):
+        sums = _add(residual, parts.indices[i], parts.values[i], parts.counts[i])
+        kept.append(_add(sums, coded.indices[i], -delivered[i], coded.counts[i]))
+    return kept
+
+
 def _add(tensor: tf.Tensor, at: tf.Tensor, values: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     """A tensor with values added to the elements at the first `count` positions."""
     flat = tf.reshape(tensor, [-1])
     if tensor.shape.num_elements() != 0:
         flat = tf.tensor_scatter_nd_add(flat, at[:count, tf.newaxis], values[:count])
     return tf.ensure_shape(tf.reshape(flat, tf.shape(tensor)), tensor.shape)
-
-
-def _subtract(tensor: tf.Tensor, at: tf.Tensor, values: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    return _add(tensor, at, -values, count)

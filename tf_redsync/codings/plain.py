@@ -29,6 +29,8 @@ HALVES = ("float16", "bfloat16")
 class RawIndices(IndexCoding):
     """32 bits for every position: `[counts] [indices of tensor 0] [indices of tensor 1] ..`."""
 
+    any_slots: ClassVar[bool] = True
+
     def words(self, room: Room) -> Any:
         """See `IndexCoding`."""
         return len(room.slots) + sum(room.slots)
@@ -51,6 +53,7 @@ class Float32(ValueCoding):
     """32 bits for every value."""
 
     exact: ClassVar[bool] = True
+    any_slots: ClassVar[bool] = True
 
     def words(self, slots: Sequence[Any]) -> Any:
         """See `ValueCoding`."""
@@ -64,7 +67,8 @@ class Float32(ValueCoding):
 
     def decode(self, words: tf.Tensor, counts: tf.Tensor, slots: Sequence[Any]) -> list[tf.Tensor]:
         """See `ValueCoding`."""
-        return tf.split(wire.from_words(words), list(slots), axis=1)
+        parts = tf.split(wire.from_words(words), list(slots), axis=1)
+        return [used(part, counts[:, i : i + 1]) for i, part in enumerate(parts)]
 
 
 @register
@@ -77,6 +81,8 @@ class Half(ValueCoding):
     """
 
     dtype: str = "bfloat16"
+
+    any_slots: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.choice("dtype", self.dtype, HALVES)

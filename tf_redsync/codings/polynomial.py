@@ -24,6 +24,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import tensorflow as tf
 
 from tf_redsync import checks
@@ -92,7 +93,7 @@ class PolynomialFit(ValueCoding):
             zip(slots, tf.split(words, list(map(self._words, slots)), axis=1), strict=True)
         ):
             if not self._fits(k):
-                values.append(wire.from_words(part))
+                values.append(used(wire.from_words(part), counts[:, i : i + 1]))
                 continue
             count, size = counts[:, i : i + 1], _segments(k) * COEFFICIENTS
             positive, coefficients, places = tf.split(part, [1, size, place_words(k)], axis=1)
@@ -101,7 +102,7 @@ class PolynomialFit(ValueCoding):
             )
             segment, x = _segment(k, count, tf.clip_by_value(positive, 0, count))
             own = tf.gather(tf.cast(coefficients, tf.float64), segment, batch_dims=1)
-            curve = tf.reduce_sum(own * _powers(x), axis=2)
+            curve = tf.reduce_sum(own * _polynomials(x, COEFFICIENTS), axis=2)
             curve = used(tf.cast(curve, tf.float32), count)
             values.append(in_place(curve, bits.unpacked(places, place_bits(k), k)))
         return values
@@ -118,22 +119,28 @@ def _words_of_fit(k: int) -> int:
     return 1 + _segments(k) * COEFFICIENTS + place_words(k)
 
 
+def _divisors(k: int) -> tuple[int, ...]:
+    """Those of `DIVISORS` at which k values of one sign can have a segment end."""
+    return tuple(d for d in DIVISORS if k // d >= SHORTEST or d == 1)
+
+
 def _segments(k: int) -> int:
     """Segments of k values at most, of both signs together."""
-    return 2 * len(DIVISORS)
+    return 2 * len(_divisors(k))
 
 
-def _ends(n: tf.Tensor) -> tf.Tensor:
+def _ends(n: tf.Tensor, divisors: Sequence[int]) -> tf.Tensor:
     """Ends of the segments of n values of one sign, from the largest magnitude on.
 
     Args:
         n: int32 `[workers, 1]`.
+        divisors: Of n, descending.
 
     Returns:
-        int32 `[workers, segments]`, ascending; too short segments are empty.
+        int32 `[workers, divisors]`, ascending; too short segments are empty.
     """
     ends, before = [], tf.zeros_like(n)
-    for divisor in DIVISORS:
+    for divisor in divisors:
         end = n // divisor
         long_enough = (end - before >= SHORTEST) | tf.constant(divisor == 1)
         before = tf.where(long_enough, end, before)
@@ -152,8 +159,9 @@ def _segment(k: int, count: tf.Tensor, positive: tf.Tensor) -> tuple[tf.Tensor, 
     Returns:
         Both `[workers, k]`.
     """
-    up = _ends(positive)
-    down = count - tf.reverse(_ends(count - positive), axis=[1])
+    divisors = _divisors(k)
+    up = _ends(positive, divisors)
+    down = count - tf.reverse(_ends(count - positive, divisors), axis=[1])
     # Ascending ends of all segments: of positive values, then of the others.
     ends = tf.concat([up, down[:, 1:], count], axis=1)
     place = tf.broadcast_to(tf.range(k), [tf.shape(count)[0], k])
@@ -164,10 +172,10 @@ def _segment(k: int, count: tf.Tensor, positive: tf.Tensor) -> tuple[tf.Tensor, 
     return segment, 2.0 * tf.cast(place - start, tf.float64) / length - 1.0
 
 
-def _powers(x: tf.Tensor) -> tf.Tensor:
-    """Chebyshev polynomials of degrees 0 to 5 at x, `[.., 6]`."""
+def _polynomials(x: tf.Tensor, count: int) -> tf.Tensor:
+    """Chebyshev polynomials of degrees 0 to `count` - 1 at x, `[.., count]`."""
     terms = [tf.ones_like(x), x]
-    while len(terms) < COEFFICIENTS:
+    while len(terms) < count:
         terms.append(2.0 * x * terms[-1] - terms[-2])
     return tf.stack(terms, axis=-1)
 
@@ -176,10 +184,16 @@ def _fit(curve: tf.Tensor, count: tf.Tensor, positive: tf.Tensor) -> tf.Tensor:
     """Least squares of every segment, float64 `[segments, 6]`."""
     k = curve.shape[0]
     segment, x = _segment(k, tf.reshape(count, [1, 1]), tf.reshape(positive, [1, 1]))
-    terms = tf.where(tf.range(k)[:, tf.newaxis] < count, _powers(x[0]), 0.0)
-    products = terms[:, :, tf.newaxis] * terms[:, tf.newaxis, :]
-    left = tf.math.unsorted_segment_sum(products, segment[0], _segments(k))
-    right = tf.math.unsorted_segment_sum(terms * curve[:, tf.newaxis], segment[0], _segments(k))
-    ridge = 1e-12 * (1.0 + tf.linalg.trace(left))  # of segments with less than 6 values
+    terms = tf.where(
+        tf.range(k)[:, tf.newaxis] < count, _polynomials(x[0], 2 * COEFFICIENTS - 1), 0.0
+    )
+    own = terms[:, :COEFFICIENTS] * curve[:, tf.newaxis]
+    sums = tf.math.unsorted_segment_sum(terms, segment[0], _segments(k))
+    right = tf.math.unsorted_segment_sum(own, segment[0], _segments(k))
+    # Of two such polynomials the product is T[i] T[j] = (T[i + j] + T[|i - j|]) / 2.
+    i = np.arange(COEFFICIENTS)
+    left = tf.gather(sums, i[:, np.newaxis] + i, axis=1)
+    left = (left + tf.gather(sums, np.abs(i[:, np.newaxis] - i), axis=1)) / 2.0
+    ridge = 1e-12 * (1.0 + tf.linalg.trace(left))  # for segments of less than 6 values
     left += ridge[:, tf.newaxis, tf.newaxis] * tf.eye(COEFFICIENTS, dtype=tf.float64)
     return tf.linalg.solve(left, right[:, :, tf.newaxis])[:, :, 0]

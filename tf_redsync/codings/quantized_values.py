@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from tf_redsync import checks
-from tf_redsync.codings.base import CodedValues, ValueCoding
+from tf_redsync.codings.base import CodedValues, ValueCoding, used
 from tf_redsync.config import register
 from tf_redsync.ops.quantization import (
     BUCKET_UNIT,
@@ -75,6 +75,11 @@ class QSGDValues(ValueCoding):
     def decode(self, words: tf.Tensor, counts: tf.Tensor, slots: Sequence[Any]) -> list[tf.Tensor]:
         """See `ValueCoding`."""
         like = [tf.zeros([k]) for k in slots]
-        workers = words.shape[0]
-        rows = [dequantize_sum(words[r : r + 1], like, **self._form) for r in range(workers)]
-        return [tf.stack(tensor) for tensor in zip(*rows, strict=True)]
+        rows = [
+            [row[tf.newaxis] for row in dequantize_sum(words[r : r + 1], like, **self._form)]
+            for r in range(words.shape[0])
+        ]
+        # Not `tf.stack`: where graph optimisation finds rows to be equal, as those of zeros are, it
+        # repeats the first tensor's in place of the others'.
+        values = [tf.concat(tensor, axis=0) for tensor in zip(*rows, strict=True)]
+        return [used(v, counts[:, i : i + 1]) for i, v in enumerate(values)]

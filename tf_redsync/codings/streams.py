@@ -60,40 +60,55 @@ class Stream:
         stream = tf.pad(stream, [[0, self.slots - tf.size(stream)]])
         return tf.ensure_shape(stream, [self.slots])
 
+    def checked(self, at: tf.Tensor, count: tf.Tensor, found: tf.Tensor | None = None) -> tf.Tensor:
+        """Return received positions, if an encoder can have written them.
+
+        Args:
+            at: int32 or int64 `[workers, slots]`.
+            count: int32 `[workers, 1]`, how many are used.
+            found: int32 `[workers, 1]`, how many there are, where the code tells.
+
+        Returns:
+            int32 `[workers, slots]`, 0 after the first `count`.
+
+        Raises:
+            tf.errors.InvalidArgumentError: when run, for a count out of range or other than
+                `found`, and for positions that do not ascend or are out of range.
+        """
+        right = (count >= 0) & (count <= self.slots)
+        if found is not None:
+            right &= tf.equal(count, found)
+        text = f"`messages`: a count must be that of the positions, at most {self.slots}. Received:"
+        checks = [tf.debugging.Assert(tf.reduce_all(right), [text, count])]
+        valid = tf.range(self.slots) < count
+        before = tf.pad(at[:, :-1], [[0, 0], [1, 0]], constant_values=-1)
+        right = ~valid | ((at > before) & (at < self.size))
+        text = f"`messages`: indices must ascend and be below {self.size}. Received:"
+        checks.append(tf.debugging.Assert(tf.reduce_all(right), [text, at]))
+        with tf.control_dependencies(checks):
+            return tf.cast(tf.where(valid, at, 0), tf.int32)
+
     def separated(self, stream: tf.Tensor, count: tf.Tensor) -> Positions:
         """Undo `merged`.
 
         Args:
-            stream: int32 `[workers, slots]`, ascending.
+            stream: int32 `[workers, slots]`, the first `count` ascending and in range.
             count: int32 `[workers, 1]`, how many are used.
         """
-        valid = tf.range(tf.shape(stream)[1]) < count
-        sorted_ = tf.where(valid, stream, MAX_STREAM)
+        if self.slots == 0:  # only empty tensors, or none to send of
+            workers = tf.shape(stream)[0]
+            nothing = [tf.zeros([workers, 0], tf.int32) for _ in self.room.slots]
+            return Positions(nothing, tf.zeros([workers, len(nothing)], tf.int32))
+        sorted_ = tf.where(tf.range(self.slots) < count, stream, MAX_STREAM)
         starts = tf.broadcast_to(self.starts, [tf.shape(stream)[0], len(self.starts)])
         first = tf.searchsorted(sorted_, starts)  # of each tensor, int32 [workers, N + 1]
         counts = first[:, 1:] - first[:, :-1]
         indices = []
         for i, (slots, start) in enumerate(zip(self.room.slots, self.starts[:-1], strict=True)):
             place = tf.minimum(first[:, i : i + 1] + tf.range(slots), self.slots - 1)
-            at = tf.gather(stream, place, batch_dims=1) - start if self.slots else stream
+            at = tf.gather(stream, place, batch_dims=1) - start
             indices.append(tf.where(tf.range(slots) < counts[:, i : i + 1], at, 0))
         return Positions(indices, counts)
-
-    def check_count(self, count: tf.Tensor, found: tf.Tensor | None = None) -> tf.Operation:
-        """Check received counts, int32 `[workers, 1]`; `found`: what they must be, if known."""
-        right = (count >= 0) & (count <= self.slots)
-        if found is not None:
-            right &= tf.equal(count, found)
-        text = f"`messages`: a count must be that of the positions, at most {self.slots}. Received:"
-        return tf.debugging.Assert(tf.reduce_all(right), [text, count])
-
-    def checked(self, at: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-        """Return received int64 positions as int32, if all are in the bucket."""
-        valid = tf.range(tf.shape(at)[1]) < count
-        inside = tf.reduce_all(~valid | (at >= 0) & (at < self.size))
-        text = f"`messages`: an index must be below {self.size}. Received:"
-        with tf.control_dependencies([tf.debugging.Assert(inside, [text, at])]):
-            return tf.cast(tf.where(valid, at, 0), tf.int32)
 
     def kept(self, counts: tf.Tensor, sent: tf.Tensor) -> tf.Tensor:
         """Return how many of each tensor's positions are among the first `sent`, int32 `[N]`."""

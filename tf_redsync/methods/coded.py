@@ -13,6 +13,32 @@ A sparsifier selects elements S of its tensors and sends [indices of S, values].
 
 with p the true values: rounding errors, positions that did not fit into a code of fixed length, and
 positions that a lossy code adds are all made up for in later steps.
+
+The paper's codings: `Bloom` with the policies P0, P1, P2 and leftmost, `RunLength` and `Huffman`
+for indices; `PolynomialFit`, `DoubleExponentialFit` and `QSGDValues` for values. The other ones are
+shorter: Golomb codes (the default, where they win) are within 2 % of what random positions need, up
+to a density of 10 %, and without loss.
+
+Message over dense gradient, of 2^18 Laplace gradients, and in the paper (other nets):
+
+                                           10 %     paper          1 %      paper
+    top-k, as it is                        .200     .203, .207     .020     .020
+    Bloom, P0                              .140     .143, .148     .016     .015
+    Bloom, P0, QSGD (`DeepReduce`)         .058     .062, .071     .007
+    PolynomialFit, 32-bit indices          .147     .104, .109
+    PolynomialFit, Golomb                  .062                    .007
+    Golomb (`Coded`)                       .115                    .013
+    Golomb, QSGD                           .040
+
+Differences from the paper
+
+* Messages have a length that all workers can compute, so that one all-gather does. Codes of varying
+  length get the average and a little more; what does not fit waits in the residual.
+* Where the paper fits values and leaves indices as they are, it sends these in the order of the
+  sorted values. Here indices ascend, for the sake of their own coding, and every value's place in
+  the sorted order is sent, ceil(log2 k) bits, as where the paper combines both. With Golomb codes
+  that is shorter than 32 bits for an index.
+* No Deflate: there is nothing like it in TensorFlow's graphs.
 """
 
 from __future__ import annotations
@@ -46,7 +72,8 @@ class Coded(MethodWrapper):
         indices: Coding of the positions, one of `tf_redsync.codings`; by default the shortest
             lossless one for each bucket.
         values: Coding of the values, one of `tf_redsync.codings`.
-        error_feedback: Whether the method's residual makes up for what the codes change.
+        error_feedback: Whether the method's residual keeps what values lose by their coding. What
+            a coding of positions leaves out waits there in any case.
         seed: Of codings that draw random numbers.
 
     Raises:
@@ -87,6 +114,18 @@ class Coded(MethodWrapper):
                 "SIDCo, GMC, FixedThreshold, CompAMS and SparDL do: others have nothing to code. "
                 f"Received: method={self.method!r}"
             )
+        if getattr(self.method, "density_changes", False):
+            self._check_any_slots()
+
+    def _check_any_slots(self) -> None:
+        fixed = [type(c).__name__ for c in (self.indices, self.values) if not c.any_slots]
+        if fixed:
+            raise ValueError(
+                "`method` sends other numbers of elements in other steps (ExponentialWarmUp), and "
+                f"the length of {' and '.join(fixed)} must be the same in all of them. Use "
+                "indices=RawIndices() with values=Float32() or Half(), or a DenseWarmUp. "
+                f"Received: method={self.method!r}"
+            )
 
     @property
     def state_kinds(self) -> dict[str, str]:  # type: ignore[override]
@@ -97,7 +136,7 @@ class Coded(MethodWrapper):
     @property
     def conserves(self) -> bool:
         """See `Method`."""
-        return self.error_feedback and self.method.conserves
+        return self.method.conserves and (self.error_feedback or self.values.exact)
 
     @property
     def totals_may_overflow(self) -> bool:

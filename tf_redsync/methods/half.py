@@ -73,7 +73,8 @@ class HalfPrecision(MethodWrapper):
                 "`method` must be None for the dense gradients, or a method that sends values, "
                 "such as RedSync, DGC, TopK, SIDCo, GMC, FixedThreshold, SparDL, RandomK, "
                 "RandomBlock, PowerSGD, ACPSGD or LocalSGD: what others send are no numbers to "
-                f"round. Received: method={self.method!r}"
+                "round, and Coded rounds by itself, with values=codings.Half(). "
+                f"Received: method={self.method!r}"
             )
 
     @property

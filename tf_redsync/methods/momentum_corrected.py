@@ -57,6 +57,11 @@ class MomentumCorrected(Sparsifier):
         return self.momentum == 0.0
 
     @property
+    def density_changes(self) -> bool:
+        """See `Sparsifier`."""
+        return isinstance(self.warm_up, ExponentialWarmUp)
+
+    @property
     def momentum_in_exchange(self) -> float:
         """See `Method`."""
         return self.momentum

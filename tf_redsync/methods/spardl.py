@@ -99,7 +99,7 @@ class SparDL(Sparsifier):
         rows, rests = _select([tf.zeros_like(b) for b in like], like, k, layout)
         rows, slots = _read((yield AllToAll(rows)), k, like[0], layout)
         (received,) = _add(rows, slots, like[:1])
-        rows, (rest,) = _select([received], [tf.gather(rests, layout.rank)], k, layout)
+        rows, (rest,) = _select([received], [tf.gather(rests, layout.rank)], k, layout, workers)
         messages, slots = _read((yield AllGather(rows[0])), k, like[0], layout)
         total = tf.stack(_add(_one_message(messages), slots, like))
 
@@ -111,9 +111,16 @@ class SparDL(Sparsifier):
 
 
 def _select(
-    grads: list[tf.Tensor], residuals: list[tf.Tensor], k: int, layout: BucketLayout
+    grads: list[tf.Tensor],
+    residuals: list[tf.Tensor],
+    k: int,
+    layout: BucketLayout,
+    first: int = 0,
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """The k largest elements of every `grads + residuals`, a message each, and what they leave."""
+    """The k largest elements of every `grads + residuals`, a message each, and what they leave.
+
+    The messages are the worker's numbers `first`, `first` + 1 .. in this step.
+    """
     n, form, coding = len(grads), form_of("exact", len(grads)), coding_of(layout)
     k_of_all, no_ratios = tf.constant([k] * n), -tf.ones([n])
     found = ops.accumulate_and_select(grads, residuals, [], k_of_all, no_ratios, **form)
@@ -121,7 +128,8 @@ def _select(
     if coding is not None:
         one = form_of("exact", 1)
         for i, (row, rest) in enumerate(zip(rows, rests, strict=True)):
-            rows[i], (rests[i],) = coding.encode(row, [rest], [k], **one)
+            own = coding.for_message(first + i)
+            rows[i], (rests[i],) = own.encode(row, [rest], [k], **one)
     return tf.stack(rows), rests
 
 

@@ -62,6 +62,11 @@ class Sparsifier(Method):
         return self.rounds_values
 
     @property
+    def density_changes(self) -> bool:
+        """Whether the number of elements that are sent depends on the step."""
+        return False
+
+    @property
     def waiting_steps(self) -> float:
         """See `Method`."""
         return 1.0 / self.density

@@ -34,6 +34,11 @@ class MethodWrapper(Method):
     needs_amsgrad = _of_the_method("needs_amsgrad")
     waiting_steps = _of_the_method("waiting_steps")
 
+    @property
+    def clip_norm(self) -> float | None:
+        """The bound that the method inside clips to, if it clips."""
+        return getattr(self.method, "clip_norm", None)
+
     def point(
         self,
         weights: list[tf.Tensor],

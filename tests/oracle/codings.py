@@ -1,0 +1,240 @@
+"""Codes of positions in plain Python: what each one writes for a bucket, bit by bit.
+
+Every code has `words`, its length; `fitting(stream)`, how many of the positions there is room for;
+and `encode(stream)`, its int32 words. The stream are the ascending positions of the bucket's
+tensors, flattened one after the other.
+
+References: Golomb (1966), "Run-length encodings"; Elias (1974), "Efficient storage and retrieval by
+content and address of static files"; Huffman (1952), "A method for the construction of
+minimum-redundancy codes"; Lemire, Boytsov (2015), "Decoding billions of integers per second through
+vectorization".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tests.oracle.coded import GolombLength
+from tests.oracle.positions import golomb_bits_numpy
+from tests.oracle.quantization import to_words
+
+
+def field(number: int, bits: int) -> list[int]:
+    """A number in so many bits, the lowest first."""
+    assert 0 <= number < 2**bits or bits == number == 0
+    return [number >> t & 1 for t in range(bits)]
+
+
+def fields(numbers: Sequence[int], bits: int) -> np.ndarray:
+    """Words of numbers in fields of equal width."""
+    return to_words([bit for number in numbers for bit in field(int(number), bits)])
+
+
+def padded(words: np.ndarray, length: int) -> np.ndarray:
+    """The words, and zeros up to a length."""
+    assert len(words) <= length
+    return np.concatenate([words, np.zeros(length - len(words), np.int32)])
+
+
+class Code:
+    """A code of the positions of a bucket.
+
+    Args:
+        sizes: Elements of each tensor.
+        slots: Positions of each tensor, at most.
+    """
+
+    def __init__(self, sizes: Sequence[int], slots: Sequence[int]):
+        self.size, self.k, self.tensors = sum(sizes), sum(slots), len(sizes)
+        self.share = min(max(self.k, 1) / max(self.size, 1), 1.0)
+        self.prepare()
+
+    words: int
+
+    def prepare(self) -> None:
+        """Compute what does not depend on positions."""
+
+    def fitting(self, stream: np.ndarray) -> int:
+        return len(stream)
+
+    def encode(self, stream: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+
+class Raw(Code):
+    """Words only: indices in 32 bits, and a count a tensor."""
+
+    def prepare(self):
+        self.words = self.tensors + self.k
+
+
+class Bitmap(Code):
+    def prepare(self):
+        self.words = math.ceil(self.size / 32)
+
+    def encode(self, stream):
+        bits = np.zeros(32 * self.words, np.uint8)
+        bits[stream] = 1
+        return to_words(bits)
+
+
+class EliasFano(Code):
+    def prepare(self):
+        self.low = 0
+        while max(self.k, 1) * 2 ** (self.low + 1) <= self.size:
+            self.low += 1
+        self.high = self.k + self.size // 2**self.low
+        self.words = 1 + math.ceil(self.k * self.low / 32) + math.ceil(self.high / 32)
+
+    def encode(self, stream):
+        low = [p % 2**self.low for p in stream] + [0] * (self.k - len(stream))
+        high = [0] * self.high
+        for i, p in enumerate(stream):
+            high[p // 2**self.low + i] = 1
+        return np.concatenate([np.int32([len(stream)]), fields(low, self.low), to_words(high)])
+
+
+class RunLength(Code):
+    def prepare(self):
+        found = []
+        for bits in range(1, 31):
+            count = self.k + self.size // (2**bits - 1)
+            found.append((count * bits, count, bits))
+        _, self.count, self.bits = min(found)
+        self.words = 1 + math.ceil(self.count * self.bits / 32)
+
+    def encode(self, stream):
+        longest, numbers, last = 2**self.bits - 1, [], -1
+        for position in stream:
+            zeros, last = int(position) - last - 1, int(position)
+            while zeros >= longest:
+                numbers.append(longest)
+                zeros -= longest
+            numbers.append(zeros)
+        numbers += [longest] * (self.count - len(numbers))
+        return np.concatenate([np.int32([len(stream)]), fields(numbers, self.bits)])
+
+
+class Golomb(Code):
+    def prepare(self):
+        self.length = GolombLength([self.size], [self.k])
+        self.words = 2 + self.length.words
+
+    def fitting(self, stream):
+        return self.length.fitting(stream)
+
+    def encode(self, stream):
+        bits = golomb_bits_numpy(stream, self.length.b)
+        head = np.int32([len(stream), len(bits)])
+        return np.concatenate([head, padded(to_words(bits), self.length.words)])
+
+
+class DeltaPacking(Code):
+    """Groups of 32 gaps with as many bits as the largest one of them needs."""
+
+    def prepare(self):
+        self.groups = math.ceil(self.k / 32)
+        width, before = 0.0, 0.0
+        for bits in range(32):  # the chance that the largest of 32 gaps has just so many bits
+            below = (1 - (1 - self.share) ** (2**bits)) ** 32
+            width, before = width + bits * (below - before), below
+        self.room = min(math.ceil(1.02 * width * self.groups) + 32, 31 * self.groups)
+        self.heads = math.ceil(5 * self.groups / 32)
+        self.words = 1 + self.heads + self.room
+
+    def widths(self, stream):
+        gaps = (np.diff(stream, prepend=-1) - 1).tolist()
+        gaps += [0] * (32 * self.groups - len(gaps))
+        rows = [gaps[i : i + 32] for i in range(0, len(gaps), 32)]
+        return rows, [max(row).bit_length() for row in rows]
+
+    def fitting(self, stream):
+        _, widths = self.widths(stream)
+        groups = sum(np.cumsum(widths) <= self.room)
+        return int(min(len(stream), 32 * groups))
+
+    def encode(self, stream):
+        rows, widths = self.widths(stream)
+        bits = [b for row, w in zip(rows, widths, strict=True) for g in row for b in field(g, w)]
+        head = [np.int32([len(stream)]), padded(fields(widths, 5), self.heads)]
+        return np.concatenate([*head, padded(to_words(bits), self.room)])
+
+
+class Huffman(Code):
+    """One table for the four bytes of all indices below the bucket's size."""
+
+    def prepare(self):
+        self.codes = huffman_codes(self.size)
+        lengths = np.array([len(code) for code in self.codes])
+        bytes_ = np.arange(self.size, dtype="<u4").view(np.uint8)
+        average = lengths[bytes_].sum() / max(self.size, 1)
+        self.room = math.ceil(1.01 * average * self.k / 32) + 2
+        self.words = 1 + self.room
+
+    def bits(self, position):
+        return [b for t in range(4) for b in self.codes[int(position) >> 8 * t & 255]]
+
+    def fitting(self, stream):
+        return int(sum(np.cumsum([len(self.bits(p)) for p in stream]) <= 32 * self.room))
+
+    def encode(self, stream):
+        bits = [b for p in stream for b in self.bits(p)]
+        return np.concatenate([np.int32([len(stream)]), padded(to_words(bits), self.room)])
+
+
+def huffman_codes(size: int) -> list[list[int]]:
+    """Canonical codes of the 256 bytes, the first bit first."""
+    often = np.bincount(np.arange(size, dtype="<u4").view(np.uint8), minlength=256)
+    least = max(1, math.ceil(4 * size / 2**13))
+    trees = [(max(int(n), least), symbol, [symbol]) for symbol, n in enumerate(often)]
+    lengths = [0] * 256
+    while len(trees) > 1:  # merge the two rarest; of equal ones those that began first
+        trees.sort()
+        (n, first, left), (m, _, right) = trees[:2]
+        for symbol in left + right:
+            lengths[symbol] += 1
+        trees = [(n + m, first, left + right), *trees[2:]]
+    codes, code, before = [[]] * 256, 0, 0
+    for length, symbol in sorted(zip(lengths, range(256), strict=True)):
+        code *= 2 ** (length - before)
+        codes[symbol] = field(code, length)[::-1]
+        code, before = code + 1, length
+    return codes
+
+
+# As `Cheapest` has them: of equally long ones the first.
+LOSSLESS = {
+    "RawIndices": Raw,
+    "Bitmap": Bitmap,
+    "RunLength": RunLength,
+    "DeltaPacking": DeltaPacking,
+    "Huffman": Huffman,
+    "EliasFano": EliasFano,
+    "Golomb": Golomb,
+}
+
+
+def code_of(name: str, sizes: Sequence[int], slots: Sequence[int]) -> Code:
+    """The code of a coding's name; of `Cheapest` the shortest."""
+    if name != "Cheapest":
+        return LOSSLESS[name](sizes, slots)
+    return min((code(sizes, slots) for code in LOSSLESS.values()), key=lambda c: c.words)
+
+
+def prefix(choose: Callable, sizes: Sequence[int], code: Code) -> Callable:
+    """What of chosen positions is sent; `choose` as `MemoryOracle` wants it."""
+    starts = np.cumsum([0, *sizes[:-1]])
+
+    def fitting(values, step):
+        chosen = choose(values, step)
+        stream = np.concatenate([at + s for at, s in zip(chosen, starts, strict=True)])
+        room, sent = code.fitting(stream), []
+        for at in chosen:
+            sent.append(at[: max(room, 0)])
+            room -= len(at)
+        return sent
+
+    return fitting

@@ -1,0 +1,242 @@
+"""Codings of positions: bit by bit against plain Python, what does not fit, malformed words."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.oracle.codings import LOSSLESS, code_of, huffman_codes
+from tf_redsync import codings
+from tf_redsync.codings import bits
+from tf_redsync.codings.base import Room
+
+CODINGS = {
+    "RawIndices": codings.RawIndices(),
+    "Bitmap": codings.Bitmap(),
+    "RunLength": codings.RunLength(),
+    "DeltaPacking": codings.DeltaPacking(),
+    "Huffman": codings.Huffman(),
+    "EliasFano": codings.EliasFano(),
+    "Golomb": codings.Golomb(),
+    "Cheapest": codings.Cheapest(),
+}
+every_coding = pytest.mark.parametrize("name", CODINGS)
+SEED = tf.constant(5)
+
+# Sizes and slots of the tensors of a bucket.
+ROOMS = {
+    "one_of_one": ((1,), (1,)),
+    "one": ((1000,), (1,)),
+    "all": ((33,), (33,)),
+    "empty": ((0,), (0,)),
+    "empty_tensors": ((0, 40, 0), (0, 4, 0)),
+    "one_percent": ((4096,), (41,)),
+    "half": ((500,), (250,)),
+    "unequal": ((300, 7, 1, 2048, 64), (3, 7, 1, 20, 32)),
+    "sparse": ((70_000, 5), (70, 1)),
+}
+KINDS = ("none", "one", "first", "last", "some", "full")
+
+
+def positions(kind, sizes, slots, rng) -> list[np.ndarray]:
+    """Ascending positions of each tensor."""
+    result = []
+    for size, k in zip(sizes, slots, strict=True):
+        n = {"none": 0, "one": min(k, 1), "some": rng.integers(0, k + 1)}.get(kind, k)
+        if kind == "first":
+            result.append(np.arange(n))
+        elif kind == "last":
+            result.append(np.arange(size - n, size))
+        else:
+            result.append(np.sort(rng.choice(size, n, replace=False)))
+    return [p.astype(np.int32) for p in result]
+
+
+def encoded(coding, chosen, sizes, slots):
+    padded = [np.pad(p, (0, k - len(p))) for p, k in zip(chosen, slots, strict=True)]
+    counts = tf.constant([len(p) for p in chosen], tf.int32)
+    return coding.encode([tf.constant(p) for p in padded], counts, Room(sizes, slots), SEED)
+
+
+def valid(indices, counts) -> list[list[int]]:
+    """The positions that count, after a look at the others."""
+    found = []
+    for at, n in zip(indices, np.array(counts), strict=True):
+        at = np.array(at)
+        assert not at[n:].any(), "unused slots hold 0"
+        found.append(at[:n].tolist())
+    return found
+
+
+def sent_of(code, chosen, sizes) -> list[list[int]]:
+    """What there is room for, of each tensor."""
+    starts = np.cumsum([0, *sizes[:-1]])
+    room = code.fitting(np.concatenate([p + s for p, s in zip(chosen, starts, strict=True)]))
+    sent = []
+    for p in chosen:
+        sent.append(p[:room].tolist())
+        room -= min(room, len(p))
+    return sent
+
+
+@pytest.mark.parametrize("room", ROOMS)
+@every_coding
+def test_words_and_round_trip(name, room):
+    """Words of the oracle; all workers' positions back, and none of a worker that sends zeros."""
+    coding, (sizes, slots), rng = CODINGS[name], ROOMS[room], np.random.default_rng(0)
+    code = code_of(name, sizes, slots)
+    assert coding.words(Room(sizes, slots)) == code.words
+    rows, expected = [np.zeros(code.words, np.int32)], [[[]] * len(sizes)]
+    starts = np.cumsum([0, *sizes[:-1]])
+    for kind in KINDS:
+        chosen = positions(kind, sizes, slots, rng)
+        coded, sent = encoded(coding, chosen, sizes, slots), sent_of(code, chosen, sizes)
+        assert valid(coded.indices, coded.counts) == sent
+        if coding.sends_all:
+            assert sent == [p.tolist() for p in chosen]
+        if name not in ("RawIndices", "Cheapest"):
+            stream = np.concatenate([np.int64(p) + s for p, s in zip(sent, starts, strict=True)])
+            np.testing.assert_array_equal(coded.words, code.encode(stream.astype(int)))
+        rows.append(np.array(coded.words))
+        expected.append(sent)
+    for first in range(len(rows)):  # one row to four, every row among them
+        some = rows[first : first + 1 + first % 4]
+        decoded = coding.decode(tf.constant(np.stack(some)), Room(sizes, slots), SEED)
+        for r in range(len(some)):
+            found = valid([at[r] for at in decoded.indices], decoded.counts[r])
+            assert found == expected[first + r]
+        assert [at.shape for at in decoded.indices] == [(len(some), k) for k in slots]
+
+
+@pytest.mark.parametrize("name", ["Golomb", "DeltaPacking", "Huffman"])
+def test_what_does_not_fit_is_cut_at_the_end(name):
+    """Positions that cost more than random ones do, at rare places or with rare bytes."""
+    sizes, slots = (66_000, 66_000), (3000, 3000)
+    code, chosen = code_of(name, sizes, slots), []
+    for size, k in zip(sizes, slots, strict=True):
+        spread = np.arange(k) * (size // k)  # even gaps of more than average width
+        odd = np.arange(size - 4 * k, size, 4) | 3  # bytes that are rare
+        chosen.append((odd if name == "Huffman" else spread).astype(np.int32))
+    if name == "DeltaPacking":  # one large gap a group
+        chosen = [np.concatenate([np.arange(31) + 700 * g for g in range(94)])[:3000] for _ in "ab"]
+        chosen = [np.int32(p) for p in chosen]
+        slots = tuple(len(p) for p in chosen)
+        code = code_of(name, sizes, slots)
+    coded, sent = encoded(CODINGS[name], chosen, sizes, slots), sent_of(code, chosen, sizes)
+    assert valid(coded.indices, coded.counts) == sent
+    decoded = CODINGS[name].decode(coded.words[tf.newaxis], Room(sizes, slots), SEED)
+    assert valid([at[0] for at in decoded.indices], decoded.counts[0]) == sent
+    if name != "Huffman":
+        assert len(sent[0]) == slots[0] and 0 < len(sent[1]) < slots[1]
+
+
+@pytest.mark.parametrize("name", [n for n in CODINGS if n not in ("RawIndices", "Cheapest")])
+def test_in_a_graph(name):
+    """All shapes are known there, as a collective needs."""
+    sizes, slots = (300, 7), (20, 3)
+    room, rng = Room(sizes, slots), np.random.default_rng(1)
+    chosen = positions("some", sizes, slots, rng)
+    padded = [np.pad(p, (0, k - len(p))) for p, k in zip(chosen, slots, strict=True)]
+
+    @tf.function
+    def both(indices, counts, seed):
+        coded = CODINGS[name].encode(indices, counts, room, seed)
+        assert coded.words.shape == [CODINGS[name].words(room)]
+        decoded = CODINGS[name].decode(tf.stack([coded.words] * 3), room, seed)
+        assert [at.shape for at in decoded.indices] == [(3, k) for k in slots]
+        return coded.words, decoded.indices, decoded.counts
+
+    words, indices, counts = both(
+        [tf.constant(p) for p in padded], tf.constant([len(p) for p in chosen]), SEED
+    )
+    np.testing.assert_array_equal(words, encoded(CODINGS[name], chosen, sizes, slots).words)
+    expected = [p.tolist() for p in chosen]
+    for r in range(3):
+        assert valid([at[r] for at in indices], counts[r]) == expected
+
+
+@pytest.mark.parametrize("name", [n for n in LOSSLESS if n != "RawIndices"])
+def test_malformed_words(name):
+    """An error, or positions that a tensor has; never a crash."""
+    sizes, slots = (300, 7, 64), (30, 7, 5)
+    coding, room, rng = CODINGS[name], Room(sizes, slots), np.random.default_rng(2)
+    good = encoded(coding, positions("full", sizes, slots, rng), sizes, slots).words.numpy()
+    errors = 0
+    for trial in range(21):
+        words = np.stack([good, good])
+        if trial % 3 == 0:
+            words[1] = rng.integers(-(2**31), 2**31, words.shape[1])
+        elif trial % 3 == 1:
+            words[1, rng.integers(words.shape[1])] ^= np.int32(1) << rng.integers(31)
+        else:
+            words[1, 0] = rng.integers(-50, 100)
+        try:
+            decoded = coding.decode(tf.constant(words), room, SEED)
+        except tf.errors.InvalidArgumentError as error:
+            assert "messages" in str(error)
+            errors += 1
+            continue
+        assert np.sum(decoded.counts[1]) <= sum(slots) and np.all(decoded.counts >= 0)
+        for at, size, n in zip(decoded.indices, sizes, decoded.counts[1], strict=True):
+            used = np.array(at[1])[:n]
+            assert np.all((used >= 0) & (used < size)) and np.all(np.diff(used) > 0)
+    assert errors >= (4 if name == "Bitmap" else 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("EliasFano", "a count must be"),
+        ("RunLength", "a count must be"),
+        ("Huffman", "indices must"),
+        ("DeltaPacking", "indices must"),
+        ("Golomb", "count"),
+    ],
+)
+def test_errors_name_what_is_wrong(name, words):
+    sizes, slots = (300,), (3,)
+    code = encoded(CODINGS[name], [np.int32([1, 2, 299])], sizes, slots).words.numpy()
+    code[0] = 4 if name == "Golomb" else 3
+    if words == "indices must":
+        code[1:] = -1
+    elif name != "Golomb":
+        code[0] = 2 if name == "EliasFano" else 4
+    with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+        CODINGS[name].decode(tf.constant(code)[tf.newaxis], Room(sizes, slots), SEED)
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 257, 65_536, 1_000_003, 2**24 + 5, 2**31 - 1])
+def test_huffman_tables(size):
+    """A prefix code of the right lengths; bit by bit that of the oracle where counting is quick."""
+    lengths, codes = codings.huffman.table(size)
+    assert lengths.min() >= 1 and lengths.max() <= codings.huffman.LONGEST
+    assert np.sum(0.5**lengths) == 1  # Kraft: complete, and nothing to spare
+    if size < 2**20:
+        expected = huffman_codes(size)
+        assert [len(c) for c in expected] == lengths.tolist()
+        assert [sum(b << t for t, b in enumerate(c)) for c in expected] == codes.tolist()
+
+
+def test_fields_of_every_width():
+    rng = np.random.default_rng(3)
+    for width in (0, 1, 5, 8, 17, 31, 32):
+        for count in (0, 1, 32, 100):
+            numbers = rng.integers(0, 2**width, count).astype(np.uint32).view(np.int32)
+            words = bits.packed(tf.constant(numbers), width)
+            assert words.shape == [bits.packed_words(count, width)]
+            both = tf.stack([words, tf.zeros_like(words)])
+            found = np.array(bits.unpacked(both, width, count))
+            np.testing.assert_array_equal(found, [numbers, np.zeros_like(numbers)])
+            if count:
+                starts = tf.range(count, dtype=tf.int64)[tf.newaxis] * width
+                lengths = tf.fill([1, count], width)
+                read = bits.read(both[:1], starts, lengths)[0]
+                np.testing.assert_array_equal(read, numbers.view(np.uint32))
+                again = bits.written(read, lengths[0], words.shape[0])
+                np.testing.assert_array_equal(again, words)
+
+
+def test_a_bucket_of_too_many_elements_is_refused():
+    room = Room((2**31 - 1, 5), (10, 1))
+    with pytest.raises(ValueError, match="number the elements of a bucket in int32.*RawIndices"):
+        codings.Golomb().words(room)
+    assert codings.RawIndices().words(room) == 13
