@@ -12,7 +12,7 @@ using ::tensorflow::shape_inference::ShapeHandle;
 
 namespace {
 
-constexpr int kHalfBits = 16;  // Values as bfloat16.
+constexpr int kMaxLevelBits = 4, kHalfBits = 16;  // As in core/cpu/levels.h.
 
 Status SelectAndCodeShape(InferenceContext* c) {
   std::vector<ShapeHandle> grads, residuals, velocities;
@@ -38,8 +38,13 @@ Status SelectAndCodeShape(InferenceContext* c) {
   }
   ShapeHandle unused;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(c->num_inputs() - 1), 0, &unused));
+  if (bits > kMaxLevelBits && bits != kHalfBits) {
+    return InvalidArgument("`value_bits` must be in [1, ", kMaxLevelBits, "] or ", kHalfBits,
+                           ". Received: value_bits=", bits, ".");
+  }
   int64_t words = 3 + code_words, slots = 0;
   for (const int64_t of_tensor : k) {
+    if (of_tensor < 0) return InvalidArgument("`k` must be >= 0. Received: ", of_tensor, ".");
     slots += of_tensor;
     words += bits == kHalfBits ? (of_tensor + 1) / 2 : int64_t{1} << (bits - 1);
   }

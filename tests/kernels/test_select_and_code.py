@@ -49,9 +49,12 @@ def oracle(inputs, k, *, momentum=(0.0, False), **options):
     )  # fmt: skip
 
 
+CASES = [(kind, selected.VALUE_BITS[i % 5]) for i, kind in enumerate(KINDS)]
+CASES += [("laplace", bits) for bits in selected.VALUE_BITS if ("laplace", bits) not in CASES]
+
+
 @needs_native
-@pytest.mark.parametrize("value_bits", selected.VALUE_BITS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "value_bits"), CASES)
 def test_all_ways_and_the_oracle_agree(kind, value_bits):
     turn = value_bits % 3
     name, momentum = list(MOMENTA.items())[turn]
@@ -159,8 +162,9 @@ def test_static_length(backend):
             for bits in selected.VALUE_BITS
         ]
 
+    zeros = [t.numpy() for t in x]
     for bits, length in zip(selected.VALUE_BITS, on(backend, lengths), strict=True):
-        assert length == [oracle([x, x, []], [30, 0], value_bits=bits)[0].size]
+        assert length == [oracle([zeros, zeros, []], [30, 0], value_bits=bits)[0].size]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -8,14 +8,13 @@ Learning from Non-IID Data", algorithm 1 and "sparse ternary compression"; the s
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 
 import numpy as np
 
 from tests.oracle.coded import GolombLength
-from tests.oracle.positions import golomb_bits_numpy, read_golomb
+from tests.oracle.positions import golomb_bits_numpy, golomb_capacity, read_golomb
 from tests.oracle.quantization import Malformed, flush, to_bits, to_words
-from tests.oracle.redsync import accumulate_and_select_numpy, top_k_numpy
+from tests.oracle.redsync import accumulate_and_select_numpy
 
 UNITS = 31  # magnitudes are multiples of 2^-31 of the power of two above the largest one
 
@@ -24,8 +23,7 @@ def mean_numpy(magnitudes, exponent: int) -> np.float32:
     """Mean of magnitudes below 2^exponent, each rounded down; 0 of none."""
     if len(magnitudes) == 0:
         return np.float32(0)
-    unit = Fraction(2) ** (exponent - UNITS)
-    total = sum(math.floor(Fraction(float(a)) / unit) for a in magnitudes)
+    total = sum(int(math.ldexp(a, UNITS - exponent)) for a in magnitudes.tolist())
     return np.float32(total / len(magnitudes) * 2.0 ** (exponent - UNITS))
 
 
@@ -123,9 +121,9 @@ def select_and_code_numpy(grads, residuals, velocities, k, *, value_bits, **opti
     count = sum(index.size for index, _ in kept)
     message = np.concatenate([np.array([1, count, len(bits)], np.int32), code, words])
     out = []
-    for residual, (index, value), (_, all_values), q in zip(v, kept, chosen, sent, strict=True):
+    for residual, everything, (index, value), q in zip(v, chosen, kept, sent, strict=True):
         flat = residual.reshape(-1).copy()
-        flat[_[: all_values.size]] = all_values
+        flat[everything[0]] = everything[1]
         flat[index] = value - q
         out.append(flat.reshape(residual.shape))
     if not all(np.isfinite(q).all() for q in sent):
@@ -138,15 +136,15 @@ def decode_numpy(messages, shapes, k, value_bits: int) -> list[np.ndarray]:
     sizes, slots = [int(np.prod(s)) for s in shapes], [int(x) for x in k]
     length, ends = GolombLength(sizes, slots), np.cumsum(sizes)
     totals = [np.zeros(n, np.float32) for n in sizes]
-    capacity = max(length.words, -(-(sum(slots) * (length.b + 1) + ((ends[-1] - sum(slots)) >> length.b)) // 32))
+    worst = golomb_capacity(int(ends[-1]), sum(slots), length.b)  # what a decoder has room for
     rows = []
     for row in np.asarray(messages, np.int32):
         count, bits, code = row[1], row[2], row[3 : 3 + length.words]
         if not 0 <= count <= sum(slots):
             raise Malformed("count")
-        if not 0 <= bits <= 32 * capacity:
+        if not 0 <= bits <= 32 * worst:
             raise Malformed("bits")
-        code = np.concatenate([code, np.zeros(capacity - length.words, np.int32)])
+        code = np.concatenate([code, np.zeros(max(0, worst - length.words), np.int32)])[:worst]
         at = np.array(read_golomb(to_bits(code)[:bits].tolist(), int(count), length.b), np.int64)
         if (at >= ends[-1]).any():
             raise Malformed("index")

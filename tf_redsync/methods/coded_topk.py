@@ -93,7 +93,12 @@ class CodedTopK(MomentumCorrected):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_warm_up(self.warm_up, DenseWarmUp)
-        checks.choice("value_bits", self.value_bits, VALUE_BITS)
+        checks.integer("value_bits", self.value_bits, low=1)
+        if self.value_bits not in VALUE_BITS:
+            raise ValueError(
+                f"`value_bits` must be one of {VALUE_BITS}; 16 is for bfloat16. Received: "
+                f"value_bits={self.value_bits}"
+            )
 
     def describe(self, spec: TensorSpec) -> str:
         """See `Method`."""
