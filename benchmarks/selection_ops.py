@@ -120,9 +120,7 @@ def chain(op: str, n: int, k: int, momentum: float, calls: int):
                 message, v, u = top_k_step(g, v, u, k, momentum)
             elif op == "coded":
                 velocities = [u] if momentum else []
-                coded = select_and_code(
-                    [g], [v], velocities, [k], value_bits=1, momentum=momentum
-                )
+                coded = select_and_code([g], [v], velocities, [k], value_bits=1, momentum=momentum)
                 message, (v,) = coded.message, coded.residuals
                 (u,) = coded.velocities or [u]
             else:

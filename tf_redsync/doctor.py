@@ -24,7 +24,7 @@ OPS = (
     "accumulate_and_select", "decode", "descend", "quantize", "dequantize_sum", "sparse_merge",
     "golomb_encode", "golomb_decode", "bloom_build", "bloom_query", "select_and_code",
 )  # fmt: skip
-# What on GPUs is made of the other ops.
+# What is made of other ops on GPUs.
 COMPOSED_ON_GPUS = ("select_and_code",)
 
 

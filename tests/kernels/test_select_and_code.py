@@ -1,4 +1,4 @@
-"""select_and_code: one native op, the composed ops, pure TensorFlow and the oracle: the same bits."""
+"""select_and_code: one native op, composed ops, pure TensorFlow, oracle: the same bits."""
 
 import numpy as np
 import pytest
@@ -106,7 +106,10 @@ def test_positions_that_do_not_fit_wait(value_bits):
         assert_same_bits(result, expected[:3], way)
         left = np.flatnonzero(result.residuals[0] == grad)
         count = result.message[1]
-        assert 900 < count < 1000 and (left[left > 33 * count] == np.arange(33 * count + 1, 33_000)).all()
+        assert (
+            900 < count < 1000
+            and (left[left > 33 * count] == np.arange(33 * count + 1, 33_000)).all()
+        )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -131,11 +134,10 @@ def test_too_large_for_bfloat16(backend):
 
 
 @needs_native
-@pytest.mark.parametrize("value_bits", [2, 16])
-def test_graph_equals_eager(value_bits):
-    inputs, k = make_inputs("laplace", SIZES), make_k(SIZES, first=1)
+def test_graph_equals_eager():
+    inputs, k = make_inputs("laplace", (0, 1000)), [0, 90]
     results = [
-        run(way, inputs, k, graph=graph, value_bits=value_bits, momentum=(0.9, True))
+        run(way, inputs, k, graph=graph, value_bits=2, momentum=(0.9, True))
         for way in WAYS
         for graph in (False, True)
     ]
@@ -159,11 +161,11 @@ def test_static_length(backend):
     def lengths():
         return [
             selected.select_and_code(x, x, [], [30, 0], value_bits=bits).message.shape.as_list()
-            for bits in selected.VALUE_BITS
+            for bits in (3, 16)
         ]
 
     zeros = [t.numpy() for t in x]
-    for bits, length in zip(selected.VALUE_BITS, on(backend, lengths), strict=True):
+    for bits, length in zip((3, 16), on(backend, lengths), strict=True):
         assert length == [oracle([zeros, zeros, []], [30, 0], value_bits=bits)[0].size]
 
 
@@ -230,4 +232,3 @@ def test_gpus_get_the_composed_ops(monkeypatch):
     assert selected._runs_as_one_op([cpu]) and not selected._runs_as_one_op([cpu, nowhere])
     monkeypatch.setattr(ops, "backend", lambda: "tensorflow")
     assert not selected._runs_as_one_op([cpu])
-

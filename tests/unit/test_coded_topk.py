@@ -40,18 +40,18 @@ def entropy_bits(n: int, k: int) -> float:
 @pytest.mark.parametrize("value_bits", [1, 4])
 @pytest.mark.parametrize("density", [0.001, 0.01])
 def test_message_is_near_the_entropy(laplace, density, value_bits):
-    """Within 3 % of log2 C(n, k) and the bits of the values, heads included."""
+    """Within 2 % of log2 C(n, k) and the bits of the values, heads included."""
     method = rs.CodedTopK(density=density, value_bits=value_bits)
     (step,) = exchanged(method, laplace)
     (request,), k = step.requests, round(density * laplace.size)
     bits = 8 * wire.payload_bytes(request)
     bound = entropy_bits(laplace.size, k) + k * value_bits
-    assert bound < bits < 1.03 * bound
+    assert bound < bits < 1.02 * bound  # 1.7 % above it, at most
     # And the message holds all of them.
     assert np.count_nonzero(step.totals[0][0]) == k
 
 
-@pytest.mark.parametrize(("density", "captured"), [(0.001, @E001@), (0.01, @E01@)])
+@pytest.mark.parametrize(("density", "captured"), [(0.001, 0.984), (0.01, 0.968)])
 def test_one_bit_carries_the_energy_of_the_top_k(laplace, density, captured):
     """As the module's docstring says; more bits carry more."""
     shares = []
@@ -64,17 +64,17 @@ def test_one_bit_carries_the_energy_of_the_top_k(laplace, density, captured):
     assert shares == sorted(shares) and shares[2] > 0.99 and shares[3] > 0.99999
 
 
-@pytest.mark.parametrize("value_bits", [1, 3, 16])
+@pytest.mark.parametrize("value_bits", [1, 3])
 def test_everything_arrives_in_the_end(value_bits):
     """With the same gradient in every step, totals add up to all of it but a bounded rest."""
     gradient = np.random.default_rng(1).normal(size=(30, 40)).astype(np.float32)
     rests = []
     method = rs.CodedTopK(density=0.05, dense_below=0, value_bits=value_bits)
-    history = exchanged(method, gradient, steps=120, workers=2)
-    for steps in (60, 120):
+    history = exchanged(method, gradient, steps=60)
+    for steps in (30, 60):
         delivered = sum(np.float64(h.totals[0][0]) for h in history[:steps])
-        rests.append(np.abs(2 * steps * gradient - delivered).max())
-    assert rests[1] < 1.5 * rests[0] < 0.7 * np.abs(120 * gradient).max()
+        rests.append(np.abs(steps * gradient - delivered).max())
+    assert rests[1] < 1.3 * rests[0] < 0.5 * np.abs(60 * gradient).max()
 
 
 def test_positions_that_do_not_fit_are_sent_later():
@@ -107,11 +107,11 @@ def test_conditional_means(depth):
 
 
 def test_halves_at_the_mean_beat_equal_steps():
-    """Of magnitudes above a threshold: Laplace, and heavier tails still more."""
+    """Of one and of two magnitudes, between the smallest and the largest, linear or logarithmic."""
     rng = np.random.default_rng(3)
-    for draw in (rng.laplace, lambda size: rng.standard_t(3, size)):
+    for draw in (rng.laplace, rng.standard_normal, lambda size: rng.standard_t(3, size)):
         values = np.sort(np.abs(draw(size=400_000)))[-4000:].astype(np.float32)
-        for depth in (1, 2, 3):
+        for depth in (0, 1):
             means, sets = conditional_means(tf.constant(values), tf.constant(4000), depth)
             ours = np.square(values - tf.gather(means, sets).numpy()).sum()
             for scale, back in ((lambda x: x, lambda x: x), (np.log, np.exp)):
