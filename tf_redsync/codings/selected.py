@@ -93,8 +93,8 @@ def select_and_code(
     if value_bits not in VALUE_BITS:
         raise ValueError(f"`value_bits` must be one of {VALUE_BITS}. Received: {value_bits}.")
     form = form_of(len(grads))
-    check_select(grads, residuals, velocities, *form.values(), momentum)
-    options = {"momentum": momentum, "nesterov": nesterov, "masking": masking}
+    check_select(grads, residuals, velocities, form["selectors"], form["quantized"], momentum)
+    options: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "masking": masking}
     if _runs_as_one_op(grads):
         room = Room(tuple(g.shape.num_elements() for g in grads), tuple(k))
         rice, words = Golomb().parameters(room)
