@@ -135,14 +135,11 @@ def test_too_large_for_bfloat16(backend):
 
 @needs_native
 def test_graph_equals_eager():
-    inputs, k = make_inputs("laplace", (0, 1000)), [0, 90]
-    results = [
-        run(way, inputs, k, graph=graph, value_bits=2, momentum=(0.9, True))
-        for way in WAYS
-        for graph in (False, True)
-    ]
-    for result in results[1:]:
-        assert_same_bits(result, results[0], "graph, eager")
+    inputs, k = make_inputs("laplace", (1000,)), [90]
+    options = {"value_bits": 2, "momentum": (0.9, True)}
+    eager = run("one op", inputs, k, **options)
+    for way in ("one op", "tensorflow"):
+        assert_same_bits(run(way, inputs, k, graph=True, **options), eager, way)
 
 
 @needs_native
@@ -155,7 +152,7 @@ def test_inputs_are_left_alone():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_static_length(backend):
-    x = [tf.zeros([40, 25]), tf.zeros([0, 3])]
+    x = [tf.zeros([4, 25]), tf.zeros([0, 3])]
 
     @tf.function
     def lengths():

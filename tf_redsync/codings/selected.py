@@ -94,29 +94,41 @@ def select_and_code(
         raise ValueError(f"`value_bits` must be one of {VALUE_BITS}. Received: {value_bits}.")
     form = form_of(len(grads))
     check_select(grads, residuals, velocities, form["selectors"], form["quantized"], momentum)
+    tensors = (grads, residuals, velocities)
     options: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "masking": masking}
+    scale = tf.convert_to_tensor(1.0 if scale is None else scale, tf.float32)
     if _runs_as_one_op(grads):
-        room = Room(tuple(g.shape.num_elements() for g in grads), tuple(k))
-        rice, words = Golomb().parameters(room)
-        return Selected(
-            *native.load().redsync_select_and_code(
-                grads=grads,
-                residuals=residuals,
-                velocities=velocities,
-                scale=tf.convert_to_tensor(1.0 if scale is None else scale, tf.float32),
-                k=list(k),
-                rice=rice,
-                code_words=words,
-                value_bits=value_bits,
-                **options,
-            )
-        )
+        return _one_op(*tensors, list(k), scale, value_bits, **options)
     fixed, ratios = tf.constant(list(k), tf.int32), tf.fill([len(grads)], -1.0)
-    chosen = ops.accumulate_and_select(
-        grads, residuals, velocities, fixed, ratios, scale=scale, **form, **options
-    )
+    chosen = ops.accumulate_and_select(*tensors, fixed, ratios, scale=scale, **form, **options)
     message, kept = coding(value_bits).encode(chosen.message, chosen.residuals, list(k), **form)
     return Selected(message, kept, list(chosen.velocities))
+
+
+def _one_op(
+    grads: list[tf.Tensor],
+    residuals: list[tf.Tensor],
+    velocities: list[tf.Tensor],
+    k: list[int],
+    scale: tf.Tensor,
+    value_bits: int,
+    **options: Any,
+) -> Selected:
+    room = Room(tuple(g.shape.num_elements() for g in grads), tuple(k))
+    rice, words = Golomb().parameters(room)
+    return Selected(
+        *native.load().redsync_select_and_code(
+            grads=grads,
+            residuals=residuals,
+            velocities=velocities,
+            scale=scale,
+            k=k,
+            rice=rice,
+            code_words=words,
+            value_bits=value_bits,
+            **options,
+        )
+    )
 
 
 def _runs_as_one_op(tensors: Sequence[tf.Tensor]) -> bool:
