@@ -94,13 +94,14 @@ def select_and_code(
         raise ValueError(f"`value_bits` must be one of {VALUE_BITS}. Received: {value_bits}.")
     form = form_of(len(grads))
     check_select(grads, residuals, velocities, form["selectors"], form["quantized"], momentum)
-    tensors = (grads, residuals, velocities)
     options: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "masking": masking}
     scale = tf.convert_to_tensor(1.0 if scale is None else scale, tf.float32)
     if _runs_as_one_op(grads):
-        return _one_op(*tensors, list(k), scale, value_bits, **options)
+        return _one_op(grads, residuals, velocities, list(k), scale, value_bits, **options)
     fixed, ratios = tf.constant(list(k), tf.int32), tf.fill([len(grads)], -1.0)
-    chosen = ops.accumulate_and_select(*tensors, fixed, ratios, scale=scale, **form, **options)
+    chosen = ops.accumulate_and_select(
+        grads, residuals, velocities, fixed, ratios, scale=scale, **form, **options
+    )
     message, kept = coding(value_bits).encode(chosen.message, chosen.residuals, list(k), **form)
     return Selected(message, kept, list(chosen.velocities))
 
