@@ -5,6 +5,7 @@ r"""Time of accumulate-and-select against the plain accumulate pass over the sam
 sweeps size, density and input, and measures in one run, on one thread:
 
     exact, trimmed, threshold   this library's selectors (threshold: a search every fifth step)
+    coded                       `exact`, and its message coded: positions by Golomb, values in a bit
     twin                        `exact` in pure TensorFlow
     tf_top_k                    accumulate, tf.math.top_k of the magnitudes, gather, scatter zeros
     argpartition                the plain pass and numpy.argpartition, doing the same

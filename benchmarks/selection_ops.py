@@ -23,11 +23,12 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync import ops
+from tf_redsync.codings.selected import select_and_code
 
 NATIVE = ("exact", "trimmed", "threshold")
 # Of one step at n elements: the ops that are left to few repeats at large n.
 SLOW = ("twin", "tf_top_k", "argpartition")
-OPS = (*NATIVE, *SLOW, "memcpy", "accumulate", "decode8")
+OPS = (*NATIVE, "coded", *SLOW, "memcpy", "accumulate", "decode8")
 SEARCH_INTERVAL = 5  # Steps from one threshold search to the next, RedSync's default.
 RANKS = 8
 PLAIN_PASS = r"""
@@ -117,6 +118,11 @@ def chain(op: str, n: int, k: int, momentum: float, calls: int):
         for i in range(calls):
             if op == "tf_top_k":
                 message, v, u = top_k_step(g, v, u, k, momentum)
+            elif op == "coded":
+                velocities = [u] if momentum else []
+                coded = select_and_code([g], [v], velocities, [k], value_bits=1, momentum=momentum)
+                message, (v,) = coded.message, coded.residuals
+                (u,) = coded.velocities or [u]
             else:
                 selector, search = ("exact" if op == "twin" else op), i % SEARCH_INTERVAL == 0
                 message, v, u, ratios = select(selector, g, v, u, k, momentum, ratios, search)

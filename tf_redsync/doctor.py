@@ -22,8 +22,10 @@ from typing import Any
 PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "tf_keras", "tensorflow-addons", "numpy")
 OPS = (
     "accumulate_and_select", "decode", "descend", "quantize", "dequantize_sum", "sparse_merge",
-    "golomb_encode", "golomb_decode", "bloom_build", "bloom_query",
+    "golomb_encode", "golomb_decode", "bloom_build", "bloom_query", "select_and_code",
 )  # fmt: skip
+# What is made of other ops on GPUs.
+COMPOSED_ON_GPUS = ("select_and_code",)
 
 
 def versions() -> dict[str, str | None]:
@@ -82,7 +84,11 @@ def backends() -> dict[str, dict[str, dict[str, str]]]:
     """For every op and kind of device, which backend runs it there, and why."""
     devices = {"CPU": _backend_on_cpus()}
     devices["GPU"] = _backend_on_gpus(devices["CPU"])
-    return {op: {kind: dict(chosen) for kind, chosen in devices.items()} for op in OPS}
+    chosen = {op: {kind: dict(on) for kind, on in devices.items()} for op in OPS}
+    for op in COMPOSED_ON_GPUS:
+        if devices["GPU"]["backend"] == "native":
+            chosen[op]["GPU"]["backend"] = "composed of native ops"
+    return chosen
 
 
 def _backend_on_cpus() -> dict[str, str]:

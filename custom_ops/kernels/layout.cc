@@ -33,8 +33,12 @@ tensorflow::Status TensorAttributes::Read(tensorflow::OpKernelConstruction* cont
 }
 
 tensorflow::Status SelectAttributes::Read(tensorflow::OpKernelConstruction* context) {
-  bool nesterov;
   TF_RETURN_IF_ERROR(TensorAttributes::Read(context));
+  return MomentumAttributes::Read(context);
+}
+
+tensorflow::Status MomentumAttributes::Read(tensorflow::OpKernelConstruction* context) {
+  bool nesterov;
   TF_RETURN_IF_ERROR(context->GetAttr("momentum", &factor));
   TF_RETURN_IF_ERROR(context->GetAttr("nesterov", &nesterov));
   TF_RETURN_IF_ERROR(context->GetAttr("masking", &masking));
@@ -43,23 +47,46 @@ tensorflow::Status SelectAttributes::Read(tensorflow::OpKernelConstruction* cont
   return InvalidArgument("`momentum` must be finite and >= 0. Received: momentum=", factor, ".");
 }
 
-tensorflow::Status SelectInputs::Read(OpKernelContext* context,
-                                      const SelectAttributes& attributes) {
+tensorflow::Status AccumulateInputs::Read(OpKernelContext* context,
+                                          const MomentumAttributes& attributes) {
   TF_RETURN_IF_ERROR(context->input_list("grads", &grads));
   TF_RETURN_IF_ERROR(context->input_list("residuals", &residuals));
   TF_RETURN_IF_ERROR(context->input_list("velocities", &velocities));
+  TF_RETURN_IF_ERROR(Scalar(context, "scale", &scale));
+  TF_RETURN_IF_ERROR(CheckShapes("residuals", residuals, grads));
+  if (attributes.momentum == Momentum::kNone && velocities.size() == 0) {
+    return tensorflow::OkStatus();
+  }
+  return CheckShapes("velocities", velocities, grads);
+}
+
+void AccumulateInputs::Set(int i, const MomentumAttributes& attributes,
+                           const std::vector<Tensor*>& new_residuals,
+                           const std::vector<Tensor*>& new_velocities, SelectOptions* options,
+                           SelectBuffers* buffers) const {
+  options->size = grads[i].NumElements();
+  options->momentum = attributes.momentum;
+  options->factor = attributes.factor;
+  options->masking = attributes.masking;
+  options->scale = scale->scalar<float>()();
+  buffers->grad = grads[i].flat<float>().data();
+  buffers->residual = residuals[i].flat<float>().data();
+  buffers->new_residual = new_residuals[i]->flat<float>().data();
+  if (attributes.momentum == Momentum::kNone) return;
+  buffers->velocity = velocities[i].flat<float>().data();
+  buffers->new_velocity = new_velocities[i]->flat<float>().data();
+}
+
+tensorflow::Status SelectInputs::Read(OpKernelContext* context,
+                                      const SelectAttributes& attributes) {
+  TF_RETURN_IF_ERROR(AccumulateInputs::Read(context, attributes));
   TF_RETURN_IF_ERROR(context->input("k", &k));
   TF_RETURN_IF_ERROR(context->input("ratios", &ratios));
-  TF_RETURN_IF_ERROR(Scalar(context, "scale", &scale));
   TF_RETURN_IF_ERROR(Scalar(context, "side", &side));
   TF_RETURN_IF_ERROR(Scalar(context, "search", &search));
   if (ratios->dims() != 1 || ratios->NumElements() != grads.size()) {
     return InvalidArgument("`ratios` must have shape [", grads.size(),
                            "]. Received: ", ratios->shape().DebugString(), ".");
-  }
-  TF_RETURN_IF_ERROR(CheckShapes("residuals", residuals, grads));
-  if (attributes.momentum != Momentum::kNone || velocities.size() != 0) {
-    TF_RETURN_IF_ERROR(CheckShapes("velocities", velocities, grads));
   }
   return MakeParts(attributes, "grads", grads, *k, &parts);
 }

@@ -20,8 +20,8 @@ struct TensorAttributes {
   tensorflow::Status Read(tensorflow::OpKernelConstruction* context);
 };
 
-// The attributes of RedsyncAccumulateAndSelect.
-struct SelectAttributes : TensorAttributes {
+// The attributes of what accumulates gradients.
+struct MomentumAttributes {
   Momentum momentum;
   float factor;  // Of the momentum.
   bool masking;
@@ -29,10 +29,30 @@ struct SelectAttributes : TensorAttributes {
   tensorflow::Status Read(tensorflow::OpKernelConstruction* context);
 };
 
-// The inputs of RedsyncAccumulateAndSelect, and the parts of its message.
-struct SelectInputs {
+// The attributes of RedsyncAccumulateAndSelect.
+struct SelectAttributes : TensorAttributes, MomentumAttributes {
+  tensorflow::Status Read(tensorflow::OpKernelConstruction* context);
+};
+
+// The inputs that are accumulated.
+struct AccumulateInputs {
   tensorflow::OpInputList grads, residuals, velocities;
-  const tensorflow::Tensor *k, *ratios, *scale, *side, *search;
+  const tensorflow::Tensor* scale;
+
+  // Reads and checks all but the value of `scale`, which may be on a device.
+  tensorflow::Status Read(tensorflow::OpKernelContext* context,
+                          const MomentumAttributes& attributes);
+
+  // What AccumulateAndSelect() needs to know of tensor `i`, but for what is selected of it.
+  void Set(int i, const MomentumAttributes& attributes,
+           const std::vector<tensorflow::Tensor*>& new_residuals,
+           const std::vector<tensorflow::Tensor*>& new_velocities, SelectOptions* options,
+           SelectBuffers* buffers) const;
+};
+
+// The inputs of RedsyncAccumulateAndSelect, and the parts of its message.
+struct SelectInputs : AccumulateInputs {
+  const tensorflow::Tensor *k, *ratios, *side, *search;
   std::vector<Part> parts;
 
   // Reads and checks all but the values of ratios, side and search, which may be on a device.

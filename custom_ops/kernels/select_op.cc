@@ -89,26 +89,14 @@ class AccumulateAndSelectOp : public tensorflow::OpKernel {
                             bool* finite) const {
     const Part& part = call->parts[i];
     SelectOptions options;
-    options.size = part.size;
+    SelectBuffers buffers;
+    call->Set(i, attributes_, call->new_residuals, call->new_velocities, &options, &buffers);
     options.k = call->k->flat<int32_t>()(i);
     options.selector = attributes_.selectors[i];
     options.quantized = part.quantized;
-    options.momentum = attributes_.momentum;
-    options.factor = attributes_.factor;
-    options.masking = attributes_.masking;
-    options.scale = call->scale->scalar<float>()();
     options.positive_side = call->side->scalar<int32_t>()() > 0;
     options.search = call->search->scalar<bool>()();
     options.ratio = call->ratios->flat<float>()(i);
-
-    SelectBuffers buffers;
-    buffers.grad = call->grads[i].flat<float>().data();
-    buffers.residual = call->residuals[i].flat<float>().data();
-    buffers.new_residual = call->new_residuals[i]->flat<float>().data();
-    if (attributes_.momentum != Momentum::kNone) {
-      buffers.velocity = call->velocities[i].flat<float>().data();
-      buffers.new_velocity = call->new_velocities[i]->flat<float>().data();
-    }
     buffers.indices = const_cast<uint32_t*>(part.indices(message));
     if (!part.quantized) buffers.values = const_cast<int32_t*>(part.values(message));
 

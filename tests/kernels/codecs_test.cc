@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "custom_ops/core/cpu/bloom.h"
+#include "custom_ops/core/cpu/coded_message.h"
 #include "custom_ops/core/cpu/golomb.h"
+#include "custom_ops/core/cpu/levels.h"
 #include "custom_ops/core/cpu/merge.h"
 #include "custom_ops/core/cpu/quantize.h"
 #include "custom_ops/core/cpu/simd.h"
@@ -213,6 +215,171 @@ void TestGolomb() {
   Check(GolombEncode(format, outside, 4, part.data(), &error) == Status::kInvalidMessage &&
             std::string(error.field) == "count",
         "golomb: too many");
+}
+
+void TestGolombFitting() {
+  const GolombFormat format = {100000, 500, 6};
+  const std::vector<uint32_t> positions = Choose(100000, 500, 9);
+  for (int64_t words : {int64_t{0}, int64_t{1}, int64_t{50}, format.words(), format.words() + 3}) {
+    Buffer<int32_t> part(2 + words), padded(2 + format.words());
+    Buffer<uint32_t> back(500);
+    CodecError error;
+    int64_t sent = -1;
+    int32_t count = -1;
+    Check(GolombEncodeFitting(format, positions.data(), 500, words, part.data(), &sent, &error) ==
+                  Status::kOk &&
+              part[0] == sent && part[1] <= 32 * words && (words < 51 || sent == 500),
+          "golomb: fits");
+    part.MixAll();
+    std::fill(padded.begin(), padded.end(), 0);
+    std::copy(part.begin(), part.begin() + std::min(part.size(), padded.size()), padded.begin());
+    Check(GolombDecode(format, padded.data(), back.data(), &count, &error) == Status::kOk &&
+              count == sent && std::equal(back.begin(), back.begin() + sent, positions.begin()),
+          "golomb: the first positions");
+    if (sent == 500) continue;
+    const int64_t gap = positions[sent] - (sent > 0 ? int64_t{positions[sent - 1]} : -1) - 1;
+    Check(part[1] + (gap >> 6) + 1 + 6 > 32 * words, "golomb: one more does not fit");
+  }
+}
+
+// ------------------------------------------------------------------------------------- levels
+
+void TestLevels() {
+  for (int bits : {1, 2, 3, 4}) {
+    for (int64_t count : {0, 1, 2, 100, 5000}) {
+      for (float size : {1.0f, 1e-30f, 1e36f}) {
+        std::mt19937 random(count);
+        std::normal_distribution<float> normal;
+        Buffer<int32_t> values(count);
+        Buffer<uint32_t> codes(count);
+        Buffer<float> levels(LevelCount(bits));
+        for (int32_t& v : values) {
+          const float x = normal(random);
+          v = BitsOf((x + std::copysign(2.0f, x)) * size);
+        }
+        CodeByMeans(values.data(), count, bits, levels.data(), codes.data());
+        codes.MixAll();
+        levels.MixAll();
+        std::vector<double> sum(levels.size()), members(levels.size());
+        for (int64_t i = 0; i < count; ++i) {
+          Check(codes[i] < 2 * levels.size() && (codes[i] & 1) == (FloatOf(values[i]) < 0),
+                "levels: sign");
+          sum[codes[i] >> 1] += std::fabs(FloatOf(values[i]));
+          ++members[codes[i] >> 1];
+        }
+        float last = 0;
+        for (int64_t c = 0; c < levels.size(); ++c) {
+          const double mean = members[c] > 0 ? sum[c] / members[c] : 0;
+          Check(std::fabs(levels[c] - mean) <= 1e-6 * mean, "levels: conditional mean");
+          if (members[c] == 0) continue;
+          Check(levels[c] >= last, "levels: ascend");
+          last = levels[c];
+        }
+      }
+    }
+  }
+  for (float x : {1.0f, -1.00390625f, 1.01171875f, 3.3e38f, 2e-38f}) {
+    const float half = FloatOf(static_cast<int32_t>(uint32_t{HalfOf(BitsOf(x))} << 16));
+    Check(std::fabs(half - x) <= std::fabs(x) / 256, "halves: near");
+  }
+  Check(HalfOf(BitsOf(1.00390625f)) == 0x3f80 && HalfOf(BitsOf(1.01171875f)) == 0x3f82,
+        "halves: ties to even");
+}
+
+// ------------------------------------------------------------------------------ coded messages
+
+void TestCodedMessage() {
+  const int64_t sizes[] = {0, 1, 3000, 70, 5000}, slots[] = {0, 1, 100, 70, 33};
+  for (int bits : {1, 2, 3, 4, kHalfBits}) {
+    for (int64_t code_words : {0, 20, 60}) {
+      CodedFormat format;
+      format.positions = {8071, 204, 5};
+      format.code_words = code_words;
+      format.value_bits = bits;
+      std::mt19937 random(bits);
+      std::normal_distribution<float> normal;
+      std::vector<SelectedTensor> tensors(5);
+      std::vector<std::vector<uint32_t>> indices;
+      std::vector<std::vector<int32_t>> values(5);
+      std::vector<std::vector<float>> residuals(5);
+      for (int i = 0; i < 5; ++i) {
+        const int64_t count = slots[i] - (i == 4 ? 3 : 0);  // A slot may stay empty.
+        indices.push_back(sizes[i] == 0 ? std::vector<uint32_t>() : Choose(sizes[i], count, i));
+        for (int64_t j = 0; j < count; ++j) values[i].push_back(BitsOf(normal(random)));
+        residuals[i].assign(sizes[i], 0.25f);
+        tensors[i] = {sizes[i],          slots[i],         count,
+                      indices[i].data(), values[i].data(), residuals[i].data()};
+      }
+      Buffer<uint32_t> scratch(204);
+      Buffer<int32_t> message(format.words(tensors.data(), 5));
+      bool finite = false;
+      CodecError error;
+      Check(EncodeSelected(format, tensors.data(), 5, scratch.data(), message.data(), &finite,
+                           &error) == Status::kOk &&
+                finite && message[0] == 1,
+            "coded: status");
+      message.MixAll();
+      int64_t sent = message[1], first = 0, words = 3 + code_words;
+      Check(code_words == 60 ? sent == 201 : sent < 201, "coded: how many fit");
+      const int32_t* out = message.data() + words;
+      const int64_t levels = bits == kHalfBits ? 0 : LevelCount(bits);
+      for (int i = 0; i < 5; ++i) {
+        const int64_t kept = std::min(sent, tensors[i].count);
+        sent -= kept;
+        for (int64_t j = 0; j < tensors[i].count; ++j) {
+          float value = 0;
+          if (j < kept && bits == kHalfBits) {
+            value = FloatOf(
+                static_cast<int32_t>((static_cast<uint32_t>(out[j / 2]) >> (16 * (j % 2))) << 16));
+          } else if (j < kept) {
+            uint32_t code = 0;
+            for (int b = 0; b < bits; ++b) {
+              const int64_t at = (first + j) * bits + b;
+              code |= (message[words + 5 * levels + at / 32] >> (at % 32) & 1) << b;
+            }
+            const float level = FloatOf(out[code >> 1]);
+            value = code & 1 ? -level : level;
+          }
+          Check(residuals[i][indices[i][j]] == FloatOf(values[i][j]) - value, "coded: residual");
+        }
+        int64_t changed = 0;
+        for (float r : residuals[i]) changed += r != 0.25f;
+        Check(changed <= tensors[i].count, "coded: other residuals stay");
+        out += bits == kHalfBits ? CeilDiv(slots[i], 2) : levels;
+        first += slots[i];
+      }
+    }
+  }
+}
+
+void TestCodedMessageErrors() {
+  const uint32_t good[] = {3, 7}, descending[] = {7, 3};
+  const int32_t large[] = {BitsOf(1), BitsOf(3.4e38f)};
+  float residual[10];
+  uint32_t scratch[2];
+  for (int bits : {1, kHalfBits}) {
+    CodedFormat format;
+    format.positions = {10, 2, 1};
+    format.code_words = 1;
+    format.value_bits = bits;
+    SelectedTensor tensor = {10, 2, 2, good, large, residual};
+    Buffer<int32_t> message(format.words(&tensor, 1));
+    bool finite = true;
+    CodecError error;
+    Check(EncodeSelected(format, &tensor, 1, scratch, message.data(), &finite, &error) ==
+                  Status::kOk &&
+              finite == (bits == 1) && message[0] == finite,
+          "coded: too large for bfloat16");
+    if (!finite) {
+      Check(std::all_of(message.begin(), message.end(), [](int32_t w) { return w == 0; }),
+            "coded: not finite, all zero");
+    }
+    tensor.indices = descending;
+    Check(EncodeSelected(format, &tensor, 1, scratch, message.data(), &finite, &error) ==
+                  Status::kInvalidMessage &&
+              std::string(error.field) == "index",
+          "coded: descending");
+  }
 }
 
 // -------------------------------------------------------------------------------------- bloom
@@ -463,6 +630,10 @@ int main(int argc, char** argv) {
   redsync::TestQuantize(threads);
   redsync::TestQuantizeErrors(threads);
   redsync::TestGolomb();
+  redsync::TestGolombFitting();
+  redsync::TestLevels();
+  redsync::TestCodedMessage();
+  redsync::TestCodedMessageErrors();
   redsync::TestBloom(threads);
   redsync::TestMerge();
   redsync::TestMergeErrors();

@@ -6,6 +6,7 @@ finds the message malformed, or it gives the oracle's result; natively and in Te
 FUZZ_EXAMPLES=2000 in the environment looks further, and elsewhere each time.
 """
 
+import functools
 import os
 
 import numpy as np
@@ -15,6 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.common import make_inputs, needs_native, on
+from tests.oracle.coded_top_k import decode_numpy as decode_coded_numpy
+from tests.oracle.coded_top_k import select_and_code_numpy
 from tests.oracle.merging import sparse_merge_numpy
 from tests.oracle.positions import (
     bloom_query_numpy,
@@ -24,6 +27,7 @@ from tests.oracle.positions import (
 from tests.oracle.quantization import Malformed, dequantize_sum_numpy, flush, quantize_numpy
 from tests.oracle.redsync import accumulate_and_select_numpy, capacity_numpy
 from tf_redsync import ops
+from tf_redsync.codings import selected
 from tf_redsync.ops import codecs
 
 EXAMPLES = os.environ.get("FUZZ_EXAMPLES")
@@ -168,6 +172,36 @@ def test_golomb_decode(seed, rice, changes):
         lambda: codecs.golomb_decode(messages, slots=slots, **layout),
         lambda: golomb_decode_numpy(messages, slots=slots, **layout), ("count", "bits", "index"),
     )  # fmt: skip
+
+
+@needs_native
+@fuzz
+@given(seeds, st.sampled_from([1, 3, 16]), mutations)
+def test_coded_message(seed, value_bits, changes):
+    sizes, k, rows = (0, 1, 60, 500), [0, 1, 20, 9], []
+    for rank in range(RANKS):
+        grads, residuals, _ = make_inputs("normal", sizes, seed=10 * seed + rank)
+        rows.append(select_and_code_numpy(grads, residuals, [], k, value_bits=value_bits)[0])
+    messages = mutate(np.stack(rows), changes)
+    check(
+        lambda: coded_sums(ops.backend(), value_bits, sizes, tuple(k))(messages),
+        lambda: decode_coded_numpy(messages, [(n,) for n in sizes], k, value_bits),
+        ("flag", "count", "bits", "index", "value"),
+    )  # fmt: skip
+
+
+@functools.cache
+def coded_sums(backend, value_bits, sizes, k):
+    """The decoder as a graph, built on `backend`: eagerly it takes ten times as long."""
+    like = [tf.zeros([n]) for n in sizes]
+
+    @tf.function(input_signature=[tf.TensorSpec([RANKS, None], tf.int32)])
+    def sums(messages):
+        coding, form = selected.coding(value_bits), selected.form_of(len(k))
+        plain, slots, form = coding.decode(messages, like, list(k), **form)
+        return ops.decode(plain, tf.constant(slots), like, **form)
+
+    return sums
 
 
 @needs_native

@@ -13,8 +13,8 @@ from benchmarks import selection_inputs
 from benchmarks.counters import Instructions
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-OPS = {"exact", "trimmed", "threshold", "twin", "tf_top_k", "argpartition", "memcpy", "accumulate",
-       "decode8"}  # fmt: skip
+OPS = {"exact", "trimmed", "threshold", "coded", "twin", "tf_top_k", "argpartition", "memcpy",
+       "accumulate", "decode8"}  # fmt: skip
 
 
 def run(*flags):

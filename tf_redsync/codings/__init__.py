@@ -22,6 +22,7 @@ Bits of each position, of 2^22 elements, as `codings.compare` shows them:
 | values | bits |
 |---|---|
 | `Float32`, `Half` | 32, 16 |
+| `SignedLevels` | 1 to 4: a sign, and one of up to 8 magnitudes of a tensor |
 | `QSGDValues` | `ceil(log2(2 s + 1))` and a norm a bucket |
 | `PolynomialFit`, `DoubleExponentialFit` | `ceil(log2 k)`, the place in the sorted order |
 """
@@ -40,6 +41,7 @@ from tf_redsync.codings.plain import Float32, Half, RawIndices
 from tf_redsync.codings.polynomial import PolynomialFit
 from tf_redsync.codings.quantized_values import QSGDValues
 from tf_redsync.codings.run_length import RunLength
+from tf_redsync.codings.signed_levels import SignedLevels
 
 __all__ = [
     "Bitmap",
@@ -60,6 +62,7 @@ __all__ = [
     "RawIndices",
     "Room",
     "RunLength",
+    "SignedLevels",
     "ValueCoding",
     "compare",
 ]

@@ -44,6 +44,11 @@ class Golomb(IndexCoding):
     sends_all: ClassVar[bool] = False
     paper: ClassVar[str] = "Golomb 1966"
 
+    def parameters(self, room: Room) -> tuple[int, int]:
+        """Return the bits of a gap that are sent as they are, and the words of the code."""
+        stream = Stream(room)
+        return self._rice(stream), self._code_words(stream)
+
     def words(self, room: Room) -> Any:
         """See `IndexCoding`."""
         return 2 + self._code_words(Stream(room))

@@ -4,6 +4,7 @@ from tf_redsync.methods.base import Method, from_config
 from tf_redsync.methods.catalogue import table
 from tf_redsync.methods.cd_sgd import CDSGD
 from tf_redsync.methods.coded import Coded, DeepReduce
+from tf_redsync.methods.coded_topk import CodedTopK
 from tf_redsync.methods.comp_ams import CompAMS
 from tf_redsync.methods.dense import Dense, NoExchange
 from tf_redsync.methods.dgc import DGC
@@ -38,6 +39,7 @@ __all__ = [
     "ACPSGD",
     "CDSGD",
     "Coded",
+    "CodedTopK",
     "CompAMS",
     "DGC",
     "DeepReduce",

@@ -1,0 +1,231 @@
+"""select_and_code: one native op, composed ops, pure TensorFlow, oracle: the same bits."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.kernels.common import (
+    KINDS,
+    MOMENTA,
+    assert_same_bits,
+    make_inputs,
+    make_k,
+    needs_native,
+    on,
+)
+from tests.oracle.coded_top_k import decode_numpy, select_and_code_numpy
+from tf_redsync import ops
+from tf_redsync.codings import selected
+
+SIZES = (0, 1, 2, 31, 1000, 4097, 9000)
+BACKENDS = [pytest.param("native", marks=needs_native), "tensorflow"]
+# How a selection is made: by the one op, by native ops one after the other, in pure TensorFlow.
+WAYS = ("one op", "native ops", "tensorflow")
+
+
+def run(way: str, inputs, k, *, graph=False, momentum=(0.0, False), **options):
+    """`select_and_code`; returns numpy arrays."""
+    grads, residuals, velocities = inputs
+    factor, nesterov = momentum
+
+    def call():
+        return selected.select_and_code(
+            grads, residuals, velocities if factor else [], [int(n) for n in k],
+            momentum=factor, nesterov=nesterov, **options,
+        )  # fmt: skip
+
+    with pytest.MonkeyPatch.context() as patch:
+        if way == "native ops":
+            patch.setattr(selected, "_runs_as_one_op", lambda tensors: False)
+        backend = "tensorflow" if way == "tensorflow" else "native"
+        return on(backend, tf.function(call) if graph else call)
+
+
+def oracle(inputs, k, *, momentum=(0.0, False), **options):
+    grads, residuals, velocities = inputs
+    return select_and_code_numpy(
+        grads, residuals, velocities if momentum[0] else [], k,
+        momentum=momentum[0], nesterov=momentum[1], **options,
+    )  # fmt: skip
+
+
+CASES = [(kind, selected.VALUE_BITS[i % 5]) for i, kind in enumerate(KINDS)]
+CASES += [("laplace", bits) for bits in selected.VALUE_BITS if ("laplace", bits) not in CASES]
+
+
+@needs_native
+@pytest.mark.parametrize(("kind", "value_bits"), CASES)
+def test_all_ways_and_the_oracle_agree(kind, value_bits):
+    turn = value_bits % 3
+    name, momentum = list(MOMENTA.items())[turn]
+    inputs, k = make_inputs(kind, SIZES), make_k(SIZES, first=value_bits)
+    options = {
+        "momentum": momentum, "masking": turn != 1, "scale": np.float32(0.7),
+        "value_bits": value_bits,
+    }  # fmt: skip
+    results = [run(way, inputs, k, **options) for way in WAYS]
+    for way, result in zip(WAYS, results, strict=True):
+        assert_same_bits(result, results[0], f"{name}: {way}")
+    if kind != "denormal":  # numpy keeps denormals, TensorFlow takes them for zero
+        expected = oracle(inputs, k, **options)
+        assert_same_bits(results[0], expected[:3], f"{name}: the oracle")
+        sums = decode_numpy([results[0].message] * 2, [(n,) for n in SIZES], k, value_bits)
+        for total, (index, value) in zip(sums, expected[3], strict=True):
+            np.testing.assert_array_equal(total[index], 2 * value)
+
+
+@needs_native
+@pytest.mark.parametrize("value_bits", [1, 3, 16])
+def test_decoders_agree(value_bits):
+    k = make_k(SIZES, first=1)
+    messages = np.stack(
+        [oracle(make_inputs(kind, SIZES), k, value_bits=value_bits)[0] for kind in list(KINDS)[:3]]
+    )
+    expected = decode_numpy(messages, [(n,) for n in SIZES], k, value_bits)
+    for backend in ("native", "tensorflow"):
+        assert_same_bits(on(backend, lambda: sums(messages, k, value_bits)), expected, backend)  # noqa: B023
+
+
+def sums(messages, k, value_bits):
+    like, k = [tf.zeros([n]) for n in SIZES], [int(n) for n in k]
+    coding, form = selected.coding(value_bits), selected.form_of(len(SIZES))
+    plain, slots, form = coding.decode(tf.constant(messages), like, k, **form)
+    return ops.decode(plain, tf.constant(slots, tf.int32), like, **form)
+
+
+@needs_native
+@pytest.mark.parametrize("value_bits", [1, 4, 16])
+def test_positions_that_do_not_fit_wait(value_bits):
+    """Even gaps take longer codes than random ones of the same density."""
+    grad = np.full(33_000, 1e-3, np.float32)
+    grad[32::33] = np.linspace(1, 2, 1000)
+    k, zeros = [1000], np.zeros_like(grad)
+    for way in WAYS:
+        result = run(way, ([grad], [zeros], [zeros]), k, value_bits=value_bits)
+        expected = oracle(([grad], [zeros], [zeros]), k, value_bits=value_bits)
+        assert_same_bits(result, expected[:3], way)
+        left = np.flatnonzero(result.residuals[0] == grad)
+        count = result.message[1]
+        assert (
+            900 < count < 1000
+            and (left[left > 33 * count] == np.arange(33 * count + 1, 33_000)).all()
+        )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_not_finite(backend, bad):
+    for tensor, where in ((0, 30), (1, 4096)):
+        inputs = make_inputs("normal", (31, 4097))
+        inputs[0][tensor][where] = bad
+        way = "one op" if backend == "native" else backend
+        for value_bits in (1, 16):
+            result = run(way, inputs, [3, 50], value_bits=value_bits, momentum=(0.9, False))
+            assert not result.message.any(), (tensor, where)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_too_large_for_bfloat16(backend):
+    grad = np.array([3.4e38, 1.0, 2.0], np.float32)
+    inputs, way = [[grad], [0 * grad], []], "one op" if backend == "native" else backend
+    assert not run(way, inputs, [2], value_bits=16).message.any()
+    result = run(way, inputs, [1], value_bits=1)
+    assert result.message[0] == 1 and result.residuals[0][0] == 0
+
+
+@needs_native
+def test_graph_equals_eager():
+    inputs, k = make_inputs("laplace", (1000,)), [90]
+    options = {"value_bits": 2, "momentum": (0.9, True)}
+    eager = run("one op", inputs, k, **options)
+    for way in ("one op", "tensorflow"):
+        assert_same_bits(run(way, inputs, k, graph=True, **options), eager, way)
+
+
+@needs_native
+def test_inputs_are_left_alone():
+    inputs = [[tf.constant(x) for x in xs] for xs in make_inputs("normal", SIZES)]
+    before = [[t.numpy().copy() for t in ts] for ts in inputs]
+    run("one op", inputs, make_k(SIZES), value_bits=1, momentum=(0.9, False))
+    assert_same_bits([[t.numpy() for t in ts] for ts in inputs], before, "inputs")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_static_length(backend):
+    x = [tf.zeros([4, 25]), tf.zeros([0, 3])]
+
+    @tf.function
+    def lengths():
+        return [
+            selected.select_and_code(x, x, [], [30, 0], value_bits=bits).message.shape.as_list()
+            for bits in (3, 16)
+        ]
+
+    zeros = [t.numpy() for t in x]
+    for bits, length in zip((3, 16), on(backend, lengths), strict=True):
+        assert length == [oracle([zeros, zeros, []], [30, 0], value_bits=bits)[0].size]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("k", [[0, 3], [1, 5000], [-1, 3]])
+def test_k_out_of_range(backend, k):
+    inputs = make_inputs("normal", (31, 1000))
+    way = "one op" if backend == "native" else backend
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="k"):
+        run(way, inputs, k, value_bits=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"grads": []}, "`grads` must hold at least one"),
+        ({"residuals": []}, "`residuals` must have one tensor per gradient"),
+        ({"velocities": [np.zeros(5, np.float32)]}, "`velocities` must have"),
+        ({"momentum": -1.0}, "`momentum` must be finite"),
+        ({"value_bits": 5}, "`value_bits` must be one of.*5"),
+        ({"residuals": [np.zeros(4, np.float32)]}, "shapes of `grads`"),
+    ],
+)
+def test_wrong_arguments(change, text):
+    x = [np.zeros(5, np.float32)]
+    arguments = {"grads": x, "residuals": x, "velocities": [], "value_bits": 1, **change}
+    with pytest.raises(ValueError, match=text):
+        selected.select_and_code(**arguments, k=[2])
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"k": [2, 3]}, "k"),
+        ({"rice": 31}, r"`rice` must be in \[0, 30\]"),
+        ({"code_words": 2**27}, "`code_words` must be in"),
+        ({"value_bits": 5}, "`value_bits` must be in"),
+    ],
+)
+def test_wrong_attributes(change, text):
+    """What Python does not let through."""
+    from tf_redsync.ops import native
+
+    x = [tf.zeros([5])]
+    arguments = {"k": [2], "rice": 1, "code_words": 3, "value_bits": 1, **change}
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=text):
+        native.load().redsync_select_and_code(
+            grads=x, residuals=x, velocities=[], scale=1.0, **arguments
+        )
+
+
+def test_gpus_get_the_composed_ops(monkeypatch):
+    class On:
+        def __init__(self, device):
+            self.device = device
+
+    monkeypatch.setattr(ops, "backend", lambda: "native")
+    gpu, cpu, nowhere = On("/device:GPU:0"), On("/device:CPU:0"), On("")
+    assert not selected._runs_as_one_op([cpu, gpu])
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [])
+    assert selected._runs_as_one_op([cpu, nowhere])
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a GPU"])
+    assert selected._runs_as_one_op([cpu]) and not selected._runs_as_one_op([cpu, nowhere])
+    monkeypatch.setattr(ops, "backend", lambda: "tensorflow")
+    assert not selected._runs_as_one_op([cpu])

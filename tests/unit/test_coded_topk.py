@@ -1,0 +1,164 @@
+"""CodedTopK: bits against the entropy, energy of a message, what waits, bad arguments."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_redsync as rs
+from tf_redsync import codings
+from tf_redsync.codings.signed_levels import conditional_means
+from tf_redsync.exchange import loopback, wire
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+
+SIDE = 2048  # 2^22 elements
+
+
+def exchanged(method, gradient, steps=1, workers=1):
+    """Steps in which every worker has the same gradient; returns all of them."""
+    layout = BucketLayout((TensorSpec("w", gradient.shape),), workers)
+    states, history = loopback.initial_states(method, layout), []
+    for number in range(steps):
+        grads = [[tf.constant(gradient)] for _ in range(workers)]
+        history.append(loopback.run_step(method, layout, grads, states, number))
+        states = history[-1].states
+    return history
+
+
+@pytest.fixture(scope="module")
+def laplace():
+    rng = np.random.default_rng(0)
+    return rng.laplace(size=(SIDE, SIDE)).astype(np.float32)
+
+
+def entropy_bits(n: int, k: int) -> float:
+    """log2 of the number of ways to choose k of n."""
+    return (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2)
+
+
+@pytest.mark.parametrize("value_bits", [1, 4])
+@pytest.mark.parametrize("density", [0.001, 0.01])
+def test_message_is_near_the_entropy(laplace, density, value_bits):
+    """Within 2 % of log2 C(n, k) and the bits of the values, heads included."""
+    method = rs.CodedTopK(density=density, value_bits=value_bits)
+    (step,) = exchanged(method, laplace)
+    (request,), k = step.requests, round(density * laplace.size)
+    bits = 8 * wire.payload_bytes(request)
+    bound = entropy_bits(laplace.size, k) + k * value_bits
+    assert bound < bits < 1.02 * bound  # 1.7 % above it, at most
+    # And the message holds all of them.
+    assert np.count_nonzero(step.totals[0][0]) == k
+
+
+@pytest.mark.parametrize(("density", "captured"), [(0.001, 0.984), (0.01, 0.968)])
+def test_one_bit_carries_the_energy_of_the_top_k(laplace, density, captured):
+    """As the module's docstring says; more bits carry more."""
+    shares = []
+    for value_bits in (1, 2, 4, 16):
+        method = rs.CodedTopK(density=density, value_bits=value_bits)
+        total = np.asarray(exchanged(method, laplace)[0].totals[0][0], np.float64)
+        true = np.where(total != 0, laplace, 0.0)
+        shares.append(1 - np.square(true - total).sum() / np.square(true).sum())
+    assert shares[0] == pytest.approx(captured, abs=0.003)
+    assert shares == sorted(shares) and shares[2] > 0.99 and shares[3] > 0.99999
+
+
+@pytest.mark.parametrize("value_bits", [1, 3])
+def test_everything_arrives_in_the_end(value_bits):
+    """With the same gradient in every step, totals add up to all of it but a bounded rest."""
+    gradient = np.random.default_rng(1).normal(size=(30, 40)).astype(np.float32)
+    rests = []
+    method = rs.CodedTopK(density=0.05, dense_below=0, value_bits=value_bits)
+    history = exchanged(method, gradient, steps=60)
+    for steps in (30, 60):
+        delivered = sum(np.float64(h.totals[0][0]) for h in history[:steps])
+        rests.append(np.abs(steps * gradient - delivered).max())
+    assert rests[1] < 1.3 * rests[0] < 0.5 * np.abs(60 * gradient).max()
+
+
+def test_positions_that_do_not_fit_are_sent_later():
+    gradient = np.full((100, 330), 1e-4, np.float32)
+    gradient.reshape(-1)[32::33] = 1.0
+    method = rs.CodedTopK(density=0.03, value_bits=16)
+    first, second = exchanged(method, gradient, steps=2)
+    sent = np.count_nonzero(first.totals[0][0] >= 1)
+    assert 900 < sent < 990, "even gaps take longer codes than the average of random ones"
+    waiting = np.asarray(first.states[0]["residual"][0]).reshape(-1)[32::33]
+    assert np.count_nonzero(waiting) == 1000 - sent
+    # What waited is larger than the others now, and goes first.
+    later = np.asarray(second.totals[0][0]).reshape(-1)[32::33]
+    assert (later[np.flatnonzero(waiting)[:900]] == 2).sum() >= min(900, 1000 - sent) - 50
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+def test_conditional_means(depth):
+    values = np.random.default_rng(2).standard_t(3, 1000).astype(np.float32)
+    padded = tf.constant(np.concatenate([values, np.zeros(24, np.float32)]))
+    means, sets = (np.asarray(t) for t in conditional_means(padded, tf.constant(1000), depth))
+    magnitudes = np.abs(values)
+    for number in range(2**depth):
+        inside = magnitudes[sets[:1000] == number]
+        assert means[number] == pytest.approx(inside.mean(), rel=1e-6)
+        # A set lies on one side of the mean of the two that it was divided from.
+        both = magnitudes[sets[:1000] // 2 == number // 2]
+        side = inside > both.mean() if number % 2 else inside <= both.mean()
+        assert depth == 0 or side.all()
+
+
+def test_halves_at_the_mean_beat_equal_steps():
+    """Of one and of two magnitudes, between the smallest and the largest, linear or logarithmic."""
+    rng = np.random.default_rng(3)
+    for draw in (rng.laplace, rng.standard_normal, lambda size: rng.standard_t(3, size)):
+        values = np.sort(np.abs(draw(size=400_000)))[-4000:].astype(np.float32)
+        for depth in (0, 1):
+            means, sets = conditional_means(tf.constant(values), tf.constant(4000), depth)
+            ours = np.square(values - tf.gather(means, sets).numpy()).sum()
+            for scale, back in ((lambda x: x, lambda x: x), (np.log, np.exp)):
+                low, high = scale(values[0]), scale(values[-1])
+                step = (high - low) / 2**depth
+                cell = np.minimum((scale(values) - low) // step, 2**depth - 1)
+                assert ours < np.square(values - back(low + (cell + 0.5) * step)).sum()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"density": 0.0}, "`density` must be in"),
+        ({"value_bits": 5}, "`value_bits` must be one of.*value_bits=5"),
+        ({"value_bits": 0}, "`value_bits`"),
+        ({"value_bits": "bfloat16"}, "`value_bits`"),
+        ({"momentum": 1.0}, "`momentum` must be in"),
+        ({"nesterov": True}, "nesterov"),
+        ({"warm_up": rs.ExponentialWarmUp(10)}, "`warm_up` must be None or DenseWarmUp"),
+        ({"clip_norm": -1.0}, "`clip_norm`"),
+    ],
+)
+def test_bad_arguments(options, text):
+    with pytest.raises(ValueError, match=text):
+        rs.CodedTopK(**options)
+    assert rs.CodedTopK(value_bits=16).conserves and not rs.CodedTopK(momentum=0.9).conserves
+
+
+@pytest.mark.parametrize("bits", [0, 5, 2.0])
+def test_bad_bits_of_levels(bits):
+    with pytest.raises(ValueError, match="`bits` must"):
+        codings.SignedLevels(bits=bits)
+
+
+def test_wrappers_that_code_values_refuse_it():
+    with pytest.raises(ValueError, match="selected elements"):
+        rs.Coded(method=rs.CodedTopK())
+    with pytest.raises(ValueError, match="HalfPrecision|float32|method"):
+        rs.HalfPrecision(method=rs.CodedTopK())
+
+
+def test_values_of_other_sparsifiers():
+    """The coding serves `Coded` as well: the same bits as the method."""
+    gradient = np.random.default_rng(4).normal(size=(64, 33)).astype(np.float32)
+    wrapped = rs.Coded(
+        method=rs.TopK(density=0.05), indices=codings.Golomb(), values=codings.SignedLevels(bits=2)
+    )
+    ours = exchanged(rs.CodedTopK(density=0.05, value_bits=2), gradient, steps=3)
+    for a, b in zip(ours, exchanged(wrapped, gradient, steps=3), strict=True):
+        np.testing.assert_array_equal(a.totals[0][0], b.totals[0][0])

@@ -1,0 +1,141 @@
+"""Exact top-k straight to a coded message: one native op on CPUs, the same bits from several ops.
+
+`select_and_code` is `ops.accumulate_and_select` and then `MessageCoding.encode` with `Golomb`
+positions and values in few bits. Natively on CPUs one op does both: the selected elements stay in a
+scratch buffer, and their errors go into the residual in place. On GPUs, and in pure TensorFlow, the
+ops are composed; GPUs have kernels for the selection and for Golomb codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tf_redsync import ops
+from tf_redsync.codings.base import Room
+from tf_redsync.codings.golomb import Golomb
+from tf_redsync.codings.message import MessageCoding
+from tf_redsync.codings.plain import Half
+from tf_redsync.codings.signed_levels import MAX_BITS, SignedLevels
+from tf_redsync.ops import native
+from tf_redsync.ops.contract import check_select
+
+HALF_BITS = 16
+VALUE_BITS = (*range(1, MAX_BITS + 1), HALF_BITS)
+
+
+class Selected(NamedTuple):
+    """Result of `select_and_code`.
+
+    Attributes:
+        message: int32 vector, what this worker sends.
+        residuals: list of float32 tensors, what it keeps.
+        velocities: list of float32 tensors; empty without momentum.
+    """
+
+    message: tf.Tensor
+    residuals: list[tf.Tensor]
+    velocities: list[tf.Tensor]
+
+
+def coding(value_bits: int) -> MessageCoding:
+    """How the message is coded: positions by `Golomb`, values in `value_bits` bits each."""
+    if value_bits == HALF_BITS:
+        return MessageCoding(Golomb(), Half(dtype="bfloat16"))
+    return MessageCoding(Golomb(), SignedLevels(bits=value_bits))
+
+
+def form_of(tensors: int) -> dict[str, Any]:
+    """`selectors` and `quantized` of the selection, as `MessageCoding.decode` wants them."""
+    return {"selectors": ["exact"] * tensors, "quantized": [False] * tensors}
+
+
+def select_and_code(
+    grads: Sequence[tf.Tensor],
+    residuals: Sequence[tf.Tensor],
+    velocities: Sequence[tf.Tensor],
+    k: Sequence[int],
+    *,
+    value_bits: int,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    masking: bool = True,
+    scale: tf.Tensor | float | None = None,
+) -> Selected:
+    """Adds gradients to the residuals, moves the k largest elements into a coded message.
+
+    Args:
+        grads: See `ops.accumulate_and_select`, as for the other arguments that it has.
+        residuals: See there.
+        velocities: See there.
+        k: Elements to select of each tensor, Python ints.
+        value_bits: One of `VALUE_BITS`.
+        momentum: See there.
+        nesterov: See there.
+        masking: See there. Positions that do not fit into the code count as selected.
+        scale: See there.
+
+    Returns:
+        `Selected`. The message is all zero, and the rest unspecified, if anything accumulated is
+        not finite, or too large for bfloat16.
+
+    Raises:
+        ValueError: for wrong lengths, shapes, `value_bits` or a bad momentum; or more than
+            2^31 - 1 elements.
+        TypeError: for tensors that are not float32.
+        tf.errors.InvalidArgumentError: when run, for `k` out of range.
+    """
+    grads, residuals, velocities = (
+        [tf.convert_to_tensor(t) for t in tensors] for tensors in (grads, residuals, velocities)
+    )
+    if value_bits not in VALUE_BITS:
+        raise ValueError(f"`value_bits` must be one of {VALUE_BITS}. Received: {value_bits}.")
+    form = form_of(len(grads))
+    check_select(grads, residuals, velocities, form["selectors"], form["quantized"], momentum)
+    options: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "masking": masking}
+    scale = tf.convert_to_tensor(1.0 if scale is None else scale, tf.float32)
+    if _runs_as_one_op(grads):
+        return _one_op(grads, residuals, velocities, list(k), scale, value_bits, **options)
+    fixed, ratios = tf.constant(list(k), tf.int32), tf.fill([len(grads)], -1.0)
+    chosen = ops.accumulate_and_select(
+        grads, residuals, velocities, fixed, ratios, scale=scale, **form, **options
+    )
+    message, kept = coding(value_bits).encode(chosen.message, chosen.residuals, list(k), **form)
+    return Selected(message, kept, list(chosen.velocities))
+
+
+def _one_op(
+    grads: list[tf.Tensor],
+    residuals: list[tf.Tensor],
+    velocities: list[tf.Tensor],
+    k: list[int],
+    scale: tf.Tensor,
+    value_bits: int,
+    **options: Any,
+) -> Selected:
+    room = Room(tuple(g.shape.num_elements() for g in grads), tuple(k))
+    rice, words = Golomb().parameters(room)
+    return Selected(
+        *native.load().redsync_select_and_code(
+            grads=grads,
+            residuals=residuals,
+            velocities=velocities,
+            scale=scale,
+            k=k,
+            rice=rice,
+            code_words=words,
+            value_bits=value_bits,
+            **options,
+        )
+    )
+
+
+def _runs_as_one_op(tensors: Sequence[tf.Tensor]) -> bool:
+    """Whether the native op serves: it has a kernel for CPUs, so no tensor may be on a GPU."""
+    if ops.backend() != "native":
+        return False
+    # In a graph a tensor without a device may end up on a GPU, if there is one.
+    anywhere = not tf.config.get_visible_devices("GPU")
+    return all("GPU" not in d and (anywhere or "CPU" in d) for d in (t.device for t in tensors))

@@ -1,0 +1,145 @@
+"""Values as a sign and one of a few magnitudes, which are conditional means.
+
+Felix Sattler, Simon Wiedemann, Klaus-Robert Müller, Wojciech Samek (2020), "Robust and
+Communication-Efficient Federated Learning from Non-IID Data", IEEE TNNLS, arXiv 1903.02891, send
+the signs of the selected elements and their mean magnitude. Here the magnitudes of a tensor may
+also be divided at their mean, each half again at its own mean, and so on:
+
+    C_1 = {all selected},    m_c = mean of |v| over C_c
+    C_2c = {v in C_c: |v| <= m_c},    C_2c+1 = {v in C_c: |v| > m_c}
+    code of v = [c - 2^(b - 1), v < 0],    value = +-m_c        2^(b - 1) <= c < 2^b
+
+with b bits for a value. Magnitudes above a threshold are about exponentially distributed: most of
+them just above it, a few far beyond. For one and for two magnitudes, means have a much smaller
+error than equal steps between the smallest and the largest one, linear or logarithmic. For eight
+they have not: there, logarithmic steps would be better for heavy tails. But more bits of a value
+are seldom worth their bytes; see `rs.CodedTopK`.
+
+Means are computed from magnitudes in units of 2^-31 of the power of two above the largest one,
+rounded down: sums of integers have the same bits in any order, on every device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from tf_redsync import checks
+from tf_redsync.codings.base import CodedValues, ValueCoding, used
+from tf_redsync.codings.bits import packed, packed_words, unpacked
+from tf_redsync.config import register
+from tf_redsync.exchange import wire
+
+MAX_BITS = 4
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SignedLevels(ValueCoding):
+    """Signs, and magnitudes that are conditional means: `[levels of each tensor, codes of all]`.
+
+    Args:
+        bits: Of a value, 1 to 4: a sign and one of `2^(bits - 1)` magnitudes, each of which takes
+            32 bits for every tensor.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+
+    Example:
+        >>> SignedLevels(bits=2).words([100, 60])  # 2 x 2 levels, 320 bits
+        14
+    """
+
+    bits: int = 1
+
+    paper: ClassVar[str] = "Sattler, Wiedemann, Müller, Samek 2020"
+
+    def __post_init__(self) -> None:
+        checks.integer("bits", self.bits, low=1)
+        if self.bits > MAX_BITS:
+            raise ValueError(
+                f"`bits` must be in [1, {MAX_BITS}]: every magnitude is sent as a float. Received: "
+                f"bits={self.bits}. `Half` sends values of 16 bits."
+            )
+
+    @property
+    def levels(self) -> int:
+        """Magnitudes of each tensor."""
+        return 1 << (self.bits - 1)
+
+    def words(self, slots: Sequence[Any]) -> Any:
+        """See `ValueCoding`."""
+        return len(slots) * self.levels + packed_words(sum(slots), self.bits)
+
+    def encode(
+        self, values: Sequence[tf.Tensor], counts: tf.Tensor, stream: tf.Tensor
+    ) -> CodedValues:
+        """See `ValueCoding`."""
+        levels, codes, sent = [], [], []
+        for tensor, count in zip(values, tf.unstack(counts), strict=True):
+            means, cells = conditional_means(tensor, count, self.bits - 1)
+            negative = tensor < 0
+            magnitudes = tf.gather(means, cells)
+            levels.append(means)
+            codes.append(used(2 * cells + tf.cast(negative, tf.int32), count))
+            sent.append(used(tf.where(negative, -magnitudes, magnitudes), count))
+        words = [wire.to_words(tf.concat(levels, 0)), packed(tf.concat(codes, 0), self.bits)]
+        return CodedValues(tf.concat(words, axis=0), sent)
+
+    def decode(self, words: tf.Tensor, counts: tf.Tensor, slots: Sequence[Any]) -> list[tf.Tensor]:
+        """See `ValueCoding`."""
+        heads = len(slots) * self.levels
+        levels = tf.reshape(wire.from_words(words[:, :heads]), [-1, len(slots), self.levels])
+        codes = tf.split(unpacked(words[:, heads:], self.bits, sum(slots)), list(slots), axis=1)
+        values = []
+        for i, of_tensor in enumerate(codes):
+            magnitudes = tf.gather(levels[:, i], of_tensor // 2, batch_dims=1)
+            signed = tf.where(tf.equal(of_tensor % 2, 1), -magnitudes, magnitudes)
+            values.append(used(signed, counts[:, i : i + 1]))
+        return values
+
+
+def conditional_means(
+    values: tf.Tensor, count: tf.Tensor, depth: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Divide magnitudes at their mean, and each half again, `depth` times.
+
+    Args:
+        values: float32 `[slots]`, finite, 0 after the first `count`.
+        count: int32 scalar.
+        depth: In [0, 3].
+
+    Returns:
+        float32 `[2^depth]`, the means of the magnitudes in the last sets, 0 of an empty one; and
+        int32 `[slots]`, the set that each value is in.
+    """
+    magnitudes = tf.abs(values)
+    bits = tf.bitcast(magnitudes, tf.int32)
+    largest = tf.reduce_max(tf.concat([bits, [0]], axis=0))
+    shift = 157 - tf.cast(tf.bitwise.right_shift(largest, 23), tf.int64)
+    integers = tf.cast(tf.cast(magnitudes, tf.float64) * _power_of_two(shift), tf.int64)
+    valid = tf.range(tf.shape(values)[0]) < count
+    sets = tf.zeros_like(bits)
+    for level in range(depth):
+        means = _means(integers, sets, valid, 2**level, shift)
+        sets = 2 * sets + tf.cast(magnitudes > tf.gather(means, sets), tf.int32)
+    return _means(integers, sets, valid, 2**depth, shift), sets
+
+
+def _means(
+    integers: tf.Tensor, sets: tf.Tensor, valid: tf.Tensor, number: int, shift: tf.Tensor
+) -> tf.Tensor:
+    """Mean of each of the first `number` sets, float32; see `conditional_means`."""
+    inside = tf.equal(sets[:, tf.newaxis], tf.range(number)) & valid[:, tf.newaxis]
+    members = tf.reduce_sum(tf.cast(inside, tf.int64), axis=0)
+    totals = tf.reduce_sum(tf.where(inside, integers[:, tf.newaxis], 0), axis=0)
+    means = tf.cast(totals, tf.float64) / tf.cast(tf.maximum(members, 1), tf.float64)
+    return tf.cast(means * _power_of_two(-shift), tf.float32)
+
+
+def _power_of_two(exponent: tf.Tensor) -> tf.Tensor:
+    """2^exponent as float64, for an int64 scalar."""
+    return tf.bitcast(tf.bitwise.left_shift(exponent + 1023, tf.constant(52, tf.int64)), tf.float64)
