@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import Any, ClassVar
 
 import tensorflow as tf
@@ -13,6 +12,7 @@ from tf_redsync import feedback
 from tf_redsync.config import Configurable, from_config, register, registered
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce, Request
+from tf_redsync.methods.random_numbers import stream, uniform
 
 __all__ = [
     "Configurable",
@@ -28,44 +28,6 @@ __all__ = [
 
 State = dict[str, list[tf.Tensor]]
 Exchange = Generator[Request, Any, tuple[list[tf.Tensor], State]]
-
-_PHILOX = tf.random.Algorithm.PHILOX.value
-
-
-def stream(seed: int, step: tf.Tensor, position: int) -> tf.Tensor:
-    """Return the seed of a random stream for one tensor and step, int32 `[2]`.
-
-    A function of numbers that are equal on all workers, for `uniform` and for TensorFlow's
-    stateless generators. Name `alg="philox"` there: the default generator depends on the device.
-
-    Args:
-        seed: The method's seed.
-        step: int64 scalar, number of exchanges so far.
-        position: Position of the tensor's variable in the model, or -1 for none.
-    """
-    # The generators mix the two words. The first is another one for every position of a seed.
-    digest = hashlib.blake2b(str(seed).encode(), digest_size=4).digest()
-    fixed = (int.from_bytes(digest, "little") + position * 0x9E3779B9) % 2**32
-    return tf.stack([tf.constant(fixed - 2**31, tf.int32), tf.cast(step, tf.int32)])
-
-
-def uniform(shape: Sequence[int], seed: tf.Tensor, dtype: tf.DType = tf.float32) -> tf.Tensor:
-    """Return random numbers in [0, 1) of a stream, equal on every kind of device.
-
-    The counter-based generator Philox4x32-10, with the first word of `seed` as its key and the
-    second one above the bits that count the numbers. `tf.random.stateless_uniform` would spend
-    some 50 operations on mixing a seed, for every tensor again.
-
-    Args:
-        shape: Of the result.
-        seed: int32 `[2]`, from `stream`.
-        dtype: Of the result.
-    """
-    key, number = tf.split(tf.cast(tf.bitcast(seed, tf.uint32), tf.uint64), 2)
-    counter = tf.concat([tf.zeros([1], tf.uint64), number], axis=0)
-    return tf.raw_ops.StatelessRandomUniformV2(
-        shape=list(shape), key=key, counter=counter, alg=_PHILOX, dtype=dtype
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
