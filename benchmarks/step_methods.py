@@ -52,6 +52,10 @@ EXCEPTIONS = {
     "CDSGD": Setting("steps are measured as they are after the warm-up", {"warm_up": None}),
     "CompAMS": Setting("it is made for AMSGrad", amsgrad=True, learning_rate=1e-4),
     "PacTrain": Setting("steps are measured as they are once it is compact", {"stable_steps": 0}),
+    "LGC": Setting(
+        "steps are measured as they are after both first stages, the second of a single step",
+        {"dense_steps": 0, "training_steps": 1},
+    ),
     "SignSGD": _VOTES,
     "Signum": _VOTES,
 }
