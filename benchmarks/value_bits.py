@@ -37,9 +37,10 @@ def carried(gradient: np.ndarray, density: float, value_bits: int) -> tuple[floa
     """Share of the top-k's energy that a message carries, and its bits for each element sent."""
     import tensorflow as tf
 
-    from tf_redsync.codings.selected import coding, form_of, select_and_code
+    from tf_redsync.codings.selected import coding, select_and_code
+    from tf_redsync.ops.contract import form_of
 
-    k, form = [round(density * gradient.size)], form_of(1)
+    k, form = [round(density * gradient.size)], form_of("exact", 1)
     zero = tf.zeros([gradient.size])
     selected = select_and_code([gradient], [zero], [], k, value_bits=value_bits)
     plain, _, _ = coding(value_bits).decode(selected.message[tf.newaxis], [zero], k, **form)

@@ -29,6 +29,7 @@ from tests.oracle.redsync import accumulate_and_select_numpy, capacity_numpy
 from tf_redsync import ops
 from tf_redsync.codings import selected
 from tf_redsync.ops import codecs
+from tf_redsync.ops.contract import form_of
 
 EXAMPLES = os.environ.get("FUZZ_EXAMPLES")
 RANKS = 3
@@ -197,7 +198,7 @@ def coded_sums(backend, value_bits, sizes, k):
 
     @tf.function(input_signature=[tf.TensorSpec([RANKS, None], tf.int32)])
     def sums(messages):
-        coding, form = selected.coding(value_bits), selected.form_of(len(k))
+        coding, form = selected.coding(value_bits), form_of("exact", len(k))
         plain, slots, form = coding.decode(messages, like, list(k), **form)
         return ops.decode(plain, tf.constant(slots), like, **form)
 

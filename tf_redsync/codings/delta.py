@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tf_redsync.codings import bits
 from tf_redsync.codings.base import CodedPositions, IndexCoding, Room, used
-from tf_redsync.codings.streams import Stream
+from tf_redsync.codings.streams import Stream, gaps
 from tf_redsync.config import register
 from tf_redsync.ops.codecs import Positions
 
@@ -50,7 +50,7 @@ class DeltaPacking(IndexCoding):
         """See `IndexCoding`."""
         stream, words = Stream(room), _lengths(Stream(room))[1]
         at, count, groups = stream.merged(indices, counts), tf.reduce_sum(counts), _groups(stream)
-        deltas = used(at - tf.concat([[-1], at[:-1]], axis=0) - 1, count)
+        deltas = used(gaps(at) - 1, count)
         rows = tf.reshape(tf.pad(deltas, [[0, GROUP * groups - stream.slots]]), [groups, GROUP])
         widths = tf.reduce_max(_bit_length(rows), axis=1)
         fits = tf.cumsum(widths) <= words
@@ -60,9 +60,7 @@ class DeltaPacking(IndexCoding):
         lengths = tf.repeat(widths, GROUP)
         sent = tf.minimum(count, GROUP * tf.math.count_nonzero(fits, dtype=tf.int32))
         code = [sent[tf.newaxis], bits.packed(widths, WIDTH), bits.written(codes, lengths, words)]
-        kept = stream.kept(counts, sent)
-        cut = [used(t, n) for t, n in zip(indices, tf.unstack(kept), strict=True)]
-        return CodedPositions(tf.concat(code, axis=0), cut, kept)
+        return stream.cut(tf.concat(code, axis=0), indices, counts, sent)
 
     def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
         """See `IndexCoding`."""
@@ -82,8 +80,7 @@ def _groups(stream: Stream) -> int:
 
 def _lengths(stream: Stream) -> list[int]:
     """Words of the widths, and of the groups with the average of the largest of 32 differences."""
-    share = min(max(stream.slots, 1) / max(stream.size, 1), 1.0)
-    width = sum(1 - (1 - (1 - share) ** (2**w)) ** GROUP for w in range(31))
+    width = sum(1 - (1 - (1 - stream.share) ** (2**w)) ** GROUP for w in range(31))
     groups = _groups(stream)
     words = min(math.ceil(SLACK * width * groups) + 32, 31 * groups)
     return [bits.packed_words(groups, WIDTH), words]

@@ -16,15 +16,13 @@ What is sent: a, b, c, d as float32, and for every value its place, ceil(log2 k)
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import tensorflow as tf
 
-from tf_redsync import checks
 from tf_redsync.codings import bits
-from tf_redsync.codings.base import CodedValues, ValueCoding, used
-from tf_redsync.codings.sorted_values import descending, in_place, place_bits
+from tf_redsync.codings.base import used
+from tf_redsync.codings.sorted_values import FittedCurve, descending, in_place, place_bits
 from tf_redsync.config import register
 from tf_redsync.exchange import wire
 
@@ -34,7 +32,7 @@ CLOSEST = 0.1  # b and d: closer ones would need large a and c that cancel each 
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DoubleExponentialFit(ValueCoding):
+class DoubleExponentialFit(FittedCurve):
     """Fitted exponentials: `[a, b, c, d] [places and signs]` for each tensor.
 
     Args:
@@ -45,69 +43,29 @@ class DoubleExponentialFit(ValueCoding):
         ValueError: for a hyper-parameter out of its range.
     """
 
-    least: int = 1000
+    FEWEST: ClassVar[int] = 4
 
-    paper: ClassVar[str] = "Xu, Kostopoulou, Dutta, Li, Ntoulas, Kalnis 2021"
+    def fit_words(self, k: int) -> int:
+        """See `FittedCurve`."""
+        return 4 + bits.packed_words(k, 1 + place_bits(k))
 
-    def __post_init__(self) -> None:
-        checks.integer("least", self.least, low=0)
+    def fit(self, values: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
+        """See `FittedCurve`."""
+        curve = descending(tf.abs(values), count)
+        negative = tf.cast(tf.gather(values, curve.places) < 0, tf.int32)
+        numbers = tf.cast(_fit(curve.values, count), tf.float32)
+        code = bits.packed(2 * curve.places + negative, 1 + place_bits(values.shape[0]))
+        return [wire.to_words(numbers), code]
 
-    def words(self, slots: Sequence[Any]) -> Any:
-        """See `ValueCoding`."""
-        return sum(map(self._words, slots))
-
-    def encode(
-        self, values: Sequence[tf.Tensor], counts: tf.Tensor, stream: tf.Tensor
-    ) -> CodedValues:
-        """See `ValueCoding`."""
-        words = []
-        for tensor, count in zip(values, tf.unstack(counts), strict=True):
-            k = tensor.shape[0]
-            if not self._fits(k):
-                words.append(wire.to_words(tensor))
-                continue
-            curve = descending(tf.abs(tensor), count)
-            negative = tf.cast(tf.gather(tensor, curve.places) < 0, tf.int32)
-            numbers = tf.cast(_fit(curve.values, count), tf.float32)
-            words += [
-                wire.to_words(numbers),
-                bits.packed(2 * curve.places + negative, 1 + place_bits(k)),
-            ]
-        code = tf.concat(words, axis=0)
-        slots = [v.shape[0] for v in values]
-        sent = self.decode(code[tf.newaxis], counts[tf.newaxis], slots)
-        return CodedValues(code, [v[0] for v in sent])
-
-    def decode(self, words: tf.Tensor, counts: tf.Tensor, slots: Sequence[Any]) -> list[tf.Tensor]:
-        """See `ValueCoding`."""
-        values = []
-        for i, (k, part) in enumerate(
-            zip(slots, tf.split(words, list(map(self._words, slots)), axis=1), strict=True)
-        ):
-            if not self._fits(k):
-                values.append(used(wire.from_words(part), counts[:, i : i + 1]))
-                continue
-            count = counts[:, i : i + 1]
-            numbers = tf.cast(wire.from_words(part[:, :4]), tf.float64)
-            a, b, c, d = tf.split(numbers, 4, axis=1)
-            x = _places(k, count)
-            curve = tf.maximum(a * tf.exp(b * x) + c * tf.exp(d * x), 0.0)
-            curve = used(tf.cast(curve, tf.float32), count)
-            codes = bits.unpacked(part[:, 4:], 1 + place_bits(k), k)
-            signed = tf.where(codes % 2 == 1, -curve, curve)
-            values.append(in_place(signed, codes // 2))
-        return values
-
-    def _fits(self, k: int) -> bool:
-        """Whether k values are fitted."""
-        return k >= max(self.least, 4) and _words_of_fit(k) < k
-
-    def _words(self, k: int) -> int:
-        return _words_of_fit(k) if self._fits(k) else k
-
-
-def _words_of_fit(k: int) -> int:
-    return 4 + bits.packed_words(k, 1 + place_bits(k))
+    def fitted(self, words: tf.Tensor, count: tf.Tensor, k: int) -> tf.Tensor:
+        """See `FittedCurve`."""
+        numbers = tf.cast(wire.from_words(words[:, :4]), tf.float64)
+        a, b, c, d = tf.split(numbers, 4, axis=1)
+        x = _places(k, count)
+        curve = tf.maximum(a * tf.exp(b * x) + c * tf.exp(d * x), 0.0)
+        curve = used(tf.cast(curve, tf.float32), count)
+        codes = bits.unpacked(words[:, 4:], 1 + place_bits(k), k)
+        return in_place(tf.where(codes % 2 == 1, -curve, curve), codes // 2)
 
 
 def _places(k: int, count: tf.Tensor) -> tf.Tensor:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from tf_redsync.codings.base import CodedPositions, IndexCoding, Room, used
-from tf_redsync.codings.streams import Stream
+from tf_redsync.codings.streams import Stream, gaps
 from tf_redsync.config import register
 from tf_redsync.ops.codecs import (
     Positions,
@@ -47,47 +47,33 @@ class Golomb(IndexCoding):
     def parameters(self, room: Room) -> tuple[int, int]:
         """Return the bits of a gap that are sent as they are, and the words of the code."""
         stream = Stream(room)
-        return self._rice(stream), self._code_words(stream)
+        rice = golomb_parameter(stream.share)
+        bits = rice + 1 / (1 - (1 - stream.share) ** (2**rice))
+        return rice, math.ceil(SLACK * bits * stream.slots / 32) + 2
 
     def words(self, room: Room) -> Any:
         """See `IndexCoding`."""
-        return 2 + self._code_words(Stream(room))
+        return 2 + self.parameters(room)[1]
 
     def encode(
         self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
     ) -> CodedPositions:
         """See `IndexCoding`."""
-        stream, words = Stream(room), self._code_words(Stream(room))
-        rice, at = self._rice(stream), stream.merged(indices, counts)
-        gaps = at - tf.concat([[-1], at[:-1]], axis=0)
-        lengths = used(1 + rice + tf.bitwise.right_shift(gaps - 1, rice), tf.reduce_sum(counts))
+        stream, (rice, words) = Stream(room), self.parameters(room)
+        at = stream.merged(indices, counts)
+        lengths = 1 + rice + tf.bitwise.right_shift(gaps(at) - 1, rice)
+        lengths = used(lengths, tf.reduce_sum(counts))
         fits = tf.cumsum(tf.cast(lengths, tf.int64)) <= 32 * words
         sent = tf.minimum(tf.math.count_nonzero(fits, dtype=tf.int32), tf.reduce_sum(counts))
         code = golomb_encode([at], sent[tf.newaxis], sizes=[stream.size], rice=[rice])
         code = tf.pad(code, [[0, max(0, 2 + words - code.shape[0])]])[: 2 + words]
-        kept = stream.kept(counts, sent)
-        cut = [used(t, n) for t, n in zip(indices, tf.unstack(kept), strict=True)]
-        return CodedPositions(code, cut, kept)
+        return stream.cut(code, indices, counts, sent)
 
     def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
         """See `IndexCoding`."""
-        stream = Stream(room)
-        form = {"sizes": [stream.size], "slots": [stream.slots], "rice": [self._rice(stream)]}
+        stream, (rice, _) = Stream(room), self.parameters(room)
+        form = {"sizes": [stream.size], "slots": [stream.slots], "rice": [rice]}
         full = golomb_words(**form)
         code = tf.pad(words, [[0, 0], [0, max(0, full - words.shape[1])]])[:, :full]
         (at,), count = golomb_decode(code, **form)
         return stream.separated(at, count)
-
-    def _rice(self, stream: Stream) -> int:
-        """Bits of a gap that are sent as they are."""
-        return golomb_parameter(_share(stream))
-
-    def _code_words(self, stream: Stream) -> int:
-        rice = self._rice(stream)
-        bits = rice + 1 / (1 - (1 - _share(stream)) ** (2**rice))
-        return math.ceil(SLACK * bits * stream.slots / 32) + 2
-
-
-def _share(stream: Stream) -> float:
-    """Fraction of the elements that is sent."""
-    return min(max(stream.slots, 1) / max(stream.size, 1), 1.0)

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync.codings import bits
-from tf_redsync.codings.base import CodedPositions, IndexCoding, Room, used
+from tf_redsync.codings.base import CodedPositions, IndexCoding, Room
 from tf_redsync.codings.streams import Stream
 from tf_redsync.config import register
 from tf_redsync.ops.codecs import Positions
@@ -65,9 +65,7 @@ class Huffman(IndexCoding):
             tf.reshape(tf.where(fits, of_bytes, 0), [-1]),
             words,
         )
-        kept = stream.kept(counts, sent)
-        cut = [used(t, n) for t, n in zip(indices, tf.unstack(kept), strict=True)]
-        return CodedPositions(tf.concat([sent[tf.newaxis], code], axis=0), cut, kept)
+        return stream.cut(tf.concat([sent[tf.newaxis], code], axis=0), indices, counts, sent)
 
     def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
         """See `IndexCoding`."""
@@ -94,13 +92,8 @@ class Huffman(IndexCoding):
 @functools.lru_cache(maxsize=64)
 def table(size: int) -> tuple[np.ndarray, np.ndarray]:
     """Lengths and codes of the 256 bytes for indices below `size`, the first bit lowest."""
-    often = np.zeros(256, np.int64)
-    for byte in range(4):
-        period, step = 256 ** (byte + 1), 256**byte
-        full, rest = divmod(size, period)
-        often += full * step + np.clip(rest - step * np.arange(256), 0, step)
     # At least 1, or so much that no code gets longer than LONGEST.
-    often = np.maximum(often, max(1, math.ceil(4 * size / 2 ** (LONGEST - 3))))
+    often = np.maximum(_often(size), max(1, math.ceil(4 * size / 2 ** (LONGEST - 3))))
     lengths = _code_lengths(often)
     codes, code, before = np.zeros(256, np.int64), 0, 0
     for length, symbol in sorted(zip(lengths.tolist(), range(256), strict=True)):
@@ -108,6 +101,16 @@ def table(size: int) -> tuple[np.ndarray, np.ndarray]:
         codes[symbol] = int(f"{code:0{length}b}"[::-1], 2)
         code, before = code + 1, length
     return lengths, codes
+
+
+def _often(size: int) -> np.ndarray:
+    """How often each byte occurs in the indices below `size`, int64 `[256]`."""
+    often = np.zeros(256, np.int64)
+    for byte in range(4):
+        period, step = 256 ** (byte + 1), 256**byte
+        full, rest = divmod(size, period)
+        often += full * step + np.clip(rest - step * np.arange(256), 0, step)
+    return often
 
 
 def _code_lengths(often: np.ndarray) -> np.ndarray:
@@ -135,10 +138,5 @@ def _lookup(size: int) -> tuple[np.ndarray, np.ndarray]:
 def _code_words(stream: Stream) -> int:
     """Words of an average code of indices below the stream's size, and 1 % more."""
     lengths, _ = table(stream.size)
-    average = 0.0
-    for byte in range(4):
-        period, step = 256 ** (byte + 1), 256**byte
-        full, rest = divmod(stream.size, period)
-        often = full * step + np.clip(rest - step * np.arange(256), 0, step)
-        average += float(often @ lengths) / max(stream.size, 1)
+    average = float(_often(stream.size) @ lengths) / max(stream.size, 1)
     return math.ceil(SLACK * average * stream.slots / 32) + 2

@@ -104,7 +104,7 @@ class MessageCoding:
             words.append(rounded.words)
             for i, tensor in zip(own, rounded.values, strict=True):
                 values[i] = tensor
-        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in values])
+        finite = wire.all_finite(values)
         short = tf.concat(words, axis=0)
         short = tf.where(finite & tf.equal(parts.flag[0], 1), short, tf.zeros_like(short))
         delivered = values if self.error_feedback else true

@@ -22,15 +22,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
 
-from tf_redsync import checks
 from tf_redsync.codings import bits
-from tf_redsync.codings.base import CodedValues, ValueCoding, used
-from tf_redsync.codings.sorted_values import descending, in_place, place_bits, place_words
+from tf_redsync.codings.base import used
+from tf_redsync.codings.sorted_values import (
+    FittedCurve,
+    descending,
+    in_place,
+    place_bits,
+    place_words,
+)
 from tf_redsync.config import register
 from tf_redsync.exchange import wire
 
@@ -41,7 +45,7 @@ COEFFICIENTS = 6
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PolynomialFit(ValueCoding):
+class PolynomialFit(FittedCurve):
     """Fitted polynomials: `[positive values] [coefficients] [places]` for each tensor.
 
     Args:
@@ -52,71 +56,31 @@ class PolynomialFit(ValueCoding):
         ValueError: for a hyper-parameter out of its range.
     """
 
-    least: int = 1000
+    def fit_words(self, k: int) -> int:
+        """See `FittedCurve`."""
+        return 1 + _segments(k) * COEFFICIENTS + place_words(k)
 
-    paper: ClassVar[str] = "Xu, Kostopoulou, Dutta, Li, Ntoulas, Kalnis 2021"
+    def fit(self, values: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
+        """See `FittedCurve`."""
+        curve = descending(values, count)
+        positive = tf.math.count_nonzero(curve.values > 0, dtype=tf.int32)
+        coefficients = tf.cast(_fit(curve.values, count, positive), tf.float32)
+        return [
+            positive[tf.newaxis],
+            wire.to_words(tf.reshape(coefficients, [-1])),
+            bits.packed(curve.places, place_bits(values.shape[0])),
+        ]
 
-    def __post_init__(self) -> None:
-        checks.integer("least", self.least, low=0)
-
-    def words(self, slots: Sequence[Any]) -> Any:
-        """See `ValueCoding`."""
-        return sum(map(self._words, slots))
-
-    def encode(
-        self, values: Sequence[tf.Tensor], counts: tf.Tensor, stream: tf.Tensor
-    ) -> CodedValues:
-        """See `ValueCoding`."""
-        words = []
-        for tensor, count in zip(values, tf.unstack(counts), strict=True):
-            k = tensor.shape[0]
-            if not self._fits(k):
-                words.append(wire.to_words(tensor))
-                continue
-            curve = descending(tensor, count)
-            positive = tf.math.count_nonzero(curve.values > 0, dtype=tf.int32)
-            coefficients = tf.cast(_fit(curve.values, count, positive), tf.float32)
-            words += [
-                positive[tf.newaxis],
-                wire.to_words(tf.reshape(coefficients, [-1])),
-                bits.packed(curve.places, place_bits(k)),
-            ]
-        code = tf.concat(words, axis=0)
-        slots = [v.shape[0] for v in values]
-        sent = self.decode(code[tf.newaxis], counts[tf.newaxis], slots)
-        return CodedValues(code, [v[0] for v in sent])
-
-    def decode(self, words: tf.Tensor, counts: tf.Tensor, slots: Sequence[Any]) -> list[tf.Tensor]:
-        """See `ValueCoding`."""
-        values = []
-        for i, (k, part) in enumerate(
-            zip(slots, tf.split(words, list(map(self._words, slots)), axis=1), strict=True)
-        ):
-            if not self._fits(k):
-                values.append(used(wire.from_words(part), counts[:, i : i + 1]))
-                continue
-            count, size = counts[:, i : i + 1], _segments(k) * COEFFICIENTS
-            positive, coefficients, places = tf.split(part, [1, size, place_words(k)], axis=1)
-            coefficients = tf.reshape(
-                wire.from_words(coefficients), [-1, _segments(k), COEFFICIENTS]
-            )
-            segment, x = _segment(k, count, tf.clip_by_value(positive, 0, count))
-            own = tf.gather(tf.cast(coefficients, tf.float64), segment, batch_dims=1)
-            curve = tf.reduce_sum(own * _polynomials(x, COEFFICIENTS), axis=2)
-            curve = used(tf.cast(curve, tf.float32), count)
-            values.append(in_place(curve, bits.unpacked(places, place_bits(k), k)))
-        return values
-
-    def _fits(self, k: int) -> bool:
-        """Whether k values are fitted."""
-        return k >= max(self.least, 1) and _words_of_fit(k) < k
-
-    def _words(self, k: int) -> int:
-        return _words_of_fit(k) if self._fits(k) else k
-
-
-def _words_of_fit(k: int) -> int:
-    return 1 + _segments(k) * COEFFICIENTS + place_words(k)
+    def fitted(self, words: tf.Tensor, count: tf.Tensor, k: int) -> tf.Tensor:
+        """See `FittedCurve`."""
+        size = _segments(k) * COEFFICIENTS
+        positive, coefficients, places = tf.split(words, [1, size, place_words(k)], axis=1)
+        coefficients = tf.reshape(wire.from_words(coefficients), [-1, _segments(k), COEFFICIENTS])
+        segment, x = _segment(k, count, tf.clip_by_value(positive, 0, count))
+        own = tf.gather(tf.cast(coefficients, tf.float64), segment, batch_dims=1)
+        curve = tf.reduce_sum(own * _polynomials(x, COEFFICIENTS), axis=2)
+        curve = used(tf.cast(curve, tf.float32), count)
+        return in_place(curve, bits.unpacked(places, place_bits(k), k))
 
 
 def _divisors(k: int) -> tuple[int, ...]:

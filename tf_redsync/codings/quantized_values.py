@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from tf_redsync import checks
 from tf_redsync.codings.base import CodedValues, ValueCoding, used
 from tf_redsync.config import register
 from tf_redsync.ops.quantization import (
-    BUCKET_UNIT,
-    MAX_LEVELS,
+    bucketed,
+    check_bucket_size,
+    check_levels,
     dequantize_sum,
     quantize,
     quantized_words,
@@ -43,13 +43,8 @@ class QSGDValues(ValueCoding):
     paper: ClassVar[str] = "Alistarh, Grubic, Li, Tomioka, Vojnovic 2017"
 
     def __post_init__(self) -> None:
-        checks.integer("levels", self.levels, low=1)
-        checks.integer("bucket_size", self.bucket_size, low=BUCKET_UNIT)
-        if self.levels > MAX_LEVELS or self.bucket_size % BUCKET_UNIT:
-            raise ValueError(
-                f"`levels` must be at most {MAX_LEVELS}, and `bucket_size` a multiple of "
-                f"{BUCKET_UNIT}. Received: levels={self.levels}, bucket_size={self.bucket_size}"
-            )
+        check_levels("levels", self.levels)
+        check_bucket_size(self.bucket_size)
 
     @property
     def _form(self) -> dict[str, Any]:
@@ -63,11 +58,8 @@ class QSGDValues(ValueCoding):
         self, values: Sequence[tf.Tensor], counts: tf.Tensor, stream: tf.Tensor
     ) -> CodedValues:
         """See `ValueCoding`."""
-        scales = []
-        for tensor in values:
-            rows = tf.pad(tf.abs(tensor), [[0, -tensor.shape[0] % self.bucket_size]])
-            rows = tf.reshape(rows, [-(-tensor.shape[0] // self.bucket_size), self.bucket_size])
-            scales.append(tf.reduce_max(rows, axis=1))
+        rows = [bucketed(tf.abs(v), v.shape[0], self.bucket_size) for v in values]
+        scales = [tf.reduce_max(r, axis=1) for r in rows]
         words = quantize(values, tf.concat(scales, axis=0), stream=stream, **self._form).message
         sent = self.decode(words[tf.newaxis], counts[tf.newaxis], [v.shape[0] for v in values])
         return CodedValues(words, [tensor[0] for tensor in sent])

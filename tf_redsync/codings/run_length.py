@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tf_redsync.codings import bits
 from tf_redsync.codings.base import CodedPositions, IndexCoding, Room
-from tf_redsync.codings.streams import Stream
+from tf_redsync.codings.streams import Stream, gaps
 from tf_redsync.config import register
 from tf_redsync.ops.codecs import Positions
 
@@ -40,7 +40,7 @@ class RunLength(IndexCoding):
         """See `IndexCoding`."""
         stream, (fields, width) = Stream(room), _best(Stream(room))
         at, count, longest = stream.merged(indices, counts), tf.reduce_sum(counts), 2**width - 1
-        zeros = at - tf.concat([[-1], at[:-1]], axis=0) - 1
+        zeros = gaps(at) - 1
         valid = tf.range(stream.slots) < count
         runs = tf.where(valid, zeros // longest + 1, 0)  # fields of each position
         last = tf.where(valid, tf.cumsum(runs) - 1, fields)

@@ -20,7 +20,7 @@ from tf_redsync.codings.message import MessageCoding
 from tf_redsync.codings.plain import Half
 from tf_redsync.codings.signed_levels import MAX_BITS, SignedLevels
 from tf_redsync.ops import native
-from tf_redsync.ops.contract import check_select
+from tf_redsync.ops.contract import check_select, form_of
 
 HALF_BITS = 16
 VALUE_BITS = (*range(1, MAX_BITS + 1), HALF_BITS)
@@ -45,11 +45,6 @@ def coding(value_bits: int) -> MessageCoding:
     if value_bits == HALF_BITS:
         return MessageCoding(Golomb(), Half(dtype="bfloat16"))
     return MessageCoding(Golomb(), SignedLevels(bits=value_bits))
-
-
-def form_of(tensors: int) -> dict[str, Any]:
-    """`selectors` and `quantized` of the selection, as `MessageCoding.decode` wants them."""
-    return {"selectors": ["exact"] * tensors, "quantized": [False] * tensors}
 
 
 def select_and_code(
@@ -92,7 +87,7 @@ def select_and_code(
     )
     if value_bits not in VALUE_BITS:
         raise ValueError(f"`value_bits` must be one of {VALUE_BITS}. Received: {value_bits}.")
-    form = form_of(len(grads))
+    form = form_of("exact", len(grads))
     check_select(grads, residuals, velocities, form["selectors"], form["quantized"], momentum)
     options: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "masking": masking}
     scale = tf.convert_to_tensor(1.0 if scale is None else scale, tf.float32)

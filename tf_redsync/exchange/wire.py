@@ -32,6 +32,21 @@ def with_header(finite: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     return tf.concat([tf.cast(finite, tf.int32)[tf.newaxis], words], axis=0)
 
 
+def message(finite: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
+    """Return int32 `words` behind their flag, `[1 + n]`; all zero, as is the rule, if not finite.
+
+    Args:
+        finite: Bool scalar.
+        words: int32 `[n]`.
+    """
+    return tf.where(finite, with_header(finite, words), 0)
+
+
+def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return whether all elements of all tensors are finite, a bool scalar."""
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(t)) for t in tensors])
+
+
 def absent(message: tf.Tensor) -> tf.Tensor:
     """Return what stands for the message of a worker that does not exist: flag 1, then zeros.
 
@@ -89,7 +104,7 @@ def is_finite(request: Request, reply: Any) -> tf.Tensor:
     """
     if isinstance(request, (AllGather, AllToAll, PairGather)):
         return tf.reduce_all(tf.equal(reply[:, 0], 1))
-    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(total)) for total in reply])
+    return all_finite(reply)
 
 
 def totals_are_finite(totals: Sequence[Any]) -> tf.Tensor:
@@ -122,8 +137,10 @@ __all__ = [
     "BYTES_PER_WORD",
     "HEADER_WORDS",
     "absent",
+    "all_finite",
     "from_words",
     "is_finite",
+    "message",
     "payload_bytes",
     "sent_bytes",
     "sent_factor",

@@ -56,7 +56,8 @@ from tf_redsync.codings.message import MessageCoding
 from tf_redsync.codings.plain import Float32
 from tf_redsync.codings.quantized_values import QSGDValues
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Exchange, Method, State, register, stream
+from tf_redsync.methods.base import Exchange, Method, State, register
+from tf_redsync.methods.coding import own_stream
 from tf_redsync.methods.topk import TopK
 from tf_redsync.methods.wrapping import MethodWrapper
 
@@ -168,13 +169,9 @@ class Coded(MethodWrapper):
         scale: tf.Tensor | None = None,
     ) -> Exchange:
         """See `Method`."""
-        seed, number = tf.unstack(stream(self.seed, step, layout.specs[0].position))
+        own = own_stream(self.seed, layout, step)
         coding = MessageCoding(
-            self.indices,
-            self.values,
-            self.error_feedback,
-            seed=seed + number,
-            stream=tf.stack([seed, tf.cast(layout.rank, tf.int32), number]),
+            self.indices, self.values, self.error_feedback, seed=own[0] + own[2], stream=own
         )
         layout = dataclasses.replace(layout, coding=coding)
         return (yield from self.method.exchange(layout, grads, state, step, scale))

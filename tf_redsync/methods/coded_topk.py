@@ -57,12 +57,13 @@ from typing import ClassVar
 import tensorflow as tf
 
 from tf_redsync import checks
-from tf_redsync.codings.selected import VALUE_BITS, coding, form_of, select_and_code
+from tf_redsync.codings.selected import VALUE_BITS, coding, select_and_code
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods.base import Exchange, State, register
 from tf_redsync.methods.momentum_corrected import MomentumCorrected
 from tf_redsync.methods.sparse import delivered
+from tf_redsync.ops.contract import form_of
 from tf_redsync.schedules import DenseWarmUp, check_warm_up
 
 
@@ -124,7 +125,7 @@ class CodedTopK(MomentumCorrected):
         scale: tf.Tensor | None = None,
     ) -> Exchange:
         """See `Method`."""
-        k, form = [self.k(s) for s in layout.specs], form_of(len(grads))
+        k, form = [self.k(s) for s in layout.specs], form_of("exact", len(grads))
         selected = select_and_code(
             grads,
             state["residual"],

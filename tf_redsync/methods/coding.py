@@ -15,6 +15,7 @@ from tf_redsync.exchange.requests import AllGather, AllReduce, Request
 from tf_redsync.methods.base import Method, State, stream, uniform
 from tf_redsync.methods.dense import Dense
 from tf_redsync.methods.digits import packed_digits, unpacked_digits
+from tf_redsync.methods.random_numbers import of_worker
 from tf_redsync.methods.sparse import DENSE_BELOW, flat, too_small
 from tf_redsync.ops.quantization import dequantize_sum, quantize
 
@@ -86,9 +87,8 @@ class StochasticQuantizer(Quantizer):
         return tf.cast(draws * 2.0**count, tf.int32)
 
     def _own_seed(self, layout: BucketLayout, step: tf.Tensor) -> tf.Tensor:
-        """Seed of `uniform`: the rank makes it another stream."""
-        seed, rank, number = tf.unstack(self.own_stream(layout, step))
-        return tf.stack([seed + rank * 0x5851F42D, number])
+        """Seed of `uniform`."""
+        return of_worker(stream(self.seed, step, layout.specs[0].position), layout.rank)
 
 
 def own_stream(seed: int, layout: BucketLayout, step: tf.Tensor) -> tf.Tensor:
@@ -185,9 +185,7 @@ def deliver_ternary(
     Returns:
         For every tensor the sum over workers.
     """
-    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(t)) for t in tensors])
-    message = wire.with_header(finite, wire.to_words(scalers))
-    messages = yield AllGather(tf.where(finite, message, 0))
+    messages = yield AllGather(wire.message(wire.all_finite(tensors), wire.to_words(scalers)))
     shared = tf.reduce_max(wire.from_words(messages[:, 1:]), axis=0)
     clipped = [
         tf.clip_by_value(t, -c, c) for t, c in zip(tensors, tf.unstack(scalers), strict=True)

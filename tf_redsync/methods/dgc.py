@@ -40,7 +40,8 @@ from tf_redsync import checks, feedback, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Exchange, State, register, stream, uniform
 from tf_redsync.methods.momentum_corrected import MomentumCorrected
-from tf_redsync.methods.sparse import deliver, form_of
+from tf_redsync.methods.sparse import deliver
+from tf_redsync.ops.contract import form_of
 
 SAMPLED_AT_LEAST = 10  # elements of the sample above the threshold
 

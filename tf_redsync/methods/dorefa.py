@@ -86,14 +86,12 @@ class DoReFa(StochasticQuantizer):
         grads, steps = feedback.scaled(grads, scale), float(2**self.bitwidth - 1)
         sizes = [s.size for s in layout.specs]
         maxima = tf.concat([largest(tf.reshape(g, [1, -1])) for g in grads], axis=0)
-        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in grads])
         noise = self.random_numbers(layout, step, sum(sizes)) - 0.5
         shares = tf.math.divide_no_nan(flat(grads), spread(maxima[tf.newaxis], sizes)[0])
         codes = tf.round(steps * (0.5 * shares + 0.5) + noise)
         codes = tf.cast(tf.clip_by_value(codes, 0.0, steps), tf.int32)
-        message = [wire.to_words(maxima), bits.packed(codes, self.bitwidth)]
-        message = wire.with_header(finite, tf.concat(message, axis=0))
-        messages = yield AllGather(tf.where(finite, message, 0))
+        words = tf.concat([wire.to_words(maxima), bits.packed(codes, self.bitwidth)], axis=0)
+        messages = yield AllGather(wire.message(wire.all_finite(grads), words))
 
         def values(messages: tf.Tensor) -> tf.Tensor:
             head = wire.HEADER_WORDS + len(sizes)

@@ -44,7 +44,8 @@ from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import PairGather
 from tf_redsync.methods import pairs
 from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.sparse import Sparsifier, element_count, flat, form_of, split
+from tf_redsync.methods.sparse import Sparsifier, element_count, flat, split
+from tf_redsync.ops.contract import form_of
 
 
 @register

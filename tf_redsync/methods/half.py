@@ -27,13 +27,12 @@ from typing import ClassVar
 import tensorflow as tf
 
 from tf_redsync import checks, feedback
+from tf_redsync.codings.plain import HALVES
 from tf_redsync.exchange.layout import BucketLayout, Rounding, TensorSpec
 from tf_redsync.methods.base import Exchange, Method, State, register
 from tf_redsync.methods.local_sgd import LocalSGD
 from tf_redsync.methods.rounding import all_reduced
 from tf_redsync.methods.wrapping import MethodWrapper
-
-DTYPES = ("float16", "bfloat16")
 
 
 @register
@@ -65,7 +64,7 @@ class HalfPrecision(MethodWrapper):
     bits: ClassVar[str] = "16 (1 + 1 / K)"
 
     def __post_init__(self) -> None:
-        checks.choice("dtype", self.dtype, DTYPES)
+        checks.choice("dtype", self.dtype, HALVES)
         checks.boolean("error_feedback", self.error_feedback)
         takes = self._sums is None or getattr(self._sums, "rounds_values", False)
         if not takes:

@@ -103,9 +103,7 @@ def server(
     floats = tf.concat([own[tf.newaxis], innovations[0]], axis=0)
     finite &= tf.reduce_all(tf.math.is_finite(floats))
     words = tf.concat([wire.to_words(floats), at[0]], axis=0)
-    message = wire.with_header(finite, tf.where(finite, words, 0))
-
-    messages = yield AllGather(message)
+    messages = yield AllGather(wire.message(finite, words))
     _, shares, innovations, at = tf.split(messages, [1, 1, innovation, innovation], axis=1)
     delivered = wire.from_words(shares) * decoded(at, wire.from_words(innovations))
     return tf.reduce_sum(delivered, axis=0), tf.gather(delivered, rank)

@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from tf_redsync import ops
 from tf_redsync.codings.base import Room
-from tf_redsync.exchange import wire
+from tf_redsync.methods import pairs
 from tf_redsync.methods.autoencoder import Autoencoder
-from tf_redsync.methods.sparse import form_of
 from tf_redsync.ops.codecs import Positions
+from tf_redsync.ops.contract import form_of
 
 
 class Places(NamedTuple):
@@ -85,10 +85,8 @@ def read(messages: tf.Tensor, k: Sequence[int]) -> tuple[Positions, tf.Tensor]:
     Returns:
         Positions, and the values float32 `[rows, K]`, 0 where there is none.
     """
-    lengths = [1, *(n for ki in k for n in (1, ki, ki))]
-    _, *parts = tf.split(messages, lengths, axis=1)
-    counts, values = tf.concat(parts[0::3], axis=1), tf.concat(parts[2::3], axis=1)
-    return Positions(parts[1::3], counts), wire.from_words(values)
+    parts = pairs.taken_apart(messages, k)
+    return Positions(parts.indices, parts.counts), tf.concat(parts.values, axis=1)
 
 
 def at_positions_of(rank: tf.Tensor, found: Places, values: tf.Tensor) -> tf.Tensor:

@@ -83,8 +83,7 @@ class NaturalCompression(StochasticQuantizer):
         random = self.random_bits(layout, step, size, MANTISSA)
         codes = tf.bitwise.right_shift(wire.to_words(vector) + random, MANTISSA)
         finite = tf.reduce_all(tf.math.is_finite(vector) & tf.math.is_finite(_powers(codes)))
-        message = wire.with_header(finite, bits.packed(codes, CODE))
-        messages = yield AllGather(tf.where(finite, message, 0))
+        messages = yield AllGather(wire.message(finite, bits.packed(codes, CODE)))
 
         def values(messages: tf.Tensor) -> tf.Tensor:
             return _powers(bits.unpacked(messages[:, wire.HEADER_WORDS :], CODE, size))

@@ -53,7 +53,8 @@ from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import AllGather, AllToAll
 from tf_redsync.methods import pairs, regions
 from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.sparse import Sparsifier, element_count, flat, form_of, split
+from tf_redsync.methods.sparse import Sparsifier, element_count, flat, split
+from tf_redsync.ops.contract import form_of
 
 SLACK = 1.25  # room for elements, over the mean
 DRIFT = 1.012  # of a threshold in a step in which too many or too few elements reach it

@@ -107,10 +107,8 @@ def put_together(
     """
     words = []
     for count, index, value in zip(tf.split(counts, len(indices)), indices, values, strict=True):
-        finite &= tf.reduce_all(tf.math.is_finite(value))
         words += [count, index, wire.to_words(value)]
-    message = wire.with_header(finite, tf.concat(words, axis=0))
-    return tf.where(finite, message, tf.zeros_like(message))
+    return wire.message(finite & wire.all_finite(values), tf.concat(words, axis=0))
 
 
 def merged(

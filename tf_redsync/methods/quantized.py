@@ -47,7 +47,12 @@ from tf_redsync.methods.coding import (
     largest,
     rms,
 )
-from tf_redsync.ops.quantization import BUCKET_UNIT, MAX_LEVELS, code_bits
+from tf_redsync.ops.quantization import (
+    bucketed,
+    check_bucket_size,
+    check_levels,
+    code_bits,
+)
 
 NORMS = ("l2", "max")
 
@@ -81,18 +86,9 @@ class QSGD(StochasticQuantizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.integer("levels", self.levels, low=1)
-        if self.levels > MAX_LEVELS:
-            raise ValueError(
-                f"`levels` must be at most {MAX_LEVELS}. Received: levels={self.levels}"
-            )
+        check_levels("levels", self.levels)
         if self.bucket_size is not None:
-            checks.integer("bucket_size", self.bucket_size, low=BUCKET_UNIT)
-            if self.bucket_size % BUCKET_UNIT:
-                raise ValueError(
-                    f"`bucket_size` must be a multiple of {BUCKET_UNIT}, or None. "
-                    f"Received: bucket_size={self.bucket_size}"
-                )
+            check_bucket_size(self.bucket_size)
         checks.choice("norm", self.norm, NORMS)
 
     def describe(self, spec: TensorSpec) -> str:
@@ -110,7 +106,7 @@ class QSGD(StochasticQuantizer):
         """See `Method`."""
         grads = feedback.scaled(grads, scale)
         rows = [
-            _rows(g, s.size, self.bucket_size) for g, s in zip(grads, layout.specs, strict=True)
+            bucketed(g, s.size, self.bucket_size) for g, s in zip(grads, layout.specs, strict=True)
         ]
         norms = [largest(r) if self.norm == "max" else l2_norm(r) for r in rows]
         totals, _ = yield from deliver_codes(
@@ -189,11 +185,3 @@ class TernGrad(StochasticQuantizer):
 
         totals = yield from deliver_ternary(grads, scalers, own_stream, layout.workers)
         return totals, state
-
-
-def _rows(tensor: tf.Tensor, size: int, length: int | None) -> tf.Tensor:
-    """A tensor as `[rows, length]`, filled up with zeros; as one row for `None`."""
-    vector = tf.reshape(tensor, [-1])
-    if length is None:
-        return vector[tf.newaxis]
-    return tf.reshape(tf.pad(vector, [[0, -size % length]]), [-(-size // length), length])

@@ -40,7 +40,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from tf_redsync import checks, feedback
+from tf_redsync import feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather, AllToAll
 from tf_redsync.methods.base import Exchange, State, register
@@ -55,8 +55,8 @@ from tf_redsync.methods.blocks import (
 )
 from tf_redsync.methods.coding import StochasticQuantizer, largest
 from tf_redsync.ops.quantization import (
-    MAX_LEVELS,
     Quantized,
+    check_levels,
     code_bits,
     dequantize_sum,
     quantize,
@@ -94,10 +94,7 @@ class QuantizedFW(StochasticQuantizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("levels", "sum_levels"):
-            value = getattr(self, name)
-            checks.integer(name, value, low=1)
-            if value > MAX_LEVELS:
-                raise ValueError(f"`{name}` must be at most {MAX_LEVELS}. Received: {name}={value}")
+            check_levels(name, getattr(self, name))
 
     def describe(self, spec: TensorSpec) -> str:
         """See `Method`."""

@@ -27,6 +27,16 @@ def stream(seed: int, step: tf.Tensor, position: int) -> tf.Tensor:
     return tf.stack([tf.constant(fixed - 2**31, tf.int32), tf.cast(step, tf.int32)])
 
 
+def of_worker(seed: tf.Tensor, rank: tf.Tensor) -> tf.Tensor:
+    """Return the seed of a stream of one worker's own, from that of all workers.
+
+    Args:
+        seed: int32 `[2]`, from `stream`.
+        rank: The worker's, int32 scalar.
+    """
+    return seed + tf.stack([tf.cast(rank, tf.int32) * 0x5851F42D, 0])
+
+
 def uniform(shape: Sequence[int], seed: tf.Tensor, dtype: tf.DType = tf.float32) -> tf.Tensor:
     """Return random numbers in [0, 1) of a stream, equal on every kind of device.
 

@@ -140,8 +140,7 @@ class SBC(Sparsifier):
         means, positions, counts = zip(*map(_larger_side, *sides), strict=True)
         coded = Golomb().encode(positions, tf.stack(counts), room, tf.constant(0))
         message = tf.concat([wire.to_words(tf.stack(means)), coded.words], axis=0)
-        message = wire.with_header(finite, tf.where(finite, message, tf.zeros_like(message)))
-        messages = yield AllGather(message)
+        messages = yield AllGather(wire.message(finite, message))
         totals = _add_up(messages, room, sums)
         residuals = [
             tf.tensor_scatter_nd_sub(tf.reshape(a, [-1]), at[:n, tf.newaxis], tf.fill([n], mean))

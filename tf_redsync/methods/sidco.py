@@ -47,7 +47,8 @@ import tensorflow as tf
 from tf_redsync import checks, feedback, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.sparse import Sparsifier, deliver, element_count, form_of
+from tf_redsync.methods.sparse import Sparsifier, deliver, element_count
+from tf_redsync.ops.contract import form_of
 
 DISTRIBUTIONS = ("exponential", "gamma", "generalized_pareto")
 FIRST_RATIO = 0.25  # of the elements pass the first of several stages

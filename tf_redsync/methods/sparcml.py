@@ -44,7 +44,8 @@ from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import PairGather
 from tf_redsync.methods import pairs
 from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.sparse import Sparsifier, element_count, flat, form_of, split
+from tf_redsync.methods.sparse import Sparsifier, element_count, flat, split
+from tf_redsync.ops.contract import form_of
 
 
 @register
@@ -137,8 +138,7 @@ class _Stream:
         """The sum of messages as a dense one."""
         sums = flat(self.totals(rows))
         finite = tf.reduce_all(tf.equal(rows[:, 0], 1)) & tf.reduce_all(tf.math.is_finite(sums))
-        message = wire.with_header(finite, wire.to_words(sums))
-        message = tf.where(finite, message, tf.zeros_like(message))
+        message = wire.message(finite, wire.to_words(sums))
         return dataclasses.replace(self, slots=None, message=message)
 
     def totals(self, rows: tf.Tensor) -> list[tf.Tensor]:

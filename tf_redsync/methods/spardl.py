@@ -54,9 +54,9 @@ from tf_redsync.methods.sparse import (
     coding_of,
     element_count,
     flat,
-    form_of,
     split,
 )
+from tf_redsync.ops.contract import form_of
 
 
 @register

@@ -84,11 +84,6 @@ class Sparsifier(Method):
         return {"residual": [tf.zeros(s.shape, tf.float32) for s in layout.specs]}
 
 
-def form_of(selector: str, tensors: int) -> dict[str, Any]:
-    """`selectors` and `quantized` of the ops, for tensors that all send values in the same way."""
-    return {"selectors": [selector] * tensors, "quantized": [False] * tensors}
-
-
 def deliver(
     layout: BucketLayout,
     selection: ops.Selection,

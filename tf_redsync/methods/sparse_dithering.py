@@ -131,8 +131,7 @@ class SparseDithering(Quantizer):
         words = tf.concat(
             [wire.to_words(factors), *self._written(levels, self._words(sizes)[-1])], axis=0
         )
-        message = wire.with_header(finite, words)
-        messages = yield AllGather(tf.where(finite, message, 0))
+        messages = yield AllGather(wire.message(finite, words))
 
         def values(messages: tf.Tensor) -> tf.Tensor:
             return self._read(messages, sizes)

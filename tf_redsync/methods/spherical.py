@@ -53,6 +53,7 @@ from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods.base import Exchange, State, register, stream, uniform
 from tf_redsync.methods.coding import Quantizer, added_up, l2_norm, spread
+from tf_redsync.ops.quantization import bucketed
 
 MOST_INDEX_BITS = 16
 FACTOR_BITS = 5
@@ -148,7 +149,10 @@ class SphericalCompression(Quantizer):
         grads = feedback.scaled(grads, scale)
         sums = [e + g for e, g in zip(state["residual"], grads, strict=True)]
         counts, codebook = [self._blocks(s) for s in layout.specs], self.codebook(layout, step)
-        rows = tf.concat([self._cut(p) for p in sums], axis=0)
+        rows = [
+            bucketed(p, s.size, self.block_size) for p, s in zip(sums, layout.specs, strict=True)
+        ]
+        rows = tf.concat(rows, axis=0)
         index, factors = self.search(rows, codebook)
         # None of them is negative; a tensor without elements has none.
         largest = tf.stack([tf.reduce_max(tf.pad(f, [[0, 1]])) for f in tf.split(factors, counts)])
@@ -157,8 +161,8 @@ class SphericalCompression(Quantizer):
         finite = tf.reduce_all(tf.math.is_finite(rows)) & tf.reduce_all(tf.math.is_finite(factors))
         codes = bits.packed(index | tf.bitwise.left_shift(level, self.index_bits), self._code_bits)
         words = tf.concat([wire.to_words(largest), codes], axis=0)
-        message = wire.with_header(finite, words)
-        messages = yield AllGather(tf.where(finite, message, 0))
+        message = wire.message(finite, words)
+        messages = yield AllGather(message)
 
         def values(messages: tf.Tensor) -> tf.Tensor:
             return self._read(messages, codebook, counts)
@@ -216,12 +220,6 @@ class SphericalCompression(Quantizer):
 
     def _blocks(self, spec: TensorSpec) -> int:
         return -(-spec.size // self.block_size)
-
-    def _cut(self, tensor: tf.Tensor) -> tf.Tensor:
-        """A tensor as `[blocks, d]`, filled up with zeros."""
-        vector = tf.reshape(tensor, [-1])
-        padded = tf.pad(vector, [[0, -vector.shape[0] % self.block_size]])
-        return tf.reshape(padded, [-1, self.block_size])
 
     def _joined(self, vector: tf.Tensor, layout: BucketLayout) -> list[tf.Tensor]:
         """The tensors of a bucket, out of all their blocks."""

@@ -38,8 +38,9 @@ from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.sparse import Sparsifier, deliver, delivered, element_count, form_of
+from tf_redsync.methods.sparse import Sparsifier, deliver, delivered, element_count
 from tf_redsync.ops import Selection
+from tf_redsync.ops.contract import form_of
 
 _SIGN = tf.int32.min  # bit 31
 _INDEX = tf.int32.max  # bits 0 to 30

@@ -31,7 +31,8 @@ import tensorflow as tf
 from tf_redsync import checks, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.sparse import Sparsifier, deliver, element_count, flat, form_of, split
+from tf_redsync.methods.sparse import Sparsifier, deliver, element_count, flat, split
+from tf_redsync.ops.contract import form_of
 
 SCOPES = ("layer", "model")
 

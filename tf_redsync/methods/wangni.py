@@ -38,8 +38,10 @@ from tf_redsync import checks, feedback
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Exchange, State, register, stream, uniform
-from tf_redsync.methods.sparse import Sparsifier, deliver, element_count, form_of
+from tf_redsync.methods.random_numbers import of_worker
+from tf_redsync.methods.sparse import Sparsifier, deliver, element_count
 from tf_redsync.ops import Selection
+from tf_redsync.ops.contract import form_of
 
 ROUNDS = 4  # at most; the paper finds two enough
 
@@ -111,15 +113,12 @@ class Wangni(Sparsifier):
             grads = [v + g for v, g in zip(residuals, grads, strict=True)]
         words, slots = [], []
         for spec, grad in zip(layout.specs, grads, strict=True):
-            seed = stream(self.seed, step, spec.position)
-            seed += tf.stack([tf.cast(layout.rank, tf.int32) * 0x5851F42D, 0])
+            seed = of_worker(stream(self.seed, step, spec.position), layout.rank)
             # One more than probabilities add up to, in case that they are rounded up.
             slots.append(min(element_count(self.density, spec.size) + 1, spec.size))
             u = uniform([], seed, tf.float64)
             words += _part(tf.reshape(grad, [-1]), self.density, u, slots[-1])
-        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in grads])
-        message = wire.with_header(finite, tf.concat(words, axis=0))
-        message = tf.where(finite, message, tf.zeros_like(message))
+        message = wire.message(wire.all_finite(grads), tf.concat(words, axis=0))
         nothing = [tf.zeros_like(g) for g in grads]
         selection = Selection(message, nothing, [], tf.zeros([len(slots)]))
         totals, left_out = yield from deliver(

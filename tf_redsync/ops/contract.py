@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -94,6 +94,11 @@ def message_words(
         slots = capacity(ki, selector, size)
         words += 2 + slots if one_mean else 1 + 2 * slots
     return words
+
+
+def form_of(selector: str, tensors: int) -> dict[str, Any]:
+    """`selectors` and `quantized` of the ops, for tensors that all send values in the same way."""
+    return {"selectors": [selector] * tensors, "quantized": [False] * tensors}
 
 
 def static_message_words(k, selectors, quantized, tensors) -> int | None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tf_redsync import ops
+from tf_redsync import checks, ops
 from tf_redsync.ops import native, twin_quantization
 from tf_redsync.ops.codec_checks import check_list
 
@@ -196,6 +196,42 @@ def dequantize_sum(
     return twin_quantization.dequantize_sum(
         messages, like, mode=mode, levels=levels, bucket_size=bucket_size
     )
+
+
+def bucketed(tensor: tf.Tensor, size: int, bucket_size: int | None) -> tf.Tensor:
+    """Return a tensor of `size` elements as `[buckets, bucket_size]`, filled up with zeros.
+
+    As one row for `None`.
+    """
+    vector = tf.reshape(tensor, [-1])
+    if bucket_size is None:
+        return vector[tf.newaxis]
+    vector = tf.pad(vector, [[0, -size % bucket_size]])
+    return tf.reshape(vector, [-(-size // bucket_size), bucket_size])
+
+
+def check_levels(name: str, value: int) -> None:
+    """Check a hyper-parameter that is a number of levels.
+
+    Raises:
+        ValueError: naming the argument and its value, unless it is an integer in [1, 32767].
+    """
+    checks.integer(name, value, low=1)
+    if value > MAX_LEVELS:
+        raise ValueError(f"`{name}` must be at most {MAX_LEVELS}. Received: {name}={value}")
+
+
+def check_bucket_size(value: int) -> None:
+    """Check a hyper-parameter `bucket_size`.
+
+    Raises:
+        ValueError: naming the argument and its value, unless it is a positive multiple of 32.
+    """
+    checks.integer("bucket_size", value, low=BUCKET_UNIT)
+    if value % BUCKET_UNIT:
+        raise ValueError(
+            f"`bucket_size` must be a multiple of {BUCKET_UNIT}. Received: bucket_size={value}"
+        )
 
 
 def _check_format(mode: str, levels: int, bucket_size: int | None) -> None:
