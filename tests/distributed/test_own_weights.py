@@ -27,6 +27,7 @@ def cases(rs):
     return {
         "local_sgd": (rs.LocalSGD(steps=3), MOMENTUM, False),
         "sbc": (rs.SBC(steps=2, density=0.5, dense_below=0), MOMENTUM, False),
+        "coded_topk": (rs.CodedTopK(steps=2, density=0.5, dense_below=0), MOMENTUM, False),
         "cd_sgd": (rs.CDSGD(full_every=1, warm_up=None), MOMENTUM, False),
         "quadratic": (rs.CDSGD(full_every=1, warm_up=None), 0.0, True),
         "warm_up": (rs.CDSGD(full_every=3, warm_up=rs.DenseWarmUp(2)), 0.0, False),
@@ -151,7 +152,8 @@ class Simulated:
             history.append([w.copy() for w in own])
         return history, np.mean(own, axis=0)
 
-    def sbc(self, every):
+    def sparse(self, every, compressed):
+        """`compressed(change, k)` is what a tensor's change of weights becomes."""
         agreed = np.zeros(13)
         own = [agreed.copy() for _ in range(self.workers)]
         velocity, residual = [np.zeros(13) for _ in own], [np.zeros(13) for _ in own]
@@ -164,7 +166,7 @@ class Simulated:
                 total = np.zeros(13)
                 for r in range(self.workers):
                     change = residual[r] + (own[r] - agreed) / self.workers
-                    kernel, bias = binarised(change[:12], 6), binarised(change[12:], 1)
+                    kernel, bias = compressed(change[:12], 6), compressed(change[12:], 1)
                     sent = np.concatenate([kernel, bias])
                     residual[r] = change - sent
                     velocity[r][sent != 0] = 0
@@ -210,9 +212,18 @@ def test_local_sgd_averages_the_weights(trained):
     assert_near(first["end"], end)
 
 
-def test_sbc_keeps_what_it_does_not_send_and_clears_momentum(trained):
-    expected = Simulated().sbc(every=2)
-    first, second = of_case(trained, "sbc")
+def signed_mean(change, k):
+    """The k largest with one magnitude, their mean."""
+    chosen = np.argsort(-np.abs(change), kind="stable")[:k]
+    sent = np.zeros_like(change)
+    sent[chosen] = np.sign(change[chosen]) * np.abs(change[chosen]).mean()
+    return sent
+
+
+@pytest.mark.parametrize(("name", "compressed"), [("sbc", binarised), ("coded_topk", signed_mean)])
+def test_what_is_not_sent_is_kept_and_momentum_cleared(trained, name, compressed):
+    expected = Simulated().sparse(every=2, compressed=compressed)
+    first, second = of_case(trained, name)
     for step in range(STEPS):
         for rank, result in enumerate((first, second)):
             assert_near(result["steps"][step], expected[step][rank])

@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 
+from tests.oracle import sparse
 from tests.oracle.coded import GolombLength
 from tests.oracle.positions import golomb_bits_numpy, golomb_capacity, read_golomb
 from tests.oracle.quantization import Malformed, flush, to_bits, to_words
@@ -191,7 +192,7 @@ class CodedTopKOracle:
     Args:
         shapes: Of the tensors.
         workers: Number of workers.
-        density: Fraction of each tensor that is sent.
+        density: Fraction of each tensor that is sent, or one for each tensor.
         value_bits: Of a value; 16: bfloat16.
         options: `momentum`, `nesterov`, `masking`.
     """
@@ -199,7 +200,8 @@ class CodedTopKOracle:
     def __init__(self, shapes, workers, density, value_bits, **options):
         self.shapes, self.value_bits, self.options = list(shapes), value_bits, options
         sizes = [int(np.prod(s)) for s in shapes]
-        self.k = [min(max(1, int(np.floor(density * n + 0.5))), n) for n in sizes]
+        densities = np.broadcast_to(density, [len(sizes)])
+        self.k = [sparse.count(d, n) for d, n in zip(densities, sizes, strict=True)]
         self.residuals = [[np.zeros(s, np.float32) for s in shapes] for _ in range(workers)]
         self.velocities = [
             [np.zeros(s, np.float32) for s in shapes] if options.get("momentum") else []

@@ -1,5 +1,6 @@
 """CodedTopK: bits against the entropy, energy of a message, what waits, bad arguments."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -10,7 +11,8 @@ import tf_redsync as rs
 from tf_redsync import codings
 from tf_redsync.codings.signed_levels import conditional_means
 from tf_redsync.exchange import loopback, wire
-from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
+from tf_redsync.programs import for_buckets
 
 SIDE = 2048  # 2^22 elements
 
@@ -91,6 +93,30 @@ def test_positions_that_do_not_fit_are_sent_later():
     assert (later[np.flatnonzero(waiting)[:900]] == 2).sum() >= min(900, 1000 - sent) - 50
 
 
+def test_small_tensors_travel_in_the_same_message():
+    specs = [TensorSpec("kernel", (64, 64), position=0), TensorSpec("bias", (64,), position=1)]
+    method = rs.CodedTopK(density=0.01, dense_below=4096)
+    densely = dataclasses.replace(method, small_density=None)
+    buckets, sent = {}, {}
+    for m in (method, densely):
+        pairs = [(a.spec, a.method) for a in rs.Policy(default=m).assign(specs)]
+        buckets[m] = make_buckets(pairs, 2)
+        sent[m] = for_buckets(buckets[m], 2).bytes_per_step(2)
+    assert [b.method for b in buckets[method]] == [method]
+    assert [b.method for b in buckets[densely]] == [rs.Dense(), densely]
+    assert [method.k(s) for s in specs] == [41, 6]
+    assert sent[method] < 0.5 * sent[densely]
+    # Never fewer than of large ones.
+    assert rs.CodedTopK(density=0.5, small_density=0.1).k(specs[1]) == 32
+
+
+def test_local_steps_have_a_cadence():
+    """For small tensors that are sent densely, too."""
+    method = rs.CodedTopK(steps=7, small_density=None)
+    assert method.local_steps == method.dense().local_steps == 7
+    assert rs.CodedTopK().local_steps == rs.CodedTopK().dense().local_steps == 0
+
+
 @pytest.mark.parametrize("depth", [0, 1, 2, 3])
 def test_conditional_means(depth):
     values = np.random.default_rng(2).standard_t(3, 1000).astype(np.float32)
@@ -132,6 +158,11 @@ def test_halves_at_the_mean_beat_equal_steps():
         ({"nesterov": True}, "nesterov"),
         ({"warm_up": rs.ExponentialWarmUp(10)}, "`warm_up` must be None or DenseWarmUp"),
         ({"clip_norm": -1.0}, "`clip_norm`"),
+        ({"small_density": 0.0}, "`small_density` must be in"),
+        ({"small_density": 1.5}, "`small_density` must be in"),
+        ({"steps": 0}, "`steps` must be an integer >= 1. Received: steps=0"),
+        ({"steps": 5, "momentum": 0.9}, "give it to the inner optimizer.*momentum=0.9, steps=5"),
+        ({"steps": 5, "clip_norm": 1.0}, "let the inner optimizer clip.*clip_norm=1.0, steps=5"),
     ],
 )
 def test_bad_arguments(options, text):

@@ -7,16 +7,24 @@ from tests.oracle.sparse import count
 from tf_redsync.exchange.requests import AllGather
 
 
+def densities(method, specs):
+    """Biases, norms and what is below `dense_below` have a density of their own."""
+    small = [len(s.shape) < 2 or 4 * s.size < method.dense_below for s in specs]
+    if method.small_density is None:
+        return [method.density] * len(specs)
+    return [max(method.density, method.small_density) if s else method.density for s in small]
+
+
 def payload(method, specs, step):
     """A flag, a Golomb code of all positions, magnitudes and codes of values."""
     sizes = [s.size for s in specs]
-    slots = [count(method.density, n) for n in sizes]
+    slots = [count(d, n) for d, n in zip(densities(method, specs), sizes, strict=True)]
     return [4 * message_words(sizes, slots, method.value_bits)]
 
 
 def oracle(method, specs, workers):
     return CodedTopKOracle(
-        [s.shape for s in specs], workers, method.density, method.value_bits,
+        [s.shape for s in specs], workers, densities(method, specs), method.value_bits,
         momentum=method.momentum, nesterov=method.nesterov, masking=method.masking,
     )  # fmt: skip
 
@@ -27,9 +35,10 @@ def _coded(**options):
 
 
 TABLE = {
-    "coded_topk": _coded(),
+    "coded_topk": _coded(density=0.05, small_density=0.3, dense_below=256),
     "coded_topk_nesterov": _coded(
         density=0.03, momentum=0.9, nesterov=True, value_bits=3, warm_up=rs.DenseWarmUp(2)
     ),
-    "coded_topk_bfloat16": _coded(momentum=0.5, masking=False, value_bits=16),
+    "coded_topk_bfloat16": _coded(momentum=0.5, masking=False, value_bits=16, small_density=None),
+    "coded_topk_local": _coded(steps=3, small_density=0.01),
 }
