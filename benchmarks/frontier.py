@@ -1,0 +1,173 @@
+"""Bytes for accuracy: what loss methods reach for how many bits, at several settings each.
+
+    python benchmarks/frontier.py --json frontier.json --plot frontier.png
+
+trains `digits_task.Digits` by four workers in this process, as benchmarks/methods.py does, with
+each contender at several densities, ranks or cadences. docs/benchmarks.md says what the columns
+mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+if __name__ == "__main__" and not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import numpy as np  # noqa: E402
+
+from benchmarks import arguments  # noqa: E402
+
+DENSITIES = (0.001, 0.003, 0.01, 0.03, 0.1)
+HIGHER = (0.003, 0.01, 0.03, 0.1)  # for changes of weights over ten steps
+BASELINE = "Dense"
+
+
+def contenders() -> dict[str, list[tuple[str, Any]]]:
+    """Names, and for each of them settings and methods."""
+    import tf_redsync as rs
+    from benchmarks import method_settings
+
+    def at(make: Callable[..., Any], densities: Sequence[float] = DENSITIES, **options):
+        below = {"dense_below": method_settings.DENSE_BELOW, **options}
+        return [(f"{d:.1%}", make(density=d, **below)) for d in densities]
+
+    def with_defaults(name: str):
+        return method_settings.make(name, threshold=0.0)
+
+    return {
+        BASELINE: [("", rs.Dense())],
+        "TopK": at(rs.TopK),
+        "Coded, TopK": at(lambda **options: rs.Coded(method=rs.TopK(**options))),
+        "CodedTopK": at(rs.CodedTopK),
+        "CodedTopK, 10 steps": at(rs.CodedTopK, HIGHER, steps=10),
+        "SBC, 10 steps": at(rs.SBC, HIGHER),
+        "LocalSGD": [(f"{n} steps", rs.LocalSGD(steps=n)) for n in (8, 16, 32)],
+        "PowerSGD": [(f"rank {r}", rs.PowerSGD(rank=r)) for r in (1, 2, 4)],
+        "EFSignSGD": [("", with_defaults("EFSignSGD"))],
+        "Spherical": [("", with_defaults("SphericalCompression"))],
+        "LGC": [(f"{method_settings.DENSITY:.1%}", with_defaults("LGC"))],
+    }
+
+
+def measure(method: Any, args: argparse.Namespace) -> dict[str, float]:
+    """Trains once per seed: the geometric mean of the losses, the means of all else."""
+    from benchmarks import digits_training
+    from benchmarks.digits_task import Digits
+
+    results = []
+    for seed in range(args.seeds):
+        task = Digits(args.workers, args.batch, seed)
+        results.append(digits_training.train(task, method, args.learning_rate, args.steps))
+    means = {k: float(np.mean([r[k] for r in results])) for k in ("accuracy", "bits", "sent_bytes")}
+    return {"loss": float(np.exp(np.mean([np.log(r["loss"]) for r in results]))), **means}
+
+
+def run(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measures all contenders in all settings; returns a row of each."""
+    every = [(n, s, method) for n, settings in contenders().items() for s, method in settings]
+    chosen = [entry for entry in every if not args.only or entry[0] in args.only]
+    rows = []
+    for i, (name, setting, method) in enumerate(chosen):
+        start = time.monotonic()
+        rows.append({"name": name, "setting": setting, **measure(method, args)})
+        took = time.monotonic() - start
+        print(f"{i + 1:3}/{len(chosen)} {name} {setting}  ({took:.1f} s)", flush=True)
+    return rows
+
+
+def undominated(rows: Sequence[dict[str, Any]]) -> list[bool]:
+    """Whether no other row has both fewer bits and a lower loss."""
+    return [
+        not any(o["bits"] < row["bits"] and o["loss"] < row["loss"] for o in rows) for row in rows
+    ]
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Returns the lines to print; a star for those that no other is better than in both."""
+    lines = [
+        f"{'method':<24}{'setting':>10}{'loss':>10}{'accuracy':>10}{'bits':>10}{'sent KB':>10}"
+    ]
+    for row, best in zip(rows, undominated(rows), strict=True):
+        lines.append(
+            f"{row['name']:<24}{row['setting']:>10}{row['loss']:>10.4f}{row['accuracy']:>10.3f}"
+            f"{row['bits']:>10.4f}{row['sent_bytes'] / 1e3:>10.3f}{' *' if best else ''}"
+        )
+    return "\n".join(lines)
+
+
+def plot(rows: Sequence[dict[str, Any]], path: str) -> None:
+    """Draws loss over bits, a line a method."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(8, 5.5))
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    for i, name in enumerate(n for n in names if n != BASELINE):
+        own = [row for row in rows if row["name"] == name]
+        own.sort(key=lambda row: row["bits"])
+        marker = "oos^vDP*X<>"[i % 11]
+        width = 2.5 if name.startswith("CodedTopK") else 1.2
+        axis.plot(
+            [r["bits"] for r in own], [r["loss"] for r in own],
+            marker=marker, linewidth=width, color=f"C{i % 10}", label=name,
+        )  # fmt: skip
+    for row in rows:
+        if row["name"] == BASELINE:
+            axis.axhline(row["loss"], color="black", linestyle=":", label=BASELINE)
+    axis.set(xscale="log", yscale="log", xlabel="bits per weight and step", ylabel="final loss")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("{x:g}")
+    axis.grid(True, which="both", alpha=0.25)
+    axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    add = parser.add_argument
+    add("--only", action="append", choices=list(contenders()), help="a method; may be repeated")
+    add("--workers", type=int, default=4)
+    add("--steps", type=int, default=300)
+    add("--batch", type=int, default=32, help="examples per worker and step")
+    add("--seeds", type=int, default=3, help="trainings that are averaged over")
+    add("--learning_rate", type=float, default=0.2)
+    add("--json", help="file for the rows")
+    add("--plot", help="PNG file for a picture")
+    args = parser.parse_args(argv)
+    try:
+        arguments.check_counts(args, ("workers", "steps", "batch", "seeds"))
+        arguments.check_plot(args)
+    except ValueError as error:
+        parser.error(str(error))
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures, prints, writes; returns the exit code."""
+    args = parse(argv)
+    rows = run(args)
+    print(f"\n{args.workers} workers, {args.steps} steps, {args.seeds} seeds")
+    print(table(rows))
+    if args.json:
+        Path(args.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    if args.plot:
+        plot(rows, args.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
