@@ -51,6 +51,7 @@ def contenders() -> dict[str, list[tuple[str, Any]]]:
         "CodedTopK": at(rs.CodedTopK),
         "CodedTopK, 10 steps": at(rs.CodedTopK, HIGHER, steps=10),
         "SBC, 10 steps": at(rs.SBC, HIGHER),
+        "SBC, 10 steps, biases": at(rs.SBC, HIGHER, dense_below=0),
         "LocalSGD": [(f"{n} steps", rs.LocalSGD(steps=n)) for n in (8, 16, 32)],
         "PowerSGD": [(f"rank {r}", rs.PowerSGD(rank=r)) for r in (1, 2, 4)],
         "EFSignSGD": [("", with_defaults("EFSignSGD"))],
@@ -117,7 +118,7 @@ def plot(rows: Sequence[dict[str, Any]], path: str) -> None:
     for i, name in enumerate(n for n in names if n != BASELINE):
         own = [row for row in rows if row["name"] == name]
         own.sort(key=lambda row: row["bits"])
-        marker = "oos^vDP*X<>"[i % 11]
+        marker = "osD^v<>P*X"[i % 10]
         width = 2.5 if name.startswith("CodedTopK") else 1.2
         axis.plot(
             [r["bits"] for r in own], [r["loss"] for r in own],
