@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_redsync as rs
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
-from tf_redsync.ops.quantization import code_bits
+from tf_redsync.ops.quantized_format import code_bits
 from tf_redsync.programs import EveryStep
 
 METHODS = (
