@@ -2,6 +2,8 @@
 #ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_QUANTIZE_FORMAT_H_
 #define TF_REDSYNC_CUSTOM_OPS_KERNELS_QUANTIZE_FORMAT_H_
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -10,18 +12,20 @@
 
 namespace redsync {
 
-// The attributes `mode`, `levels` and `bucket_size`.
-inline tensorflow::Status ReadFormat(tensorflow::OpKernelConstruction* context,
-                                     QuantizeFormat* format) {
+// Values of `mode`, in the order of `Quantizer`.
+constexpr const char* kModes[] = {"sign",       "two_level", "threshold",
+                                  "stochastic", "uniform",   "natural"};
+
+// The attributes `mode`, `levels` and `bucket_size`; also for inferring shapes.
+template <class Context>
+tensorflow::Status ReadFormat(Context* context, QuantizeFormat* format) {
   std::string mode;
   TF_RETURN_IF_ERROR(context->GetAttr("mode", &mode));
   TF_RETURN_IF_ERROR(context->GetAttr("levels", &format->levels));
   TF_RETURN_IF_ERROR(context->GetAttr("bucket_size", &format->bucket));
-  format->quantizer = mode == "sign"        ? Quantizer::kSign
-                      : mode == "two_level" ? Quantizer::kTwoLevel
-                      : mode == "threshold" ? Quantizer::kThreshold
-                                            : Quantizer::kStochastic;
-  const int32_t most = format->quantizer == Quantizer::kStochastic ? kMaxLevels : 1;
+  const auto* name = std::find(std::begin(kModes), std::end(kModes), mode);
+  format->quantizer = static_cast<Quantizer>(name - std::begin(kModes));
+  const int32_t most = MaxLevels(format->quantizer);
   if (format->levels < 1 || format->levels > most) {
     return tensorflow::errors::InvalidArgument("`levels` must be in [1, ", most, "] for mode '",
                                                mode, "'. Received: levels=", format->levels, ".");

@@ -63,7 +63,7 @@ class QuantizeOp : public tensorflow::OpKernel {
     }
     int32_t* sent = message + layout.scales_at[i];
     std::fill_n(sent, format_.scales(size), 0);
-    if (size > 0) std::memcpy(sent, scales, format_.scales(size) * sizeof(float));
+    if (size > 0) std::transform(scales, scales + format_.scales(size), sent, BitsOf);
     float* errors = nullptr;
     if (context->num_outputs() > 1) {
       Tensor* tensor;

@@ -1,3 +1,4 @@
+#include "custom_ops/kernels/quantize_format.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -13,22 +14,15 @@ namespace {
 // Words of a message, if all sizes are known: [flag, scales.., codes..].
 Status QuantizedWords(InferenceContext* c, const std::vector<ShapeHandle>& shapes,
                       DimensionHandle* words) {
-  std::string mode;
-  int levels;
-  int64_t bucket, total = 1;
-  TF_RETURN_IF_ERROR(c->GetAttr("mode", &mode));
-  TF_RETURN_IF_ERROR(c->GetAttr("levels", &levels));
-  TF_RETURN_IF_ERROR(c->GetAttr("bucket_size", &bucket));
-  const bool binary = mode == "sign" || mode == "two_level";
-  int bits = 1;
-  while (!binary && (2 * levels) >> bits != 0) ++bits;
+  QuantizeFormat format;
+  TF_RETURN_IF_ERROR(ReadFormat(c, &format));
+  int64_t total = 1;
   *words = c->UnknownDim();
   for (const ShapeHandle& shape : shapes) {
     if (!c->FullyDefined(shape)) return ::tensorflow::OkStatus();
     int64_t size = 1;
     for (int d = 0; d < c->Rank(shape); ++d) size *= c->Value(c->Dim(shape, d));
-    total += (mode == "two_level" ? 2 : 1) * (bucket > 0 ? (size + bucket - 1) / bucket : 1);
-    total += (size * bits + 31) / 32;
+    total += format.scales(size) + format.words(size);
   }
   *words = c->MakeDim(total);
   return ::tensorflow::OkStatus();
@@ -73,7 +67,7 @@ REGISTER_OP("RedsyncQuantize")
     .Output("errors: M * float")
     .Attr("N: int >= 1")
     .Attr("M: int >= 0")
-    .Attr("mode: {'sign', 'two_level', 'threshold', 'stochastic'}")
+    .Attr("mode: {'sign', 'two_level', 'threshold', 'stochastic', 'uniform', 'natural'}")
     .Attr("levels: int = 1")
     .Attr("bucket_size: int = 0")
     .SetShapeFn(QuantizeShape)
@@ -81,12 +75,12 @@ REGISTER_OP("RedsyncQuantize")
 Codes elements with a few bits each.
 
 tensors: What to code.
-scales: One scale a bucket (two for two_level), tensor after tensor.
+scales: One scale a bucket (two for two_level, none for natural), tensor after tensor.
 stream: Seed, worker and step of the random numbers, [3].
 message: Flag (1 finite, 0 not), scales (bit-cast), codes; the codes of a tensor start at a word.
-  All zero if anything is not finite.
+  All zero if anything is not finite, or, for natural, becomes so.
 errors: tensors - decoded, or nothing if M is 0.
-levels: Levels of one sign, for stochastic.
+levels: Levels of one sign, for stochastic; steps from the lowest to the highest, for uniform.
 bucket_size: Elements that share a scale, a multiple of 32; 0: all elements of a tensor.
 )doc");
 
@@ -95,7 +89,7 @@ REGISTER_OP("RedsyncDequantizeSum")
     .Input("like: N * float")
     .Output("totals: N * float")
     .Attr("N: int >= 1")
-    .Attr("mode: {'sign', 'two_level', 'threshold', 'stochastic'}")
+    .Attr("mode: {'sign', 'two_level', 'threshold', 'stochastic', 'uniform', 'natural'}")
     .Attr("levels: int = 1")
     .Attr("bucket_size: int = 0")
     .SetShapeFn(DequantizeShape)

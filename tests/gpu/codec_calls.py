@@ -12,7 +12,7 @@ import numpy as np
 from tests.gpu import codec_structs as structs
 from tests.gpu import device as d
 
-MODES = {"sign": 0, "two_level": 1, "threshold": 2, "stochastic": 3}
+MODES = {"sign": 0, "two_level": 1, "threshold": 2, "stochastic": 3, "uniform": 4, "natural": 5}
 GARBAGE = -7
 
 

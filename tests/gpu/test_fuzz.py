@@ -74,14 +74,22 @@ def check_both(refused):
 
 @pytest.mark.parametrize(
     "form",
-    [("sign", 1, None), ("two_level", 1, 32), ("threshold", 1, 32), ("stochastic", 5, 64)],
+    [
+        ("sign", 1, None),
+        ("two_level", 1, 32),
+        ("threshold", 1, 32),
+        ("stochastic", 5, 64),
+        ("uniform", 10, 64),
+        ("natural", 1, None),
+    ],
     ids=lambda f: f[0],
 )
 def test_dequantize_sum(device, form):
     options = dict(zip(("mode", "levels", "bucket_size"), form, strict=True))
     sizes, refused = (0, 33, 100), []
     scales = np.full(20, 0.7, np.float32)
-    count = {"sign": 3, "two_level": 12, "threshold": 6, "stochastic": 3}[form[0]]
+    counts = {"sign": 3, "two_level": 12, "threshold": 6, "natural": 0}
+    count = counts.get(form[0], 3)
     for seed in range(EXAMPLES):
         rng = np.random.default_rng(seed)
         rows = [

@@ -5,11 +5,18 @@ import pytest
 
 from tests.gpu.codec_calls import dequantize_sum, quantize
 from tests.gpu.inputs import assert_same_bits, make_inputs
-from tests.oracle.quantization import bucket_slices, dequantize_sum_numpy, flush, quantize_numpy
+from tests.oracle.quantization import (
+    SCALES,
+    bucket_slices,
+    dequantize_sum_numpy,
+    flush,
+    quantize_numpy,
+)
 
 FORMATS = [
     {"mode": "sign"}, {"mode": "two_level"}, {"mode": "threshold"},
     *({"mode": "stochastic", "levels": s} for s in (1, 3, 12, 127, 5000, 32767)),
+    *({"mode": "uniform", "levels": s} for s in (1, 3, 10, 63, 65535)), {"mode": "natural"},
 ]  # fmt: skip
 SIZES = (0, 1, 31, 32, 33, 1000, 4097, 9001)
 STREAM = (7, -1, 1234)
@@ -19,7 +26,7 @@ every_format = pytest.mark.parametrize(
 
 
 def make_scales(sizes, form, bucket_size, seed=0):
-    step = 2 if form["mode"] == "two_level" else 1
+    step = SCALES.get(form["mode"], 1)
     count = step * sum(len(bucket_slices(n, bucket_size)) for n in sizes)
     scales = np.random.default_rng(seed).gamma(2.0, size=count).astype(np.float32)
     scales[::7] = 0
@@ -90,13 +97,30 @@ def test_not_finite(device, form, bad):
         tensors[tensor][at] = bad
         message, _, error = quantize(device, tensors, scales, **form)
         assert error is None and not message.any(), (tensor, at)
-    if not bad < 0:
+    if scales.size > 0 and not bad < 0:
         scales[-1] = bad
         message, _, error = quantize(device, make_inputs("normal", sizes)[0], scales, **form)
         assert error is None and not message.any()
 
 
-@every_format
+@pytest.mark.parametrize("x", [3.4028235e38, -3.4028235e38])
+def test_what_becomes_infinite_is_not_finite(device, x):
+    message, _, error = quantize(device, [np.float32([1, x])], [], mode="natural", stream=STREAM)
+    assert error is None and not message.any()
+    message, _, error = quantize(device, [np.float32([1, -(2.0**127)])], [], mode="natural")
+    assert error is None and message.tolist() == [1, 127 * 2 + (254 * 2 + 1 << 9)]
+
+
+def test_denormals_become_zero_or_the_smallest_power_of_two(device):
+    x = np.random.default_rng(0).uniform(-1, 1, 500).astype(np.float32) * np.float32(2.0**-126)
+    message, _ = quantize_numpy([x], [], mode="natural", stream=STREAM)
+    got, left, error = quantize(device, [x], [], mode="natural", stream=STREAM)
+    assert error is None
+    assert_same_bits(got, message, "codes")
+    assert set(np.abs(left[0])) == {0, np.float32(2.0**-126)}  # denormals count as zero here
+
+
+@pytest.mark.parametrize("form", FORMATS[:-1], ids=str)
 def test_denormals_are_zero(device, form):
     x = (make_inputs("normal", (500,))[0][0] * 1e-39).astype(np.float32)
     scales = make_scales((500,), form, 32)
@@ -113,6 +137,16 @@ def test_a_negative_scale_is_named(device):
     _, _, error = quantize(device, make_inputs("normal", sizes)[0], scales, mode="sign",
                            bucket_size=32)  # fmt: skip
     assert error.names() == ("scale", -1, 1, 4, -2.0) and error.must_be() == ">= 0"
+
+
+@pytest.mark.parametrize("code", [510, 511])
+def test_the_code_of_infinity_is_named(device, code):
+    message, _ = quantize_numpy([np.ones(100, np.float32)], [], mode="natural")
+    bits = np.unpackbits(message[1:].view(np.uint8), bitorder="little")
+    bits[9 * 70 : 9 * 71] = code >> np.arange(9) & 1
+    message[1:] = np.packbits(bits, bitorder="little").view(np.int32)
+    _, error = dequantize_sum(device, message[None], [(100,)], mode="natural")
+    assert error.names() == ("code", 0, 0, 70, code) and error.must_be() == "in [0, 509]"
 
 
 @pytest.mark.parametrize("form", [FORMATS[0], FORMATS[1], FORMATS[2], FORMATS[4]], ids=str)
@@ -152,6 +186,7 @@ def test_arguments_are_checked(device):
     x = [np.zeros(40, np.float32)]
     wrong = [
         {"mode": "sign", "levels": 2}, {"mode": "stochastic", "levels": 40_000},
+        {"mode": "uniform", "levels": 65_536}, {"mode": "natural", "levels": 2},
         {"mode": "sign", "bucket_size": 48}, {"mode": "sign", "bucket_size": -32},
     ]  # fmt: skip
     for options in wrong:

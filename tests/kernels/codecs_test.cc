@@ -69,7 +69,12 @@ void TestQuantize(const ParallelFor& threads) {
                         {Quantizer::kStochastic, 1},
                         {Quantizer::kStochastic, 5},
                         {Quantizer::kStochastic, 127},
-                        {Quantizer::kStochastic, kMaxLevels}};
+                        {Quantizer::kStochastic, MaxLevels(Quantizer::kStochastic)},
+                        {Quantizer::kUniform, 1},
+                        {Quantizer::kUniform, 10},
+                        {Quantizer::kUniform, 63},
+                        {Quantizer::kUniform, MaxLevels(Quantizer::kUniform)},
+                        {Quantizer::kNatural, 1}};
   for (const Mode& mode : modes) {
     for (int64_t bucket : {0, 32, 480, 1024}) {
       for (int64_t size : {0, 1, 31, 32, 1000, 40000}) {
@@ -104,15 +109,25 @@ void TestQuantize(const ParallelFor& threads) {
         Check(DequantizeSum(format, coded, threads, total.data(), &error) == Status::kOk,
               name + ": decodes");
         total.MixAll();
+        int exponent;
         for (int64_t i = 0; i < size; ++i) {
           const float decoded = total[i] / 2;
           Check(errors[i] == x[i] - decoded, name + ": error");
+          if (mode.quantizer == Quantizer::kNatural) {
+            const float share = decoded / x[i];
+            Check(std::frexp(std::fabs(decoded), &exponent) == 0.5f && share > 0.5f && share <= 2,
+                  name + ": a power of two next to it");
+            continue;
+          }
           const float c = scales[format.bucket_of(i) * format.scales_per_bucket()];
           if (mode.quantizer == Quantizer::kSign) {
             Check(decoded == (x[i] >= 0 ? c : -c), name + ": sign");
           }
           if (mode.quantizer == Quantizer::kStochastic && std::fabs(x[i]) <= c) {
             Check(std::fabs(errors[i]) <= 1.0001f * c / mode.levels, name + ": within a level");
+          }
+          if (mode.quantizer == Quantizer::kUniform && std::fabs(x[i]) <= c) {
+            Check(std::fabs(errors[i]) <= 2.0001f * c / mode.levels, name + ": within a step");
           }
         }
         // In place, and nobody's message.

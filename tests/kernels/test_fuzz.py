@@ -130,7 +130,14 @@ def test_decode(seed, changes):
 
 # ------------------------------------------------------------------------------- quantisation
 
-FORMATS = [("sign", 1, None), ("two_level", 1, 32), ("threshold", 1, 32), ("stochastic", 5, 64)]
+FORMATS = [
+    ("sign", 1, None),
+    ("two_level", 1, 32),
+    ("threshold", 1, 32),
+    ("stochastic", 5, 64),
+    ("uniform", 10, 64),
+    ("natural", 1, None),
+]
 
 
 @needs_native

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tests.kernels.common import assert_same_bits, both, make_inputs, needs_native, on
 from tests.oracle.quantization import (
+    RANDOM,
     dequantize_sum_numpy,
     philox_numpy,
     quantize_numpy,
@@ -18,6 +19,7 @@ from tf_redsync.ops import codecs
 FORMATS = [
     {"mode": "sign"}, {"mode": "two_level"}, {"mode": "threshold"},
     *({"mode": "stochastic", "levels": s} for s in (1, 3, 7, 12, 127, 5000)),
+    *({"mode": "uniform", "levels": s} for s in (1, 3, 10, 63, 65535)), {"mode": "natural"},
 ]  # fmt: skip
 SIZES = (0, 1, 31, 32, 33, 1000, 4097, 40_000)
 STREAM = (7, -1, 1234)
@@ -38,7 +40,7 @@ def make_scales(sizes, form, bucket_size, seed=0):
 
 
 def stream_of(form):
-    return {"stream": STREAM} if form["mode"] == "stochastic" else {}
+    return {"stream": STREAM} if form["mode"] in RANDOM else {}
 
 
 def make_messages(sizes, form, bucket_size=None, ranks=2, kind="normal"):
@@ -104,7 +106,8 @@ def test_graph_equals_eager(form):
     """Graph optimisation must not replace a division by a constant."""
     sizes = (33, 1000)
     tensors = make_inputs("normal", sizes)[0]
-    scales = np.array([0.3, 0.7] * (2 if form["mode"] == "two_level" else 1), np.float32)
+    scales = np.array([0.3, 0.7, 0.3, 0.7], np.float32)
+    scales = scales[: sum(codecs.quantized_scales(sizes, form["mode"]))]
 
     def run():
         coded = codecs.quantize(tensors, scales, errors=True, **form, **stream_of(form))
@@ -136,17 +139,28 @@ def test_unknown_shapes(backend):
 
 
 @needs_native
-def test_stochastic_is_unbiased_and_streams_differ():
+@pytest.mark.parametrize(
+    ("form", "deviation"),
+    [
+        ({"mode": "stochastic", "levels": 3}, 1 / 6),  # at most half a level
+        ({"mode": "uniform", "levels": 6}, 1 / 6),
+        ({"mode": "uniform", "levels": 3}, 1 / 3),
+        ({"mode": "natural"}, 8**-0.5),
+    ],
+    ids=str,
+)
+def test_random_modes_are_unbiased_and_streams_differ(form, deviation):
     """The mean over streams tends to the input; equal streams agree, any unequal part differs."""
     x, n = np.linspace(-1, 1, 64).astype(np.float32), 600
 
+    scales = [] if form["mode"] == "natural" else [1.0]
+
     def decoded(stream):
-        coded = codecs.quantize([x], [1.0], mode="stochastic", levels=3, stream=stream, errors=True)
+        coded = codecs.quantize([x], scales, **form, stream=stream, errors=True)
         return x - coded.errors[0].numpy()
 
     draws = np.stack([on("native", functools.partial(decoded, (5, 0, step))) for step in range(n)])
-    # An element is at most half a level (1/6) from its mean, in standard deviations.
-    assert np.abs(draws.mean(0) - x).max() < 5 * (1 / 6) / np.sqrt(n)
+    assert np.abs(draws.mean(0) - x).max() < 5 * deviation / np.sqrt(n)
     assert 0.1 < draws.std() and len({d.tobytes() for d in draws}) == n
     base = decoded((1, 2, 3))
     assert (base == decoded((1, 2, 3))).all()
@@ -172,7 +186,7 @@ def test_not_finite(form, bad):
         tensors[tensor][at] = bad
         run = both(lambda: codecs.quantize(tensors, scales, **form, **stream_of(form)))  # noqa: B023
         assert not any(r.message.any() for r in run.values()), (tensor, at)
-    if not bad < 0:
+    if scales.size > 0 and not bad < 0:
         scales[-1] = bad
         tensors = make_inputs("normal", sizes)[0]
         run = both(lambda: codecs.quantize(tensors, scales, **form, **stream_of(form)))
@@ -181,8 +195,18 @@ def test_not_finite(form, bad):
 
 @needs_native
 @pytest.mark.parametrize("backend", ["native", "tensorflow"])
-@pytest.mark.parametrize("form", [FORMATS[0], FORMATS[2], FORMATS[4]], ids=str)
-def test_corrupted_message(backend, form):
+@pytest.mark.parametrize(
+    ("form", "bad_code"),
+    [
+        ({"mode": "sign"}, None),
+        ({"mode": "threshold"}, 3),
+        ({"mode": "stochastic", "levels": 3}, 7),
+        ({"mode": "uniform", "levels": 10}, 15),
+        ({"mode": "natural"}, 51),  # 510 or 511: the bit of the sign is in the word before
+    ],
+    ids=lambda x: str(x),
+)
+def test_corrupted_message(backend, form, bad_code):
     sizes, options = (31, 1000), {**form, "bucket_size": 32}
     like = [np.zeros(n, np.float32) for n in sizes]
 
@@ -197,11 +221,30 @@ def test_corrupted_message(backend, form):
         return np.float32(x).view(np.int32)
 
     refused(0, 2, "flag", "2")
-    refused(1, bits(np.nan), "scale", "tensor 0", "nan")
-    refused(3, bits(np.inf), "scale", "tensor 1", "inf")
-    refused(2, bits(-0.5), "scale", "tensor 1", "-0.5")
-    if form["mode"] != "sign":
-        refused(-1, -1, "code", "tensor 1", "3" if form["mode"] == "threshold" else "7")
+    if form["mode"] != "natural":
+        refused(1, bits(np.nan), "scale", "tensor 0", "nan")
+        refused(3, bits(np.inf), "scale", "tensor 1", "inf")
+        refused(2, bits(-0.5), "scale", "tensor 1", "-0.5")
+    if bad_code is not None:
+        refused(-1, -1, "code", "tensor 1", str(bad_code))
+
+
+@needs_native
+@pytest.mark.parametrize("backend", ["native", "tensorflow"])
+def test_the_largest_power_of_two(backend):
+    """2^127 may be sent, and what becomes 2^128 may not; nor may its code arrive."""
+
+    def sent(x):
+        run = lambda: codecs.quantize([[1.0, x]], [], mode="natural", stream=STREAM)  # noqa: E731
+        return on(backend, run).message
+
+    message = sent(-(2.0**127))
+    total = on(backend, lambda: codecs.dequantize_sum([message], [[0.0, 0.0]], mode="natural"))
+    assert total[0].tolist() == [1.0, -(2.0**127)]
+    assert not sent(-3.4028235e38).any() and not sent(3.4028235e38).any()
+    message[1] += 1 << 9  # the second code, which was 2 * 254 + 1: exponents end there
+    with pytest.raises(tf.errors.InvalidArgumentError, match="(?s)code.*510"):
+        on(backend, lambda: codecs.dequantize_sum([message], [[0.0, 0.0]], mode="natural"))
 
 
 @needs_native
@@ -227,9 +270,12 @@ def test_wrong_arguments(backend):
         ({"levels": 2}, r"`levels` must be in \[1, 1\].*levels=2"),
         ({"mode": "stochastic", "stream": STREAM, "levels": 0}, "levels=0"),
         ({"mode": "stochastic", "stream": STREAM, "levels": 40_000}, "levels=40000"),
+        ({"mode": "uniform", "stream": STREAM, "levels": 65_536}, r"\[1, 65535\].*levels=65536"),
+        ({"mode": "natural", "stream": STREAM, "levels": 2}, r"\[1, 1\].*levels=2"),
         ({"bucket_size": 48}, "`bucket_size` must be a positive multiple of 32.*48"),
         ({"bucket_size": 0}, "bucket_size=0"),
         ({"mode": "stochastic"}, "`stream` must be"),
+        ({"mode": "natural"}, "`stream` must be"),
         ({"stream": STREAM}, "`stream` must be"),
     ],
 )

@@ -1,14 +1,19 @@
-"""Quantisation in plain numpy: signs, two levels, ternary thresholds, QSGD and TernGrad.
+"""Quantisation in plain numpy: signs, two levels, ternary thresholds, QSGD, uniform, natural.
 
 A message is [flag, scales, codes]; codes are written as a stream of bits, lowest bit first. Sign:
 Bernstein et al., "signSGD", ICML 2018; two levels: Seide et al., "1-Bit SGD", Interspeech 2014;
-stochastic: Alistarh et al., "QSGD", NeurIPS 2017, TernGrad being the case of one level. Random
+stochastic: Alistarh et al., "QSGD", NeurIPS 2017, TernGrad being the case of one level; uniform:
+Zhou et al., "DoReFa-Net", 2016; natural: Horváth et al., "Natural Compression", 2019. Random
 numbers: Philox4x32-10 of Salmon et al., SC 2011.
 """
 
 from __future__ import annotations
 
 import numpy as np
+
+TINY = np.finfo(np.float32).tiny  # 2^-126, the smallest normal number
+RANDOM = ("stochastic", "uniform", "natural")
+SCALES = {"two_level": 2, "natural": 0}  # of a bucket; else 1
 
 
 class Malformed(ValueError):
@@ -47,11 +52,12 @@ def uniform_numpy(stream, tensor: int, n: int) -> np.ndarray:
 def flush(x) -> np.ndarray:
     """Denormals become zero, as TensorFlow's threads take them."""
     x = np.asarray(x, np.float32)
-    return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.float32(0), x)
+    return np.where(np.abs(x) < TINY, np.float32(0), x)
 
 
 def max_code(mode: str, levels: int) -> int:
-    return {"sign": 1, "two_level": 1, "threshold": 2, "stochastic": 2 * levels}[mode]
+    binary = {"sign": 1, "two_level": 1, "threshold": 2}
+    return {**binary, "stochastic": 2 * levels, "uniform": levels, "natural": 509}[mode]
 
 
 def bits_of_code(mode: str, levels: int) -> int:
@@ -81,11 +87,29 @@ def code_numpy(x, c, mode: str, levels: int, u) -> np.ndarray:
         return (x >= 0).astype(np.int64)
     if mode == "threshold":
         return 1 + (x >= c[0]).astype(np.int64) - (x <= -c[0]).astype(np.int64)
+    if mode == "natural":
+        return natural_code(x, u)
     s = np.float32(levels)
+    if mode == "uniform":
+        share = x / c[0] if c[0] > 0 else np.zeros_like(x)
+        y = np.clip((share + np.float32(1)) * (s / np.float32(2)), 0, s)
+        return (np.floor(y) + (u < y - np.floor(y))).astype(np.int64)
     y = np.minimum((np.abs(x) / c[0]) * s, s) if c[0] > 0 else np.zeros_like(x)
     level = np.floor(y)
     level = level + (u < y - level)
     return (levels + np.where(x < 0, -level, level)).astype(np.int64)
+
+
+def natural_code(x, u) -> np.ndarray:
+    """Codes of the powers of two around x, the upper one with a probability of x's distance to the
+    lower one in units of their distance; 0 and 2^-126 are neighbours. 510: 2^128.
+    """
+    size = np.abs(np.float64(x))
+    _, exponent = np.frexp(np.maximum(size, TINY))  # of twice the lower one
+    low = np.where(size < TINY, 0, np.ldexp(1.0, exponent - 1))
+    share = (size - low) / np.ldexp(1.0, exponent - 1)
+    up = share + np.floor(np.float64(u) * 2**23) / 2**23 >= 1
+    return 2 * (np.where(low > 0, exponent + 126, 0) + up) + np.signbit(x)
 
 
 def value_numpy(codes, c, mode: str, levels: int) -> np.ndarray:
@@ -93,13 +117,18 @@ def value_numpy(codes, c, mode: str, levels: int) -> np.ndarray:
     if mode in ("sign", "two_level"):
         low, high = (-c[0], c[0]) if mode == "sign" else c
         return np.where(codes == 1, high, low).astype(np.float32)
-    return (codes - levels).astype(np.float32) * (c[0] / np.float32(levels))
+    if mode == "natural":
+        exponent = codes // 2 - 127
+        size = np.where(codes > 1, np.ldexp(1.0, exponent), 0.0)
+        return np.where(codes % 2, -size, size).astype(np.float32)
+    steps = 2 * codes - levels if mode == "uniform" else codes - levels
+    return steps.astype(np.float32) * (c[0] / np.float32(levels))
 
 
 def quantize_numpy(tensors, scales, *, mode, levels=1, bucket_size=None, stream=(0, 0, 0)):
     """Returns (message int32 [W], errors)."""
     scales = np.asarray(scales, np.float32)
-    per_bucket = 2 if mode == "two_level" else 1
+    per_bucket = SCALES.get(mode, 1)
     finite, used_scales, words, errors, at = True, [], [], [], 0
     for i, x in enumerate(tensors):
         flat = np.asarray(x, np.float32).reshape(-1)
@@ -113,6 +142,7 @@ def quantize_numpy(tensors, scales, *, mode, levels=1, bucket_size=None, stream=
             finite &= bool(np.isfinite(c).all())
             if finite:
                 codes[part] = code_numpy(flat[part], c, mode, levels, u[part])
+                finite &= bool((codes[part] <= max_code(mode, levels)).all())
                 decoded[part] = value_numpy(codes[part], c, mode, levels)
         bits = codes[:, None] >> np.arange(bits_of_code(mode, levels)) & 1
         words.append(to_words(bits.reshape(-1)))
@@ -126,7 +156,7 @@ def quantize_numpy(tensors, scales, *, mode, levels=1, bucket_size=None, stream=
 def dequantize_sum_numpy(messages, shapes, *, mode, levels=1, bucket_size=None):
     """Sums over the messages int32 [P, W]; raises Malformed."""
     totals = [np.zeros(int(np.prod(s)), np.float32) for s in shapes]
-    per_bucket, b = 2 if mode == "two_level" else 1, bits_of_code(mode, levels)
+    per_bucket, b = SCALES.get(mode, 1), bits_of_code(mode, levels)
     for row in np.asarray(messages, np.int32):
         if row[0] not in (0, 1):
             raise Malformed("flag")

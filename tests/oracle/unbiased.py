@@ -14,6 +14,8 @@ import numpy as np
 
 from tests.oracle.quantization import code_numpy, uniform_numpy, value_numpy
 
+MODE = "stochastic"  # of Quantized Frank-Wolfe
+
 
 class _Sum:
     """Adds up what workers send; `sent(worker, tensors)` returns that, a vector for each tensor."""
@@ -37,57 +39,30 @@ class _Sum:
         raise NotImplementedError
 
 
-class NaturalOracle(_Sum):
-    """One of the two powers of two around each element.
+class RoundedOracle(_Sum):
+    """Rounded at random, each tensor with its largest magnitude as its scale.
 
     Args:
         shapes: Of the tensors.
-        numbers: `numbers(step, worker, size)`, random integers below 2^23, one for each element of
-            all tensors.
+        streams: `streams(step, worker)`, three integers that name the random numbers.
+        mode: "uniform", or "natural", which does not look at the scale.
+        levels: Steps between the ends of "uniform".
     """
 
-    def __init__(self, shapes, numbers: Callable):
+    def __init__(self, shapes, streams: Callable, mode: str, levels: int = 1):
         super().__init__(shapes)
-        self.numbers = numbers
+        self.streams, self.mode, self.levels = streams, mode, levels
 
     def sent(self, worker, tensors):
-        sizes = [t.size for t in tensors]
-        numbers = self.numbers(self.iteration, worker, sum(sizes))
-        parts = np.split(np.asarray(numbers, np.float64) / 2**23, np.cumsum(sizes)[:-1])
-        return [self._rounded(t, u) for t, u in zip(tensors, parts, strict=True)]
-
-    @staticmethod
-    def _rounded(x, u):
-        mantissa, exponent = np.frexp(np.abs(np.float64(x)))  # in [1/2, 1)
-        low = np.ldexp(1.0, exponent - 1) * (mantissa > 0)
-        up = 2 * mantissa - 1 >= 1 - u  # with the probability (|x| - low) / low
-        return (np.sign(x) * low * np.where(up, 2, 1)).astype(np.float32)
+        stream = self.streams(self.iteration, worker)
+        return [rounded(x, self.mode, self.levels, stream, i) for i, x in enumerate(tensors)]
 
 
-class DoReFaOracle(_Sum):
-    """Levels from -c to c, c being the largest magnitude, with noise before rounding.
-
-    Args:
-        shapes: Of the tensors.
-        numbers: `numbers(step, worker, size)`, in [0, 1), one for each element of all tensors.
-        bitwidth: k.
-    """
-
-    def __init__(self, shapes, numbers: Callable, bitwidth: int):
-        super().__init__(shapes)
-        self.numbers, self.steps = numbers, np.float32(2**bitwidth - 1)
-
-    def sent(self, worker, tensors):
-        sizes = [t.size for t in tensors]
-        numbers = np.asarray(self.numbers(self.iteration, worker, sum(sizes)), np.float32)
-        parts = np.split(numbers - np.float32(0.5), np.cumsum(sizes)[:-1])
-        return [self._rounded(t, sigma) for t, sigma in zip(tensors, parts, strict=True)]
-
-    def _rounded(self, g, sigma):
-        c = np.abs(g).max(initial=0)
-        share = g / c if c > 0 else np.zeros_like(g)
-        code = np.round(self.steps * (share / 2 + np.float32(0.5)) + sigma)
-        return c * (2 * np.clip(code, 0, self.steps) / self.steps - 1)
+def rounded(x, mode, levels, stream, number) -> np.ndarray:
+    """A vector rounded at random; `number` is the tensor's."""
+    c = [np.abs(x).max(initial=np.float32(0))]
+    codes = code_numpy(x, c, mode, levels, uniform_numpy(stream, number, x.size))
+    return value_numpy(codes, c, mode, levels)
 
 
 def greedy_probabilities(g, count: int, rounds: int) -> np.ndarray:
@@ -166,15 +141,9 @@ class QuantizedFWOracle(_Sum):
             number = owner * len(self.shapes) + tensor
             sums, kept = np.zeros(length, np.float32), 0
             for worker, rows in enumerate(blocks):
-                sent = self._rounded(rows[owner], self.levels, streams[worker][0], number)
+                sent = rounded(rows[owner], MODE, self.levels, streams[worker][0], number)
                 sums = sums + sent
                 kept = rows[owner] - sent if worker == owner else kept
             sums = sums + kept
-            result.append(self._rounded(sums, self.sum_levels, streams[owner][1], tensor))
+            result.append(rounded(sums, MODE, self.sum_levels, streams[owner][1], tensor))
         return np.concatenate(result)[:size]
-
-    @staticmethod
-    def _rounded(x, levels, stream, number):
-        c = [np.abs(x).max(initial=np.float32(0))]
-        codes = code_numpy(x, c, "stochastic", levels, uniform_numpy(stream, number, x.size))
-        return value_numpy(codes, c, "stochastic", levels)

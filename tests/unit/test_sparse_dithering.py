@@ -155,6 +155,16 @@ def test_what_is_left_is_sent_later():
     assert np.linalg.norm(delivered / 30 - g) < 0.2 * np.linalg.norm(g)
 
 
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_groups_of_workers_add_up_to_the_same_bits(workers, monkeypatch):
+    g = np.random.default_rng(8).standard_normal((9, 32))
+    grads, method = [(i + 1) * g for i in range(workers)], rs.SparseDithering()
+    expected = np.array(run(method, grads).totals[0][0])
+    assert np.abs(expected).max() > 0
+    monkeypatch.setattr("tf_redsync.methods.coding.VALUES", 2 * g.size)
+    np.testing.assert_array_equal(run(method, grads).totals[0][0], expected)
+
+
 def test_a_broken_code_is_found():
     method, spec = rs.SparseDithering(), TensorSpec("w", (50,))
     message = np.array(run(method, [np.ones(50, np.float32)]).requests[0].message)

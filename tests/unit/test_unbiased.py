@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_redsync as rs
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
-from tf_redsync.ops.quantization import code_bits
+from tf_redsync.ops.quantized_format import code_bits
 from tf_redsync.programs import EveryStep
 
 METHODS = (
@@ -226,12 +226,3 @@ def test_who_is_served():
 def test_bad_input(cls, name, value):
     with pytest.raises(ValueError, match=f"`{name}`.*Received: {name}={value!r}"):
         cls(**{name: value})
-
-
-@pytest.mark.parametrize("workers", [1, 2, 5])
-def test_groups_of_workers_add_up_to_the_same_bits(workers, monkeypatch):
-    _, rows = samples(8)
-    grads = [(i + 1) * rows[:9] for i in range(workers)]
-    expected = total_of(rs.DoReFa(), grads)
-    monkeypatch.setattr("tf_redsync.methods.coding.VALUES", 2 * rows[:9].size)
-    np.testing.assert_array_equal(total_of(rs.DoReFa(), grads), expected)

@@ -14,14 +14,8 @@ import tensorflow as tf
 
 from tf_redsync.codings.base import CodedValues, ValueCoding, used
 from tf_redsync.config import register
-from tf_redsync.ops.quantization import (
-    bucketed,
-    check_bucket_size,
-    check_levels,
-    dequantize_sum,
-    quantize,
-    quantized_words,
-)
+from tf_redsync.ops.quantization import bucketed, dequantize_sum, quantize
+from tf_redsync.ops.quantized_format import check_bucket_size, check_levels, quantized_words
 
 
 @register

@@ -12,10 +12,9 @@ from tf_redsync import checks
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather, AllReduce, Request
-from tf_redsync.methods.base import Method, State, stream, uniform
+from tf_redsync.methods.base import Method, State, stream
 from tf_redsync.methods.dense import Dense
 from tf_redsync.methods.digits import packed_digits, unpacked_digits
-from tf_redsync.methods.random_numbers import of_worker
 from tf_redsync.methods.sparse import DENSE_BELOW, flat, too_small
 from tf_redsync.ops.quantization import dequantize_sum, quantize
 
@@ -74,21 +73,6 @@ class StochasticQuantizer(Quantizer):
     def own_stream(self, layout: BucketLayout, step: tf.Tensor) -> tf.Tensor:
         """Return this worker's stream for `ops.quantize`, int32 `[3]`; see `own_stream`."""
         return own_stream(self.seed, layout, step)
-
-    def random_numbers(self, layout: BucketLayout, step: tf.Tensor, size: int) -> tf.Tensor:
-        """Return numbers of this worker's own, uniform in [0, 1), float32 `[size]`."""
-        return uniform([size], self._own_seed(layout, step))
-
-    def random_bits(
-        self, layout: BucketLayout, step: tf.Tensor, size: int, count: int
-    ) -> tf.Tensor:
-        """Return `count` random bits for each element, this worker's own, int32 `[size]`."""
-        draws = uniform([size], self._own_seed(layout, step), tf.float64)
-        return tf.cast(draws * 2.0**count, tf.int32)
-
-    def _own_seed(self, layout: BucketLayout, step: tf.Tensor) -> tf.Tensor:
-        """Seed of `uniform`."""
-        return of_worker(stream(self.seed, step, layout.specs[0].position), layout.rank)
 
 
 def own_stream(seed: int, layout: BucketLayout, step: tf.Tensor) -> tf.Tensor:

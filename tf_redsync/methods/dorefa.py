@@ -18,6 +18,8 @@ Differences from the paper
   example, to compute with few bits. Here the gradients of the weights are quantised the same way,
   to send few bits, with a maximum for every tensor.
 * Tensors of rank 0 and 1 and small ones are all-reduced densely.
+* Codes are rounded up with the probability that the noise would give them, by comparing with a
+  number in [0, 1); the distribution is the same.
 """
 
 from __future__ import annotations
@@ -28,13 +30,9 @@ from typing import ClassVar
 import tensorflow as tf
 
 from tf_redsync import checks, feedback
-from tf_redsync.codings import bits
-from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.coding import StochasticQuantizer, added_up, largest, spread
-from tf_redsync.methods.sparse import flat, split
+from tf_redsync.methods.coding import StochasticQuantizer, deliver_codes, largest
 
 MOST_BITS = 16
 
@@ -83,21 +81,13 @@ class DoReFa(StochasticQuantizer):
         scale: tf.Tensor | None = None,
     ) -> Exchange:
         """See `Method`."""
-        grads, steps = feedback.scaled(grads, scale), float(2**self.bitwidth - 1)
-        sizes = [s.size for s in layout.specs]
+        grads = feedback.scaled(grads, scale)
         maxima = tf.concat([largest(tf.reshape(g, [1, -1])) for g in grads], axis=0)
-        noise = self.random_numbers(layout, step, sum(sizes)) - 0.5
-        shares = tf.math.divide_no_nan(flat(grads), spread(maxima[tf.newaxis], sizes)[0])
-        codes = tf.round(steps * (0.5 * shares + 0.5) + noise)
-        codes = tf.cast(tf.clip_by_value(codes, 0.0, steps), tf.int32)
-        words = tf.concat([wire.to_words(maxima), bits.packed(codes, self.bitwidth)], axis=0)
-        messages = yield AllGather(wire.message(wire.all_finite(grads), words))
-
-        def values(messages: tf.Tensor) -> tf.Tensor:
-            head = wire.HEADER_WORDS + len(sizes)
-            maxima = wire.from_words(messages[:, wire.HEADER_WORDS : head])
-            codes = bits.unpacked(messages[:, head:], self.bitwidth, sum(sizes))
-            levels = 2.0 * tf.cast(codes, tf.float32) / steps - 1.0
-            return spread(maxima, sizes) * levels
-
-        return split(added_up(messages, layout.workers, values, sum(sizes)), layout.specs), state
+        totals, _ = yield from deliver_codes(
+            grads,
+            maxima,
+            own_stream=self.own_stream(layout, step),
+            mode="uniform",
+            levels=2**self.bitwidth - 1,
+        )
+        return totals, state

@@ -33,16 +33,9 @@ from typing import ClassVar
 import tensorflow as tf
 
 from tf_redsync import feedback
-from tf_redsync.codings import bits
-from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.coding import StochasticQuantizer, added_up
-from tf_redsync.methods.sparse import flat, split
-
-MANTISSA = 23  # bits
-CODE = 9  # bits: sign and exponent
+from tf_redsync.methods.coding import StochasticQuantizer, deliver_codes
 
 
 @register
@@ -78,19 +71,10 @@ class NaturalCompression(StochasticQuantizer):
         scale: tf.Tensor | None = None,
     ) -> Exchange:
         """See `Method`."""
-        vector = flat(feedback.scaled(grads, scale))
-        size = vector.shape[0]
-        random = self.random_bits(layout, step, size, MANTISSA)
-        codes = tf.bitwise.right_shift(wire.to_words(vector) + random, MANTISSA)
-        finite = tf.reduce_all(tf.math.is_finite(vector) & tf.math.is_finite(_powers(codes)))
-        messages = yield AllGather(wire.message(finite, bits.packed(codes, CODE)))
-
-        def values(messages: tf.Tensor) -> tf.Tensor:
-            return _powers(bits.unpacked(messages[:, wire.HEADER_WORDS :], CODE, size))
-
-        return split(added_up(messages, layout.workers, values, size), layout.specs), state
-
-
-def _powers(codes: tf.Tensor) -> tf.Tensor:
-    """The powers of two that codes stand for; bits above the ninth do not matter."""
-    return wire.from_words(tf.bitwise.left_shift(codes, MANTISSA))
+        totals, _ = yield from deliver_codes(
+            feedback.scaled(grads, scale),
+            tf.zeros([0]),
+            own_stream=self.own_stream(layout, step),
+            mode="natural",
+        )
+        return totals, state

@@ -47,12 +47,8 @@ from tf_redsync.methods.coding import (
     largest,
     rms,
 )
-from tf_redsync.ops.quantization import (
-    bucketed,
-    check_bucket_size,
-    check_levels,
-    code_bits,
-)
+from tf_redsync.ops.quantization import bucketed
+from tf_redsync.ops.quantized_format import check_bucket_size, check_levels, code_bits
 
 NORMS = ("l2", "max")
 

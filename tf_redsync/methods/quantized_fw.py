@@ -54,13 +54,8 @@ from tf_redsync.methods.blocks import (
     one_message,
 )
 from tf_redsync.methods.coding import StochasticQuantizer, largest
-from tf_redsync.ops.quantization import (
-    Quantized,
-    check_levels,
-    code_bits,
-    dequantize_sum,
-    quantize,
-)
+from tf_redsync.ops.quantization import Quantized, dequantize_sum, quantize
+from tf_redsync.ops.quantized_format import check_levels, code_bits
 
 MODE = "stochastic"
 

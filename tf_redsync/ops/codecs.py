@@ -2,7 +2,7 @@
 
 | family | functions | for |
 |---|---|---|
-| quantisation | `quantize`, `dequantize_sum` | signs, 1-bit, 2-bit, QSGD, TernGrad |
+| quantisation | `quantize`, `dequantize_sum` | signs, few levels, uniform levels, powers of two |
 | Golomb codes | `golomb_encode`, `golomb_decode` | ascending positions, without loss |
 | Bloom filters | `bloom_build`, `bloom_query` | positions, with some false ones |
 | sparse merge | `sparse_merge` | reduce-scatter of sparse blocks |
@@ -15,14 +15,8 @@ from tf_redsync.ops.bloom import bloom_build, bloom_parameters, bloom_query
 from tf_redsync.ops.codec_checks import Positions
 from tf_redsync.ops.golomb import golomb_decode, golomb_encode, golomb_parameter, golomb_words
 from tf_redsync.ops.merging import Merged, sparse_merge
-from tf_redsync.ops.quantization import (
-    Quantized,
-    code_bits,
-    dequantize_sum,
-    quantize,
-    quantized_scales,
-    quantized_words,
-)
+from tf_redsync.ops.quantization import Quantized, dequantize_sum, quantize
+from tf_redsync.ops.quantized_format import code_bits, quantized_scales, quantized_words
 
 __all__ = [
     "Merged",

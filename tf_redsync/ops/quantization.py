@@ -1,11 +1,12 @@
 """Quantisation to codes of a few bits, and the sum of what several workers sent.
 
 One message layout and one decoder serve the sign methods (1 bit an element), two-bit ternary
-codes, QSGD and TernGrad. A message is a vector of int32 words:
+codes, QSGD, TernGrad, DoReFa and natural compression. A message is a vector of int32 words:
 
     [flag] [scales of tensor 0, of tensor 1, ..] [codes of tensor 0] [codes of tensor 1] ..
 
-`flag` is 1 if all elements and scales are finite, else 0 (and then every other word is 0 too).
+`flag` is 1 if all elements and scales are finite, else 0 (and then every other word is 0 too);
+what mode "natural" rounds up to 2^128 is not finite either.
 Scales are float32, bit-cast. Code j of a tensor occupies the bits [j * b, (j + 1) * b) of the
 tensor's words, bit 0 being the lowest of the first word; codes of b bits may cross words, so that
 a tensor of n elements takes ceil(n * b / 32) words. The rest of the last word is 0.
@@ -18,13 +19,10 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tf_redsync import checks, ops
+from tf_redsync import ops
 from tf_redsync.ops import native, twin_quantization
 from tf_redsync.ops.codec_checks import check_list
-
-MODES = ("sign", "two_level", "threshold", "stochastic")
-MAX_LEVELS = 32767
-BUCKET_UNIT = 32  # elements; a bucket starts at a word
+from tf_redsync.ops.quantized_format import RANDOM_MODES, check_format
 
 
 class Quantized(NamedTuple):
@@ -38,47 +36,6 @@ class Quantized(NamedTuple):
 
     message: tf.Tensor
     errors: list[tf.Tensor]
-
-
-def code_bits(mode: str, levels: int = 1) -> int:
-    """Bits of a code: 1, 2 for "threshold", `ceil(log2(2 * levels + 1))` for "stochastic".
-
-    Example:
-        >>> code_bits("sign"), code_bits("threshold"), code_bits("stochastic", levels=127)
-        (1, 2, 8)
-    """
-    _check_format(mode, levels, None)
-    return 1 if mode in ("sign", "two_level") else (2 * levels).bit_length()
-
-
-def quantized_scales(sizes: Sequence[int], mode: str, bucket_size: int | None = None) -> list[int]:
-    """Numbers of scales, per tensor: one a bucket, for "two_level" two.
-
-    Without `bucket_size` a tensor is one bucket, even if it is empty.
-
-    Example:
-        >>> quantized_scales([100, 0], "stochastic", bucket_size=32)
-        [4, 0]
-        >>> quantized_scales([100, 0], "sign")
-        [1, 1]
-    """
-    _check_format(mode, 1, bucket_size)
-    buckets = [1 if bucket_size is None else -(-size // bucket_size) for size in sizes]
-    return [(2 if mode == "two_level" else 1) * n for n in buckets]
-
-
-def quantized_words(
-    sizes: Sequence[int], mode: str, levels: int = 1, bucket_size: int | None = None
-) -> int:
-    """Length in 32-bit words of a message for tensors of these numbers of elements.
-
-    Example:
-        >>> quantized_words([1000], "sign")  # flag, scale, 1000 bits
-        34
-    """
-    bits = code_bits(mode, levels)
-    codes = sum(-(-size * bits // 32) for size in sizes)
-    return 1 + sum(quantized_scales(sizes, mode, bucket_size)) + codes
 
 
 def quantize(
@@ -100,6 +57,14 @@ def quantize(
         "threshold"   c if x >= c, -c if x <= -c, else 0.
         "stochastic"  sign(x) * level * (c / levels) with y = (|x| / c) * levels, at most `levels`,
                       and level = floor(y) + [u < y - floor(y)]: y on average. 0 if c is 0.
+        "uniform"     (2 * code - levels) * (c / levels) with y = (x / c + 1) * (levels / 2), in
+                      [0, levels], and code = floor(y) + [u < y - floor(y)]: levels + 1 values
+                      from -c to c, x on average if |x| <= c. 0 if c is 0.
+        "natural"     one of the two powers of two around |x|, with the sign of x: x on average.
+                      23 random bits, those of u but for its last one, are added to the mantissa of
+                      the float32, which is cleared then. The code is twice the exponent that is
+                      left, with its bias of 127, plus the bit of the sign. There is no c. What is
+                      below 2^-126 becomes 0 or 2^-126, and nothing may become 2^128.
 
     `c` is the scale of the element's bucket. All arithmetic is float32 in the order written. `u` is
     uniform in [0, 1) with 24 bits, from the counter-based generator Philox4x32-10: with `stream` =
@@ -110,11 +75,12 @@ def quantize(
     Args:
         tensors: N float32 tensors of any shape.
         scales: float32 vector, a scale per bucket, tensor after tensor: `quantized_scales` says how
-            many. Not negative, except for "two_level".
-        mode: "sign", "two_level", "threshold" or "stochastic".
-        levels: for "stochastic": number of values > 0 that an element can take, at most 32767.
+            many. Not negative, except for "two_level". None, `[]`, for "natural".
+        mode: "sign", "two_level", "threshold", "stochastic", "uniform" or "natural".
+        levels: for "stochastic": number of values > 0 that an element can take, at most 32767; for
+            "uniform": steps from -c to c, at most 65535. 1 for the others.
         bucket_size: elements that share a scale, a multiple of 32; None: all of a tensor.
-        stream: int32 [3], needed by "stochastic" only.
+        stream: int32 [3], needed by "stochastic", "uniform" and "natural" only.
         errors: whether `tensor - decoded` is wanted too, for error feedback.
 
     Returns:
@@ -130,16 +96,18 @@ def quantize(
     Reference:
         Sign and 1-bit: Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014;
         Bernstein et al., "signSGD", ICML 2018. Stochastic: Alistarh et al., "QSGD", NeurIPS 2017;
-        Wen et al., "TernGrad", NeurIPS 2017 (levels=1). Generator: Salmon et al., "Parallel Random
-        Numbers: As Easy as 1, 2, 3", SC 2011.
+        Wen et al., "TernGrad", NeurIPS 2017 (levels=1). Uniform: Zhou et al., "DoReFa-Net", arXiv
+        1606.06160, 2016. Natural: Horváth et al., "Natural Compression for Distributed Deep
+        Learning", arXiv 1905.10988, 2019. Generator: Salmon et al., "Parallel Random Numbers: As
+        Easy as 1, 2, 3", SC 2011.
     """
     tensors = [tf.convert_to_tensor(t) for t in tensors]
     check_list("tensors", tensors)
-    _check_format(mode, levels, bucket_size)
-    if (stream is None) == (mode == "stochastic"):
+    check_format(mode, levels, bucket_size)
+    if (stream is None) == (mode in RANDOM_MODES):
         raise ValueError(
-            "`stream` must be (seed, worker, step) for mode 'stochastic', and None for the others. "
-            f"Received: stream={stream} for mode {mode!r}."
+            f"`stream` must be (seed, worker, step) for the modes {', '.join(RANDOM_MODES)}, and "
+            f"None for the others. Received: stream={stream} for mode {mode!r}."
         )
     scales = tf.convert_to_tensor(scales, tf.float32)
     stream = tf.convert_to_tensor([0, 0, 0] if stream is None else stream, tf.int32)
@@ -187,7 +155,7 @@ def dequantize_sum(
     """
     like = [tf.convert_to_tensor(t) for t in like]
     check_list("like", like)
-    _check_format(mode, levels, bucket_size)
+    check_format(mode, levels, bucket_size)
     messages = tf.convert_to_tensor(messages, tf.int32)
     if ops.runs_natively([messages, *like]):
         return native.load().redsync_dequantize_sum(
@@ -208,42 +176,3 @@ def bucketed(tensor: tf.Tensor, size: int, bucket_size: int | None) -> tf.Tensor
         return vector[tf.newaxis]
     vector = tf.pad(vector, [[0, -size % bucket_size]])
     return tf.reshape(vector, [-(-size // bucket_size), bucket_size])
-
-
-def check_levels(name: str, value: int) -> None:
-    """Check a hyper-parameter that is a number of levels.
-
-    Raises:
-        ValueError: naming the argument and its value, unless it is an integer in [1, 32767].
-    """
-    checks.integer(name, value, low=1)
-    if value > MAX_LEVELS:
-        raise ValueError(f"`{name}` must be at most {MAX_LEVELS}. Received: {name}={value}")
-
-
-def check_bucket_size(value: int) -> None:
-    """Check a hyper-parameter `bucket_size`.
-
-    Raises:
-        ValueError: naming the argument and its value, unless it is a positive multiple of 32.
-    """
-    checks.integer("bucket_size", value, low=BUCKET_UNIT)
-    if value % BUCKET_UNIT:
-        raise ValueError(
-            f"`bucket_size` must be a multiple of {BUCKET_UNIT}. Received: bucket_size={value}"
-        )
-
-
-def _check_format(mode: str, levels: int, bucket_size: int | None) -> None:
-    if mode not in MODES:
-        raise ValueError(f"`mode` must be among {', '.join(map(repr, MODES))}. Received: {mode!r}.")
-    most = MAX_LEVELS if mode == "stochastic" else 1
-    if not 1 <= levels <= most:
-        raise ValueError(
-            f"`levels` must be in [1, {most}] for mode {mode!r}. Received: levels={levels}."
-        )
-    if bucket_size is not None and (bucket_size < 1 or bucket_size % BUCKET_UNIT != 0):
-        raise ValueError(
-            f"`bucket_size` must be a positive multiple of {BUCKET_UNIT}, or None for one bucket a "
-            f"tensor. Received: bucket_size={bucket_size}."
-        )

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from tf_redsync.ops.quantized_format import RANDOM_MODES, max_code, scales_per_bucket
 from tf_redsync.ops.twin_common import add_rows, after, assert_none, assert_shape, opaque
 
 PHILOX = 1  # TensorFlow's number for the algorithm
+INT32_MAX = 2**31 - 1
 
 
 def quantize(
@@ -38,6 +40,7 @@ def quantize(
         finite += [tf.reduce_all(tf.math.is_finite(flat)), tf.reduce_all(tf.math.is_finite(part))]
         scale = _per_element(opaque(part), sizes[i], mode, bucket_size)
         codes = _encode(flat, scale, mode, levels, _random_words(stream, i, sizes[i], mode))
+        finite.append(tf.reduce_all(codes <= max_code(mode, levels)))
         sent.append(part)
         words.append(pack(codes, _bits(mode, levels)))
         if errors:
@@ -71,7 +74,7 @@ def dequantize_sum(
             bad |= scales < 0.0
         checks = [assert_none("messages", "scale", bad & used & (sizes[i] > 0), scales, i)]
         codes = unpack(parts[len(like) + i], sizes[i], bits)
-        bad = used & (codes > (1 if mode in ("sign", "two_level") else 2 * levels))
+        bad = used & (codes > max_code(mode, levels))
         checks.append(assert_none("messages", "code", bad, codes, i))
         scale = _per_element(opaque(after(checks, scales)), sizes[i], mode, bucket_size)
         values = tf.where(used, _decode(codes, scale, mode, levels), 0.0)
@@ -81,7 +84,7 @@ def dequantize_sum(
 
 
 def _bits(mode: str, levels: int) -> int:
-    return 1 if mode in ("sign", "two_level") else (2 * levels).bit_length()
+    return max_code(mode, levels).bit_length()
 
 
 def _ceil_div(a, b: int):
@@ -90,12 +93,12 @@ def _ceil_div(a, b: int):
 
 def _scale_count(size, mode: str, bucket_size: int | None):
     buckets = tf.constant(1, tf.int64) if bucket_size is None else _ceil_div(size, bucket_size)
-    return (2 if mode == "two_level" else 1) * buckets
+    return scales_per_bucket(mode) * buckets
 
 
 def _per_element(scales, size, mode: str, bucket_size: int | None):
     """Scales `[.., s]` spread over the elements: a list of tensors `[.., size]` (or `[.., 1]`)."""
-    step = 2 if mode == "two_level" else 1
+    step = scales_per_bucket(mode)
     kinds = [scales[..., kind::step] for kind in range(step)]
     if bucket_size is None:
         return kinds
@@ -111,7 +114,7 @@ def _repeated(x, times: int):
 
 def _random_words(stream, tensor: int, size, mode: str):
     """Philox4x32-10 words of the elements, uint32 [size]; None where none are needed."""
-    if mode != "stochastic":
+    if mode not in RANDOM_MODES:
         return None
     halves = tf.stack([stream[0], stream[1], tf.constant(tensor), stream[2]])
     key, high = tf.unstack(tf.bitcast(tf.reshape(halves, [2, 2]), tf.uint64))
@@ -127,14 +130,27 @@ def _encode(x, scale, mode: str, levels: int, words):
         return tf.cast(x >= 0.0, tf.int64)
     if mode == "threshold":
         return 1 + tf.cast(x >= scale[0], tf.int64) - tf.cast(x <= -scale[0], tf.int64)
+    if mode == "natural":
+        bits = tf.bitcast(x, tf.int32)
+        rounded = (bits & INT32_MAX) + tf.bitcast(words // 512, tf.int32)  # beyond: not finite
+        exponent = tf.cast(tf.bitwise.right_shift(rounded, 23), tf.int64)
+        return 2 * exponent + tf.cast(bits < 0, tf.int64)
     s = tf.constant(levels, tf.float32)
     divisor = tf.where(scale[0] > 0.0, scale[0], np.inf)
+    if mode == "uniform":
+        y = (x / divisor + 1.0) * (s * 0.5)
+        y = tf.where(y > 0.0, y, 0.0)  # also if y is not a number
+        return tf.cast(_at_random(tf.where(y < s, y, s), words), tf.int64)
     y = (tf.abs(x) / divisor) * s
-    y = tf.where(y < s, y, s)  # also if y is not a number
+    level = _at_random(tf.where(y < s, y, s), words)  # s also if y is not a number
+    return tf.cast(levels + tf.where(x < 0.0, -level, level), tf.int64)
+
+
+def _at_random(y, words):
+    """Numbers >= 0, rounded up with probability y - floor(y), else down; int32."""
     floor = tf.cast(y, tf.int32)
     uniform = tf.cast(tf.bitcast(words // 256, tf.int32), tf.float32) * 2.0**-24
-    level = floor + tf.cast(uniform < y - tf.cast(floor, tf.float32), tf.int32)
-    return tf.cast(levels + tf.where(x < 0.0, -level, level), tf.int64)
+    return floor + tf.cast(uniform < y - tf.cast(floor, tf.float32), tf.int32)
 
 
 def _decode(codes, scale, mode: str, levels: int):
@@ -142,8 +158,11 @@ def _decode(codes, scale, mode: str, levels: int):
     if mode in ("sign", "two_level"):
         low, high = (-scale[0], scale[0]) if mode == "sign" else scale
         return tf.where(codes > 0, high, low)
+    if mode == "natural":
+        bits = (codes // 2) * 2**23 + (codes % 2) * 2**31
+        return tf.bitcast(tf.cast(bits, tf.uint32), tf.float32)
     unit = scale[0] / opaque(tf.constant(levels, tf.float32))
-    return tf.cast(codes - levels, tf.float32) * unit
+    return tf.cast((2 * codes if mode == "uniform" else codes) - levels, tf.float32) * unit
 
 
 def _bit_places(bits: int):

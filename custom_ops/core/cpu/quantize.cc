@@ -14,12 +14,17 @@ constexpr int kPiece = 1024;
 // Elements that a thread takes at a time.
 constexpr int64_t kShard = 16 * kPiece;
 
+// The largest code of a power of two: the exponent below the one of infinity, and a sign.
+constexpr int32_t kMaxPowerCode = 2 * 254 + 1;
+
 // What a piece is coded with.
 struct Levels {
   float low;   // The value of code 0, of two codes.
   float high;  // The value of code 1, of two codes; else the scale.
-  float unit;  // The distance of two values, of more codes.
-  int32_t s;   // The code of zero, of more codes.
+  // Of more codes, one stands for (code * 2^shift - s) * unit.
+  float unit;
+  int32_t s;
+  int32_t shift;
 };
 
 #define REDSYNC_FOR_BITS(f) \
@@ -52,10 +57,12 @@ struct Loops {
   decltype(&plain::Encode) encode;
   decltype(&plain::AddBinary) add_binary;
   decltype(&plain::AddLevels) add_levels;
+  decltype(&plain::AddPowers) add_powers;
 };
 
-#define REDSYNC_LOOPS(simd) \
-  {simd::Pack, simd::Unpack, simd::Philox, simd::Encode, simd::AddBinary, simd::AddLevels}
+#define REDSYNC_LOOPS(simd)                                        \
+  {simd::Pack,      simd::Unpack,    simd::Philox,   simd::Encode, \
+   simd::AddBinary, simd::AddLevels, simd::AddPowers}
 
 const Loops& BestLoops() {
   static const Loops loops[] = {
@@ -73,14 +80,21 @@ bool IsBinary(const QuantizeFormat& format) {
 }
 
 Levels MakeLevels(const QuantizeFormat& format, const float* scales, int64_t bucket) {
+  if (format.quantizer == Quantizer::kNatural) return {};
   const float* scale = scales + bucket * format.scales_per_bucket();
-  if (format.quantizer == Quantizer::kSign) return {-scale[0], scale[0], 0, 0};
-  if (format.quantizer == Quantizer::kTwoLevel) return {scale[0], scale[1], 0, 0};
-  Levels levels = {0, scale[0], scale[0] / static_cast<float>(format.levels), format.levels};
+  if (format.quantizer == Quantizer::kSign) return {-scale[0], scale[0], 0, 0, 0};
+  if (format.quantizer == Quantizer::kTwoLevel) return {scale[0], scale[1], 0, 0, 0};
+  Levels levels = {0, scale[0], scale[0] / static_cast<float>(format.levels), format.levels,
+                   format.quantizer == Quantizer::kUniform ? 1 : 0};
   // What is divided by this must become 0.
-  const bool divides = format.quantizer == Quantizer::kStochastic;
+  const bool divides = DrawsNumbers(format.quantizer);
   if (divides && !(scale[0] > 0)) levels.high = std::numeric_limits<float>::infinity();
   return levels;
+}
+
+decltype(Loops::add_levels) AddLoop(const QuantizeFormat& format, const Loops& loops) {
+  if (IsBinary(format)) return loops.add_binary;
+  return format.quantizer == Quantizer::kNatural ? loops.add_powers : loops.add_levels;
 }
 
 // Calls body(begin, count) for the pieces of [begin, end).
@@ -125,13 +139,23 @@ void FindBadCode(const QuantizeFormat& format, const CodedTensor& coded, int64_t
 
 }  // namespace
 
+int32_t MaxLevels(Quantizer quantizer) {
+  return quantizer == Quantizer::kStochastic ? 32767 : quantizer == Quantizer::kUniform ? 65535 : 1;
+}
+
+bool DrawsNumbers(Quantizer quantizer) { return quantizer >= Quantizer::kStochastic; }
+
 int QuantizeFormat::bits() const {
   int bits = 1;
   while (max_code() >> bits != 0) ++bits;
   return bits;
 }
 
-int32_t QuantizeFormat::max_code() const { return IsBinary(*this) ? 1 : 2 * levels; }
+int32_t QuantizeFormat::max_code() const {
+  if (IsBinary(*this)) return 1;
+  if (quantizer == Quantizer::kNatural) return kMaxPowerCode;
+  return quantizer == Quantizer::kUniform ? levels : 2 * levels;
+}
 
 int64_t QuantizeFormat::scales(int64_t size) const {
   return scales_per_bucket() * (bucket == 0 ? 1 : CeilDiv(size, bucket));
@@ -161,29 +185,29 @@ bool QuantizeTensor(const QuantizeFormat& format, const float* x, const float* s
                     int32_t* words, float* errors) {
   const Loops& loops = BestLoops();
   const int bits = format.bits();
-  const bool random_bits = format.quantizer == Quantizer::kStochastic;
+  const bool random_bits = DrawsNumbers(format.quantizer);
   const int64_t scales_count = size == 0 ? 0 : format.scales(size);
   std::atomic<bool> finite{
       std::all_of(scales, scales + scales_count, [](float c) { return std::isfinite(c); })};
   parallel_for(CeilDiv(size, kShard), kShard * (random_bits ? 6 : 2), [&](int64_t a, int64_t b) {
     ScopedFlushDenormals flush;
     alignas(64) uint32_t random[kPiece], codes[kPiece], packed[kPiece / 2];
-    int32_t largest = 0;
+    uint32_t largest = 0;
     ForPieces(format, a * kShard, std::min(size, b * kShard), [&](int64_t begin, int count) {
       const Levels levels = MakeLevels(format, scales, format.bucket_of(begin));
       if (random_bits) {
         loops.philox(stream.seed, stream.worker, begin / 4, static_cast<uint32_t>(tensor),
                      stream.step, (count + 3) / 4, random);
       }
-      const int32_t top = loops.encode(format.quantizer, x + begin, count, levels, random, codes,
-                                       errors ? errors + begin : nullptr);
+      const uint32_t top = loops.encode(format.quantizer, x + begin, count, levels, random, codes,
+                                        errors ? errors + begin : nullptr);
       largest = std::max(largest, top);
       std::fill(codes + count, codes + 32 * Groups(count), 0);
       loops.pack(bits, codes, Groups(count), packed);
       std::memcpy(words + FirstWord(begin, bits), packed,
                   CeilDiv(int64_t{count} * bits, 32) * sizeof(int32_t));
     });
-    if (largest >= 0x7f800000) finite = false;
+    if (largest >= 0x7f800000u) finite = false;
   });
   return finite;
 }
@@ -192,7 +216,7 @@ Status DequantizeSum(const QuantizeFormat& format, const CodedTensor& coded,
                      const ParallelFor& parallel_for, float* out, CodecError* error) {
   const Loops& loops = BestLoops();
   const int bits = format.bits();
-  const auto add = IsBinary(format) ? loops.add_binary : loops.add_levels;
+  const auto add = AddLoop(format, loops);
   std::atomic<int64_t> bad_rank{coded.ranks};
   const int64_t cost = kShard * (1 + 2 * coded.ranks);
   parallel_for(CeilDiv(coded.size, kShard), cost, [&](int64_t a, int64_t b) {

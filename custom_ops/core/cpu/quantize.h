@@ -16,14 +16,22 @@ namespace redsync {
 //   kThreshold   code 1 + [x >= c] - [x <= -c];     value (code - 1) * c
 //   kStochastic  code s +- level, level = y rounded up with probability y - floor(y), else down,
 //                y = (|x| / c) * s, at most s;      value (code - s) * (c / s)
-enum class Quantizer { kSign, kTwoLevel, kThreshold, kStochastic };
+//   kUniform     code y = (x / c + 1) * (s / 2), in [0, s], rounded up or down in the same way;
+//                                                   value (2 * code - s) * (c / s)
+//   kNatural     code 2 * exponent + sign of the float32 x, after 23 random bits have been added to
+//                its mantissa;                      value 0 or the power of two of that exponent
+// kNatural has no scale, and no code for what becomes 2^128: that counts as not finite.
+enum class Quantizer { kSign, kTwoLevel, kThreshold, kStochastic, kUniform, kNatural };
 
-constexpr int32_t kMaxLevels = 32767;  // Codes have at most 16 bits.
-constexpr int64_t kBucketUnit = 32;    // Elements of a bucket are a multiple: it starts at a word.
+// The largest s: codes have at most 16 bits. 1 where there is no s.
+int32_t MaxLevels(Quantizer quantizer);
+bool DrawsNumbers(Quantizer quantizer);
+
+constexpr int64_t kBucketUnit = 32;  // Elements of a bucket are a multiple: it starts at a word.
 
 struct QuantizeFormat {
   Quantizer quantizer = Quantizer::kSign;
-  int32_t levels = 1;  // s; 1 unless stochastic.
+  int32_t levels = 1;  // s, in [1, MaxLevels()].
   int64_t bucket =
       0;  // Elements that share a scale, a multiple of kBucketUnit; 0: all of a tensor.
 
@@ -31,7 +39,9 @@ struct QuantizeFormat {
   int32_t max_code() const;            // Codes are in [0, max_code()].
   int64_t scales(int64_t size) const;  // Scales of a tensor.
   int64_t words(int64_t size) const;   // Words with the codes of a tensor.
-  int scales_per_bucket() const { return quantizer == Quantizer::kTwoLevel ? 2 : 1; }
+  int scales_per_bucket() const {
+    return quantizer == Quantizer::kTwoLevel ? 2 : quantizer == Quantizer::kNatural ? 0 : 1;
+  }
   int64_t bucket_of(int64_t element) const { return bucket == 0 ? 0 : element / bucket; }
 };
 
@@ -49,8 +59,8 @@ Status CheckScales(const QuantizeFormat& format, const float* scales, int64_t si
                    bool must_be_finite, CodecError* error);
 
 // Writes format.words(size) words of codes and, if `errors` is not null, x - decoded (`errors` may
-// be `x`). Bits beyond the last code are 0. Returns whether all elements and scales are finite; if
-// not, the outputs are unspecified.
+// be `x`). Bits beyond the last code are 0. Returns whether all elements and scales are finite, and
+// have codes; if not, the outputs are unspecified.
 bool QuantizeTensor(const QuantizeFormat& format, const float* x, const float* scales, int64_t size,
                     const RandomStream& stream, int64_t tensor, const ParallelFor& parallel_for,
                     int32_t* words, float* errors);

@@ -95,22 +95,44 @@ static void Philox(uint32_t key0, uint32_t key1, uint64_t first, uint32_t high0,
   }
 }
 
-static inline __attribute__((always_inline)) int32_t MagnitudeBits(float value) {
-  int32_t bits;
+static inline __attribute__((always_inline)) uint32_t Bits(float value) {
+  uint32_t bits;
   __builtin_memcpy(&bits, &value, sizeof(bits));
-  return bits & 0x7fffffff;
+  return bits;
+}
+
+static inline __attribute__((always_inline)) uint32_t MagnitudeBits(float value) {
+  return Bits(value) & 0x7fffffffu;
+}
+
+static inline __attribute__((always_inline)) float Float(uint32_t bits) {
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+// y >= 0, rounded up with probability y - floor(y), else down.
+static inline __attribute__((always_inline)) int32_t RoundAtRandom(float y, uint32_t random) {
+  const int32_t floor = static_cast<int32_t>(y);
+  const float uniform = static_cast<float>(static_cast<int32_t>(random >> 8)) * 0x1p-24f;
+  return floor + (uniform < y - static_cast<float>(floor) ? 1 : 0);
+}
+
+// The power of two, or the zero, of exponent and sign.
+static inline __attribute__((always_inline)) float PowerOf(uint32_t code) {
+  return Float(code >> 1 << 23 | code << 31);
 }
 
 // The loops over a piece. Each returns the largest bits of an absolute value, to see whether all
-// are finite; kErrors says whether x - decoded is wanted.
+// are finite and stay so; kErrors says whether x - decoded is wanted.
 template <bool kErrors>
-static int32_t EncodeBinary(const float* x, int n, const Levels& levels, uint32_t* codes,
-                            float* errors) {
-  int32_t largest = 0;
+static uint32_t EncodeBinary(const float* x, int n, const Levels& levels, uint32_t* codes,
+                             float* errors) {
+  uint32_t largest = 0;
 #pragma GCC ivdep
   for (int i = 0; i < n; ++i) {
     const float value = x[i];
-    const int32_t bits = MagnitudeBits(value);
+    const uint32_t bits = MagnitudeBits(value);
     largest = bits > largest ? bits : largest;
     const bool up = value >= 0;
     codes[i] = up;
@@ -120,14 +142,14 @@ static int32_t EncodeBinary(const float* x, int n, const Levels& levels, uint32_
 }
 
 template <bool kErrors>
-static int32_t EncodeThreshold(const float* x, int n, const Levels& levels, uint32_t* codes,
-                               float* errors) {
-  int32_t largest = 0;
+static uint32_t EncodeThreshold(const float* x, int n, const Levels& levels, uint32_t* codes,
+                                float* errors) {
+  uint32_t largest = 0;
   const float scale = levels.high;
 #pragma GCC ivdep
   for (int i = 0; i < n; ++i) {
     const float value = x[i];
-    const int32_t bits = MagnitudeBits(value);
+    const uint32_t bits = MagnitudeBits(value);
     largest = bits > largest ? bits : largest;
     const int32_t level = (value >= scale ? 1 : 0) - (value <= -scale ? 1 : 0);
     codes[i] = static_cast<uint32_t>(1 + level);
@@ -137,23 +159,18 @@ static int32_t EncodeThreshold(const float* x, int n, const Levels& levels, uint
 }
 
 template <bool kErrors>
-static int32_t EncodeStochastic(const float* x, int n, const Levels& levels, const uint32_t* random,
-                                uint32_t* codes, float* errors) {
-  int32_t largest = 0;
+static uint32_t EncodeStochastic(const float* x, int n, const Levels& levels,
+                                 const uint32_t* random, uint32_t* codes, float* errors) {
+  uint32_t largest = 0;
   const float s = static_cast<float>(levels.s), scale = levels.high, unit = levels.unit;
   const int32_t zero = levels.s;
 #pragma GCC ivdep
   for (int i = 0; i < n; ++i) {
     const float value = x[i];
-    const int32_t bits = MagnitudeBits(value);
+    const uint32_t bits = MagnitudeBits(value);
     largest = bits > largest ? bits : largest;
-    float magnitude;
-    __builtin_memcpy(&magnitude, &bits, sizeof(bits));
-    const float y = (magnitude / scale) * s;
-    const float bounded = y < s ? y : s;  // Also if y is not a number.
-    const int32_t floor = static_cast<int32_t>(bounded);
-    const float uniform = static_cast<float>(static_cast<int32_t>(random[i] >> 8)) * 0x1p-24f;
-    const int32_t level = floor + (uniform < bounded - static_cast<float>(floor) ? 1 : 0);
+    const float y = (Float(bits) / scale) * s;
+    const int32_t level = RoundAtRandom(y < s ? y : s, random[i]);  // s also if y is not a number.
     const int32_t code = value < 0 ? -level : level;
     codes[i] = static_cast<uint32_t>(zero + code);
     if (kErrors) errors[i] = value - static_cast<float>(code) * unit;
@@ -161,8 +178,45 @@ static int32_t EncodeStochastic(const float* x, int n, const Levels& levels, con
   return largest;
 }
 
-static int32_t Encode(Quantizer quantizer, const float* x, int n, const Levels& levels,
-                      const uint32_t* random, uint32_t* codes, float* errors) {
+template <bool kErrors>
+static uint32_t EncodeUniform(const float* x, int n, const Levels& levels, const uint32_t* random,
+                              uint32_t* codes, float* errors) {
+  uint32_t largest = 0;
+  const float s = static_cast<float>(levels.s), scale = levels.high, unit = levels.unit;
+  const int32_t middle = levels.s;
+#pragma GCC ivdep
+  for (int i = 0; i < n; ++i) {
+    const float value = x[i];
+    const uint32_t bits = MagnitudeBits(value);
+    largest = bits > largest ? bits : largest;
+    const float y = (value / scale + 1.0f) * (s * 0.5f);
+    const float positive = y > 0.0f ? y : 0.0f;  // Also if y is not a number.
+    const int32_t code = RoundAtRandom(positive < s ? positive : s, random[i]);
+    codes[i] = static_cast<uint32_t>(code);
+    if (kErrors) errors[i] = value - static_cast<float>(2 * code - middle) * unit;
+  }
+  return largest;
+}
+
+template <bool kErrors>
+static uint32_t EncodeNatural(const float* x, int n, const uint32_t* random, uint32_t* codes,
+                              float* errors) {
+  uint32_t largest = 0;
+#pragma GCC ivdep
+  for (int i = 0; i < n; ++i) {
+    const float value = x[i];
+    const uint32_t bits = Bits(value);
+    const uint32_t rounded = (bits & 0x7fffffffu) + (random[i] >> 9);
+    largest = rounded > largest ? rounded : largest;
+    const uint32_t code = (rounded >> 23 << 1) | bits >> 31;
+    codes[i] = code;
+    if (kErrors) errors[i] = value - PowerOf(code);
+  }
+  return largest;
+}
+
+static uint32_t Encode(Quantizer quantizer, const float* x, int n, const Levels& levels,
+                       const uint32_t* random, uint32_t* codes, float* errors) {
   switch (quantizer) {
     case Quantizer::kSign:
     case Quantizer::kTwoLevel:
@@ -174,6 +228,12 @@ static int32_t Encode(Quantizer quantizer, const float* x, int n, const Levels& 
     case Quantizer::kStochastic:
       return errors ? EncodeStochastic<true>(x, n, levels, random, codes, errors)
                     : EncodeStochastic<false>(x, n, levels, random, codes, errors);
+    case Quantizer::kUniform:
+      return errors ? EncodeUniform<true>(x, n, levels, random, codes, errors)
+                    : EncodeUniform<false>(x, n, levels, random, codes, errors);
+    case Quantizer::kNatural:
+      return errors ? EncodeNatural<true>(x, n, random, codes, errors)
+                    : EncodeNatural<false>(x, n, random, codes, errors);
   }
   return 0;
 }
@@ -188,7 +248,17 @@ static uint32_t AddLevels(const uint32_t* codes, int n, const Levels& levels, fl
   uint32_t largest = 0;
   for (int i = 0; i < n; ++i) {
     largest = codes[i] > largest ? codes[i] : largest;
-    out[i] += static_cast<float>(static_cast<int32_t>(codes[i]) - levels.s) * levels.unit;
+    const int32_t steps = static_cast<int32_t>(codes[i] << levels.shift) - levels.s;
+    out[i] += static_cast<float>(steps) * levels.unit;
+  }
+  return largest;
+}
+
+static uint32_t AddPowers(const uint32_t* codes, int n, const Levels&, float* out) {
+  uint32_t largest = 0;
+  for (int i = 0; i < n; ++i) {
+    largest = codes[i] > largest ? codes[i] : largest;
+    out[i] += PowerOf(codes[i]);
   }
   return largest;
 }

@@ -30,12 +30,14 @@ enum {
   REDSYNC_GPU_SIGN = 0,
   REDSYNC_GPU_TWO_LEVEL = 1,
   REDSYNC_GPU_TERNARY = 2, /* "threshold" */
-  REDSYNC_GPU_STOCHASTIC = 3
+  REDSYNC_GPU_STOCHASTIC = 3,
+  REDSYNC_GPU_UNIFORM = 4,
+  REDSYNC_GPU_NATURAL = 5
 };
 
 typedef struct {
   int32_t mode;   /* REDSYNC_GPU_SIGN, ... */
-  int32_t levels; /* In [1, 32767]; 1 unless stochastic. */
+  int32_t levels; /* In [1, 32767] if stochastic, [1, 65535] if uniform; else 1. */
   int64_t bucket; /* Elements that share a scale, a multiple of 32; 0: all of a tensor. */
 } RedsyncGpuQuantizer;
 

@@ -31,7 +31,7 @@ __device__ inline Levels ReadLevels(const Call& call, const int32_t* row, int64_
       Report(call.record, (row + at + i - call.messages) * 32);
     }
   }
-  return MakeLevels(call.quantizer, __int_as_float(row[at]), __int_as_float(row[at + step - 1]));
+  return MakeLevels(call.quantizer, reinterpret_cast<const float*>(row + at));
 }
 
 __global__ void __launch_bounds__(kThreads) AddCodes(REDSYNC_PARAMETER Call call) {
@@ -39,7 +39,6 @@ __global__ void __launch_bounds__(kThreads) AddCodes(REDSYNC_PARAMETER Call call
   const Coded& from = call.items[which];
   const int64_t base = int64_t{call.Block(which)} * kTile;
   const uint32_t at = threadIdx.x * 4, size = PartSize(from.size, base, kTile);
-  const bool binary = IsBinary(call.quantizer);
   const auto most = static_cast<uint32_t>(MaxCode(call.quantizer));
   Four sum = {};
   for (int64_t rank = 0; rank < call.ranks; ++rank) {
@@ -58,10 +57,7 @@ __global__ void __launch_bounds__(kThreads) AddCodes(REDSYNC_PARAMETER Call call
       const int bit = static_cast<int>(at + c) * call.bits;
       const uint32_t code = ReadBits(words, bit, call.bits);
       if (code > most) Report(call.record, (words - call.messages) * 32 + bit);
-      const int32_t steps = static_cast<int32_t>(code) - levels.zero;
-      sum.at[c] += !binary ? static_cast<float>(steps) * levels.unit
-                   : code  ? levels.high
-                           : levels.low;
+      sum.at[c] += ValueOf(call.quantizer, levels, code);
     }
   }
   Store(from.out + base, at, size, from.aligned, sum);

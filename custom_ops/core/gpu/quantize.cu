@@ -40,27 +40,33 @@ __device__ inline Words4 Philox(uint32_t key0, uint32_t key1, uint32_t a, uint32
   return {{a, b, c, d}};
 }
 
-struct Code {
-  uint32_t code;
-  float value;
-};
+// y >= 0, rounded up with probability y - floor(y), else down.
+__device__ inline int32_t RoundAtRandom(float y, uint32_t random) {
+  const int32_t floor = static_cast<int32_t>(y);
+  const float uniform = static_cast<float>(static_cast<int32_t>(random >> 8)) * 0x1p-24f;
+  return floor + (uniform < y - static_cast<float>(floor) ? 1 : 0);
+}
 
-__device__ inline Code Encode(const RedsyncGpuQuantizer& q, float x, const Levels& levels,
-                              uint32_t random) {
-  if (IsBinary(q)) return x >= 0 ? Code{1, levels.high} : Code{0, levels.low};
+__device__ inline int32_t Encode(const RedsyncGpuQuantizer& q, float x, const Levels& levels,
+                                 uint32_t random) {
+  if (IsBinary(q)) return x >= 0 ? 1 : 0;
   if (q.mode == REDSYNC_GPU_TERNARY) {
-    const int32_t level = (x >= levels.high ? 1 : 0) - (x <= -levels.high ? 1 : 0);
-    return {static_cast<uint32_t>(1 + level), static_cast<float>(level) * levels.high};
+    return 1 + (x >= levels.high ? 1 : 0) - (x <= -levels.high ? 1 : 0);
+  }
+  const auto bits = static_cast<uint32_t>(__float_as_int(x));
+  const uint32_t magnitude = bits & INT32_MAX;
+  if (q.mode == REDSYNC_GPU_NATURAL) {
+    return static_cast<int32_t>(((magnitude + (random >> 9)) >> 23 << 1) | bits >> 31);
   }
   const float s = static_cast<float>(levels.zero);
-  const float magnitude = __int_as_float(__float_as_int(x) & INT32_MAX);
-  const float y = (magnitude / levels.high) * s;
-  const float bounded = y < s ? y : s;  // Also if y is not a number.
-  const int32_t floor = static_cast<int32_t>(bounded);
-  const float uniform = static_cast<float>(static_cast<int32_t>(random >> 8)) * 0x1p-24f;
-  const int32_t level = floor + (uniform < bounded - static_cast<float>(floor) ? 1 : 0);
-  const int32_t code = x < 0 ? -level : level;
-  return {static_cast<uint32_t>(levels.zero + code), static_cast<float>(code) * levels.unit};
+  if (q.mode == REDSYNC_GPU_UNIFORM) {
+    const float y = (x / levels.high + 1.0f) * (s * 0.5f);
+    const float positive = y > 0.0f ? y : 0.0f;  // Also if y is not a number.
+    return RoundAtRandom(positive < s ? positive : s, random);
+  }
+  const float y = (__int_as_float(static_cast<int32_t>(magnitude)) / levels.high) * s;
+  const int32_t level = RoundAtRandom(y < s ? y : s, random);  // s also if y is not a number.
+  return levels.zero + (x < 0 ? -level : level);
 }
 
 // Sends the scales on; returns whether those that this thread has seen are finite.
@@ -84,11 +90,10 @@ __device__ inline uint64_t EncodeFour(const Call& call, const Coded& to, int64_t
                                       uint32_t size, bool* finite) {
   if (at >= size) return 0;
   const RedsyncGpuQuantizer& q = call.quantizer;
-  const int step = ScalesPerBucket(q);
-  const float* scale = call.scales + to.scales_at - 1 + step * to.BucketOf(base + at);
-  const Levels levels = MakeLevels(q, scale[0], scale[step - 1]);
+  const int64_t first = ScalesPerBucket(q) * to.BucketOf(base + at);
+  const Levels levels = MakeLevels(q, call.scales + to.scales_at - 1 + first);
   Words4 random = {};
-  if (q.mode == REDSYNC_GPU_STOCHASTIC) {
+  if (DrawsNumbers(q)) {
     const int32_t* stream = call.stream;
     const auto number = static_cast<uint64_t>(base + at) / 4;
     random = Philox(stream[0], stream[1], static_cast<uint32_t>(number),
@@ -98,10 +103,10 @@ __device__ inline uint64_t EncodeFour(const Call& call, const Coded& to, int64_t
   uint64_t codes = 0;
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
-    const Code code = Encode(q, x.at[c], levels, random.at[c]);
-    *finite = *finite && IsFinite(__float_as_int(x.at[c]));
-    if (at + c < size) codes |= uint64_t{code.code} << (c * call.bits);
-    x.at[c] -= code.value;
+    const int32_t code = Encode(q, x.at[c], levels, random.at[c]);
+    *finite = *finite && IsFinite(__float_as_int(x.at[c])) && code <= MaxCode(q);
+    if (at + c < size) codes |= static_cast<uint64_t>(code) << (c * call.bits);
+    x.at[c] -= ValueOf(q, levels, static_cast<uint32_t>(code));
   }
   if (to.out != nullptr) Store(to.out + base, at, size, to.aligned, x);
   return codes;
@@ -163,9 +168,8 @@ using namespace redsync::gpu;  // NOLINT: the C interface below is this file's o
 
 int64_t redsync_gpu_quantized_words(const RedsyncGpuQuantizer* q, const RedsyncGpuDense* tensors,
                                     int64_t count) {
-  const int32_t most = q->mode == REDSYNC_GPU_STOCHASTIC ? 32767 : 1;
-  if (q->mode < REDSYNC_GPU_SIGN || q->mode > REDSYNC_GPU_STOCHASTIC || q->levels < 1 ||
-      q->levels > most || q->bucket < 0 || q->bucket % 32 != 0) {
+  if (q->mode < REDSYNC_GPU_SIGN || q->mode > REDSYNC_GPU_NATURAL || q->levels < 1 ||
+      q->levels > MaxLevels(*q) || q->bucket < 0 || q->bucket % 32 != 0) {
     return -1;
   }
   int64_t words = 1;

@@ -16,9 +16,16 @@ constexpr int kMaxBits = 16;  // Of a code.
 __host__ __device__ inline bool IsBinary(const RedsyncGpuQuantizer& q) {
   return q.mode == REDSYNC_GPU_SIGN || q.mode == REDSYNC_GPU_TWO_LEVEL;
 }
-// Codes are in [0, MaxCode()].
+__host__ __device__ inline bool DrawsNumbers(const RedsyncGpuQuantizer& q) {
+  return q.mode >= REDSYNC_GPU_STOCHASTIC;
+}
+inline int32_t MaxLevels(const RedsyncGpuQuantizer& q) {
+  return q.mode == REDSYNC_GPU_STOCHASTIC ? 32767 : q.mode == REDSYNC_GPU_UNIFORM ? 65535 : 1;
+}
+// Codes are in [0, MaxCode()]; of powers of two the last one is below infinity, with a sign.
 __host__ __device__ inline int32_t MaxCode(const RedsyncGpuQuantizer& q) {
-  return IsBinary(q) ? 1 : 2 * q.levels;
+  if (q.mode == REDSYNC_GPU_NATURAL) return 2 * 254 + 1;
+  return IsBinary(q) ? 1 : q.mode == REDSYNC_GPU_UNIFORM ? q.levels : 2 * q.levels;
 }
 inline int CodeBits(const RedsyncGpuQuantizer& q) {
   int bits = 1;
@@ -26,7 +33,7 @@ inline int CodeBits(const RedsyncGpuQuantizer& q) {
   return bits;
 }
 __host__ __device__ inline int ScalesPerBucket(const RedsyncGpuQuantizer& q) {
-  return q.mode == REDSYNC_GPU_TWO_LEVEL ? 2 : 1;
+  return q.mode == REDSYNC_GPU_TWO_LEVEL ? 2 : q.mode == REDSYNC_GPU_NATURAL ? 0 : 1;
 }
 inline int64_t Scales(const RedsyncGpuQuantizer& q, int64_t size) {
   return ScalesPerBucket(q) * (q.bucket == 0 ? 1 : CeilDiv(size, q.bucket));
@@ -101,17 +108,30 @@ void ForTensors(G group, const RedsyncGpuDense* tensors, int64_t count, int64_t 
 // What the codes of a bucket stand for.
 struct Levels {
   float low, high;  // Of two codes the values; of more the scale is high.
-  float unit;       // The distance of two values, of more codes.
-  int32_t zero;     // The code of zero, of more codes.
+  // Of more codes, one stands for (code * 2^shift - zero) * unit.
+  float unit;
+  int32_t zero, shift;
 };
 
-__device__ inline Levels MakeLevels(const RedsyncGpuQuantizer& q, float first, float second) {
-  if (q.mode == REDSYNC_GPU_SIGN) return {-first, first, 0, 0};
-  if (q.mode == REDSYNC_GPU_TWO_LEVEL) return {first, second, 0, 0};
-  Levels levels = {0, first, first / static_cast<float>(q.levels), q.levels};
+__device__ inline Levels MakeLevels(const RedsyncGpuQuantizer& q, const float* scale) {
+  if (q.mode == REDSYNC_GPU_NATURAL) return {};
+  const float first = scale[0];
+  if (q.mode == REDSYNC_GPU_SIGN) return {-first, first, 0, 0, 0};
+  if (q.mode == REDSYNC_GPU_TWO_LEVEL) return {first, scale[1], 0, 0, 0};
+  Levels levels = {0, first, first / static_cast<float>(q.levels), q.levels,
+                   q.mode == REDSYNC_GPU_UNIFORM ? 1 : 0};
   // What is divided by this must become 0.
-  if (q.mode == REDSYNC_GPU_STOCHASTIC && !(first > 0)) levels.high = __int_as_float(0x7f800000);
+  if (DrawsNumbers(q) && !(first > 0)) levels.high = __int_as_float(0x7f800000);
   return levels;
+}
+
+__device__ inline float ValueOf(const RedsyncGpuQuantizer& q, const Levels& levels, uint32_t code) {
+  if (IsBinary(q)) return code ? levels.high : levels.low;
+  if (q.mode == REDSYNC_GPU_NATURAL) {
+    return __int_as_float(static_cast<int32_t>(code >> 1 << 23 | code << 31));
+  }
+  const int32_t steps = static_cast<int32_t>(code << levels.shift) - levels.zero;
+  return static_cast<float>(steps) * levels.unit;
 }
 
 }  // namespace gpu

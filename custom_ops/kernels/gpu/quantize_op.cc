@@ -17,7 +17,9 @@ using ::tensorflow::TensorShape;
 static_assert(static_cast<int>(Quantizer::kSign) == REDSYNC_GPU_SIGN &&
                   static_cast<int>(Quantizer::kTwoLevel) == REDSYNC_GPU_TWO_LEVEL &&
                   static_cast<int>(Quantizer::kThreshold) == REDSYNC_GPU_TERNARY &&
-                  static_cast<int>(Quantizer::kStochastic) == REDSYNC_GPU_STOCHASTIC,
+                  static_cast<int>(Quantizer::kStochastic) == REDSYNC_GPU_STOCHASTIC &&
+                  static_cast<int>(Quantizer::kUniform) == REDSYNC_GPU_UNIFORM &&
+                  static_cast<int>(Quantizer::kNatural) == REDSYNC_GPU_NATURAL,
               "the codes of the C interface");
 
 RedsyncGpuQuantizer ToGpu(const QuantizeFormat& format) {
