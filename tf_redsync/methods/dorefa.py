@@ -28,13 +28,13 @@ from typing import ClassVar
 import tensorflow as tf
 
 from tf_redsync import checks, feedback
-from tf_redsync.codings import bits
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods.base import Exchange, State, register
 from tf_redsync.methods.coding import StochasticQuantizer, added_up, largest, spread
 from tf_redsync.methods.sparse import flat, split
+from tf_redsync.ops import bits
 
 MOST_BITS = 16
 
