@@ -9,7 +9,7 @@ gradient g and residual e:
 
     p   = g + e
     u   = p / ||p||,  h = sqrt(alpha / d)
-    k_j = floor(|u_j| / (2 h) + 1/2),  s_j = sign(u_j)             levels 2 h apart
+    k_j = |u_j| / (2 h), rounded,  s_j = sign(u_j)                 levels 2 h apart
     c   = <p, s k> / ||s k||^2
     all-gather of c and of the code of s k                         what all decode: c s k
     total = sum over workers of c s k
@@ -163,7 +163,7 @@ class SparseDithering(Quantizer):
         finite = tf.reduce_all(tf.math.is_finite(vector)) & tf.math.is_finite(norm)
         u = tf.where(finite, tf.math.divide_no_nan(vector, norm), 0.0)
         steps = (vector.shape[0] / self.alpha) ** 0.5 / 2.0  # 1 / (2 h)
-        levels = tf.sign(u) * tf.floor(tf.abs(u) * steps + 0.5)
+        levels = tf.round(u * steps)
         # The commoner sign gets the shorter codes.
         levels *= tf.where(tf.reduce_sum(tf.sign(levels)) > 0.0, -1.0, 1.0)
         share = tf.math.divide_no_nan(tf.reduce_sum(u * levels), tf.reduce_sum(tf.square(levels)))

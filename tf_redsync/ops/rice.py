@@ -2,8 +2,8 @@
 
 The zigzag number of x is z = 2 x if x >= 0, else -2 x - 1. A code has two parts: the low r bits of
 each z (see `bits.packed`), and a bitmap of z >> r zeros and a one for each. Golomb-Rice codes keep
-the two together; apart they can be written and read by any number of threads. A bitmap without ones
-stands for zeros.
+the two together; apart they are made of elementwise ops and prefix sums, which GPUs are good at. A
+bitmap without ones stands for zeros.
 """
 
 from __future__ import annotations
