@@ -12,7 +12,7 @@
 namespace redsync {
 
 constexpr int kMaxCodeBits = 32;
-constexpr int kMaxRice = 30;                         // Low bits in codes of Golomb and Rice.
+constexpr int kMaxRice = 30;                           // Low bits in codes of Golomb and Rice.
 constexpr int64_t kMaxBitmapWords = int64_t{1} << 26;  // Places of bits are int32.
 
 // The low `count` bits, in [0, kMaxCodeBits].
