@@ -20,12 +20,19 @@ from collections.abc import Sequence
 from typing import Any
 
 PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "tf_keras", "tensorflow-addons", "numpy")
+ON_CPUS = (
+    "pack_bits", "unpack_bits", "write_bits", "bitmap", "set_bits", "rice_encode", "rice_decode",
+)  # fmt: skip
 OPS = (
     "accumulate_and_select", "decode", "descend", "quantize", "dequantize_sum", "sparse_merge",
     "golomb_encode", "golomb_decode", "bloom_build", "bloom_query", "select_and_code",
+    *ON_CPUS,
 )  # fmt: skip
-# What is made of other ops on GPUs.
-COMPOSED_ON_GPUS = ("select_and_code",)
+# What has no kernel for GPUs, and what it is made of there.
+COMPOSED_ON_GPUS = {
+    "select_and_code": "composed of native ops",
+    **dict.fromkeys(ON_CPUS, "tensorflow"),
+}
 
 
 def versions() -> dict[str, str | None]:
@@ -85,9 +92,9 @@ def backends() -> dict[str, dict[str, dict[str, str]]]:
     devices = {"CPU": _backend_on_cpus()}
     devices["GPU"] = _backend_on_gpus(devices["CPU"])
     chosen = {op: {kind: dict(on) for kind, on in devices.items()} for op in OPS}
-    for op in COMPOSED_ON_GPUS:
+    for op, parts in COMPOSED_ON_GPUS.items():
         if devices["GPU"]["backend"] == "native":
-            chosen[op]["GPU"]["backend"] = "composed of native ops"
+            chosen[op]["GPU"]["backend"] = parts
     return chosen
 
 
@@ -101,7 +108,7 @@ def _backend_on_cpus() -> dict[str, str]:
 
 
 def _backend_on_gpus(on_cpus: dict[str, str]) -> dict[str, str]:
-    """All native ops have GPU kernels, or none has: what the library was built with decides."""
+    """What the library was built with decides, for all ops but `COMPOSED_ON_GPUS`."""
     from tf_redsync.ops import native
 
     if on_cpus["backend"] != "native":

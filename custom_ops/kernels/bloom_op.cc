@@ -49,7 +49,7 @@ class BloomBuildOp : public tensorflow::OpKernel {
     const int64_t cost = kInsertCost * filters_.words;
     IntraOpThreads(context)(indices.size(), cost, [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; ++i) {
-        BloomBuild(formats[i], Positions(indices[i]), indices[i].NumElements(),
+        BloomBuild(formats[i], Words(indices[i]), indices[i].NumElements(),
                    counts->flat<int32_t>()(i), message->flat<int32_t>().data() + filters_.at[i],
                    &errors[i]);
         errors[i].tensor = i;

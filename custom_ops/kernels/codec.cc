@@ -44,6 +44,12 @@ tensorflow::Status CheckList(const char* name, const std::vector<int64_t>& value
   return tensorflow::OkStatus();
 }
 
+tensorflow::Status ReadInt(tensorflow::OpKernelConstruction* context, const char* name, int64_t low,
+                           int64_t high, int64_t* value) {
+  TF_RETURN_IF_ERROR(context->GetAttr(name, value));
+  return CheckList(name, {*value}, 1, low, high);
+}
+
 tensorflow::Status ReadPositions(tensorflow::OpKernelContext* context,
                                  tensorflow::OpInputList* indices,
                                  const tensorflow::Tensor** counts) {

@@ -22,6 +22,10 @@ tensorflow::Status CheckShape(const char* name, const tensorflow::Tensor& tensor
 tensorflow::Status CheckList(const char* name, const std::vector<int64_t>& values, size_t n,
                              int64_t low, int64_t high);
 
+// The attribute `name`, in [low, high].
+tensorflow::Status ReadInt(tensorflow::OpKernelConstruction* context, const char* name, int64_t low,
+                           int64_t high, int64_t* value);
+
 // The inputs `indices`, vectors, and `counts`, with one entry a vector.
 tensorflow::Status ReadPositions(tensorflow::OpKernelContext* context,
                                  tensorflow::OpInputList* indices,
@@ -30,11 +34,11 @@ tensorflow::Status ReadPositions(tensorflow::OpKernelContext* context,
 // That so many entries of indices[i] can be counted in int32.
 tensorflow::Status CheckEntries(int i, const tensorflow::Tensor& tensor, int64_t entries);
 
-// Positions, which a tensor of int32 holds as their bits.
-inline uint32_t* Positions(tensorflow::Tensor* tensor) {
+// The words of a tensor of int32, taken without a sign: positions, or codes.
+inline uint32_t* Words(tensorflow::Tensor* tensor) {
   return reinterpret_cast<uint32_t*>(tensor->flat<int32_t>().data());
 }
-inline const uint32_t* Positions(const tensorflow::Tensor& tensor) {
+inline const uint32_t* Words(const tensorflow::Tensor& tensor) {
   return reinterpret_cast<const uint32_t*>(tensor.flat<int32_t>().data());
 }
 

@@ -30,7 +30,7 @@ class DescendOp : public tensorflow::OpKernel {
     Tensor* tensor = variable->tensor();
     OP_REQUIRES(context, tensor->dtype() == tensorflow::DT_FLOAT && tensor->IsInitialized(),
                 InvalidArgument("`variable` must be an initialized float32 variable."));
-    const uint32_t* positions = Positions(indices);
+    const uint32_t* positions = Words(indices);
     const int64_t entries = indices.NumElements();
     const int64_t bad = FirstOutOfRange(positions, entries, tensor->NumElements());
     OP_REQUIRES(context, bad < 0,

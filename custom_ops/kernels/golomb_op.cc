@@ -37,7 +37,7 @@ class GolombEncodeOp : public tensorflow::OpKernel {
     const int64_t cost = kPositionCost * formats.words;
     IntraOpThreads(context)(indices.size(), cost, [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; ++i) {
-        GolombEncode(formats.of[i], Positions(indices[i]), counts->flat<int32_t>()(i),
+        GolombEncode(formats.of[i], Words(indices[i]), counts->flat<int32_t>()(i),
                      message->flat<int32_t>().data() + formats.at[i], &errors[i]);
         errors[i].tensor = i;
       }

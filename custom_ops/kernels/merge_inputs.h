@@ -62,7 +62,7 @@ inline tensorflow::Status AllocateSparse(tensorflow::OpKernelContext* context,
     tensorflow::Tensor *of_indices, *of_values;
     TF_RETURN_IF_ERROR(indices.allocate(i, tensorflow::TensorShape({slots[i]}), &of_indices));
     TF_RETURN_IF_ERROR(values.allocate(i, tensorflow::TensorShape({slots[i]}), &of_values));
-    (*outputs)[i] = {Positions(of_indices), of_values->flat<float>().data(),
+    (*outputs)[i] = {Words(of_indices), of_values->flat<float>().data(),
                      counts->flat<int32_t>().data() + i};
   }
   return tensorflow::OkStatus();

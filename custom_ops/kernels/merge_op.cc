@@ -29,7 +29,7 @@ class SparseMergeOp : public tensorflow::OpKernel {
     std::vector<SparseBlocks> blocks;
     std::vector<int64_t> scratch_at = {0}, rest;
     for (int64_t i = 0; i < n; ++i) {
-      blocks.push_back({Positions(in.indices[i]), in.values[i].flat<float>().data(),
+      blocks.push_back({Words(in.indices[i]), in.values[i].flat<float>().data(),
                         in.counts->flat<int32_t>().data() + i, n, in.ranks, in.slots[i],
                         attributes_.sizes[i]});
       scratch_at.push_back(scratch_at.back() + MergeScratchBytes(in.ranks, in.slots[i]));

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "custom_ops/core/cpu/bits.h"
 #include "custom_ops/core/cpu/bloom.h"
 #include "custom_ops/core/cpu/golomb.h"
 #include "custom_ops/kernels/codec.h"
@@ -11,7 +12,6 @@
 
 namespace redsync {
 
-constexpr int kMaxRice = 30;
 constexpr int64_t kMaxFilterWords = (int64_t{1} << 27) - 1;
 
 // The formats of the tensors and where their parts lie.
@@ -87,7 +87,7 @@ inline tensorflow::Status AllocatePositions(tensorflow::OpKernelContext* context
   for (int64_t i = 0; i < n; ++i) {
     tensorflow::Tensor* tensor;
     TF_RETURN_IF_ERROR(indices.allocate(i, tensorflow::TensorShape({ranks, slots[i]}), &tensor));
-    positions->push_back(Positions(tensor));
+    positions->push_back(Words(tensor));
   }
   return tensorflow::OkStatus();
 }

@@ -113,7 +113,7 @@ class SelectAndCodeOp : public tensorflow::OpKernel {
     int64_t first = 0;
     for (int64_t i = 0; i < n; ++i) {
       SelectedTensor& tensor = call->tensors[i];
-      tensor.indices = Positions(&call->indices) + first;
+      tensor.indices = Words(&call->indices) + first;
       tensor.values = call->values.flat<int32_t>().data() + first;
       tensor.residual = call->new_residuals[i]->flat<float>().data();
       first += tensor.slots;

@@ -11,12 +11,14 @@
 #include <string>
 #include <vector>
 
+#include "custom_ops/core/cpu/bits.h"
 #include "custom_ops/core/cpu/bloom.h"
 #include "custom_ops/core/cpu/coded_message.h"
 #include "custom_ops/core/cpu/golomb.h"
 #include "custom_ops/core/cpu/levels.h"
 #include "custom_ops/core/cpu/merge.h"
 #include "custom_ops/core/cpu/quantize.h"
+#include "custom_ops/core/cpu/rice.h"
 #include "custom_ops/core/cpu/simd.h"
 #include "tests/kernels/core_testing.h"
 
@@ -443,6 +445,146 @@ void TestBloom(const ParallelFor& threads) {
         "bloom: too many");
 }
 
+// ------------------------------------------------------------------------------ bits in words
+
+void TestFixedBits() {
+  std::mt19937 random(1);
+  for (int bits = 0; bits <= kMaxCodeBits; ++bits) {
+    for (const int64_t count : {0, 1, 31, 32, 33, 100}) {
+      Buffer<uint32_t> codes(count), words(PackedWords(count, bits)), back(count);
+      for (uint32_t& code : codes) code = random();
+      PackBits(codes.data(), count, bits, words.data());
+      UnpackBits(words.data(), count, bits, back.data());
+      bool same = true;
+      for (int64_t i = 0; i < count; ++i) {
+        same = same && back[i] == Low(codes[i], bits);
+        for (int64_t t = i * bits; t < (i + 1) * bits; ++t) {
+          same = same && (words[t / 32] >> (t % 32) & 1) == (codes[i] >> (t - i * bits) & 1);
+        }
+      }
+      Check(same, "bits: round trip");
+      words.MixAll();
+    }
+  }
+}
+
+void TestVaryingBits() {
+  std::mt19937 random(2);
+  const int64_t count = 50;
+  Buffer<int64_t> codes(count);
+  Buffer<int32_t> lengths(count);
+  int64_t bits = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    codes[i] = static_cast<int64_t>(random()) << 20 ^ random();
+    lengths[i] = random() % 33;
+    bits += lengths[i];
+  }
+  CodecError error;
+  for (int64_t size = 0; size <= CeilDiv(bits, 32) + 2; ++size) {
+    Buffer<uint32_t> words(size);
+    Check(WriteBits(codes.data(), lengths.data(), count, size, words.data(), &error) == Status::kOk,
+          "bits: written");
+    int64_t t = 0;
+    bool same = true;
+    for (int64_t i = 0; i < count; ++i) {
+      for (int b = 0; b < lengths[i] && t < 32 * size; ++b, ++t) {
+        same = same && (words[t / 32] >> (t % 32) & 1) == (codes[i] >> b & 1);
+      }
+    }
+    for (; t < 32 * size; ++t) same = same && (words[t / 32] >> (t % 32) & 1) == 0;
+    Check(same, "bits: what was written");
+  }
+  lengths[7] = 33;
+  Buffer<uint32_t> words(1);
+  Check(WriteBits(codes.data(), lengths.data(), count, 1, words.data(), &error) ==
+                Status::kInvalidMessage &&
+            error.slot == 7 && error.value == 33,
+        "bits: a length that no code has");
+}
+
+void TestBitmap() {
+  for (const int64_t count : {0, 1, 40, 320}) {
+    const std::vector<uint32_t> positions = Choose(320, count, 3);
+    Buffer<uint32_t> words(10), all(320), first(5);
+    CodecError error;
+    Check(MakeBitmap(positions.data(), count, count, 10, words.data(), &error) == Status::kOk,
+          "bitmap: made");
+    FindBits(words.data(), 10, 320, all.data());
+    FindBits(words.data(), 10, 5, first.data());
+    Check(CountBits(words.data(), 10) == count &&
+              std::equal(positions.begin(), positions.end(), all.begin()) &&
+              std::all_of(all.begin() + count, all.end(), [](uint32_t p) { return p == 0; }) &&
+              std::equal(first.begin(), first.end(), all.begin()),
+          "bitmap: found");
+    words.MixAll();
+    if (count < 2) continue;
+    std::vector<uint32_t> bad = positions;
+    bad[1] = bad[0];
+    Check(
+        MakeBitmap(bad.data(), count, count, 10, words.data(), &error) == Status::kInvalidMessage &&
+            error.slot == 1,
+        "bitmap: positions that do not ascend");
+    bad[1] = 320;
+    Check(
+        MakeBitmap(bad.data(), count, count, 10, words.data(), &error) == Status::kInvalidMessage &&
+            error.value == 320,
+        "bitmap: a position beyond it");
+    Check(MakeBitmap(bad.data(), count, count + 1, 10, words.data(), &error) ==
+              Status::kInvalidMessage,
+          "bitmap: a count beyond the slots");
+  }
+}
+
+void TestRice() {
+  std::mt19937 random(4);
+  for (const int rice : {0, 1, 5, 30}) {
+    for (const int64_t count : {0, 1, 33, 500}) {
+      Buffer<int32_t> numbers(count), back(count);
+      int64_t bits = count;
+      for (int32_t& x : numbers) {
+        x = rice == 30 ? static_cast<int32_t>(random()) : static_cast<int32_t>(random() % 60) - 30;
+        const int64_t wide = x;
+        bits += (wide < 0 ? -2 * wide - 1 : 2 * wide) >> rice;
+      }
+      const RiceFormat format = {count, CeilDiv(bits, 32), rice};
+      Buffer<int32_t> code(format.words());
+      CodecError error;
+      Check(RiceEncode(format, numbers.data(), code.data(), &error) == Status::kOk &&
+                RiceDecode(format, code.data(), back.data(), &error) == Status::kOk &&
+                std::equal(numbers.begin(), numbers.end(), back.begin()),
+            "rice: round trip");
+      code.MixAll();
+      if (format.bitmap_words == 0) continue;
+      const RiceFormat shorter = {count, format.bitmap_words - 1, rice};
+      Buffer<int32_t> less(shorter.words());
+      Check(RiceEncode(shorter, numbers.data(), less.data(), &error) == Status::kInvalidMessage,
+            "rice: no room");
+    }
+  }
+}
+
+void TestRiceErrors() {
+  std::mt19937 random(5);
+  const RiceFormat format = {20, 4, 3};
+  Buffer<int32_t> numbers(20), code(format.words()), back(20);
+  for (int round = 0; round < 5000; ++round) {
+    for (int32_t& x : numbers) x = static_cast<int32_t>(random() % 40) - 20;
+    CodecError error;
+    Check(RiceEncode(format, numbers.data(), code.data(), &error) == Status::kOk, "rice: encodes");
+    for (unsigned n = random() % 3; n > 0; --n) code[random() % code.size()] ^= 1 << random() % 32;
+    const auto* bitmap = reinterpret_cast<uint32_t*>(code.data()) + format.low_words();
+    const bool good = CountBits(bitmap, 4) == 20;
+    Check((RiceDecode(format, code.data(), back.data(), &error) == Status::kOk) == good,
+          "rice: mutated");
+    if (good) back.MixAll();
+  }
+  std::fill(code.begin(), code.end(), 0);
+  CodecError error;
+  Check(RiceDecode(format, code.data(), back.data(), &error) == Status::kOk &&
+            std::all_of(back.begin(), back.end(), [](int32_t x) { return x == 0; }),
+        "rice: nobody's message");
+}
+
 // -------------------------------------------------------------------------------------- merge
 
 struct Blocks {
@@ -650,6 +792,11 @@ int main(int argc, char** argv) {
   redsync::TestCodedMessage();
   redsync::TestCodedMessageErrors();
   redsync::TestBloom(threads);
+  redsync::TestFixedBits();
+  redsync::TestVaryingBits();
+  redsync::TestBitmap();
+  redsync::TestRice();
+  redsync::TestRiceErrors();
   redsync::TestMerge();
   redsync::TestMergeErrors();
   redsync::TestFarPositions();

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.common import make_inputs, needs_native, on
+from tests.oracle.bits import bitmap_numpy, rice_decode_numpy, rice_encode_numpy, write_numpy
 from tests.oracle.coded_top_k import decode_numpy as decode_coded_numpy
 from tests.oracle.coded_top_k import select_and_code_numpy
 from tests.oracle.merging import sparse_merge_numpy
@@ -28,7 +29,7 @@ from tests.oracle.quantization import Malformed, dequantize_sum_numpy, flush, qu
 from tests.oracle.redsync import accumulate_and_select_numpy, capacity_numpy
 from tf_redsync import ops
 from tf_redsync.codings import selected
-from tf_redsync.ops import codecs
+from tf_redsync.ops import bits, codecs
 from tf_redsync.ops.contract import form_of
 
 EXAMPLES = os.environ.get("FUZZ_EXAMPLES")
@@ -227,6 +228,60 @@ def test_bloom_query(filters, seed, hashes):
     )  # fmt: skip
 
 
+# ------------------------------------------------------------------------------- bits in words
+
+
+@needs_native
+@fuzz
+@given(seeds, st.integers(0, 12), mutations)
+def test_rice_decode(seed, rice, changes):
+    form, rows = {"rice": rice, "bitmap_words": 7}, []
+    for rank in range(RANKS):
+        rng = np.random.default_rng(10 * seed + rank)
+        rows.append(rice_encode_numpy(rng.integers(-4, 4, 20), **form))
+    codes = mutate(np.stack(rows), changes)
+    check(
+        lambda: codecs.rice_decode(codes, **form, count=20),
+        lambda: rice_decode_numpy(codes, **form, count=20), ("number of ones", "number of zeros"),
+    )  # fmt: skip
+
+
+@needs_native
+@fuzz
+@given(st.lists(words, max_size=9), st.integers(0, 30), st.integers(0, 5))
+def test_rice_encode(numbers, rice, bitmap_words):
+    form = {"rice": rice, "bitmap_words": bitmap_words}
+    numbers = np.array(numbers, np.int32)
+    check(
+        lambda: codecs.rice_encode(numbers, **form), lambda: rice_encode_numpy(numbers, **form),
+        ("length",),
+    )  # fmt: skip
+
+
+@needs_native
+@fuzz
+@given(seeds, st.integers(-1, 9), mutations)
+def test_bitmap(seed, count, changes):
+    positions = np.sort(np.random.default_rng(seed).choice(64, 8, False))
+    positions = mutate(positions, changes)
+    check(
+        lambda: bits.bitmap(positions, count, 2), lambda: bitmap_numpy(positions, count, 2),
+        ("count", "index"),
+    )  # fmt: skip
+
+
+@needs_native
+@fuzz
+@given(st.lists(st.tuples(words, st.integers(-1, 33)), max_size=9), st.integers(0, 9))
+def test_written(fields, size):
+    codes = np.array([code for code, _ in fields], np.int64)
+    lengths = np.array([length for _, length in fields], np.int32)
+    check(
+        lambda: bits.written(codes, lengths, size), lambda: write_numpy(codes, lengths, size),
+        ("length",),
+    )  # fmt: skip
+
+
 # -------------------------------------------------------------------------------------- merge
 
 
@@ -264,9 +319,13 @@ def test_truncated_and_oversized(backend, columns):
         "bloom": lambda: codecs.bloom_query(
             messages, 0, sizes=[100], slots=[9], words=[3], hashes=[2]
         ),
+        "bits": lambda: bits.unpacked(messages, 3, 100),
+        "rice": lambda: codecs.rice_decode(messages, rice=2, bitmap_words=6, count=100),
     }
     for name, run in runs.items():
-        with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="messages|filters"):
+        with pytest.raises(
+            (tf.errors.InvalidArgumentError, ValueError), match="messages|filters|words|codes"
+        ):
             on(backend, run)
             pytest.fail(f"{name} accepts {columns} words")
 

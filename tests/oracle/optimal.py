@@ -51,7 +51,7 @@ class DitheringOracle(_Memory):
         if norm == 0:
             return np.zeros_like(p)
         u, h = p / norm, np.sqrt(self.alpha / p.size)
-        q = np.sign(u) * 2 * h * np.floor(np.abs(u) / (2 * h) + 0.5)
+        q = 2 * h * np.rint(u / (2 * h))
         return q * (p @ q) / (q @ q)
 
 

@@ -32,8 +32,8 @@ def test_json(no_config, capsys):
         assert gpu.startswith(("CUDA ", "none: "))
         on_gpus = "native" if gpu.startswith("CUDA ") else "tensorflow"
         for op, chosen in report["ops"].items():
-            composed = on_gpus == "native" and op == "select_and_code"
-            assert chosen["GPU"]["backend"] == ("composed of native ops" if composed else on_gpus)
+            parts = doctor.COMPOSED_ON_GPUS.get(op, "native")
+            assert chosen["GPU"]["backend"] == (parts if on_gpus == "native" else on_gpus)
         assert sorted(report["ops"]) == sorted(native_ops())
 
 
@@ -55,9 +55,11 @@ def test_what_runs_on_gpus(no_config, monkeypatch):
         assert chosen["CPU"]["backend"] == "native" and chosen["GPU"]["backend"] == "tensorflow"
         assert chosen["GPU"]["reason"] == "the library has no GPU kernels: there is no nvcc in PATH"
     monkeypatch.setattr(ops.native, "gpu_build", lambda: "CUDA 12.4: sm_90")
-    for chosen in doctor.backends().values():
-        assert "native" in chosen["GPU"]["backend"] and "sm_90" in chosen["GPU"]["reason"]
+    for op, chosen in doctor.backends().items():
+        assert ("native" in chosen["GPU"]["backend"]) == (op not in doctor.ON_CPUS)
+        assert "sm_90" in chosen["GPU"]["reason"]
     assert doctor.backends()["select_and_code"]["GPU"]["backend"] == "composed of native ops"
+    assert doctor.backends()["bitmap"]["GPU"]["backend"] == "tensorflow"
     monkeypatch.setattr(ops, "backend", lambda: "tensorflow")
     assert doctor.backends()["decode"]["GPU"]["reason"] == "it is there"
 

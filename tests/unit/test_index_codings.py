@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from tests.oracle.codings import LOSSLESS, code_of, huffman_codes
 from tf_redsync import codings
-from tf_redsync.codings import bits
 from tf_redsync.codings.base import Room
+from tf_redsync.ops import bits
 
 CODINGS = {
     "RawIndices": codings.RawIndices(),

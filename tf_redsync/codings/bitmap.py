@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync.codings import bits
 from tf_redsync.codings.base import CodedPositions, IndexCoding, Room
 from tf_redsync.codings.streams import Stream
 from tf_redsync.config import register
+from tf_redsync.ops import bits
 from tf_redsync.ops.codecs import Positions
 
 
@@ -29,8 +29,8 @@ class Bitmap(IndexCoding):
     ) -> CodedPositions:
         """See `IndexCoding`."""
         stream = Stream(room)
-        valid = tf.range(stream.slots) < tf.reduce_sum(counts)
-        words = bits.bitmap(stream.merged(indices, counts), valid, self.words(room))
+        count = tf.reduce_sum(counts)
+        words = bits.bitmap(stream.merged(indices, counts), count, self.words(room))
         return CodedPositions(words, list(indices), counts)
 
     def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:

@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from tf_redsync.codings import bits
 from tf_redsync.codings.base import CodedPositions, IndexCoding, Room, used
 from tf_redsync.codings.streams import Stream, gaps
 from tf_redsync.config import register
+from tf_redsync.ops import bits
 from tf_redsync.ops.codecs import Positions
 
 GROUP = 32

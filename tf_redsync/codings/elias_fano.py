@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from tf_redsync.codings import bits
 from tf_redsync.codings.base import CodedPositions, IndexCoding, Room
 from tf_redsync.codings.streams import Stream
 from tf_redsync.config import register
+from tf_redsync.ops import bits
 from tf_redsync.ops.codecs import Positions
 
 
@@ -41,12 +41,11 @@ class EliasFano(IndexCoding):
         """See `IndexCoding`."""
         stream = Stream(room)
         at, count, low = stream.merged(indices, counts), tf.reduce_sum(counts), _low_bits(stream)
-        order = tf.range(stream.slots)
-        high = tf.bitwise.right_shift(at, low) + order
+        high = tf.bitwise.right_shift(at, low) + tf.range(stream.slots)
         code = [
             count[tf.newaxis],
             bits.packed(at, low),
-            bits.bitmap(high, order < count, _lengths(stream)[1]),
+            bits.bitmap(high, count, _lengths(stream)[1]),
         ]
         return CodedPositions(tf.concat(code, axis=0), list(indices), counts)
 

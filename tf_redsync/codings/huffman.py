@@ -21,10 +21,10 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow as tf
 
-from tf_redsync.codings import bits
 from tf_redsync.codings.base import CodedPositions, IndexCoding, Room
 from tf_redsync.codings.streams import Stream
 from tf_redsync.config import register
+from tf_redsync.ops import bits
 from tf_redsync.ops.codecs import Positions
 
 LONGEST = 16  # bits of a code

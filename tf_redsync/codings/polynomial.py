@@ -26,7 +26,6 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tf_redsync.codings import bits
 from tf_redsync.codings.base import used
 from tf_redsync.codings.sorted_values import (
     FittedCurve,
@@ -37,6 +36,7 @@ from tf_redsync.codings.sorted_values import (
 )
 from tf_redsync.config import register
 from tf_redsync.exchange import wire
+from tf_redsync.ops import bits
 
 DIVISORS = (100_000, 30_000, 10_000, 3_000, 1_000, 300, 100, 30, 10, 5, 1)  # of N, ends of segments
 SHORTEST = 30  # values

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from tf_redsync.codings import bits
 from tf_redsync.codings.base import CodedPositions, IndexCoding, Room
 from tf_redsync.codings.streams import Stream, gaps
 from tf_redsync.config import register
+from tf_redsync.ops import bits
 from tf_redsync.ops.codecs import Positions
 
 
@@ -56,7 +56,7 @@ class RunLength(IndexCoding):
         codes = bits.unpacked(words[:, 1:], width, fields)
         is_last = tf.cast(codes < longest, tf.int32)
         ends = tf.cumsum(tf.cast(codes + is_last, tf.int64), axis=1) - 1
-        place, found = bits.nonzero(is_last, stream.slots)
+        place, found = bits.set_bits(bits.packed(is_last, 1), stream.slots)
         at = tf.gather(ends, place, batch_dims=1)
         # A message of zeros has a one in every field, and none that counts.
         at = stream.checked(at, count, tf.minimum(found, count))

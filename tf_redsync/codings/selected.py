@@ -128,9 +128,5 @@ def _one_op(
 
 
 def _runs_as_one_op(tensors: Sequence[tf.Tensor]) -> bool:
-    """Whether the native op serves: it has a kernel for CPUs, so no tensor may be on a GPU."""
-    if ops.backend() != "native":
-        return False
-    # In a graph a tensor without a device may end up on a GPU, if there is one.
-    anywhere = not tf.config.get_visible_devices("GPU")
-    return all("GPU" not in d and (anywhere or "CPU" in d) for d in (t.device for t in tensors))
+    """Whether the native op serves, which has no kernel for GPUs."""
+    return ops.runs_natively(tensors, cpus_only=True)

@@ -29,9 +29,9 @@ import tensorflow as tf
 
 from tf_redsync import checks
 from tf_redsync.codings.base import CodedValues, ValueCoding, used
-from tf_redsync.codings.bits import packed, packed_words, unpacked
 from tf_redsync.config import register
 from tf_redsync.exchange import wire
+from tf_redsync.ops.bits import packed, packed_words, unpacked
 
 MAX_BITS = 4
 

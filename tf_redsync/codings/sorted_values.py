@@ -13,9 +13,9 @@ from typing import Any, ClassVar, NamedTuple
 import tensorflow as tf
 
 from tf_redsync import checks
-from tf_redsync.codings import bits
 from tf_redsync.codings.base import CodedValues, ValueCoding, used
 from tf_redsync.exchange import wire
+from tf_redsync.ops import bits
 
 
 class Sorted(NamedTuple):

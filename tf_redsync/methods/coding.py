@@ -146,8 +146,11 @@ def added_up(
 def spread(scales: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
     """Return one scale a tensor, `[rows, N]`, as one an element, `[rows, sum(sizes)]`.
 
-    `tf.repeat` would make a mask of N times the largest size.
+    Of a single tensor as `[rows, 1]`, for the op that uses it to broadcast. `tf.repeat` would make
+    a mask of N times the largest size.
     """
+    if len(sizes) == 1:
+        return scales
     rows, columns = tf.shape(scales)[0], tf.split(scales, len(sizes), axis=1)
     parts = [tf.broadcast_to(c, [rows, n]) for c, n in zip(columns, sizes, strict=True)]
     return tf.concat(parts, axis=1)

@@ -9,7 +9,7 @@ gradient g and residual e:
 
     p   = g + e
     u   = p / ||p||,  h = sqrt(alpha / d)
-    k_j = floor(|u_j| / (2 h) + 1/2),  s_j = sign(u_j)             levels 2 h apart
+    k_j = |u_j| / (2 h), rounded,  s_j = sign(u_j)                 levels 2 h apart
     c   = <p, s k> / ||s k||^2
     all-gather of c and of the code of s k                         what all decode: c s k
     total = sum over workers of c s k
@@ -55,13 +55,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync import checks, feedback
-from tf_redsync.codings import bits
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods.base import Exchange, State, register
 from tf_redsync.methods.coding import Quantizer, added_up, l2_norm, spread
 from tf_redsync.methods.sparse import flat, split
+from tf_redsync.ops.rice import rice_decode, rice_encode
 
 SLACK = 1.0001  # of the bound, for float32
 MOST_BITS = 2**31 - 1  # places in a bitmap are int32
@@ -128,9 +128,8 @@ class SparseDithering(Quantizer):
         found = [self._levels(tf.reshape(p, [-1])) for p in sums]
         factors, levels = tf.stack([f for f, _ in found]), tf.concat([k for _, k in found], axis=0)
         finite = tf.reduce_all(tf.math.is_finite(factors))
-        words = tf.concat(
-            [wire.to_words(factors), *self._written(levels, self._words(sizes)[-1])], axis=0
-        )
+        code = rice_encode(tf.cast(levels, tf.int32), **self._code(sizes))
+        words = tf.concat([wire.to_words(factors), code], axis=0)
         messages = yield AllGather(wire.message(finite, words))
 
         def values(messages: tf.Tensor) -> tf.Tensor:
@@ -153,10 +152,9 @@ class SparseDithering(Quantizer):
         zeros = [math.ceil(SLACK * n / (2**self.rice * self.alpha**0.5)) for n in sizes]
         return sum(sizes) + sum(zeros)
 
-    def _words(self, sizes: list[int]) -> list[int]:
-        """Words of the factors, of the low bits and of the bitmap."""
-        low = bits.packed_words(sum(sizes), self.rice)
-        return [len(sizes), low, -(-self._places(sizes) // 32)]
+    def _code(self, sizes: list[int]) -> dict[str, int]:
+        """The form of a bucket's Rice code."""
+        return {"rice": self.rice, "bitmap_words": -(-self._places(sizes) // 32)}
 
     def _levels(self, vector: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The factor, NaN if not all is finite, and the levels with their signs."""
@@ -165,35 +163,15 @@ class SparseDithering(Quantizer):
         finite = tf.reduce_all(tf.math.is_finite(vector)) & tf.math.is_finite(norm)
         u = tf.where(finite, tf.math.divide_no_nan(vector, norm), 0.0)
         steps = (vector.shape[0] / self.alpha) ** 0.5 / 2.0  # 1 / (2 h)
-        levels = tf.sign(u) * tf.floor(tf.abs(u) * steps + 0.5)
+        levels = tf.round(u * steps)
         # The commoner sign gets the shorter codes.
         levels *= tf.where(tf.reduce_sum(tf.sign(levels)) > 0.0, -1.0, 1.0)
         share = tf.math.divide_no_nan(tf.reduce_sum(u * levels), tf.reduce_sum(tf.square(levels)))
         return tf.where(finite, norm * share, float("nan")), levels
 
-    def _written(self, levels: tf.Tensor, words: int) -> list[tf.Tensor]:
-        """The code of a bucket: low bits and bitmap."""
-        size, k = levels.shape[0], tf.cast(levels, tf.int32)
-        zigzag = tf.where(k < 0, -2 * k - 1, 2 * k)
-        zeros = tf.bitwise.right_shift(zigzag, self.rice)
-        ones = tf.cumsum(zeros) + tf.range(size)
-        bitmap = bits.bitmap(ones, tf.ones([size], tf.bool), words)
-        return [bits.packed(zigzag, self.rice), bitmap]
-
     def _read(self, messages: tf.Tensor, sizes: list[int]) -> tf.Tensor:
         """What messages `[rows, words]` stand for, all tensors as one vector: `[rows, size]`."""
-        size = sum(sizes)
-        flag, factors, low, bitmap = tf.split(
-            messages, [wire.HEADER_WORDS, *self._words(sizes)], axis=1
-        )
-        ones, count = bits.set_bits(bitmap, size)
-        right = tf.reduce_all(tf.equal(count, size) | tf.equal(flag, 0))
-        text = f"`messages`: a code of {size} levels must have as many ones. Received:"
-        with tf.control_dependencies([tf.debugging.Assert(right, [text, count])]):
-            ones = tf.identity(ones)
-        zeros = ones - tf.pad(ones[:, :-1], [[0, 0], [1, 0]], constant_values=-1)[:, :size] - 1
-        zigzag = tf.bitwise.left_shift(zeros, self.rice)
-        zigzag |= bits.unpacked(low, self.rice, size)
-        half = tf.bitwise.right_shift(zigzag, 1)
-        levels = tf.where(zigzag % 2 == 1, -half - 1, half)
-        return spread(wire.from_words(factors), sizes) * tf.cast(levels, tf.float32)
+        head = wire.HEADER_WORDS + len(sizes)
+        factors = spread(wire.from_words(messages[:, wire.HEADER_WORDS : head]), sizes)
+        levels = rice_decode(messages[:, head:], count=sum(sizes), **self._code(sizes))
+        return factors * tf.cast(levels, tf.float32)

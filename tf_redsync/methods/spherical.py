@@ -47,12 +47,12 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync import checks, feedback
-from tf_redsync.codings import bits
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods.base import Exchange, State, register, stream, uniform
 from tf_redsync.methods.coding import Quantizer, added_up, l2_norm, spread
+from tf_redsync.ops import bits
 from tf_redsync.ops.quantization import bucketed
 
 MOST_INDEX_BITS = 16

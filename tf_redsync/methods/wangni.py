@@ -136,13 +136,23 @@ def probabilities(grad: tf.Tensor, count: int) -> tf.Tensor:
     if count >= size:
         return tf.ones([size], tf.float64)
     magnitudes = tf.abs(tf.cast(grad, tf.float64))
-    p = tf.minimum(count * tf.math.divide_no_nan(magnitudes, tf.reduce_sum(magnitudes)), 1.0)
-    for _ in range(ROUNDS):
-        others = tf.cast(p < 1.0, tf.float64)
-        rest = count - size + tf.reduce_sum(others)
-        factor = tf.maximum(tf.math.divide_no_nan(rest, tf.reduce_sum(p * others)), 1.0)
-        p = tf.minimum(factor * p, 1.0)
-    return p
+
+    def more(factor: tf.Tensor) -> tf.Tensor:
+        """c, for probabilities min(factor |g|, 1)."""
+        others = factor * magnitudes < 1.0
+        rest = count - size + tf.math.count_nonzero(others)
+        total = factor * tf.reduce_sum(tf.where(others, magnitudes, 0.0))
+        return tf.maximum(tf.math.divide_no_nan(tf.cast(rest, tf.float64), total), 1.0)
+
+    factor = tf.math.divide_no_nan(tf.constant(count, tf.float64), tf.reduce_sum(magnitudes))
+    # Seldom more than a round or two: the largest elements rarely have a probability of 1.
+    _, factor, c = tf.while_loop(
+        lambda number, factor, c: (number < ROUNDS) & (c > 1.0),
+        lambda number, factor, c: (number + 1, factor * c, more(factor * c)),
+        (tf.constant(1), factor, more(factor)),
+        parallel_iterations=1,
+    )
+    return tf.minimum(factor * c * magnitudes, 1.0)
 
 
 def sampled(p: tf.Tensor, u: tf.Tensor) -> tf.Tensor:
@@ -155,8 +165,9 @@ def sampled(p: tf.Tensor, u: tf.Tensor) -> tf.Tensor:
     Returns:
         bool `[n]`, or `[draws, n]`.
     """
-    sums = tf.concat([tf.zeros([1], tf.float64), tf.cumsum(p)], axis=0)
-    passed = tf.floor(sums[1:] + u) > tf.floor(sums[:-1] + u)
+    whole = tf.floor(tf.cumsum(p) + u)
+    before = tf.concat([tf.zeros_like(whole[..., :1]), whole[..., :-1]], axis=-1)
+    passed = whole > before
     return passed & (p > 0.0) | (p >= 1.0)
 
 

@@ -5,10 +5,12 @@
 | quantisation | `quantize`, `dequantize_sum` | signs, few levels, uniform levels, powers of two |
 | Golomb codes | `golomb_encode`, `golomb_decode` | ascending positions, without loss |
 | Bloom filters | `bloom_build`, `bloom_query` | positions, with some false ones |
+| Rice codes | `rice_encode`, `rice_decode` | integers of both signs, without loss |
 | sparse merge | `sparse_merge` | reduce-scatter of sparse blocks |
 
-All take lists of tensors and make messages of a length that every worker can compute; decoders
-check everything that they read. `tf_redsync.ops.backend()` says which implementation runs.
+All make messages of a length that every worker can compute, most of them of a list of tensors;
+decoders check everything that they read. `ops.bits` has what codes are made of.
+`tf_redsync.ops.backend()` says which implementation runs.
 """
 
 from tf_redsync.ops.bloom import bloom_build, bloom_parameters, bloom_query
@@ -17,6 +19,7 @@ from tf_redsync.ops.golomb import golomb_decode, golomb_encode, golomb_parameter
 from tf_redsync.ops.merging import Merged, sparse_merge
 from tf_redsync.ops.quantization import Quantized, dequantize_sum, quantize
 from tf_redsync.ops.quantized_format import code_bits, quantized_scales, quantized_words
+from tf_redsync.ops.rice import rice_decode, rice_encode
 
 __all__ = [
     "Merged",
@@ -34,5 +37,7 @@ __all__ = [
     "quantize",
     "quantized_scales",
     "quantized_words",
+    "rice_decode",
+    "rice_encode",
     "sparse_merge",
 ]

@@ -96,6 +96,11 @@ def message_words(
     return words
 
 
+def packed_words(count: int, bits: int) -> int:
+    """Words of 32 bits that `count` codes of so many bits take."""
+    return -(-count * bits // 32)
+
+
 def form_of(selector: str, tensors: int) -> dict[str, Any]:
     """`selectors` and `quantized` of the ops, for tensors that all send values in the same way."""
     return {"selectors": [selector] * tensors, "quantized": [False] * tensors}

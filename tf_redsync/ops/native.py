@@ -96,6 +96,13 @@ def serves(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
     return False
 
 
+def are_on_cpus(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
+    """Whether none of the tensors can be on a GPU."""
+    # In a graph a tensor without a device may end up on a GPU, if there is one.
+    anywhere = not tf.config.get_visible_devices("GPU")
+    return all("GPU" not in d and (anywhere or "CPU" in d) for d in (t.device for t in tensors))
+
+
 @functools.cache
 def _say_no_gpu_kernels() -> None:
     _log.warning(

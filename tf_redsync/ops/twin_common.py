@@ -68,16 +68,21 @@ def to_unsigned(integers):
     return tf.bitcast(tf.cast(integers, tf.uint32), tf.int32)
 
 
-def check_positions(positions, count, size: int, i: int):
-    """Checks that a vector's first `count` entries, int64, are there and in [0, size)."""
+def check_positions(positions, count, size: int, i: int | None, name: str = "indices"):
+    """Checks that a vector's first `count` entries are there and in [0, size)."""
     slots = tf.size(positions)
     valid = tf.range(slots) < count
     return [
-        assert_none("indices", "count", (count[None] < 0) | (count > slots), count[None], i),
-        assert_none(
-            "indices", "index", valid & ((positions < 0) | (positions >= size)), positions, i
-        ),
+        assert_none(name, "count", (count[None] < 0) | (count > slots), count[None], i),
+        assert_none(name, "index", valid & ((positions < 0) | (positions >= size)), positions, i),
     ]
+
+
+def check_ascending(positions, count, i: int | None, name: str = "indices"):
+    """Checks that a vector's first `count` entries ascend."""
+    previous = tf.concat([tf.constant([-1], positions.dtype), positions[:-1]], 0)
+    bad = (tf.range(tf.size(positions)) < count) & (positions <= previous)
+    return assert_none(name, "index, which must ascend,", bad, positions, i)
 
 
 def to_words(bits):

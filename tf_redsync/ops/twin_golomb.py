@@ -11,6 +11,7 @@ from tf_redsync.ops.twin_common import (
     after,
     assert_none,
     assert_shape,
+    check_ascending,
     check_positions,
     from_words,
     to_bits,
@@ -32,10 +33,9 @@ def golomb_encode(
     for i, (words, size) in enumerate(zip(indices, sizes, strict=True)):
         positions = from_words(words, size)
         checks = check_positions(positions, counts[i], size, i)
-        previous = tf.concat([tf.constant([-1], tf.int64), positions[:-1]], 0)
-        bad = (tf.range(tf.size(positions)) < counts[i]) & (positions <= previous)
-        checks.append(assert_none("indices", "index, which must ascend,", bad, positions, i))
-        gaps = after(checks, positions) - previous - 1
+        checks.append(check_ascending(positions, counts[i], i))
+        positions = after(checks, positions)
+        gaps = positions - tf.concat([tf.constant([-1], tf.int64), positions[:-1]], 0) - 1
         parts.append(_golomb_part(gaps, counts[i], size, rice[i]))
     return tf.concat(parts, 0)
 

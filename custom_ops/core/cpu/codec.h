@@ -22,6 +22,27 @@ struct CodecError {
   bool found() const { return field != nullptr; }
 };
 
+// Says what is wrong with an input; of a received message the caller adds the rank.
+inline Status Fail(const char* field, int64_t slot, double value, int64_t limit, const char* rule,
+                   CodecError* error) {
+  error->field = field;
+  error->slot = slot;
+  error->value = value;
+  error->limit = limit;
+  error->rule = rule;
+  return Status::kInvalidMessage;
+}
+
+// Whether position number `i` is below `size` and above the `last` one before it.
+inline Status CheckAscending(uint32_t position, int64_t last, int64_t size, int64_t i,
+                             CodecError* error) {
+  if (position >= size) {
+    return Fail("index", i, static_cast<double>(Shown(position, size)), size - 1, nullptr, error);
+  }
+  if (position <= last) return Fail("index", i, position, 0, "ascending", error);
+  return Status::kOk;
+}
+
 }  // namespace redsync
 
 #endif  // TF_REDSYNC_CUSTOM_OPS_CORE_CPU_CODEC_H_

@@ -3,18 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "custom_ops/core/cpu/bits.h"
+
 namespace redsync {
 namespace {
-
-// Codes of `bits` bits, one after the other from `first` on, into words that are zero.
-void Pack(const uint32_t* codes, int64_t count, int bits, int64_t first, uint32_t* words) {
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t at = (first + i) * bits;
-    const int shift = static_cast<int>(at % 32);
-    words[at / 32] |= codes[i] << shift;
-    if (shift + bits > 32) words[at / 32 + 1] |= codes[i] >> (32 - shift);
-  }
-}
 
 // Leaves in the residual what a value and its code differ by.
 void Keep(const SelectedTensor& t, int64_t i, float sent) {
@@ -25,11 +17,13 @@ void Keep(const SelectedTensor& t, int64_t i, float sent) {
 void SendByMeans(const SelectedTensor& t, int64_t count, int bits, int64_t first, uint32_t* codes,
                  float* levels, uint32_t* words) {
   CodeByMeans(t.values, count, bits, levels, codes);
-  Pack(codes, count, bits, first, words);
+  BitWriter writer(words, first * bits);
   for (int64_t i = 0; i < count; ++i) {
+    writer.Put(codes[i], bits);
     const float level = levels[codes[i] >> 1];
     Keep(t, i, codes[i] & 1 ? -level : level);
   }
+  writer.Finish();
 }
 
 // The same for bfloat16, two in a word; returns whether all are finite.

@@ -2,50 +2,10 @@
 
 #include <algorithm>
 
+#include "custom_ops/core/cpu/bits.h"
+
 namespace redsync {
 namespace {
-
-Status Fail(const char* field, int64_t slot, double value, int64_t limit, const char* rule,
-            CodecError* error) {
-  error->field = field;
-  error->slot = slot;
-  error->value = value;
-  error->limit = limit;
-  error->rule = rule;
-  return Status::kInvalidMessage;
-}
-
-// Bits in order, lowest first, collected in 64.
-class Writer {
- public:
-  explicit Writer(uint32_t* words) : words_(words) {}
-
-  // At most 32 bits at a time.
-  void Put(uint32_t bits, int count) {
-    buffer_ |= uint64_t{bits} << fill_;
-    fill_ += count;
-    if (fill_ >= 32) {
-      *words_++ = static_cast<uint32_t>(buffer_);
-      buffer_ >>= 32;
-      fill_ -= 32;
-      written_ += 32;
-    }
-  }
-  void PutOnes(int64_t count) {
-    for (; count >= 32; count -= 32) Put(0xffffffffu, 32);
-    Put((1u << count) - 1, static_cast<int>(count));
-  }
-  int64_t Finish() {
-    if (fill_ > 0) *words_ = static_cast<uint32_t>(buffer_);
-    return written_ + fill_;
-  }
-
- private:
-  uint32_t* words_;
-  uint64_t buffer_ = 0;
-  int fill_ = 0;
-  int64_t written_ = 0;
-};
 
 // The bits [0, end) of words; whoever reads must look at left() before.
 class Reader {
@@ -104,16 +64,12 @@ Status GolombEncodeFitting(const GolombFormat& format, const uint32_t* positions
   std::fill(part, part + 2 + words, 0);
   int64_t left = 32 * words;
   *sent = count;
-  Writer writer(reinterpret_cast<uint32_t*>(part + 2));
+  BitWriter writer(reinterpret_cast<uint32_t*>(part + 2));
   int64_t last = -1;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t position = positions[i];
-    if (position >= format.size) {
-      const int64_t shown = Shown(positions[i], format.size);
-      return Fail("index", i, static_cast<double>(shown), format.size - 1, nullptr, error);
-    }
-    if (position <= last) return Fail("index", i, position, 0, "ascending", error);
-    const int64_t rest = position - last - 1;
+    const Status status = CheckAscending(positions[i], last, format.size, i, error);
+    if (status != Status::kOk) return status;
+    const int64_t rest = positions[i] - last - 1;
     left -= (rest >> format.rice) + 1 + format.rice;
     if (left < 0) {
       *sent = i;
@@ -122,7 +78,7 @@ Status GolombEncodeFitting(const GolombFormat& format, const uint32_t* positions
     writer.PutOnes(rest >> format.rice);
     writer.Put(0, 1);
     writer.Put(static_cast<uint32_t>(rest & ((int64_t{1} << format.rice) - 1)), format.rice);
-    last = position;
+    last = positions[i];
   }
   part[0] = static_cast<int32_t>(*sent);
   part[1] = static_cast<int32_t>(writer.Finish());

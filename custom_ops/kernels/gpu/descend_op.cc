@@ -60,7 +60,7 @@ class GpuDescendOp : public tensorflow::AsyncOpKernel {
     }
     TF_RETURN_IF_ERROR(MakeSoleOwner(context, tensor));
     work->size = tensor->NumElements();
-    const RedsyncGpuDescend call = {Positions(indices),
+    const RedsyncGpuDescend call = {Words(indices),
                                     values.flat<float>().data(),
                                     learning_rate.scalar<float>().data(),
                                     indices.NumElements(),

@@ -38,7 +38,7 @@ class GpuSparseMergeOp : public CheckedOp<MergeWork> {
     TF_RETURN_IF_ERROR(AllocateSparse(context, "dropped", rest, &dropped));
     for (int64_t i = 0; i < n; ++i) {
       work->blocks.push_back({in.slots[i], attributes_.sizes[i], attributes_.k[i],
-                              Positions(in.indices[i]), in.values[i].flat<float>().data(),
+                              Words(in.indices[i]), in.values[i].flat<float>().data(),
                               kept[i].indices, kept[i].values, dropped[i].indices,
                               dropped[i].values});
     }

@@ -46,7 +46,7 @@ class GpuGolombEncodeOp : public CheckedOp<GolombEncodeWork> {
     TF_RETURN_IF_ERROR(context->allocate_output("message", TensorShape({layout.words}), &message));
     for (int i = 0; i < indices.size(); ++i) {
       work->tensors.push_back(
-          {layout.sizes[i], layout.slots[i], layout.rice[i], Positions(indices[i]), nullptr});
+          {layout.sizes[i], layout.slots[i], layout.rice[i], Words(indices[i]), nullptr});
     }
     work->call = {work->tensors.data(), Count(layout.sizes), counts->flat<int32_t>().data(),
                   message->flat<int32_t>().data()};
@@ -128,7 +128,7 @@ class GpuBloomBuildOp : public CheckedOp<BloomBuildWork> {
     for (int i = 0; i < indices.size(); ++i) {
       const BloomFormat& format = layout_.of[i];
       work->tensors.push_back({format.size, indices[i].NumElements(), format.words, format.hashes,
-                               Positions(indices[i]), nullptr});
+                               Words(indices[i]), nullptr});
     }
     work->call = {work->tensors.data(), Count(layout_.at), counts->flat<int32_t>().data(),
                   seed->scalar<int32_t>().data(), filters->flat<int32_t>().data()};

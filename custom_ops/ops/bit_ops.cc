@@ -1,0 +1,196 @@
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace redsync {
+
+using ::tensorflow::Status;
+using ::tensorflow::errors::InvalidArgument;
+using ::tensorflow::shape_inference::DimensionHandle;
+using ::tensorflow::shape_inference::InferenceContext;
+using ::tensorflow::shape_inference::ShapeHandle;
+
+namespace {
+
+// An attribute that is a length or a number of bits.
+Status Length(InferenceContext* c, const char* name, int64_t high, int64_t* value) {
+  TF_RETURN_IF_ERROR(c->GetAttr(name, value));
+  if (*value >= 0 && *value <= high) return ::tensorflow::OkStatus();
+  return InvalidArgument("`", name, "` must be in [0, ", high, "]. Received: ", name, "=", *value,
+                         ".");
+}
+
+// Words of `count` codes of `bits` bits.
+int64_t Words(int64_t count, int64_t bits) { return (count * bits + 31) / 32; }
+
+constexpr int64_t kMaxLength = INT64_MAX / 64;
+constexpr int64_t kMaxBits = 32, kMaxRice = 30, kMaxBitmapWords = int64_t{1} << 26;
+
+Status PackBitsShape(InferenceContext* c) {
+  int64_t bits;
+  ShapeHandle codes;
+  TF_RETURN_IF_ERROR(Length(c, "bits", kMaxBits, &bits));
+  TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(0), 1, &codes));
+  const DimensionHandle count = c->Dim(codes, -1);
+  const DimensionHandle words =
+      c->ValueKnown(count) ? c->MakeDim(Words(c->Value(count), bits)) : c->UnknownDim();
+  TF_RETURN_IF_ERROR(c->ReplaceDim(codes, -1, words, &codes));
+  return c->set_output("words", {codes});
+}
+
+Status UnpackBitsShape(InferenceContext* c) {
+  int64_t bits, count;
+  ShapeHandle words;
+  TF_RETURN_IF_ERROR(Length(c, "bits", kMaxBits, &bits));
+  TF_RETURN_IF_ERROR(Length(c, "count", kMaxLength, &count));
+  TF_RETURN_IF_ERROR(c->Merge(c->input(0), c->Matrix(c->UnknownDim(), Words(count, bits)), &words));
+  return c->set_output("codes", {c->Matrix(c->Dim(words, 0), count)});
+}
+
+Status WriteBitsShape(InferenceContext* c) {
+  int64_t size;
+  ShapeHandle codes;
+  TF_RETURN_IF_ERROR(Length(c, "size", kMaxLength, &size));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &codes));
+  TF_RETURN_IF_ERROR(c->Merge(codes, c->input(1), &codes));
+  return c->set_output("words", {c->Vector(size)});
+}
+
+Status BitmapShape(InferenceContext* c) {
+  int64_t size;
+  ShapeHandle unused;
+  TF_RETURN_IF_ERROR(Length(c, "size", kMaxBitmapWords, &size));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &unused));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &unused));
+  return c->set_output("words", {c->Vector(size)});
+}
+
+Status SetBitsShape(InferenceContext* c) {
+  int64_t slots;
+  ShapeHandle words;
+  TF_RETURN_IF_ERROR(Length(c, "slots", INT32_MAX, &slots));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &words));
+  TF_RETURN_IF_ERROR(c->set_output("positions", {c->Matrix(c->Dim(words, 0), slots)}));
+  return c->set_output("counts", {c->Matrix(c->Dim(words, 0), 1)});
+}
+
+Status RiceEncodeShape(InferenceContext* c) {
+  int64_t rice, bitmap;
+  ShapeHandle numbers;
+  TF_RETURN_IF_ERROR(Length(c, "rice", kMaxRice, &rice));
+  TF_RETURN_IF_ERROR(Length(c, "bitmap_words", kMaxBitmapWords, &bitmap));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &numbers));
+  const DimensionHandle count = c->Dim(numbers, 0);
+  if (!c->ValueKnown(count)) return c->set_output("code", {c->Vector(c->UnknownDim())});
+  return c->set_output("code", {c->Vector(Words(c->Value(count), rice) + bitmap)});
+}
+
+Status RiceDecodeShape(InferenceContext* c) {
+  int64_t rice, bitmap, count;
+  ShapeHandle codes;
+  TF_RETURN_IF_ERROR(Length(c, "rice", kMaxRice, &rice));
+  TF_RETURN_IF_ERROR(Length(c, "bitmap_words", kMaxBitmapWords, &bitmap));
+  TF_RETURN_IF_ERROR(Length(c, "count", INT32_MAX, &count));
+  TF_RETURN_IF_ERROR(
+      c->Merge(c->input(0), c->Matrix(c->UnknownDim(), Words(count, rice) + bitmap), &codes));
+  return c->set_output("numbers", {c->Matrix(c->Dim(codes, 0), count)});
+}
+
+}  // namespace
+
+REGISTER_OP("RedsyncPackBits")
+    .Input("codes: int32")
+    .Output("words: int32")
+    .Attr("bits: int >= 0")
+    .SetShapeFn(PackBitsShape)
+    .Doc(R"doc(
+Writes codes of a fixed number of bits one after the other, the low bit first.
+
+codes: [..., count].
+words: [..., ceil(count * bits / 32)].
+bits: Of a code, its low ones, at most 32.
+)doc");
+
+REGISTER_OP("RedsyncUnpackBits")
+    .Input("words: int32")
+    .Output("codes: int32")
+    .Attr("bits: int >= 0")
+    .Attr("count: int >= 0")
+    .SetShapeFn(UnpackBitsShape)
+    .Doc(R"doc(
+Undoes RedsyncPackBits.
+
+words: [rows, ceil(count * bits / 32)].
+codes: [rows, count].
+)doc");
+
+REGISTER_OP("RedsyncWriteBits")
+    .Input("codes: int64")
+    .Input("lengths: int32")
+    .Output("words: int32")
+    .Attr("size: int >= 0")
+    .SetShapeFn(WriteBitsShape)
+    .Doc(R"doc(
+Writes codes of varying numbers of bits one after the other, the low bit first.
+
+codes: [count].
+lengths: Low bits of each code that are written, in [0, 32].
+words: [size]. What is beyond is left out.
+)doc");
+
+REGISTER_OP("RedsyncBitmap")
+    .Input("positions: int32")
+    .Input("count: int32")
+    .Output("words: int32")
+    .Attr("size: int >= 0")
+    .SetShapeFn(BitmapShape)
+    .Doc(R"doc(
+Sets bits.
+
+positions: [slots]; the first `count` ascend in [0, 32 * size).
+count: Scalar.
+words: [size]; bit t is bit t mod 32 of word t div 32.
+)doc");
+
+REGISTER_OP("RedsyncSetBits")
+    .Input("words: int32")
+    .Output("positions: int32")
+    .Output("counts: int32")
+    .Attr("slots: int >= 0")
+    .SetShapeFn(SetBitsShape)
+    .Doc(R"doc(
+Where bits are set.
+
+words: [rows, words].
+positions: The first `slots` of them, ascending, [rows, slots]; 0 after the last one.
+counts: How many there are, [rows, 1].
+)doc");
+
+REGISTER_OP("RedsyncRiceEncode")
+    .Input("numbers: int32")
+    .Output("code: int32")
+    .Attr("rice: int >= 0")
+    .Attr("bitmap_words: int >= 0")
+    .SetShapeFn(RiceEncodeShape)
+    .Doc(R"doc(
+Codes integers of both signs: low bits of all, then the rest of all in unary.
+
+numbers: [count]; their zigzag numbers z are 2 x if x >= 0, else -2 x - 1.
+code: The low `rice` bits of each z; then a bitmap of z >> rice zeros and a one for each.
+bitmap_words: Words for the bitmap.
+)doc");
+
+REGISTER_OP("RedsyncRiceDecode")
+    .Input("codes: int32")
+    .Output("numbers: int32")
+    .Attr("rice: int >= 0")
+    .Attr("bitmap_words: int >= 0")
+    .Attr("count: int >= 0")
+    .SetShapeFn(RiceDecodeShape)
+    .Doc(R"doc(
+Undoes RedsyncRiceEncode of all workers.
+
+codes: [workers, words].
+numbers: [workers, count]; zeros if the bitmap has no ones.
+)doc");
+
+}  // namespace redsync

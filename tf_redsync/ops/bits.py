@@ -1,0 +1,166 @@
+"""Bits in 32-bit words: codes of a fixed and of a varying number of bits, and bitmaps.
+
+Bit t is bit t mod 32 of word t div 32, and the low bit of a code comes first. Words are int32. On
+CPUs the ops are native but for `read`; on GPUs they are composed of TensorFlow's own.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tf_redsync import ops
+from tf_redsync.ops import native, twin_bits
+from tf_redsync.ops.codec_checks import check_ints
+from tf_redsync.ops.contract import MAX_COUNT, packed_words
+
+__all__ = ["bitmap", "packed", "packed_words", "read", "set_bits", "unpacked", "written"]
+
+MAX_BITS = 32  # of a code
+MAX_BITMAP = 2**26  # words: positions are int32
+MAX_LENGTH = 2**57  # of anything, so that its bits can be counted
+
+
+def packed(codes: tf.Tensor, bits: int) -> tf.Tensor:
+    """Write codes of `bits` bits one after the other.
+
+    Args:
+        codes: int32 `[..., count]`, of which the low `bits` bits are taken; in pure TensorFlow the
+            count is static.
+        bits: In [0, 32].
+
+    Returns:
+        int32 `[..., packed_words(count, bits)]`.
+
+    Raises:
+        ValueError: for `bits` out of range.
+
+    Example:
+        >>> packed(tf.constant([1, 2, 3]), 4).numpy()
+        array([801], dtype=int32)
+    """
+    check_ints("bits", [bits], 0, MAX_BITS)
+    codes = tf.convert_to_tensor(codes, tf.int32)
+    if _native(codes):
+        return native.load().redsync_pack_bits(codes=codes, bits=bits)
+    return twin_bits.packed(codes, bits)
+
+
+def unpacked(words: tf.Tensor, bits: int, count: int) -> tf.Tensor:
+    """Undo `packed`.
+
+    Args:
+        words: int32 `[rows, packed_words(count, bits)]`.
+        bits: As given to `packed`.
+        count: Number of codes.
+
+    Returns:
+        int32 `[rows, count]`.
+
+    Raises:
+        ValueError: for `bits` or `count` out of range.
+        tf.errors.InvalidArgumentError: when run, for words of a wrong length.
+    """
+    check_ints("bits", [bits], 0, MAX_BITS)
+    check_ints("count", [count], 0, MAX_LENGTH)
+    words = tf.convert_to_tensor(words, tf.int32)
+    if _native(words):
+        return native.load().redsync_unpack_bits(words=words, bits=bits, count=count)
+    return twin_bits.unpacked(words, bits, count)
+
+
+def written(codes: tf.Tensor, lengths: tf.Tensor, words: int) -> tf.Tensor:
+    """Write codes of varying lengths one after the other.
+
+    Args:
+        codes: int64 `[count]`, of which the low bits are taken.
+        lengths: int32 `[count]`, how many of them, in [0, 32].
+        words: Length of the result. What is beyond is left out.
+
+    Returns:
+        int32 `[words]`.
+
+    Raises:
+        ValueError: for `words` out of range.
+        tf.errors.InvalidArgumentError: when run, for a length out of range.
+    """
+    check_ints("words", [words], 0, MAX_LENGTH)
+    codes, lengths = tf.convert_to_tensor(codes, tf.int64), tf.convert_to_tensor(lengths, tf.int32)
+    if _native(codes):
+        return native.load().redsync_write_bits(codes=codes, lengths=lengths, size=words)
+    return twin_bits.written(codes, lengths, words)
+
+
+def read(words: tf.Tensor, starts: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
+    """Read codes of known places, in TensorFlow's own ops.
+
+    Args:
+        words: int32 `[rows, words]`.
+        starts: int64 `[rows, count]`, first bit of each code.
+        lengths: int32 `[rows, count]`, in [0, 32].
+
+    Returns:
+        int64 `[rows, count]`; bits beyond the last word are 0.
+    """
+    unsigned = tf.cast(tf.bitcast(words, tf.uint32), tf.int64)
+    unsigned = tf.pad(unsigned, [[0, 0], [0, 2]])
+    word = tf.minimum(starts // 32, tf.shape(words, out_type=tf.int64)[1])
+    low = tf.bitwise.right_shift(tf.gather(unsigned, word, batch_dims=1), starts % 32)
+    high = tf.gather(unsigned, word + 1, batch_dims=1)
+    both = low | tf.bitwise.left_shift(high, 32 - starts % 32) & 0x7FFFFFFFFFFFFFFF
+    ones = tf.bitwise.left_shift(tf.ones_like(both), tf.cast(lengths, tf.int64)) - 1
+    return both & ones
+
+
+def bitmap(positions: tf.Tensor, count: tf.Tensor | int, words: int) -> tf.Tensor:
+    """Set bits.
+
+    Args:
+        positions: int32 `[slots]`, of which the first `count` ascend.
+        count: int32 scalar.
+        words: Length of the result, at most 2^26.
+
+    Returns:
+        int32 `[words]`.
+
+    Raises:
+        ValueError: for `words` out of range.
+        tf.errors.InvalidArgumentError: when run, for a count or a position out of range, or
+            positions that do not ascend.
+
+    Example:
+        >>> bitmap(tf.constant([0, 3, 32]), 3, 2).numpy()
+        array([9, 1], dtype=int32)
+    """
+    check_ints("words", [words], 0, MAX_BITMAP)
+    positions = tf.convert_to_tensor(positions, tf.int32)
+    count = tf.convert_to_tensor(count, tf.int32)
+    if _native(positions):
+        return native.load().redsync_bitmap(positions=positions, count=count, size=words)
+    return twin_bits.bitmap(positions, count, words)
+
+
+def set_bits(words: tf.Tensor, slots: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return where bits are set.
+
+    Args:
+        words: int32 `[rows, words]`, at most 2^26 words.
+        slots: How many positions to return.
+
+    Returns:
+        int32 `[rows, slots]`, the first ones, ascending, 0 after the last one; and int32
+        `[rows, 1]`, how many there are, which may be more.
+
+    Raises:
+        ValueError: for `slots` out of range, or too many words.
+    """
+    check_ints("slots", [slots], 0, MAX_COUNT)
+    words = tf.convert_to_tensor(words, tf.int32)
+    if words.shape[1] is not None:
+        check_ints("words", [words.shape[1]], 0, MAX_BITMAP)
+    if _native(words):
+        return tuple(native.load().redsync_set_bits(words=words, slots=slots))
+    return twin_bits.set_bits(words, slots)
+
+
+def _native(tensor: tf.Tensor) -> bool:
+    return ops.runs_natively([tensor], cpus_only=True)

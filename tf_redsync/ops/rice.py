@@ -1,0 +1,80 @@
+"""Rice codes of integers of both signs: short if most of them are near zero.
+
+The zigzag number of x is z = 2 x if x >= 0, else -2 x - 1. A code has two parts: the low r bits of
+each z (see `bits.packed`), and a bitmap of z >> r zeros and a one for each. Golomb-Rice codes keep
+the two together; apart they are made of elementwise ops and prefix sums, which GPUs are good at. A
+bitmap without ones stands for zeros.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tf_redsync import ops
+from tf_redsync.ops import native, twin_rice
+from tf_redsync.ops.bits import MAX_BITMAP
+from tf_redsync.ops.codec_checks import check_ints
+from tf_redsync.ops.contract import MAX_COUNT
+from tf_redsync.ops.golomb import MAX_RICE
+
+
+def rice_encode(numbers: tf.Tensor, *, rice: int, bitmap_words: int) -> tf.Tensor:
+    """Code integers.
+
+    Args:
+        numbers: int32 `[count]`; in pure TensorFlow the count is static.
+        rice: r, in [0, 30].
+        bitmap_words: Words for the bitmap, at most 2^26; its bits are `count`, and all z >> r.
+
+    Returns:
+        int32 `[bits.packed_words(count, rice) + bitmap_words]`.
+
+    Raises:
+        ValueError: for `rice` or `bitmap_words` out of range.
+        tf.errors.InvalidArgumentError: when run, for numbers that do not fit.
+
+    Reference:
+        Robert F. Rice, "Some practical universal noiseless coding techniques", JPL 1979.
+
+    Example:
+        >>> code = rice_encode(tf.constant([0, -1, 2]), rice=1, bitmap_words=1)
+        >>> code.numpy()  # z = 0, 1, 4: low bits 0, 1, 0; bitmap 1, 1, 001
+        array([ 2, 19], dtype=int32)
+    """
+    _check(rice, bitmap_words)
+    numbers = tf.convert_to_tensor(numbers, tf.int32)
+    encode = twin_rice.rice_encode
+    if ops.runs_natively([numbers], cpus_only=True):
+        encode = native.load().redsync_rice_encode
+    return encode(numbers=numbers, rice=rice, bitmap_words=bitmap_words)
+
+
+def rice_decode(codes: tf.Tensor, *, rice: int, bitmap_words: int, count: int) -> tf.Tensor:
+    """Return the integers that all workers have coded.
+
+    Args:
+        codes: int32 `[P, words]`, row r is what the worker of rank r got from `rice_encode`.
+        rice: As given to `rice_encode`.
+        bitmap_words: As given to `rice_encode`.
+        count: Numbers of each worker.
+
+    Returns:
+        int32 `[P, count]`.
+
+    Raises:
+        ValueError: for `rice`, `bitmap_words` or `count` out of range.
+        tf.errors.InvalidArgumentError: when run, for codes of a wrong length, or with other than
+            `count` ones or none, or a number that int32 does not hold.
+    """
+    _check(rice, bitmap_words)
+    check_ints("count", [count], 0, MAX_COUNT)
+    codes = tf.convert_to_tensor(codes, tf.int32)
+    decode = twin_rice.rice_decode
+    if ops.runs_natively([codes], cpus_only=True):
+        decode = native.load().redsync_rice_decode
+    return decode(codes=codes, rice=rice, bitmap_words=bitmap_words, count=count)
+
+
+def _check(rice: int, bitmap_words: int) -> None:
+    check_ints("rice", [rice], 0, MAX_RICE)
+    check_ints("bitmap_words", [bitmap_words], 0, MAX_BITMAP)
