@@ -114,15 +114,16 @@ def plot(rows: Sequence[dict[str, Any]], path: str) -> None:
     import matplotlib.pyplot as plt
 
     figure, axis = plt.subplots(figsize=(8, 5.5))
+    colors = [plt.get_cmap("tab20")(i) for i in (*range(0, 20, 2), *range(1, 20, 2))]
     names = list(dict.fromkeys(row["name"] for row in rows))
     for i, name in enumerate(n for n in names if n != BASELINE):
         own = [row for row in rows if row["name"] == name]
         own.sort(key=lambda row: row["bits"])
-        marker = "osD^v<>P*X"[i % 10]
+        marker = "osD^v<>P*Xhd"[i % 12]
         width = 2.5 if name.startswith("CodedTopK") else 1.2
         axis.plot(
             [r["bits"] for r in own], [r["loss"] for r in own],
-            marker=marker, linewidth=width, color=f"C{i % 10}", label=name,
+            marker=marker, linewidth=width, color=colors[i % 20], label=name,
         )  # fmt: skip
     for row in rows:
         if row["name"] == BASELINE:

@@ -1,4 +1,7 @@
-"""Every public method trains on two real workers, under Keras 3 and under tf_keras.
+"""Every public method trains on two real workers under Keras 3, one of each kind under tf_keras.
+
+A method's exchange does not know the Keras that it serves; when it is called, and what for, depends
+on the kind. With the environment variable TF_REDSYNC_ALL_STEPS=1 all methods train under both.
 
 A pair of processes goes through many methods, one after the other, because its start takes longer
 than a method's training; not through all of them, because TensorFlow keeps some memory maps and
@@ -12,11 +15,35 @@ import pytest
 
 import tf_redsync as rs
 from benchmarks import method_settings
+from tests.conformance.table import ALL_STEPS
 from tests.distributed.cluster import run_workers
+from tf_redsync.methods.base import registered
 
 # Workers do not agree on anything, so their weights differ; all else holds.
 ON_THEIR_OWN = {"NoExchange"}
 PARTS = 2  # of the methods, each with processes of its own
+
+
+def kind(name):
+    """What the optimizer's wrapper looks at: when a method exchanges, what, and in which stages."""
+    method = registered()[name]()
+    form = (bool(method.local_steps), method.delay, method.own_point, method.masks_local_momentum)
+    stages = (bool(method.warm_up_steps), bool(method.dense_every), bool(method.phases))
+    return (*form, *stages, method.waits_for, method.whole_model, method.conserves)
+
+
+def names_of(family):
+    names = method_settings.names()
+    if family == "keras3" or ALL_STEPS:
+        return names
+    return list({kind(name): name for name in names}.values())
+
+
+RUNS = [
+    (family, part)
+    for family, parts in (("keras3", PARTS), ("tf_keras", PARTS if ALL_STEPS else 1))
+    for part in range(parts)
+]
 
 
 def train_methods(family, names):
@@ -89,10 +116,10 @@ def complaints(name, first, second):
             yield "all tensors were refused, so nothing was tested"
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.parametrize("family", ["keras3", "tf_keras"])
-def test_every_method_trains_with_equal_weights(family, part):
-    names = method_settings.names()[part::PARTS]
+@pytest.mark.parametrize(("family", "part"), RUNS)
+def test_methods_train_with_equal_weights(family, part):
+    parts = sum(other == family for other, _ in RUNS)
+    names = names_of(family)[part::parts]
     saved = run_workers(train_methods, args=(family, names), timeout=280)
     first, second = (json.loads(worker["results"]) for worker in saved)
     assert set(first) == set(second) == set(names)
@@ -104,8 +131,11 @@ def test_every_method_trains_with_equal_weights(family, part):
 def test_no_method_is_left_out():
     public = [getattr(rs.methods, name) for name in rs.methods.__all__]
     classes = {c.__name__ for c in public if isinstance(c, type) and c is not rs.Method}
-    parts = [method_settings.names()[part::PARTS] for part in range(PARTS)]
+    parts = [names_of("keras3")[part::PARTS] for part in range(PARTS)]
     assert sorted(classes) == sorted(name for part in parts for name in part)
+    under_both = names_of("tf_keras")
+    assert {kind(name) for name in under_both} == {kind(name) for name in classes}
+    assert {"LocalSGD", "CDSGD", "LGC", "PacTrain"} <= set(under_both)
 
 
 GOOD = {"losses": [2.0, 1.0], "digest": "a", "served": 1, "steps": 32, "skipped": 0}

@@ -12,22 +12,38 @@ FLAGS = "-O1 -g -std=c++17 -ffp-contract=off -Wall -Wextra -Werror -Wno-psabi -p
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
-def build(name: str, folder: pathlib.Path, options: list[str]) -> pathlib.Path:
-    """A test program, compiled."""
+def compile_cpp(folder: pathlib.Path, arguments: list[str]) -> None:
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         pytest.skip(f"there is no C++ compiler {compiler!r}")
-    target = folder / name
-    sources = [f"tests/kernels/{name}.cc", *map(str, ROOT.glob("custom_ops/core/cpu/*.cc"))]
-    command = [compiler, *FLAGS, *options, "-I.", *sources, "-o", str(target)]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    command = [compiler, *FLAGS, f"-I{ROOT}", *arguments]
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stderr[-4000:]
-    return target
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory):
+    """Compiles a test program with options; the core only once for all programs with them."""
+    cores = {}
+
+    def program(name: str, options: list[str]) -> pathlib.Path:
+        key = tuple(options)
+        if key not in cores:
+            cores[key] = tmp_path_factory.mktemp("core")
+            sources = map(str, ROOT.glob("custom_ops/core/cpu/*.cc"))
+            compile_cpp(cores[key], [*options, "-c", *sources])
+        folder = cores[key]
+        objects = map(str, folder.glob("*.o"))
+        source = str(ROOT / "tests" / "kernels" / f"{name}.cc")
+        compile_cpp(folder, [*options, source, *objects, "-o", name])
+        return folder / name
+
+    return program
 
 
 @pytest.fixture(scope="module", params=["core_test", "codecs_test"])
-def program(tmp_path_factory, request):
-    return build(request.param, tmp_path_factory.mktemp("core"), SANITIZE)
+def program(build, request):
+    return build(request.param, SANITIZE)
 
 
 def run(program, simd: str, threads: int) -> tuple[str, str]:
@@ -49,11 +65,11 @@ def test_all_versions_give_the_same_bits(program):
 
 
 @pytest.mark.parametrize("name", ["large_tensors", "large_codecs"])
-def test_more_than_two_to_the_31_elements(tmp_path, name):
+def test_more_than_two_to_the_31_elements(build, name):
     """Sizes have 64 bits, and positions 32 without a sign."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if free < 10 * 2**30:
         pytest.skip(f"takes 9 GiB of memory; {free / 2**30:.1f} GiB are free")
-    program = build(name, tmp_path, ["-O3"])
+    program = build(name, ["-O3"])
     done = subprocess.run([program], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
