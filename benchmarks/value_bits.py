@@ -6,7 +6,7 @@
 First table: what share of the energy of the top-k a message carries, and that energy per bit of the
 message relative to one bit a value, for random gradients. Second table: `digits_task.Digits`, every
 density with every number of bits; bytes that a worker sends in a step, without those of the biases,
-which every method sends densely.
+which are sent densely here.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def trainings(args: argparse.Namespace) -> list[str]:
             results = []
             for seed in range(args.seeds):
                 task = Digits(args.workers, seed=seed)
-                method = rs.CodedTopK(density=density, value_bits=bits, momentum=args.momentum)
+                method = rs.CodedTopK(
+                    density=density, value_bits=bits, momentum=args.momentum, small_density=None
+                )
                 rate = args.learning_rate * (1 - args.momentum)
                 results.append(digits_training.train(task, method, rate, args.steps))
             biases = 4 * sum(s.size for s in task.specs if len(s.shape) < 2)
