@@ -127,8 +127,11 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         variables = tuple(self._statistics)
         if self._averages[1] != len(variables):  # a model was added
             run = super().run
-            function = tf.function(lambda: run(lambda: self._set_to_mean(variables)))
-            self._averages = function, len(variables)
+
+            def average():  # a lambda inside of one is more than AutoGraph can find
+                self._set_to_mean(variables)
+
+            self._averages = tf.function(lambda: run(average)), len(variables)
         self._averages[0]()
 
     @contextmanager
