@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from benchmarks.digits_task import Digits
@@ -193,3 +194,18 @@ def train(task: Digits, method, learning_rate: float, steps: int) -> dict[str, A
         "sent_bytes": training.sent / counted,
         "skipped": training.skipped,
     }
+
+
+def train_over_seeds(
+    method, learning_rate: float, steps: int, seeds: int, workers: int, batch: int = 32
+) -> dict[str, float]:
+    """Trains `Digits` once for each seed from 0 on, as `train` does.
+
+    Returns:
+        The geometric mean of `loss`; the means of `accuracy`, `bits` and `sent_bytes`.
+    """
+    results = [
+        train(Digits(workers, batch, seed), method, learning_rate, steps) for seed in range(seeds)
+    ]
+    means = {k: float(np.mean([r[k] for r in results])) for k in ("accuracy", "bits", "sent_bytes")}
+    return {"loss": float(np.exp(np.mean([np.log(r["loss"]) for r in results]))), **means}

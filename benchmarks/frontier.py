@@ -23,9 +23,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-import numpy as np  # noqa: E402
-
-from benchmarks import arguments  # noqa: E402
+from benchmarks import arguments, methods  # noqa: E402
 
 DENSITIES = (0.001, 0.003, 0.01, 0.03, 0.1)
 HIGHER = (0.003, 0.01, 0.03, 0.1)  # for changes of weights over ten steps
@@ -60,27 +58,19 @@ def contenders() -> dict[str, list[tuple[str, Any]]]:
     }
 
 
-def measure(method: Any, args: argparse.Namespace) -> dict[str, float]:
-    """Trains once per seed: the geometric mean of the losses, the means of all else."""
-    from benchmarks import digits_training
-    from benchmarks.digits_task import Digits
-
-    results = []
-    for seed in range(args.seeds):
-        task = Digits(args.workers, args.batch, seed)
-        results.append(digits_training.train(task, method, args.learning_rate, args.steps))
-    means = {k: float(np.mean([r[k] for r in results])) for k in ("accuracy", "bits", "sent_bytes")}
-    return {"loss": float(np.exp(np.mean([np.log(r["loss"]) for r in results]))), **means}
-
-
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measures all contenders in all settings; returns a row of each."""
+    from benchmarks.digits_training import train_over_seeds
+
     every = [(n, s, method) for n, settings in contenders().items() for s, method in settings]
     chosen = [entry for entry in every if not args.only or entry[0] in args.only]
     rows = []
     for i, (name, setting, method) in enumerate(chosen):
         start = time.monotonic()
-        rows.append({"name": name, "setting": setting, **measure(method, args)})
+        found = train_over_seeds(
+            method, args.learning_rate, args.steps, args.seeds, args.workers, args.batch
+        )
+        rows.append({"name": name, "setting": setting, **found})
         took = time.monotonic() - start
         print(f"{i + 1:3}/{len(chosen)} {name} {setting}  ({took:.1f} s)", flush=True)
     return rows
@@ -128,10 +118,7 @@ def plot(rows: Sequence[dict[str, Any]], path: str) -> None:
     for row in rows:
         if row["name"] == BASELINE:
             axis.axhline(row["loss"], color="black", linestyle=":", label=BASELINE)
-    axis.set(xscale="log", yscale="log", xlabel="bits per weight and step", ylabel="final loss")
-    axis.yaxis.set_major_formatter("{x:g}")
-    axis.yaxis.set_minor_formatter("{x:g}")
-    axis.grid(True, which="both", alpha=0.25)
+    methods.loss_over_bits(axis)
     axis.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=120)

@@ -104,6 +104,15 @@ def table(methods: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def loss_over_bits(axis: Any) -> None:
+    """Makes a picture's axes logarithmic, with plain numbers and a grid."""
+    axis.set(xscale="log", yscale="log", xlabel="bits per element and step", ylabel="final loss")
+    for side in (axis.xaxis, axis.yaxis):
+        side.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("{x:g}")
+    axis.grid(True, which="both", alpha=0.25)
+
+
 def plot(methods: dict[str, dict[str, Any]], path: str) -> None:
     """Draws loss over bits, and the times as bars; the numbers of the points are the bars'."""
     import matplotlib
@@ -124,11 +133,7 @@ def plot(methods: dict[str, dict[str, Any]], path: str) -> None:
             left.plot(*at, "o", color="C3" if "Dense" in names else "C0")
             text = ", ".join(str(numbers[name]) for name in names)
             left.annotate(text, at, xytext=(4, 4), textcoords="offset points", fontsize=8)
-    left.set(xscale="log", yscale="log", xlabel="bits per element and step", ylabel="final loss")
-    for axis in (left.xaxis, left.yaxis):
-        axis.set_major_formatter("{x:g}")
-    left.yaxis.set_minor_formatter("{x:g}")
-    left.grid(True, which="both", alpha=0.25)
+    loss_over_bits(left)
     left.margins(x=0.2)
     names = list(rows)[::-1]
     bars = [f"{name}  {numbers[name]}" for name in names]

@@ -68,26 +68,24 @@ def energies() -> list[str]:
 def trainings(args: argparse.Namespace) -> list[str]:
     """Lines of the second table."""
     import tf_redsync as rs
-    from benchmarks import digits_training
     from benchmarks.digits_task import Digits
+    from benchmarks.digits_training import train_over_seeds
     from tf_redsync.codings.selected import VALUE_BITS
 
     lines = [f"{'density':>8}{'bits':>6}{'bytes a step':>14}{'loss':>10}{'accuracy':>10}"]
+    task = Digits(args.workers)
+    biases = 4 * sum(s.size for s in task.specs if len(s.shape) < 2)
     for density in args.densities:
         for bits in VALUE_BITS:
-            results = []
-            for seed in range(args.seeds):
-                task = Digits(args.workers, seed=seed)
-                method = rs.CodedTopK(
-                    density=density, value_bits=bits, momentum=args.momentum, small_density=None
-                )
-                rate = args.learning_rate * (1 - args.momentum)
-                results.append(digits_training.train(task, method, rate, args.steps))
-            biases = 4 * sum(s.size for s in task.specs if len(s.shape) < 2)
-            sent = results[0]["bits"] * task.elements / 8 - biases
-            loss = np.exp(np.mean([np.log(r["loss"]) for r in results]))
-            accuracy = np.mean([r["accuracy"] for r in results])
-            lines.append(f"{density:>8}{bits:>6}{sent:>14.0f}{loss:>10.5f}{accuracy:>10.4f}")
+            method = rs.CodedTopK(
+                density=density, value_bits=bits, momentum=args.momentum, small_density=None
+            )
+            rate = args.learning_rate * (1 - args.momentum)
+            found = train_over_seeds(method, rate, args.steps, args.seeds, args.workers)
+            sent = found["bits"] * task.elements / 8 - biases
+            lines.append(
+                f"{density:>8}{bits:>6}{sent:>14.0f}{found['loss']:>10.5f}{found['accuracy']:>10.4f}"
+            )
     return lines
 
 
