@@ -23,7 +23,7 @@ from tests.oracle.positions import (
     golomb_decode_numpy,
     golomb_encode_numpy,
 )
-from tests.oracle.quantization import Malformed, dequantize_sum_numpy, quantize_numpy
+from tests.oracle.quantization import FORMATS, Malformed, dequantize_sum_numpy, quantize_numpy
 
 RANKS, EXAMPLES = 3, 150
 FLOATS = [np.nan, -np.nan, np.inf, -np.inf, -0.0, 0.0, 1.0, -1.5, 1e-42, -1e-42, 3e38, -3e38]
@@ -72,18 +72,7 @@ def check_both(refused):
     assert 0.05 < np.mean(refused) < 0.95
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        ("sign", 1, None),
-        ("two_level", 1, 32),
-        ("threshold", 1, 32),
-        ("stochastic", 5, 64),
-        ("uniform", 10, 64),
-        ("natural", 1, None),
-    ],
-    ids=lambda f: f[0],
-)
+@pytest.mark.parametrize("form", FORMATS, ids=lambda f: f[0])
 def test_dequantize_sum(device, form):
     options = dict(zip(("mode", "levels", "bucket_size"), form, strict=True))
     sizes, refused = (0, 33, 100), []

@@ -25,7 +25,13 @@ from tests.oracle.positions import (
     golomb_decode_numpy,
     golomb_encode_numpy,
 )
-from tests.oracle.quantization import Malformed, dequantize_sum_numpy, flush, quantize_numpy
+from tests.oracle.quantization import (
+    FORMATS,
+    Malformed,
+    dequantize_sum_numpy,
+    flush,
+    quantize_numpy,
+)
 from tests.oracle.redsync import accumulate_and_select_numpy, capacity_numpy
 from tf_redsync import ops
 from tf_redsync.codings import selected
@@ -130,15 +136,6 @@ def test_decode(seed, changes):
 
 
 # ------------------------------------------------------------------------------- quantisation
-
-FORMATS = [
-    ("sign", 1, None),
-    ("two_level", 1, 32),
-    ("threshold", 1, 32),
-    ("stochastic", 5, 64),
-    ("uniform", 10, 64),
-    ("natural", 1, None),
-]
 
 
 @needs_native

@@ -15,6 +15,16 @@ TINY = np.finfo(np.float32).tiny  # 2^-126, the smallest normal number
 RANDOM = ("stochastic", "uniform", "natural")
 SCALES = {"two_level": 2, "natural": 0}  # of a bucket; else 1
 
+# Every mode once, with levels and bucket size.
+FORMATS = [
+    ("sign", 1, None),
+    ("two_level", 1, 32),
+    ("threshold", 1, 32),
+    ("stochastic", 5, 64),
+    ("uniform", 10, 64),
+    ("natural", 1, None),
+]
+
 
 class Malformed(ValueError):
     """A message that no encoder writes; the text begins with the name of the field."""
