@@ -24,10 +24,12 @@ import keras
 import tensorflow as tf
 
 from tf_redsync.exchange import agreement, collectives
+from tf_redsync.keras import fit_hook
 
 DEFAULT_TIMEOUT_SECONDS = 1800.0
 _TOP_LEVEL_KEYS = ("cluster", "task", "environment", "rpc_layer", "job")
 _TASK_TYPES = ("chief", "worker", "evaluator", "ps")
+fit_hook.install(keras.callbacks)
 _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 

@@ -15,10 +15,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync.exchange import collectives
+from tf_redsync.keras import fit_hook
 from tf_redsync.keras.wrapper import Wrapper
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal, descend
 
 _STATE_FILE = "exchange_state.npz"
+
+fit_hook.install(keras.callbacks)
 
 
 @keras.saving.register_keras_serializable(package="tf_redsync", name="DistributedOptimizer")

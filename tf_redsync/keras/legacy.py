@@ -9,7 +9,10 @@ from __future__ import annotations
 import tensorflow as tf
 import tf_keras
 
+from tf_redsync.keras import fit_hook
 from tf_redsync.keras.wrapper import Wrapper
+
+fit_hook.install(tf_keras.callbacks)
 
 
 @tf_keras.saving.register_keras_serializable(

@@ -1,0 +1,89 @@
+"""Our own part in `fit`, `evaluate` and `predict`: a callback that nobody has to remember.
+
+Keras tells an optimizer nothing of epochs, evaluations and the end of a training. Every run of a
+model passes `CallbackList.set_model`, in Keras 3 and in tf_keras; `install` puts a `FitHook` there,
+before the user's callbacks, for every model that trains on several workers or with a wrapped
+optimizer.
+
+Names of Keras used here: `CallbackList.set_model(model)` and its list `callbacks`, both public.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+
+def install(callbacks_module: Any) -> None:
+    """Let every `CallbackList` of a family begin with a `FitHook`; a second call does nothing.
+
+    Args:
+        callbacks_module: `keras.callbacks` or `tf_keras.callbacks`.
+    """
+    container = callbacks_module.CallbackList
+    if hasattr(container.set_model, "hook_class"):
+        return
+    hook_class = type("FitHook", (FitHook, callbacks_module.Callback), {})
+    set_model = container.set_model
+
+    @functools.wraps(set_model)
+    def with_hook(self, model):
+        concerned = model is not None and concerns(model)
+        if concerned and not any(isinstance(c, FitHook) for c in self.callbacks):
+            self.callbacks.insert(0, hook_class())
+        set_model(self, model)
+
+    with_hook.hook_class = hook_class  # type: ignore[attr-defined]
+    container.set_model = with_hook
+
+
+def concerns(model: Any) -> bool:
+    """Whether a model trains with a wrapped optimizer, or under our strategy."""
+    from tf_redsync.strategy import MultiWorkerMirroredStrategy  # imports Keras's adapters
+
+    strategy = getattr(model, "distribute_strategy", None)
+    return isinstance(strategy, MultiWorkerMirroredStrategy) or exchange_of(model) is not None
+
+
+def exchange_of(model: Any) -> Any:
+    """Return the `GradientExchange` of a model's optimizer, or `None` without one."""
+    return getattr(getattr(model, "optimizer", None), "exchange", None)
+
+
+class FitHook:
+    """Called before all of the user's callbacks, on every worker.
+
+    The order in which it does things in an event is the order of the lines in that method.
+    """
+
+    model: Any
+
+    # What tf_keras asks of a callback. There are no hooks by the batch: they would cost a step.
+    _supports_tf_logs = True
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return False
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return False
+
+    def _implements_predict_batch_hooks(self) -> bool:
+        return False
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        """Before the first step of `fit`."""
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        """Before the first step of an epoch."""
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        """After the last step of an epoch and its validation; `logs` is what users will see."""
+
+    def on_train_end(self, logs: dict | None = None) -> None:
+        """After the last epoch; the weights are final."""
+
+    def on_test_begin(self, logs: dict | None = None) -> None:
+        """Before an evaluation, in `fit` or alone."""
+
+    def on_predict_begin(self, logs: dict | None = None) -> None:
+        """Before a prediction."""
