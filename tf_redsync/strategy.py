@@ -6,7 +6,7 @@ What the subclass adds to TensorFlow's strategy:
 * BatchNormalization's moving statistics, which every worker updates from its own batches, are
   averaged over the workers after every step that changed them, in one small collective;
 * workers that build different models get one message with both shapes instead of a deadlock;
-* TF_CONFIG is checked before any server starts, and collectives have a time limit.
+* TF_CONFIG is checked before any server starts.
 """
 
 from __future__ import annotations
@@ -26,21 +26,11 @@ import tensorflow as tf
 from tf_redsync.exchange import agreement, collectives
 from tf_redsync.keras import fit_hook
 
-DEFAULT_TIMEOUT_SECONDS = 1800.0
+DEFAULT_TIMEOUT_SECONDS = 600.0
 _TOP_LEVEL_KEYS = ("cluster", "task", "environment", "rpc_layer", "job")
 _TASK_TYPES = ("chief", "worker", "evaluator", "ps")
 fit_hook.install(keras.callbacks)
 _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
-
-
-class _Unset:
-    """The default of an argument for which `None` has a meaning."""
-
-    def __repr__(self):
-        return "unset"
-
-
-_UNSET = _Unset()
 
 
 class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
@@ -51,13 +41,14 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     Args:
         cluster_resolver: As of TensorFlow's strategy; default TF_CONFIG.
-        timeout_seconds: A collective that some worker does not join within this time raises on
-            the others. `None` waits for ever. Default: 1800.
-        communication_options: As of TensorFlow's strategy; has a `timeout_seconds` of its own, so
-            give one or the other.
+        timeout_seconds: When a worker has not entered a step for this time that another one has
+            entered, training ends on all of them with an error that says where each one is.
+            `None` waits for ever. Default: 600.
+        communication_options: As of TensorFlow's strategy, without a `timeout_seconds` of its own.
 
     Raises:
-        ValueError: for a malformed TF_CONFIG, a port in use, or a bad timeout.
+        ValueError: for a malformed TF_CONFIG, a port in use, a bad timeout, or one in
+            `communication_options`.
 
     Example:
         strategy = tf_redsync.MultiWorkerMirroredStrategy()
@@ -68,13 +59,14 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def __init__(
         self,
         cluster_resolver=None,
-        timeout_seconds: float | None | _Unset = _UNSET,
+        timeout_seconds: float | None = DEFAULT_TIMEOUT_SECONDS,
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
     ):
-        options = _communication_options(timeout_seconds, communication_options)
+        _check_timeout(timeout_seconds)
+        _check_communication_options(communication_options)
         if cluster_resolver is None:
             check_tf_config(os.environ.get("TF_CONFIG"))
-        super().__init__(cluster_resolver, options)
+        super().__init__(cluster_resolver, communication_options)
         if collectives.worker_count(self) > 1:
             collectives.allow_nested_functions(self)
         self._statistics: list[Any] = []  # non-trainable model variables, see `_average`
@@ -180,21 +172,22 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             variable.assign(total / self.num_replicas_in_sync, read_value=False)
 
 
-def _communication_options(timeout_seconds, options):
-    """The options for collectives from the strategy's two arguments about them."""
-    if options is not None:
-        if timeout_seconds is not _UNSET:
-            raise ValueError(
-                "`timeout_seconds` and `communication_options` exclude each other. Received: "
-                f"{timeout_seconds=}. Use CommunicationOptions(timeout_seconds=...) alone."
-            )
-        return options
-    seconds = DEFAULT_TIMEOUT_SECONDS if timeout_seconds is _UNSET else timeout_seconds
+def _check_communication_options(options) -> None:
+    """Refuse a time limit on collectives: TensorFlow parks a thread for each of them."""
+    if options is not None and options.timeout_seconds:
+        raise ValueError(
+            "`communication_options` must have no `timeout_seconds`: TensorFlow keeps a sleeping "
+            "thread for that time for every collective, thousands in a training. Received: "
+            f"timeout_seconds={options.timeout_seconds!r}. Give the strategy's `timeout_seconds`, "
+            "after which a watchdog says which worker stays away."
+        )
+
+
+def _check_timeout(seconds) -> None:
     if seconds is not None and not seconds > 0:
         raise ValueError(
             f"`timeout_seconds` must be positive or None. Received: timeout_seconds={seconds!r}"
         )
-    return tf.distribute.experimental.CommunicationOptions(timeout_seconds=seconds)
 
 
 def check_tf_config(text: str | None) -> None:

