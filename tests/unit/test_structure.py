@@ -23,6 +23,7 @@ every_module = pytest.mark.parametrize("module", sorted(SOURCES))
 
 # The only files that may use private names of TensorFlow and Keras.
 SEAMS = (
+    "keras/adafactor.py",
     "keras/amsgrad.py",
     "keras/keras3.py",
     "keras/tf_keras.py",

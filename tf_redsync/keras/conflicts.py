@@ -144,3 +144,13 @@ def check_accumulation(inner: Any) -> None:
             "branch, where collectives of several replicas cannot run. Received: "
             f"gradient_accumulation_steps={steps}. Use a larger batch instead."
         )
+
+
+def never_asks(inner: Any) -> ValueError:
+    """Return the error for an optimizer that updates without the exchange."""
+    name = type(inner).__name__
+    return ValueError(
+        f"{name} hands its gradients on to other optimizers and never asks for their sums, so "
+        f"nothing would be compressed. Received: optimizer={name}. Wrap each of its optimizers "
+        f"instead: {name} of DistributedOptimizer(...)s."
+    )

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tf_redsync.auto import Auto
 from tf_redsync.exchange import masks
 from tf_redsync.exchange.gradient_exchange import GradientExchange
-from tf_redsync.keras import conflicts, pruning
+from tf_redsync.keras import adafactor, conflicts, pruning
 from tf_redsync.methods.base import Method, from_config
 from tf_redsync.policy import Policy
 from tf_redsync.programs import LocalSteps
@@ -41,6 +41,7 @@ class Seam:
         self.exchange = GradientExchange(suited, **options)
         self._inner = inner
         self._finite: Any = None
+        self._asked = False  # whether the optimizer has ever called `aggregate`
         self._positions: dict[Any, int] = {}
         self._variables: tuple[tf.Variable, ...] = ()
         self._masks: dict[int, Any] = {}
@@ -61,6 +62,7 @@ class Seam:
         self._positions = {_key(v): i for i, v in enumerate(tensors)}
         self.exchange.build(variables, sparse_totals, tensors)
         self._variables = tuple(tensors)
+        adafactor.keep_positive(self._inner)
         self._masks = masks.variables(self.exchange)
         program = self.exchange.program
         if isinstance(program, LocalSteps):
@@ -77,7 +79,13 @@ class Seam:
         pruning.prune(self.exchange, self._variables, self.slots(), sparsity, scope)
 
     def finish_step(self) -> None:
-        """Move the weights on after the optimizer's update, in a replica context."""
+        """Move the weights on after the optimizer's update, in a replica context.
+
+        Raises:
+            ValueError: for an optimizer that did not ask for the sums of gradients.
+        """
+        if self._variables and not self._asked:
+            raise conflicts.never_asks(self._inner)
         if self.exchange.built and self.exchange.consensus is not None:
             self.exchange.finish_step(tf.cast(self.rate(), tf.float32))
 
@@ -102,6 +110,7 @@ class Seam:
         pairs = [(g, v) for g, v in grads_and_vars if g is not None]
         positions = [self._position(v) for _, v in pairs]
         totals, finite = self.exchange([g for g, _ in pairs], positions)
+        self._asked = True
         self._finite = finite  # the same on all replicas
         return list(zip(totals, [v for _, v in pairs], strict=True))
 

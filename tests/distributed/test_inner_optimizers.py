@@ -1,0 +1,190 @@
+"""Every optimizer of Keras 3, tf_keras and Addons over very sparse totals, on two real workers.
+
+At 0.1 % most rows and columns of a total hold nothing but zeros, which is more than an optimizer
+sees of a plain gradient. `TF_REDSYNC_SOAK=1` takes 300 steps in place of 12.
+"""
+
+import functools
+import os
+
+import pytest
+
+from tests.distributed.cluster import run_workers
+
+SOAK = os.environ.get("TF_REDSYNC_SOAK") == "1"
+STEPS = 300 if SOAK else 12
+ROWS, COLUMNS, BATCH = 96, 64, 4
+
+# What an optimizer's constructor needs; all others do with their defaults.
+KERAS_3 = {
+    "LossScaleOptimizer": lambda o: o.LossScaleOptimizer(o.SGD(0.01), initial_scale=4.0),
+    "Adafactor of its own rate": lambda o: o.Adafactor(0.01, relative_step=False),
+    "LossScaleOptimizer of Adafactor": lambda o: o.LossScaleOptimizer(o.Adafactor()),
+}
+ADDONS = {
+    "SWA": lambda o, legacy: o.SWA(legacy.SGD(0.01), start_averaging=4, average_period=2),
+    "MovingAverage": lambda o, legacy: o.MovingAverage(legacy.SGD(0.01)),
+    "Lookahead": lambda o, legacy: o.Lookahead(legacy.SGD(0.01)),
+    "AdamW": lambda o, legacy: o.AdamW(weight_decay=1e-4),
+    "SGDW": lambda o, legacy: o.SGDW(weight_decay=1e-4, learning_rate=0.01),
+    "ConditionalGradient": lambda o, legacy: o.ConditionalGradient(0.99, 0.5, ord="fro"),
+}
+# Those that have optimizers of their own for parts of the model, and what isn't an optimizer.
+NOT_WRAPPED = {"Optimizer", "MultiOptimizer", "KerasLegacyOptimizer", "AveragedOptimizerWrapper"}
+
+
+# Trained in the normal run besides all of Keras 3: the others are of the same families, and
+# test_adapters.py trains LAMB, SGDW, LazyAdam and Lookahead.
+FEW = ("Adafactor", "Nadam", "SWA", "ConditionalGradient", "NovoGrad", "COCOB")
+
+
+def optimizers(family, rs):
+    """Every optimizer of a family, by name, as functions that make one."""
+    import keras
+    import tf_keras
+
+    legacy = tf_keras.optimizers.legacy
+    if family == "keras3":
+        module, special, arguments = keras.optimizers, KERAS_3, ()
+    elif family == "tf_keras":
+        module, base, special, arguments = (
+            tf_keras.optimizers,
+            tf_keras.optimizers.Optimizer,
+            {},
+            (),
+        )
+    elif family == "legacy":
+        module, special, arguments = legacy, {}, ()
+    else:
+        module, special, arguments = rs.addons.load().optimizers, ADDONS, (legacy,)
+    base = getattr(module, "Optimizer", legacy.Optimizer)
+    made = {
+        name: kind
+        for name, kind in vars(module).items()
+        if isinstance(kind, type) and issubclass(kind, base) and name not in NOT_WRAPPED
+    }
+    for name, make in special.items():
+        made[name] = functools.partial(make, module, *arguments)
+    return {n: m for n, m in made.items() if SOAK or family == "keras3" or n in FEW}
+
+
+def train_each(families, steps):
+    """Train with each optimizer of some families; return weights and whether all is finite."""
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    import keras
+    import tensorflow as tf
+    import tf_keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    strategy = rs.MultiWorkerMirroredStrategy()
+    results = {}
+    for family in families:
+        library = keras if family == "keras3" else tf_keras
+        for name, make in optimizers(family, rs).items():
+            library.utils.set_random_seed(3)
+            with strategy.scope():
+                dense = library.layers.Dense(COLUMNS, use_bias=False)
+                model = library.Sequential([library.Input((ROWS,)), dense])
+                method = rs.RedSync(density=0.001, dense_below=0)
+                optimizer = rs.DistributedOptimizer(make(), method)
+                optimizer.build(model.trainable_variables)
+            error, bad = train(tf, strategy, model, optimizer, problems.rank(), steps)
+            key = f"{family}/{name}"
+            results[f"{key}/error"] = error
+            results[f"{key}/weights"] = problems.digest(model)
+            results[f"{key}/not_finite"] = bad
+    results.update(several_optimizers(strategy, problems.rank()))
+    return results
+
+
+def several_optimizers(strategy, rank):
+    """`MultiOptimizer` of Keras 3 inside of a wrapper, and around two of them."""
+    import keras
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    def wrapped(inner):
+        return rs.DistributedOptimizer(inner, rs.RedSync(density=0.01, dense_below=0))
+
+    def several(wrap):
+        choice = keras.optimizers.OptimizerMap(
+            wrap(keras.optimizers.SGD(0.01)), {".*kernel": wrap(keras.optimizers.Adam())}
+        )
+        return keras.optimizers.MultiOptimizer(choice)
+
+    results = {}
+    for place in ("outside", "inside"):
+        keras.utils.set_random_seed(3)
+        with strategy.scope():
+            optimizer = several(wrapped) if place == "inside" else wrapped(several(lambda o: o))
+            model = keras.Sequential([keras.Input((ROWS,)), keras.layers.Dense(COLUMNS)])
+            optimizer.build(model.trainable_variables)
+        error, bad = train(tf, strategy, model, optimizer, rank, 3)
+        results[f"multi/{place}"] = error + bad
+    sent = [o.exchange.bytes_sent.numpy() for o in optimizer.optimizers]
+    return {**results, "multi/bytes": sent, "multi/weights": problems.digest(model)}
+
+
+def train(tf, strategy, model, optimizer, rank, steps):
+    """Steps on batches of this worker's own; an error's text, and what isn't finite."""
+
+    def replica_step(step):
+        seed = tf.stack([rank, step])
+        x = tf.random.stateless_normal([BATCH, ROWS], seed)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - x[:, :COLUMNS]) ** 2) / 2.0
+            scaled = optimizer.scale_loss(loss) if hasattr(optimizer, "scale_loss") else loss
+        gradients = tape.gradient(scaled, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    @tf.function
+    def run(steps):
+        for step in tf.range(steps):
+            strategy.run(replica_step, (step,))
+
+    try:
+        run(tf.constant(steps))
+    except (ValueError, TypeError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"[-600:], ""
+    variables = optimizer.variables
+    slots = variables() if callable(variables) else variables
+    bad = []
+    for variable in [*model.trainable_variables, *slots]:
+        value = strategy.experimental_local_results(getattr(variable, "value", variable))[0]
+        value = tf.convert_to_tensor(value() if callable(value) else value)
+        if value.dtype.is_floating and not bool(tf.reduce_all(tf.math.is_finite(value))):
+            bad.append(variable.name)
+    return "", " ".join(bad)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    families = ("keras3", "tf_keras", "legacy", "addons")
+    return run_workers(train_each, args=(families, STEPS), timeout=1500 if SOAK else 200)
+
+
+def test_weights_stay_finite_and_equal(trained):
+    first, second = trained
+    names = [key.removesuffix("/error") for key in first if key.endswith("/error")]
+    assert len(names) >= (45 if SOAK else 22)
+    wrong = {}
+    for name in names:
+        found = [first[f"{name}/error"], first[f"{name}/not_finite"]]
+        if first[f"{name}/weights"] != second[f"{name}/weights"]:
+            found.append("weights differ")
+        if any(found):
+            wrong[name] = " ".join(filter(None, found))
+    assert wrong == {}
+
+
+def test_optimizers_of_optimizers(trained):
+    """One that never asks for sums is refused; one of wrapped optimizers trains."""
+    for worker in trained:
+        assert "Wrap each of its optimizers instead" in worker["multi/outside"]
+        assert worker["multi/inside"] == ""
+        assert min(worker["multi/bytes"]) > 0
+    assert trained[0]["multi/weights"] == trained[1]["multi/weights"]
