@@ -14,23 +14,20 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_redsync.exchange import agreement, collectives
-from tf_redsync.keras import fit_hook
+from tf_redsync.keras import fit_hook, statistics
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 _TOP_LEVEL_KEYS = ("cluster", "task", "environment", "rpc_layer", "job")
 _TASK_TYPES = ("chief", "worker", "evaluator", "ps")
 fit_hook.install(keras.callbacks)
-_ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 
 class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
@@ -69,6 +66,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         super().__init__(cluster_resolver, communication_options)
         if collectives.worker_count(self) > 1:
             collectives.allow_nested_functions(self)
+        self._eager_assignments = statistics.EagerAssignments()
         self._statistics: list[Any] = []  # non-trainable model variables, see `_average`
         # See `average_statistics`: the function, and of how many statistics it is.
         self._averages: tuple[Callable[[], Any], int] = (lambda: None, 0)
@@ -101,11 +99,16 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
         def run_and_average(*fn_args, **fn_kwargs):
             graph = tf.compat.v1.get_default_graph()
-            before = 0 if tf.executing_eagerly() else len(graph.get_operations())
             self.statistics_due = None
-            result = fn(*fn_args, **fn_kwargs)
-            if not tf.executing_eagerly():
-                self._average(_assigned(self._statistics, graph, before))
+            if tf.executing_eagerly():
+                self._eager_assignments.start()
+                result = fn(*fn_args, **fn_kwargs)
+                changed = self._eager_assignments.end(self._statistics)
+            else:
+                before = len(graph.get_operations())
+                result = fn(*fn_args, **fn_kwargs)
+                changed = statistics.assigned(self._statistics, graph, before)
+            self._average(changed)
             return result
 
         if collectives.worker_count(self) == 1:
@@ -140,8 +143,9 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 kwargs["initial_value"], kwargs.get("name"), kwargs.get("dtype")
             )
         variable = next_creator(**kwargs)
-        if _is_statistic(variable, kwargs):
+        if statistics.is_statistic(variable, kwargs):
             self._statistics.append(variable)
+            self._eager_assignments.watch(variable)
         return variable
 
     def _agreed(self, initial_value, name, dtype):
@@ -258,44 +262,3 @@ def _check_port_is_free(address: str) -> None:
                 "worker may have been started with the same `task.index`, or an earlier run is "
                 f"still alive. Received: address={address}"
             ) from error
-
-
-def _is_statistic(variable, kwargs) -> bool:
-    """Whether Keras 3 updates this variable on each worker alone, so that copies drift apart."""
-    return (
-        kwargs.get("trainable") is False
-        and isinstance(variable, tf.distribute.DistributedValues)
-        and variable.dtype.is_floating
-        and variable.aggregation == tf.VariableAggregation.NONE
-        and variable.synchronization != tf.VariableSynchronization.ON_READ
-        and _creator_is_a_layer()
-    )
-
-
-def _creator_is_a_layer() -> bool:
-    """Whether a Keras 3 layer, not an optimizer, is creating a variable right now.
-
-    An optimizer's slots look the same to TensorFlow, but are equal on all workers by themselves.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, (keras.Layer, keras.optimizers.Optimizer)):
-            return isinstance(owner, keras.Layer)
-        frame = frame.f_back
-    return False
-
-
-def _assigned(variables, graph, first_operation: int) -> list[Any]:
-    """Those of `variables` that operations of `graph` from `first_operation` on assign."""
-    operations = graph.get_operations()[first_operation:]
-    targets = {op.inputs[0].name for op in operations if op.type in _ASSIGNMENTS}
-    captures = {id(outer): inner.name for outer, inner in getattr(graph, "captures", [])}
-    assigned = []
-    for variable in variables:
-        # Of all replicas in this process, so that each one finds the same variables.
-        copies = variable.values if hasattr(variable, "values") else [variable]
-        handles = [copy.handle for copy in copies]
-        if targets & {captures.get(id(h), getattr(h, "name", None)) for h in handles}:
-            assigned.append(variable)
-    return assigned

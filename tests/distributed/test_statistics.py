@@ -1,0 +1,124 @@
+"""BatchNormalization's moving statistics are the same on all workers, however steps are run."""
+
+import numpy as np
+import pytest
+
+from tests.distributed.cluster import run_workers
+
+STEPS = 3
+
+
+def run_in_every_way():
+    """Each worker normalises batches of its own; return its statistics and its batches' means."""
+    import keras
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    strategy = rs.MultiWorkerMirroredStrategy()
+    rank = problems.rank()
+
+    def new_model():
+        with strategy.scope():
+            norm = keras.layers.BatchNormalization(momentum=0.5)
+            model = keras.Sequential([keras.Input((4,)), norm, keras.layers.Dense(1)])
+            model.compile(
+                rs.DistributedOptimizer(keras.optimizers.SGD(0.01), rs.TopK(density=0.5)),
+                loss="mse",
+                run_eagerly=True,
+            )
+        return model
+
+    def batch(step):
+        return tf.random.stateless_normal([8, 4], [rank, step]) + tf.cast(rank, tf.float32)
+
+    def as_it_is(model):
+        return lambda x, training: model(x, training=training)
+
+    def in_a_branch(model, x, training):
+        return tf.cond(
+            tf.reduce_sum(x) < 1e9, lambda: model(x, training=training), lambda: x[:, :1]
+        )
+
+    def in_a_function(model):
+        nested = tf.function(lambda x, training: in_a_branch(model, x, training))
+        return lambda x, training: nested(x, training)
+
+    def eager(replica_step):
+        return lambda step: strategy.run(replica_step, (batch(step),))
+
+    def eager_of_function(replica_step):
+        traced = tf.function(replica_step)
+        return lambda step: strategy.run(traced, (batch(step),))
+
+    def graph(replica_step):
+        return tf.function(lambda step: strategy.run(replica_step, (batch(step),)))
+
+    def local(model):
+        norm = model.layers[0]
+        parts = [norm.moving_mean.value, norm.moving_variance.value]
+        return [strategy.experimental_local_results(v)[0].numpy() for v in parts]
+
+    results = {}
+    ways = {"eager": eager, "eager_of_function": eager_of_function, "graph": graph}
+    calls = {"plain": as_it_is, "nested": in_a_function}
+    for way, run_by in ways.items():
+        for call, call_of in calls.items():
+            model = new_model()
+            forward = call_of(model)
+            run = run_by(lambda x, forward=forward: forward(x, True))
+            for step in range(STEPS):
+                run(step)
+            results[f"{way}/{call}"] = local(model)
+            inference = run_by(lambda x, forward=forward: forward(x, False))
+            inference(0)
+            results[f"{way}/{call}/after"] = local(model)
+
+    model = new_model()
+    x = np.concatenate([batch(step).numpy() for step in range(STEPS)])
+    data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(16)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    model.fit(data.with_options(options), epochs=1, verbose=0)
+    results["fit"] = local(model)
+    results["weights"] = problems.digest(model)
+    results["batches"] = np.stack([batch(step).numpy() for step in range(STEPS)])
+    return results
+
+
+@pytest.fixture(scope="module")
+def workers():
+    return run_workers(run_in_every_way, timeout=120)
+
+
+def expected(workers):
+    """Both moving statistics by numpy: each worker's own update, then the mean of both."""
+    mean, variance = np.zeros(4), np.ones(4)
+    for step in range(STEPS):
+        batches = [w["batches"][step] for w in workers]
+        mean = 0.5 * mean + 0.5 * np.mean([b.mean(0) for b in batches], axis=0)
+        variance = 0.5 * variance + 0.5 * np.mean([b.var(0) for b in batches], axis=0)
+    return [mean, variance]
+
+
+@pytest.mark.parametrize("call", ["plain", "nested"])
+@pytest.mark.parametrize("way", ["eager", "eager_of_function", "graph"])
+def test_every_way_to_run_a_step_averages(workers, way, call):
+    first, second = (w[f"{way}/{call}"] for w in workers)
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_allclose(first, expected(workers), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("call", ["plain", "nested"])
+@pytest.mark.parametrize("way", ["eager", "eager_of_function", "graph"])
+def test_inference_leaves_them_alone(workers, way, call):
+    for worker in workers:
+        np.testing.assert_array_equal(worker[f"{way}/{call}"], worker[f"{way}/{call}/after"])
+
+
+def test_fit_run_eagerly(workers):
+    first, second = workers
+    np.testing.assert_array_equal(first["fit"], second["fit"])
+    assert np.abs(first["fit"][0]).max() > 0
+    assert first["weights"] == second["weights"]

@@ -1,0 +1,158 @@
+"""Which variables are statistics that each worker updates from its own batches, and when.
+
+Keras 3 lets every replica update BatchNormalization's moving statistics by itself. The strategy
+averages those that a step has assigned: in a graph it finds the operations, in functions that the
+graph calls as well; in eager steps the variables take notes.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+_ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")  # their first input is the index
+
+
+def is_statistic(variable: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether Keras 3 updates this variable on each worker alone, so that copies drift apart.
+
+    Args:
+        variable: Just created, by whoever calls this.
+        kwargs: The arguments that it was created with.
+    """
+    return (
+        kwargs.get("trainable") is False
+        and isinstance(variable, tf.distribute.DistributedValues)
+        and variable.dtype.is_floating
+        and variable.aggregation == tf.VariableAggregation.NONE
+        and variable.synchronization != tf.VariableSynchronization.ON_READ
+        and _creator_is_a_layer()
+    )
+
+
+def _creator_is_a_layer() -> bool:
+    """Whether a Keras 3 layer, not an optimizer, is creating a variable right now.
+
+    An optimizer's slots look the same to TensorFlow, but are equal on all workers by themselves.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, (keras.Layer, keras.optimizers.Optimizer)):
+            return isinstance(owner, keras.Layer)
+        frame = frame.f_back
+    return False
+
+
+class EagerAssignments:
+    """Notes which variables eager steps assign.
+
+    Which ones they are follows from the program alone, so workers that run the same one agree.
+    """
+
+    def __init__(self) -> None:
+        self._replica = threading.local()  # each replica's step runs in a thread of its own
+        # By functions that eager steps called: only their traces pass through Python.
+        self._in_functions: set[int] = set()
+
+    def watch(self, variable: Any) -> None:
+        """Let a variable report assignments."""
+        for name in ("assign", "assign_add", "assign_sub"):
+            setattr(variable, name, self._reporting(variable, getattr(variable, name)))
+
+    def _reporting(self, variable: Any, assign: Any) -> Any:
+        @functools.wraps(assign)
+        def report_and_assign(*args, **kwargs):
+            noted = getattr(self._replica, "noted", None)
+            if noted is not None:
+                (noted if tf.executing_eagerly() else self._in_functions).add(id(variable))
+            return assign(*args, **kwargs)
+
+        return report_and_assign
+
+    def start(self) -> None:
+        """An eager step of a replica begins."""
+        self._replica.noted = set()
+
+    def end(self, variables: Iterable[Any]) -> list[Any]:
+        """The step is over; return those of `variables` that it may have assigned."""
+        found = self._replica.noted | self._in_functions
+        self._replica.noted = None
+        return [v for v in variables if id(v) in found]
+
+
+def assigned(variables: Sequence[Any], graph: Any, first_operation: int) -> list[Any]:
+    """Return those of `variables` that a graph assigns, itself or in functions that it calls.
+
+    Args:
+        variables: Distributed variables.
+        graph: The graph.
+        first_operation: Operations before this one do not count.
+    """
+    operations = graph.get_operations()[first_operation:]
+    captures = {id(outer): inner.name for outer, inner in getattr(graph, "captures", [])}
+    handles: dict[str, Any] = {}
+    for variable in variables:
+        # Of all replicas in this process, so that each one finds the same variables.
+        copies = variable.values if hasattr(variable, "values") else [variable]
+        for copy in copies:
+            name = captures.get(id(copy.handle), getattr(copy.handle, "name", None))
+            if name is not None:
+                handles[name] = variable
+    targets = set(_targets(operations, handles, graph))
+    return [v for v in variables if any(handles[n] is v for n in targets)]
+
+
+def _targets(operations: Sequence[Any], handles: dict[str, Any], graph: Any) -> Iterator[str]:
+    """Names of the handles that operations assign to."""
+    functions: dict[str, Any] = {}
+    for op in operations:
+        if op.type in _ASSIGNMENTS:
+            if op.inputs[0].name in handles:
+                yield op.inputs[0].name
+            continue
+        called = None
+        for i, tensor in enumerate(op.inputs):
+            if tensor.dtype != tf.resource or tensor.name not in handles:
+                continue
+            called = list(_called(op.node_def)) if called is None else called
+            if called and not functions:
+                library = graph.as_graph_def().library.function
+                functions = {f.signature.name: f for f in library}
+            at = i - (op.type in _BRANCHES)
+            if any(_assigns(functions, name, at) for name in called):
+                yield tensor.name
+
+
+def _called(node: Any) -> Iterator[str]:
+    """Names of the functions that an operation calls."""
+    for value in node.attr.values():
+        if value.func.name:
+            yield value.func.name
+        yield from (function.name for function in value.list.func)
+
+
+def _assigns(functions: dict[str, Any], name: str, argument: int) -> bool:
+    """Whether a function of a graph's library assigns to its argument of this number."""
+    function = functions.get(name)
+    if function is None or argument >= len(function.signature.input_arg):
+        return False
+    handle = function.signature.input_arg[argument].name
+    for node in function.node_def:
+        for i, text in enumerate(node.input):
+            if text != handle:
+                continue
+            if node.op in _ASSIGNMENTS and i == 0:
+                return True
+            at = i - (node.op in _BRANCHES)
+            if any(_assigns(functions, called, at) for called in _called(node)):
+                return True
+    return False
