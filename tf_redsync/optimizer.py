@@ -49,7 +49,8 @@ def DistributedOptimizer(  # noqa: N802 - reads like the class that it returns a
 
     Returns:
         An optimizer of the same family, for `model.compile` or a custom loop. Besides the usual
-        it has `explain()`, `bytes_per_step()` and `exchange`.
+        it has `explain()`, `bytes_per_step()` and `exchange`. Its first step builds it with the
+        variables of that step, unless `build(variables)` was called before.
 
     Raises:
         TypeError: for something that is not an optimizer.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -67,6 +68,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if collectives.worker_count(self) > 1:
             collectives.allow_nested_functions(self)
         self._eager_assignments = statistics.EagerAssignments()
+        # By `tf.function`s that were given to `run`, see `_lifted`.
+        self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._statistics: list[Any] = []  # non-trainable model variables, see `_average`
         # See `average_statistics`: the function, and of how many statistics it is.
         self._averages: tuple[Callable[[], Any], int] = (lambda: None, 0)
@@ -96,6 +99,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     def run(self, fn, args=(), kwargs=None, options=None):
         """Run `fn` on every replica; afterwards average the statistics that it changed."""
+        if isinstance(fn, tf.types.experimental.PolymorphicFunction):
+            return self._lifted(fn)(*args, **(kwargs or {}))
 
         def run_and_average(*fn_args, **fn_kwargs):
             graph = tf.compat.v1.get_default_graph()
@@ -116,6 +121,21 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         return super().run(
             tf.autograph.experimental.do_not_convert(run_and_average), args, kwargs, options
         )
+
+    def _lifted(self, function):
+        """Return a `tf.function` that runs what `function` is made of on every replica.
+
+        As TensorFlow does: an optimizer brings the replicas together, which it cannot do inside of
+        a function that is traced for one of them.
+        """
+        if function not in self._functions:
+            on_one = function.python_function
+
+            def on_all(*args, **kwargs):
+                return self.run(on_one, args, kwargs)
+
+            self._functions[function] = collectives.with_python_function(function, on_all)
+        return self._functions[function]
 
     def average_statistics(self) -> None:
         """Average the statistics over the workers now; all workers must call it."""

@@ -171,7 +171,7 @@ def test_an_unsupported_strategy(family):
         )
 
 
-def test_apply_before_build(mirrored):
+def test_apply_before_build_without_variables(mirrored):
     strategy = mirrored(2)
     with strategy.scope():
         model = small_model()
@@ -181,7 +181,7 @@ def test_apply_before_build(mirrored):
     def step():
         def replica():
             grads = [tf.ones(v.shape) for v in model.trainable_variables]
-            optimizer.apply(grads, model.trainable_variables)
+            optimizer.apply(grads)
 
         strategy.run(replica)
 

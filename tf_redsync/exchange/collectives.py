@@ -317,6 +317,11 @@ def key_value_store():
     return _context.context()
 
 
+def with_python_function(function: Any, python_function: Callable) -> Any:
+    """Return a `tf.function` of another Python function, with the options of `function`."""
+    return function._clone(python_function=python_function)
+
+
 def when_saved(value: Callable[[], tf.Tensor], variable: tf.Variable) -> Any:
     """Return, for a checkpoint, a tensor that is made when the checkpoint is written.
 

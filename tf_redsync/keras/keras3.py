@@ -53,7 +53,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
     def build(self, variables) -> None:
         """Create the inner optimizer's variables and the exchange's state.
 
-        Call it in the strategy's scope; `model.fit` does.
+        In the strategy's scope. `model.fit` calls it, and otherwise the first step does.
         """
         if self.built:
             return
@@ -64,10 +64,10 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
 
     def apply(self, grads, trainable_variables=None) -> None:
         """Exchange the gradients and update the variables; see Keras."""
-        if not self.built and trainable_variables is not None and len(grads):
-            if tf.distribute.get_strategy().num_replicas_in_sync == 1:
-                with tf.init_scope():
-                    self.build(list(trainable_variables))
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)  # it may be a generator
+            if len(grads):
+                self.build_once(trainable_variables)
         if collectives.inside_branch():
             raise ValueError(
                 "tf_redsync's optimizer must be the outermost one: its exchange cannot run inside "

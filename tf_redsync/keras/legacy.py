@@ -59,8 +59,7 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
                 "aggregated gradients with an unwrapped optimizer instead."
             )
         grads_and_vars = list(grads_and_vars)
-        with tf.init_scope():
-            self.build([v for _, v in grads_and_vars])
+        self.build_once([v for _, v in grads_and_vars])
         applied = self.inner_optimizer.apply_gradients(grads_and_vars, name=name)
         self._seam.finish_step()
         return applied

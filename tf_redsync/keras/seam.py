@@ -104,8 +104,8 @@ class Seam:
             )
         if not self.exchange.built:
             raise RuntimeError(
-                "the optimizer is not built. Before the first step of a custom loop call "
-                "`optimizer.build(model.trainable_variables)` inside `strategy.scope()`."
+                "the optimizer is not built. Call `optimizer.build(model.trainable_variables)` "
+                "inside `strategy.scope()`, or give the first step the variables, too."
             )
         pairs = [(g, v) for g, v in grads_and_vars if g is not None]
         positions = [self._position(v) for _, v in pairs]

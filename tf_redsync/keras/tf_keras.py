@@ -6,7 +6,6 @@ replicas; `_distributed_apply_gradients_fn(strategy, grads_and_vars)`, private, 
 
 from __future__ import annotations
 
-import tensorflow as tf
 import tf_keras
 
 from tf_redsync.keras import fit_hook
@@ -56,8 +55,7 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
                 "gradients with `optimizer.inner_optimizer` of an unwrapped optimizer instead."
             )
         grads_and_vars = list(grads_and_vars)
-        with tf.init_scope():
-            self.build([v for _, v in grads_and_vars])
+        self.build_once([v for _, v in grads_and_vars])
         applied = self.inner_optimizer.apply_gradients(grads_and_vars, name=name, **kwargs)
         self._seam.finish_step()
         return applied

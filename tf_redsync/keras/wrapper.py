@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, ClassVar
 
+from tf_redsync.keras import first_step
 from tf_redsync.keras.seam import Seam
 
 
@@ -22,6 +24,7 @@ class Wrapper:
     name: str
     inner_optimizer: Any
     _seam: Seam
+    build: Callable[[Sequence[Any]], None]
 
     def wrap(self, inner_optimizer, method, options: dict[str, Any]) -> Seam:
         """Keep what this wraps, and return the seam for it."""
@@ -30,6 +33,11 @@ class Wrapper:
         self.inner_optimizer = inner_optimizer
         self.exchange = self._seam.exchange
         return self._seam
+
+    def build_once(self, variables: Sequence[Any]) -> None:
+        """Build with the variables of the first step, unless `build` was called before it."""
+        if variables and not self.exchange.built:
+            first_step.outside_of_replicas(lambda: self.build(variables))
 
     @property
     def learning_rate(self):

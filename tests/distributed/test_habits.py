@@ -1,0 +1,180 @@
+"""What people write around an optimizer, on two real workers: loops, several optimizers, dtypes.
+
+Nothing here calls `optimizer.build`: a plain optimizer does not need it. One pair of workers runs
+all scenarios; each hands back what it found, or its error.
+"""
+
+import numpy as np
+import pytest
+
+from tests.distributed.cluster import run_workers
+
+STEPS = 3
+
+
+def run_all(names):
+    """Run scenarios; `NAME.error` is the text of what one of them raised, or empty."""
+    import traceback
+
+    import tf_redsync as rs
+
+    strategy = rs.MultiWorkerMirroredStrategy()
+    results = {}
+    for name in names:
+        try:
+            found, error = SCENARIOS[name](strategy), ""
+        except Exception:  # told to the test
+            found, error = {}, traceback.format_exc()
+        results |= {f"{name}.{key}": value for key, value in found.items()}
+        results[f"{name}.error"] = error
+    return results
+
+
+def loop(strategy, model, optimizer, how):
+    """A custom loop without `build`; returns the hashes of the weights after every step."""
+    import tensorflow as tf
+
+    from tests.distributed import problems
+
+    def replica_step(batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2) / 2
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return loss
+
+    run = tf.function(replica_step) if how == "decorated" else replica_step
+
+    def step(batch):
+        return strategy.reduce("SUM", strategy.run(run, args=(batch,)), axis=None)
+
+    def epoch(batches):
+        for batch in batches:
+            step(batch)
+
+    traced = tf.function(step)
+    data = strategy.experimental_distribute_dataset(problems.dataset(16 * STEPS, 16))
+    digests = []
+    if how == "epoch":  # the loop over the data is in the graph
+        tf.function(epoch)(data)
+        return [problems.digest(model)]
+    for batch in data:
+        (traced if how == "traced" else step)(batch)
+        digests.append(problems.digest(model))
+    return digests
+
+
+def looped(how, family="keras", method="redsync", dtype=None):
+    """A scenario: a custom loop of a family."""
+
+    def scenario(strategy):
+        import keras
+        import tf_keras
+
+        import tf_redsync as rs
+        from tests.distributed import problems
+
+        library = keras if family == "keras" else tf_keras
+        optimizers = tf_keras.optimizers.legacy if family == "legacy" else library.optimizers
+        with strategy.scope():
+            model = problems.network(library)
+            optimizer = rs.DistributedOptimizer(
+                optimizers.SGD(0.05, momentum=0.5),
+                None if method == "auto" else rs.RedSync(density=0.1, dense_below=16),
+            )
+        digests = loop(strategy, model, optimizer, how)
+        return {"digests": digests, "step": int(optimizer.exchange.step.numpy())}
+
+    return scenario
+
+
+def gan(strategy):
+    """Keras's guide "Customizing fit": a model with two optimizers, compiled by name."""
+    import keras
+    import tensorflow as tf
+
+    import tf_redsync as rs
+
+    class Gan(keras.Model):
+        def __init__(self, discriminator, generator):
+            super().__init__()
+            self.discriminator, self.generator = discriminator, generator
+            self.seeds = keras.random.SeedGenerator(1337)
+
+        def call(self, real):  # under a strategy Keras asks for one, whatever the optimizer is
+            return self.discriminator(real)
+
+        def compile(self, d_optimizer, g_optimizer, loss_fn):
+            super().compile()
+            self.d_optimizer, self.g_optimizer, self.loss_fn = d_optimizer, g_optimizer, loss_fn
+
+        def train_step(self, real):
+            rows = tf.shape(real)[0]
+            fake = self.generator(keras.random.normal((rows, 4), seed=self.seeds))
+            labels = tf.concat([tf.ones((rows, 1)), tf.zeros((rows, 1))], axis=0)
+            with tf.GradientTape() as tape:
+                d_loss = self.loss_fn(labels, self.discriminator(tf.concat([fake, real], axis=0)))
+            weights = self.discriminator.trainable_weights
+            self.d_optimizer.apply_gradients(
+                zip(tape.gradient(d_loss, weights), weights, strict=True)
+            )
+            with tf.GradientTape() as tape:
+                made = self.generator(keras.random.normal((rows, 4), seed=self.seeds))
+                g_loss = self.loss_fn(tf.zeros((rows, 1)), self.discriminator(made))
+            weights = self.generator.trainable_weights
+            self.g_optimizer.apply_gradients(
+                zip(tape.gradient(g_loss, weights), weights, strict=True)
+            )
+            return {"d_loss": d_loss, "g_loss": g_loss}
+
+    def dense(rows, columns):
+        layers = [keras.layers.Dense(24, activation="relu"), keras.layers.Dense(columns)]
+        return keras.Sequential([keras.layers.Input((rows,)), *layers])
+
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = Gan(dense(6, 1), dense(4, 6))
+        method = rs.RedSync(density=0.1, dense_below=16)
+        model.compile(
+            rs.DistributedOptimizer(keras.optimizers.Adam(3e-3), method),
+            rs.DistributedOptimizer(keras.optimizers.Adam(3e-3), method),
+            keras.losses.BinaryCrossentropy(from_logits=True, reduction="sum_over_batch_size"),
+        )
+    rows = np.random.RandomState(0).randn(16 * STEPS, 6).astype("float32")
+    model.fit(tf.data.Dataset.from_tensor_slices(rows).batch(16), epochs=2, verbose=0)
+    parts = (model.discriminator, model.generator)
+    from tests.distributed import problems
+
+    return {
+        "digests": [problems.digest(part) for part in parts],
+        "step": int(model.d_optimizer.exchange.step.numpy()),
+        "g_step": int(model.g_optimizer.exchange.step.numpy()),
+    }
+
+
+SCENARIOS = {
+    "traced": looped("traced"),
+    "epoch": looped("epoch"),
+    "decorated": looped("decorated"),
+    "eager": looped("eager"),
+    "auto": looped("traced", method="auto"),
+    "tf_keras": looped("traced", "tf_keras"),
+    "tf_keras eager": looped("eager", "tf_keras"),
+    "legacy": looped("traced", "legacy"),
+    "gan": gan,
+}
+
+
+@pytest.fixture(scope="module")
+def found():
+    return run_workers(run_all, args=(list(SCENARIOS),), timeout=240)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_trains_with_equal_weights(found, name):
+    for result in found:
+        assert not result[f"{name}.error"], result[f"{name}.error"]
+    first, second = (list(result[f"{name}.digests"]) for result in found)
+    assert first == second and len(set(first)) == len(first)
+    assert found[0][f"{name}.step"] == (2 * STEPS if name == "gan" else STEPS)

@@ -1,0 +1,85 @@
+"""A loop that never calls `optimizer.build` does what one does that calls it."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tf_redsync as rs
+from tests.unit.test_mirrored import per_replica, weights
+
+BATCH, WIDTH, STEPS = 4, 6, 3
+INNER = {
+    "keras": keras.optimizers.Adam,
+    "tf_keras": tf_keras.optimizers.Adam,
+    "legacy": tf_keras.optimizers.legacy.Adam,
+}
+
+
+def trained(strategy, family, traced, builds):
+    """Train and return the model, the optimizer and how many variables it has."""
+    library = keras if family == "keras" else tf_keras
+    library.utils.set_random_seed(1)
+    with strategy.scope():
+        layers = [library.layers.Input((WIDTH,)), library.layers.Dense(3)]
+        model = library.Sequential(layers)
+        optimizer = rs.DistributedOptimizer(INNER[family](0.1), rs.TopK(density=0.2, dense_below=0))
+        if builds:
+            optimizer.build(model.trainable_variables)
+
+    def replica(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        found = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(found, model.trainable_variables, strict=True))
+
+    def step(x):
+        strategy.run(replica, args=(x,))
+
+    step = tf.function(step) if traced else step
+    rows = np.random.RandomState(0).randn(STEPS, strategy.num_replicas_in_sync, BATCH, WIDTH)
+    for row in rows.astype("float32"):
+        step(per_replica(strategy, row))
+    variables = optimizer.variables
+    return model, optimizer, len(variables() if callable(variables) else variables)
+
+
+@pytest.mark.parametrize("traced", [True, False], ids=["traced", "eager"])
+@pytest.mark.parametrize("family", INNER)
+def test_the_first_step_builds(mirrored, family, traced):
+    strategy = mirrored(2)
+    expected, _, count = trained(strategy, family, traced, builds=True)
+    model, optimizer, found = trained(strategy, family, traced, builds=False)
+    assert found == count  # made once, not once for each replica or trace
+    assert optimizer.exchange.step.numpy() == STEPS
+    for a, b in zip(weights(strategy, model), weights(strategy, expected), strict=True):
+        np.testing.assert_array_equal(a, b)
+    residual = next(v for n, v in optimizer.exchange.total_state().items() if "residual" in n)
+    assert np.abs(residual).max() > 0
+
+
+def test_what_build_raises_reaches_the_loop(mirrored):
+    """Building happens in a thread of its own, whose errors must not stay there."""
+    strategy = mirrored(2)
+    with strategy.scope():
+        weight = tf.Variable(tf.ones([4], tf.float64))
+        optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.TopK())
+
+    @tf.function
+    def step():
+        strategy.run(lambda: optimizer.apply([tf.ones([4], tf.float64)], [weight]))
+
+    with pytest.raises(Exception, match="float64"):
+        step()
+    assert not optimizer.built
+
+
+@pytest.mark.parametrize("family", INNER)
+def test_without_a_strategy(family):
+    weight = tf.Variable([1.0, 2.0])
+    optimizer = rs.DistributedOptimizer(INNER[family](0.1), rs.Dense())
+    step = tf.function(lambda: optimizer.apply_gradients([(tf.ones([2]), weight)]))
+    with pytest.warns(UserWarning, match="one worker"):
+        step()
+    np.testing.assert_allclose(weight.numpy(), [0.9, 1.9], rtol=1e-4)
