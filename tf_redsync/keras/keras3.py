@@ -47,6 +47,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         applies._distributed_tf_update_step = seam.guarded(
             _with_sparse_descent(applies._distributed_tf_update_step)
         )
+        seam.skipping.guard_keras3(applies)
         self._plain_sgd = _is_plain_sgd(applies)
         self.built: bool = False
 

@@ -16,6 +16,7 @@ from tf_redsync.auto import Auto
 from tf_redsync.exchange import masks
 from tf_redsync.exchange.gradient_exchange import GradientExchange
 from tf_redsync.keras import adafactor, conflicts, pruning
+from tf_redsync.keras.skipping import Skipping
 from tf_redsync.methods.base import Method, from_config
 from tf_redsync.policy import Policy
 from tf_redsync.programs import LocalSteps
@@ -40,8 +41,8 @@ class Seam:
         suited = conflicts.suited(inner, self.policy, lambda w: warnings.warn(w, stacklevel=7))
         self.exchange = GradientExchange(suited, **options)
         self._inner = inner
-        self._finite: Any = None
         self._asked = False  # whether the optimizer has ever called `aggregate`
+        self.skipping = Skipping()
         self._positions: dict[Any, int] = {}
         self._variables: tuple[tf.Variable, ...] = ()
         self._masks: dict[int, Any] = {}
@@ -111,7 +112,7 @@ class Seam:
         positions = [self._position(v) for _, v in pairs]
         totals, finite = self.exchange([g for g, _ in pairs], positions)
         self._asked = True
-        self._finite = finite  # the same on all replicas
+        self.skipping.exchanged(finite)  # the same on all replicas
         return list(zip(totals, [v for _, v in pairs], strict=True))
 
     def guarded(self, update: Callable, otherwise: Callable[[], Any] = lambda: None) -> Callable:
@@ -122,7 +123,6 @@ class Seam:
         """
 
         def update_if_finite(distribution, grads_and_vars, *args, **kwargs):
-            finite = self._finite
             masked = [
                 (v, self._masks[self._position(v)])
                 for _, v in grads_and_vars
@@ -130,12 +130,13 @@ class Seam:
             ]
 
             def apply():
+                self.skipping.decay_now(distribution)
                 update(distribution, grads_and_vars, *args, **kwargs)
                 for variable, mask in masked:
                     distribution.extended.update(variable, pruning.keep, args=(mask,), group=False)
                 return tf.constant(True)
 
-            tf.cond(finite, apply, lambda: tf.constant(False))
+            tf.cond(self.skipping.finite, apply, lambda: tf.constant(False))
             return otherwise()
 
         return update_if_finite

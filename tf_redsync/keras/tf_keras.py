@@ -30,6 +30,7 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         seam = self.wrap(inner_optimizer, method, options)
         inner_optimizer.jit_compile = False  # the update shares a function with collectives
         inner_optimizer.aggregate_gradients = seam.aggregate
+        seam.skipping.decay_later(inner_optimizer)
         inner_optimizer._distributed_apply_gradients_fn = seam.guarded(
             inner_optimizer._distributed_apply_gradients_fn,
             otherwise=lambda: inner_optimizer.iterations,
@@ -55,8 +56,10 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
                 "gradients with `optimizer.inner_optimizer` of an unwrapped optimizer instead."
             )
         grads_and_vars = list(grads_and_vars)
-        self.build_once([v for _, v in grads_and_vars])
-        applied = self.inner_optimizer.apply_gradients(grads_and_vars, name=name, **kwargs)
+        variables = [v for _, v in grads_and_vars]
+        self.build_once(variables)
+        with self._seam.skipping.unconstrained(variables):
+            applied = self.inner_optimizer.apply_gradients(grads_and_vars, name=name, **kwargs)
         self._seam.finish_step()
         return applied
 

@@ -1,0 +1,150 @@
+"""A step that is not finite changes nothing but the counters, whatever the inner optimizer does."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tf_redsync as rs
+
+SHAPES = ((8, 6), (6,))
+LEGACY = tf_keras.optimizers.legacy
+# Unlike a projection, this one moves the weights every time that it is applied.
+SHRINK = 0.9
+
+
+def _addons(name, *args):
+    return getattr(rs.addons.load().optimizers, name)(*args)
+
+
+OPTIMIZERS = {
+    "keras decay": lambda: keras.optimizers.SGD(0.1, momentum=0.9, weight_decay=0.5),
+    "keras adam": lambda: keras.optimizers.AdamW(0.1, weight_decay=0.1, clipnorm=1.0),
+    "keras ema": lambda: keras.optimizers.Adam(0.1, weight_decay=0.1, use_ema=True),
+    "keras overwritten": lambda: keras.optimizers.SGD(
+        0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2
+    ),
+    "keras muon": lambda: keras.optimizers.Muon(0.1, weight_decay=0.2, adam_weight_decay=0.2),
+    "keras scaled": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1, weight_decay=0.5, use_ema=True), initial_scale=1.0
+    ),
+    "keras schedule": lambda: keras.optimizers.SGD(
+        keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5), weight_decay=0.5
+    ),
+    "tf_keras decay": lambda: tf_keras.optimizers.SGD(0.1, momentum=0.9, weight_decay=0.5),
+    "tf_keras adam": lambda: tf_keras.optimizers.AdamW(0.1, weight_decay=0.1),
+    "tf_keras ema": lambda: tf_keras.optimizers.Adam(
+        0.1, weight_decay=0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2
+    ),
+    "legacy": lambda: LEGACY.Adam(0.1, decay=0.5),
+    "addons sgdw": lambda: _addons("SGDW", 0.2, 0.1),
+    "addons adamw": lambda: _addons("AdamW", 0.2, 0.1),
+    "addons average": lambda: _addons("MovingAverage", LEGACY.SGD(0.1, momentum=0.9)),
+    "addons lookahead": lambda: _addons("Lookahead", LEGACY.SGD(0.1), 2),
+}
+
+
+class Training:
+    """Two variables with a constraint and a wrapped optimizer; steps with given gradients."""
+
+    def __init__(self, name, strategy, method=None):
+        shrink = lambda w: w * SHRINK  # noqa: E731
+        with strategy.scope(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            rng = np.random.default_rng(1)
+            values = [rng.standard_normal(s).astype("float32") for s in SHAPES]
+            if name.startswith("keras"):
+                self.variables = [keras.Variable(v, name=f"v{i}") for i, v in enumerate(values)]
+                self.variables[0].constraint = shrink
+            else:
+                self.variables = [
+                    tf.Variable(v, constraint=None if i else shrink) for i, v in enumerate(values)
+                ]
+            self.inner = OPTIMIZERS[name]()
+            self.optimizer = self.inner
+            if method is not None:
+                self.optimizer = rs.DistributedOptimizer(self.inner, method)
+            if name.startswith(("keras", "tf_keras")) or method is not None:
+                self.optimizer.build(self.variables)
+        self.strategy, self.replicas = strategy, strategy.num_replicas_in_sync
+
+        @tf.function
+        def run(*grads):
+            def replica(*own):
+                if name == "keras scaled":
+                    own = [g * self.optimizer.scale_loss(1.0) for g in own]
+                self.optimizer.apply_gradients(zip(own, self.variables, strict=True))
+
+            strategy.run(replica, args=grads)
+
+        self.run = run
+
+    def step(self, number, bad=False):
+        """One step; if `bad`, with a NaN on the last replica alone."""
+
+        def value(context, i):
+            replica = context.replica_id_in_sync_group
+            grad = np.random.default_rng([number, replica, i]).standard_normal(SHAPES[i])
+            if bad and replica == self.replicas - 1:
+                grad.flat[3] = np.nan
+            return tf.constant(grad.astype("float32"))
+
+        distribute = self.strategy.experimental_distribute_values_from_function
+        self.run(*(distribute(lambda c, i=i: value(c, i)) for i in range(len(SHAPES))))
+
+    def state(self):
+        """Everything but the counters of skipped steps and of the loss scale."""
+        listed = self.inner.variables() if callable(self.inner.variables) else self.inner.variables
+        found = {
+            str(i): np.asarray(tf.convert_to_tensor(v))
+            for i, v in enumerate([*self.variables, *listed])
+            if not getattr(v, "path", v.name).endswith(("step_counter", "dynamic_scale"))
+        }
+        if self.optimizer is not self.inner:
+            state = self.optimizer.exchange.total_state()
+            found |= {n: v for n, v in state.items() if n not in ("step", "skipped")}
+        return found
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name in found:
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+def default_strategy():
+    return tf.distribute.get_strategy()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_bad_steps_leave_no_trace(name):
+    """A run with bad steps in between equals the run without, and that of the plain optimizer."""
+    with_bad = Training(name, default_strategy(), rs.Dense())
+    before = with_bad.state()
+    with_bad.step(7, bad=True)
+    assert_same(with_bad.state(), before)
+    without = Training(name, default_strategy(), rs.Dense())
+    plain = Training(name, default_strategy())
+    for number in range(3):
+        with_bad.step(number)
+        with_bad.step(7, bad=True)
+        without.step(number)
+        plain.step(number)
+    assert_same(with_bad.state(), without.state())
+    unwrapped = plain.state()
+    wrapped = {n: v for n, v in without.state().items() if n in unwrapped}
+    assert_same(wrapped, unwrapped)
+
+
+@pytest.mark.parametrize("name", ["keras ema", "keras scaled", "tf_keras adam", "addons adamw"])
+def test_a_bad_step_of_one_replica_leaves_no_trace(name, mirrored):
+    method = rs.RedSync(density=0.2, dense_below=0, momentum=0.0)
+    with_bad, without = (Training(name, mirrored(2), method) for _ in range(2))
+    for number in range(3):
+        with_bad.step(number)
+        with_bad.step(7, bad=True)
+        without.step(number)
+    assert_same(with_bad.state(), without.state())

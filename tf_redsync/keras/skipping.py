@@ -1,0 +1,105 @@
+"""What Keras does around the update, in a step that is skipped: nothing, but for the counters.
+
+The update itself is guarded by `Seam.guarded`. Weight decay comes before the exchange, where nobody
+knows yet whether the step is finite, and constraints, averages and the step counter come after it.
+
+Private names used here, on the *instance* of the inner optimizer: `_apply_weight_decay(variables)`,
+of Keras 3 and tf_keras; `_update_model_variables_moving_average(variables)` and
+`_overwrite_model_variables_with_average_value(variables)`, of Keras 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+
+class Skipping:
+    """What a step must leave alone if it is skipped; one for each wrapped optimizer.
+
+    Attributes:
+        finite: Of the step that is traced, once its exchange is: bool scalar, the same everywhere.
+    """
+
+    def __init__(self) -> None:
+        self.finite: Any = None
+        self._decay: Callable[[], None] | None = None
+        self._constrained: Sequence[Any] = ()
+        self._before: list[tf.Tensor] = []
+
+    def decay_later(self, inner: Any) -> None:
+        """Let an optimizer decay weights in the update, if there is one, and not before it."""
+        decay = inner._apply_weight_decay
+
+        def remember(variables: Sequence[Any]) -> None:
+            self._decay = tf.autograph.experimental.do_not_convert(lambda: decay(variables))
+
+        inner._apply_weight_decay = remember
+
+    def decay_now(self, strategy: tf.distribute.Strategy) -> None:
+        """Decay the weights just before their update, where Keras has brought the replicas."""
+        if self._decay is None:
+            return
+        if tf.distribute.in_cross_replica_context():
+            strategy.extended.call_for_each_replica(self._decay)
+        else:  # there is only one
+            self._decay()
+
+    def exchanged(self, finite: tf.Tensor) -> None:
+        """Note, in a replica context, how the exchange of this step ended."""
+        self.finite = finite
+        self._before = [tf.convert_to_tensor(v) for v in self._constrained]
+
+    @contextmanager
+    def unconstrained(self, variables: Sequence[Any]) -> Iterator[None]:
+        """Around an optimizer's `apply`: undo the constraints of `variables` if it is skipped."""
+        self.finite, self._decay = None, None
+        self._constrained = [v for v in variables if getattr(v, "constraint", None) is not None]
+        yield
+        if self.finite is None:  # there was no gradient
+            return
+        for variable, before in zip(self._constrained, self._before, strict=True):
+            now = tf.convert_to_tensor(variable)
+            variable.assign(tf.where(self.finite, now, before))
+
+    def only_if_finite(self, function: Callable[..., Any]) -> Callable[..., None]:
+        """Wrap what runs after the exchange so that a skipped step does not run it."""
+
+        def run(*args) -> None:
+            def call() -> None:
+                function(*args)
+
+            tf.cond(self.finite, call, lambda: None)
+
+        return run
+
+    def guard_keras3(self, inner: Any) -> None:
+        """Guard what an optimizer of Keras 3 does before and after its update.
+
+        With gradient accumulation, which one worker alone may have, there is not an update in every
+        step: the weights' averages and the step counter go on.
+        """
+        self.decay_later(inner)
+        apply = inner.apply
+        accumulates = getattr(inner, "gradient_accumulation_steps", None)
+
+        def guarded(grads, trainable_variables=None) -> None:
+            trained = trainable_variables
+            if trained is None:
+                trained = inner._trainable_variables
+            trained = list(trained)
+            with self.unconstrained(() if accumulates else trained):
+                apply(grads, trainable_variables if trainable_variables is None else trained)
+            if self.finite is not None and not accumulates:
+                inner.iterations.assign_sub(tf.cast(~self.finite, inner.iterations.dtype))
+
+        inner.apply = guarded
+        if not accumulates:
+            for name in (
+                "_update_model_variables_moving_average",
+                "_overwrite_model_variables_with_average_value",
+            ):
+                setattr(inner, name, self.only_if_finite(getattr(inner, name)))
