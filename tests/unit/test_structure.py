@@ -147,6 +147,14 @@ def test_private_names_of_keras_exist():
     source = inspect.getsource(type(optimizer)._backend_update_step)
     assert "self._all_reduce_sum_gradients(" in source
     assert "self._distributed_tf_update_step" in source
+    # What surrounds the update, see `keras/skipping.py`.
+    source = inspect.getsource(keras.optimizers.Optimizer._backend_apply_gradients)
+    for name in (
+        "_apply_weight_decay",
+        "_update_model_variables_moving_average",
+        "_overwrite_model_variables_with_average_value",
+    ):
+        assert f"self.{name}(" in source
     assert hasattr(keras.optimizers.LossScaleOptimizer(optimizer), "check_finite")
     assert list(inspect.signature(optimizer._get_variable_index).parameters) == ["variable"]
 
@@ -155,6 +163,7 @@ def test_private_names_of_tf_keras_exist():
     optimizer = tf_keras.optimizers.SGD(0.1)
     assert list(inspect.signature(optimizer.aggregate_gradients).parameters) == ["grads_and_vars"]
     assert "distribution" in inspect.signature(optimizer._distributed_apply_gradients_fn).parameters
+    assert list(inspect.signature(optimizer._apply_weight_decay).parameters) == ["variables"]
     legacy = tf_keras.optimizers.legacy.SGD(0.1)
     assert list(inspect.signature(legacy._aggregate_gradients).parameters) == ["grads_and_vars"]
     assert "distribution" in inspect.signature(legacy._distributed_apply).parameters
