@@ -13,36 +13,17 @@ from tf_redsync.keras import pruning
 
 
 class ConsensusWeights(keras.callbacks.Callback):
-    """Evaluates, predicts and saves with the weights that all workers agree on.
+    """Does nothing any more: every `fit`, `evaluate` and `predict` does it, with or without it.
 
     With local steps (`LocalSGD`, `SBC`) and with points of each worker's own (`CDSGD`) the model's
-    weights differ from worker to worker during training. This callback brings them together before
-    every evaluation or prediction and at the end of every epoch: workers that are in the middle of
-    a round of local steps exchange their changes early. `fit` does the same at its end, with or
-    without the callback. For other methods, whose weights are always equal, it does nothing.
-
-    Give it to `fit` on all workers, before callbacks that save, as `ModelCheckpoint`. With tf_keras
-    call `optimizer.exchange.to_consensus()` in a `LambdaCallback`.
+    weights differ from worker to worker between two exchanges. They are brought together before
+    every evaluation and prediction, at the end of every epoch, before all callbacks, and before
+    the model saves; this callback, which did so once, remains for programs that name it.
 
     Example:
         >>> import tf_redsync as rs
-        >>> callbacks = [rs.callbacks.ConsensusWeights()]  # model.fit(..., callbacks=callbacks)
+        >>> callbacks = [rs.callbacks.ConsensusWeights()]  # the same as []
     """
-
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Bring the weights together."""
-        self._gather()
-
-    def on_test_begin(self, logs: dict | None = None) -> None:
-        """Bring the weights together."""
-        self._gather()
-
-    def on_predict_begin(self, logs: dict | None = None) -> None:
-        """Bring the weights together."""
-        self._gather()
-
-    def _gather(self) -> None:
-        _exchange_of(self).to_consensus()
 
 
 class Prune(keras.callbacks.Callback):

@@ -214,14 +214,3 @@ def test_one_worker_trains_as_usual():
                 "loss"
             ]
             assert history[-1] < history[0] or history[-1] < 1e-3
-
-
-def test_callback_needs_a_wrapped_optimizer():
-    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
-    model.compile("sgd", loss="mse")
-    with pytest.raises(
-        ValueError, match="`ConsensusWeights` needs a model.*Received: optimizer=SGD"
-    ):
-        model.evaluate(
-            np.zeros((4, 3)), np.zeros(4), verbose=0, callbacks=[rs.callbacks.ConsensusWeights()]
-        )

@@ -13,6 +13,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from tf_redsync.keras import own_weights
+
 
 def install(callbacks_module: Any) -> None:
     """Let every `CallbackList` of a family begin with a `FitHook`; a second call does nothing.
@@ -72,18 +74,23 @@ class FitHook:
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Before the first step of `fit`."""
+        own_weights.bring_together(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Before the first step of an epoch."""
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """After the last step of an epoch and its validation; `logs` is what users will see."""
+        own_weights.bring_together(self.model)
 
     def on_train_end(self, logs: dict | None = None) -> None:
         """After the last epoch; the weights are final."""
+        own_weights.bring_together(self.model)
 
     def on_test_begin(self, logs: dict | None = None) -> None:
         """Before an evaluation, in `fit` or alone."""
+        own_weights.bring_together(self.model)
 
     def on_predict_begin(self, logs: dict | None = None) -> None:
         """Before a prediction."""
+        own_weights.bring_together(self.model)

@@ -15,13 +15,14 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync.exchange import collectives
-from tf_redsync.keras import fit_hook
+from tf_redsync.keras import fit_hook, own_weights
 from tf_redsync.keras.wrapper import Wrapper
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal, descend
 
 _STATE_FILE = "exchange_state.npz"
 
 fit_hook.install(keras.callbacks)
+own_weights.install(keras.Model)
 
 
 @keras.saving.register_keras_serializable(package="tf_redsync", name="DistributedOptimizer")
@@ -97,7 +98,11 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         """Store the inner optimizer's variables, exactly as it would without the wrapper.
 
         So a file that was saved with the wrapper loads into the plain optimizer, and back.
+
+        Raises:
+            ValueError: while the model's weights are each worker's own.
         """
+        own_weights.check_together(self.exchange)
         self.inner_optimizer.save_own_variables(store)
 
     def load_own_variables(self, store) -> None:

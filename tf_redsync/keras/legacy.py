@@ -9,10 +9,11 @@ from __future__ import annotations
 import tensorflow as tf
 import tf_keras
 
-from tf_redsync.keras import fit_hook
+from tf_redsync.keras import fit_hook, own_weights
 from tf_redsync.keras.wrapper import Wrapper
 
 fit_hook.install(tf_keras.callbacks)
+own_weights.install(tf_keras.Model)
 
 
 @tf_keras.saving.register_keras_serializable(

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tf_redsync.auto import Auto
 from tf_redsync.exchange import masks
 from tf_redsync.exchange.gradient_exchange import GradientExchange
-from tf_redsync.keras import adafactor, conflicts, pruning
+from tf_redsync.keras import adafactor, conflicts, own_weights, pruning
 from tf_redsync.keras.skipping import Skipping
 from tf_redsync.methods.base import Method, from_config
 from tf_redsync.policy import Policy
@@ -62,6 +62,7 @@ class Seam:
         conflicts.check_accumulation(self._inner)
         self._positions = {_key(v): i for i, v in enumerate(tensors)}
         self.exchange.build(variables, sparse_totals, tensors)
+        own_weights.register(self.exchange)
         self._variables = tuple(tensors)
         adafactor.keep_positive(self._inner)
         self._masks = masks.variables(self.exchange)

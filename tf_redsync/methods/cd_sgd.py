@@ -43,8 +43,8 @@ class CDSGD(TwoBit):
     """Compression and delay compensation; see the module's docstring for the algorithm.
 
     The inner optimizer must be SGD, with or without momentum. The model's weights are each worker's
-    own while it trains. `model.fit` ends at weights that all agree on; to evaluate or save in
-    between, see `tf_redsync.callbacks.ConsensusWeights`.
+    own while it trains. Epochs end at weights that all agree on, and evaluations and saving begin
+    with them; in a custom loop call `optimizer.exchange.to_consensus()`.
 
     Args:
         threshold: See `TwoBit`.

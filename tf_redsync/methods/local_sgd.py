@@ -30,8 +30,9 @@ from tf_redsync.methods.base import Method, register
 class LocalSGD(Method):
     """Averaged weights every so many steps; see the module's docstring for the algorithm.
 
-    Between two exchanges the workers' weights differ. `model.fit` ends at weights that all agree
-    on; to evaluate or save in between, see `tf_redsync.callbacks.ConsensusWeights`.
+    Between two exchanges the workers' weights differ. A round ends early where an epoch ends and
+    where an evaluation or saving begins, so that all agree on the weights there; in a custom loop
+    call `optimizer.exchange.to_consensus()`.
 
     Args:
         steps: Steps that each worker takes between two exchanges.

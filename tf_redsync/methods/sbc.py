@@ -52,8 +52,9 @@ _PRESETS = {1: (1, 0.001), 2: (10, 0.01), 3: (100, 0.01)}
 class SBC(Sparsifier):
     """Sparse binary compression; see the module's docstring for the algorithm.
 
-    Between two exchanges the workers' weights differ. `model.fit` ends at weights that all agree
-    on; to evaluate or save in between, see `tf_redsync.callbacks.ConsensusWeights`.
+    Between two exchanges the workers' weights differ. A round ends early where an epoch ends and
+    where an evaluation or saving begins, so that all agree on the weights there; in a custom loop
+    call `optimizer.exchange.to_consensus()`.
 
     Args:
         steps: Steps that each worker takes between two exchanges.

@@ -1,0 +1,139 @@
+"""Whoever forgets that weights are each worker's own still gets the same ones on all workers."""
+
+import pytest
+
+from tests.distributed.cluster import run_workers
+
+STEPS = 7  # an epoch; rounds have 4
+CASES = ["keras3 LocalSGD", "keras3 SBC", "tf_keras SBC", "legacy LocalSGD"]
+
+
+def use_as_always(folder, cases):
+    """Fit, stop early, save and evaluate as with any other optimizer, in each case."""
+    import os
+    import pathlib
+
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    import keras
+    import tf_keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    strategy = rs.MultiWorkerMirroredStrategy()
+    results = {}
+    for case in cases:
+        family, method = case.split()
+        mine = pathlib.Path(folder) / f"{family}_{method}_{problems.rank()}"
+        mine.mkdir()
+        library = keras if family == "keras3" else tf_keras
+        optimizers = library.optimizers.legacy if family == "legacy" else library.optimizers
+        if method == "LocalSGD":
+            method = rs.LocalSGD(steps=4)
+        else:
+            method = rs.SBC(steps=4, dense_below=16)
+        with strategy.scope():
+            model = problems.network(library, normalized=True)
+            wrapped = rs.DistributedOptimizer(optimizers.SGD(0.02, momentum=0.5), method)
+            model.compile(wrapped, loss="mse")
+        found = use(library, strategy, model, mine)
+        results.update({f"{case}/{key}": value for key, value in found.items()})
+    return results
+
+
+def use(keras, strategy, model, mine):
+    """What `use_as_always` does in one case; returns what this worker saw."""
+    import tensorflow as tf
+
+    from tests.distributed import problems
+
+    train = problems.dataset(STEPS * 16, 16)
+    results = {}
+    copy = problems.network(keras, normalized=True)
+
+    def digest_of(path):
+        if not path.exists():  # tf_keras's ModelCheckpoint writes on the chief alone
+            return ""
+        copy.load_weights(str(path))
+        return problems.digest(copy)
+
+    class Unwilling(keras.callbacks.EarlyStopping):
+        """Stops after the second epoch, and takes the first one's weights back."""
+
+        def _is_improvement(self, value, reference):
+            return self.best_weights is None
+
+    def saver(name, **options):
+        return keras.callbacks.ModelCheckpoint(
+            str(mine / f"{name}.weights.h5"), save_weights_only=True, **options
+        )
+
+    class Saver(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 4:
+                self.model.save_weights(str(mine / "own.weights.h5"))
+
+    stop = Unwilling("loss", patience=1, restore_best_weights=True)
+    callbacks = [stop, saver("epoch_{epoch}"), saver("batch", save_freq=2), Saver()]
+    history = model.fit(train, epochs=4, verbose=0, callbacks=callbacks).history
+    results["epochs"] = len(history["loss"])
+    results["stopped"] = problems.digest(model)
+    for name in ("epoch_1", "batch", "own"):
+        results[name] = digest_of(mine / f"{name}.weights.h5")
+    model.fit(train, epochs=1, steps_per_epoch=1, verbose=0)
+    results["next_fit"] = problems.digest(model)
+
+    loop(tf, strategy, model, train, 2)
+    results["evaluated"] = model.evaluate(train, verbose=0)
+    results["evaluated_weights"] = problems.digest(model)
+    loop(tf, strategy, model, train, 3)
+    results["apart"] = problems.digest(model)
+    model.save_weights(str(mine / "loop.weights.h5"))
+    results["saved_in_a_loop"] = digest_of(mine / "loop.weights.h5")
+    loop(tf, strategy, model, train, 1)
+    model.save(str(mine / "loop.keras"))
+    results["saved_model"] = problems.digest(model)
+    loop(tf, strategy, model, train, 1)
+    try:
+        keras.models.save_model(model, str(mine / "function.keras"))
+    except ValueError as error:
+        results["save_model"] = str(error)
+    return results
+
+
+def loop(tf, strategy, model, data, steps):
+    """A custom loop over a compiled model."""
+
+    def replica_step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2) / 2.0
+        gradients = tape.gradient(loss, model.trainable_variables)
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    step = tf.function(lambda batch: strategy.run(replica_step, batch))
+    batches = iter(strategy.experimental_distribute_dataset(data))
+    for _ in range(steps):
+        step(next(batches))
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    return run_workers(use_as_always, args=(str(folder), CASES), timeout=200)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_are_equal_wherever_keras_looks(workers, case):
+    first, second = (
+        {k.split("/")[1]: v for k, v in worker.items() if k.startswith(f"{case}/")}
+        for worker in workers
+    )
+    assert first["epochs"] == 2
+    same = "stopped own next_fit evaluated evaluated_weights saved_in_a_loop saved_model".split()
+    if "keras3" in case:
+        same += ["epoch_1", "batch"]
+        assert "each worker's own" in first["save_model"]
+    assert [key for key in same if first[key] != second[key]] == []
+    assert first["apart"] != second["apart"]  # or nothing was tested
+    assert first["stopped"] == first["epoch_1"]
+    assert first["next_fit"] != first["stopped"]

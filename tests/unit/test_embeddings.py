@@ -1,0 +1,103 @@
+"""Embeddings under Keras 3's adaptive optimizers: the wrapped ones do what their formulas say.
+
+A batch that looks a row up twice has a gradient of two slices for it. Keras 3's own update squares
+the slices one by one, and adds the squares up; its formula, and the wrapper, square their sum.
+"""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_redsync as rs
+
+ROWS, WIDTH, STEPS, RATE = 5, 3, 4, 0.1
+# Looked up by each of two replicas: row 0 twice by one of them, row 1 by both, row 4 by none.
+IDS = np.array([[0, 0, 1], [1, 2, 3]])
+
+
+def factor(step, replica):
+    """What each looked-up value is multiplied by in the loss."""
+    generator = np.random.default_rng(10 * step + replica)
+    return generator.standard_normal((3, WIDTH)).astype(np.float32)
+
+
+def adam(g, state, t):
+    state["m"] = 0.9 * state["m"] + 0.1 * g
+    state["v"] = 0.999 * state["v"] + 0.001 * g**2
+    rate = RATE * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+    return rate * state["m"] / (np.sqrt(state["v"]) + 1e-7)
+
+
+def rmsprop(g, state, t):
+    state["v"] = 0.9 * state["v"] + 0.1 * g**2
+    return RATE * g / np.sqrt(state["v"] + 1e-7)
+
+
+def adagrad(g, state, t):
+    state["m"] += g**2  # starts at 0.1
+    return RATE * g / np.sqrt(0.1 + state["m"] + 1e-7)
+
+
+FORMULAS = {"Adam": adam, "RMSprop": rmsprop, "Adagrad": adagrad}
+
+
+def by_numpy(formula):
+    weights = np.zeros((ROWS, WIDTH))
+    state = {"m": np.zeros_like(weights), "v": np.zeros_like(weights)}
+    for step in range(STEPS):
+        gradient = np.zeros_like(weights)
+        for replica, ids in enumerate(IDS):
+            np.add.at(gradient, ids, factor(step, replica))
+        weights = weights - formula(gradient, state, step + 1)
+    return weights
+
+
+def by_keras(name, wrap, strategy):
+    with strategy.scope(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nothing is gained by density 1
+        table = keras.layers.Embedding(ROWS, WIDTH, embeddings_initializer="zeros")
+        table.build()
+        optimizer = wrap(getattr(keras.optimizers, name)(RATE))
+        optimizer.build(table.trainable_variables)
+    replicas = strategy.num_replicas_in_sync
+
+    def replica_step(ids, factors):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(table(ids) * factors)
+        gradients = tape.gradient(loss, table.trainable_variables)
+        assert isinstance(gradients[0], tf.IndexedSlices)
+        optimizer.apply(gradients, table.trainable_variables)
+
+    run = tf.function(lambda *batch: strategy.run(replica_step, batch))
+    for step in range(STEPS):
+        factors = np.stack([factor(step, replica) for replica in range(len(IDS))])
+        parts = [np.split(array, replicas) for array in (IDS, factors)]
+        run(
+            *(
+                strategy.experimental_distribute_values_from_function(
+                    lambda c, part=part: tf.constant(part[c.replica_id_in_sync_group])
+                )
+                for part in parts
+            )
+        )
+    return np.asarray(table.embeddings.numpy())
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("method", [rs.RedSync(density=1.0), rs.Dense()], ids=["redsync", "dense"])
+def test_density_one_is_the_formula(name, method):
+    two = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    found = by_keras(name, lambda inner: rs.DistributedOptimizer(inner, method), two)
+    np.testing.assert_allclose(found, by_numpy(FORMULAS[name]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_keras_alone_is_not(name):
+    """If this fails, Keras has changed: correct docs/adaptive.md and README.md."""
+    one = tf.distribute.get_strategy()
+    found, expected = by_keras(name, lambda inner: inner, one), by_numpy(FORMULAS[name])
+    assert np.abs(found - expected)[:2].max() > 0.02  # rows that were looked up twice
+    np.testing.assert_allclose(found[2:], expected[2:], rtol=1e-4, atol=1e-5)
