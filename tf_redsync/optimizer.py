@@ -9,6 +9,7 @@ import keras
 from tf_redsync import checks
 from tf_redsync.auto import Auto
 from tf_redsync.exchange.layout import DEFAULT_BUCKET_BYTES
+from tf_redsync.exchange.skips import DEFAULT_LIMIT
 from tf_redsync.methods.base import Method
 from tf_redsync.policy import Policy
 
@@ -21,6 +22,7 @@ def DistributedOptimizer(  # noqa: N802 - reads like the class that it returns a
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     direct_collectives: bool = True,
     two_levels: bool | None = None,
+    max_skipped_steps: int | None = DEFAULT_LIMIT,
 ) -> Any:
     """Wrap an optimizer so that its gradients are exchanged by a compressed method.
 
@@ -28,8 +30,9 @@ def DistributedOptimizer(  # noqa: N802 - reads like the class that it returns a
     rate, weight decay, clipping, EMA, slots) stays the inner optimizer's. Clipping in the inner
     optimizer acts on each worker's own gradient, before the exchange, as in Keras.
 
-    A step in which any worker contributes a non-finite value is applied by no worker: neither the
-    weights nor the residuals change, and `optimizer.exchange.skipped` counts it.
+    A step in which any worker contributes a non-finite value is applied by no worker: nothing
+    changes but `optimizer.exchange.skipped`, which counts such steps, and which `fit` shows for
+    each epoch as `skipped_steps`. After ten of them in a row a warning names worker and variable.
 
     Args:
         optimizer: A Keras 3, tf_keras or legacy (TensorFlow Addons) optimizer.
@@ -46,6 +49,8 @@ def DistributedOptimizer(  # noqa: N802 - reads like the class that it returns a
             process nothing is left to compress, and with one replica a process nothing changes.
             `False`: every replica is a worker. `None`: `True` under MultiWorkerMirroredStrategy
             with several processes and `direct_collectives`, else `False`.
+        max_skipped_steps: After so many skipped steps in a row all workers stop with an error;
+            `None` or 0: never.
 
     Returns:
         An optimizer of the same family, for `model.compile` or a custom loop. Besides the usual
@@ -64,10 +69,13 @@ def DistributedOptimizer(  # noqa: N802 - reads like the class that it returns a
     """
     if two_levels is not None:
         checks.boolean("two_levels", two_levels)
+    if max_skipped_steps is not None:
+        checks.integer("max_skipped_steps", max_skipped_steps, low=0)
     options = {
         "bucket_bytes": bucket_bytes,
         "direct_collectives": direct_collectives,
         "two_levels": two_levels,
+        "max_skipped_steps": max_skipped_steps,
     }
     return _adapter(optimizer)(optimizer, method, name=name, **options)
 

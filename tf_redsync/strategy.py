@@ -15,7 +15,7 @@ import json
 import os
 import socket
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -73,6 +73,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self._statistics: list[Any] = []  # non-trainable model variables, see `_average`
         # See `average_statistics`: the function, and of how many statistics it is.
         self._averages: tuple[Callable[[], Any], int] = (lambda: None, 0)
+        # Of the exchanges in the step that is traced; see `collectives.note_skips`.
+        self.skips: list[tuple[Callable[[], tf.Tensor], bool]] = []
         # When to average them, from the exchange of the step that is traced; None: in every step.
         self.statistics_due: Callable[[], tf.Tensor] | None = None
 
@@ -105,6 +107,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         def run_and_average(*fn_args, **fn_kwargs):
             graph = tf.compat.v1.get_default_graph()
             self.statistics_due = None
+            self.skips = []
+            values = statistics.Before(self._statistics)
             if tf.executing_eagerly():
                 self._eager_assignments.start()
                 result = fn(*fn_args, **fn_kwargs)
@@ -113,7 +117,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 before = len(graph.get_operations())
                 result = fn(*fn_args, **fn_kwargs)
                 changed = statistics.assigned(self._statistics, graph, before)
-            self._average(changed)
+            values.put_back(changed, _any(skipped() for skipped, _ in self.skips))
+            self._average([v for v in changed if statistics.drifts_apart(v)])
             return result
 
         if collectives.worker_count(self) == 1:
@@ -141,7 +146,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """Average the statistics over the workers now; all workers must call it."""
         if not self._statistics or collectives.worker_count(self) == 1:
             return
-        variables = tuple(self._statistics)
+        variables = tuple(v for v in self._statistics if statistics.drifts_apart(v))
+        self.skips = []
         if self._averages[1] != len(variables):  # a model was added
             run = super().run
 
@@ -191,9 +197,19 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     def _set_to_mean(self, variables) -> None:
         """Set each variable, in a replica context, to its mean over all replicas."""
-        sums = collectives.for_strategy(self).all_reduce([v.read_value() for v in variables])
-        for variable, total in zip(variables, sums, strict=True):
-            variable.assign(total / self.num_replicas_in_sync, read_value=False)
+        values = [v.read_value() for v in variables]
+        sums = collectives.for_strategy(self).all_reduce(values)
+        # All workers have the same from before a step that they have skipped, and rounding must
+        # not change that.
+        skipped = _any(skipped() for skipped, agreed in self.skips if agreed)
+        for variable, value, total in zip(variables, values, sums, strict=True):
+            mean = total / self.num_replicas_in_sync
+            variable.assign(tf.where(skipped, value, mean), read_value=False)
+
+
+def _any(flags: Iterable[tf.Tensor]) -> tf.Tensor:
+    """Whether any of some flags is set."""
+    return tf.reduce_any([tf.constant(False), *flags])
 
 
 def _check_communication_options(options) -> None:

@@ -148,3 +148,103 @@ def test_a_bad_step_of_one_replica_leaves_no_trace(name, mirrored):
         with_bad.step(7, bad=True)
         without.step(number)
     assert_same(with_bad.state(), without.state())
+
+
+# ------------------------------------------------------------------------ warnings and errors
+
+
+def train(optimizer, variable, grads, strategy=None):
+    strategy = strategy or default_strategy()
+
+    @tf.function
+    def step(*own):
+        strategy.run(lambda *g: optimizer.apply([tf.stack(g)], [variable]), args=own)
+
+    for grad in grads:
+        step(*grad)
+
+
+def wrapped(strategy, inner=None, **options):
+    with strategy.scope(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        variable = keras.Variable(np.ones(2, "float32"), name="kernel")
+        optimizer = rs.DistributedOptimizer(
+            inner or keras.optimizers.SGD(0.1), rs.Dense(), **options
+        )
+        optimizer.build([variable])
+    return optimizer, variable
+
+
+def halves(strategy, bad):
+    """Gradients of steps `bad`, those that are on the last replica alone."""
+    last = strategy.num_replicas_in_sync - 1
+    distribute = strategy.experimental_distribute_values_from_function
+    return [
+        [
+            distribute(
+                lambda c, b=b: tf.constant(
+                    np.nan if b and c.replica_id_in_sync_group == last else 1.0
+                )
+            ),
+            distribute(lambda c: tf.constant(1.0)),
+        ]
+        for b in bad
+    ]
+
+
+@pytest.mark.parametrize("replicas", [0, 2])
+def test_ten_in_a_row_are_a_warning(caplog, replicas, mirrored):
+    strategy = mirrored(replicas) if replicas else default_strategy()
+    optimizer, variable = wrapped(strategy)
+    train(optimizer, variable, halves(strategy, 9 * [True] + [False] + 9 * [True]), strategy)
+    assert not caplog.records
+    train(optimizer, variable, halves(strategy, 3 * [True]), strategy)
+    assert int(optimizer.exchange.skipped.numpy()) == 21
+    told = [r.getMessage() for r in caplog.records]
+    assert any(
+        "10 steps in a row were skipped" in t
+        and f"worker {max(replicas - 1, 0)} in the gradient of 'kernel'" in t
+        for t in told
+    ), told
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["exchange", "loss scale"])
+def test_too_many_in_a_row_are_an_error(scaled):
+    inner = keras.optimizers.SGD(0.1)
+    if scaled:
+        inner = keras.optimizers.LossScaleOptimizer(inner)
+    optimizer, variable = wrapped(default_strategy(), inner, max_skipped_steps=4)
+    steps = halves(default_strategy(), 10 * [True])
+    train(optimizer, variable, steps[:3])
+    with pytest.raises(tf.errors.OpError, match="4 steps in a row.*'kernel'.*max_skipped_steps=4"):
+        train(optimizer, variable, steps[:1])
+    assert int(optimizer.exchange.skipped.numpy()) == 4
+    for never in (0, None):
+        optimizer, variable = wrapped(default_strategy(), max_skipped_steps=never)
+        train(optimizer, variable, steps * 11)
+        assert int(optimizer.exchange.skipped.numpy()) == 110
+    assert optimizer.get_config()["max_skipped_steps"] is None
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "many", True])
+def test_bad_limit(value):
+    with pytest.raises(ValueError, match="`max_skipped_steps` must be an integer >= 0"):
+        rs.DistributedOptimizer(keras.optimizers.SGD(), rs.Dense(), max_skipped_steps=value)
+
+
+@pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")
+@pytest.mark.parametrize("family", [keras, tf_keras], ids=["keras3", "tf_keras"])
+def test_logs_of_fit(family, tmp_path):
+    model = family.Sequential([family.layers.Input((3,)), family.layers.Dense(1)])
+    model.compile(rs.DistributedOptimizer(family.optimizers.SGD(0.1), rs.Dense()), "mse")
+    x, y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+    x[2] = np.nan
+    log = tmp_path / "log.csv"
+    for data in (x, np.ones_like(x)):
+        history = model.fit(
+            data, y, epochs=2, batch_size=2, shuffle=False, verbose=0,
+            callbacks=[family.callbacks.CSVLogger(log)],
+        )  # fmt: skip
+        expected = 1 if data is x else 0
+        assert history.history["skipped_steps"] == [expected, expected]
+        assert "skipped_steps" in log.read_text().splitlines()[0]

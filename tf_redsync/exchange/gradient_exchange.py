@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync import explanation
-from tf_redsync.exchange import agreement, collectives, masks, saved_state, state, workers
+from tf_redsync.exchange import agreement, collectives, masks, saved_state, skips, state, workers
 from tf_redsync.exchange.layout import (
     DEFAULT_BUCKET_BYTES,
     GRADIENT_DTYPES,
@@ -31,10 +31,11 @@ class GradientExchange(tf.Module):
         bucket_bytes: See `make_buckets`.
         direct_collectives: Use single-round collectives where the strategy has them.
         two_levels: Whether a process with several replicas is one worker; see `workers.py`.
+        max_skipped_steps: See `skips.py`.
 
     Attributes:
         step: int64 variable, number of steps so far, skipped ones included.
-        skipped: int64 variable, number of steps that were not finite.
+        skipped: int64 variable, number of steps that were not finite; see `skips.py`.
         bytes_sent: float64 variable, bytes this worker sent in the last step.
         settled: What the methods are assigned by: the policy, or what `Auto` decided.
         awaited: Whether somebody will bring what methods wait for; see `Method.waits_for`.
@@ -46,14 +47,17 @@ class GradientExchange(tf.Module):
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         direct_collectives: bool = True,
         two_levels: bool | None = None,
+        max_skipped_steps: int | None = skips.DEFAULT_LIMIT,
     ):
         super().__init__(name="gradient_exchange")
         self.policy = policy
         self._bucket_bytes = bucket_bytes
         self._direct = direct_collectives
         self._two_levels = two_levels
+        self._max_skipped = max_skipped_steps or 0
         self.built = self.awaited = False
         self._present: set[int] | None = None
+        self._gather: Callable[[], Any] | None = None  # see `to_consensus`
 
     def build(
         self,
@@ -73,10 +77,8 @@ class GradientExchange(tf.Module):
             ValueError: for an unsupported strategy or dtype.
             Disagreement: when workers have different models or methods.
         """
-        strategy = tf.distribute.get_strategy()
+        self._strategy = strategy = tf.distribute.get_strategy()
         collectives.check_supported(strategy)
-        self._strategy = strategy
-        self._gather: Callable[[], Any] | None = None  # see `to_consensus`
         self._worker = workers.this_worker(strategy, self._two_levels, self._direct)
         self.network = self._worker.network
         self.workers = self.network.workers
@@ -96,7 +98,8 @@ class GradientExchange(tf.Module):
         create = self._worker.variable
         self.program = for_buckets(buckets, self.workers, trial_steps, create)
         self.step = state.counter("exchange_step")
-        self.skipped = state.counter("exchange_skipped")
+        self.skips = skips.of_program(self.program, self.specs, self.network, self._max_skipped)
+        self.skipped = self.skips.total
         self.bytes_sent = state.float_counter("exchange_bytes_sent")
         self.states = [
             state.StateVariables(*self.program.init(b), b.layout.index, create) for b in buckets
@@ -135,6 +138,7 @@ class GradientExchange(tf.Module):
             )
         self._check_present(set(positions))
         masks.warn_of_waiting(self)
+        self.skips.note(self._strategy)
         totals, finite = self._worker.run(
             lambda sums: self._exchange(dict(zip(positions, sums, strict=True))),
             self._dense_gradients(grads, positions),
@@ -148,6 +152,7 @@ class GradientExchange(tf.Module):
             for s in self.specs
         }
         step = self.step.read_value()
+        flags = None if self.program.own_steps else self.skips.flags(list(dense.values()))
         buckets = self.program.buckets
         everything = [dense[s.position] for b in buckets for s in b.layout.specs]
         scale = self.policy.default.clip_scale(everything, self.workers)
@@ -160,7 +165,7 @@ class GradientExchange(tf.Module):
             self.network,
         )
         self._keep_absent(outcome, states, set(sums))
-        self._commit(outcome, states)
+        self._commit(outcome, states, flags)
         if self.consensus is not None:
             self.program.before_update(self.consensus)
         totals = {
@@ -170,9 +175,9 @@ class GradientExchange(tf.Module):
         }
         return [totals[p] for p in sums], outcome.finite
 
-    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sum every tensor over all replicas of all workers, in a replica context."""
-        return self._worker.run(self.network.all_reduce, tensors)
+    def in_worker(self, function: Callable[[list[tf.Tensor]], Any], tensors: Sequence[tf.Tensor]):
+        """Call `function` once for this worker, in a replica context; see `workers.Replica.run`."""
+        return self._worker.run(function, tensors)
 
     def _check_present(self, present: set[int]) -> None:
         """With a delay, the totals of a step are those of the variables of the step before."""
@@ -216,7 +221,6 @@ class GradientExchange(tf.Module):
         sent = self.program.after_update(consensus, self.states, rate, self.network)
         if sent is not None:
             self.bytes_sent.assign(sent[0], read_value=False)
-            self.skipped.assign_add(tf.cast(~sent[1], tf.int64), read_value=False)
 
     def to_consensus(self) -> None:
         """Make the model's weights those that all workers agree on: to evaluate or save them.
@@ -234,7 +238,7 @@ class GradientExchange(tf.Module):
         self._gather()
         collectives.average_statistics(self._strategy)
 
-    def _commit(self, outcome, old_states) -> None:
+    def _commit(self, outcome, old_states, flags) -> None:
         new_states = [new for _, new in outcome.results]
 
         def advance():
@@ -245,9 +249,10 @@ class GradientExchange(tf.Module):
         def skip():
             for variables, new in zip(self.states, new_states, strict=True):
                 variables.assign(self.program.always_stored(new))
-            self.skipped.assign_add(1, read_value=False)
 
         tf.cond(outcome.finite, advance, skip)
+        if flags is not None:
+            self.skips.count(outcome.finite, flags)
         self.step.assign_add(1, read_value=False)
         self.bytes_sent.assign(tf.cast(outcome.bytes_sent, tf.float64), read_value=False)
 

@@ -52,6 +52,12 @@ def exchange_of(model: Any) -> Any:
     return getattr(getattr(model, "optimizer", None), "exchange", None)
 
 
+def skipped_steps(model: Any) -> int:
+    """Return how many steps a model's optimizer has skipped so far."""
+    exchange = exchange_of(model)
+    return int(exchange.skipped.numpy()) if exchange is not None and exchange.built else 0
+
+
 class FitHook:
     """Called before all of the user's callbacks, on every worker.
 
@@ -59,6 +65,7 @@ class FitHook:
     """
 
     model: Any
+    _skipped = 0  # steps, before this epoch
 
     # What tf_keras asks of a callback. There are no hooks by the batch: they would cost a step.
     _supports_tf_logs = True
@@ -78,10 +85,13 @@ class FitHook:
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Before the first step of an epoch."""
+        self._skipped = skipped_steps(self.model)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """After the last step of an epoch and its validation; `logs` is what users will see."""
         own_weights.bring_together(self.model)
+        if logs is not None and exchange_of(self.model) is not None:
+            logs["skipped_steps"] = skipped_steps(self.model) - self._skipped
 
     def on_train_end(self, logs: dict | None = None) -> None:
         """After the last epoch; the weights are final."""

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tf_redsync.auto import Auto
 from tf_redsync.exchange import masks
 from tf_redsync.exchange.gradient_exchange import GradientExchange
+from tf_redsync.exchange.skips import agree_on_finite
 from tf_redsync.keras import adafactor, conflicts, own_weights, pruning
 from tf_redsync.keras.skipping import Skipping
 from tf_redsync.methods.base import Method, from_config
@@ -146,8 +147,7 @@ class Seam:
         """Wrap a check of a replica's gradients: true only if it holds on all replicas."""
 
         def check_everywhere(grads):
-            failures = 1.0 - tf.cast(check_finite(grads), tf.float32)
-            return tf.equal(self.exchange.all_reduce([failures])[0], 0.0)
+            return agree_on_finite(self.exchange, check_finite(grads), grads)
 
         return check_everywhere
 

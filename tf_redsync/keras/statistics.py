@@ -2,7 +2,8 @@
 
 Keras 3 lets every replica update BatchNormalization's moving statistics by itself. The strategy
 averages those that a step has assigned: in a graph it finds the operations, in functions that the
-graph calls as well; in eager steps the variables take notes.
+graph calls as well; in eager steps the variables take notes. What a step that is skipped, or that
+has seen a NaN, has made of the statistics of either Keras is put back.
 """
 
 from __future__ import annotations
@@ -22,34 +23,91 @@ _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")  # their first input 
 
 
 def is_statistic(variable: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether Keras 3 updates this variable on each worker alone, so that copies drift apart.
+    """Whether Keras updates this variable on each replica alone, from its own batches.
 
     Args:
         variable: Just created, by whoever calls this.
         kwargs: The arguments that it was created with.
     """
+    averaged_by_others = (
+        tf.VariableSynchronization.ON_READ,
+        tf.VariableAggregation.MEAN,
+    ) == (getattr(variable, "synchronization", None), getattr(variable, "aggregation", None))
     return (
         kwargs.get("trainable") is False
         and isinstance(variable, tf.distribute.DistributedValues)
         and variable.dtype.is_floating
-        and variable.aggregation == tf.VariableAggregation.NONE
-        and variable.synchronization != tf.VariableSynchronization.ON_READ
+        and (averaged_by_others or drifts_apart(variable))
         and _creator_is_a_layer()
     )
 
 
+def drifts_apart(variable: Any) -> bool:
+    """Whether nobody else brings a statistic's copies together.
+
+    tf_keras lets TensorFlow do it, when they are read outside of a replica.
+    """
+    return (
+        variable.aggregation == tf.VariableAggregation.NONE
+        and variable.synchronization != tf.VariableSynchronization.ON_READ
+    )
+
+
 def _creator_is_a_layer() -> bool:
-    """Whether a Keras 3 layer, not an optimizer, is creating a variable right now.
+    """Whether a layer of Keras, no optimizer or metric, is creating a variable right now.
 
     An optimizer's slots look the same to TensorFlow, but are equal on all workers by themselves.
     """
+    others, layers = _owners("tf_keras" in sys.modules)
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         owner = frame.f_locals.get("self")
-        if isinstance(owner, (keras.Layer, keras.optimizers.Optimizer)):
-            return isinstance(owner, keras.Layer)
+        if isinstance(owner, others):
+            return False
+        if isinstance(owner, layers):
+            return True
         frame = frame.f_back
     return False
+
+
+@functools.cache
+def _owners(with_tf_keras: bool) -> tuple[tuple[type, ...], tuple[type, ...]]:
+    """Classes that make variables: those that are not layers, and layers."""
+    others: tuple[type, ...] = (keras.optimizers.Optimizer, keras.metrics.Metric)
+    layers: tuple[type, ...] = (keras.Layer,)
+    if with_tf_keras:
+        import tf_keras
+
+        optimizers = tf_keras.optimizers
+        others += (optimizers.Optimizer, optimizers.legacy.Optimizer, tf_keras.metrics.Metric)
+        layers += (tf_keras.layers.Layer,)
+    return others, layers
+
+
+class Before:
+    """Statistics as they are before a step, in a replica context.
+
+    Args:
+        variables: The statistics.
+    """
+
+    def __init__(self, variables: Iterable[Any]):
+        self._values = {id(v): v.read_value() for v in variables}
+
+    def put_back(self, variables: Sequence[Any], skipped: tf.Tensor) -> None:
+        """Undo, after the step, what it has done to some of them if it was skipped.
+
+        And if any of them is not finite any more: no later batch could mend that.
+        """
+        if not variables:
+            return
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in variables])
+
+        def assign() -> None:
+            for variable in variables:
+                variable.assign(self._values[id(variable)], read_value=False)
+
+        tf.cond(skipped | ~finite, assign, lambda: None)
 
 
 class EagerAssignments:

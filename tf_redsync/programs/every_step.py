@@ -19,6 +19,7 @@ from tf_redsync import cost
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.driver import Network, Outcome, drive
 from tf_redsync.exchange.layout import Bucket, BucketLayout
+from tf_redsync.exchange.skips import Skips
 from tf_redsync.exchange.state import Consensus, StateVariables
 from tf_redsync.methods.base import Exchange, Method, State
 from tf_redsync.programs.branches import choose, in_turn, phase_at
@@ -32,12 +33,16 @@ class EveryStep:
 
     Attributes:
         own_weights: Whether each worker computes its gradients at weights of its own.
+        own_steps: Whether each worker skips steps by itself.
+        skips: Counts skipped steps; see `exchange/skips.py`.
         averages_statistics: Whether BatchNormalization's statistics are averaged only in steps
             after which the weights are the consensus.
         delay: Steps by which totals come late.
     """
 
     own_weights = False
+    own_steps = False
+    skips: Skips | None = None
     averages_statistics = False
     delay = 0
 

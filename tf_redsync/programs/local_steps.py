@@ -7,8 +7,9 @@ With k local steps, W the weights that all workers agree on and w a worker's own
 
 The changes go through a method's exchange as gradients do, divided by the number of workers, so
 that its sum is their mean; what the method does not deliver stays in its residual. The optimizer is
-each worker's own: its momentum follows the worker's gradients. If a round's changes are not finite
-on any worker, all go back to W.
+each worker's own: its momentum follows the worker's gradients. A step that is not finite is skipped
+by the worker alone, and all learn of it when the round ends. If a round's changes are not finite on
+any worker, all go back to W.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tensorflow as tf
 
 from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
+from tf_redsync.exchange.skips import not_finite
 from tf_redsync.exchange.state import Consensus, StateVariables
 from tf_redsync.programs.every_step import EveryStep
 
@@ -32,6 +34,7 @@ class LocalSteps(EveryStep):
     """
 
     own_weights = True
+    own_steps = True
     averages_statistics = True
 
     def __init__(self, buckets: Sequence[Bucket], steps: int):
@@ -44,7 +47,20 @@ class LocalSteps(EveryStep):
         totals = [[network.workers * g for g in bucket] for bucket in grads]
         finite = [tf.reduce_all(tf.math.is_finite(t)) for bucket in totals for t in bucket]
         results = list(zip(totals, states, strict=True))
-        return Outcome(results, tf.reduce_all(finite), 0.0)
+        outcome = Outcome(results, tf.reduce_all(finite), 0.0)
+        if self.skips is not None:
+            by_position = self._by_position(grads)
+            self.skips.count_here(outcome.finite, lambda: not_finite(by_position))
+        return outcome
+
+    def _by_position(self, by_bucket: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+        """What there is for each variable, in the order of the variables."""
+        found = {
+            spec.position: tensor
+            for bucket, tensors in zip(self.buckets, by_bucket, strict=True)
+            for spec, tensor in zip(bucket.layout.specs, tensors, strict=True)
+        }
+        return [found[position] for position in sorted(found)]
 
     def before_update(self, consensus: Consensus) -> None:
         """Keep the weights of a round's start."""
@@ -99,6 +115,8 @@ class LocalSteps(EveryStep):
                     self._mask(bucket, change, before, new)
 
         tf.cond(outcome.finite, advance, consensus.restore)
+        if self.skips is not None:
+            self.skips.count_round(outcome.finite, self._by_position(changes))
         consensus.steps.assign(0)
         consensus.rounds.assign_add(1)
         return tf.cast(outcome.bytes_sent, tf.float64), outcome.finite
