@@ -248,3 +248,18 @@ def test_logs_of_fit(family, tmp_path):
         expected = 1 if data is x else 0
         assert history.history["skipped_steps"] == [expected, expected]
         assert "skipped_steps" in log.read_text().splitlines()[0]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_averages_are_written_into_the_weights_at_the_end_of_fit(swapped):
+    """What guards a step leaves alone what Keras does outside of one."""
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, use_bias=False)])
+    inner = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        model.compile(rs.DistributedOptimizer(inner, rs.TopK(density=0.5)), loss="mse")
+        x = np.ones((8, 3), np.float32)
+        callbacks = [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)] if swapped else []
+        model.fit(x, x[:, :1], epochs=2, verbose=0, callbacks=callbacks)
+    average = next(v for v in inner.variables if "average" in v.path)
+    np.testing.assert_array_equal(average.numpy(), model.get_weights()[0])

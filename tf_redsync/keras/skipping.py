@@ -26,6 +26,7 @@ class Skipping:
 
     def __init__(self) -> None:
         self.finite: Any = None
+        self._applying = 0  # how many replicas are in the middle of a step
         self._decay: Callable[[], None] | None = None
         self._constrained: Sequence[Any] = ()
         self._before: list[tf.Tensor] = []
@@ -66,13 +67,19 @@ class Skipping:
             variable.assign(tf.where(self.finite, now, before))
 
     def only_if_finite(self, function: Callable[..., Any]) -> Callable[..., None]:
-        """Wrap what runs after the exchange so that a skipped step does not run it."""
+        """Wrap what runs after the exchange so that a skipped step does not run it.
+
+        Keras calls it outside of steps as well: at the end of `fit`.
+        """
 
         def run(*args) -> None:
             def call() -> None:
                 function(*args)
 
-            tf.cond(self.finite, call, lambda: None)
+            if self._applying and self.finite is not None:
+                tf.cond(self.finite, call, lambda: None)
+            else:
+                call()
 
         return run
 
@@ -91,15 +98,45 @@ class Skipping:
             if trained is None:
                 trained = inner._trainable_variables
             trained = list(trained)
-            with self.unconstrained(() if accumulates else trained):
-                apply(grads, trainable_variables if trainable_variables is None else trained)
+            self._applying += 1
+            try:
+                with self.unconstrained(() if accumulates else trained):
+                    apply(grads, trainable_variables if trainable_variables is None else trained)
+            finally:
+                self._applying -= 1
             if self.finite is not None and not accumulates:
                 inner.iterations.assign_sub(tf.cast(~self.finite, inner.iterations.dtype))
 
         inner.apply = guarded
+        name = "_overwrite_model_variables_with_average_value"
+        setattr(inner, name, _on_one_replica(inner, getattr(inner, name)))
         if not accumulates:
             for name in (
                 "_update_model_variables_moving_average",
                 "_overwrite_model_variables_with_average_value",
             ):
                 setattr(inner, name, self.only_if_finite(getattr(inner, name)))
+
+
+def _on_one_replica(inner: Any, overwrite: Callable[..., None]) -> Callable[..., None]:
+    """Wrap Keras 3's overwriting of weights by averages so that it can be done in a branch.
+
+    It is in one with `ema_overwrite_frequency`, and brings the replicas of all workers together,
+    which is refused there. The averages are equal on all of them, so each can do it by itself.
+    """
+
+    def run(variables: Sequence[Any]) -> None:
+        local = tf.distribute.get_strategy().experimental_local_results
+        pairs = [
+            [local(v if isinstance(v, tf.Variable) else v.value) for v in pair]
+            for pair in zip(variables, inner._model_variables_moving_average, strict=True)
+            if pair[1] is not None
+        ]
+        alone = all(len(variable) == 1 for variable, _ in pairs)
+        if tf.distribute.in_cross_replica_context() or not alone:
+            overwrite(variables)
+            return
+        for (variable,), (average,) in pairs:
+            variable.assign(tf.cast(average, variable.dtype))
+
+    return run
