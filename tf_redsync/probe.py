@@ -19,9 +19,9 @@ from tf_redsync.methods.base import Method
 # Sizes of the probes. A collective is timed with ever more bytes until it takes LONG_SECONDS.
 SMALL_BYTES = 4 * 1024
 LARGE_BYTES = tuple(256 * 1024 * 4**i for i in range(4))  # 256 KiB to 16 MiB
-LONG_SECONDS = 0.03
-REPEATS = 5
-SMALL_SHAPE, LARGE_SHAPE = (128, 128), (2048, 2048)
+LONG_SECONDS = 0.01
+REPEATS = 3
+SMALL_SHAPE, LARGE_SHAPE = (128, 128), (1024, 2048)
 
 
 def link(network: Network) -> Link:
@@ -35,16 +35,16 @@ def link(network: Network) -> Link:
     """
     workers = network.workers
 
-    def gather(words: int) -> tf.Tensor:
+    def gather(words: tf.Tensor) -> tf.Tensor:
         return network.all_gather(tf.zeros([words], tf.int32))
 
-    def reduce(words: int) -> tf.Tensor:
+    def reduce(words: tf.Tensor) -> tf.Tensor:
         return network.all_reduce([tf.zeros([words])])[0]
 
-    def exchange(words: int) -> tf.Tensor:
+    def exchange(words: tf.Tensor) -> tf.Tensor:
         return network.all_to_all(tf.zeros([workers, -(-words // workers)], tf.int32))
 
-    collectives: dict[type[Request], Callable[[int], tf.Tensor]] = {
+    collectives: dict[type[Request], Callable[[tf.Tensor], tf.Tensor]] = {
         AllGather: gather,
         AllReduce: reduce,
         AllToAll: exchange,
@@ -57,34 +57,33 @@ def link(network: Network) -> Link:
 
 
 class _Timer:
-    """Times a collective of a number of words; the median of some, the mean over the workers."""
+    """Times a collective of a number of words, traced once; means over the workers."""
 
-    def __init__(self, network: Network, collective: Callable[[int], tf.Tensor]):
-        self._network, self._collective = network, collective
+    def __init__(self, network: Network, collective: Callable[[tf.Tensor], tf.Tensor]):
+        self._network = network
+        words = tf.TensorSpec([], tf.int32)
+        self._run = tf.function(collective, input_signature=[words], autograph=False)
         self._mean = tf.function(self._mean_of, autograph=False)
+        self(SMALL_BYTES, 1)  # traces
 
     def _mean_of(self, own: tf.Tensor) -> tf.Tensor:
         return self._network.all_reduce([own])[0] / self._network.workers
 
-    def __call__(self, size: int, middle: Callable = statistics.median) -> float:
+    def __call__(self, size: int, repeats: int, middle: Callable = statistics.median) -> float:
         """Return the seconds of a payload of so many bytes: `middle` of this worker's times."""
-        run = tf.function(lambda: self._collective(size // 4), autograph=False)
         times = []
-        for _ in range(1 + REPEATS):
+        for _ in range(repeats):
             start = time.perf_counter()
-            wait(run())
+            wait(self._run(size // 4))
             times.append(time.perf_counter() - start)
-        own = middle(times[1:])  # the first one traces
-        return float(self._mean(tf.constant(own, tf.float32)))
+        return float(self._mean(tf.constant(middle(times), tf.float32)))
 
 
 def _line(kind: type[Request], timer: _Timer, workers: int) -> Line:
     """Fit latency and rate through a small payload and one that is large for this network."""
-    small = timer(SMALL_BYTES, min)  # others that use the machine only add to a latency
-    for size in LARGE_BYTES:
-        large = timer(size)
-        if large >= LONG_SECONDS:
-            break
+    small = timer(SMALL_BYTES, 2 * REPEATS, min)  # others that use the machine only add to it
+    size = next((n for n in LARGE_BYTES[:-1] if timer(n, 1) >= LONG_SECONDS), LARGE_BYTES[-1])
+    large = timer(size, REPEATS)
     factor = wire.sent_factor(kind, workers)
     seconds = max(large - small, 1e-6)  # noise, on a network without latency
     rate = factor * (size - SMALL_BYTES) / seconds
@@ -102,7 +101,7 @@ def work(method: Method, workers: Sequence[int], repeats: int = REPEATS) -> Work
         method: The method.
         workers: Numbers of workers to measure with. With one number all work counts as work for
             each element; two or more tell selecting from decoding.
-        repeats: Measurements of which the median counts.
+        repeats: Measurements, each of a period of the method's steps, of which the median counts.
     """
     most, fewest = max(workers), min(workers)
     small = _exchange_seconds(method, SMALL_SHAPE, fewest, repeats)
@@ -118,7 +117,10 @@ def work(method: Method, workers: Sequence[int], repeats: int = REPEATS) -> Work
 
 
 def _exchange_seconds(method: Method, shape: tuple[int, int], workers: int, repeats: int) -> float:
-    """Median seconds of a step of a method, for one matrix, in the steady state."""
+    """Seconds of a step of a method, for one matrix, in the steady state.
+
+    The mean over a period of steps, the median over `repeats` of them.
+    """
     layout = BucketLayout((TensorSpec("w", shape),), workers)
     if method.refuses(layout.specs[0]) is not None:
         return 0.0
@@ -132,12 +134,14 @@ def _exchange_seconds(method: Method, shape: tuple[int, int], workers: int, repe
     grads = [tf.random.stateless_normal(shape, (1, 2), alg="philox")]
     state = method.init(layout)
     times = []
-    for i in range(repeats + 2):
+    for i in range(2 + repeats * method.period):
         start = time.perf_counter()
         totals, state = run(grads, state, tf.constant(i, tf.int64))
         wait(totals)
         times.append(time.perf_counter() - start)
-    return statistics.median(times[2:])  # the first traces, the second finds its thresholds
+    steps = times[2:]  # the first traces, the second finds its thresholds
+    starts = range(0, len(steps), method.period)
+    return statistics.median(statistics.fmean(steps[i : i + method.period]) for i in starts)
 
 
 def slowest(network: Network, rows: Sequence[Sequence[float]]) -> list[list[float]]:

@@ -203,6 +203,27 @@ def test_bytes_and_messages(name, workers, phase):
                 assert rows.dtype == np.int32 and np.all(rows[:, 0] == 1)
 
 
+@every_case
+def test_formulas_and_periods(name, workers):
+    """`payloads`, where a method has it, is what it asks for; and after `period` it asks again."""
+    method = TABLE[name].method
+    if getattr(method, "density_changes", False) or method.phases:
+        return  # what is sent after the warm-up is
+    layout = BucketLayout(TABLE[name].specs, workers)
+    records = recorded(name, workers)
+    found = [[(type(q), int(wire.payload_bytes(q))) for q in r.step.requests] for r in records]
+    for number, requests in enumerate(found):
+        formula = method.payloads(layout, number)
+        assert formula is None or formula == requests
+        if TABLE[name].agrees:
+            assert requests == found[number % method.period]
+
+
+def test_a_period_is_no_longer_than_it_must_be():
+    first, second, third = (recorded("acp_sgd", 3)[i].step.bytes_sent for i in range(3))
+    assert TABLE["acp_sgd"].method.period == 2 and first == third != second
+
+
 # ------------------------------------------------------------------------------- not finite
 
 

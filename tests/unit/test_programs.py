@@ -1,5 +1,7 @@
 """EveryStep: which phase runs when, for one worker and for many, and bytes of a dry run."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,7 +9,7 @@ import tensorflow as tf
 import tf_redsync as rs
 from tf_redsync.exchange.driver import DryRun
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
-from tf_redsync.programs import EveryStep
+from tf_redsync.programs import EveryStep, Trial
 
 SPECS = [TensorSpec("a", (20, 30), position=0), TensorSpec("b", (40, 50), position=1)]
 
@@ -157,3 +159,91 @@ def test_scale_reaches_every_bucket():
     (sparse, _), (dense, _) = outcome.results
     np.testing.assert_array_equal(sparse[0], np.full((40, 50), 0.5))  # two workers' messages
     np.testing.assert_array_equal(dense[0], np.full((20, 30), 0.25))
+
+
+# --------------------------------------------------------------------------------- the trial
+
+
+def plain_variable(value, kind, name):
+    return tf.Variable(value, trainable=False, name=name)
+
+
+def follow_trial(monkeypatch, method, steps, trial_steps, seconds, interrupted=()):
+    """Run a trial by a clock of its own: `seconds(number, dense)` is what a step takes.
+
+    Returns:
+        For every step "c" or "d", and the sum of the totals' surplus over what was put in.
+    """
+    clock = [0.0]
+    monkeypatch.setattr(tf, "timestamp", lambda: tf.constant(clock[0], tf.float64))
+    (bucket,) = make_buckets([(SPECS[1], method)], 2)
+    trial = Trial([bucket], trial_steps, plain_variable)
+    state, phases = method.init(bucket.layout), ""
+    network = Echo(2)
+    for number in range(steps):
+        grads = [[tf.random.stateless_normal(SPECS[1].shape, (number, 0), alg="philox")]]
+        outcome = trial.run(grads, [state], None, tf.constant(number, tf.int64), network)
+        ((_, state),) = outcome.results
+        dense = float(outcome.bytes_sent) >= SPECS[1].bytes
+        assert dense == (not np.any(state["residual"][0]))
+        phases += "d" if dense else "c"
+        clock[0] += seconds(number, dense)
+        if number in interrupted:
+            trial.interrupt()
+            clock[0] += 1000.0
+    return phases
+
+
+@pytest.mark.parametrize(("dense", "verdict"), [(4.0, "d"), (6.0, "c")])
+def test_a_trial_covers_whole_periods(monkeypatch, dense, verdict):
+    """P steps take a second and Q steps nine: five on average."""
+    phases = follow_trial(
+        monkeypatch,
+        rs.ACPSGD(),
+        18,
+        trial_steps=5,
+        seconds=lambda number, is_dense: dense if is_dense else 1.0 + 8.0 * (number % 2 == 0),
+    )
+    assert phases == "ccc" + "ccdd" * 3 + verdict * 3
+
+
+@pytest.mark.parametrize(("dense", "verdict"), [(1.0, "d"), (3.0, "c")])
+def test_a_step_after_an_interruption_is_tried_again(monkeypatch, dense, verdict):
+    phases = follow_trial(
+        monkeypatch,
+        rs.TopK(),
+        15,
+        trial_steps=3,
+        seconds=lambda number, is_dense: dense if is_dense else 2.0,
+        interrupted=(1, 4, 6),
+    )
+    assert phases == "ccc" + "ccc" + "dd" + "cdcd" + verdict * 3
+
+
+def test_a_trial_hardly_makes_the_graph_larger():
+    """What is dense in any case, mostly biases and norms, does not stand in its branches."""
+    specs = [TensorSpec(f"bias_{i}", (64,), position=i) for i in range(100)]
+    specs.append(TensorSpec("kernel", (400, 500), position=100))
+    assigned = [(a.spec, a.method) for a in rs.Policy(default=rs.RedSync()).assign(specs)]
+    buckets = make_buckets(assigned, 2)
+
+    def nodes(program):
+        with tf.Graph().as_default() as graph:
+            grads = [[tf.zeros(s.shape) for s in b.layout.specs] for b in buckets]
+            states = [b.method.init(b.layout) for b in buckets]
+            step = tf.compat.v1.placeholder(tf.int64, [])
+            program(buckets).run(grads, states, None, step, Echo(2))
+            definition = graph.as_graph_def()
+        functions = definition.library.function
+        return len(definition.node) + sum(len(f.node_def) for f in functions)
+
+    alone = nodes(EveryStep)
+    assert alone < nodes(lambda b: Trial(b, 5, plain_variable)) < 1.5 * alone
+    assert nodes(lambda b: EveryStep([warmed(x) for x in b])) < 1.5 * alone
+
+
+def warmed(bucket):
+    """The bucket, densely for three steps if it is compressed."""
+    if not isinstance(bucket.method, rs.RedSync):
+        return bucket
+    return dataclasses.replace(bucket, method=rs.RedSync(warm_up=rs.DenseWarmUp(3)))

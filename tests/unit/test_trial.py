@@ -38,7 +38,7 @@ class Delivering(rs.Method):
 
     def exchange(self, layout, grads, state, step, scale=None):
         run = self.of.dense_exchange(layout, grads, state, step, scale)
-        return (yield from _with_residual(run, state["residual"]))
+        return (yield from _with_residual(run, state["residual"], tf.constant(False)))
 
 
 def test_there_are_candidates():

@@ -163,11 +163,13 @@ class StepTimes:
         last: float64 variable, when this worker's last step began, in seconds.
         seconds: float64 variable `[length]`, this worker's times.
         verdict: int64 variable, for whoever judges by them; equal on all workers.
+        delivered: int64 variable, 1 where nothing is in the residuals; equal on all workers.
     """
 
     def __init__(self, length: int, create: Create):
         self.count = counter("trial_count")
         self.verdict = counter("trial_verdict")
+        self.delivered = counter("trial_delivered")
         self.last = create(tf.zeros([], tf.float64), "mean", "trial_last")
         self.seconds = create(tf.zeros([length], tf.float64), "mean", "trial_seconds")
 

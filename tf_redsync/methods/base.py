@@ -18,6 +18,7 @@ __all__ = [
     "Configurable",
     "Exchange",
     "Method",
+    "Payloads",
     "State",
     "from_config",
     "register",
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 State = dict[str, list[tf.Tensor]]
+Payloads = list[tuple[type[Request], int]]
 Exchange = Generator[Request, Any, tuple[list[tf.Tensor], State]]
 
 
@@ -40,12 +42,15 @@ class Method(Configurable):
     Attributes:
         state_kinds: For every name in the state: `"sum"`, `"mean"` or `"shared"`; see
             `exchange/state.py`.
+        period: Number of steps after which it does the same again: 2 for what takes turns. Times
+            and bytes are counted over whole periods.
         paper: Authors and year, for `table()`.
         requests: What crosses the network in a step, in words, for `table()`.
         bits: Bits that a worker contributes per element and step, as a formula, for `table()`.
     """
 
     state_kinds: ClassVar[dict[str, str]] = {}
+    period: ClassVar[int] = 1
     paper: ClassVar[str] = ""
     requests: ClassVar[str] = ""
     bits: ClassVar[str] = ""
@@ -175,6 +180,19 @@ class Method(Configurable):
         """Return the state of one worker before the first step."""
         del layout
         return {}
+
+    def payloads(self, layout: BucketLayout, step: int) -> Payloads | None:
+        """Return what `exchange` asks for, where a formula tells; `None`: a trace has to.
+
+        Args:
+            layout: The bucket.
+            step: A step after all warm-ups.
+
+        Returns:
+            The types of the requests, in order, and the bytes of this worker's payload in each.
+        """
+        del layout, step
+        return None
 
     def exchange(
         self,

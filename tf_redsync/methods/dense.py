@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce
-from tf_redsync.methods.base import Exchange, Method, State, register
+from tf_redsync.methods.base import Exchange, Method, Payloads, State, register
 
 
 @register
@@ -63,6 +63,10 @@ class Dense(Method):
     def dense(self) -> Method:
         """See `Method`."""
         return self
+
+    def payloads(self, layout: BucketLayout, step: int) -> Payloads:
+        """See `Method`."""
+        return [(AllReduce, sum(s.bytes for s in layout.specs))]
 
     def init(self, layout: BucketLayout) -> State:
         """See `Method`."""

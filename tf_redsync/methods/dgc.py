@@ -38,9 +38,9 @@ import tensorflow as tf
 
 from tf_redsync import checks, feedback, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Exchange, State, register, stream, uniform
+from tf_redsync.methods.base import Exchange, Payloads, State, register, stream, uniform
 from tf_redsync.methods.momentum_corrected import MomentumCorrected
-from tf_redsync.methods.sparse import deliver
+from tf_redsync.methods.sparse import deliver, selected_payloads
 from tf_redsync.ops.contract import form_of
 
 SAMPLED_AT_LEAST = 10  # elements of the sample above the threshold
@@ -151,6 +151,11 @@ class DGC(MomentumCorrected):
             [first],
             maximum_iterations=self.max_adaptations,
         )[0]
+
+    def payloads(self, layout: BucketLayout, step: int) -> Payloads:
+        """See `Method`."""
+        k = [self.k(s) for s in layout.specs]
+        return selected_payloads(layout, k, **form_of("fixed", len(k)))
 
     def exchange(
         self,

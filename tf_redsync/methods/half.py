@@ -29,9 +29,9 @@ import tensorflow as tf
 from tf_redsync import checks, feedback
 from tf_redsync.codings.plain import HALVES
 from tf_redsync.exchange.layout import BucketLayout, Rounding, TensorSpec
-from tf_redsync.methods.base import Exchange, Method, State, register
+from tf_redsync.methods.base import Exchange, Method, Payloads, State, register
 from tf_redsync.methods.local_sgd import LocalSGD
-from tf_redsync.methods.rounding import all_reduced
+from tf_redsync.methods.rounding import all_reduced, rounded_payloads
 from tf_redsync.methods.wrapping import MethodWrapper
 
 
@@ -114,6 +114,17 @@ class HalfPrecision(MethodWrapper):
             name: [tf.zeros(s.shape, tf.float32) for s in layout.specs] for name in self.state_kinds
         }
 
+    def payloads(self, layout: BucketLayout, step: int) -> Payloads | None:
+        """See `Method`."""
+        if self._sums is not None:
+            return None
+        elements = sum(s.size for s in layout.specs)
+        return rounded_payloads(self._rounding, elements, layout.workers)
+
+    @property
+    def _rounding(self) -> Rounding:
+        return Rounding(self.dtype, self.error_feedback)
+
     def exchange(
         self,
         layout: BucketLayout,
@@ -123,8 +134,7 @@ class HalfPrecision(MethodWrapper):
         scale: tf.Tensor | None = None,
     ) -> Exchange:
         """See `Method`."""
-        rounding = Rounding(self.dtype, self.error_feedback)
-        layout = dataclasses.replace(layout, rounding=rounding)
+        layout = dataclasses.replace(layout, rounding=self._rounding)
         if self._sums is not None:
             return (yield from self._sums.exchange(layout, grads, state, step, scale))
         values = feedback.scaled(grads, scale)

@@ -39,7 +39,8 @@ import tensorflow as tf
 
 from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Exchange, Method, State, register, stream
+from tf_redsync.exchange.requests import AllReduce, Request
+from tf_redsync.methods.base import Exchange, Method, Payloads, State, register, stream
 from tf_redsync.methods.dense import Dense
 from tf_redsync.methods.matrices import (
     Factors,
@@ -94,6 +95,11 @@ class _LowRank(Method):
         """Rank of a tensor's factors: no more than its matrix can have."""
         return min(self.rank, *matrix_shape(spec))
 
+    def factor_payload(self, layout: BucketLayout, side: int) -> tuple[type[Request], int]:
+        """The all-reduce of all factors of a side, P for side 0, Q for side 1, in float32."""
+        elements = sum(self.rank_of(s) * matrix_shape(s)[side] for s in layout.specs)
+        return AllReduce, 4 * elements
+
     def random_factors(self, layout: BucketLayout, side: int) -> Factors:
         """Normal random factors, the same on all workers: P for side 0, Q for side 1."""
         return [
@@ -126,6 +132,10 @@ class PowerSGD(_LowRank):
     requests: ClassVar[str] = "two all-reduces of factors"
     bits: ClassVar[str] = "32 r (n + m) / (n m)"
     state_kinds: ClassVar[dict[str, str]] = {"residual": "sum", "q": "shared"}
+
+    def payloads(self, layout: BucketLayout, step: int) -> Payloads:
+        """See `Method`."""
+        return [self.factor_payload(layout, side) for side in (0, 1)]
 
     def init(self, layout: BucketLayout) -> State:
         """See `Method`."""
@@ -174,6 +184,11 @@ class ACPSGD(_LowRank):
     requests: ClassVar[str] = "all-reduce of one factor, in turn"
     bits: ClassVar[str] = "16 r (n + m) / (n m)"
     state_kinds: ClassVar[dict[str, str]] = {"residual": "sum", "p": "shared", "q": "shared"}
+    period: ClassVar[int] = 2  # P and Q in turn
+
+    def payloads(self, layout: BucketLayout, step: int) -> Payloads:
+        """See `Method`."""
+        return [self.factor_payload(layout, step % 2)]
 
     def init(self, layout: BucketLayout) -> State:
         """See `Method`."""

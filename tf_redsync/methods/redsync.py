@@ -37,9 +37,9 @@ import tensorflow as tf
 
 from tf_redsync import checks, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Exchange, State, register
+from tf_redsync.methods.base import Exchange, Payloads, State, register
 from tf_redsync.methods.momentum_corrected import MomentumCorrected
-from tf_redsync.methods.sparse import deliver
+from tf_redsync.methods.sparse import deliver, selected_payloads
 
 SELECTIONS = ("auto", "exact", "trimmed", "threshold")
 
@@ -120,6 +120,17 @@ class RedSync(MomentumCorrected):
         """See `Method`."""
         return {**super().init(layout), "ratios": [tf.fill([len(layout.specs)], -1.0)]}
 
+    def payloads(self, layout: BucketLayout, step: int) -> Payloads:
+        """See `Method`."""
+        return selected_payloads(layout, [self.k(s) for s in layout.specs], **self._form(layout))
+
+    def _form(self, layout: BucketLayout) -> dict[str, Any]:
+        """How every tensor is selected and sent, for the ops."""
+        return {
+            "selectors": tuple(self.selector(s) for s in layout.specs),
+            "quantized": tuple(self.quantizes(s) for s in layout.specs),
+        }
+
     def exchange(
         self,
         layout: BucketLayout,
@@ -129,11 +140,7 @@ class RedSync(MomentumCorrected):
         scale: tf.Tensor | None = None,
     ) -> Exchange:
         """See `Method`."""
-        k = self._k(layout, step)
-        form: dict[str, Any] = {
-            "selectors": tuple(self.selector(s) for s in layout.specs),
-            "quantized": tuple(self.quantizes(s) for s in layout.specs),
-        }
+        k, form = self._k(layout, step), self._form(layout)
         selection = ops.accumulate_and_select(
             grads,
             state["residual"],

@@ -25,8 +25,9 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.exchange import wire
-from tf_redsync.exchange.layout import BucketLayout
+from tf_redsync.exchange.layout import BucketLayout, Rounding
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, Request
+from tf_redsync.methods.base import Payloads
 
 Tensors = list[tf.Tensor]
 
@@ -59,13 +60,26 @@ def all_reduced(
     return _split(sums, values), _split(errors, values)
 
 
+def rounded_payloads(rounding: Rounding, elements: int, workers: int) -> Payloads:
+    """Return the payloads of `all_reduced` for so many elements of so many workers."""
+    if not rounding.error_feedback:
+        return [(AllReduce, elements * tf.as_dtype(rounding.dtype).size)]
+    message = wire.BYTES_PER_WORD * (wire.HEADER_WORDS + _block_words(elements, workers))
+    return [(AllToAll, workers * message), (AllGather, message)]
+
+
+def _block_words(elements: Any, workers: int) -> Any:
+    """Words of a worker's block of so many elements, two of which share a word."""
+    return -(-elements // (2 * workers))
+
+
 def _in_blocks(
     layout: BucketLayout, vector: tf.Tensor, dtype: tf.DType
 ) -> Generator[Request, Any, tuple[tf.Tensor, tf.Tensor]]:
     """The two phases for one vector: its sum and this worker's error."""
     workers, rank = layout.workers, layout.rank
     size = vector.shape[0] if vector.shape[0] is not None else tf.size(vector)
-    words = -(-size // (2 * workers))  # of a block: two numbers each
+    words = _block_words(size, workers)
     padded = tf.pad(vector, [[0, 2 * workers * words - size]])
     blocks = tf.reshape(padded, [workers, 2 * words])
 

@@ -11,10 +11,12 @@ import tensorflow as tf
 from tf_redsync import checks, ops
 from tf_redsync.codings.message import MessageCoding
 from tf_redsync.codings.plain import Half
+from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather, Request
-from tf_redsync.methods.base import Method, State
+from tf_redsync.methods.base import Method, Payloads, State
 from tf_redsync.methods.dense import Dense
+from tf_redsync.ops.contract import message_words
 from tf_redsync.ops.sparse import coordinates, is_short
 
 DENSE_BELOW = 4096  # bytes; below, indices and a place in the message cost more than they save
@@ -113,6 +115,18 @@ def deliver(
     if coding is not None:
         messages, k, form = coding.decode(messages, grads, k, **form)
     return delivered(layout, messages, k, grads, **form), residuals
+
+
+def selected_payloads(layout: BucketLayout, k: Sequence[int], **form: Any) -> Payloads:
+    """Return the payload of `deliver` without a coding: `k` elements of each tensor.
+
+    Args:
+        layout: The bucket.
+        k: Elements to send of every tensor.
+        form: `selectors` and `quantized`, see `ops.accumulate_and_select`.
+    """
+    words = message_words(k, sizes=[s.size for s in layout.specs], **form)
+    return [(AllGather, wire.BYTES_PER_WORD * words)]
 
 
 def coding_of(layout: BucketLayout) -> MessageCoding | None:

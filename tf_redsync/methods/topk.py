@@ -30,8 +30,15 @@ import tensorflow as tf
 
 from tf_redsync import checks, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.sparse import Sparsifier, deliver, element_count, flat, split
+from tf_redsync.methods.base import Exchange, Payloads, State, register
+from tf_redsync.methods.sparse import (
+    Sparsifier,
+    deliver,
+    element_count,
+    flat,
+    selected_payloads,
+    split,
+)
 from tf_redsync.ops.contract import form_of
 
 SCOPES = ("layer", "model")
@@ -71,6 +78,19 @@ class TopK(Sparsifier):
         """See `Method`."""
         return None if self.whole_model else super().refuses(spec)
 
+    def payloads(self, layout: BucketLayout, step: int) -> Payloads:
+        """See `Method`."""
+        layout = self._selected_from(layout)
+        k = [element_count(self.density, s.size) for s in layout.specs]
+        return selected_payloads(layout, k, **form_of("exact", len(k)))
+
+    def _selected_from(self, layout: BucketLayout) -> BucketLayout:
+        """The layout of what is selected from: one vector takes the place of a whole model."""
+        if not self.whole_model:
+            return layout
+        vector = TensorSpec("model", (sum(s.size for s in layout.specs),))
+        return dataclasses.replace(layout, specs=(vector,), sparse_totals=False)
+
     def exchange(
         self,
         layout: BucketLayout,
@@ -81,9 +101,8 @@ class TopK(Sparsifier):
     ) -> Exchange:
         """See `Method`."""
         specs, residuals = layout.specs, state["residual"]
-        if self.whole_model:  # one vector takes the place of the tensors
-            vector = TensorSpec("model", (sum(s.size for s in specs),))
-            layout = dataclasses.replace(layout, specs=(vector,), sparse_totals=False)
+        layout = self._selected_from(layout)
+        if self.whole_model:
             grads, residuals = [flat(grads)], [flat(residuals)]
         k = [element_count(self.density, s.size) for s in layout.specs]
         form = form_of("exact", len(k))

@@ -9,7 +9,6 @@ exchange, one after the other.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -182,9 +181,7 @@ def share(assignments: Sequence[Assignment], measured: Measured) -> list[Share]:
     for bucket in _buckets(assignments, measured.workers):
         specs = bucket.layout.specs
         exchange = _exchange(bucket, measured)
-        # Bytes depend on the shape alone, and many layers have the same.
-        shapes = [dataclasses.replace(s, name="", position=0) for s in specs]
-        alone = [_sent(bucket.method, (shape,), measured.workers) for shape in shapes]
+        alone = [_sent(bucket.method, (spec,), measured.workers) for spec in specs]
         sent, network = _split(exchange.sent, alone), _split(exchange.network, alone)
         computed = _split(exchange.computed, [float(s.size) for s in specs])
         for spec, own, *seconds in zip(specs, sent, network, computed, strict=True):
@@ -210,10 +207,7 @@ def _exchange(bucket: Bucket, measured: Measured) -> _Exchange:
     )
 
 
-@functools.lru_cache(maxsize=4096)  # a trace
-def _messages(
-    method: Method, specs: tuple[TensorSpec, ...], workers: int
-) -> list[list[cost.Message]]:
+def _messages(method: Method, specs: tuple[TensorSpec, ...], workers: int) -> cost.Steps:
     return cost.messages(method, BucketLayout(specs, workers))
 
 

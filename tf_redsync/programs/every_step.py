@@ -73,9 +73,51 @@ class EveryStep:
         Returns:
             For every bucket `(totals, new_state)`; the agreed finiteness; bytes sent.
         """
-        phase = self._phase(grads, states, scale, step, network)
         dense = self._dense_at(step, states) if network.workers > 1 else None
-        return choose(dense, phase, network)
+
+        def of(program: EveryStep, grads, states) -> Outcome:
+            phase = program.either(grads, states, scale, step, network)
+            return choose(None if program.always_dense else dense, phase, network)
+
+        return of(self, grads, states) if dense is None else self.apart(of, grads, states)
+
+    @property
+    def always_dense(self) -> bool:
+        """Whether all methods do the same in dense and in other steps."""
+        return all(type(b.method).exchange is type(b.method).dense_exchange for b in self.buckets)
+
+    def apart(
+        self,
+        of: Callable[[EveryStep, list[list[tf.Tensor]], list[State]], Outcome],
+        grads: Sequence[list[tf.Tensor]],
+        states: Sequence[State],
+    ) -> Outcome:
+        """Exchange the buckets whose methods are always dense after, and apart from, the others.
+
+        So they need not stand in the branches of a step that may be dense: these are traced, and
+        optimised by TensorFlow, twice.
+
+        Args:
+            of: Exchanges the buckets of a program: gets it, their gradients and their states.
+            grads: For every bucket, its gradients.
+            states: For every bucket, its state.
+
+        Returns:
+            The outcome for all buckets.
+        """
+        split: tuple[list[int], list[int]] = ([], [])
+        for i, bucket in enumerate(self.buckets):
+            split[EveryStep([bucket]).always_dense].append(i)
+        results: list[Any] = [None] * len(self.buckets)
+        finite, sent = [], 0.0
+        for part in filter(None, split):
+            program = EveryStep([self.buckets[i] for i in part])
+            outcome = of(program, [grads[i] for i in part], [states[i] for i in part])
+            for i, result in zip(part, outcome.results, strict=True):
+                results[i] = result
+            finite.append(outcome.finite)
+            sent += tf.cast(outcome.bytes_sent, tf.float64)
+        return Outcome(results, tf.reduce_all(finite), sent)
 
     def always_stored(self, state: State) -> State:
         """Return what of a new state is stored even if the step is not finite."""
@@ -111,7 +153,7 @@ class EveryStep:
     ) -> None:
         """Make the model's weights those that all workers agree on."""
 
-    def _phase(self, grads, states, scale, step, network) -> Callable[[bool], Outcome]:
+    def either(self, grads, states, scale, step, network) -> Callable[[bool], Outcome]:
         """What runs either the dense or the compressed exchange of everything."""
         alone = network.workers == 1  # nothing to compress for
 
@@ -127,13 +169,13 @@ class EveryStep:
                     name = "dense_exchange" if dense(method) else phase_at(method, start)
                     return getattr(method, name)(layout, g, state, step, scale)
 
-                return self._drive(exchange, dense, grads, states, network)
+                return self.drive(exchange, dense, grads, states, network)
 
             return in_turn(step, ends, from_step, network)
 
         return run
 
-    def _drive(
+    def drive(
         self,
         exchange: Callable[..., Exchange],
         dense: Callable[[Method], bool],

@@ -57,8 +57,8 @@ class OwnPoints(EveryStep):
             return super().run(grads, states, scale, step, network)
         pending = [state["pending"] for state in states]
         inner = [{n: v for n, v in state.items() if n != "pending"} for state in states]
-        late = self._phase(pending, inner, scale, step, network)
-        now = self._phase(grads, inner, scale, step, network)
+        late = self.either(pending, inner, scale, step, network)
+        now = self.either(grads, inner, scale, step, network)
         full = tf.equal(step % self.dense_every, 0) if self.dense_every else None
         outcome = choose(
             self._warming,

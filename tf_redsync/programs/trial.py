@@ -1,14 +1,21 @@
 """`EveryStep`, with a trial in training of whether dense steps are faster after all.
 
-    step   0 1 2 | 3 4 5 6 7 8 ...          | then
+    step   0 1 2 | 3 4 5 6 7 8 ...                | then
     phase  c c c | c d c d c d, `trial_steps` each | c or d, the one with the smaller median
 
-c: compressed. d: dense, which also delivers the residual. The time of a step is the time from one
-step's first gradient to the next one's, as every worker sees it, averaged over the workers.
+c: compressed. d: dense, which also delivers the residual. Methods whose steps differ by turns, as
+ACP-SGD's do (`Method.period`), have whole periods at a time: c c d d c c d d. The time of a step is
+the time from one step's first gradient to the next one's, as every worker sees it, averaged over
+the workers; the verdict is on the medians of the periods' means. A step after which the exchange
+was left out, as a `LossScaleOptimizer` does, is tried again.
+
+What is dense in any case is exchanged outside of the branch: what stands in there is traced, and
+optimised by TensorFlow, twice.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,15 +39,17 @@ class Trial(EveryStep):
 
     Args:
         buckets: The buckets.
-        steps: Number of steps of either kind that are measured.
+        steps: Number of steps of either kind that are measured, rounded up to whole periods.
         create: Makes a variable of which each worker has its own; see `exchange/state.py`.
     """
 
     def __init__(self, buckets: Sequence[Bucket], steps: int, create: Create):
         super().__init__(buckets)
-        self.steps = steps
-        self.end = SETTLING_STEPS + 2 * steps  # of the trial
-        self.times = StepTimes(2 * steps, create)
+        self.period = math.lcm(*(b.method.period for b in buckets))
+        self.turns = -(-steps // self.period)  # of either kind
+        self.measured = 2 * self.turns * self.period
+        self.end = SETTLING_STEPS + self.measured
+        self.times = StepTimes(self.measured, create)
 
     def run(
         self,
@@ -51,59 +60,63 @@ class Trial(EveryStep):
         network: Network,
     ) -> Outcome:
         """See `EveryStep`."""
-        count = self.times.count.read_value()
-        verdict = self._judged(count, grads, network)
-        self.times.count.assign_add(1, read_value=False)
-        end = self.end
-        turn = (count >= SETTLING_STEPS) & (count < end) & tf.equal((count - SETTLING_STEPS) % 2, 1)
-        dense = turn | tf.equal(verdict, DENSE)
-        # All residuals are delivered by the last step of the trial and, in case that one was
-        # skipped, by one more.
-        settled = tf.equal(verdict, DENSE) & (count > end)
-        arguments = (grads, states, scale, step, network)
+        count, verdict = self._judged(grads, network)
+        measured = (count >= SETTLING_STEPS) & (count < self.end)
+        turn = (count - SETTLING_STEPS) // self.period
+        dense = (measured & tf.equal(turn % 2, 1)) | tf.equal(verdict, DENSE)
+        delivered = self.times.delivered.read_value()
 
-        def phase(now_dense: bool) -> Outcome:
-            if not now_dense:
-                return super(Trial, self).run(*arguments)
-            return choose(settled, lambda plain: self._dense(plain, *arguments), network)
+        def of(program: EveryStep, grads, states) -> Outcome:
+            if program.always_dense:
+                return program.run(grads, states, scale, step, network)
 
-        return choose(dense, phase, network)
+            def phase(now_dense: bool) -> Outcome:
+                if now_dense:
+                    return _dense(program, delivered, grads, states, scale, step, network)
+                return program.run(grads, states, scale, step, network)
 
-    def _dense(self, plain: bool, grads, states, scale, step, network) -> Outcome:
-        """All buckets densely; unless `plain`, with their residuals."""
+            return choose(dense, phase, network)
 
-        def exchange(method, layout, g, state):
-            run = method.dense_exchange(layout, g, state, step, scale)
-            if plain or "residual" not in state:
-                return run
-            return _with_residual(run, state["residual"])
+        outcome = self.apart(of, grads, states)
+        done = dense & (outcome.finite | tf.equal(delivered, 1))
+        self.times.delivered.assign(tf.cast(done, tf.int64), read_value=False)
+        return outcome
 
-        return self._drive(exchange, lambda method: True, grads, states, network)
+    def interrupt(self) -> None:
+        """Say that a step leaves the exchange out, so that nobody knows how long the last took."""
+        self.times.last.assign(tf.constant(float("nan"), tf.float64), read_value=False)
 
-    def _judged(self, count: tf.Tensor, grads, network: Network) -> tf.Tensor:
-        """Note the time of the last step; after the trial return its verdict."""
-        times = self.times
+    def _judged(self, grads, network: Network) -> tuple[tf.Tensor, tf.Tensor]:
+        """Note the time of the last step. Return this one's number, and after the trial a verdict.
+
+        A step that was interrupted keeps its number for the one that comes in its place.
+        """
+        times, count = self.times, self.times.count.read_value()
         with tf.control_dependencies([grads[0][0]]):  # of the last layer: it is the first one
             now = tf.timestamp()
-        slot = count - 1 - SETTLING_STEPS
-        here = tf.equal(tf.range(2 * self.steps, dtype=tf.int64), slot)
-        seconds = tf.where(here, now - times.last.read_value(), times.seconds.read_value())
+        passed = now - times.last.read_value()
+        again = (count > 0) & (count <= self.end) & tf.math.is_nan(passed)
+        count -= tf.cast(again, tf.int64)
+        here = tf.equal(tf.range(self.measured, dtype=tf.int64), count - 1 - SETTLING_STEPS)
+        seconds = tf.where(here & ~again, passed, times.seconds.read_value())
         times.seconds.assign(seconds, read_value=False)
         times.last.assign(now, read_value=False)
         before = times.verdict.read_value()
 
         def judge() -> tf.Tensor:
             total = network.all_reduce([tf.cast(seconds, tf.float32)])[0]
-            turns = tf.reshape(total / network.workers, [self.steps, 2])
-            medians = tf.sort(turns, axis=0)[self.steps // 2]
+            periods = tf.reshape(total / network.workers, [self.turns, 2, self.period])
+            medians = tf.sort(tf.reduce_mean(periods, axis=-1), axis=0)[self.turns // 2]
             compressed, dense = medians[0], medians[1]
             verdict = tf.where(dense < compressed, DENSE, COMPRESSED)
             _report(network.rank(), compressed, dense)
             return tf.cast(verdict, tf.int64)
 
-        verdict = tf.cond(tf.equal(count, self.end), judge, lambda: tf.identity(before))
+        due = tf.equal(count, self.end) & ~again
+        verdict = tf.cond(due, judge, lambda: tf.identity(before))
         times.verdict.assign(verdict, read_value=False)
-        return verdict
+        times.count.assign(count + 1, read_value=False)
+        return count, verdict
 
     def bytes_per_step(self, workers: int) -> float:
         """See `EveryStep`. As things are: dense bytes once that is the verdict."""
@@ -112,17 +125,42 @@ class Trial(EveryStep):
         return dense_bytes([s for b in self.buckets for s in b.layout.specs], workers)
 
 
-def _with_residual(exchange: Exchange, residual: list[tf.Tensor]) -> Exchange:
-    """A dense exchange of one all-reduce that delivers the residual as well."""
+def _dense(
+    program: EveryStep, delivered: tf.Tensor, grads, states, scale, step, network: Network
+) -> Outcome:
+    """All buckets of a program densely, with their residuals unless these are `delivered`."""
+
+    def exchange(method, layout, g, state):
+        run = method.dense_exchange(layout, g, state, step, scale)
+        return _with_residual(run, state["residual"], tf.equal(delivered, 1))
+
+    return program.drive(exchange, lambda method: True, grads, states, network)
+
+
+def _with_residual(exchange: Exchange, residual: list[tf.Tensor], delivered: tf.Tensor) -> Exchange:
+    """A dense exchange of one all-reduce that delivers the residual as well.
+
+    Args:
+        exchange: Without it.
+        residual: What is to be delivered.
+        delivered: Bool scalar: whether all of `residual` is 0, so that there is nothing to add.
+    """
     request = next(exchange)
     if not isinstance(request, AllReduce) or len(request.tensors) != len(residual):
         raise TypeError("a dense exchange must be one all-reduce of all tensors of its bucket")
-    sums = yield AllReduce([t + r for t, r in zip(request.tensors, residual, strict=True)])
+    tensors = list(request.tensors)
+
+    def add():
+        sums = [t + r for t, r in zip(tensors, residual, strict=True)]
+        return sums, [tf.zeros_like(r) for r in residual]
+
+    contributions, left = tf.cond(delivered, lambda: (tensors, residual), add)
+    sums = yield AllReduce(contributions)
     try:
         exchange.send(sums)
     except StopIteration as stop:
         totals, state = stop.value
-        return totals, {**state, "residual": [tf.zeros_like(r) for r in residual]}
+        return totals, {**state, "residual": left}
     raise TypeError("a dense exchange must be one all-reduce")
 
 
