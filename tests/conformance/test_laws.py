@@ -203,7 +203,7 @@ def test_bytes_and_messages(name, workers, phase):
                 assert rows.dtype == np.int32 and np.all(rows[:, 0] == 1)
 
 
-@every_case
+@pytest.mark.parametrize(("name", "workers"), cases(counts=(3,)))
 def test_formulas_and_periods(name, workers):
     """`payloads`, where a method has it, is what it asks for; and after `period` it asks again."""
     method = TABLE[name].method

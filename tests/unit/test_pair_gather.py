@@ -130,7 +130,7 @@ def test_cost_of_a_pair_is_one_hop_of_an_all_gather():
     messages = cost.messages(rs.GTopK(density=0.01), layout)
     assert [[(m.kind, m.sent) for m in step] for step in messages] == [
         [("pair_gather", 4 * (2 + 2 * 20))] * 3
-    ] * 2
+    ]
 
 
 def test_an_absent_message_is_finite_and_says_nothing():
