@@ -53,7 +53,7 @@ class Policy(Configurable):
         default: Method for variables that no rule names.
         rules: Tried in order.
         output_layer: Regular expression for the names of the output layer's weights, which are
-            never quantised. `None`: the last variable of rank 2 or more.
+            never quantised. `None`: the last variable that is no bias or norm.
 
     Example:
         >>> import tf_redsync as rs
@@ -110,7 +110,7 @@ class Policy(Configurable):
             pattern = re.compile(self.output_layer)
             marks = [bool(pattern.search(s.name)) for s in specs]
         else:
-            last = max((i for i, s in enumerate(specs) if len(s.shape) >= 2), default=-1)
+            last = max((i for i, s in enumerate(specs) if not s.is_bias_or_norm), default=-1)
             marks = [i == last for i in range(len(specs))]
         return [dataclasses.replace(s, output_layer=m) for s, m in zip(specs, marks, strict=True)]
 

@@ -69,3 +69,33 @@ def test_no_tensors_no_buckets():
 def test_bad_bucket_bytes(bucket_bytes):
     with pytest.raises(ValueError, match=rf"`bucket_bytes`.*bucket_bytes={bucket_bytes}"):
         buckets([(1, A)], bucket_bytes=bucket_bytes)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("dense/kernel", (3, 4), False),
+        ("dense/bias", (4,), True),
+        ("attention/query/bias", (12, 64), True),
+        ("attention/query/bias:0", (12, 64), True),  # tf_keras
+        ("gru/gru_cell/bias", (2, 96), True),
+        ("layer_normalization/gamma", (7, 9), True),
+        ("rms/scale", (7, 9), True),
+        ("relative_bias/embeddings", (32, 12), False),
+        ("upscale", (7, 9), False),
+        ("scale/kernel", (7, 9), False),
+    ],
+)
+def test_a_bias_or_norm_of_any_rank_is_one(name, shape, expected):
+    spec = TensorSpec(name, shape)
+    assert spec.is_bias_or_norm == expected
+    for method in (rs.TopK(density=0.01, dense_below=0), rs.PowerSGD(min_compression_rate=0)):
+        assert (method.refuses(spec) is not None) == expected
+    (output,) = (
+        s
+        for s in rs.Policy(default=rs.Dense()).mark_output_layer(
+            [TensorSpec("first/kernel", (2, 2)), spec]
+        )
+        if s.output_layer
+    )
+    assert (output.name == name) != expected

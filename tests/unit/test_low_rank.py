@@ -1,14 +1,24 @@
 """PowerSGD and ACP-SGD: quality of the approximation, published ratios, who is served."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tf_redsync import cost
 from tf_redsync.exchange import loopback
-from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets, tensor_spec
 from tf_redsync.methods.low_rank import matrix_shape
 from tf_redsync.programs import EveryStep
+
+
+def best_split(shape):
+    """Rows and columns by trying all splits of the axes, in numpy."""
+    tensor, splits = np.zeros(shape, np.int8), []
+    for axes in range(1, tensor.ndim):
+        splits.append(tensor.reshape(int(np.prod(shape[:axes])), -1).shape)
+    return min(splits, key=sum)
 
 
 def run(method, grads, steps, specs):
@@ -25,14 +35,14 @@ def run(method, grads, steps, specs):
 
 
 @pytest.mark.parametrize("cls", [rs.PowerSGD, rs.ACPSGD])
-@pytest.mark.parametrize("shape", [(40, 30), (30, 40), (5, 6, 7)])
+@pytest.mark.parametrize("shape", [(40, 30), (30, 40), (5, 6, 7), (30, 4, 10)])
 def test_a_matrix_of_the_factors_rank_is_recovered(cls, shape):
     """The sum over the workers has rank 3: steps of rank 3 find its column space exactly.
 
     ACP-SGD's even steps look for the row space, so the last step is an odd one.
     """
     rng = np.random.default_rng(1)
-    rows, columns = int(np.prod(shape[:-1])), shape[-1]
+    rows, columns = best_split(shape)
     left = rng.standard_normal((rows, 3))
     grads = [[(left @ rng.standard_normal((3, columns))).reshape(shape)] for _ in range(3)]
     spec = TensorSpec("w", shape)
@@ -110,6 +120,87 @@ def test_who_is_served():
     assert "min_compression_rate" in method.refuses(TensorSpec("small", (16, 16)))  # 256 / 128
     assert method.refuses(TensorSpec("large", (64, 64))) is None
     assert method.describe(TensorSpec("conv", (3, 3, 64, 128))) == "rank 4 of 576 x 128"
+
+
+@pytest.mark.parametrize(
+    ("shape", "matrix"),
+    [
+        ((768, 12, 64), (768, 768)),  # attention: query, key and value; [in, heads, size]
+        ((12, 64, 768), (768, 768)),  # its output
+        ((768, 4, 64), (768, 256)),  # keys of grouped queries
+        ((7, 7, 3, 64), (147, 64)),
+        ((3, 3, 64, 64), (576, 64)),
+        ((1, 1, 2048, 512), (2048, 512)),
+        ((3, 512, 512), (1536, 512)),  # Conv1D
+        ((3, 3, 3, 16, 32), (432, 32)),  # Conv3D
+        ((3, 3, 960, 1), (9, 960)),  # depthwise, as [c, 1, 3, 3] of the paper's PyTorch
+        ((3, 3, 512, 4), (9, 2048)),  # few outputs
+        ((2, 3, 1, 4), (6, 4)),
+        ((5,), (1, 5)),
+        ((), (1, 1)),
+    ],
+)
+def test_axes_are_split_where_factors_are_shortest(shape, matrix):
+    assert matrix_shape(TensorSpec("w", shape)) == matrix
+    assert len(shape) < 2 or matrix == best_split(shape)
+
+
+def keras_specs(layers):
+    variables = [v for layer in layers for v in layer.trainable_variables]
+    return [tensor_spec(v, i) for i, v in enumerate(variables)]
+
+
+def factor_bytes(specs, rank):
+    """r (rows + columns) of everything that pays, and the rest densely, in bytes of float32."""
+    factors = dense = 0
+    for spec in specs:
+        name, size = spec.name.rsplit("/", 1)[-1], int(np.prod(spec.shape))
+        if name in ("kernel", "embeddings", "depthwise_kernel"):
+            rows, columns = best_split(spec.shape)
+            r = min(rank, rows, columns)
+            if size > 2 * r * (rows + columns):
+                factors += r * (rows + columns)
+                continue
+        dense += size
+    return 4 * factors, 4 * dense
+
+
+@pytest.mark.parametrize("rank", [4, 32])
+def test_bytes_of_attention(rank):
+    """A layer of BERT-base: query, key, value and output are 768 x 768, their biases dense."""
+    attention = keras.layers.MultiHeadAttention(12, 64)
+    attention.build((None, 8, 768), (None, 8, 768))
+    specs = keras_specs([attention])
+    assert {len(s.shape) for s in specs if s.name.endswith("bias")} == {1, 2}
+    factors, dense = factor_bytes(specs, rank)
+    assert (factors, dense) == (4 * 4 * rank * 2 * 768, 4 * 4 * 768)
+    for method, halves in ((rs.PowerSGD(rank=rank), 1), (rs.ACPSGD(rank=rank), 2)):
+        assigned = rs.Policy(default=method).assign(specs)
+        program = EveryStep(make_buckets([(a.spec, a.method) for a in assigned], 2))
+        assert program.bytes_per_step(2) == factors / halves + dense
+        traced = sum(
+            cost.bytes_sent(cost.dry_run(b.method, b.layout, range(2))) for b in program.buckets
+        )
+        assert traced == factors / halves + dense
+
+
+def test_bytes_of_mobile_net():
+    model = keras.applications.MobileNetV2(weights=None, input_shape=(32, 32, 3), classes=10)
+    specs = keras_specs([model])
+    factors, dense = factor_bytes(specs, 4)
+    assigned = rs.Policy(default=rs.PowerSGD(rank=4)).assign(specs)
+    program = EveryStep(make_buckets([(a.spec, a.method) for a in assigned], 2))
+    assert factors > 0 and program.bytes_per_step(2) == factors + dense
+    assert all(a.spec.name.endswith("kernel") for a in assigned if a.method.state_kinds.get("q"))
+
+
+def test_full_rank_of_an_attention_kernel_is_exact():
+    rng = np.random.default_rng(5)
+    grads = [[rng.standard_normal((6, 2, 4))] for _ in range(3)]
+    method = rs.PowerSGD(rank=1000, min_compression_rate=0)
+    ((total,), *_), states = run(method, grads, 1, (TensorSpec("query/kernel", (6, 2, 4)),))
+    np.testing.assert_allclose(total, sum(g[0] for g in grads), rtol=0, atol=1e-5)
+    assert all(np.abs(s["residual"][0]).max() < 1e-5 for s in states)
 
 
 @pytest.mark.parametrize("cls", [rs.PowerSGD, rs.ACPSGD])

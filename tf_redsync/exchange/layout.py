@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 DEFAULT_BUCKET_BYTES = 32 * 1024 * 1024
+_BIAS_OR_NORM = re.compile(r"(^|[/_])(bias|beta|gamma|scale)(:\d+)?$")
 GRADIENT_DTYPES = (tf.float32, tf.bfloat16, tf.float16)
 
 
@@ -39,6 +41,15 @@ class TensorSpec:
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+    @property
+    def is_bias_or_norm(self) -> bool:
+        """Whether this is a bias, or the scale or shift of a norm: few, sensitive and cheap.
+
+        All of rank 0 and 1 are taken for one. Of a higher rank, as in attention and of norms over
+        several axes, the name tells.
+        """
+        return len(self.shape) < 2 or bool(_BIAS_OR_NORM.search(self.name))
 
     @property
     def bytes(self) -> int:

@@ -44,6 +44,8 @@ class Method(Configurable):
             `exchange/state.py`.
         period: Number of steps after which it does the same again: 2 for what takes turns. Times
             and bytes are counted over whole periods.
+        former_states: Whether earlier versions saved its state in another form, which is dropped
+            with a warning.
         paper: Authors and year, for `table()`.
         requests: What crosses the network in a step, in words, for `table()`.
         bits: Bits that a worker contributes per element and step, as a formula, for `table()`.
@@ -51,6 +53,7 @@ class Method(Configurable):
 
     state_kinds: ClassVar[dict[str, str]] = {}
     period: ClassVar[int] = 1
+    former_states: ClassVar[bool] = False
     paper: ClassVar[str] = ""
     requests: ClassVar[str] = ""
     bits: ClassVar[str] = ""

@@ -19,7 +19,7 @@ Differences from the paper
 * No parameter server: codes are all-gathered, full gradients all-reduced, and every worker applies
   the sum by the same optimizer. The gradient there is the sum that Keras expects.
 * The threshold is in units of the root mean square of r + g; see `TwoBit`.
-* Tensors of rank 0 and 1 and small ones are sent in full in every step, with the same delay.
+* Biases, norms and small tensors are sent in full in every step, with the same delay.
 * The first step after the warm-up applies a gradient of zero, and the last one's is not applied.
 """
 

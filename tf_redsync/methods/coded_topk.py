@@ -85,7 +85,7 @@ class CodedTopK(MomentumCorrected):
     Args:
         density: Fraction of a tensor's elements that is sent, in (0, 1]. A tensor of n elements
             sends k = max(1, round(density n)).
-        small_density: The same for small tensors: those of rank 0 and 1, and those of fewer than
+        small_density: The same for small tensors: biases, norms, and those of fewer than
             `dense_below` bytes. No less than `density` in any case. `None` to all-reduce them
             densely.
         steps: Steps that each worker takes between two exchanges. Above 1 the weights differ in

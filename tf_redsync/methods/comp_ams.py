@@ -22,7 +22,7 @@ Why AMSGrad, and what other adaptive optimizers do with sparse totals: docs/adap
 Differences from the paper
 
 * The server's part is done by every worker, from the same messages.
-* Tensors of rank 0 and 1 and small ones are all-reduced densely.
+* Biases, norms and small tensors are all-reduced densely.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Differences from the paper
 * DoReFa quantises the gradient of each layer's output on its way back, with a maximum for every
   example, to compute with few bits. Here the gradients of the weights are quantised the same way,
   to send few bits, with a maximum for every tensor.
-* Tensors of rank 0 and 1 and small ones are all-reduced densely.
+* Biases, norms and small tensors are all-reduced densely.
 * Codes are rounded up with the probability that the noise would give them, by comparing with a
   number in [0, 1); the distribution is the same.
 """

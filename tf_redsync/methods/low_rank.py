@@ -5,8 +5,8 @@ Compression for Distributed Optimization", NeurIPS, arXiv 1905.13727.
 Lin Zhang, Longteng Zhang, Shaohuai Shi, Xiaowen Chu, Bo Li (2023), "Evaluation and Optimization of
 Gradient Compression for Distributed Deep Learning", ICDCS, arXiv 2306.08881 (ACP-SGD).
 
-A tensor of shape [..., m] is a matrix of n rows and m columns. On every worker, with gradient G,
-residual E, M = G + E, rank r, P [n, r], Q [m, r]:
+A tensor is a matrix of n rows and m columns. On every worker, with gradient G, residual E,
+M = G + E, rank r, P [n, r], Q [m, r]:
 
     PowerSGD                                    ACP-SGD, even steps         ACP-SGD, odd steps
     P = M Q           all-reduce of P           Q <- orth(Q)                P <- orth(P)
@@ -19,8 +19,10 @@ step to step: together the steps are a power iteration towards the leading singu
 
 Differences from the papers
 
-* In Keras the last axis of a kernel is that of its outputs, in the papers' PyTorch the first one:
-  hence the last axis makes the columns here, where the first one makes the rows there.
+* The first axes of a tensor make the rows, the others the columns, split where n + m is least. For
+  dense and convolutional kernels these are [in, out] and [height width in, out], as in the papers
+  (whose PyTorch has the transposes), but for convolutions of few outputs: [height width, in out].
+  Attention's kernels [in, heads, size] are [in, heads size].
 * Sums instead of averages: the totals here are sums over workers.
 * The residual subtracts the worker's own product, P Q_own^T, not the common one. The sum over the
   workers is the same; PowerSGD's authors do so in their later package.
@@ -65,6 +67,7 @@ class _LowRank(Method):
     seed: int = 0
 
     rounds_values: ClassVar[bool] = True
+    former_states: ClassVar[bool] = True  # factors of other splits
 
     def __post_init__(self) -> None:
         checks.integer("rank", self.rank, low=1)
@@ -73,7 +76,7 @@ class _LowRank(Method):
 
     def refuses(self, spec: TensorSpec) -> str | None:
         """See `Method`."""
-        if len(spec.shape) < 2:
+        if spec.is_bias_or_norm:
             return f"rank {len(spec.shape)} (bias, norm)"
         if spec.size == 0:
             return "no elements"
@@ -121,7 +124,7 @@ class PowerSGD(_LowRank):
         rank: r, the number of columns of both factors; 1 to 4 for convolutional networks, 32 and
             more for transformers.
         min_compression_rate: Tensors of n x m elements with `r (n + m)` above `n m` divided by
-            this are all-reduced densely; so are tensors of rank 0 and 1.
+            this are all-reduced densely; so are biases and norms.
         seed: Of the first factors; the same on all workers.
 
     Raises:
@@ -173,7 +176,7 @@ class ACPSGD(_LowRank):
     Args:
         rank: r, the number of columns of both factors.
         min_compression_rate: Tensors of n x m elements with `r (n + m)` above `n m` divided by
-            this are all-reduced densely; so are tensors of rank 0 and 1.
+            this are all-reduced densely; so are biases and norms.
         seed: Of the first factors; the same on all workers.
 
     Raises:

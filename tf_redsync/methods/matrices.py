@@ -12,11 +12,16 @@ Factors = list[tf.Tensor]
 
 
 def matrix_shape(spec: TensorSpec) -> tuple[int, int]:
-    """Rows and columns of a tensor as a matrix: all axes but the last, and the last.
+    """Rows and columns of a tensor as a matrix: its first axes, and the others.
 
-    In Keras the last axis of a kernel is that of its outputs.
+    Of all splits of the axes the one with the smallest sum of rows and columns, since that is what
+    factors of a rank cost; of equal ones the last.
     """
-    return math.prod(spec.shape[:-1]), (spec.shape[-1] if spec.shape else 1)
+    shape = spec.shape
+    if len(shape) < 2:
+        return 1, spec.size
+    ends = range(len(shape) - 1, 0, -1)
+    return min(((math.prod(shape[:i]), math.prod(shape[i:])) for i in ends), key=sum)
 
 
 def orthogonal(factor: tf.Tensor) -> tf.Tensor:

@@ -18,7 +18,7 @@ Nothing is kept; every worker draws numbers of its own. What is rounded up to 2^
 
 Differences from the paper
 
-* Tensors of rank 0 and 1 and small ones are all-reduced densely.
+* Biases, norms and small tensors are all-reduced densely.
 * The sum is not compressed once more on its way back to the workers: there is no server, every
   worker adds up for itself.
 * What is below 2^-126, where float32 has no exponents left, becomes 0 or 2^-126; this too is right

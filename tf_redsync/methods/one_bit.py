@@ -23,7 +23,7 @@ Differences from the paper
 * The owner of a block has one residual for it: what it would send to itself is not quantised, so
   the only error there is that of the second quantisation. The paper has a residual for each.
 * The means are of the blocks of a tensor, not of the columns of a matrix.
-* Tensors of rank 0 and 1 and small ones are all-reduced densely.
+* Biases, norms and small tensors are all-reduced densely.
 * The residual is that of the gradient; AdaGrad, momentum and the like follow, in the optimizer.
 """
 

@@ -29,7 +29,7 @@ Differences from the paper, of which only the abstract was at hand
 * A mask is agreed on when it is written, outside of the steps, so that in a step the tracker has
   nothing to ask and all workers switch in the same one.
 * When to prune, by layer or over the model, and T are the user's choice.
-* Tensors of rank 0 and 1 and small ones are neither pruned nor compressed.
+* Biases, norms and small tensors are neither pruned nor compressed.
 """
 
 from __future__ import annotations

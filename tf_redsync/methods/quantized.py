@@ -22,7 +22,7 @@ whose digits are sums of codes (`digits.py`). This sends less than an all-gather
 
 Differences from the papers
 
-* Tensors of rank 0 and 1 and small ones are all-reduced densely.
+* Biases, norms and small tensors are all-reduced densely.
 * QSGD: codes have a fixed length; there is no Elias coding.
 * TernGrad: sigma is about zero, the mean that the paper assumes; about the real mean it would be 0
   for a constant tensor, and clip all of it away.

@@ -30,7 +30,7 @@ Differences from the paper
 * There is no server. What a worker tells itself is not quantised, and c is the largest magnitude of
   a block of a tensor, since a block is a message of its own: both make the errors smaller.
 * s and s2 are constant; the paper's grow with the number of steps.
-* Tensors of rank 0 and 1 and small ones are all-reduced densely.
+* Biases, norms and small tensors are all-reduced densely.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ For every large tensor, on every worker, with gradient g, velocity u, residual v
 
 By size of the tensor (float32 bytes): below `dense_below` a dense all-reduce, up to
 `threshold_above` trimmed top-k, beyond it the threshold search, repeated every `search_interval`
-steps and reused in between. Biases and norms (rank 0 and 1) are always dense.
+steps and reused in between. Biases and norms are always dense.
 
 Differences from the paper
 

@@ -27,7 +27,7 @@ Differences from the papers
   `g >= 0` would vote for 1 always and make weights without a gradient drift.
 * EF-SignSGD's residual is in units of the gradient: the learning rate is applied to the total, by
   the optimizer. The paper's is in units of the update; the two are the same while the learning
-  rate is constant. Tensors of rank 0 and 1 and small ones are all-reduced densely.
+  rate is constant. Biases, norms and small tensors are all-reduced densely.
 * With one worker SignSGD and Signum still take signs; EF-SignSGD is plain SGD then.
 """
 

@@ -30,9 +30,9 @@ def element_count(density: float, size: int) -> int:
 def too_small(spec: TensorSpec, dense_below: int) -> str | None:
     """Return why a tensor is better sent densely, or `None`.
 
-    Biases and norms (rank 0 and 1) are few, sensitive and cheap; and so is every small tensor.
+    Biases and norms are few, sensitive and cheap; and so is every small tensor.
     """
-    if len(spec.shape) < 2:
+    if spec.is_bias_or_norm:
         return f"rank {len(spec.shape)} (bias, norm)"
     if spec.bytes < dense_below:
         return f"{spec.bytes} bytes < dense_below"

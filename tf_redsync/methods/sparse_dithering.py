@@ -41,8 +41,8 @@ Differences from the paper
   written and read in parallel. Entropy codes would have a varying length, which messages here
   cannot have.
 * The factor c takes the place of the paper's gamma ||p|| 2 h, gamma being a constant.
-* Only the deterministic form: it is biased, so there is error feedback. Tensors of rank 0 and 1 and
-  small ones are all-reduced densely.
+* Only the deterministic form: it is biased, so there is error feedback. Biases, norms and
+  small tensors are all-reduced densely.
 """
 
 from __future__ import annotations

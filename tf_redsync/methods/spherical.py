@@ -34,7 +34,7 @@ Differences from the paper
   send, never worse, and right for blocks without a near vector too. It takes 5 bits: one of 31
   parts of the tensor's largest one, four to a factor of two, or 0.
 * The compressor is biased, so there is error feedback: it makes up for what is left out, the
-  rounding of c included. Tensors of rank 0 and 1 and small ones are all-reduced densely.
+  rounding of c included. Biases, norms and small tensors are all-reduced densely.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Differences from the paper
 * The residual is in units of the gradient: the learning rate is applied to the total, by the
   optimizer. Mem-SGD keeps `learning rate * gradient`; the two are the same while the learning rate
   is constant.
-* Tensors of rank 0 and 1 and small ones are all-reduced densely, unless the selection is over the
+* Biases, norms and small tensors are all-reduced densely, unless the selection is over the
   whole model, which is over all tensors.
 """
 

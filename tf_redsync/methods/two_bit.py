@@ -15,7 +15,7 @@ Differences from the papers
 * The threshold is in units of the root mean square of p, of each tensor in each step, and at most
   max |p|, so that something is always sent. The papers' is a constant, which fits neither another
   batch size nor another number of workers: `unit="absolute"`.
-* Tensors of rank 0 and 1 and small ones are all-reduced densely.
+* Biases, norms and small tensors are all-reduced densely.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ Differences from the paper
 * Elements with p < 1 have one magnitude, sum |g| / (rho n); it is sent for each of them, as for the
   others. `Coded` shortens both; what its codes leave out is then kept in a residual, and added to
   the next gradient.
-* Tensors of rank 0 and 1 and small ones are all-reduced densely.
+* Biases, norms and small tensors are all-reduced densely.
 """
 
 from __future__ import annotations

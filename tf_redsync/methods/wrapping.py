@@ -29,6 +29,7 @@ class MethodWrapper(Method):
     whole_model = _of_the_method("whole_model")
     warm_up_steps = _of_the_method("warm_up_steps")
     momentum_in_exchange = _of_the_method("momentum_in_exchange")
+    former_states = _of_the_method("former_states")
     period = _of_the_method("period")
     own_point = _of_the_method("own_point")
     local_steps = _of_the_method("local_steps")
