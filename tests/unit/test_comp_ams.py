@@ -144,6 +144,25 @@ def test_no_warning_with_amsgrad(inner):
     assert not messages(inner(), rs.CompAMS(density=0.0001))
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        rs.SBC(density=0.001),
+        rs.CodedTopK(density=0.001, steps=10),
+        rs.LocalSGD(steps=4),
+        rs.HalfPrecision(method=rs.LocalSGD(steps=4)),
+    ],
+    ids=repr,
+)
+def test_no_warning_with_local_steps(method):
+    """Each worker's optimizer sees its own gradient in every step."""
+    assert method.local_steps and not messages(keras.optimizers.Adam(0.01), method)
+
+
+def test_a_warning_without_local_steps():
+    assert messages(keras.optimizers.Adam(0.01), rs.CodedTopK(density=0.001, small_density=None))
+
+
 def test_comp_ams_is_made_for_amsgrad():
     for inner in (keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.1)):
         (text,) = messages(inner, rs.CompAMS())

@@ -197,6 +197,7 @@ def agree_on_finite(exchange: Any, finite: tf.Tensor, grads: Sequence[Any]) -> t
     skips, program, network = exchange.skips, exchange.program, exchange.network
 
     def skip(flags: tf.Tensor) -> None:
+        program.interrupt()
         if exchange.consensus is not None:
             program.before_update(exchange.consensus)
         if program.own_steps:

@@ -100,7 +100,8 @@ def suited(inner: Any, policy: Policy | Auto, warn: Callable[[str], None]) -> Po
 def trouble_with_adaptive(inner: Any, method: Method) -> str | None:
     """Return what is wrong with a method for an adaptive optimizer, or `None`.
 
-    A second moment that falls while elements wait makes their next step too long.
+    A second moment that falls while elements wait makes their next step too long. With local steps
+    nothing waits for an optimizer, which sees the gradient of every step of its worker.
     """
     adaptive, what = innermost(inner), type(method).__name__
     if getattr(adaptive, "amsgrad", False):
@@ -111,6 +112,8 @@ def trouble_with_adaptive(inner: Any, method: Method) -> str | None:
             f"{what} is made for AMSGrad. Received: {name}. Use tf_redsync.AMSGrad (Keras 3) "
             "or Adam(amsgrad=True)."
         )
+    if method.local_steps:
+        return None
     beta_2 = dict(_numbers(inner.get_config())).get("beta_2")
     if beta_2 is not None and method.waiting_steps * (1.0 - beta_2) >= 1.0 - 1e-6:
         return (

@@ -124,6 +124,9 @@ class EveryStep:
         del state
         return {}
 
+    def interrupt(self) -> None:
+        """Hear that this step leaves the exchange out, by a check of gradients before it."""
+
     def before_update(self, consensus: Consensus) -> None:
         """Prepare the weights for the optimizer's update, after `run`, where they are `own`."""
 

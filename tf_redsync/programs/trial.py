@@ -83,7 +83,7 @@ class Trial(EveryStep):
         return outcome
 
     def interrupt(self) -> None:
-        """Say that a step leaves the exchange out, so that nobody knows how long the last took."""
+        """See `EveryStep`. Nobody will know how long the step before took."""
         self.times.last.assign(tf.constant(float("nan"), tf.float64), read_value=False)
 
     def _judged(self, grads, network: Network) -> tuple[tf.Tensor, tf.Tensor]:
