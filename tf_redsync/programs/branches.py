@@ -82,16 +82,18 @@ def phase_at(method: Method, step: int) -> str:
 def _as_tensors(outcome: Outcome, sparse: list[list[list[bool]]]):
     """An outcome of a structure that does not depend on the form of its totals."""
     sparse.append([[isinstance(t, SparseTotal) for t in ts] for ts, _ in outcome.results])
-    results = [([_triple(t) for t in totals], state) for totals, state in outcome.results]
+    empty = tf.zeros([0]), tf.zeros([0], tf.int32)
+    results = [([_triple(t, *empty) for t in totals], state) for totals, state in outcome.results]
     return results, outcome.finite, tf.cast(outcome.bytes_sent, tf.float64)
 
 
-def _triple(total: tf.Tensor | SparseTotal) -> Triple:
+def _triple(total: tf.Tensor | SparseTotal, values: tf.Tensor, indices: tf.Tensor) -> Triple:
+    """A total in both forms, empty in the other one."""
     if isinstance(total, EitherTotal):
         raise TypeError("the phases of a method must all leave a total in the same form")
     if isinstance(total, SparseTotal):
-        return tf.zeros([0]), total.indices, total.values
-    return total, tf.zeros([0], tf.int32), tf.zeros([0])
+        return values, total.indices, total.values
+    return total, indices, values
 
 
 def _total(triple: Triple, first: bool, second: bool, predicate: tf.Tensor) -> Any:
