@@ -95,15 +95,12 @@ class EveryStep:
         """Exchange the buckets whose methods are always dense after, and apart from, the others.
 
         So they need not stand in the branches of a step that may be dense: these are traced, and
-        optimised by TensorFlow, twice.
+        optimised by TensorFlow, twice. Returns the outcome for all buckets.
 
         Args:
             of: Exchanges the buckets of a program: gets it, their gradients and their states.
             grads: For every bucket, its gradients.
             states: For every bucket, its state.
-
-        Returns:
-            The outcome for all buckets.
         """
         split: tuple[list[int], list[int]] = ([], [])
         for i, bucket in enumerate(self.buckets):
@@ -159,7 +156,6 @@ class EveryStep:
     def either(self, grads, states, scale, step, network) -> Callable[[bool], Outcome]:
         """What runs either the dense or the compressed exchange of everything."""
         alone = network.workers == 1  # nothing to compress for
-
         ends = [] if alone else sorted({end for b in self.buckets for end, _ in b.method.phases})
 
         def run(dense_phase: bool) -> Outcome:
