@@ -22,10 +22,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_redsync.exchange import agreement, collectives
+from tf_redsync.exchange import agreement, collectives, coordination, watchdog
 from tf_redsync.keras import fit_hook, statistics
 
-DEFAULT_TIMEOUT_SECONDS = 600.0
 _TOP_LEVEL_KEYS = ("cluster", "task", "environment", "rpc_layer", "job")
 _TASK_TYPES = ("chief", "worker", "evaluator", "ps")
 fit_hook.install(keras.callbacks)
@@ -57,16 +56,19 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def __init__(
         self,
         cluster_resolver=None,
-        timeout_seconds: float | None = DEFAULT_TIMEOUT_SECONDS,
+        timeout_seconds: float | None = watchdog.DEFAULT_TIMEOUT_SECONDS,
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
     ):
         _check_timeout(timeout_seconds)
         _check_communication_options(communication_options)
         if cluster_resolver is None:
             check_tf_config(os.environ.get("TF_CONFIG"))
-        super().__init__(cluster_resolver, communication_options)
+        with coordination.heartbeats(timeout_seconds and watchdog.lost_after(timeout_seconds)):
+            super().__init__(cluster_resolver, communication_options)
         if collectives.worker_count(self) > 1:
             collectives.allow_nested_functions(self)
+            watchdog.start(self, timeout_seconds)
+            agreement.agree(self, f"start with the strategy's timeout_seconds={timeout_seconds}")
         self._eager_assignments = statistics.EagerAssignments()
         # By `tf.function`s that were given to `run`, see `_lifted`.
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -89,6 +91,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         Returns:
             The reduced structure.
         """
+        self._agree_on("reduce", value, f"by {getattr(reduce_op, 'name', reduce_op)}")
 
         def reduce_one(one):
             parts = self.experimental_local_results(one)
@@ -98,6 +101,19 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             )
 
         return tf.nest.map_structure(reduce_one, value)
+
+    def gather(self, value, axis):
+        """Gather `value` of all replicas along `axis`; see TensorFlow."""
+        self._agree_on("gather", value, f"along axis {axis}")
+        return super().gather(value, axis)
+
+    def _agree_on(self, what, value, how) -> None:
+        """Before a collective outside of any function: all workers are to do the same."""
+        if not tf.executing_eagerly():
+            return
+        parts = tf.nest.flatten(value)
+        names = [p.name if isinstance(p, tf.Variable) else _dtype_name(p) for p in parts]
+        agreement.agree(self, f"{what} {', '.join(names)} {how}{fit_hook.method_of_a_model()}")
 
     def run(self, fn, args=(), kwargs=None, options=None):
         """Run `fn` on every replica; afterwards average the statistics that it changed."""
@@ -123,6 +139,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
         if collectives.worker_count(self) == 1:
             return super().run(fn, args, kwargs, options)
+        watchdog.enter_step()
         return super().run(
             tf.autograph.experimental.do_not_convert(run_and_average), args, kwargs, options
         )
@@ -155,6 +172,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 self._set_to_mean(variables)
 
             self._averages = tf.function(lambda: run(average)), len(variables)
+        agreement.agree(self, f"average {len(variables)} moving statistics")
         self._averages[0]()
 
     @contextmanager
@@ -210,6 +228,11 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 def _any(flags: Iterable[tf.Tensor]) -> tf.Tensor:
     """Whether any of some flags is set."""
     return tf.reduce_any([tf.constant(False), *flags])
+
+
+def _dtype_name(value) -> str:
+    dtype = getattr(value, "dtype", type(value))
+    return getattr(dtype, "name", str(dtype))
 
 
 def _check_communication_options(options) -> None:

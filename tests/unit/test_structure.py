@@ -25,17 +25,14 @@ every_module = pytest.mark.parametrize("module", sorted(SOURCES))
 SEAMS = (
     "keras/adafactor.py",
     "keras/amsgrad.py",
+    "keras/fit_hook.py",
     "keras/keras3.py",
     "keras/tf_keras.py",
     "keras/legacy.py",
     "keras/seam.py",
 )
-PRIVATE_NAMES_ALLOWED = (
-    *SEAMS,
-    "keras/skipping.py",
-    "exchange/collectives.py",
-    "exchange/groups.py",
-)
+TENSORFLOW_SEAMS = ("exchange/collectives.py", "exchange/coordination.py", "exchange/groups.py")
+PRIVATE_NAMES_ALLOWED = (*SEAMS, *TENSORFLOW_SEAMS, "keras/skipping.py")
 
 
 def test_there_are_sources():
@@ -66,7 +63,7 @@ def test_private_modules_are_imported_in_the_seams_only(module):
     private = [
         n for n in imported(TREES[module]) if re.match(r"tensorflow\.python|(tf_)?keras\.src", n)
     ]
-    if module in ("exchange/collectives.py", "exchange/groups.py"):
+    if module in TENSORFLOW_SEAMS:
         assert private and all(n.startswith("tensorflow.python") for n in private)
     elif module not in PRIVATE_NAMES_ALLOWED:
         assert private == []

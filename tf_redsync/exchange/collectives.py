@@ -1,15 +1,13 @@
 """The network: requests answered by `tf.distribute`, and facts about the cluster.
 
-Besides the adapters of `tf_redsync/keras/` and `groups.py` this is the only file that uses private
-names of TensorFlow. What they buy:
+Besides the adapters of `tf_redsync/keras/`, `groups.py` and `coordination.py` this is the only file
+that uses private names of TensorFlow. What they buy:
 
 * the strategy's replica launcher issues an all-gather as *one* collective; the public
   `ReplicaContext.all_gather` first gathers shapes and then padded values;
 * launchers of their own let hosts, with one of the devices of each, and pairs of workers form
   groups;
-* a variable on one device can be made in the scope of a strategy with several;
-* the coordination service lets workers compare their configurations without a collective, see
-  `agreement.py`.
+* a variable on one device can be made in the scope of a strategy with several.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.checkpoint import tensor_callable as _tensor_callable
 from tensorflow.python.distribute import cross_device_ops as _cross_device_ops
-from tensorflow.python.eager import context as _context
 from tensorflow.python.ops import collective_ops as _collective_ops
 from tensorflow.python.ops import control_flow_util as _control_flow_util
 from tensorflow.python.ops import resource_variable_ops as _resource_variable_ops
@@ -262,6 +259,11 @@ def check_one_replica(strategy: tf.distribute.Strategy, network) -> None:
         )
 
 
+def counts_steps(strategy: tf.distribute.Strategy) -> bool:
+    """Whether the strategy is ours, which counts every step that is run."""
+    return hasattr(strategy, "statistics_due")
+
+
 def average_statistics_when(strategy: tf.distribute.Strategy, due) -> None:
     """Let our strategy average BatchNormalization's statistics after this step if `due()`."""
     if hasattr(strategy, "statistics_due"):
@@ -324,11 +326,6 @@ def inside_branch() -> bool:
     """Whether the function being traced is a branch of a conditional."""
     graph = tf.compat.v1.get_default_graph()
     return not tf.executing_eagerly() and type(graph).__name__ == "CondBranchFuncGraph"
-
-
-def key_value_store():
-    """The coordination service, as an object that sets and gets texts by key."""
-    return _context.context()
 
 
 def with_python_function(function: Any, python_function: Callable) -> Any:

@@ -20,8 +20,6 @@ from tf_redsync.ops.sparse import EitherTotal, SparseTotal
 from tf_redsync.policy import Policy, Undecided
 from tf_redsync.programs import for_buckets
 
-AGREE_TIMEOUT_SECONDS = 60
-
 
 class GradientExchange(tf.Module):
     """Replaces the all-reduce of gradients for one optimizer.
@@ -37,6 +35,7 @@ class GradientExchange(tf.Module):
         step: int64 variable, number of steps so far, skipped ones included.
         skipped: int64 variable, number of steps that were not finite; see `skips.py`.
         bytes_sent: float64 variable, bytes this worker sent in the last step.
+        strategy: In whose scope this was built.
         settled: What the methods are assigned by: the policy, or what `Auto` decided.
         awaited: Whether somebody will bring what methods wait for; see `Method.waits_for`.
     """
@@ -77,13 +76,13 @@ class GradientExchange(tf.Module):
             ValueError: for an unsupported strategy or dtype.
             Disagreement: when workers have different models or methods.
         """
-        self._strategy = strategy = tf.distribute.get_strategy()
+        self.strategy = strategy = tf.distribute.get_strategy()
         collectives.check_supported(strategy)
         self._worker = workers.this_worker(strategy, self._two_levels, self._direct)
         self.network = self._worker.network
         self.workers = self.network.workers
         self.specs = tuple(tensor_spec(v, i) for i, v in enumerate(variables))
-        agreement.agree(strategy, self._describe(), AGREE_TIMEOUT_SECONDS)
+        agreement.agree(strategy, self._describe())
         self.settled = self.policy.settle(self.specs, strategy, self.network, self._bucket_bytes)
         self.assignments = self.settled.assign(self.specs)
         buckets = make_buckets(
@@ -138,7 +137,8 @@ class GradientExchange(tf.Module):
             )
         self._check_present(set(positions))
         masks.warn_of_waiting(self)
-        self.skips.note(self._strategy)
+        self.skips.note(self.strategy)
+        workers.enter_step(self.strategy)
         totals, finite = self._worker.run(
             lambda sums: self._exchange(dict(zip(positions, sums, strict=True))),
             self._dense_gradients(grads, positions),
@@ -216,7 +216,7 @@ class GradientExchange(tf.Module):
             return
         if self.program.averages_statistics:
             collectives.average_statistics_when(
-                self._strategy, lambda: tf.equal(consensus.steps.read_value(), 0)
+                self.strategy, lambda: tf.equal(consensus.steps.read_value(), 0)
             )
         sent = self.program.after_update(consensus, self.states, rate, self.network)
         if sent is not None:
@@ -233,10 +233,11 @@ class GradientExchange(tf.Module):
         if self._gather is None:
             arguments = (self.consensus, self.states, self.network)
             self._gather = tf.function(
-                lambda: self._strategy.run(self.program.to_consensus, arguments)
+                lambda: self.strategy.run(self.program.to_consensus, arguments)
             )
-        self._gather()
-        collectives.average_statistics(self._strategy)
+        with saved_state.agreed(self, "bring the workers' weights together"):
+            self._gather()
+            collectives.average_statistics(self.strategy)
 
     def _commit(self, outcome, old_states, flags) -> None:
         new_states = [new for _, new in outcome.results]
@@ -329,7 +330,7 @@ class GradientExchange(tf.Module):
                 "policy": self.policy.get_config(),
                 "bucket_bytes": self._bucket_bytes,
                 "two_levels": self._two_levels,
-                "replicas": self._strategy.num_replicas_in_sync,
+                "replicas": self.strategy.num_replicas_in_sync,
                 "trainable_variables": tensors,
             }
         )

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 
+from tf_redsync.exchange import agreement
 from tf_redsync.exchange.state import HostVariable
 
 
 def total(exchange: Any) -> dict[str, Any]:
     """Return the state; see `GradientExchange.total_state`."""
-    return {
-        name: (v.total() if isinstance(v, HostVariable) else v).numpy()
-        for name, v in _named_variables(exchange)
-    }
+    with agreed(exchange, "save the exchange's state"):
+        return {
+            name: (v.total() if isinstance(v, HostVariable) else v).numpy()
+            for name, v in _named_variables(exchange)
+        }
 
 
 def restore(exchange: Any, arrays: dict[str, Any]) -> None:
@@ -26,6 +29,11 @@ def restore(exchange: Any, arrays: dict[str, Any]) -> None:
     another state of the same method, the saved residuals have no place; that is a warning, and for
     everything else an error.
     """
+    with agreed(exchange, "restore the exchange's state"):
+        _restore(exchange, arrays)
+
+
+def _restore(exchange: Any, arrays: dict[str, Any]) -> None:
     variables = dict(_named_variables(exchange))
     shapes = {n: tuple(v.shape) for n, v in variables.items()}
     found = {n: tuple(a.shape) for n, a in arrays.items()}
@@ -41,7 +49,7 @@ def restore(exchange: Any, arrays: dict[str, Any]) -> None:
         warnings.warn(
             f"{reason if chosen else 'the state has another form than that of'} the run that was "
             "saved, so the saved residuals (what was not delivered yet) are dropped.",
-            stacklevel=4,
+            stacklevel=5,
         )
         variables = {name: variables[name] for name in ("step", "skipped")}
     for name, variable in variables.items():
@@ -49,6 +57,11 @@ def restore(exchange: Any, arrays: dict[str, Any]) -> None:
             variable.restore_total(tf.convert_to_tensor(arrays[name]))
         else:
             variable.assign(arrays[name])
+
+
+def agreed(exchange: Any, what: str) -> AbstractContextManager[None]:
+    """Agree with all workers on `what`, at the same step; see `agreement.agreed`."""
+    return agreement.agreed(exchange.strategy, f"{what} at step {int(exchange.step.numpy())}")
 
 
 def _named_variables(exchange: Any) -> Iterator[tuple[str, tf.Variable]]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync.exchange import collectives
+from tf_redsync.exchange import agreement, collectives
 from tf_redsync.exchange.driver import Network
 
 _PER_WORKER = {
@@ -76,16 +76,26 @@ class HostVariable(collectives.OneDeviceVariable):
         kind: `"sum"`, `"mean"` or `"shared"`.
         name: For TensorFlow.
         network: What adds up over the hosts.
+        strategy: Theirs.
     """
 
-    def __init__(self, value: tf.Tensor, kind: str, name: str, network: Network):
+    def __init__(
+        self,
+        value: tf.Tensor,
+        kind: str,
+        name: str,
+        network: Network,
+        strategy: tf.distribute.Strategy,
+    ):
         super().__init__(value, trainable=False, name=name)
-        self._kind, self._network = kind, network
+        self._kind, self._network, self._strategy, self._title = kind, network, strategy, name
 
     def total(self) -> tf.Tensor:
         """Return the sum or mean over the hosts. All of them must call it."""
         if self._kind == "shared":
             return self.read_value()
+        if tf.executing_eagerly():
+            agreement.agree(self._strategy, f"save the exchange's {self._title}")
         total = self._network.all_reduce([self.read_value()])[0]
         return total if self._kind == "sum" else self._share(total)
 

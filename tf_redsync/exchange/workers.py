@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync.exchange import collectives, state
+from tf_redsync.exchange import collectives, state, watchdog
 from tf_redsync.exchange.driver import Network
 
 
@@ -63,6 +63,7 @@ class Host(Replica):
             collectives.Alone() if one_process else collectives.HostCollectives(strategy)
         )
         self.replicas = collectives.local_replicas(strategy)
+        self._strategy = strategy
         self._device = strategy.extended.worker_devices[0]
 
     def run(self, function, tensors):
@@ -82,7 +83,7 @@ class Host(Replica):
     def variable(self, value: tf.Tensor, kind: str, name: str) -> state.HostVariable:
         """See `Replica`."""
         with tf.device(self._device):
-            return state.HostVariable(value, kind, name, self.network)
+            return state.HostVariable(value, kind, name, self.network, self._strategy)
 
 
 def this_worker(strategy: tf.distribute.Strategy, two_levels: bool | None, direct: bool) -> Replica:
@@ -108,6 +109,12 @@ def this_worker(strategy: tf.distribute.Strategy, two_levels: bool | None, direc
             "direct_collectives=False. Use direct_collectives=True."
         )
     return Host(strategy)
+
+
+def enter_step(strategy: tf.distribute.Strategy) -> None:
+    """Count a step for the watchdog, if the strategy is not ours, which does so itself."""
+    if not collectives.counts_steps(strategy):
+        watchdog.enter_step()
 
 
 def warn_if_alone(strategy: tf.distribute.Strategy, workers: int, two_levels: bool | None) -> None:

@@ -5,15 +5,21 @@ model passes `CallbackList.set_model`, in Keras 3 and in tf_keras; `install` put
 before the user's callbacks, for every model that trains on several workers or with a wrapped
 optimizer.
 
-Names of Keras used here: `CallbackList.set_model(model)` and its list `callbacks`, both public.
+Names of Keras used here: `CallbackList.set_model(model)` and its list `callbacks`, both public, and
+`_steps_per_execution` of tf_keras's models.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
+from types import FrameType
 from typing import Any
 
+from tf_redsync.exchange import agreement
 from tf_redsync.keras import own_weights
+
+_METHODS = ("fit", "evaluate", "predict", "save", "save_weights", "load_weights")
 
 
 def install(callbacks_module: Any) -> None:
@@ -81,26 +87,61 @@ class FitHook:
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Before the first step of `fit`."""
+        epochs = getattr(self, "params", {}).get("epochs")
+        per = _steps_per_execution(self.model)
+        self._agree(f"begin `fit` of {epochs} epochs with steps_per_execution={per}")
         own_weights.bring_together(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Before the first step of an epoch."""
+        self._agree(f"begin epoch {epoch + 1}")
         self._skipped = skipped_steps(self.model)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """After the last step of an epoch and its validation; `logs` is what users will see."""
+        self._agree(f"end epoch {epoch + 1}")
         own_weights.bring_together(self.model)
         if logs is not None and exchange_of(self.model) is not None:
             logs["skipped_steps"] = skipped_steps(self.model) - self._skipped
 
     def on_train_end(self, logs: dict | None = None) -> None:
         """After the last epoch; the weights are final."""
+        self._agree("end `fit`")
         own_weights.bring_together(self.model)
 
     def on_test_begin(self, logs: dict | None = None) -> None:
         """Before an evaluation, in `fit` or alone."""
+        self._agree("evaluate")
         own_weights.bring_together(self.model)
 
     def on_predict_begin(self, logs: dict | None = None) -> None:
         """Before a prediction."""
+        self._agree("predict")
         own_weights.bring_together(self.model)
+
+    def _agree(self, what: str) -> None:
+        """All workers are to do the same at the same step: none waits for another in vain."""
+        exchange = exchange_of(self.model)
+        if exchange is not None and exchange.built:
+            what += f" at step {int(exchange.step.numpy())}"
+        agreement.agree(self.model.distribute_strategy, what)
+
+
+def _steps_per_execution(model: Any) -> int:
+    """Of a model of Keras 3, or of tf_keras, which keeps a variable or nothing."""
+    found = getattr(model, "steps_per_execution", None)
+    if found is None:
+        found = getattr(model, "_steps_per_execution", None)
+    return 1 if found is None else int(found.numpy() if hasattr(found, "numpy") else found)
+
+
+def method_of_a_model() -> str:
+    """Name the method of a Keras model that is being called, for a text about what it does."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name in _METHODS and hasattr(
+            frame.f_locals.get("self"), "distribute_strategy"
+        ):
+            return f" in `{frame.f_code.co_name}`"
+        frame = frame.f_back
+    return ""

@@ -20,7 +20,6 @@ from tf_redsync.exchange.agreement import agree
 from tf_redsync.methods.pactrain import kept_elements
 
 SCOPES = ("layer", "model")
-AGREE_TIMEOUT_SECONDS = 60
 
 
 def check(sparsity: float, scope: str) -> None:
@@ -114,7 +113,6 @@ def prune(
     agree(
         tf.distribute.get_strategy(),
         f"prune to {sparsity} by {scope} before step {step}, masks {digest[:16]}",
-        AGREE_TIMEOUT_SECONDS,
     )
     exchange_masks.write(exchange, found)
     for p, mask in found.items():

@@ -1,0 +1,173 @@
+"""Workers that do different things end with a text about all of them: soon, and never in a mix."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.distributed.cluster import fail_workers, run_workers
+
+# What only worker 0 does, and a part of its text. Of worker 1 the text is only known to be another
+# one: Keras reads a metric before its next callback, say.
+CASES = {
+    "checkpoint by the chief": "save the exchange's state at step 4",
+    "save by the chief": "save the exchange's state at step 4",
+    "unequal epochs": "begin `fit` of 2 epochs",
+    "early stopping": "end `fit` at step 8",
+    "evaluate in a callback": "reduce int64 by SUM in `evaluate`",
+    "predict by the chief": "predict at step 4",
+    "steps per execution": "steps_per_execution=1",
+    "reduce": "reduce float32 by SUM",
+    "restore": "restore the exchange's state at step 4",
+}
+FEWER = "fewer batches"
+
+
+def differ(family, folder, cases):
+    """In each case worker 0 does something that worker 1 does not; return what both see."""
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    import keras
+    import tensorflow as tf
+    import tf_keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+    from tf_redsync.exchange import progress
+
+    library = keras if family == "keras3" else tf_keras
+    rank = problems.rank()
+    chief = rank == 0
+    strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=60)
+    data = problems.dataset(64, 16)
+    callbacks = library.callbacks
+
+    def compiled(**options):
+        with strategy.scope():
+            model = problems.network(library)
+            inner = library.optimizers.SGD(0.01)
+            optimizer = rs.DistributedOptimizer(inner, rs.RedSync(density=0.1, dense_below=16))
+            model.compile(optimizer=optimizer, loss="mse", **options)
+        return model
+
+    def only_chief(event, call):
+        return [callbacks.LambdaCallback(**{event: call})] if chief else []
+
+    def run(case):
+        options = {"steps_per_execution": 1 + rank} if case == "steps per execution" else {}
+        model = compiled(**options)
+
+        def fit(epochs=2, **more):
+            model.fit(data, epochs=epochs, verbose=0, **more)
+
+        if case == "checkpoint by the chief" and family == "keras3":
+            path = os.path.join(folder, f"{rank}.keras")
+            fit(callbacks=[callbacks.ModelCheckpoint(path)] if chief else [])
+        elif case == "checkpoint by the chief":
+            states = [lambda *_: model.optimizer.exchange.total_state()]
+            fit(callbacks=only_chief("on_epoch_end", states[0]))
+        elif case == "early stopping":
+            stop = callbacks.EarlyStopping("loss", patience=0, mode="max")
+            fit(epochs=3, callbacks=[stop] if chief else [])
+        elif case == "evaluate in a callback":
+            once = only_chief("on_epoch_end", lambda *_: model.evaluate(data, verbose=0))
+            fit(callbacks=once)
+        elif case == "unequal epochs":
+            fit(epochs=2 + rank)
+        elif case == FEWER:
+            repeated = data.repeat()
+            model.fit(repeated, steps_per_epoch=3 + rank, epochs=2, verbose=0)
+        elif case == "reduce":
+            strategy.reduce("SUM" if chief else "MEAN", tf.ones([2]), axis=None)
+        elif case == "steps per execution":
+            fit()
+        else:
+            fit(epochs=1)
+            if not chief:
+                fit() if case == "predict by the chief" else model.evaluate(data, verbose=0)
+            elif case == "predict by the chief":
+                model.predict(data.map(lambda x, y: x), verbose=0)
+            elif case == "restore":
+                model.optimizer.exchange.restore_total_state({})
+            else:
+                model.optimizer.exchange.total_state()
+
+    def slow():
+        """Worker 1 is late, and nobody has gone on: no case."""
+        progress.STALLED_SECONDS, before = 2.0, progress.STALLED_SECONDS
+        try:
+            late = callbacks.LambdaCallback(on_epoch_end=lambda *_: time.sleep(6 * rank))
+            compiled().fit(data, epochs=2, verbose=0, callbacks=[late])
+        finally:
+            progress.STALLED_SECONDS = before
+
+    result = {}
+    slow()
+    for case in (*cases, FEWER):
+        started = time.monotonic()
+        try:
+            run(case)
+        except Exception as error:
+            result[case] = f"{type(error).__name__}: {error}"
+        else:
+            result[case] = "no error"
+        result[f"{case}, seconds"] = time.monotonic() - started
+    return result
+
+
+@pytest.mark.parametrize(
+    ("family", "cases"),
+    [("keras3", list(CASES)), ("tf_keras", ["checkpoint by the chief", "early stopping"])],
+)
+def test_what_one_worker_does_alone_is_an_error_on_all(family, cases, tmp_path):
+    both = run_workers(differ, args=(family, str(tmp_path), cases), timeout=200)
+    for case in cases:
+        for seen in both:
+            text = seen[case]
+            assert text.startswith("Disagreement: the workers disagree"), f"{case}: {text}"
+            chief, other = text.split("\nworker 0: ")[1].split("\nworker 1: ")
+            assert CASES[case] in chief, f"{case}: {text}"
+            assert other != chief
+            assert seen[f"{case}, seconds"] < 30
+    for seen in both:
+        text = seen[FEWER]
+        assert "the workers do different things: worker 0 is about to: " in text, text
+        assert "; worker 1 has entered a further step" in text
+        assert seen[f"{FEWER}, seconds"] < 30
+
+
+def stop_one():
+    """Worker 2 of three is stopped, as by a debugger, in the middle of training."""
+    import keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=15)
+    with strategy.scope():
+        model = problems.network(keras)
+        model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.RedSync()), "mse")
+    if problems.rank() == 2:
+        here = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, _: stop(batch))
+
+        def stop(batch):
+            if batch == 5:
+                print("stopped", os.getpid(), flush=True)
+                os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        here = keras.callbacks.Callback()
+    model.fit(problems.dataset(60, 15).repeat(), steps_per_epoch=20, verbose=0, callbacks=[here])
+
+
+def test_a_stopped_worker_is_named():
+    started = time.monotonic()
+    with pytest.raises(AssertionError) as error:
+        fail_workers(stop_one, workers=3, timeout=150, grace=5)  # ends the stopped one by SIGKILL
+    assert time.monotonic() - started < 140
+    texts = str(error.value).split("--- worker ")[1:]
+    for rank, text in enumerate(texts[:2]):
+        assert text.startswith(f"{rank}, exit code 1")
+        assert "worker 2 does not answer" in text, text
+        assert "worker 2 is at step 6, after: begin epoch 1 at step 0; last heard of " in text
+        assert "worker 0 is at step 7" in text and "worker 1 is at step 7" in text
+    assert texts[2].startswith("2, exit code -9")

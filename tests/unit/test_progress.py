@@ -1,0 +1,146 @@
+"""Who is to blame when workers wait for each other: judged from reports, on a clock of the test."""
+
+import pytest
+
+from tf_redsync.exchange.progress import Judge, Report
+
+
+class Room:
+    """Workers that report every second."""
+
+    def __init__(self, workers, timeout_seconds=60.0, dead=()):
+        self.judge = Judge(range(workers), timeout_seconds, lambda rank: rank not in dead)
+        self.reports = [Report() for _ in range(workers)]
+        self.silent = set()
+        self.now = 0.0
+
+    def pass_seconds(self, seconds):
+        """Let time pass; return the first verdict and when it came."""
+        for second in range(seconds):
+            self.now += 1.0
+            for rank, report in enumerate(self.reports):
+                if rank not in self.silent:
+                    self.judge.hear(rank, report, self.now)
+            found = self.judge.verdict(self.now)
+            if found:
+                return found, second + 1
+        return None, seconds
+
+
+def at(step, waits=None, ended=False, agreements=3):
+    return Report(step, agreements + (waits is not None), waits, "begin epoch 1", ended)
+
+
+def test_equal_steps_never_fire():
+    room = Room(3)
+    room.reports = [at(812)] * 3
+    assert room.pass_seconds(10_000) == (None, 10_000)  # an evaluation, or a pause of all
+
+
+def test_a_worker_that_stays_behind_is_named_after_the_limit():
+    room = Room(3)
+    room.reports = [at(813), at(813), at(812)]
+    found, seconds = room.pass_seconds(1000)
+    assert 60 <= seconds <= 62
+    assert found.startswith("worker 2 did not come to where others wait, for 60 s.")
+    assert "larger `timeout_seconds`. Received: timeout_seconds=60" in found
+    assert "worker 2 is at step 812, after: begin epoch 1\nworker 0 is at step 813" in found
+
+
+def test_the_limit_begins_with_the_other_ones_step():
+    room = Room(2)
+    room.reports = [at(5), at(5)]
+    assert room.pass_seconds(500)[0] is None
+    room.reports = [at(6), at(5)]
+    assert room.pass_seconds(1000)[1] >= 60
+
+
+def test_slow_but_moving_workers_never_fire():
+    room = Room(2)
+    for step in range(20):
+        room.reports = [at(step + 1), at(step)]
+        assert room.pass_seconds(50)[0] is None
+
+
+def test_no_limit_no_verdict():
+    room = Room(2, timeout_seconds=None, dead=(1,))
+    room.reports = [at(9), at(8, ended=True)]
+    assert room.pass_seconds(10_000)[0] is None
+
+
+def test_waiting_for_an_agreement_while_another_has_gone_on():
+    room = Room(3)
+    room.reports = [at(812, "save the state"), at(813), at(813)]
+    found, seconds = room.pass_seconds(1000)
+    assert 10 <= seconds <= 12
+    assert "worker 0 is about to: save the state; worker 1 has entered a further step" in found
+    assert "worker 0 is at step 812 and waits for all workers to: save the state" in found
+
+
+def test_a_worker_may_come_late_to_an_agreement():
+    room = Room(2)
+    room.reports = [at(812, "begin epoch 2"), at(812)]  # a slow callback of worker 1
+    assert room.pass_seconds(59)[0] is None
+    found, _ = room.pass_seconds(3)
+    assert found.startswith("worker 1 did not come to where others wait, for 60 s")
+
+
+def test_a_worker_with_more_steps_of_its_own_may_come_late():
+    room = Room(2)
+    for step in range(813, 843):
+        room.reports = [at(812, "begin epoch 2"), at(step)]
+        assert room.pass_seconds(1)[0] is None
+
+
+@pytest.mark.parametrize("waits", [None, "save the state"])
+def test_a_worker_that_has_ended_is_not_waited_for(waits):
+    room = Room(2)
+    room.reports = [at(812, waits) if waits else at(813), at(812, ended=True)]
+    found, seconds = room.pass_seconds(100)
+    assert 5 <= seconds <= 7
+    assert found.startswith("worker 1 has ended its program, and worker 0 waits for it:")
+    assert "worker 1 has ended its program, at step 812" in found
+
+
+def test_a_worker_may_end_before_the_others():
+    room = Room(2)
+    room.reports = [at(812), at(812, ended=True)]
+    room.silent = {1}
+    room.judge.hear(1, room.reports[1], 0.0)
+    assert room.pass_seconds(10_000)[0] is None
+
+
+def test_a_dead_worker_is_named_soon():
+    room = Room(3, timeout_seconds=600.0, dead=(2,))
+    room.reports = [at(812)] * 3
+    assert room.pass_seconds(20)[0] is None
+    room.silent = {2}
+    room.reports[0] = room.reports[1] = at(813)
+    found, seconds = room.pass_seconds(1000)
+    assert 30 <= seconds <= 32
+    assert found.startswith("worker 2 does not answer")
+    assert "worker 2 is at step 812, after: begin epoch 1; last heard of 30 s ago" in found
+
+
+def test_a_silent_worker_that_answers_has_the_whole_limit():
+    room = Room(2, timeout_seconds=600.0)
+    room.reports = [at(812)] * 2
+    room.pass_seconds(5)
+    room.silent = {1}  # its threads wait for a function that does not let go of Python
+    assert room.pass_seconds(5000)[0] is None  # while nobody waits for it
+    room.reports[0] = at(813)
+    found, seconds = room.pass_seconds(5000)
+    assert found.startswith("worker 1 did not come") and 600 <= seconds <= 602
+
+
+def test_many_workers_make_a_short_text():
+    room = Room(100)
+    room.reports = [at(813)] * 77 + [at(812)] + [at(813)] * 22
+    found, _ = room.pass_seconds(100)
+    assert len(found.splitlines()) < 25 and "and 84 more workers" in found
+    assert found.splitlines()[1].startswith("worker 77 is at step 812")
+
+
+def test_a_report_survives_the_wire():
+    report = Report(5, 3, "save the exchange's state", "begin", True)
+    assert Report.from_text(report.to_text()) == report

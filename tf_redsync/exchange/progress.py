@@ -1,0 +1,177 @@
+"""What workers report of themselves, and what follows from the reports of all.
+
+Knows no network and no clock: `watchdog.py` brings the reports and the time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+STALLED_SECONDS = 10.0  # what two workers that wait for each other do not move in
+GONE_SECONDS = 5.0  # how long a worker may wait for one that has ended its program
+SILENT_SECONDS = 30.0  # after which a worker that does not answer is lost
+_MAX_LINES = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Where a worker is.
+
+    Attributes:
+        step: Number of steps that it has entered, of any kind, since its process began.
+        agreements: Number of `agree` calls that it has begun.
+        waits: What it is about to do, if it waits for the others to agree on that.
+        last: What was agreed on last.
+        ended: Whether its program is over.
+    """
+
+    step: int = 0
+    agreements: int = 0
+    waits: str | None = None
+    last: str = ""
+    ended: bool = False
+
+    def to_text(self) -> str:
+        """Return this as JSON."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Report:
+        """Return what `to_text` wrote."""
+        return cls(**json.loads(text))
+
+    def __str__(self):
+        if self.ended:
+            return f"has ended its program, at step {self.step}"
+        if self.waits is not None:
+            return f"is at step {self.step} and waits for all workers to: {self.waits}"
+        after = f", after: {self.last}" if self.last else ""
+        return f"is at step {self.step}{after}"
+
+
+@dataclasses.dataclass
+class _Worker:
+    report: Report = Report()
+    heard: float | None = None  # when it last reported
+    moved: float = 0.0  # when what it reported last changed
+    behind: float | None = None  # since when another one has entered a step that it has not
+
+
+class Judge:
+    """Finds workers that wait for each other, or for one that does not come.
+
+    Args:
+        ranks: Of the workers that will report.
+        timeout_seconds: How long one may wait for another; `None` for ever, and then there is
+            never a verdict.
+        answers: Whether the process of a rank answers; takes some seconds.
+    """
+
+    def __init__(
+        self, ranks: Iterable[int], timeout_seconds: float | None, answers: Callable[[int], bool]
+    ):
+        self.timeout_seconds = timeout_seconds
+        self._answers = answers
+        self._workers = {rank: _Worker() for rank in ranks}
+
+    def hear(self, rank: int, report: Report, now: float) -> None:
+        """Take note of a report."""
+        worker = self._workers[rank]
+        if report != worker.report or worker.heard is None:
+            worker.moved = now
+        worker.report, worker.heard = report, now
+
+    def verdict(self, now: float) -> str | None:
+        """Return why the workers cannot go on, with the place of each one, or `None`."""
+        if self.timeout_seconds is None:
+            return None
+        self._mark_behind(now)
+        for finding in (self._ended, self._silent, self._mismatch, self._late):
+            found = finding(now, self.timeout_seconds)
+            if found is not None:
+                return f"{found}\n{self._everyone(now)}"
+        return None
+
+    def _mark_behind(self, now: float) -> None:
+        ahead = max(w.report.step for w in self._workers.values())
+        for worker in self._workers.values():
+            if worker.report.step == ahead:
+                worker.behind = None
+            elif worker.behind is None or worker.moved > worker.behind:
+                worker.behind = now
+
+    def _still(self, rank: int, seconds: float, now: float) -> bool:
+        """Whether a worker is in its program, and has not moved for some time."""
+        worker = self._workers[rank]
+        return not worker.report.ended and now - worker.moved >= seconds
+
+    def _ended(self, now: float, limit: float) -> str | None:
+        for gone, other in self._pairs():
+            end, rest = self._workers[gone].report, self._workers[other].report
+            needed = rest.waits is not None or rest.step > end.step
+            if end.ended and needed and self._still(other, min(GONE_SECONDS, limit), now):
+                return f"worker {gone} has ended its program, and worker {other} waits for it:"
+        return None
+
+    def _silent(self, now: float, limit: float) -> str | None:
+        for rank, worker in self._workers.items():
+            silent = worker.heard is not None and now - worker.heard >= min(SILENT_SECONDS, limit)
+            if silent and not worker.report.ended and not self._answers(rank):
+                return (
+                    f"worker {rank} does not answer: its process was stopped or killed, or its "
+                    "machine is gone:"
+                )
+        return None
+
+    def _mismatch(self, now: float, limit: float) -> str | None:
+        seconds = min(STALLED_SECONDS, limit)
+        for waiting, other in self._pairs():
+            here, there = self._workers[waiting].report, self._workers[other].report
+            apart = here.waits is not None and there.waits is None and there.step > here.step
+            if apart and self._still(waiting, seconds, now) and self._still(other, seconds, now):
+                return (
+                    f"the workers do different things: worker {waiting} is about to: {here.waits}; "
+                    f"worker {other} has entered a further step. What all workers must do, saving "
+                    "and evaluating among them, must not depend on the rank:"
+                )
+        return None
+
+    def _late(self, now: float, limit: float) -> str | None:
+        workers = self._workers.items()
+        late = [r for r, w in workers if w.behind is not None and now - w.behind >= limit]
+        if not late:  # nobody has gone on, but somebody waits
+            if not any(w.report.waits and self._still(r, limit, now) for r, w in workers):
+                return None
+            begun = max(w.report.agreements for _, w in workers)
+            late = [r for r, w in workers if w.report.agreements < begun]
+        return (
+            f"{_names(late)} did not come to where others wait, for {limit:g} s. If that is only "
+            f"slow, give the strategy a larger `timeout_seconds`. Received: timeout_seconds="
+            f"{limit:g}"
+        )
+
+    def _pairs(self) -> Iterator[tuple[int, int]]:
+        return itertools.permutations(self._workers, 2)
+
+    def _everyone(self, now: float) -> str:
+        slowest = min(w.report.step for w in self._workers.values())
+        lines = []
+        for rank, worker in self._workers.items():
+            silence = now - worker.heard if worker.heard is not None else 0.0
+            quiet = silence >= GONE_SECONDS and not worker.report.ended
+            heard = f"; last heard of {silence:.0f} s ago" if quiet else ""
+            special = quiet or worker.report.waits is not None or worker.report.step == slowest
+            lines.append((not special, f"worker {rank} {worker.report}{heard}"))
+        shown = [text for _, text in sorted(lines, key=lambda line: line[0])]
+        if len(shown) > _MAX_LINES:
+            shown[_MAX_LINES:] = [f"and {len(shown) - _MAX_LINES} more workers"]
+        note = "(Steps are those of a process, of evaluation and prediction as well.)"
+        return "\n".join([*shown, note])
+
+
+def _names(ranks: Sequence[int]) -> str:
+    numbers = ", ".join(map(str, ranks))
+    return f"worker {numbers}" if len(ranks) == 1 else f"workers {numbers or '?'}"

@@ -1,0 +1,241 @@
+"""Finds workers that wait for each other in vain, and ends that with a text about all of them.
+
+A collective that some worker does not join waits for ever. So each process has one thread that
+tells the chief's every two seconds how many steps it has entered and what it waits for, through the
+coordination service. The chief's judges (`progress.py`) and answers everyone; by a verdict, the
+thread of every worker ends the collectives of its process, and what waits in them gets the text.
+
+Keys are numbered and deleted when they are read: the service does not overwrite, and a question
+that is given up is not forgotten there. So nobody asks for a key that will not come.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from tf_redsync.exchange import collectives, coordination
+from tf_redsync.exchange.progress import SILENT_SECONDS, Judge, Report
+
+DEFAULT_TIMEOUT_SECONDS = 600.0
+PERIOD_SECONDS = 2.0
+_ALONE_SECONDS = 5.0  # without an answer of the chief, a worker judges by itself
+_READ_SECONDS = 0.25  # the chief's patience with a report that should be there
+_LINGER_SECONDS = 2.0  # for the others to read a verdict before the chief ends
+_MAX_TEXT = 300
+_PREFIX = "tf_redsync/watchdog"
+_logger = logging.getLogger("tf_redsync")
+
+
+class _Process:
+    """What this process reports, and what was found. One for all strategies."""
+
+    def __init__(self):
+        self.steps: tf.Variable | None = None
+        self.agreements = 0
+        self.waits: str | None = None
+        self.last = ""
+        self.verdict: str | None = None
+        self.thread: _Thread | None = None
+
+    def report(self, ended: bool) -> Report:
+        steps = 0 if self.steps is None else int(self.steps.numpy())
+        return Report(steps, self.agreements, self.waits, self.last, ended)
+
+
+_process = _Process()
+
+
+def start(strategy: tf.distribute.Strategy, timeout_seconds: float | None) -> None:
+    """Watch the workers of a strategy; with one worker, or without a limit, nothing happens.
+
+    Args:
+        strategy: A strategy, the same on all workers.
+        timeout_seconds: How long a worker may be behind the others, equal on all workers. That of
+            the last strategy counts.
+    """
+    if collectives.worker_count(strategy) == 1:
+        return
+    if _process.steps is None:
+        with tf.init_scope(), tf.device("CPU:0"):
+            _process.steps = collectives.OneDeviceVariable(tf.zeros([], tf.int64), trainable=False)
+    if _process.thread is not None:
+        _process.thread.judge.timeout_seconds = timeout_seconds
+    elif timeout_seconds is not None:
+        _process.thread = _Thread(strategy, timeout_seconds)
+        _process.thread.start()
+        atexit.register(_process.thread.end)
+
+
+def lost_after(timeout_seconds: float) -> float:
+    """After how many seconds without a sign of life TensorFlow itself may end a training.
+
+    Only what has no watchdog any more: it says what happened, and at which step.
+    """
+    return min(timeout_seconds, SILENT_SECONDS) + 30.0
+
+
+@tf.autograph.experimental.do_not_convert
+def enter_step() -> None:
+    """Count a step, in a function or eagerly: at its start, for it depends on nothing."""
+    if _process.steps is not None:
+        _process.steps.assign_add(1, read_value=False)
+
+
+@contextmanager
+def waiting_for_agreement(what: str) -> Iterator[None]:
+    """Within this context, this worker waits for all others to do `what`."""
+    _process.agreements += 1
+    _process.waits = what[:_MAX_TEXT]
+    try:
+        yield
+        _process.last = what[:_MAX_TEXT]
+    finally:
+        _process.waits = None
+
+
+def verdict() -> str | None:
+    """Return why the workers cannot go on, if that was found."""
+    return _process.verdict
+
+
+class _Thread(threading.Thread):
+    """Reports, judges or asks the chief, and ends collectives."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, timeout_seconds: float):
+        super().__init__(name="tf_redsync_watchdog", daemon=True)
+        workers = collectives.worker_count(strategy)
+        self._rank, self._tasks = collectives.worker_rank(strategy), coordination.tasks(strategy)
+        self._store = coordination.key_value_store()
+        self._over = threading.Event()
+        self._pid = os.getpid()
+        self._now = 0.0
+        self._tick = time.monotonic()
+        ranks = range(workers) if self._rank == 0 else (0, self._rank)
+        self.judge = Judge(ranks, timeout_seconds, lambda r: coordination.answers(self._tasks[r]))
+        self._others = range(1, workers)
+
+    def end(self) -> None:
+        """At the end of the program: say so to the others."""
+        if os.getpid() == self._pid:  # a forked process has no such thread
+            self._over.set()
+            self.join(_LINGER_SECONDS + PERIOD_SECONDS)
+
+    def run(self):
+        """See `threading.Thread`."""
+        try:
+            if self._rank == 0:
+                self._lead()
+            else:
+                self._follow()
+        except Exception as error:  # not for users: it is their program that counts
+            _logger.debug("the watchdog ends: %s", error)
+
+    def _clock(self) -> float:
+        """Seconds that this thread has run: a pause of the process does not count."""
+        before, self._tick = self._tick, time.monotonic()
+        self._now += min(self._tick - before, 2 * PERIOD_SECONDS)
+        return self._now
+
+    def _lead(self) -> None:
+        numbers = dict.fromkeys(self._others, 0)  # of the next report; none after the last one
+        while True:
+            over = self._over.is_set()
+            own = _process.report(over)
+            self.judge.hear(0, own, self._clock())
+            told = {r: self._read(r, n) for r, n in numbers.items()}
+            found = self.judge.verdict(self._clock())
+            for rank, report in told.items():
+                # The last word is an answer to what some have still to ask.
+                if report is not None or found or over:
+                    words = {"verdict": found, **vars(own)}
+                    self._tell(f"answer/{rank}/{numbers[rank]}", words)
+                if report is not None:
+                    numbers[rank] += 1
+                    if report.ended:
+                        del numbers[rank]
+            if found:
+                time.sleep(_LINGER_SECONDS)
+                self._abort(found)
+            if found or over:
+                return
+            self._over.wait(PERIOD_SECONDS)
+
+    def _read(self, rank: int, number: int) -> Report | None:
+        """Return a worker's next report, if it is there."""
+        key = f"report/{rank}/{number}"
+        text = self._ask(key, _READ_SECONDS)
+        if text is None:
+            return None
+        self._forget(key)
+        report = Report.from_text(text)
+        self.judge.hear(rank, report, self._clock())
+        return report
+
+    def _follow(self) -> None:
+        number, pending, heard, chief = 0, False, self._clock(), Report()
+        while True:
+            over = self._over.is_set()
+            own, now = _process.report(over), self._clock()
+            self.judge.hear(self._rank, own, now)
+            if over and pending:  # the last word is a report after one that is still to be read
+                number, pending = number + 1, False
+            if not pending and not chief.ended:
+                pending = self._tell(f"report/{self._rank}/{number}", vars(own))
+            if over:
+                return
+            text, found = None, None
+            if pending:
+                text = self._ask(f"answer/{self._rank}/{number}", PERIOD_SECONDS)
+            if text is not None:
+                self._forget(f"answer/{self._rank}/{number}")
+                number, pending, heard = number + 1, False, self._clock()
+                answer = json.loads(text)
+                found, chief = answer.pop("verdict"), Report(**answer)
+                self.judge.hear(0, chief, heard)
+            elif chief.ended or now - heard >= _ALONE_SECONDS:
+                found = self.judge.verdict(now)
+            if found:
+                self._abort(found)
+                return
+            if not pending:  # reports are fresh when the chief reads them
+                self._over.wait(PERIOD_SECONDS / 2)
+
+    def _abort(self, found: str) -> None:
+        _process.verdict = found
+        _logger.error("%s", found)
+        coordination.abort_collectives(found)
+
+    def _tell(self, key: str, values: dict[str, Any]) -> bool:
+        """Publish something; return whether the service took it."""
+        try:
+            self._store.set_config_key_value(f"{_PREFIX}/{key}", json.dumps(values))
+        except tf.errors.OpError as error:
+            _logger.debug("%s", error)
+            return False
+        return True
+
+    def _ask(self, key: str, seconds: float) -> str | None:
+        """Wait for what somebody publishes."""
+        try:
+            return self._store.get_config_key_value(f"{_PREFIX}/{key}", int(1000 * seconds))
+        except tf.errors.DeadlineExceededError:
+            return None
+        except tf.errors.OpError as error:
+            _logger.debug("%s", error)
+            self._over.wait(seconds)
+            return None
+
+    def _forget(self, key: str) -> None:
+        with contextlib.suppress(tf.errors.OpError):
+            self._store.delete_config_key_value(f"{_PREFIX}/{key}")
