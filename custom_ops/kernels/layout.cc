@@ -111,8 +111,7 @@ tensorflow::Status MakeParts(const TensorAttributes& attributes, const std::stri
                              "]=", ki, " for ", name, "[", i, "] of shape ",
                              tensors[i].shape().DebugString(), ".");
     }
-    const int64_t slots = Capacity(size, ki, attributes.selectors[i]);
-    parts->push_back({offset, slots, size, attributes.quantized[i]});
+    parts->push_back({offset, ki, size, attributes.quantized[i]});
     offset += parts->back().words();
   }
   return tensorflow::OkStatus();

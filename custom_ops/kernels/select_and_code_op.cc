@@ -22,21 +22,25 @@ using ::tensorflow::errors::InvalidArgument;
 class SelectAndCodeOp : public tensorflow::OpKernel {
  public:
   explicit SelectAndCodeOp(OpKernelConstruction* context) : OpKernel(context) {
-    int n, rice;
+    int n;
+    std::vector<int64_t> rice;
     OP_REQUIRES_OK(context, attributes_.Read(context));
     OP_REQUIRES_OK(context, context->GetAttr("N", &n));
     OP_REQUIRES_OK(context, context->GetAttr("k", &k_));
+    OP_REQUIRES_OK(context, context->GetAttr("streams", &streams_));
     OP_REQUIRES_OK(context, context->GetAttr("rice", &rice));
-    OP_REQUIRES_OK(context, context->GetAttr("code_words", &format_.code_words));
     OP_REQUIRES_OK(context, context->GetAttr("value_bits", &format_.value_bits));
     OP_REQUIRES_OK(context, CheckList("k", k_, n, 0, INT32_MAX));
-    OP_REQUIRES_OK(context, CheckList("rice", {rice}, 1, 0, kMaxRice));
-    OP_REQUIRES_OK(context, CheckList("code_words", {format_.code_words}, 1, 0, kMaxGolombWords));
+    OP_REQUIRES_OK(context, CheckList("rice", rice, rice.size(), 0, kMaxRice));
+    const int64_t last = static_cast<int64_t>(rice.size()) - 1;
+    OP_REQUIRES_OK(context, CheckList("streams", streams_, n, 0, last));
     const int bits = format_.value_bits;
     OP_REQUIRES(context, (bits >= 1 && bits <= kMaxLevelBits) || bits == kHalfBits,
                 InvalidArgument("`value_bits` must be in [1, ", kMaxLevelBits, "] or ", kHalfBits,
                                 ". Received: value_bits=", bits, "."));
-    format_.positions.rice = rice;
+    for (const int64_t low_bits : rice) {
+      format_.streams.push_back({0, 0, static_cast<int>(low_bits)});
+    }
   }
 
   void Compute(OpKernelContext* context) override {
@@ -65,6 +69,7 @@ class SelectAndCodeOp : public tensorflow::OpKernel {
   struct Call : AccumulateInputs {
     CodedFormat format;
     std::vector<SelectedTensor> tensors;
+    int64_t slots = 0;  // Of all tensors.
     std::vector<Tensor*> new_residuals, new_velocities;
     Tensor *message, indices, values, codes, scratch;
     ParallelFor threads;
@@ -73,7 +78,6 @@ class SelectAndCodeOp : public tensorflow::OpKernel {
   // Sizes and slots; checks them.
   tensorflow::Status Lay(Call* call) const {
     call->format = format_;
-    GolombFormat& all = call->format.positions;
     for (int i = 0; i < call->grads.size(); ++i) {
       SelectedTensor tensor;
       tensor.size = call->grads[i].NumElements();
@@ -83,19 +87,25 @@ class SelectAndCodeOp : public tensorflow::OpKernel {
                                "]=", k_[i], " for grads[", i, "] of shape ",
                                call->grads[i].shape().DebugString(), ".");
       }
-      all.size += tensor.size;
-      all.slots += tensor.slots;
+      tensor.stream = streams_[i];
+      GolombFormat& stream = call->format.streams[tensor.stream];
+      stream.size += tensor.size;
+      stream.slots += tensor.slots;
+      call->slots += tensor.slots;
       call->tensors.push_back(tensor);
     }
-    if (all.size <= INT32_MAX && all.words() <= kMaxGolombWords) return tensorflow::OkStatus();
-    return InvalidArgument("`grads` must have at most ", INT32_MAX,
-                           " elements together, and the code of their positions 2^31 bits. "
-                           "Received: ",
-                           all.size, " elements, of which ", all.slots, " are selected.");
+    for (const GolombFormat& stream : call->format.streams) {
+      if (stream.size <= INT32_MAX && stream.words() <= kMaxGolombWords) continue;
+      return InvalidArgument("`grads` of a stream must have at most ", INT32_MAX,
+                             " elements together, and the code of their positions 2^31 bits. "
+                             "Received: ",
+                             stream.size, " elements, of which ", stream.slots, " are selected.");
+    }
+    return tensorflow::OkStatus();
   }
 
   tensorflow::Status Allocate(OpKernelContext* context, Call* call) const {
-    const int64_t n = call->tensors.size(), slots = call->format.positions.slots;
+    const int64_t n = call->tensors.size(), slots = call->slots;
     const int64_t words = call->format.words(call->tensors.data(), n);
     TF_RETURN_IF_ERROR(context->allocate_output("message", TensorShape({words}), &call->message));
     TF_RETURN_IF_ERROR(NewState(context, &call->new_residuals, &call->new_velocities));
@@ -143,7 +153,7 @@ class SelectAndCodeOp : public tensorflow::OpKernel {
   }
 
   MomentumAttributes attributes_;
-  std::vector<int64_t> k_;
+  std::vector<int64_t> k_, streams_;
   CodedFormat format_;
 };
 

@@ -7,6 +7,7 @@ namespace redsync {
 
 using ::tensorflow::Status;
 using ::tensorflow::errors::InvalidArgument;
+using ::tensorflow::shape_inference::DimensionHandle;
 using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
 
@@ -14,23 +15,50 @@ namespace {
 
 constexpr int kMaxLevelBits = 4, kHalfBits = 16;  // As in core/cpu/levels.h.
 
+// Words of the codes of positions; unknown if a shape is, or an attribute that the kernel refuses.
+Status PositionWords(InferenceContext* c, const std::vector<ShapeHandle>& grads,
+                     const std::vector<int64_t>& k, const std::vector<int64_t>& streams,
+                     const std::vector<int64_t>& rice, DimensionHandle* words) {
+  *words = c->UnknownDim();
+  std::vector<int64_t> sizes(rice.size()), slots(rice.size());
+  for (size_t i = 0; i < grads.size(); ++i) {
+    const int64_t s = streams[i];
+    if (s < 0 || s >= static_cast<int64_t>(rice.size()) || !c->FullyDefined(grads[i])) {
+      return ::tensorflow::OkStatus();
+    }
+    sizes[s] += c->Value(c->NumElements(grads[i]));
+    slots[s] += k[i];
+  }
+  int64_t total = 0;
+  for (size_t s = 0; s < rice.size(); ++s) {
+    if (rice[s] < 0 || rice[s] > 30 || slots[s] > sizes[s]) return ::tensorflow::OkStatus();
+    total += 2 + (slots[s] * (rice[s] + 1) + ((sizes[s] - slots[s]) >> rice[s]) + 31) / 32;
+  }
+  *words = c->MakeDim(total);
+  return ::tensorflow::OkStatus();
+}
+
 Status SelectAndCodeShape(InferenceContext* c) {
   std::vector<ShapeHandle> grads, residuals, velocities;
   float momentum;
-  std::vector<int64_t> k;
-  int64_t code_words, bits;
+  std::vector<int64_t> k, streams, rice;
+  int64_t bits;
   TF_RETURN_IF_ERROR(c->input("grads", &grads));
   TF_RETURN_IF_ERROR(c->input("residuals", &residuals));
   TF_RETURN_IF_ERROR(c->input("velocities", &velocities));
   TF_RETURN_IF_ERROR(c->GetAttr("momentum", &momentum));
   TF_RETURN_IF_ERROR(c->GetAttr("k", &k));
-  TF_RETURN_IF_ERROR(c->GetAttr("code_words", &code_words));
+  TF_RETURN_IF_ERROR(c->GetAttr("streams", &streams));
+  TF_RETURN_IF_ERROR(c->GetAttr("rice", &rice));
   TF_RETURN_IF_ERROR(c->GetAttr("value_bits", &bits));
-  if (k.size() != grads.size() || velocities.size() != (momentum == 0 ? 0 : grads.size())) {
+  if (k.size() != grads.size() || streams.size() != k.size() ||
+      velocities.size() != (momentum == 0 ? 0 : grads.size())) {
     return InvalidArgument(
-        "`k`, and `velocities` if momentum is used, must have one entry per gradient. Received: ",
-        k.size(), " k, ", velocities.size(), " velocities, ", grads.size(),
-        " grads, momentum=", momentum, ".");
+        "`k` and `streams`, and `velocities` if momentum is used, must have one entry per "
+        "gradient. "
+        "Received: ",
+        k.size(), " k, ", streams.size(), " streams, ", velocities.size(), " velocities, ",
+        grads.size(), " grads, momentum=", momentum, ".");
   }
   for (size_t i = 0; i < grads.size(); ++i) {
     TF_RETURN_IF_ERROR(c->Merge(grads[i], residuals[i], &grads[i]));
@@ -42,14 +70,18 @@ Status SelectAndCodeShape(InferenceContext* c) {
     return InvalidArgument("`value_bits` must be in [1, ", kMaxLevelBits, "] or ", kHalfBits,
                            ". Received: value_bits=", bits, ".");
   }
-  int64_t words = 3 + code_words, slots = 0;
+  DimensionHandle positions;
+  TF_RETURN_IF_ERROR(PositionWords(c, grads, k, streams, rice, &positions));
+  int64_t words = 1, slots = 0;
   for (const int64_t of_tensor : k) {
     if (of_tensor < 0) return InvalidArgument("`k` must be >= 0. Received: ", of_tensor, ".");
     slots += of_tensor;
     words += bits == kHalfBits ? (of_tensor + 1) / 2 : int64_t{1} << (bits - 1);
   }
   if (bits != kHalfBits) words += (slots * bits + 31) / 32;
-  TF_RETURN_IF_ERROR(c->set_output("message", {c->Vector(words)}));
+  DimensionHandle all;
+  TF_RETURN_IF_ERROR(c->Add(positions, words, &all));
+  TF_RETURN_IF_ERROR(c->set_output("message", {c->Vector(all)}));
   TF_RETURN_IF_ERROR(c->set_output("new_residuals", grads));
   if (velocities.empty()) grads.clear();
   return c->set_output("new_velocities", grads);
@@ -68,8 +100,8 @@ REGISTER_OP("RedsyncSelectAndCode")
     .Attr("N: int >= 1")
     .Attr("M: int >= 0")
     .Attr("k: list(int)")
-    .Attr("rice: int >= 0")
-    .Attr("code_words: int >= 0")
+    .Attr("streams: list(int)")
+    .Attr("rice: list(int)")
     .Attr("value_bits: int >= 1 = 1")
     .Attr("momentum: float = 0")
     .Attr("nesterov: bool = false")
@@ -83,14 +115,14 @@ grads: Gradients, multiplied by `scale` before anything else. Their buffers are 
 residuals: What earlier steps have not sent; of the shapes of `grads`.
 velocities: Momentum; of the shapes of `grads`, or none if `momentum` is 0.
 scale: Factor of the gradients.
-message: Flag (1 finite, 0 not), then [positions, bits used, words] of one Golomb code for the
-  positions in all tensors, then values: magnitudes for each tensor and a code of `value_bits` bits for
+message: Flag (1 finite, 0 not), then [positions, bits used, words] of a Golomb code for each stream
+  of positions, as many words as the worst choice of positions needs, then values: magnitudes for each tensor and a code of `value_bits` bits for
   each of k values, or for 16 bits, bfloat16 values of each tensor. All zero if anything is not finite.
 new_residuals: Accumulated residuals, where selected without what the codes stand for.
 new_velocities: Accumulated velocities, zero where selected if `masking`.
 k: Elements to select; 1 <= k[i] <= elements of grads[i] (0 if it is empty).
-rice: Bits of a gap between positions that are sent as they are.
-code_words: Words for the code of the positions; those that do not fit wait in the residual.
+streams: The stream that the positions in grads[i] are in, in [0, length of `rice`).
+rice: For each stream, bits of a gap between positions that are sent as they are.
 value_bits: 1 to 4, a sign and one of 2^(value_bits - 1) magnitudes; or 16.
 )doc");
 

@@ -30,13 +30,7 @@ Status MessageWords(InferenceContext* c, const ::tensorflow::Tensor* k,
   }
   int64_t total = 1;
   for (size_t i = 0; i < shapes.size(); ++i) {
-    DimensionHandle size = c->MakeDim(1);
-    if (!c->FullyDefined(shapes[i])) return ::tensorflow::OkStatus();
-    for (int d = 0; d < c->Rank(shapes[i]); ++d) {
-      TF_RETURN_IF_ERROR(c->Multiply(size, c->Dim(shapes[i], d), &size));
-    }
-    int64_t slots = k->flat<int32_t>()(i);
-    if (selectors[i] == "threshold") slots = std::min(slots + slots / 2, c->Value(size));
+    const int64_t slots = k->flat<int32_t>()(i);
     total += quantized[i] ? 2 + slots : 1 + 2 * slots;
   }
   if (total > 0) *words = c->MakeDim(total);
@@ -141,9 +135,8 @@ ratios: Last ratios of the threshold search, [N]; -1 where there is none. For th
 scale: Factor of the gradients.
 side: Sign that quantised tensors send, +1 or -1.
 search: Whether to search thresholds anew rather than to try `ratios` first.
-message: Flag (1 finite, 0 not), then per tensor [count, index * capacity, value * capacity], or if
-  quantised [count, mean, index * capacity]. Floats are bit-cast. Capacity is k, or for the threshold
-  selector min(k + k/2, size). All zero if anything is not finite.
+message: Flag (1 finite, 0 not), then per tensor [count, index * k, value * k], or if quantised
+  [count, mean, index * k]. Floats are bit-cast. All zero if anything is not finite.
 new_residuals: Accumulated residuals, zero where selected.
 new_velocities: Accumulated velocities, zero where selected if `masking`.
 new_ratios: Ratios for the next step.

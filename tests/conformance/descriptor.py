@@ -48,6 +48,9 @@ class Descriptor:
         served_only: Leave out tensors that the method refuses.
         start: `start(method, specs)` returns the state that each worker starts from; without it
             the method's `init` does.
+        patience: How many times longer than where the largest residuals are sent first an element
+            may wait until it is delivered; see `test_delivery.py`. `None` where a worker sends
+            something else than elements, or all of them.
     """
 
     method: Any
@@ -61,6 +64,7 @@ class Descriptor:
     traces: bool = True
     served_only: bool = False
     start: Callable[[Any, tuple[TensorSpec, ...]], dict] | None = None
+    patience: float | None = 2.0
 
     @property
     def gathers(self) -> bool:

@@ -7,7 +7,6 @@ import ctypes
 import numpy as np
 
 from tests.gpu import device as d
-from tests.oracle.redsync import capacity_numpy
 
 MISALIGNED = 1  # Elements.
 
@@ -77,7 +76,7 @@ def decode(device, messages, k, shapes, *, selectors, quantized):
     totals = [device.array(np.full(n, np.nan, np.float32)) for n in sizes]
     parts, offset = (d.Part * len(sizes))(), 1
     for i, n in enumerate(sizes):
-        slots = capacity_numpy(int(k[i]), selectors[i], n)
+        slots = int(k[i])
         parts[i] = d.Part(offset, slots, n, int(quantized[i]), device.pointer(totals[i]))
         offset += 2 + slots if quantized[i] else 1 + 2 * slots
     received = device.array(messages)

@@ -234,28 +234,30 @@ void TestGolomb() {
         "golomb: too many");
 }
 
-void TestGolombFitting() {
-  const GolombFormat format = {100000, 500, 6};
-  const std::vector<uint32_t> positions = Choose(100000, 500, 9);
-  for (int64_t words : {int64_t{0}, int64_t{1}, int64_t{50}, format.words(), format.words() + 3}) {
-    Buffer<int32_t> part(2 + words), padded(2 + format.words());
-    Buffer<uint32_t> back(500);
-    CodecError error;
-    int64_t sent = -1;
-    int32_t count = -1;
-    Check(GolombEncodeFitting(format, positions.data(), 500, words, part.data(), &sent, &error) ==
-                  Status::kOk &&
-              part[0] == sent && part[1] <= 32 * words && (words < 51 || sent == 500),
-          "golomb: fits");
-    part.MixAll();
-    std::fill(padded.begin(), padded.end(), 0);
-    std::copy(part.begin(), part.begin() + std::min(part.size(), padded.size()), padded.begin());
-    Check(GolombDecode(format, padded.data(), back.data(), &count, &error) == Status::kOk &&
-              count == sent && std::equal(back.begin(), back.begin() + sent, positions.begin()),
-          "golomb: the first positions");
-    if (sent == 500) continue;
-    const int64_t gap = positions[sent] - (sent > 0 ? int64_t{positions[sent - 1]} : -1) - 1;
-    Check(part[1] + (gap >> 6) + 1 + 6 > 32 * words, "golomb: one more does not fit");
+// The longest codes there are: one leap over everything, even leaps, and every position at the end.
+void TestGolombWorst() {
+  for (int64_t slots : {1, 31, 500}) {
+    for (int rice : {0, 4, 6, 12}) {
+      const GolombFormat format = {20000, slots, rice};
+      for (int64_t leap : {int64_t{1}, format.size / slots, int64_t{1} << rice}) {
+        Buffer<uint32_t> positions(slots), back(slots);
+        for (int64_t i = 0; i < slots; ++i) {
+          positions[i] = std::min(format.size - slots + i, leap * (i + 1) - 1);
+          if (leap == 1) positions[i] = format.size - slots + i;
+        }
+        Buffer<int32_t> part(2 + format.words());
+        CodecError error;
+        int32_t count = -1;
+        Check(GolombEncode(format, positions.data(), slots, part.data(), &error) == Status::kOk &&
+                  part[0] == slots && part[1] <= 32 * format.words() &&
+                  (leap != 1 || part[1] > 32 * (format.words() - 1)),
+              "golomb: the worst positions fit");
+        part.MixAll();
+        Check(GolombDecode(format, part.data(), back.data(), &count, &error) == Status::kOk &&
+                  count == slots && std::equal(back.begin(), back.end(), positions.begin()),
+              "golomb: the worst positions come back");
+      }
+    }
   }
 }
 
@@ -305,14 +307,39 @@ void TestLevels() {
 
 // ------------------------------------------------------------------------------ coded messages
 
+// The positions that the codes of a message hold are those of the tensors, stream by stream.
+void CheckPositions(const CodedFormat& format, const std::vector<SelectedTensor>& tensors,
+                    const int32_t* part) {
+  for (size_t s = 0; s < format.streams.size(); ++s) {
+    Buffer<uint32_t> found(format.streams[s].slots);
+    CodecError error;
+    int32_t count = -1;
+    Check(GolombDecode(format.streams[s], part, found.data(), &count, &error) == Status::kOk,
+          "coded: positions");
+    int64_t start = 0, next = 0;
+    for (const SelectedTensor& t : tensors) {
+      if (t.stream != static_cast<int64_t>(s)) continue;
+      for (int64_t j = 0; j < t.count; ++j) {
+        Check(next < count && found[next++] == start + t.indices[j], "coded: a position");
+      }
+      start += t.size;
+    }
+    Check(next == count, "coded: no more positions");
+    part += 2 + format.streams[s].words();
+  }
+}
+
 void TestCodedMessage() {
   const int64_t sizes[] = {0, 1, 3000, 70, 5000}, slots[] = {0, 1, 100, 70, 33};
   for (int bits : {1, 2, 3, 4, kHalfBits}) {
-    for (int64_t code_words : {0, 20, 60}) {
+    for (int streams : {1, 2, 3}) {  // Tensor i is in stream i % streams.
       CodedFormat format;
-      format.positions = {8071, 204, 5};
-      format.code_words = code_words;
+      format.streams.assign(streams, {0, 0, 5});
       format.value_bits = bits;
+      for (int i = 0; i < 5; ++i) {
+        format.streams[i % streams].size += sizes[i];
+        format.streams[i % streams].slots += slots[i];
+      }
       std::mt19937 random(bits);
       std::normal_distribution<float> normal;
       std::vector<SelectedTensor> tensors(5);
@@ -325,7 +352,8 @@ void TestCodedMessage() {
         for (int64_t j = 0; j < count; ++j) values[i].push_back(BitsOf(normal(random)));
         residuals[i].assign(sizes[i], 0.25f);
         tensors[i] = {sizes[i],          slots[i],         count,
-                      indices[i].data(), values[i].data(), residuals[i].data()};
+                      indices[i].data(), values[i].data(), residuals[i].data(),
+                      i % streams};
       }
       Buffer<uint32_t> scratch(204);
       Buffer<int32_t> message(format.words(tensors.data(), 5));
@@ -336,13 +364,12 @@ void TestCodedMessage() {
                 finite && message[0] == 1,
             "coded: status");
       message.MixAll();
-      int64_t sent = message[1], first = 0, words = 3 + code_words;
-      Check(code_words == 60 ? sent == 201 : sent < 201, "coded: how many fit");
+      int64_t first = 0, words = 1 + format.position_words();
+      CheckPositions(format, tensors, message.data() + 1);
       const int32_t* out = message.data() + words;
       const int64_t levels = bits == kHalfBits ? 0 : LevelCount(bits);
       for (int i = 0; i < 5; ++i) {
-        const int64_t kept = std::min(sent, tensors[i].count);
-        sent -= kept;
+        const int64_t kept = tensors[i].count;
         for (int64_t j = 0; j < tensors[i].count; ++j) {
           float value = 0;
           if (j < kept && bits == kHalfBits) {
@@ -376,10 +403,9 @@ void TestCodedMessageErrors() {
   uint32_t scratch[2];
   for (int bits : {1, kHalfBits}) {
     CodedFormat format;
-    format.positions = {10, 2, 1};
-    format.code_words = 1;
+    format.streams = {{10, 2, 1}};
     format.value_bits = bits;
-    SelectedTensor tensor = {10, 2, 2, good, large, residual};
+    SelectedTensor tensor = {10, 2, 2, good, large, residual, 0};
     Buffer<int32_t> message(format.words(&tensor, 1));
     bool finite = true;
     CodecError error;
@@ -787,7 +813,7 @@ int main(int argc, char** argv) {
   redsync::TestQuantize(threads);
   redsync::TestQuantizeErrors(threads);
   redsync::TestGolomb();
-  redsync::TestGolombFitting();
+  redsync::TestGolombWorst();
   redsync::TestLevels();
   redsync::TestCodedMessage();
   redsync::TestCodedMessageErrors();

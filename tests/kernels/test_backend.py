@@ -73,15 +73,8 @@ def test_library_of_another_tensorflow_is_refused(tmp_path):
         native.check(other)
 
 
-def test_capacity_and_words():
-    assert ops.capacity(7, "exact") == ops.capacity(7, "trimmed") == 7
-    assert ops.capacity(7, "threshold") == 10
-    assert ops.capacity(7, "threshold", size=8) == 8
-    words = ops.message_words([7, 7, 7], ["exact", "threshold", "threshold"], [False, True, False])
-    assert words == 1 + (1 + 14) + (2 + 10) + (1 + 20)
-    assert ops.message_words([7], ["threshold"], [False], sizes=[8]) == 1 + 1 + 16
-    with pytest.raises(ValueError, match="'best'"):
-        ops.capacity(7, "best")
+def test_words_of_a_message():
+    assert ops.message_words([7, 5, 0], [False, True, False]) == 1 + (1 + 14) + (2 + 5) + 1
 
 
 X = np.zeros(3, np.float32)

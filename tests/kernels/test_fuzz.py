@@ -32,7 +32,7 @@ from tests.oracle.quantization import (
     flush,
     quantize_numpy,
 )
-from tests.oracle.redsync import accumulate_and_select_numpy, capacity_numpy
+from tests.oracle.redsync import accumulate_and_select_numpy
 from tf_redsync import ops
 from tf_redsync.codings import selected
 from tf_redsync.ops import bits, codecs
@@ -99,8 +99,8 @@ def decode_checked(messages):
         if row[0] not in (0, 1):
             raise Malformed("flag")
         at = 1
-        for total, k, selector, one_mean in zip(totals, K, *LAYOUT.values(), strict=True):
-            slots, count = capacity_numpy(int(k), selector, total.size), row[at]
+        for total, k, one_mean in zip(totals, K, LAYOUT["quantized"], strict=True):
+            slots, count = int(k), row[at]
             start = at + (2 if one_mean else 1)
             values = row[at + 1 : at + 2] if one_mean else row[start + slots : start + 2 * slots]
             at = start + (1 if one_mean else 2) * slots

@@ -30,7 +30,8 @@ def make(density: float, rank: int = 0):
 @pytest.mark.parametrize("density", [0.001, 0.01, 0.1, 0.5, 1.0])
 @pytest.mark.parametrize("shift", [-2, 0, 5])  # bits more than the best
 def test_backends_and_oracle_agree(density, shift):
-    rice = [max(codecs.golomb_parameter(density) + shift, 0)] * len(SIZES)
+    n = 10_000
+    rice = [max(codecs.golomb_parameter(n, int(density * n)) + shift, 0)] * len(SIZES)
     rows = []
     for rank in range(3):
         indices, counts, slots = make(density, rank)
@@ -76,7 +77,7 @@ def test_bits_per_position(density, bits):
     n = 2_000_000
     rng = np.random.default_rng(1)
     positions = np.flatnonzero(rng.random(n) < density).astype(np.int32)
-    rice = codecs.golomb_parameter(density)
+    rice = codecs.golomb_parameter(n, positions.size)
     message = on(
         "native",
         lambda: codecs.golomb_encode([positions], [positions.size], sizes=[n], rice=[rice]),
@@ -86,14 +87,18 @@ def test_bits_per_position(density, bits):
 
 
 def test_parameter():
-    """The best one of all, by the average length of the code, within a thousandth."""
-    assert [codecs.golomb_parameter(p) for p in (0.1, 0.01, 0.005, 0.001, 1e-4)] == [3, 6, 7, 9, 13]
+    """The shortest code of the worst positions; hardly longer than the best of average ones."""
+    n = 1_000_000
+    found = [codecs.golomb_parameter(n, int(p * n)) for p in (0.1, 0.01, 0.005, 0.001, 1e-4)]
+    assert found == [3, 6, 7, 9, 13]
     for p in (1.0, 0.9, 0.5, 0.37, 0.03, 1e-3, 1e-6):
+        k = int(p * n)
+        worst = np.arange(n - k, n)
+        bits = [len(golomb_bits_numpy(worst[:1], b)) + (k - 1) * (b + 1) for b in range(31)]
+        assert codecs.golomb_parameter(n, k) == bits.index(min(bits))
         length = [b + 1 / (1 - (1 - p) ** (2.0**b)) for b in range(31)]
-        assert length[codecs.golomb_parameter(p)] <= 1.001 * min(length)
-    for p in (0.0, -0.1, 1.5, float("nan")):
-        with pytest.raises(ValueError, match="`density` must be"):
-            codecs.golomb_parameter(p)
+        assert length[codecs.golomb_parameter(n, k)] <= 1.05 * min(length)
+    assert codecs.golomb_parameter(0, 0) == codecs.golomb_parameter(5, 5) == 0
 
 
 @needs_native

@@ -1,45 +1,91 @@
-"""Which positions fit into a Golomb code of fixed length, in plain Python.
+"""Golomb codes of a bucket that no positions overflow, in plain Python.
 
-The tensors of a bucket are one stream of gaps. The code has the length of an average one, half a
-percent more, and two words; positions beyond it are not sent.
+k positions below n leap over n - k elements in all. The longest code is that of positions that leap
+over all of them at once: the sum of (d - 1) >> b over the gaps d is at most that of their sum.
+Each stream's b is the one whose longest code is shortest.
+
+Tensors are divided into streams by the b that each alone would get, neighbours together where that
+makes the message shorter; of equally short divisions it is the one whose last stream is longest.
 """
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
-PHI = (math.sqrt(5) + 1) / 2
+from tests.oracle.positions import golomb_bits_numpy
+from tests.oracle.quantization import to_words
 
 
-def golomb_parameter(p: float) -> int:
-    """b* of Sattler et al., "Sparse Binary Compression", 2019."""
-    return 0 if p >= 1 else max(0, 1 + math.floor(math.log2(math.log(PHI - 1) / math.log(1 - p))))
+def longest_bits(n: int, k: int, b: int) -> int:
+    """Of the code of k positions below n."""
+    gaps = [n - k + 1] + [1] * (k - 1) if k else []
+    return sum(((d - 1) >> b) + 1 + b for d in gaps)
 
 
-def bits_per_position(p: float) -> float:
-    """Of positions that a fraction `p` of the elements has."""
-    b = golomb_parameter(p)
-    return b + 1 / (1 - (1 - p) ** (2**b))
+def best_parameter(n: int, k: int) -> int:
+    """The smallest b of those with the shortest longest code."""
+    lengths = [longest_bits(n, k, b) for b in range(31)]
+    return lengths.index(min(lengths))
 
 
-class GolombLength:
-    """Length of the code of the positions of a bucket.
+class GolombStreams:
+    """The code of the positions of a bucket.
 
     Args:
         sizes: Elements of each tensor.
-        k: Positions of each tensor.
+        k: Positions of each tensor, at most.
+
+    Attributes:
+        members: Numbers of the tensors of each stream.
+        b: Of each stream.
+        words: Of the codes with their heads, a count and a number of bits each.
     """
 
     def __init__(self, sizes: Sequence[int], k: Sequence[int]):
-        share = min(max(sum(k), 1) / max(sum(sizes), 1), 1.0)
-        self.b = golomb_parameter(share)
-        self.words = math.ceil(1.005 * bits_per_position(share) * sum(k) / 32) + 2
+        self.sizes, self.k = list(sizes), list(k)
+        alone = [best_parameter(n, m) for n, m in zip(sizes, k, strict=True)]
+        levels = sorted(set(alone))
+        divisions = []
+        for cuts in itertools.product((False, True), repeat=len(levels) - 1):
+            starts = [0, *(i + 1 for i, cut in enumerate(cuts) if cut)]
+            ends = [*starts[1:], len(levels)]
+            members = [
+                [i for i, b in enumerate(alone) if b in levels[start:end]]
+                for start, end in zip(starts, ends, strict=True)
+            ]
+            divisions.append((sum(map(self.part_words, members)), starts[::-1], members))
+        self.words, _, self.members = min(divisions)
+        self.b = [self.parameter(m) for m in self.members]
 
-    def fitting(self, stream: np.ndarray) -> int:
-        """How many positions' codes there is room for."""
-        gaps = np.diff(stream, prepend=-1)
-        bits = np.cumsum(((gaps - 1) >> self.b) + 1 + self.b)  # ones, a zero, the low bits
-        return int((bits <= 32 * self.words).sum())
+    def total(self, members: Sequence[int]) -> tuple[int, int]:
+        """Elements and positions of a stream."""
+        return sum(self.sizes[i] for i in members), sum(self.k[i] for i in members)
+
+    def parameter(self, members: Sequence[int]) -> int:
+        return best_parameter(*self.total(members))
+
+    def part_words(self, members: Sequence[int]) -> int:
+        """Two words of a head, and the longest code."""
+        return 2 + -(-longest_bits(*self.total(members), self.parameter(members)) // 32)
+
+    def streams(self, chosen: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Positions in each stream, of ascending ones in each tensor."""
+        found = []
+        for members in self.members:
+            starts = np.cumsum([0, *(self.sizes[i] for i in members)])[:-1]
+            parts = [np.int64(chosen[i]) + s for i, s in zip(members, starts, strict=True)]
+            found.append(np.concatenate(parts))
+        return found
+
+    def encode(self, chosen: Sequence[np.ndarray]) -> np.ndarray:
+        """The words of all codes."""
+        words = []
+        for members, b, stream in zip(self.members, self.b, self.streams(chosen), strict=True):
+            bits = golomb_bits_numpy(stream, b)
+            code = np.zeros(self.part_words(members) - 2, np.int32)
+            code[: -(-len(bits) // 32)] = to_words(bits)
+            words += [np.int32([len(stream), len(bits)]), code]
+        return np.concatenate(words)

@@ -12,8 +12,8 @@ import math
 import numpy as np
 
 from tests.oracle import sparse
-from tests.oracle.coded import GolombLength
-from tests.oracle.positions import golomb_bits_numpy, golomb_capacity, read_golomb
+from tests.oracle.coded import GolombStreams
+from tests.oracle.positions import read_golomb
 from tests.oracle.quantization import Malformed, flush, to_bits, to_words
 from tests.oracle.redsync import accumulate_and_select_numpy
 
@@ -65,8 +65,8 @@ def value_words(slots, bits: int) -> int:
 
 
 def message_words(sizes, slots, bits: int) -> int:
-    """A flag, count and bits, positions, values."""
-    return 1 + 2 + GolombLength(sizes, slots).words + value_words(slots, bits)
+    """A flag, positions, values."""
+    return 1 + GolombStreams(sizes, slots).words + value_words(slots, bits)
 
 
 def code_values_numpy(values, slots, bits: int):
@@ -107,55 +107,31 @@ def select_and_code_numpy(grads, residuals, velocities, k, *, value_bits, **opti
         value = plain[at + 1 + slot : at + 1 + slot + count].view(np.float32)
         chosen.append((index, value))
         at += 1 + 2 * slot
-    starts = np.cumsum([0, *sizes[:-1]])
-    stream = np.concatenate([i + s for (i, _), s in zip(chosen, starts, strict=True)])
-    length = GolombLength(sizes, slots)
-    room = length.fitting(stream)
-    bits = golomb_bits_numpy(stream[:room], length.b)
-    code = np.zeros(length.words, np.int32)
-    code[: -(-len(bits) // 32)] = to_words(bits)
-    kept = []
-    for index, value in chosen:
-        kept.append((index[: max(room, 0)], value[: max(room, 0)]))
-        room -= index.size
-    words, sent = code_values_numpy([value for _, value in kept], slots, value_bits)
-    count = sum(index.size for index, _ in kept)
-    message = np.concatenate([np.array([1, count, len(bits)], np.int32), code, words])
+    positions = GolombStreams(sizes, slots).encode([index for index, _ in chosen])
+    words, sent = code_values_numpy([value for _, value in chosen], slots, value_bits)
+    message = np.concatenate([np.int32([1]), positions, words])
     out = []
-    for residual, everything, (index, value), q in zip(v, chosen, kept, sent, strict=True):
+    for residual, (index, value), q in zip(v, chosen, sent, strict=True):
         flat = residual.reshape(-1).copy()
-        flat[everything[0]] = everything[1]
         flat[index] = value - q
         out.append(flat.reshape(residual.shape))
     if not all(np.isfinite(q).all() for q in sent):
         return np.zeros_like(message), v, u, None
-    return message, out, u, [(index, q) for (index, _), q in zip(kept, sent, strict=True)]
+    return message, out, u, [(index, q) for (index, _), q in zip(chosen, sent, strict=True)]
 
 
 def decode_numpy(messages, shapes, k, value_bits: int) -> list[np.ndarray]:
     """Sums over the messages int32 [P, W]; raises Malformed."""
     sizes, slots = [int(np.prod(s)) for s in shapes], [int(x) for x in k]
-    length, ends = GolombLength(sizes, slots), np.cumsum(sizes)
+    code = GolombStreams(sizes, slots)
     totals = [np.zeros(n, np.float32) for n in sizes]
-    worst = golomb_capacity(int(ends[-1]), sum(slots), length.b)  # what a decoder has room for
-    rows = []
-    for row in np.asarray(messages, np.int32):
-        count, bits, code = row[1], row[2], row[3 : 3 + length.words]
-        if not 0 <= count <= sum(slots):
-            raise Malformed("count")
-        if not 0 <= bits <= 32 * worst:
-            raise Malformed("bits")
-        code = np.concatenate([code, np.zeros(max(0, worst - length.words), np.int32)])[:worst]
-        at = np.array(read_golomb(to_bits(code)[:bits].tolist(), int(count), length.b), np.int64)
-        if (at >= ends[-1]).any():
-            raise Malformed("index")
-        rows.append((row, at))
-    for row, at in rows:
+    rows = [(row, read_positions(row[1:], code)) for row in np.asarray(messages, np.int32)]
+    for row, chosen in rows:
         if row[0] not in (0, 1):
             raise Malformed("flag")
-        values = read_values(row[3 + length.words :], slots, value_bits)
+        values = read_values(row[1 + code.words :], slots, value_bits)
         for i, total in enumerate(totals):
-            index = at[(at >= ends[i] - sizes[i]) & (at < ends[i])] - (ends[i] - sizes[i])
+            index = chosen[i]
             if row[0] == 0:
                 continue
             if index.size > slots[i]:
@@ -165,6 +141,27 @@ def decode_numpy(messages, shapes, k, value_bits: int) -> list[np.ndarray]:
                 raise Malformed("value")
             total[index] += flush(value)
     return [t.reshape(s) for t, s in zip(totals, shapes, strict=True)]
+
+
+def read_positions(words, code: GolombStreams) -> dict[int, np.ndarray]:
+    """Positions in each tensor."""
+    chosen = {}
+    for members, b in zip(code.members, code.b, strict=True):
+        size, k = code.total(members)
+        length = code.part_words(members)
+        (count, bits), part, words = words[:2], words[2:length], words[length:]
+        if not 0 <= count <= k:
+            raise Malformed("count")
+        if not 0 <= bits <= 32 * part.size:
+            raise Malformed("bits")
+        at = np.array(read_golomb(to_bits(part)[:bits].tolist(), int(count), b), np.int64)
+        if (at >= size).any():
+            raise Malformed("index")
+        end = 0
+        for i in members:
+            start, end = end, end + code.sizes[i]
+            chosen[i] = at[(at >= start) & (at < end)] - start
+    return chosen
 
 
 def read_values(words, slots, bits: int) -> list[np.ndarray]:

@@ -1,7 +1,7 @@
 """Codes of positions in plain Python: what each one writes for a bucket, bit by bit.
 
-Every code has `words`, its length; `fitting(stream)`, how many of the positions there is room for;
-and `encode(stream)`, its int32 words. The stream are the ascending positions of the bucket's
+Every code has `words`, its length, which the longest code of so many positions has, whichever they
+are; and `encode(stream)`, its int32 words. The stream are the ascending positions of the bucket's
 tensors, flattened one after the other.
 
 References: Golomb (1966), "Run-length encodings"; Elias (1974), "Efficient storage and retrieval by
@@ -13,12 +13,11 @@ vectorization".
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from tests.oracle.coded import GolombLength
-from tests.oracle.positions import golomb_bits_numpy
+from tests.oracle.coded import GolombStreams
 from tests.oracle.quantization import to_words
 
 
@@ -49,16 +48,13 @@ class Code:
 
     def __init__(self, sizes: Sequence[int], slots: Sequence[int]):
         self.size, self.k, self.tensors = sum(sizes), sum(slots), len(sizes)
-        self.share = min(max(self.k, 1) / max(self.size, 1), 1.0)
+        self.sizes, self.slots = list(sizes), list(slots)
         self.prepare()
 
     words: int
 
     def prepare(self) -> None:
         """Compute what does not depend on positions."""
-
-    def fitting(self, stream: np.ndarray) -> int:
-        return len(stream)
 
     def encode(self, stream: np.ndarray) -> np.ndarray:
         raise NotImplementedError
@@ -120,16 +116,17 @@ class RunLength(Code):
 
 class Golomb(Code):
     def prepare(self):
-        self.length = GolombLength([self.size], [self.k])
-        self.words = 2 + self.length.words
-
-    def fitting(self, stream):
-        return self.length.fitting(stream)
+        self.code = GolombStreams(self.sizes, self.slots)
+        self.words = self.code.words
 
     def encode(self, stream):
-        bits = golomb_bits_numpy(stream, self.length.b)
-        head = np.int32([len(stream), len(bits)])
-        return np.concatenate([head, padded(to_words(bits), self.length.words)])
+        ends = np.cumsum(self.sizes)
+        return self.code.encode(
+            [
+                stream[(stream >= end - size) & (stream < end)] - (end - size)
+                for end, size in zip(ends, self.sizes, strict=True)
+            ]
+        )
 
 
 class DeltaPacking(Code):
@@ -137,24 +134,27 @@ class DeltaPacking(Code):
 
     def prepare(self):
         self.groups = math.ceil(self.k / 32)
-        width, before = 0.0, 0.0
-        for bits in range(32):  # the chance that the largest of 32 gaps has just so many bits
-            below = (1 - (1 - self.share) ** (2**bits)) ** 32
-            width, before = width + bits * (below - before), below
-        self.room = min(math.ceil(1.02 * width * self.groups) + 32, 31 * self.groups)
+        self.room = self.widest()
         self.heads = math.ceil(5 * self.groups / 32)
         self.words = 1 + self.heads + self.room
+
+    def widest(self):
+        """One bit more for one group after the other, the cheapest first, while leaps are left."""
+        leaps, widths = self.size - 1, [0] * self.groups  # as many as a single position leaps over
+        while widths and self.size:
+            least = widths.index(min(widths))
+            width = widths[least] + 1
+            leaps -= 2 ** (width - 1) - (2 ** (width - 2) if width > 1 else 0)
+            if leaps < 0:
+                break
+            widths[least] = width
+        return sum(widths)
 
     def widths(self, stream):
         gaps = (np.diff(stream, prepend=-1) - 1).tolist()
         gaps += [0] * (32 * self.groups - len(gaps))
         rows = [gaps[i : i + 32] for i in range(0, len(gaps), 32)]
         return rows, [max(row).bit_length() for row in rows]
-
-    def fitting(self, stream):
-        _, widths = self.widths(stream)
-        groups = sum(np.cumsum(widths) <= self.room)
-        return int(min(len(stream), 32 * groups))
 
     def encode(self, stream):
         rows, widths = self.widths(stream)
@@ -169,16 +169,12 @@ class Huffman(Code):
     def prepare(self):
         self.codes = huffman_codes(self.size)
         lengths = np.array([len(code) for code in self.codes])
-        bytes_ = np.arange(self.size, dtype="<u4").view(np.uint8)
-        average = lengths[bytes_].sum() / max(self.size, 1)
-        self.room = math.ceil(1.01 * average * self.k / 32) + 2
+        bytes_ = np.arange(self.size, dtype="<u4").view(np.uint8).reshape(-1, 4)
+        self.room = math.ceil(lengths[bytes_].sum(axis=1).max(initial=0) * self.k / 32)
         self.words = 1 + self.room
 
     def bits(self, position):
         return [b for t in range(4) for b in self.codes[int(position) >> 8 * t & 255]]
-
-    def fitting(self, stream):
-        return int(sum(np.cumsum([len(self.bits(p)) for p in stream]) <= 32 * self.room))
 
     def encode(self, stream):
         bits = [b for p in stream for b in self.bits(p)]
@@ -222,19 +218,3 @@ def code_of(name: str, sizes: Sequence[int], slots: Sequence[int]) -> Code:
     if name != "Cheapest":
         return LOSSLESS[name](sizes, slots)
     return min((code(sizes, slots) for code in LOSSLESS.values()), key=lambda c: c.words)
-
-
-def prefix(choose: Callable, sizes: Sequence[int], code: Code) -> Callable:
-    """What of chosen positions is sent; `choose` as `MemoryOracle` wants it."""
-    starts = np.cumsum([0, *sizes[:-1]])
-
-    def fitting(values, step):
-        chosen = choose(values, step)
-        stream = np.concatenate([at + s for at, s in zip(chosen, starts, strict=True)])
-        room, sent = code.fitting(stream), []
-        for at in chosen:
-            sent.append(at[: max(room, 0)])
-            room -= len(at)
-        return sent
-
-    return fitting

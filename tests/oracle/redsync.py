@@ -64,8 +64,8 @@ def above_ratio_numpy(a: np.ndarray, ratio: float) -> np.ndarray:
 
 
 def in_band(count: int, k: int) -> bool:
-    """Whether k/2 < count < 1.5 k, in integers."""
-    return 2 * count > k and 2 * count < 3 * k
+    """Whether 3/4 k < count <= k, in integers."""
+    return 4 * count > 3 * k and count <= k
 
 
 def threshold_search_numpy(a: np.ndarray, k: int) -> tuple[np.ndarray, np.float32]:
@@ -76,7 +76,7 @@ def threshold_search_numpy(a: np.ndarray, k: int) -> tuple[np.ndarray, np.float3
         chosen = above_ratio_numpy(a, np.float32(mid))
         if in_band(chosen.size, k):
             return chosen, np.float32(mid)
-        if 2 * chosen.size <= k:
+        if 4 * chosen.size <= 3 * k:
             high = mid  # too few: lower the threshold
         else:
             low = mid
@@ -106,11 +106,6 @@ def select_numpy(
 
 
 # ------------------------------------------------------------------------------------------ message
-
-
-def capacity_numpy(k: int, selector: str, n: int) -> int:
-    """Slots a tensor of `n` elements has in the message."""
-    return min(k + k // 2, n) if selector == "threshold" else k
 
 
 def bits(x) -> np.ndarray:
@@ -173,8 +168,7 @@ def accumulate_and_select_numpy(
                 chosen, ratio = select_numpy(a, int(k[i]), selectors[i], ratios[i], not reuse)
             else:
                 chosen, ratio = np.arange(0), np.float32(-1)
-            slots = capacity_numpy(int(k[i]), selectors[i], g.size)
-            parts += pack_numpy(v, chosen, slots, quantized[i])
+            parts += pack_numpy(v, chosen, int(k[i]), quantized[i])
             new_ratios.append(
                 np.float32(-1) if quantized[i] and selectors[i] == "threshold" else ratio
             )
@@ -198,7 +192,7 @@ def decode_numpy(messages, k, shapes, *, selectors, quantized) -> list[np.ndarra
             continue
         at = 1
         for i, total in enumerate(totals):
-            slots, count = capacity_numpy(int(k[i]), selectors[i], total.size), message[at]
+            slots, count = int(k[i]), message[at]
             if quantized[i]:
                 value = message[at + 1 : at + 2].view(np.float32)
                 index = message[at + 2 : at + 2 + slots][:count]

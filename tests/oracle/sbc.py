@@ -12,8 +12,6 @@ import math
 
 import numpy as np
 
-from tests.oracle.coded import GolombLength
-
 
 def one_side(values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Positions, ascending, and the float32 value that all of them get."""
@@ -47,7 +45,6 @@ class SBCOracle:
         self.shapes = list(shapes)
         self.sizes = [int(np.prod(s)) for s in shapes]
         self.k = [min(max(1, math.ceil(density * n - 1e-9)), n) for n in self.sizes]
-        self.length = GolombLength(self.sizes, self.k)
         self.residuals = [[np.zeros(s, np.float32) for s in shapes] for _ in range(workers)]
 
     def step(self, changes) -> list[np.ndarray]:
@@ -55,12 +52,8 @@ class SBCOracle:
         totals = [np.zeros(n, np.float32) for n in self.sizes]
         for worker, own in enumerate(changes):
             sums = [(r + c).reshape(-1) for r, c in zip(self.residuals[worker], own, strict=True)]
-            chosen = [one_side(a, k) for a, k in zip(sums, self.k, strict=True)]
-            starts = np.cumsum([0, *self.sizes[:-1]])
-            stream = np.concatenate([at + s for (at, _), s in zip(chosen, starts, strict=True)])
-            fitting = self.length.fitting(stream)
-            for i, (at, mean) in enumerate(chosen):
-                at, fitting = at[: max(fitting, 0)], fitting - len(at)
+            for i, k in enumerate(self.k):
+                at, mean = one_side(sums[i], k)
                 totals[i][at] += mean
                 sums[i][at] -= mean
             self.residuals[worker] = [a.reshape(s) for a, s in zip(sums, self.shapes, strict=True)]

@@ -65,11 +65,11 @@ def test_sbc_rates_on_resnet50(number, times):
     assert sent >= 0.995 * method.density * elements
 
 
-def test_what_does_not_fit_waits():
-    """All gaps just too long for the short code: 8 or 9 bits each, against 8.11 on average."""
+def test_even_gaps_are_sent_in_full():
+    """8 or 9 bits each, where random positions take 8.11 on average."""
     size, k = 640_000, 6_400
     gradient = np.full(size, 1e-6, np.float32)
-    at = np.cumsum(np.tile([65, 129], k // 2)) - 1  # 8.5 bits on average
+    at = np.cumsum(np.tile([65, 129], k // 2)) - 1
     assert at[-1] < size and at.size == k
     gradient[at] = 1.0
     layout = BucketLayout((TensorSpec("x", (size,)),), 1)
@@ -77,9 +77,7 @@ def test_what_does_not_fit_waits():
     step = loopback.run_step(method, layout, [[tf.constant(gradient)]], [method.init(layout)], 0)
     total, residual = np.array(step.totals[0][0]), np.array(step.states[0]["residual"][0])
     np.testing.assert_allclose(total + residual, gradient, atol=1e-6)
-    sent = np.count_nonzero(total)
-    assert 0.9 * k < sent < k
-    np.testing.assert_array_equal(np.flatnonzero(total), at[:sent])
+    np.testing.assert_array_equal(np.flatnonzero(total), at)
 
 
 def test_one_sign_a_tensor():

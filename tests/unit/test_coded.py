@@ -289,7 +289,7 @@ def message_bits(method, size, values=None):
 
 @pytest.mark.parametrize("density", [0.001, 0.01, 0.1])
 def test_golomb_is_near_the_entropy(density):
-    """Of random positions; all heads included, and all positions sent."""
+    """Of random positions; all heads included, and with room for the worst positions."""
     n = 2**22
     k = round(density * n)
     rng = np.random.default_rng(0)
@@ -297,7 +297,7 @@ def test_golomb_is_near_the_entropy(density):
     coded = codings.Golomb().encode([at], tf.constant([k]), Room((n,), (k,)), tf.constant(0))
     assert coded.counts[0] == k
     bits, entropy = 32 * coded.words.shape[0] / k, log2_choices(n, k) / k
-    assert 1.0 < bits / entropy < 1.03
+    assert 1.0 < bits / entropy < {0.001: 1.051, 0.01: 1.06, 0.1: 1.095}[density]
     if density == 0.001:
         assert entropy == pytest.approx(11.41, abs=0.01)
 
@@ -355,7 +355,7 @@ def test_the_comparison_says_why():
     text = str(codings.compare([2**22], [2**22 // 1000]))
     lines = text.splitlines()
     assert lines[0] == "4194 of 4194304 elements (0.1 %)"
-    assert lines[2].split()[:2] == ["Golomb", "11.59"] and lines[-1].split()[0] == "entropy"
+    assert lines[2].split()[:2] == ["Golomb", "11.97"] and lines[-1].split()[0] == "entropy"
     listed = [line.split()[0] for line in lines[2:-1]]
     assert set(listed) == {
         "Golomb", "EliasFano", "RunLength", "DeltaPacking", "Huffman", "RawIndices", "Bitmap"

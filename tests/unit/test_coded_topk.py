@@ -42,13 +42,13 @@ def entropy_bits(n: int, k: int) -> float:
 @pytest.mark.parametrize("value_bits", [1, 4])
 @pytest.mark.parametrize("density", [0.001, 0.01])
 def test_message_is_near_the_entropy(laplace, density, value_bits):
-    """Within 2 % of log2 C(n, k) and the bits of the values, heads included."""
+    """Within 5.5 % of log2 C(n, k) and the bits of the values, heads included."""
     method = rs.CodedTopK(density=density, value_bits=value_bits)
     (step,) = exchanged(method, laplace)
     (request,), k = step.requests, round(density * laplace.size)
     bits = 8 * wire.payload_bytes(request)
     bound = entropy_bits(laplace.size, k) + k * value_bits
-    assert bound < bits < 1.02 * bound  # 1.7 % above it, at most
+    assert bound < bits < 1.055 * bound  # 5.2 % above it, at most: room for the worst positions
     # And the message holds all of them.
     assert np.count_nonzero(step.totals[0][0]) == k
 
@@ -79,18 +79,13 @@ def test_everything_arrives_in_the_end(value_bits):
     assert rests[1] < 1.3 * rests[0] < 0.5 * np.abs(60 * gradient).max()
 
 
-def test_positions_that_do_not_fit_are_sent_later():
+def test_even_gaps_are_sent_in_full():
+    """They take longer codes than random positions do on average."""
     gradient = np.full((100, 330), 1e-4, np.float32)
     gradient.reshape(-1)[32::33] = 1.0
-    method = rs.CodedTopK(density=0.03, value_bits=16)
-    first, second = exchanged(method, gradient, steps=2)
-    sent = np.count_nonzero(first.totals[0][0] >= 1)
-    assert 900 < sent < 990, "even gaps take longer codes than the average of random ones"
-    waiting = np.asarray(first.states[0]["residual"][0]).reshape(-1)[32::33]
-    assert np.count_nonzero(waiting) == 1000 - sent
-    # What waited is larger than the others now, and goes first.
-    later = np.asarray(second.totals[0][0]).reshape(-1)[32::33]
-    assert (later[np.flatnonzero(waiting)[:900]] == 2).sum() >= min(900, 1000 - sent) - 50
+    (step,) = exchanged(rs.CodedTopK(density=0.0303, value_bits=16), gradient)
+    total = np.asarray(step.totals[0][0]).reshape(-1)
+    np.testing.assert_array_equal(np.flatnonzero(total), np.arange(32, 33_000, 33))
 
 
 def test_small_tensors_travel_in_the_same_message():

@@ -1,11 +1,13 @@
-"""Codings of positions: bit by bit against plain Python, what does not fit, malformed words."""
+"""Codings of positions: bit by bit against plain Python, the longest codes, malformed words."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.oracle.coded import GolombStreams
 from tests.oracle.codings import LOSSLESS, code_of, huffman_codes
 from tf_redsync import codings
+from tf_redsync.codings import golomb
 from tf_redsync.codings.base import Room
 from tf_redsync.ops import bits
 
@@ -67,17 +69,6 @@ def valid(indices, counts) -> list[list[int]]:
     return found
 
 
-def sent_of(code, chosen, sizes) -> list[list[int]]:
-    """What there is room for, of each tensor."""
-    starts = np.cumsum([0, *sizes[:-1]])
-    room = code.fitting(np.concatenate([p + s for p, s in zip(chosen, starts, strict=True)]))
-    sent = []
-    for p in chosen:
-        sent.append(p[:room].tolist())
-        room -= min(room, len(p))
-    return sent
-
-
 @pytest.mark.parametrize("room", ROOMS)
 @every_coding
 def test_words_and_round_trip(name, room):
@@ -89,10 +80,8 @@ def test_words_and_round_trip(name, room):
     starts = np.cumsum([0, *sizes[:-1]])
     for kind in KINDS:
         chosen = positions(kind, sizes, slots, rng)
-        coded, sent = encoded(coding, chosen, sizes, slots), sent_of(code, chosen, sizes)
-        assert valid(coded.indices, coded.counts) == sent
-        if coding.sends_all:
-            assert sent == [p.tolist() for p in chosen]
+        coded, sent = encoded(coding, chosen, sizes, slots), [p.tolist() for p in chosen]
+        assert coding.lossless and valid(coded.indices, coded.counts) == sent
         if name not in ("RawIndices", "Cheapest"):
             stream = np.concatenate([np.int64(p) + s for p, s in zip(sent, starts, strict=True)])
             np.testing.assert_array_equal(coded.words, code.encode(stream.astype(int)))
@@ -107,26 +96,55 @@ def test_words_and_round_trip(name, room):
         assert [at.shape for at in decoded.indices] == [(len(some), k) for k in slots]
 
 
-@pytest.mark.parametrize("name", ["Golomb", "DeltaPacking", "Huffman"])
-def test_what_does_not_fit_is_cut_at_the_end(name):
-    """Positions that cost more than random ones do, at rare places or with rare bytes."""
-    sizes, slots = (66_000, 66_000), (3000, 3000)
-    code, chosen = code_of(name, sizes, slots), []
-    for size, k in zip(sizes, slots, strict=True):
-        spread = np.arange(k) * (size // k)  # even gaps of more than average width
-        odd = np.arange(size - 4 * k, size, 4) | 3  # bytes that are rare
-        chosen.append((odd if name == "Huffman" else spread).astype(np.int32))
-    if name == "DeltaPacking":  # one large gap a group
-        chosen = [np.concatenate([np.arange(31) + 700 * g for g in range(94)])[:3000] for _ in "ab"]
-        chosen = [np.int32(p) for p in chosen]
-        slots = tuple(len(p) for p in chosen)
+@pytest.mark.parametrize("name", ["Golomb", "DeltaPacking", "Huffman", "EliasFano", "RunLength"])
+def test_the_longest_codes_fit(name):
+    """Positions that cost the most: at one end, at even leaps, one leap a group, of rare bytes."""
+    sizes, slots = (66_000, 66_000, 900), (3000, 3000, 90)
+    worst = {
+        "end": [np.arange(size - k, size) for size, k in zip(sizes, slots, strict=True)],
+        "leaps": [
+            np.arange(1, k + 1) * (size // k) - 1 for size, k in zip(sizes, slots, strict=True)
+        ],
+        "groups": [
+            (np.arange(k) + np.arange(k) // 32 * (size // k - 1) * 32)[:k]
+            for size, k in zip(sizes, slots, strict=True)
+        ],
+    }
+    if name == "Huffman":
         code = code_of(name, sizes, slots)
-    coded, sent = encoded(CODINGS[name], chosen, sizes, slots), sent_of(code, chosen, sizes)
-    assert valid(coded.indices, coded.counts) == sent
-    decoded = CODINGS[name].decode(coded.words[tf.newaxis], Room(sizes, slots), SEED)
-    assert valid([at[0] for at in decoded.indices], decoded.counts[0]) == sent
-    if name != "Huffman":
-        assert len(sent[0]) == slots[0] and 0 < len(sent[1]) < slots[1]
+        lengths = np.array([len(code.bits(p)) for p in range(sum(sizes))])
+        longest = np.sort(np.argsort(-lengths, kind="stable")[: sum(slots)])
+        of_tensor = np.split(longest, np.searchsorted(longest, np.cumsum(sizes)[:-1]))
+        starts = np.cumsum([0, *sizes[:-1]])
+        pairs = zip(of_tensor, starts, slots, strict=True)
+        worst["longest"] = [(p - start)[:k] for p, start, k in pairs]
+    for kind, chosen in worst.items():
+        chosen = [np.int32(p) for p in chosen]
+        coded, sent = encoded(CODINGS[name], chosen, sizes, slots), [p.tolist() for p in chosen]
+        assert valid(coded.indices, coded.counts) == sent, kind
+        decoded = CODINGS[name].decode(coded.words[tf.newaxis], Room(sizes, slots), SEED)
+        assert valid([at[0] for at in decoded.indices], decoded.counts[0]) == sent, kind
+
+
+@pytest.mark.parametrize("k", [1, 31, 64, 1000])
+def test_the_reserve_is_tight(k):
+    """Some positions use the code up to the last word."""
+    sizes, slots = (40_000,), (k,)
+    leaps = np.zeros(k, int)
+    leaps[0] = sizes[0] - k
+    at = np.int32(np.cumsum(leaps + 1) - 1)
+    code = encoded(codings.Golomb(), [at], sizes, slots).words.numpy()
+    assert 32 * (len(code) - 3) < code[1] <= 32 * (len(code) - 2)
+
+
+def test_streams_of_like_density():
+    """Each density gets a stream of its own where that is shorter, and only there."""
+    sizes, slots = (4_000_000, 512, 300_000, 2048, 1000), (4000, 51, 300, 205, 1)
+    found = [group.members for group in golomb.groups(Room(sizes, slots))]
+    assert found == [(1, 3), (0, 2, 4)]
+    together = GolombStreams([sum(sizes)], [sum(slots)]).words
+    assert codings.Golomb().words(Room(sizes, slots)) < 0.98 * together
+    assert len(golomb.groups(Room((4_000_000, 10), (4000, 1)))) == 1
 
 
 @pytest.mark.parametrize("name", [n for n in CODINGS if n not in ("RawIndices", "Cheapest")])

@@ -299,8 +299,7 @@ def test_decode_sweep(backend, seed, workers):
     for a in like:
         assert (a.numpy() == 1).all()
     if not any(0 in s for s in shapes):
-        sizes = [int(np.prod(s)) for s in shapes]
-        words = ops.message_words([int(k) for k in arguments[3]], *layout.values(), sizes)
+        words = ops.message_words([int(k) for k in arguments[3]], layout["quantized"])
         assert words == messages[0].size
 
 
@@ -349,7 +348,7 @@ FINITE = [name for name in DRAWS if name != "not_finite"]
 @pytest.mark.parametrize("name", FINITE)
 @pytest.mark.parametrize("selector", SELECTORS)
 def test_energy_captured(backend, name, selector):
-    """Exact and trimmed take all the energy k elements can hold; threshold that of k/2 or more."""
+    """Exact and trimmed take all the energy k elements can hold; threshold that of 3/4 k."""
     n = 10_001
     v = draw(np.random.default_rng(5), (n,), name)
     for k in (1, 10, 100, 3000):
@@ -360,8 +359,8 @@ def test_energy_captured(backend, name, selector):
         captured = np.square(value.astype(np.float64)).sum()
         best = top_energy(np.abs(v), k)
         if selector == "threshold":
-            assert captured >= top_energy(np.abs(v), (k + 1) // 2) * (1 - 1e-12)
-            assert index.size < 1.5 * k or k == 1
+            assert captured >= top_energy(np.abs(v), 3 * k // 4 + 1) * (1 - 1e-12)
+            assert index.size <= k
         else:
             assert captured == pytest.approx(best, rel=1e-12)
             assert index.size == min(k, np.count_nonzero(v))
@@ -377,7 +376,7 @@ def test_quantized_takes_one_side(backend, name, selector, side):
     a = side * v[index]
     assert (a > 0).all()
     energy = np.square(a.astype(np.float64)).sum()
-    fewest = (k + 1) // 2 if selector == "threshold" else k
+    fewest = 3 * k // 4 + 1 if selector == "threshold" else k
     assert energy >= top_energy(side * v, fewest) * (1 - 1e-12)
     expected = v[index].astype(np.float64).mean() if index.size else 0
     np.testing.assert_allclose(mean[0], expected, rtol=1e-6)
@@ -470,13 +469,13 @@ def test_twenty_steps_lose_nothing_and_drain(backend, name, selector, momentum):
         worker(g)
         assert np.isfinite(worker.residual).all()
         available = np.count_nonzero(g)
-        assert worker.counts[-1] > min(available, k / 2) * 0.99 or not available
-        assert worker.counts[-1] <= (45 if selector == "threshold" else k)
+        assert worker.counts[-1] > min(available, 0.75 * k) * 0.99 or not available
+        assert worker.counts[-1] <= k
     if not momentum:
         delivered = worker.sent + worker.residual
         np.testing.assert_allclose(delivered, STEPS * g.astype(np.float64), rtol=1e-5)
     worker.velocity = (np.zeros(n, np.float32),) if momentum else ()
-    worker.drain(2 * n // k)  # a threshold sends k/2 a step in the worst case
+    worker.drain(2 * n // k)  # a threshold sends 3/4 k a step in the worst case
     assert set(worker.flags) == {1}
     if not momentum:
         np.testing.assert_allclose(worker.sent, STEPS * g.astype(np.float64), rtol=1e-5)

@@ -3,8 +3,8 @@
 Codings know tensors only by their sizes and by how many elements of each are sent at most. They
 take and return lists with one entry for every tensor of a bucket, so that each can decide whether
 a tensor has a code of its own or all of them make one stream. Lengths are static: all workers can
-compute them. A code whose length depends on the positions takes the average and a little more, and
-leaves out what does not fit, which waits in the residual.
+compute them. A code whose length depends on the positions has room for the longest one that there
+is: positions are not random, and what did not fit would be the same elements in every step.
 """
 
 from __future__ import annotations
@@ -70,14 +70,12 @@ class IndexCoding(Configurable):
     """A way to write down positions. Frozen dataclasses decorated with `register`.
 
     Attributes:
-        sends_all: Whether the code always stands for just the positions that it was made of. If
-            not, some may be left out, or others be added.
-        lossless: Whether no position is ever added, so that values and positions go together.
+        lossless: Whether the code always stands for just the positions that it was made of. If not,
+            others may be added, and some be left out for others to be in another step.
         any_slots: Whether `Room.slots` may be tensors.
         paper: Authors and year.
     """
 
-    sends_all: ClassVar[bool] = True
     lossless: ClassVar[bool] = True
     any_slots: ClassVar[bool] = False
     paper: ClassVar[str] = "-"

@@ -11,7 +11,7 @@ elements and about e (n - r) false ones. The policy says which of them get value
     p1         r random elements of P, others in every step
     p2         r elements of P, by conflicts: for each bit of the filter the elements of P that set
                it; from the smallest of these sets on, one of each that is not taken yet
-    leftmost   the first r elements of P
+    leftmost   the first r elements of P from a random place on, another one in every step
 
 All values are the true ones of these elements, so the total has no wrong ones; what was selected
 and gets no value waits in the residual. Only where one mean stands for all values of a tensor do
@@ -23,6 +23,8 @@ pays for its false positives with values.
 Differences from the paper
 
 * P1 draws others in every step, where a fixed seed would repeat itself. Hashes change as well.
+* Leftmost begins at another place in every step, and goes on at the beginning. From the beginning
+  on, a tensor's last elements would never be sent: there are always false positives before them.
 * Messages have room for the false positives that are to be expected and six standard deviations
   more; what is beyond that waits.
 """
@@ -64,7 +66,6 @@ class Bloom(IndexCoding):
     policy: str = "p0"
     false_positive_rate: float | None = None
 
-    sends_all: ClassVar[bool] = False
     lossless: ClassVar[bool] = False
     paper: ClassVar[str] = "Xu, Kostopoulou, Dutta, Li, Ntoulas, Kalnis 2021"
 
@@ -122,9 +123,11 @@ class Bloom(IndexCoding):
         self, at: tf.Tensor, count: tf.Tensor, seed: tf.Tensor, number: int, **form: int
     ) -> tf.Tensor:
         """Positives of tensor `number`, those to take first in front; int32 `[workers, slots]`."""
-        if self.policy == "leftmost":
-            return at
         noise = draws(seed, number, at.shape[1])
+        if self.policy == "leftmost":
+            first = tf.cast(noise[:1] * tf.cast(count, tf.float32), tf.int32)
+            place = (first + tf.range(at.shape[1])) % tf.maximum(count, 1)
+            return tf.gather(at, place, batch_dims=1)
         if self.policy == "p2":
             return by_conflicts(at, count, noise, seed, **form)
         order = tf.argsort(tf.where(tf.range(at.shape[1]) < count, noise, 2.0), stable=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import tensorflow as tf
 
@@ -116,8 +116,6 @@ class Cheapest(IndexCoding):
         >>> Cheapest().of(Room((1_000_000,), (1_000,)))
         Golomb()
     """
-
-    sends_all: ClassVar[bool] = False  # not all of them do
 
     def of(self, room: Room) -> IndexCoding:
         """Return the coding that is used."""

@@ -5,13 +5,14 @@ The usual way to store ascending integers where decoding must be fast: Daniel Le
 Experience 45, arXiv 1209.2137; among the codings of sparse gradients: Xu et al. (2021),
 "DeepReduce", NeurIPS.
 
-A group of 32 differences of w bits takes w words, and 5 bits for w.
+A group of 32 differences of w bits takes w words, and 5 bits for w. There is room for the widest
+groups that n allows: one group's largest difference has w bits only if it leaps over 2^(w - 1)
+elements, so all groups share n out, evenly at worst.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -25,19 +26,13 @@ from tf_redsync.ops.codecs import Positions
 
 GROUP = 32
 WIDTH = 5  # bits of the number of bits of a difference below 2^31
-SLACK = 1.02  # of a code's length over its average
 
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeltaPacking(IndexCoding):
-    """Packed differences of one stream for a bucket: `[count] [widths] [groups]`.
+    """Packed differences of one stream for a bucket: `[count] [widths] [groups]`."""
 
-    The code has the length of an average one of random positions and 2 % more. Groups that do not
-    fit are not sent.
-    """
-
-    sends_all: ClassVar[bool] = False
     paper: ClassVar[str] = "Lemire, Boytsov 2015"
 
     def words(self, room: Room) -> Any:
@@ -53,14 +48,10 @@ class DeltaPacking(IndexCoding):
         deltas = used(gaps(at) - 1, count)
         rows = tf.reshape(tf.pad(deltas, [[0, GROUP * groups - stream.slots]]), [groups, GROUP])
         widths = tf.reduce_max(_bit_length(rows), axis=1)
-        fits = tf.cumsum(widths) <= words
-        widths = tf.where(fits, widths, 0)
-        rows = tf.where(fits[:, tf.newaxis], rows, 0)
         codes = tf.cast(tf.reshape(rows, [-1]), tf.int64)
-        lengths = tf.repeat(widths, GROUP)
-        sent = tf.minimum(count, GROUP * tf.math.count_nonzero(fits, dtype=tf.int32))
-        code = [sent[tf.newaxis], bits.packed(widths, WIDTH), bits.written(codes, lengths, words)]
-        return stream.cut(tf.concat(code, axis=0), indices, counts, sent)
+        packed = bits.written(codes, tf.repeat(widths, GROUP), words)
+        code = [count[tf.newaxis], bits.packed(widths, WIDTH), packed]
+        return CodedPositions(tf.concat(code, axis=0), list(indices), counts)
 
     def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
         """See `IndexCoding`."""
@@ -79,11 +70,21 @@ def _groups(stream: Stream) -> int:
 
 
 def _lengths(stream: Stream) -> list[int]:
-    """Words of the widths, and of the groups with the average of the largest of 32 differences."""
-    width = sum(1 - (1 - (1 - stream.share) ** (2**w)) ** GROUP for w in range(31))
+    """Words of the widths, and of the groups at their widest."""
     groups = _groups(stream)
-    words = min(math.ceil(SLACK * width * groups) + 32, 31 * groups)
-    return [bits.packed_words(groups, WIDTH), words]
+    return [bits.packed_words(groups, WIDTH), _widest(groups, max(stream.size - 1, 0))]
+
+
+def _widest(groups: int, leaps: int) -> int:
+    """Most bits that the largest differences of so many groups can have, `leaps` in all.
+
+    A message may hold fewer positions than it has room for, so they leap over all but one element.
+    """
+    if not groups:
+        return 0
+    width = (leaps // groups).bit_length()  # of every group
+    rest = leaps - groups * (2**width // 2)
+    return groups * width + min(rest // (2**width - 2**width // 2), groups)
 
 
 def _bit_length(values: tf.Tensor) -> tf.Tensor:

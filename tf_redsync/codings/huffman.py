@@ -6,7 +6,8 @@ the IRE 40; among the codings of sparse gradients: Xu et al. (2021), "DeepReduce
 One table for the four bytes of 32-bit indices, from how often each byte occurs in 0 .. n - 1: all
 workers can compute it, and it needs no sending. High bytes take few values and get short codes, but
 the low ones are about uniform. It uses neither that positions ascend nor how many there are: of
-four million elements an index takes 26.9 bits at any density; here for comparison.
+four million elements an index takes 26.9 bits on average at any density. There is room for the
+longest codes, of 28 bits, since positions are not random. It is here for comparison.
 """
 
 from __future__ import annotations
@@ -28,19 +29,13 @@ from tf_redsync.ops import bits
 from tf_redsync.ops.codecs import Positions
 
 LONGEST = 16  # bits of a code
-SLACK = 1.01  # of a message's length over its average
 
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Huffman(IndexCoding):
-    """Huffman codes of one stream for a bucket: `[count] [code]`.
+    """Huffman codes of one stream for a bucket: `[count] [code]`."""
 
-    The code has the length of an average one of random positions and 1 % more. Positions that do
-    not fit are not sent.
-    """
-
-    sends_all: ClassVar[bool] = False
     paper: ClassVar[str] = "Huffman 1952"
 
     def words(self, room: Room) -> Any:
@@ -56,16 +51,13 @@ class Huffman(IndexCoding):
         at, count = stream.merged(indices, counts), tf.reduce_sum(counts)
         symbols = tf.bitwise.right_shift(at[:, tf.newaxis], tf.constant([0, 8, 16, 24])) & 255
         of_bytes = tf.gather(tf.constant(lengths, tf.int32), symbols)
-        valid = tf.range(stream.slots) < count
-        ends = tf.cumsum(tf.cast(tf.where(valid, tf.reduce_sum(of_bytes, axis=1), 0), tf.int64))
-        fits = (valid & (ends <= 32 * words))[:, tf.newaxis]
-        sent = tf.math.count_nonzero(fits, dtype=tf.int32)
+        valid = (tf.range(stream.slots) < count)[:, tf.newaxis]
         code = bits.written(
-            tf.reshape(tf.where(fits, tf.gather(tf.constant(codes, tf.int64), symbols), 0), [-1]),
-            tf.reshape(tf.where(fits, of_bytes, 0), [-1]),
+            tf.reshape(tf.where(valid, tf.gather(tf.constant(codes, tf.int64), symbols), 0), [-1]),
+            tf.reshape(tf.where(valid, of_bytes, 0), [-1]),
             words,
         )
-        return stream.cut(tf.concat([sent[tf.newaxis], code], axis=0), indices, counts, sent)
+        return CodedPositions(tf.concat([count[tf.newaxis], code], axis=0), list(indices), counts)
 
     def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
         """See `IndexCoding`."""
@@ -136,7 +128,18 @@ def _lookup(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _code_words(stream: Stream) -> int:
-    """Words of an average code of indices below the stream's size, and 1 % more."""
-    lengths, _ = table(stream.size)
-    average = float(_often(stream.size) @ lengths) / max(stream.size, 1)
-    return math.ceil(SLACK * average * stream.slots / 32) + 2
+    """Words of the longest codes of indices below the stream's size."""
+    return -(-stream.slots * _longest(stream.size) // 32)
+
+
+def _longest(size: int) -> int:
+    """Bits of the longest code of an index below `size`."""
+    lengths, _ = table(size)
+    digits = [(size - 1) >> 8 * byte & 255 for byte in range(4)] if size else []
+    longest = sum(int(lengths[digit]) for digit in digits)
+    for byte, digit in enumerate(digits):  # the last index, below it from this byte on
+        above = sum(int(lengths[d]) for d in digits[byte + 1 :])
+        if digit:
+            below = int(lengths[:digit].max()) + byte * int(lengths.max())
+            longest = max(longest, above + below)
+    return longest

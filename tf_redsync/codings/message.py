@@ -8,8 +8,8 @@ positions and values, the residual is
 
     residual = p - c on S, p elsewhere
 
-so that an element that did not fit into its code, a false position and the rounding of a value are
-all made up for later. Without error feedback the residual is 0 on S: the rounding is forgotten.
+so that an element that a filter has left out, a false position and the rounding of a value are all
+made up for later. Without error feedback the residual is 0 on S: the rounding is forgotten.
 
 Reference for the split in two codings: Hang Xu, Kelly Kostopoulou, Aritra
 Dutta, Xin Li, Alexandros Ntoulas, Panos Kalnis (2021), "DeepReduce: A Sparse-tensor Communication
@@ -27,7 +27,6 @@ import tensorflow as tf
 from tf_redsync.codings.base import CodedPositions, IndexCoding, Room, ValueCoding, used
 from tf_redsync.codings.plain import Float32, RawIndices
 from tf_redsync.exchange import wire
-from tf_redsync.ops.contract import capacity
 
 
 class Parts(NamedTuple):
@@ -89,7 +88,7 @@ class MessageCoding:
         Returns:
             The coded message, all zero unless all that it stands for is finite; and the residuals.
         """
-        room, one_mean = _room(residuals, k, **form), form["quantized"]
+        room, one_mean = _room(residuals, k), form["quantized"]
         parts = _taken_apart(message, room, one_mean)
         coded = self.indices.encode(parts.indices, parts.counts, room, self.seed)
         values = self._values_at(coded, parts, residuals)
@@ -108,7 +107,7 @@ class MessageCoding:
         short = tf.concat(words, axis=0)
         short = tf.where(finite & tf.equal(parts.flag[0], 1), short, tf.zeros_like(short))
         delivered = values if self.error_feedback else true
-        if self.indices.sends_all and (self.values.exact or not self.error_feedback):
+        if self.indices.lossless and (self.values.exact or not self.error_feedback):
             return short, list(residuals)
         return short, _kept(residuals, parts, coded, delivered)
 
@@ -130,7 +129,7 @@ class MessageCoding:
         Returns:
             Messages, `k`, and `selectors` and `quantized`, all as `ops.decode` takes them.
         """
-        room, one_mean = _room(like, k, **form), form["quantized"]
+        room, one_mean = _room(like, k), form["quantized"]
         received, own = self.indices.received(room), _with_values(one_mean)
         slots, means = [received.slots[i] for i in own], len(one_mean) - len(own)
         lengths = [1, self.indices.words(room), means, self.values.words(slots) if own else 0]
@@ -152,11 +151,8 @@ class MessageCoding:
         self, coded: CodedPositions, parts: Parts, residuals: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """The true values at the positions that the code stands for."""
-        if self.indices.sends_all:
+        if self.indices.lossless:
             return list(parts.values)
-        if self.indices.lossless:  # the first ones of each tensor
-            counts = tf.unstack(coded.counts)
-            return [used(v, n) for v, n in zip(parts.values, counts, strict=True)]
         values = []
         for i, at in enumerate(coded.indices):
             sums = _add(residuals[i], parts.indices[i], parts.values[i], parts.counts[i])
@@ -170,24 +166,11 @@ def _with_values(one_mean: Sequence[bool]) -> list[int]:
     return [i for i, is_mean in enumerate(one_mean) if not is_mean]
 
 
-def _room(
-    tensors: Sequence[tf.Tensor],
-    k: tf.Tensor | Sequence[int],
-    selectors: Sequence[str],
-    quantized: Sequence[bool],
-) -> Room:
+def _room(tensors: Sequence[tf.Tensor], k: tf.Tensor | Sequence[int]) -> Room:
     """Sizes of the tensors and slots of the selection's message."""
-    del quantized
     fixed = tf.get_static_value(k) if isinstance(k, tf.Tensor) else k
-    sizes, slots = tuple(t.shape.num_elements() for t in tensors), []
-    for i, (size, selector) in enumerate(zip(sizes, selectors, strict=True)):
-        if fixed is not None:
-            slots.append(capacity(int(fixed[i]), selector, size))
-        elif selector == "threshold":
-            slots.append(tf.minimum(k[i] + k[i] // 2, size))
-        else:
-            slots.append(k[i])
-    return Room(sizes, tuple(slots))
+    slots = tf.unstack(k, len(tensors)) if fixed is None else map(int, fixed)
+    return Room(tuple(t.shape.num_elements() for t in tensors), tuple(slots))
 
 
 def _k_of(room: Room, k: tf.Tensor | Sequence[int]) -> Any:

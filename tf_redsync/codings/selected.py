@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_redsync import ops
 from tf_redsync.codings.base import Room
-from tf_redsync.codings.golomb import Golomb
+from tf_redsync.codings.golomb import Golomb, groups
 from tf_redsync.codings.message import MessageCoding
 from tf_redsync.codings.plain import Half
 from tf_redsync.codings.signed_levels import MAX_BITS, SignedLevels
@@ -69,7 +69,7 @@ def select_and_code(
         value_bits: One of `VALUE_BITS`.
         momentum: See there.
         nesterov: See there.
-        masking: See there. Positions that do not fit into the code count as selected.
+        masking: See there.
         scale: See there.
 
     Returns:
@@ -111,7 +111,11 @@ def _one_op(
     **options: Any,
 ) -> Selected:
     room = Room(tuple(g.shape.num_elements() for g in grads), tuple(k))
-    rice, words = Golomb().parameters(room)
+    streams, rice = [0] * len(k), []
+    for number, group in enumerate(groups(room)):
+        rice.append(group.rice)
+        for i in group.members:
+            streams[i] = number
     return Selected(
         *native.load().redsync_select_and_code(
             grads=grads,
@@ -119,8 +123,8 @@ def _one_op(
             velocities=velocities,
             scale=scale,
             k=k,
+            streams=streams,
             rice=rice,
-            code_words=words,
             value_bits=value_bits,
             **options,
         )

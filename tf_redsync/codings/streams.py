@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tf_redsync.codings.base import CodedPositions, Room, used
+from tf_redsync.codings.base import Room
 from tf_redsync.ops.codecs import Positions
 
 MAX_STREAM = 2**31 - 1
@@ -44,11 +44,6 @@ class Stream:
     def slots(self) -> int:
         """Slots of all tensors."""
         return sum(self.room.slots)
-
-    @property
-    def share(self) -> float:
-        """Fraction of the elements that is sent, in (0, 1]."""
-        return min(max(self.slots, 1) / max(self.size, 1), 1.0)
 
     @property
     def starts(self) -> np.ndarray:
@@ -114,21 +109,6 @@ class Stream:
             at = tf.gather(stream, place, batch_dims=1) - start
             indices.append(tf.where(tf.range(slots) < counts[:, i : i + 1], at, 0))
         return Positions(indices, counts)
-
-    def cut(
-        self, words: tf.Tensor, indices: Sequence[tf.Tensor], counts: tf.Tensor, sent: tf.Tensor
-    ) -> CodedPositions:
-        """Return a code, and what of the positions it stands for: the first `sent`.
-
-        Args:
-            words: int32 vector, the code.
-            indices: As given to `merged`.
-            counts: As given to `merged`.
-            sent: int32 scalar.
-        """
-        kept = tf.clip_by_value(sent - tf.cumsum(counts, exclusive=True), 0, counts)
-        first = [used(t, n) for t, n in zip(indices, tf.unstack(kept), strict=True)]
-        return CodedPositions(words, first, kept)
 
 
 def gaps(at: tf.Tensor) -> tf.Tensor:

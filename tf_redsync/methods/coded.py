@@ -16,8 +16,8 @@ positions that a lossy code adds are all made up for in later steps.
 
 The paper's codings: `Bloom` with the policies P0, P1, P2 and leftmost, `RunLength` and `Huffman`
 for indices; `PolynomialFit`, `DoubleExponentialFit` and `QSGDValues` for values. The other ones are
-shorter: Golomb codes (the default, where they win) are within 2 % of what random positions need, up
-to a density of 10 %, and without loss.
+shorter: Golomb codes (the default, where they win) are 5 % above what random positions need at
+0.1 %, 6 % at 1 % and 9 % at 10 %, have room for any other positions, and lose nothing.
 
 Message over dense gradient, of 2^18 Laplace gradients, and in the paper (other nets):
 
@@ -33,7 +33,7 @@ Message over dense gradient, of 2^18 Laplace gradients, and in the paper (other 
 Differences from the paper
 
 * Messages have a length that all workers can compute, so that one all-gather does. Codes of varying
-  length get the average and a little more; what does not fit waits in the residual.
+  length have room for the longest one.
 * Where the paper fits values and leaves indices as they are, it sends these in the order of the
   sorted values. Here indices ascend, for the sake of their own coding, and every value's place in
   the sorted order is sent, ceil(log2 k) bits, as where the paper combines both. With Golomb codes

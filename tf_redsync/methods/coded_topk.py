@@ -19,9 +19,9 @@ On every worker, with residual v and velocity u, for each tensor of n elements, 
     v[S] <- v[S] - q,  u[S] <- 0                error feedback, momentum factor masking
     total = sum over workers of q on S
 
-An element takes about 1.5 + log2(1 / density) bits for its position and `value_bits` for its
-value: with n = 2^22 and a density of 0.1 % or 1 % a whole message is 0.3 % to 1.7 % above the
-bound, log2(C(n, k)) + k value_bits. One bit a value serves best: magnitudes above a threshold
+An element takes 2 + log2(1 / density) bits for its position, whatever the positions are, and
+`value_bits` for its value: with n = 2^22 and a density of 0.1 % or 1 % a whole message with one bit
+a value is 4.6 % to 5.2 % above log2(C(n, k)) + k value_bits, which random positions need. One bit a value serves best: magnitudes above a threshold
 differ little, and what they differ by waits in the residual. The network of `benchmarks/methods.py`
 ends with the same loss whether values have 1 bit or 16, which is 2.1 to 2.5 times the bytes. The
 share of the energy of the top-k that a message carries, and that share per bit of the message
@@ -50,9 +50,8 @@ Differences from the papers
 * Sparse ternary compression has no momentum correction, and compresses what a server sends, too;
   here all workers add up what all have sent.
 * Magnitudes may have up to 3 bits more, or be bfloat16.
-* The positions of all tensors of a bucket are one stream of gaps. Its code has a fixed length, half
-  a percent above the average. Positions that do not fit wait in the residual, like all that is not
-  sent; their velocity is masked nevertheless.
+* The positions of all tensors of a bucket with about the same density are one stream of gaps. Its
+  code has a fixed length, with room for the worst positions.
 * A density that changes from step to step would change the length of the code, so the only warm-up
   is `DenseWarmUp`.
 * RedSync sends small tensors densely.
@@ -117,7 +116,7 @@ class CodedTopK(MomentumCorrected):
 
     paper: ClassVar[str] = "Sattler, Wiedemann, Müller, Samek 2020"
     requests: ClassVar[str] = "all-gather of coded indices and values"
-    bits: ClassVar[str] = "density (1.5 + log2(1 / density) + value_bits) / steps"
+    bits: ClassVar[str] = "density (2 + log2(1 / density) + value_bits) / steps"
     rounds_values: ClassVar[bool] = False  # they have codes of their own
 
     def __post_init__(self) -> None:

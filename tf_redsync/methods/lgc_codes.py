@@ -12,7 +12,6 @@ from tf_redsync.exchange import wire
 from tf_redsync.exchange.requests import AllGather, AllReduce, Request
 from tf_redsync.methods.autoencoder import Autoencoder
 from tf_redsync.methods.lgc_values import Shape, largest, normalised, read, share, spread
-from tf_redsync.ops.codecs import Positions
 
 NO_SEED = 0  # Codings of positions that lose none draw no random numbers.
 
@@ -44,8 +43,7 @@ def leader_words(
     words = tf.ensure_shape(coded.words, [indices.words(shape.room)])
     if not model.innovation:
         return words
-    sent = Positions([at[tf.newaxis] for at in coded.indices], coded.counts[tf.newaxis])
-    values = tf.where(shape.places(sent).used, values, 0.0)  # a code may have left some out
+    values = tf.where(shape.places(positions).used, values, 0.0)
     code = model.encode(parameters, normalised(shape.padded(values))[0])
     return tf.concat([words, tf.reshape(wire.to_words(code), [-1])], axis=0)
 

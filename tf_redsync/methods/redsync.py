@@ -19,10 +19,11 @@ steps and reused in between. Biases and norms are always dense.
 Differences from the paper
 
 * Dense tensors get their momentum after the all-reduce; sparse ones before the selection.
-* Messages have a fixed capacity, so one all-gather does: a threshold search that ends outside of
-  its accepted band (heavy tails, one outlier, constant input) falls back to the exact top-k
+* Messages have room for k elements, so one all-gather does: a threshold search that ends outside
+  of its accepted band (heavy tails, one outlier, constant input) falls back to the exact top-k
   instead of sending too little or too much.
-* The threshold search accepts k/2 < count < 3k/2, the rule of the authors' code for CNNs.
+* The threshold search accepts 3k/4 < count <= k. The paper accepts up to 2k and sends a length of
+  its own with each message; the authors' code for CNNs accepts k/2 < count < 3k/2.
 * Indices are int32 bit patterns, never floats.
 * In the quantised form the quantisation error is dropped, as in the paper, so the conservation
   law does not hold for it.

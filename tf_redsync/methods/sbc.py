@@ -13,16 +13,15 @@ the residual, for each tensor of n elements, k = ceil(density n):
     message = [m of each tensor, Golomb code of the positions]          one all-gather
     W <- W + mean over workers of dW*
 
-Positions of a fraction p are about geometrically spaced. With b = 1 + floor(log2(ln(phi - 1) /
-ln(1 - p))), phi the golden ratio, a gap d is coded as (d - 1) >> b ones, a zero and the b low bits
-of d - 1: b + 1 / (1 - (1 - p)^(2^b)) bits on average.
+A gap d between positions is coded as (d - 1) >> b ones, a zero and the b low bits of d - 1. Of a
+fraction p of random positions that is b + 1 / (1 - (1 - p)^(2^b)) bits on average, of any positions
+b + 1 + (1 / p - 1) / 2^b at most.
 
 Differences from the paper
 
-* The positions of all tensors of a bucket are one stream of gaps, so that a small tensor costs one
-  mean and no header.
-* Messages have a fixed length, a little above the average. Positions whose code does not fit wait
-  in the residual, like all that is not sent.
+* The positions of all tensors of a bucket with about the same density are one stream of gaps, so
+  that a small tensor costs one mean and no header.
+* Messages have a fixed length, with room for the worst positions: 3 % to 5 % more than on average.
 * Tensors below `dense_below` are averaged densely: with one sign a round they oscillate.
 """
 
@@ -76,7 +75,7 @@ class SBC(Sparsifier):
     rounds_values: ClassVar[bool] = False
     paper: ClassVar[str] = "Sattler, Wiedemann, Müller, Samek 2019"
     requests: ClassVar[str] = "all-gather of means and coded positions"
-    bits: ClassVar[str] = "density (b + 1 / (1 - (1 - density)^(2^b))) / steps"
+    bits: ClassVar[str] = "density (b + 1 + (1 / density - 1) / 2^b) / steps"
 
     def __post_init__(self) -> None:
         super().__post_init__()

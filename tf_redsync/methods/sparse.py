@@ -147,7 +147,7 @@ def delivered(
     """Add up the messages of all workers, int32 `[workers, words]`; otherwise see `deliver`."""
     sizes = [s.size for s in layout.specs]
     if layout.sparse_totals and isinstance(k, list) and is_short(k, sizes, layout.workers):
-        return list(coordinates(messages, k, sizes, **form))
+        return coordinates(messages, k, form["quantized"])
     return ops.decode(messages, tf.convert_to_tensor(k, tf.int32), grads, **form)
 
 

@@ -16,7 +16,6 @@ import tensorflow as tf
 from tf_redsync.ops import native, twin, twin_decode
 from tf_redsync.ops.contract import (
     Selection,
-    capacity,
     check_layout,
     check_select,
     message_words,
@@ -29,7 +28,6 @@ __all__ = [
     "accumulate_and_select",
     "backend",
     "backend_reason",
-    "capacity",
     "decode",
     "message_words",
     "set_backend",

@@ -3,8 +3,8 @@
 A message is a vector of 32-bit words, equal in length on all workers:
 
     [flag] then for every tensor, in order,
-        not quantised:  [count, index * capacity, value * capacity]
-        quantised:      [count, mean, index * capacity]
+        not quantised:  [count, index * k, value * k]
+        quantised:      [count, mean, index * k]
 
 `flag` is 1 if everything accumulated is finite, else 0 (and then every other word is 0 too).
 Indices are positions in the flattened tensor, ascending, 32 bits without a sign; values and means
@@ -42,58 +42,21 @@ class Selection(NamedTuple):
     ratios: tf.Tensor
 
 
-def capacity(k: int, selector: str, size: int | None = None) -> int:
-    """Number of slots a message holds for one tensor.
-
-    For "threshold", whose count varies, `min(k + k // 2, size)`; else `k`.
-
-    Args:
-        k: number of elements to select.
-        selector: "exact", "trimmed", "threshold" or "fixed".
-        size: number of elements of the tensor; None leaves the bound by `size` out, which changes
-            the result only for "threshold" with `k` above two thirds of `size`.
-
-    Returns:
-        The number of slots, a Python int.
-
-    Example:
-        >>> capacity(10, "exact"), capacity(10, "threshold"), capacity(10, "threshold", size=12)
-        (10, 15, 12)
-    """
-    _check_selector(selector)
-    if selector != "threshold":
-        return int(k)
-    slots = int(k) + int(k) // 2
-    return slots if size is None else min(slots, int(size))
-
-
-def message_words(
-    k: Sequence[int],
-    selectors: Sequence[str],
-    quantized: Sequence[bool],
-    sizes: Sequence[int] | None = None,
-) -> int:
+def message_words(k: Sequence[int], quantized: Sequence[bool]) -> int:
     """Length of a message in 32-bit words.
 
     Args:
-        k: elements to select, one int per tensor.
-        selectors: one selector name per tensor.
+        k: most elements to select, one int per tensor.
         quantized: one bool per tensor.
-        sizes: elements of each tensor; see `capacity`.
 
     Returns:
         The number of words, a Python int.
 
     Example:
-        >>> message_words([10, 4], ["exact", "threshold"], [False, True])
-        30
+        >>> message_words([10, 4], [False, True])
+        28
     """
-    bounds: Sequence[int | None] = [None] * len(k) if sizes is None else sizes
-    words = 1
-    for ki, selector, one_mean, size in zip(k, selectors, quantized, bounds, strict=True):
-        slots = capacity(ki, selector, size)
-        words += 2 + slots if one_mean else 1 + 2 * slots
-    return words
+    return 1 + sum(2 + ki if mean else 1 + 2 * ki for ki, mean in zip(k, quantized, strict=True))
 
 
 def packed_words(count: int, bits: int) -> int:
@@ -106,13 +69,10 @@ def form_of(selector: str, tensors: int) -> dict[str, Any]:
     return {"selectors": [selector] * tensors, "quantized": [False] * tensors}
 
 
-def static_message_words(k, selectors, quantized, tensors) -> int | None:
+def static_message_words(k, quantized) -> int | None:
     """Length of the message if it is known while the graph is built, else None."""
     k = tf.get_static_value(k)
-    sizes = [t.shape.num_elements() for t in tensors]
-    if k is None or None in sizes:
-        return None
-    return message_words([int(ki) for ki in k], selectors, quantized, sizes)
+    return None if k is None else message_words([int(ki) for ki in k], quantized)
 
 
 def _check_selector(selector: str) -> None:

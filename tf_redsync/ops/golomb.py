@@ -9,7 +9,6 @@ than the average: all workers can compute it, and nothing can overflow.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -20,25 +19,19 @@ from tf_redsync.ops.codec_checks import Positions, check_ints, check_list
 from tf_redsync.ops.contract import MAX_COUNT, MAX_WORD
 
 MAX_RICE = 30
-GOLDEN = (math.sqrt(5) + 1) / 2
 
 
-def golomb_parameter(density: float) -> int:
-    """Best number of low bits for positions of which a fraction `density` is set.
+def golomb_parameter(size: int, slots: int) -> int:
+    """Number of low bits with the shortest code for `slots` positions below `size`, at worst.
 
-    Reference:
-        Sattler, Wiedemann, Müller and Samek, "Sparse Binary Compression", IJCNN 2019.
+    It is that of random positions too, or one beside it: the one of Sattler, Wiedemann, Müller and
+    Samek, "Sparse Binary Compression", IJCNN 2019.
 
     Example:
-        >>> golomb_parameter(0.01), golomb_parameter(0.001)
+        >>> golomb_parameter(1_000_000, 10_000), golomb_parameter(1_000_000, 1_000)
         (6, 9)
     """
-    if not 0.0 < density <= 1.0:
-        raise ValueError(f"`density` must be in (0, 1]. Received: density={density}.")
-    if density > 1.0 - 1e-9:
-        return 0
-    bits = 1 + math.floor(math.log2(math.log(GOLDEN - 1) / math.log1p(-density)))
-    return min(max(bits, 0), MAX_RICE)
+    return min(range(MAX_RICE + 1), key=lambda rice: _worst_bits(size, slots, rice))
 
 
 def golomb_words(sizes: Sequence[int], slots: Sequence[int], rice: Sequence[int]) -> int:
@@ -133,9 +126,14 @@ def golomb_decode(
     return Positions(*twin_golomb.golomb_decode(messages, **layout))
 
 
+def _worst_bits(size: int, slots: int, rice: int) -> int:
+    """A zero and low bits for each position, and a one for each 2^rice that gaps leap over."""
+    return slots * (rice + 1) + ((size - slots) >> rice)
+
+
 def _golomb_part(size: int, slots: int, rice: int) -> int:
     """Words of one tensor's part of a Golomb message."""
-    bits = slots * (rice + 1) + ((size - slots) >> rice)
+    bits = _worst_bits(size, slots, rice)
     if slots > size or bits > MAX_COUNT - 31:
         raise ValueError(
             "`slots` must be at most `sizes`, and the code of a tensor below 2^31 bits. Received: "

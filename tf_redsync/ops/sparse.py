@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from tf_redsync import ops
 from tf_redsync.ops import native
-from tf_redsync.ops.contract import capacity
 
 SHORTER_BY = 16  # Touching single elements costs about as much as streaming over a cache line.
 
@@ -55,9 +54,6 @@ def is_short(k: Sequence[int], sizes: Sequence[int], workers: int) -> bool:
 def coordinates(
     messages: tf.Tensor,
     k: Sequence[int],
-    sizes: Sequence[int],
-    *,
-    selectors: Sequence[str],
     quantized: Sequence[bool],
 ) -> list[SparseTotal]:
     """Return the content of messages as coordinates, rank after rank.
@@ -65,16 +61,13 @@ def coordinates(
     Args:
         messages: int32 `[workers, words]` in the layout of `contract.py`.
         k: Elements to select, a Python int for every tensor.
-        sizes: Number of elements of every tensor.
-        selectors: A selector for every tensor.
         quantized: For every tensor, whether one mean stands for all values.
 
     Returns:
-        For every tensor `workers * capacity` entries.
+        For every tensor `workers * k` entries.
     """
     totals, start = [], 1  # word 0 is the finite flag
-    for ki, size, selector, one_mean in zip(k, sizes, selectors, quantized, strict=True):
-        slots = capacity(ki, selector, size)
+    for slots, one_mean in zip(k, quantized, strict=True):
         count = messages[:, start, tf.newaxis]
         start += 1
         if one_mean:

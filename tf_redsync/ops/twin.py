@@ -50,7 +50,7 @@ def accumulate_and_select(
             finite[-1] &= ~tf.math.is_nan(ratios[i])
         a = tf.where(finite[-1], a, 0.0)  # NaN has no order; nothing is selected then
         indices, ratio = _select(a, k[i], ratios[i], search, selectors[i], quantized[i])
-        words.append(_encode(v, indices, slots_of(k[i], tf.size(v), selectors[i]), quantized[i]))
+        words.append(_encode(v, indices, k[i], quantized[i]))
         new_v.append(tf.reshape(_zero_at(v, indices), shape))
         new_ratios.append(ratio)
         if momentum:
@@ -59,7 +59,7 @@ def accumulate_and_select(
     flag = tf.reduce_all(tf.stack(finite))
     message = tf.concat([tf.ones([1], tf.int32), *words], 0)
     message = tf.where(flag, message, 0)
-    message.set_shape([static_message_words(k, selectors, quantized, grads)])
+    message.set_shape([static_message_words(k, quantized)])
     for new, like in zip(new_v + new_u, list(residuals) + list(velocities), strict=True):
         new.set_shape(like.shape)
     return Selection(message, new_v, new_u, tf.where(flag, tf.stack(new_ratios), ratios))
@@ -100,14 +100,6 @@ def _accumulate(g, v, u, scale, momentum: float, nesterov: bool):
         return opaque(v + u) + t, u
     u = momentum * u + t
     return v + u, u
-
-
-def slots_of(k, n, selector: str):
-    """`contract.capacity` of tensors."""
-    if selector != "threshold":
-        return k
-    k, n = tf.cast(k, tf.int64), tf.cast(n, tf.int64)
-    return tf.cast(tf.minimum(k + k // 2, n), tf.int32)
 
 
 def _select(a, k, ratio, search, selector: str, one_mean: bool):
@@ -160,9 +152,8 @@ def _trimmed_top_k(a, k, level):
 
 
 def _threshold_search(a, k, ratio, search, level):
-    """Bisects the ratio until k/2 < count < 3k/2; selects everything above the threshold."""
+    """Bisects the ratio until 3k/4 < count <= k; selects everything above the threshold."""
     n = tf.size(a)
-    slots = slots_of(k, n, "threshold")
 
     def above(r):
         return (a > level(tf.cast(r, tf.float64))) & (a > 0.0)
@@ -170,10 +161,13 @@ def _threshold_search(a, k, ratio, search, level):
     def count_at(r):
         return tf.cast(tf.math.count_nonzero(above(r)), tf.int64)
 
-    k64, slots64 = tf.cast(k, tf.int64), tf.cast(slots, tf.int64)
+    k64 = tf.cast(k, tf.int64)
+
+    def too_few(nnz):
+        return 4 * nnz <= 3 * k64
 
     def in_band(nnz):
-        return (2 * nnz > k64) & (2 * nnz < 3 * k64) & (nnz <= slots64)
+        return ~too_few(nnz) & (nnz <= k64)
 
     # k >= n asks for everything: no probe, and the top-k below takes all eligible elements.
     searchable = k < n
@@ -186,7 +180,7 @@ def _threshold_search(a, k, ratio, search, level):
     def bisect(probe, low, high, mid, found):
         mid = (low + high) / 2.0
         nnz = count_at(tf.cast(mid, tf.float32))
-        found, too_high = in_band(nnz), 2 * nnz <= k64
+        found, too_high = in_band(nnz), too_few(nnz)
         low, high = tf.where(too_high, low, mid), tf.where(too_high, mid, high)
         return probe + 1, low, high, mid, found
 

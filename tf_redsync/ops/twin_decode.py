@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_redsync.ops.twin import slots_of
 from tf_redsync.ops.twin_common import after, assert_none, from_words
 
 
@@ -19,8 +18,7 @@ def decode(
     quantized: Sequence[bool],
 ) -> list[tf.Tensor]:
     """See `tf_redsync.ops.decode`; all arguments are given and already checked."""
-    sizes = [tf.size(t, tf.int64) for t in like]
-    slots = [slots_of(k[i], sizes[i], s) for i, s in enumerate(selectors)]
+    sizes, slots = [tf.size(t, tf.int64) for t in like], tf.unstack(k, len(like))
     # Indices are sent in one block per tensor and its values (or one mean) in another.
     lengths = [
         word

@@ -1,14 +1,15 @@
 // Messages of selected elements with coded positions and values:
 //
-//   [flag] [count, bits, Golomb code] [levels of each tensor] [codes of all values]
+//   [flag] [count, bits, Golomb code] .. [levels of each tensor] [codes of all values]
 //
-// or, with values of 16 bits, [bfloat16 values of each tensor, from a new word on] at the end. The
-// positions of all tensors are one ascending stream: a tensor's elements follow those of the one
-// before. See golomb.h and levels.h.
+// or, with values of 16 bits, [bfloat16 values of each tensor, from a new word on] at the end.
+// There is a Golomb code for every stream of positions, and in a stream the elements of a tensor
+// follow those of the one before. See golomb.h and levels.h.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_CPU_CODED_MESSAGE_H_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_CPU_CODED_MESSAGE_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "custom_ops/core/cpu/codec.h"
 #include "custom_ops/core/cpu/common.h"
@@ -25,18 +26,21 @@ struct SelectedTensor {
   const uint32_t* indices = nullptr;
   const int32_t* values = nullptr;  // Float bits, finite.
   float* residual = nullptr;        // Gets, at the indices, what is not sent.
+  int64_t stream = 0;               // That its positions are in.
 };
 
 struct CodedFormat {
-  GolombFormat positions;  // Size and slots of all tensors together.
-  int64_t code_words = 0;  // For the Golomb code; positions that do not fit are not sent.
-  int value_bits = 1;      // In [1, kMaxLevelBits], or kHalfBits.
+  std::vector<GolombFormat> streams;  // Size and slots of all tensors of a stream together.
+  int value_bits = 1;                 // In [1, kMaxLevelBits], or kHalfBits.
 
+  // Words of all codes of positions.
+  int64_t position_words() const;
   // Words of a message; of each tensor only `slots` is looked at.
   int64_t words(const SelectedTensor* tensors, int64_t count) const;
 };
 
-// Writes the message, and the residuals at the selected elements. `scratch` has room for all slots.
+// Writes the message, and the residuals at the selected elements. `scratch` has room for the slots
+// of all tensors.
 // If `*finite` becomes false, because a value is too large for its code, the message is all zero
 // and the residuals are unspecified. Fails only if indices do not ascend or are out of range.
 Status EncodeSelected(const CodedFormat& format, const SelectedTensor* tensors, int64_t count,

@@ -52,35 +52,22 @@ class Reader {
 
 Status GolombEncode(const GolombFormat& format, const uint32_t* positions, int64_t count,
                     int32_t* part, CodecError* error) {
-  int64_t sent;  // All of them: words() is enough.
-  return GolombEncodeFitting(format, positions, count, format.words(), part, &sent, error);
-}
-
-Status GolombEncodeFitting(const GolombFormat& format, const uint32_t* positions, int64_t count,
-                           int64_t words, int32_t* part, int64_t* sent, CodecError* error) {
   if (count < 0 || count > format.slots) {
     return Fail("count", 0, count, format.slots, nullptr, error);
   }
-  std::fill(part, part + 2 + words, 0);
-  int64_t left = 32 * words;
-  *sent = count;
+  std::fill(part, part + 2 + format.words(), 0);
   BitWriter writer(reinterpret_cast<uint32_t*>(part + 2));
   int64_t last = -1;
   for (int64_t i = 0; i < count; ++i) {
     const Status status = CheckAscending(positions[i], last, format.size, i, error);
     if (status != Status::kOk) return status;
     const int64_t rest = positions[i] - last - 1;
-    left -= (rest >> format.rice) + 1 + format.rice;
-    if (left < 0) {
-      *sent = i;
-      break;
-    }
     writer.PutOnes(rest >> format.rice);
     writer.Put(0, 1);
     writer.Put(static_cast<uint32_t>(rest & ((int64_t{1} << format.rice) - 1)), format.rice);
     last = positions[i];
   }
-  part[0] = static_cast<int32_t>(*sent);
+  part[0] = static_cast<int32_t>(count);
   part[1] = static_cast<int32_t>(writer.Finish());
   return Status::kOk;
 }

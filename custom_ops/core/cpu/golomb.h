@@ -29,11 +29,6 @@ struct GolombFormat {
 Status GolombEncode(const GolombFormat& format, const uint32_t* positions, int64_t count,
                     int32_t* part, CodecError* error);
 
-// As GolombEncode, into 2 + `words` words: of positions whose code takes more than that, the first
-// ones are coded, `*sent` of them.
-Status GolombEncodeFitting(const GolombFormat& format, const uint32_t* positions, int64_t count,
-                           int64_t words, int32_t* part, int64_t* sent, CodecError* error);
-
 // Reads 2 + words() words; writes `slots` positions, 0 after the last one.
 Status GolombDecode(const GolombFormat& format, const int32_t* part, uint32_t* positions,
                     int32_t* count, CodecError* error);

@@ -31,8 +31,8 @@ struct Plan {
   Plan(int64_t size, int64_t k, Selector selector) {
     blocks = CeilDiv(size, kBlock);
     shards = std::min<int64_t>(blocks, kMaxShards);
-    // More than capacity and 3k/2 and more: then any lower threshold has too many as well.
-    need = selector == Selector::kThreshold ? Capacity(size, k, selector) + 2 : k;
+    // More than k, for the search: then any lower threshold has too many as well.
+    need = selector == Selector::kThreshold ? k + 1 : k;
     if (k >= size) {  // Everything is selected: no candidates at all.
       samples = sample_rank = pool = 0;
     } else if (selector == Selector::kFixed) {  // The threshold is known.

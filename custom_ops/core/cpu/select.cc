@@ -154,12 +154,13 @@ int64_t TakeTrimmed(Candidates candidates, const Summary& summary, int64_t k, ui
   return TakeTop(candidates, k, work, indices);
 }
 
-// RedSync's threshold binary search, with reuse of the last ratio.
+// RedSync's threshold binary search, with reuse of the last ratio: from 3/4 of k to k elements.
 int64_t TakeByThreshold(const Candidates& candidates, const Summary& summary,
                         const SelectOptions& options, uint64_t* work, uint32_t* indices,
                         float* new_ratio) {
-  const int64_t k = options.k, capacity = Capacity(options.size, k, options.selector);
-  auto in_band = [=](int64_t n) { return 2 * n > k && 2 * n < 3 * k && n <= capacity; };
+  const int64_t k = options.k;
+  auto too_few = [=](int64_t n) { return 4 * n <= 3 * k; };
+  auto in_band = [=](int64_t n) { return !too_few(n) && n <= k; };
   if (!options.search && !options.quantized && options.ratio >= 0) {
     const int32_t threshold = ThresholdAt(summary, options.ratio);
     if (in_band(CountAbove(candidates, threshold))) {
@@ -176,7 +177,7 @@ int64_t TakeByThreshold(const Candidates& candidates, const Summary& summary,
       if (!options.quantized) *new_ratio = static_cast<float>(middle);
       return TakeAbove(candidates, threshold, indices);
     }
-    (2 * count <= k ? high : low) = middle;
+    (too_few(count) ? high : low) = middle;
   }
   return TakeTop(candidates, k, work, indices);
 }
@@ -286,10 +287,6 @@ int64_t Take(const SelectOptions& options, const SelectBuffers& buffers, const S
 }
 
 }  // namespace
-
-int64_t Capacity(int64_t size, int64_t k, Selector selector) {
-  return selector == Selector::kThreshold ? std::min(k + k / 2, size) : k;
-}
 
 int64_t SelectScratchBytes(int64_t size, int64_t k, Selector selector) {
   return Scratch(Plan(size, k, selector)).bytes();

@@ -32,8 +32,8 @@ struct SelectBuffers {
   const float* velocity = nullptr;  // Null without momentum.
   float* new_residual = nullptr;    // May be `residual` or `grad`.
   float* new_velocity = nullptr;    // May be `velocity` or `grad`; null without momentum.
-  uint32_t* indices = nullptr;      // Capacity() of them; the first `count` are written.
-  int32_t* values = nullptr;        // Capacity() float bits; null if quantised.
+  uint32_t* indices = nullptr;      // k of them; the first `count` are written.
+  int32_t* values = nullptr;        // k float bits; null if quantised.
 };
 
 struct SelectResult {
@@ -42,9 +42,6 @@ struct SelectResult {
   float mean = 0;  // Of the selected elements, if quantised.
   float ratio = -1;
 };
-
-// Slots that a message holds for a tensor.
-int64_t Capacity(int64_t size, int64_t k, Selector selector);
 
 // Bytes of scratch memory that AccumulateAndSelect needs; its alignment is that of a double.
 int64_t SelectScratchBytes(int64_t size, int64_t k, Selector selector);

@@ -42,7 +42,7 @@ struct Stats {
 struct Tensor {
   const float *grad, *residual, *velocity;
   float *new_residual, *new_velocity;
-  int32_t* part;  // In the message: [count, index * capacity, value * capacity] or the like.
+  int32_t* part;  // In the message: [count, index * k, value * k] or the like.
   const float* ratio;
   float* new_ratio;
   State* state;
@@ -50,7 +50,7 @@ struct Tensor {
   Stats* stats;      // [chunks]
   Range* segments;   // [chunks], in the pool
   Tally<2>* before;  // [chunks]: elements above the cut and ties, here and then before
-  uint32_t size, k, capacity;
+  uint32_t size, k;
   uint32_t need;  // Candidates that decide every question the selector asks.
   uint32_t pool_size;
   uint32_t samples;      // Elements that the prediction looks at; 0: all are candidates.

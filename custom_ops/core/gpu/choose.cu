@@ -38,7 +38,8 @@ __device__ inline int StepsBelow(const int32_t* thresholds, int32_t magnitude) {
 __device__ inline void Bisect(const Tensor& tensor, bool search, const uint32_t* above) {
   State& state = *tensor.state;
   const int64_t k = tensor.k;
-  auto in_band = [&](int64_t n) { return 2 * n > k && 2 * n < 3 * k && n <= tensor.capacity; };
+  auto too_few = [=](int64_t n) { return 4 * n <= 3 * k; };
+  auto in_band = [=](int64_t n) { return !too_few(n) && n <= k; };
   auto settle = [&](int32_t cut, float ratio) {
     state.settled = 1;
     state.digits[kChoose].cut = cut;
@@ -59,7 +60,7 @@ __device__ inline void Bisect(const Tensor& tensor, bool search, const uint32_t*
     const int32_t cut = ThresholdAt(state, ratio);
     const int64_t n = count(cut, above[middle]);
     if (in_band(n)) return settle(cut, static_cast<float>(ratio));
-    (2 * n <= k ? high : low) = middle;
+    (too_few(n) ? high : low) = middle;
   }
 }
 

@@ -15,13 +15,7 @@ namespace {
 constexpr int64_t kSmall = 4096;  // Tensors up to this size need no prediction.
 constexpr int64_t kHeader = 256;  // Bytes before the first tensor's.
 
-int64_t Capacity(const RedsyncGpuTensor& t) {
-  return t.selector == REDSYNC_GPU_THRESHOLD ? std::min(t.k + t.k / 2, t.size) : t.k;
-}
-
-int64_t Words(const RedsyncGpuTensor& t) {
-  return t.quantized ? 2 + Capacity(t) : 1 + 2 * Capacity(t);
-}
+int64_t Words(const RedsyncGpuTensor& t) { return t.quantized ? 2 + t.k : 1 + 2 * t.k; }
 
 bool IsValid(const RedsyncGpuTensor& t) {
   return t.size >= 0 && t.size <= UINT32_MAX && t.k <= t.size && t.k <= INT32_MAX &&
@@ -32,12 +26,10 @@ bool IsValid(const RedsyncGpuTensor& t) {
 // What a tensor needs, by size, k and selector alone.
 Tensor Plan(const RedsyncGpuTensor& t) {
   Tensor plan = {};
-  const int64_t capacity = Capacity(t);
-  // More than capacity and 3k/2 and more: then any lower threshold has too many as well.
-  const int64_t need = t.selector == REDSYNC_GPU_THRESHOLD ? capacity + 2 : t.k;
+  // More than k, for the search: then any lower threshold has too many as well.
+  const int64_t need = t.selector == REDSYNC_GPU_THRESHOLD ? t.k + 1 : t.k;
   plan.size = static_cast<uint32_t>(t.size);
   plan.k = static_cast<uint32_t>(t.k);
-  plan.capacity = static_cast<uint32_t>(capacity);
   plan.need = static_cast<uint32_t>(need);
   // A trimmed selection is an exact one: what trimming saves, the prediction has saved already.
   plan.threshold = t.selector == REDSYNC_GPU_THRESHOLD;

@@ -82,12 +82,12 @@ struct FromPool {
   __device__ void NotFound(uint32_t, Digits*) const {}  // There are more than k.
 
   __device__ void Put(uint32_t place, uint64_t key) const {
-    if (place >= tensor.capacity) return;
+    if (place >= tensor.k) return;
     const uint32_t index = KeyIndex(key);
     int32_t* indices = tensor.part + (tensor.quantized ? 2 : 1);
     indices[place] = static_cast<int32_t>(index);
     if (!tensor.quantized) {
-      indices[int64_t{tensor.capacity} + place] = __float_as_int(tensor.new_residual[index]);
+      indices[int64_t{tensor.k} + place] = __float_as_int(tensor.new_residual[index]);
     }
     tensor.new_residual[index] = 0;
     if (tensor.new_velocity != nullptr && batch.masking) tensor.new_velocity[index] = 0;

@@ -7,7 +7,7 @@ import tf_redsync as rs
 from tests.conformance.descriptor import Descriptor
 from tests.oracle import deep_reduce
 from tests.oracle import sparse as sparse_oracle
-from tests.oracle.codings import code_of, prefix
+from tests.oracle.codings import code_of
 from tf_redsync import codings
 from tf_redsync.exchange.requests import AllGather, AllToAll
 from tf_redsync.methods.base import stream
@@ -85,12 +85,9 @@ def with_false_positives(choose, method, specs):
 
 
 def oracle(method, specs, workers):
-    choose, sizes = sparse_oracle.top_k_by_layer(method.method.density), [s.size for s in specs]
+    choose = sparse_oracle.top_k_by_layer(method.method.density)
     if isinstance(method.indices, codings.Bloom):
         choose = with_false_positives(choose, method, specs)
-    else:
-        code = code_of(type(method.indices).__name__, sizes, slots(method, specs))
-        choose = prefix(choose, sizes, code)
     rounded = {"rounded": lambda v: v}
     if isinstance(method.values, codings.Half):
         numbers = tf.as_dtype(method.values.dtype).as_numpy_dtype
@@ -156,6 +153,7 @@ TABLE = {
         exact=False,
     ),
     "coded_spardl": _coded(
+        patience=5.0,
         values=codings.Half(),
         inside=rs.SparDL(density=0.1),
         form=blocks,

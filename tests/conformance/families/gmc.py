@@ -4,7 +4,7 @@ import dataclasses
 
 import tf_redsync as rs
 from tests.conformance.descriptor import Descriptor
-from tests.conformance.families.sparse import chosen
+from tests.conformance.families.sparse import RANDOM, chosen
 from tests.oracle.gmc import GMCOracle
 from tests.oracle.sparse import count, top_k_by_layer
 from tf_redsync.exchange.requests import AllGather, AllReduce
@@ -34,7 +34,9 @@ def oracle(method, specs, workers):
 
 def _gmc(method, requests, payload):
     full = dataclasses.replace(method, density=1.0)
-    return Descriptor(method, full, True, requests, payload, oracle, tolerance=1e-5, steps=20)
+    patience = RANDOM if method.selection == "random_block" else 6.0  # momentum is sent again
+    forms = {"tolerance": 1e-5, "steps": 20, "patience": patience}
+    return Descriptor(method, full, True, requests, payload, oracle, **forms)
 
 
 TABLE = {

@@ -5,7 +5,7 @@ import tensorflow as tf
 import tf_redsync as rs
 from tests.conformance.descriptor import Descriptor
 from tests.conformance.families.low_rank import acp_payload, power_payload
-from tests.conformance.families.sparse import values
+from tests.conformance.families.sparse import RANDOM, values
 from tests.oracle import sparse as sparse_oracle
 from tests.oracle.half import HalfOracle
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll
@@ -73,12 +73,21 @@ TABLE = {
         requests=(AllReduce,),
         payload=half_of_dense,
     ),
-    "half_random_block": _half("float16", rs.RandomBlock(density=0.2), values),
+    "half_random_block": _half("float16", rs.RandomBlock(density=0.2), values, patience=RANDOM),
     "half_power_sgd": _half(
-        "float16", rs.PowerSGD(rank=2, min_compression_rate=0), power_payload, 2, served_only=True
+        "float16",
+        rs.PowerSGD(rank=2, min_compression_rate=0),
+        power_payload,
+        2,
+        served_only=True,
+        patience=None,
     ),
     "half_acp_sgd": _half(
-        "bfloat16", rs.ACPSGD(rank=2, min_compression_rate=0), acp_payload, served_only=True
+        "bfloat16",
+        rs.ACPSGD(rank=2, min_compression_rate=0),
+        acp_payload,
+        served_only=True,
+        patience=None,
     ),
     "half_top_k": Descriptor(
         rs.HalfPrecision(method=rs.TopK(density=0.1), dtype="float16"),

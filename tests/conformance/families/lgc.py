@@ -57,7 +57,7 @@ def oracle(method, specs, workers):
 
 def _lgc(requests, payload, **options):
     method = rs.LGC(density=0.1, dense_ends=False, indices=codings.RawIndices(), **SMALL, **options)
-    return Descriptor(method, None, True, requests, payload, oracle, 1e-4, steps=4)
+    return Descriptor(method, None, True, requests, payload, oracle, 1e-4, steps=4, patience=None)
 
 
 TABLE = {

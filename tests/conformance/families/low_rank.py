@@ -41,7 +41,9 @@ def _low_rank(cls, requests, payload, rank):
     method = cls(rank=rank, min_compression_rate=0)
     # ACP-SGD's half steps are exact at full rank on one side only; see test_low_rank.py.
     full = None if cls is rs.ACPSGD else dataclasses.replace(method, rank=1000)
-    return Descriptor(method, full, True, requests, payload, oracle, 1e-4, served_only=True)
+    return Descriptor(
+        method, full, True, requests, payload, oracle, 1e-4, served_only=True, patience=None
+    )
 
 
 TABLE = {

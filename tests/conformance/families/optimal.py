@@ -41,7 +41,9 @@ def spherical_oracle(method, specs, workers):
 
 
 def _optimal(method, payload, oracle, tolerance=1e-5):
-    return Descriptor(method, None, True, (AllGather,), payload, oracle, tolerance, steps=5)
+    return Descriptor(
+        method, None, True, (AllGather,), payload, oracle, tolerance, steps=5, patience=None
+    )
 
 
 TABLE = {

@@ -6,7 +6,6 @@ import numpy as np
 
 import tf_redsync as rs
 from tests.conformance.descriptor import Descriptor
-from tests.oracle.redsync import capacity_numpy
 from tf_redsync.exchange.requests import AllGather
 
 
@@ -17,9 +16,8 @@ def payload(method, specs, step) -> list[int]:
     density = (*densities, *[method.density] * 9)[step]
     for spec in specs:
         k = min(max(1, int(np.floor(density * spec.size + 0.5))), spec.size)
-        slots = capacity_numpy(k, method.selector(spec), spec.size)
         quantized = method.quantized and not spec.output_layer
-        words += 2 + slots if quantized else 1 + 2 * slots
+        words += 2 + k if quantized else 1 + 2 * k
     return [4 * words]
 
 

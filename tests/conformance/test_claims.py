@@ -1,0 +1,99 @@
+"""What methods say that they send (`Method.bits`) is what they send, of a large tensor.
+
+The tables in `families/` are for tensors of some hundred elements. Here is one of 16 MiB, where
+what depends on the size of a tensor comes in: other selections, other codes, capacities.
+"""
+
+import math
+
+import pytest
+
+from tests.conformance.table import TABLE
+from tf_redsync import cost
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+
+K = 2  # workers
+SIDE = 2048
+SPEC = TensorSpec("kernel", (SIDE, SIDE), position=1)
+N = SIDE * SIDE
+
+
+def payload_bits(method) -> float:
+    """Bits for each element that a worker puts into its requests; the mean of two steps."""
+    steps = cost.messages(method, BucketLayout((SPEC,), K))
+    # A ring of two: half of the rows of an all-to-all stay where they are.
+    whole = {"all_gather": 1, "all_reduce": 1, "all_to_all": 2, "pair_gather": 1}
+    sent = [8 * sum(whole[message.kind] * message.sent for message in step) for step in steps]
+    return sum(sent) / len(sent) / N / max(1, method.local_steps)
+
+
+def position_bits(density: float) -> float:
+    """Golomb's code of the worst positions: b + 1 bits, and one for each 2^b leapt over."""
+    return min(b + 1 + (1 / density - 1) / 2**b for b in range(31))
+
+
+def index_bits(density: float) -> float:
+    """Of the shortest code of positions: a bitmap, or Golomb's."""
+    return min(1 / density, position_bits(density))
+
+
+# The text, and the same in Python for K workers and a matrix of SIDE x SIDE.
+CLAIMS = {
+    "64 density": lambda m: 64 * m.density,
+    "32 density": lambda m: 32 * m.density,
+    "128 density": lambda m: 128 * m.density,
+    "64 density; quantised 32 density": lambda m: (32 if m.quantized else 64) * m.density,
+    "64 density; blocks 32 density": (
+        lambda m: (32 if m.selection == "random_block" else 64) * m.density
+    ),
+    "64 density; block-sign 1": (
+        lambda m: 1 if m.compressor == "block_sign" else 64 * m.density
+    ),
+    "64 density (1 + 1 / K)": lambda m: 64 * m.density * (1 + 1 / K),
+    "80 density (1 + 1 / K)": lambda m: 80 * m.density * (1 + 1 / K),
+    "64 density log2(K)": lambda m: 64 * m.density * math.log2(K),
+    "min(64 density 2^r, 32) for each r < log2(K)": lambda m: min(64 * m.density, 32),
+    "density (2 + log2(1 / density) + value_bits) / steps": (
+        lambda m: m.density * (position_bits(m.density) + m.value_bits) / m.steps
+    ),
+    "density (b + 1 + (1 / density - 1) / 2^b) / steps": (
+        lambda m: m.density * position_bits(m.density) / m.steps
+    ),
+    "32": lambda m: 32,
+    "0": lambda m: 0,
+    "1": lambda m: 1,
+    "2": lambda m: 2,
+    "9": lambda m: 9,
+    "k": lambda m: m.bitwidth,
+    "1 + 1 / K": lambda m: 1 + 1 / K,
+    "32 / steps": lambda m: 32 / m.steps,
+    "16 (1 + 1 / K)": lambda m: 16 * (1 + 1 / K),
+    "32 r (n + m) / (n m)": lambda m: 32 * m.rank * 2 * SIDE / N,
+    "16 r (n + m) / (n m)": lambda m: 16 * m.rank * 2 * SIDE / N,
+    "(b + 5) / d": lambda m: (m.index_bits + 5) / m.block_size,
+    "z(s) + z(s2) / K, z(s) = ceil(log2(s + 1)) + 1": (
+        lambda m: levels(m.levels) + levels(m.sum_levels or m.levels) / K
+    ),
+    "ceil(log2(2 s + 1)) + 32 / d": (
+        lambda m: math.ceil(math.log2(2 * m.levels + 1)) + 32 / m.bucket_size
+    ),
+}  # fmt: skip
+
+
+def levels(s: int) -> int:
+    return math.ceil(math.log2(s + 1)) + 1
+
+
+FIRST = {type(d.method): d for d in reversed(TABLE.values())}
+
+
+@pytest.mark.parametrize("name", [c.__name__ for c in FIRST])
+def test_bits(name):
+    cls = next(c for c in FIRST if c.__name__ == name)
+    try:
+        method = cls()
+    except TypeError:
+        method = FIRST[cls].method
+    print(name, "|", method.bits, "|", payload_bits(method), end=" | ")
+    print(CLAIMS[method.bits](method))
+    assert payload_bits(method) == pytest.approx(CLAIMS[method.bits](method), rel=0.01)
