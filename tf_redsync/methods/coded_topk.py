@@ -21,11 +21,11 @@ On every worker, with residual v and velocity u, for each tensor of n elements, 
 
 An element takes 2 + log2(1 / density) bits for its position, whatever the positions are, and
 `value_bits` for its value: with n = 2^22 and a density of 0.1 % or 1 % a whole message with one bit
-a value is 4.6 % to 5.2 % above log2(C(n, k)) + k value_bits, which random positions need. One bit a value serves best: magnitudes above a threshold
-differ little, and what they differ by waits in the residual. The network of `benchmarks/methods.py`
-ends with the same loss whether values have 1 bit or 16, which is 2.1 to 2.5 times the bytes. The
-share of the energy of the top-k that a message carries, and that share per bit of the message
-relative to one bit a value:
+a value is 4.6 % to 5.2 % above log2(C(n, k)) + k value_bits, which random positions need. One bit a
+value serves best: magnitudes above a threshold differ little, and what they differ by waits in the
+residual. The network of `benchmarks/methods.py` ends with the same loss whether values have 1 bit
+or 16, which is 2.1 to 2.5 times the bytes. The share of the energy of the top-k that a message
+carries, and that share per bit of the message relative to one bit a value:
 
 | bits of a value | Laplace, 0.1 % | | Laplace, 1 % | | Student t(3), 1 % | |
 |---|---|---|---|---|---|---|
