@@ -155,7 +155,7 @@ class DGC(MomentumCorrected):
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:
         """See `Method`."""
         k = [self.k(s) for s in layout.specs]
-        return selected_payloads(layout, k, **form_of("fixed", len(k)))
+        return selected_payloads(k, [False] * len(k))
 
     def exchange(
         self,

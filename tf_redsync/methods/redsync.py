@@ -123,7 +123,7 @@ class RedSync(MomentumCorrected):
 
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:
         """See `Method`."""
-        return selected_payloads(layout, [self.k(s) for s in layout.specs], **self._form(layout))
+        return selected_payloads([self.k(s) for s in layout.specs], self._form(layout)["quantized"])
 
     def _form(self, layout: BucketLayout) -> dict[str, Any]:
         """How every tensor is selected and sent, for the ops."""

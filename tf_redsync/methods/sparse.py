@@ -117,16 +117,14 @@ def deliver(
     return delivered(layout, messages, k, grads, **form), residuals
 
 
-def selected_payloads(layout: BucketLayout, k: Sequence[int], **form: Any) -> Payloads:
-    """Return the payload of `deliver` without a coding: `k` elements of each tensor.
+def selected_payloads(k: Sequence[int], quantized: Sequence[bool]) -> Payloads:
+    """Return the payload of `deliver` without a coding.
 
     Args:
-        layout: The bucket.
         k: Elements to send of every tensor.
-        form: `selectors` and `quantized`, see `ops.accumulate_and_select`.
+        quantized: See `ops.accumulate_and_select`.
     """
-    words = message_words(k, sizes=[s.size for s in layout.specs], **form)
-    return [(AllGather, wire.BYTES_PER_WORD * words)]
+    return [(AllGather, wire.BYTES_PER_WORD * message_words(k, quantized))]
 
 
 def coding_of(layout: BucketLayout) -> MessageCoding | None:

@@ -82,7 +82,7 @@ class TopK(Sparsifier):
         """See `Method`."""
         layout = self._selected_from(layout)
         k = [element_count(self.density, s.size) for s in layout.specs]
-        return selected_payloads(layout, k, **form_of("exact", len(k)))
+        return selected_payloads(k, [False] * len(k))
 
     def _selected_from(self, layout: BucketLayout) -> BucketLayout:
         """The layout of what is selected from: one vector takes the place of a whole model."""
