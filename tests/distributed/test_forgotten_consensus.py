@@ -5,7 +5,7 @@ import pytest
 from tests.distributed.cluster import run_workers
 
 STEPS = 7  # an epoch; rounds have 4
-CASES = ["keras3 LocalSGD", "keras3 SBC", "tf_keras SBC", "legacy LocalSGD"]
+CASES = ["keras3 LocalSGD", "tf_keras SBC", "legacy LocalSGD"]
 
 
 def use_as_always(folder, cases):

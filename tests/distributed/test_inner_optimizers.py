@@ -13,6 +13,7 @@ from tests.distributed.cluster import run_workers
 
 SOAK = os.environ.get("TF_REDSYNC_SOAK") == "1"
 STEPS = 300 if SOAK else 12
+pytestmark = pytest.mark.timeout(1600 if SOAK else 300)
 ROWS, COLUMNS, BATCH = 96, 64, 4
 
 # What an optimizer's constructor needs; all others do with their defaults.
@@ -35,7 +36,7 @@ NOT_WRAPPED = {"Optimizer", "MultiOptimizer", "KerasLegacyOptimizer", "AveragedO
 
 # Trained in the normal run besides all of Keras 3: the others are of the same families, and
 # test_adapters.py trains LAMB, SGDW, LazyAdam and Lookahead.
-FEW = ("Adafactor", "Nadam", "SWA", "ConditionalGradient", "NovoGrad", "COCOB")
+FEW = ("Adafactor", "SWA", "ConditionalGradient")
 
 
 def optimizers(family, rs):
@@ -170,7 +171,7 @@ def trained():
 def test_weights_stay_finite_and_equal(trained):
     first, second = trained
     names = [key.removesuffix("/error") for key in first if key.endswith("/error")]
-    assert len(names) >= (45 if SOAK else 22)
+    assert len(names) >= (45 if SOAK else 18)
     wrong = {}
     for name in names:
         found = [first[f"{name}/error"], first[f"{name}/not_finite"]]

@@ -1,0 +1,114 @@
+"""What people do with Keras, on two real workers: the rows of `what_people_do.py`.
+
+The normal run takes most rows once. `TF_REDSYNC_SOAK=1` takes all rows in all libraries and ways,
+the large models and 3,000 steps among them, and compares with the plain optimizer wherever that has
+a meaning: half an hour. `TF_REDSYNC_HABITS="keras3 fit"` takes those whose names hold the text.
+"""
+
+import os
+
+import numpy as np
+import pytest
+
+from tests.distributed.cluster import run_workers
+
+SOAK = os.environ.get("TF_REDSYNC_SOAK") == "1"
+ONLY = os.environ.get("TF_REDSYNC_HABITS", "")
+pytestmark = pytest.mark.timeout(3700 if SOAK else 600)
+# Rows in which something of the optimizer's own could be lost on the way through the wrapper: the
+# dense exchange must give the plain optimizer's weights.
+AS_PLAIN = ("ema", "weight_decay", "global_clipnorm")
+# The normal run takes `fit` of Keras 3 without these, and `OTHERS` in other libraries and ways.
+SELDOM = (
+    "a_frozen_layer",
+    "batch_normalization_and_dropout",  # see test_fit.py, for this and the last one
+    "clipnorm",
+    "clipvalue",
+    "labels_float64",
+    "labels_int32",
+    "one_hot_labels",
+    "steps_per_execution",
+)
+OTHERS = {
+    ("keras3", "train_step"): ("a_layer_without_a_gradient",),
+    ("keras3", "loop"): ("regularizers_and_add_loss",),
+    ("tf_keras", "fit"): ("attention", "zipf_embedding", "ema", "unfrozen_later"),
+    ("tf_keras", "train_step"): ("uneven_data",),
+    ("addons", "fit"): ("weight_decay", "early_stopping"),
+    ("addons", "loop"): ("uneven_data",),
+}
+
+
+def chosen(rows):
+    """What to train: library, way, row, and whether to compare with the plain optimizer."""
+    found = []
+    for name, (_, libraries, ways, extra) in rows.items():
+        for library in libraries:
+            for way in ways:
+                usual = name in OTHERS.get((library, way), ())
+                if (library, way) == ("keras3", "fit"):
+                    usual = name not in SELDOM and not extra.get("slow")
+                compared = name in AS_PLAIN and (library, way) == ("keras3", "fit")
+                if SOAK:
+                    usual, compared = True, not extra.get("alone")
+                if usual and ONLY in f"{library} {way} {name}":
+                    found.append((library, way, name, compared))
+    return found
+
+
+def train_all():
+    """Train all that is chosen, each by RedSync, and some densely and plainly too."""
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    import tf_redsync as rs
+    from tests.distributed import what_people_do
+
+    strategy = rs.MultiWorkerMirroredStrategy()
+    wraps = {
+        "redsync": lambda inner: rs.DistributedOptimizer(
+            inner, rs.RedSync(density=0.1, dense_below=16)
+        ),
+        "dense": lambda inner: rs.DistributedOptimizer(inner, rs.Dense()),
+        "plain": lambda inner: inner,
+    }
+    results = {}
+    for library, way, name, compared in chosen(what_people_do.ROWS):
+        for kind, wrap in wraps.items():
+            if kind == "redsync" or compared:
+                found = what_people_do.run(strategy, library, way, name, wrap)
+                key = f"{library} {way} {name}"
+                results.update({f"{key}/{kind}/{k}": v for k, v in found.items()})
+    return results
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return run_workers(train_all, timeout=3600 if SOAK else 560)
+
+
+def what_is_wrong(first, second, case):
+    """One line for each thing that is not as it should be in a case."""
+    kinds = [k for k in ("redsync", "dense", "plain") if f"{case}/{k}/error" in first]
+    errors = {w[f"{case}/{k}/error"] for k in kinds for w in (first, second)} - {""}
+    if errors:
+        return "; ".join(sorted(errors))
+    losses = first[f"{case}/redsync/losses"]
+    if not np.isfinite(losses).all():
+        return f"losses {losses}"
+    if list(first[f"{case}/redsync/digests"]) != list(second[f"{case}/redsync/digests"]):
+        return "workers have different weights"
+    if first[f"{case}/redsync/falls"] and not min(losses[1:]) < losses[0]:
+        return f"the loss did not fall: {losses}"
+    if len(kinds) == 3:
+        dense, plain = (first[f"{case}/{k}/weights"] for k in ("dense", "plain"))
+        apart = float(np.abs(dense - plain).max())
+        if apart > 2e-4:
+            return f"dense and plain weights are {apart:.2g} apart"
+    return ""
+
+
+def test_what_people_do(trained):
+    first, second = trained
+    cases = sorted({key.split("/")[0] for key in first})
+    assert len(cases) >= (1 if ONLY else 30)
+    wrong = {case: what_is_wrong(first, second, case) for case in cases}
+    assert {case: text for case, text in wrong.items() if text} == {}
