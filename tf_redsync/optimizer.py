@@ -8,6 +8,8 @@ import keras
 
 from tf_redsync import checks
 from tf_redsync.auto import Auto
+from tf_redsync.exchange.drift import CHOICES as DRIFT_CHOICES
+from tf_redsync.exchange.drift import DEFAULT_EVERY
 from tf_redsync.exchange.layout import DEFAULT_BUCKET_BYTES
 from tf_redsync.exchange.skips import DEFAULT_LIMIT
 from tf_redsync.methods.base import Method
@@ -23,6 +25,8 @@ def DistributedOptimizer(  # noqa: N802 - reads like the class that it returns a
     direct_collectives: bool = True,
     two_levels: bool | None = None,
     max_skipped_steps: int | None = DEFAULT_LIMIT,
+    check_every: int | None = DEFAULT_EVERY,
+    on_drift: str = "error",
 ) -> Any:
     """Wrap an optimizer so that its gradients are exchanged by a compressed method.
 
@@ -51,6 +55,12 @@ def DistributedOptimizer(  # noqa: N802 - reads like the class that it returns a
             with several processes and `direct_collectives`, else `False`.
         max_skipped_steps: After so many skipped steps in a row all workers stop with an error;
             `None` or 0: never.
+        check_every: In the first step and every so many steps after it, workers compare the bits
+            of their weights, the learning rate and the step counter; `None` or 0: never. Nor with
+            `direct_collectives=False`, or among replicas of one process.
+        on_drift: What they do about a difference in the weights: `"error"`: all of them stop, with
+            an error that names worker and variable; `"restore"`: they take over the weights and
+            slots of worker 0, with a warning that says so. Other differences are errors.
 
     Returns:
         An optimizer of the same family, for `model.compile` or a custom loop. Besides the usual
@@ -71,11 +81,16 @@ def DistributedOptimizer(  # noqa: N802 - reads like the class that it returns a
         checks.boolean("two_levels", two_levels)
     if max_skipped_steps is not None:
         checks.integer("max_skipped_steps", max_skipped_steps, low=0)
+    if check_every is not None:
+        checks.integer("check_every", check_every, low=0)
+    checks.choice("on_drift", on_drift, DRIFT_CHOICES)
     options = {
         "bucket_bytes": bucket_bytes,
         "direct_collectives": direct_collectives,
         "two_levels": two_levels,
         "max_skipped_steps": max_skipped_steps,
+        "check_every": check_every,
+        "on_drift": on_drift,
     }
     return _adapter(optimizer)(optimizer, method, name=name, **options)
 

@@ -75,8 +75,10 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self._statistics: list[Any] = []  # non-trainable model variables, see `_average`
         # See `average_statistics`: the function, and of how many statistics it is.
         self._averages: tuple[Callable[[], Any], int] = (lambda: None, 0)
-        # Of the exchanges in the step that is traced; see `collectives.note_skips`.
+        # Of the exchanges in the step that is traced; see `exchange/strategy_hooks.py`.
         self.skips: list[tuple[Callable[[], tf.Tensor], bool]] = []
+        # What they compare after it; see there as well.
+        self.checks: dict[Any, Callable[[], None]] = {}
         # When to average them, from the exchange of the step that is traced; None: in every step.
         self.statistics_due: Callable[[], tf.Tensor] | None = None
 
@@ -124,6 +126,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             graph = tf.compat.v1.get_default_graph()
             self.statistics_due = None
             self.skips = []
+            self.checks = {}
             values = statistics.Before(self._statistics)
             if tf.executing_eagerly():
                 self._eager_assignments.start()
@@ -135,6 +138,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 changed = statistics.assigned(self._statistics, graph, before)
             values.put_back(changed, _any(skipped() for skipped, _ in self.skips))
             self._average([v for v in changed if statistics.drifts_apart(v)])
+            for check in list(self.checks.values()):
+                check()
             return result
 
         if collectives.worker_count(self) == 1:
@@ -159,11 +164,16 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             self._functions[function] = collectives.with_python_function(function, on_all)
         return self._functions[function]
 
+    @property
+    def shared_statistics(self) -> list[Any]:
+        """The statistics that are the same on all workers after each step."""
+        return [v for v in self._statistics if statistics.drifts_apart(v)]
+
     def average_statistics(self) -> None:
         """Average the statistics over the workers now; all workers must call it."""
         if not self._statistics or collectives.worker_count(self) == 1:
             return
-        variables = tuple(v for v in self._statistics if statistics.drifts_apart(v))
+        variables = tuple(self.shared_statistics)
         self.skips = []
         if self._averages[1] != len(variables):  # a model was added
             run = super().run

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import tensorflow as tf
 
 from tf_redsync.exchange import collectives, coordination, watchdog
+from tf_redsync.exchange.differences import differences
 
 _logger = logging.getLogger("tf_redsync")
 _SLICE_SECONDS = 5  # of waiting, between two looks at what the watchdog found
@@ -82,7 +83,8 @@ def _verdict(chief: str, texts: dict[int, str]) -> str:
     different = {rank: text for rank, text in texts.items() if text != chief}
     if not different:
         return "agreed"
-    lines = [f"worker 0: {chief}"] + [f"worker {r}: {text}" for r, text in different.items()]
+    shown = differences([chief, *different.values()])
+    lines = [f"worker {r}: {text}" for r, text in zip([0, *different], shown, strict=True)]
     return (
         "the workers disagree; start all of them with the same script, flags, model and method, "
         "and let all do the same, whatever their rank:\n" + "\n".join(lines)

@@ -270,20 +270,6 @@ def average_statistics_when(strategy: tf.distribute.Strategy, due) -> None:
         strategy.statistics_due = due
 
 
-def note_skips(
-    strategy: tf.distribute.Strategy, skipped: Callable[[], tf.Tensor], agreed: bool
-) -> None:
-    """Let our strategy put BatchNormalization's statistics back after a step that was skipped.
-
-    Args:
-        strategy: The strategy.
-        skipped: Whether this step was, to be asked after it.
-        agreed: Whether all workers skip the same steps.
-    """
-    if hasattr(strategy, "skips"):
-        strategy.skips.append((skipped, agreed))
-
-
 def average_statistics(strategy: tf.distribute.Strategy) -> None:
     """Let our strategy average BatchNormalization's statistics now."""
     if hasattr(strategy, "average_statistics"):

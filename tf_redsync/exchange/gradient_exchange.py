@@ -37,6 +37,7 @@ class GradientExchange(tf.Module):
         bytes_sent: float64 variable, bytes this worker sent in the last step.
         strategy: In whose scope this was built.
         settled: What the methods are assigned by: the policy, or what `Auto` decided.
+        rate: Returns the optimizer's learning rate.
         awaited: Whether somebody will bring what methods wait for; see `Method.waits_for`.
     """
 
@@ -55,6 +56,7 @@ class GradientExchange(tf.Module):
         self._two_levels = two_levels
         self._max_skipped = max_skipped_steps or 0
         self.built = self.awaited = False
+        self.rate: Callable[[], Any] | None = None
         self._present: set[int] | None = None
         self._gather: Callable[[], Any] | None = None  # see `to_consensus`
 
@@ -63,6 +65,7 @@ class GradientExchange(tf.Module):
         variables: Sequence[Any],
         sparse_totals: bool = False,
         weights: Sequence[tf.Variable] | None = None,
+        described: dict[str, Any] | None = None,
     ) -> None:
         """Lay out the buckets, create the state, and make sure that all workers do the same.
 
@@ -71,6 +74,7 @@ class GradientExchange(tf.Module):
                 the strategy's scope, outside of any replica.
             sparse_totals: Whether the caller takes totals in coordinate form (`ops/sparse.py`).
             weights: The same variables as TensorFlow has them, if these are not.
+            described: What else workers must have alike, as JSON has it.
 
         Raises:
             ValueError: for an unsupported strategy or dtype.
@@ -82,7 +86,7 @@ class GradientExchange(tf.Module):
         self.network = self._worker.network
         self.workers = self.network.workers
         self.specs = tuple(tensor_spec(v, i) for i, v in enumerate(variables))
-        agreement.agree(strategy, self._describe())
+        agreement.agree(strategy, self._describe(described))
         self.settled = self.policy.settle(self.specs, strategy, self.network, self._bucket_bytes)
         self.assignments = self.settled.assign(self.specs)
         buckets = make_buckets(
@@ -323,15 +327,17 @@ class GradientExchange(tf.Module):
                 "a step first."
             )
 
-    def _describe(self) -> str:
+    def _describe(self, described: dict[str, Any] | None) -> str:
         tensors = [f"{s.dtype}{list(s.shape)}" for s in self.specs]
         return json.dumps(
             {
                 "policy": self.policy.get_config(),
                 "bucket_bytes": self._bucket_bytes,
                 "two_levels": self._two_levels,
+                "max_skipped_steps": self._max_skipped,
                 "replicas": self.strategy.num_replicas_in_sync,
                 "trainable_variables": tensors,
+                **(described or {}),
             }
         )
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync.exchange import collectives, state
+from tf_redsync.exchange import state, strategy_hooks
 from tf_redsync.exchange.driver import Network
 from tf_redsync.exchange.layout import TensorSpec
 
@@ -57,7 +57,7 @@ class Skips:
     def note(self, strategy: tf.distribute.Strategy) -> None:
         """Let our strategy ask, after the step that is traced, whether it was skipped."""
         streak = self.here if self._own_steps else self.in_a_row
-        collectives.note_skips(strategy, lambda: streak.read_value() > 0, not self._own_steps)
+        strategy_hooks.note_skips(strategy, lambda: streak.read_value() > 0, not self._own_steps)
 
     def flags(self, grads: Sequence[tf.Tensor]) -> tf.Tensor:
         """Return which of this worker's gradients are not finite, by position: float32 0 or 1.

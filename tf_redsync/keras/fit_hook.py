@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from tf_redsync.exchange import agreement
-from tf_redsync.keras import own_weights
+from tf_redsync.keras import equal_workers, own_weights
 
 _METHODS = ("fit", "evaluate", "predict", "save", "save_weights", "load_weights")
 
@@ -95,6 +95,7 @@ class FitHook:
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Before the first step of an epoch."""
         self._agree(f"begin epoch {epoch + 1}")
+        equal_workers.compare_rate(self.model, f"epoch {epoch} begins")
         self._skipped = skipped_steps(self.model)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
@@ -107,6 +108,7 @@ class FitHook:
     def on_train_end(self, logs: dict | None = None) -> None:
         """After the last epoch; the weights are final."""
         self._agree("end `fit`")
+        equal_workers.compare_rate(self.model, "fit ends")
         own_weights.bring_together(self.model)
 
     def on_test_begin(self, logs: dict | None = None) -> None:

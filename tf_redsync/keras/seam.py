@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
 
 from tf_redsync.auto import Auto
-from tf_redsync.exchange import masks
+from tf_redsync.exchange import masks, strategy_hooks
+from tf_redsync.exchange.drift import DEFAULT_EVERY, Drift
 from tf_redsync.exchange.gradient_exchange import GradientExchange
 from tf_redsync.exchange.skips import agree_on_finite
-from tf_redsync.keras import adafactor, conflicts, own_weights, pruning
+from tf_redsync.keras import adafactor, conflicts, equal_workers, own_weights, pruning, slots
 from tf_redsync.keras.skipping import Skipping
+from tf_redsync.keras.slots import tf_variable
 from tf_redsync.methods.base import Method, from_config
 from tf_redsync.policy import Policy
 from tf_redsync.programs import LocalSteps
@@ -29,13 +32,22 @@ class Seam:
     Args:
         inner: The optimizer that applies the sums.
         method: A method, a `Policy`, `Auto`, a config of one of them, or `None` for `Auto()`.
+        check_every: See `DistributedOptimizer`.
+        on_drift: See `DistributedOptimizer`.
         options: Keyword arguments of `GradientExchange`.
 
     Raises:
         ValueError: for something that cannot be wrapped, or momentum on both sides.
     """
 
-    def __init__(self, inner: Any, method: Method | Policy | Auto | dict | None, **options):
+    def __init__(
+        self,
+        inner: Any,
+        method: Method | Policy | Auto | dict | None,
+        check_every: int | None = DEFAULT_EVERY,
+        on_drift: str = "error",
+        **options,
+    ):
         self.policy = as_policy(method)
         _check_unwrapped(inner)
         # To the user's line, from here through the adapter and `DistributedOptimizer`.
@@ -44,16 +56,20 @@ class Seam:
         self._inner = inner
         self._asked = False  # whether the optimizer has ever called `aggregate`
         self.skipping = Skipping()
+        self.saving: ModuleType | None = None  # of the optimizer's family
+        self._check_every, self._on_drift = check_every or 0, on_drift
+        self._drift: Drift | None = None
         self._positions: dict[Any, int] = {}
         self._variables: tuple[tf.Variable, ...] = ()
         self._masks: dict[int, Any] = {}
         # The family's way to the learning rate in a step, to the momentum by variable, and to all
         # slots: a list by variable for each kind.
         self.rate: Callable[[], Any] = lambda: inner.learning_rate
-        self.momenta: Callable[[], Sequence[Any]] = lambda: _momentum_slots(inner)
-        self.slots: Callable[[], Sequence[Sequence[Any]]] = lambda: _all_slots(
+        self.momenta: Callable[[], Sequence[Any]] = lambda: slots.momentum_slots(inner)
+        self.slots: Callable[[], Sequence[Sequence[Any]]] = lambda: slots.all_slots(
             inner, self._variables
         )
+        self.exchange.rate = lambda: self.rate()
 
     def build(self, variables: Sequence[Any], sparse_totals: bool = False) -> None:
         """Create the state for `variables`; see `GradientExchange.build`."""
@@ -62,7 +78,9 @@ class Seam:
         tensors = [tf_variable(v) for v in variables]
         conflicts.check_accumulation(self._inner)
         self._positions = {_key(v): i for i, v in enumerate(tensors)}
-        self.exchange.build(variables, sparse_totals, tensors)
+        described = equal_workers.describe(self._inner, self.saving)
+        described |= {"check_every": self._check_every, "on_drift": self._on_drift}
+        self.exchange.build(variables, sparse_totals, tensors, described)
         own_weights.register(self.exchange)
         self._variables = tuple(tensors)
         adafactor.keep_positive(self._inner)
@@ -70,8 +88,16 @@ class Seam:
         program = self.exchange.program
         if isinstance(program, LocalSteps):
             local = tf.distribute.get_strategy().experimental_local_results
-            slots = [tf_variable(m) for m in self.momenta()]
-            program.momenta = {i: [local(m)[0]] for i, m in enumerate(slots) if m is not None}
+            momenta = [tf_variable(m) for m in self.momenta()]
+            program.momenta = {i: [local(m)[0]] for i, m in enumerate(momenta) if m is not None}
+        self._drift = equal_workers.drift_of(
+            self.exchange,
+            self._inner,
+            self._variables,
+            lambda: self.rate(),
+            self._check_every,
+            self._on_drift,
+        )
 
     def prune(self, sparsity: float, scope: str = "layer") -> None:
         """Set the smallest weights to 0; see `Wrapper.prune`."""
@@ -91,6 +117,12 @@ class Seam:
             raise conflicts.never_asks(self._inner)
         if self.exchange.built and self.exchange.consensus is not None:
             self.exchange.finish_step(tf.cast(self.rate(), tf.float32))
+        drift = self._drift
+        if drift is not None:
+            strategy, exchange = tf.distribute.get_strategy(), self.exchange
+            strategy_hooks.after_step(
+                strategy, drift, lambda: exchange.in_worker(lambda _: drift.step(), [])
+            )
 
     def aggregate(self, grads_and_vars) -> list[tuple[tf.Tensor, Any]]:
         """Return `(sum over workers, variable)` for every `(gradient, variable)`.
@@ -188,38 +220,6 @@ def _check_unwrapped(inner) -> None:
             "`optimizer` is wrapped already: it belongs to another DistributedOptimizer. Received: "
             f"optimizer={type(inner).__name__}. Make a new optimizer for every wrapper."
         )
-
-
-def _momentum_slots(inner) -> Sequence[Any]:
-    """The momentum variables of a Keras 3 or tf_keras optimizer by variable, or none."""
-    inner = conflicts.innermost(inner)
-    for name in ("momentums", "_momentums"):
-        if getattr(inner, name, None):
-            return getattr(inner, name)
-    return ()
-
-
-def _all_slots(inner, variables: Sequence[tf.Variable]) -> list[list[Any]]:
-    """The slots of a Keras 3 or tf_keras optimizer, for each kind a list by variable, or `None`.
-
-    They are the lists among its attributes that are as long as the list of variables; but for that
-    of all its variables, which starts with the counter, and the one of the model's.
-    """
-    inner = conflicts.innermost(inner)
-    others = {id(v) for v in (tf_variable(inner.iterations), *variables)}
-    found = []
-    for value in vars(inner).values():
-        if isinstance(value, (list, tuple)) and len(value) == len(variables):
-            kind = [tf_variable(v) for v in value]
-            slots = [v if isinstance(v, tf.Variable) else None for v in kind]
-            if any(s is not None for s in slots) and not any(id(v) in others for v in kind):
-                found.append(slots)
-    return found
-
-
-def tf_variable(variable):
-    """The `tf.Variable` of a Keras 3 variable, or the variable itself."""
-    return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
 
 
 def _key(variable):

@@ -30,6 +30,7 @@ class Wrapper:
         """Keep what this wraps, and return the seam for it."""
         self._options = dict(options)
         self._seam = Seam(inner_optimizer, method, **options)
+        self._seam.saving = self.saving
         self.inner_optimizer = inner_optimizer
         self.exchange = self._seam.exchange
         return self._seam

@@ -1,0 +1,104 @@
+"""What workers compare: fingerprints of bits, texts of configurations, and what is told of them."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tf_redsync as rs
+from tf_redsync.exchange import drift
+from tf_redsync.exchange.differences import differences
+from tf_redsync.keras import equal_workers
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def words(dtype, shape=(3, 5)):
+    """A tensor of random bits, NaNs among them."""
+    size = tf.as_dtype(dtype).size
+    raw = np.random.default_rng(0).integers(0, 256, (*shape, size), np.uint8)
+    raw[..., -2:] |= np.uint8(0xFF) * (np.arange(shape[-1]) == 0)[:, None].astype(np.uint8)
+    return tf.bitcast(tf.constant(raw), tf.as_dtype(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_fingerprint_is_of_bits(dtype):
+    value = words(dtype)
+    assert np.isnan(np.asarray(value, np.float64)).any()
+    found = drift.fingerprint(value).numpy()
+    np.testing.assert_array_equal(found, drift.fingerprint(tf.identity(value)).numpy())
+    raw = np.asarray(value).view(np.uint8).copy()
+    for at in (0, raw.size // 2, raw.size - 1):
+        changed = raw.copy()
+        changed.reshape(-1)[at] ^= 1
+        other = tf.bitcast(tf.constant(changed.reshape(3, 5, -1)), value.dtype)
+        assert (drift.fingerprint(other).numpy() != found).any()
+    assert (drift.fingerprint(value[::-1]).numpy() != found).any()  # the order counts
+    for zero in (tf.zeros([]), tf.zeros([0])):
+        assert drift.fingerprint(zero).shape == (2,)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits_survive_the_way_to_other_workers(dtype):
+    value = words(dtype)
+    sent = drift._as_int32(value)
+    assert sent.dtype == tf.int32
+    received = drift._from_int32(sent, value)
+    assert np.asarray(received).tobytes() == np.asarray(value).tobytes()
+
+
+OPTIMIZERS = {
+    "keras": (keras, lambda m: keras.optimizers.SGD(0.1, momentum=m)),
+    "keras schedule": (
+        keras,
+        lambda m: keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(m, 10)),
+    ),
+    "keras scaled": (
+        keras,
+        lambda m: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(beta_1=m)),
+    ),
+    "tf_keras": (tf_keras, lambda m: tf_keras.optimizers.SGD(0.1, weight_decay=m)),
+    "legacy": (tf_keras, lambda m: tf_keras.optimizers.legacy.SGD(0.1, decay=m)),
+    "addons": (tf_keras, lambda m: rs.addons.load().optimizers.SGDW(m, 0.1)),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_whole_optimizer_is_described(name):
+    family, make = OPTIMIZERS[name]
+    one, same, other = (
+        json.dumps(equal_workers.describe(make(m), family.saving)) for m in (0.5, 0.5, 0.25)
+    )
+    assert one == same != other  # whatever numbers the names have
+    first, second = differences([one, other])
+    assert first.endswith("=0.5") and second.endswith("=0.25") and "," not in first
+    for package in ("tensorflow", family.__name__, "tf_redsync"):
+        assert json.loads(one)["versions"][package]
+
+
+def test_differences():
+    assert differences(["create a", "create b"]) == ["create a", "create b"]
+    texts = [
+        json.dumps({"a": 1, "b": {"c": [1, 2]}}),
+        json.dumps({"a": 1, "b": {"c": [1]}, "d": 0}),
+    ]
+    assert differences(texts) == ["b.c=[1, 2], d=(none)", "b.c=[1], d=0"]
+    many = [json.dumps({str(i): i * k for i in range(1, 20)}) for k in (1, 2)]
+    assert differences(many)[0].endswith("10=10, and 9 more")
+
+
+def test_config_and_bad_arguments():
+    for wrapped in (keras.optimizers.SGD, tf_keras.optimizers.SGD):
+        optimizer = rs.DistributedOptimizer(
+            wrapped(0.1), rs.Dense(), check_every=7, on_drift="restore", max_skipped_steps=None
+        )
+        config = optimizer.get_config()
+        clone = type(optimizer).from_config(config)
+        assert clone.get_config() == config
+        assert (config["check_every"], config["on_drift"]) == (7, "restore")
+    for name, value in (("check_every", -1), ("check_every", 0.5), ("on_drift", "ignore")):
+        with pytest.raises(ValueError, match=f"`{name}` must be.*{value}"):
+            rs.DistributedOptimizer(keras.optimizers.SGD(), rs.Dense(), **{name: value})

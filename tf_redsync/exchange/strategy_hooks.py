@@ -1,0 +1,44 @@
+"""What our strategy does around a step for the exchanges in it; others know nothing of it.
+
+See `strategy.MultiWorkerMirroredStrategy.run`. Everything is said while a step is traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+
+def note_skips(
+    strategy: tf.distribute.Strategy, skipped: Callable[[], tf.Tensor], agreed: bool
+) -> None:
+    """Let our strategy put BatchNormalization's statistics back after a step that was skipped.
+
+    Args:
+        strategy: The strategy.
+        skipped: Whether this step was, to be asked after it.
+        agreed: Whether all workers skip the same steps.
+    """
+    if hasattr(strategy, "skips"):
+        strategy.skips.append((skipped, agreed))
+
+
+def after_step(strategy: tf.distribute.Strategy, key: Any, check: Callable[[], None]) -> None:
+    """Call `check` after the step that is traced, in our strategy once its statistics are equal.
+
+    Args:
+        strategy: The strategy.
+        key: The same one for all replicas of a process.
+        check: To be called in a replica context.
+    """
+    if hasattr(strategy, "checks"):
+        strategy.checks[key] = check
+    else:
+        check()
+
+
+def shared_statistics(strategy: tf.distribute.Strategy) -> list[Any]:
+    """The statistics that our strategy keeps equal on all workers."""
+    return getattr(strategy, "shared_statistics", [])

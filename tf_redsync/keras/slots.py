@@ -1,0 +1,42 @@
+"""The variables of an optimizer that belong to weights, for Keras 3 and tf_keras."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_redsync.keras import conflicts
+
+
+def momentum_slots(inner) -> Sequence[Any]:
+    """The momentum variables of a Keras 3 or tf_keras optimizer by variable, or none."""
+    inner = conflicts.innermost(inner)
+    for name in ("momentums", "_momentums"):
+        if getattr(inner, name, None):
+            return getattr(inner, name)
+    return ()
+
+
+def all_slots(inner, variables: Sequence[tf.Variable]) -> list[list[Any]]:
+    """The slots of a Keras 3 or tf_keras optimizer, for each kind a list by variable, or `None`.
+
+    They are the lists among its attributes that are as long as the list of variables; but for that
+    of all its variables, which starts with the counter, and the one of the model's.
+    """
+    inner = conflicts.innermost(inner)
+    others = {id(v) for v in (tf_variable(inner.iterations), *variables)}
+    found = []
+    for value in vars(inner).values():
+        if isinstance(value, (list, tuple)) and len(value) == len(variables):
+            kind = [tf_variable(v) for v in value]
+            slots = [v if isinstance(v, tf.Variable) else None for v in kind]
+            if any(s is not None for s in slots) and not any(id(v) in others for v in kind):
+                found.append(slots)
+    return found
+
+
+def tf_variable(variable):
+    """The `tf.Variable` of a Keras 3 variable, or the variable itself."""
+    return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
