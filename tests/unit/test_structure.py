@@ -29,7 +29,7 @@ SEAMS = (
     "keras/keras3.py",
     "keras/tf_keras.py",
     "keras/legacy.py",
-    "keras/seam.py",
+    "keras/slots.py",
 )
 TENSORFLOW_SEAMS = ("exchange/collectives.py", "exchange/coordination.py", "exchange/groups.py")
 PRIVATE_NAMES_ALLOWED = (*SEAMS, *TENSORFLOW_SEAMS, "keras/skipping.py")

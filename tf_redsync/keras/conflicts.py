@@ -24,10 +24,19 @@ def check_momentum(inner: Any, policy: Policy | Auto) -> None:
     Raises:
         ValueError: when both the optimizer and a method of the policy have one.
     """
+    momentum = _find_momentum(inner.get_config())
+    if momentum is not None:
+        check_momentum_value(inner, policy, *momentum)
+
+
+def check_momentum_value(inner: Any, policy: Policy | Auto, name: str, value: Any) -> None:
+    """Check that the inner optimizer may have a hyper-parameter of this value.
+
+    Raises:
+        ValueError: when it is a momentum, and a method of the policy has one, too.
+    """
     exchange_momentum = max(m.momentum_in_exchange for m in policy.methods)
-    inner_momentum = _find_momentum(inner.get_config())
-    if exchange_momentum and inner_momentum:
-        name, value = inner_momentum
+    if name in _MOMENTUM_KEYS and value and exchange_momentum:
         raise ValueError(
             "momentum is set on both sides, so it would be applied twice. Received: "
             f"{name}={value} in {type(inner).__name__} and momentum={exchange_momentum} in the "

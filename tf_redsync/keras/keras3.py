@@ -15,7 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync.exchange import collectives
-from tf_redsync.keras import fit_hook, own_weights
+from tf_redsync.keras import conflicts, fit_hook, own_weights
+from tf_redsync.keras.passing import Inner
 from tf_redsync.keras.wrapper import Wrapper
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal, descend
 
@@ -35,6 +36,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
     """
 
     saving = keras.saving
+    set_weights = Inner()
 
     def __init__(self, inner_optimizer, method=None, *, name: str | None = None, **options):
         super().__init__(learning_rate=0.0, name=name or f"distributed_{inner_optimizer.name}")
@@ -49,7 +51,6 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
             _with_sparse_descent(applies._distributed_tf_update_step)
         )
         seam.skipping.guard_keras3(applies)
-        self._plain_sgd = _is_plain_sgd(applies)
         self.built: bool = False
 
     def build(self, variables) -> None:
@@ -61,7 +62,9 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
             return
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(variables)
-        self._seam.build(variables, sparse_totals=self._plain_sgd)
+        self._seam.build(
+            variables, sparse_totals=_is_plain_sgd(conflicts.innermost(self.inner_optimizer))
+        )
         self.built = True
 
     def apply(self, grads, trainable_variables=None) -> None:
@@ -77,7 +80,8 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
                 "precision wrap the other way round: DistributedOptimizer(LossScaleOptimizer("
                 "inner)) with model.compile(..., auto_scale_loss=False)."
             )
-        self.inner_optimizer.apply(grads, trainable_variables)
+        with self._seam.entered():
+            self.inner_optimizer.apply(grads, trainable_variables)
         self._seam.finish_step()
 
     @property

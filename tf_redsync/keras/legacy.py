@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 from tf_redsync.keras import fit_hook, own_weights
+from tf_redsync.keras.passing import Inner
 from tf_redsync.keras.wrapper import Wrapper
 
 fit_hook.install(tf_keras.callbacks)
@@ -28,6 +29,11 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
     """
 
     saving = tf_keras.saving
+    clipnorm = Inner()
+    clipvalue = Inner()
+    global_clipnorm = Inner()
+    get_slot = Inner()
+    get_slot_names = Inner()
     _HAS_AGGREGATE_GRAD = True
 
     def __init__(self, inner_optimizer, method=None, *, name: str | None = None, **options):
@@ -61,9 +67,23 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
             )
         grads_and_vars = list(grads_and_vars)
         self.build_once([v for _, v in grads_and_vars])
-        applied = self.inner_optimizer.apply_gradients(grads_and_vars, name=name)
+        with self._seam.entered():
+            applied = self.inner_optimizer.apply_gradients(grads_and_vars, name=name)
         self._seam.finish_step()
         return applied
+
+    def refuse(self, name, value) -> None:
+        """See `PassingOn`."""
+        super().refuse(name, value)
+        if (
+            name == "momentum"
+            and value
+            and getattr(self.inner_optimizer, "_momentum", True) is False
+        ):
+            raise ValueError(
+                "a legacy SGD that was made without momentum never has one. Received: "
+                f"momentum={value!r}. Make it with momentum."
+            )
 
     def _momentum_slots(self):
         """The momentum of every variable, where the inner optimizer has one."""
@@ -89,10 +109,6 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
     def variables(self):
         """Return the inner optimizer's variables."""
         return self.inner_optimizer.variables()
-
-    def get_slot(self, var, slot_name):
-        """Return a slot of the inner optimizer."""
-        return self.inner_optimizer.get_slot(var, slot_name)
 
     def _get_hyper(self, name, dtype=None):
         return self.inner_optimizer._get_hyper(name, dtype)

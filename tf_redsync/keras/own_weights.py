@@ -14,6 +14,8 @@ import functools
 import weakref
 from typing import Any
 
+from tf_redsync.keras.slots import tf_variable
+
 SAVING = ("save", "save_weights", "export")
 # Exchanges with a consensus, in the order in which they were built, the same on all workers.
 _exchanges: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
@@ -32,8 +34,6 @@ def bring_together(model: Any) -> None:
     """
     if not _exchanges:
         return
-    from tf_redsync.keras.seam import tf_variable  # which registers here
-
     weights = [tf_variable(v) for v in model.weights]
     for exchange in list(_exchanges):
         own = {id(v) for v in exchange.consensus.own}

@@ -7,7 +7,8 @@ sums. An adapter replaces the first by `Seam.aggregate` and wraps the second by 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +21,6 @@ from tf_redsync.exchange.gradient_exchange import GradientExchange
 from tf_redsync.exchange.skips import agree_on_finite
 from tf_redsync.keras import adafactor, conflicts, equal_workers, own_weights, pruning, slots
 from tf_redsync.keras.skipping import Skipping
-from tf_redsync.keras.slots import tf_variable
 from tf_redsync.methods.base import Method, from_config
 from tf_redsync.policy import Policy
 from tf_redsync.programs import LocalSteps
@@ -50,10 +50,10 @@ class Seam:
     ):
         self.policy = as_policy(method)
         _check_unwrapped(inner)
-        # To the user's line, from here through the adapter and `DistributedOptimizer`.
-        suited = conflicts.suited(inner, self.policy, lambda w: warnings.warn(w, stacklevel=7))
-        self.exchange = GradientExchange(suited, **options)
         self._inner = inner
+        # To the user's line, from here through the adapter and `DistributedOptimizer`.
+        self.exchange = GradientExchange(self._suited(stacklevel=8), **options)
+        self._entered = 0  # see `entered`
         self._asked = False  # whether the optimizer has ever called `aggregate`
         self.skipping = Skipping()
         self.saving: ModuleType | None = None  # of the optimizer's family
@@ -71,13 +71,39 @@ class Seam:
         )
         self.exchange.rate = lambda: self.rate()
 
+    def _suited(self, stacklevel: int) -> Policy | Auto:
+        def warn(text):
+            warnings.warn(text, stacklevel=stacklevel)
+
+        return conflicts.suited(self._inner, self.policy, warn)
+
+    def check_inner(self) -> None:
+        """Check the inner optimizer again after one of its hyper-parameters was set.
+
+        Raises:
+            ValueError: if it no longer goes with the method.
+        """
+        self.exchange.policy = self._suited(stacklevel=6)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Let the inner optimizer ask for sums, as long as its wrapper applies it.
+
+        It may ask from another thread, where `LossScaleOptimizer` brings replicas together.
+        """
+        self._entered += 1
+        try:
+            yield
+        finally:
+            self._entered -= 1
+
     def build(self, variables: Sequence[Any], sparse_totals: bool = False) -> None:
         """Create the state for `variables`; see `GradientExchange.build`."""
         if self.exchange.built:
             return
-        tensors = [tf_variable(v) for v in variables]
+        tensors = [slots.tf_variable(v) for v in variables]
         conflicts.check_accumulation(self._inner)
-        self._positions = {_key(v): i for i, v in enumerate(tensors)}
+        self._positions = {slots.key(v): i for i, v in enumerate(tensors)}
         described = equal_workers.describe(self._inner, self.saving)
         described |= {"check_every": self._check_every, "on_drift": self._on_drift}
         self.exchange.build(variables, sparse_totals, tensors, described)
@@ -88,7 +114,7 @@ class Seam:
         program = self.exchange.program
         if isinstance(program, LocalSteps):
             local = tf.distribute.get_strategy().experimental_local_results
-            momenta = [tf_variable(m) for m in self.momenta()]
+            momenta = [slots.tf_variable(m) for m in self.momenta()]
             program.momenta = {i: [local(m)[0]] for i, m in enumerate(momenta) if m is not None}
         self._drift = equal_workers.drift_of(
             self.exchange,
@@ -128,9 +154,15 @@ class Seam:
         """Return `(sum over workers, variable)` for every `(gradient, variable)`.
 
         Raises:
-            RuntimeError: outside of a replica context, or before `build`.
+            RuntimeError: outside of the wrapper, or of a replica context, or before `build`.
             ValueError: for a variable that `build` did not see.
         """
+        if not self._entered:
+            raise RuntimeError(
+                f"this {type(self._inner).__name__} belongs to a DistributedOptimizer, which alone "
+                "can apply it. To go on without compression save the model and load it with a new "
+                "optimizer; see docs/saving.md."
+            )
         replica = tf.distribute.get_replica_context()
         if replica is None:
             raise RuntimeError(
@@ -184,7 +216,7 @@ class Seam:
         return check_everywhere
 
     def _position(self, variable) -> int:
-        position = self._positions.get(_key(tf_variable(variable)))
+        position = self._positions.get(slots.key(slots.tf_variable(variable)))
         if position is None:
             raise ValueError(
                 f"the optimizer was not built with the variable {variable.name!r}. Build it with "
@@ -220,13 +252,3 @@ def _check_unwrapped(inner) -> None:
             "`optimizer` is wrapped already: it belongs to another DistributedOptimizer. Received: "
             f"optimizer={type(inner).__name__}. Make a new optimizer for every wrapper."
         )
-
-
-def _key(variable):
-    """An id that is the same for a distributed variable and its parts."""
-    if isinstance(variable, tf.distribute.DistributedValues):
-        return variable._unique_id
-    container = getattr(variable, "_distributed_container", None)
-    if container is None:
-        container = getattr(getattr(variable, "handle", None), "_distributed_container", None)
-    return (container() if container is not None else variable)._unique_id

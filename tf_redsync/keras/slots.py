@@ -1,4 +1,8 @@
-"""The variables of an optimizer that belong to weights, for Keras 3 and tf_keras."""
+"""Variables of Keras 3, tf_keras and `tf.distribute`, and those that optimizers keep for them.
+
+Private names used here: `_unique_id` of variables, and `_distributed_container`, by which a part of
+a distributed variable, or its handle, knows the whole.
+"""
 
 from __future__ import annotations
 
@@ -40,3 +44,13 @@ def all_slots(inner, variables: Sequence[tf.Variable]) -> list[list[Any]]:
 def tf_variable(variable):
     """The `tf.Variable` of a Keras 3 variable, or the variable itself."""
     return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
+
+
+def key(variable):
+    """An id that is the same for a distributed variable and its parts."""
+    if isinstance(variable, tf.distribute.DistributedValues):
+        return variable._unique_id
+    container = getattr(variable, "_distributed_container", None)
+    if container is None:
+        container = getattr(getattr(variable, "handle", None), "_distributed_container", None)
+    return (container() if container is not None else variable)._unique_id

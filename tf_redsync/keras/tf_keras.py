@@ -9,6 +9,7 @@ from __future__ import annotations
 import tf_keras
 
 from tf_redsync.keras import fit_hook, own_weights
+from tf_redsync.keras.passing import Inner
 from tf_redsync.keras.wrapper import Wrapper
 
 fit_hook.install(tf_keras.callbacks)
@@ -25,6 +26,8 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
     """
 
     saving = tf_keras.saving
+    set_weights = Inner()
+    compute_gradients = Inner()  # of scaled losses, in a LossScaleOptimizer
 
     def __init__(self, inner_optimizer, method=None, *, name: str | None = None, **options):
         super().__init__(name=name or f"distributed_{inner_optimizer.name}", jit_compile=False)
@@ -59,10 +62,21 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         grads_and_vars = list(grads_and_vars)
         variables = [v for _, v in grads_and_vars]
         self.build_once(variables)
-        with self._seam.skipping.unconstrained(variables):
+        with self._seam.entered(), self._seam.skipping.unconstrained(variables):
             applied = self.inner_optimizer.apply_gradients(grads_and_vars, name=name, **kwargs)
         self._seam.finish_step()
         return applied
+
+    def aggregate_gradients(self, grads_and_vars):
+        """Refuse to sum gradients without applying them.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            "`aggregate_gradients` would sum the gradients densely. Call `apply_gradients`, which "
+            "exchanges them."
+        )
 
     @property
     def variables(self):

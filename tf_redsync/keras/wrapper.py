@@ -7,12 +7,16 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, ClassVar
 
-from tf_redsync.keras import first_step
+from tf_redsync.keras import conflicts, first_step
+from tf_redsync.keras.passing import PassingOn
 from tf_redsync.keras.seam import Seam
+from tf_redsync.policy import Policy
 
 
-class Wrapper:
+class Wrapper(PassingOn):
     """Base of the adapters, before the family's own base class.
+
+    Hyper-parameters of the inner optimizer can be read and set here; see `passing.py`.
 
     Attributes:
         inner_optimizer: The wrapped optimizer. Learning rate and iterations are its own.
@@ -31,8 +35,9 @@ class Wrapper:
         self._options = dict(options)
         self._seam = Seam(inner_optimizer, method, **options)
         self._seam.saving = self.saving
-        self.inner_optimizer = inner_optimizer
         self.exchange = self._seam.exchange
+        self.inner_optimizer = inner_optimizer
+        self.forget_own()
         return self._seam
 
     def build_once(self, variables: Sequence[Any]) -> None:
@@ -41,13 +46,38 @@ class Wrapper:
             first_step.outside_of_replicas(lambda: self.build(variables))
 
     @property
+    def method(self):
+        """What was given for `method`: how gradients are exchanged. `Auto()` if nothing was."""
+        policy = self._seam.policy
+        only = isinstance(policy, Policy) and policy == Policy(default=policy.default)
+        return policy.default if only else policy
+
+    @method.setter
+    def method(self, value):
+        raise AttributeError(
+            "`method` of a DistributedOptimizer cannot be changed: the residuals are its own. "
+            f"Received: method={value!r}. Give it to a new DistributedOptimizer around a new "
+            "optimizer."
+        )
+
+    def exclude_from_weight_decay(self, var_list=None, var_names=None) -> None:
+        """Exclude variables from the inner optimizer's weight decay; see Keras.
+
+        Raises:
+            ValueError: after `build`, when it would have no effect.
+        """
+        self.refuse_if_built("exclude_from_weight_decay", var_names or var_list)
+        innermost = conflicts.innermost(self.inner_optimizer)
+        innermost.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
+
+    @property
     def learning_rate(self):
         """The inner optimizer's learning rate."""
         return self.inner_optimizer.learning_rate
 
     @learning_rate.setter
     def learning_rate(self, value):
-        self.inner_optimizer.learning_rate = value
+        self.pass_on("learning_rate", value)
 
     lr = learning_rate  # as tf_keras and legacy optimizers also call it
 

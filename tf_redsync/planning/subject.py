@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tf_redsync import probe
 from tf_redsync.exchange.layout import TensorSpec, tensor_spec
-from tf_redsync.keras.seam import tf_variable
+from tf_redsync.keras.slots import tf_variable
 from tf_redsync.planning import PlanError, synthetic
 
 REPEATS = 5

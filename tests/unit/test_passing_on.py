@@ -1,0 +1,195 @@
+"""What is set on a wrapper reaches the optimizer inside and acts, or is refused."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tf_redsync as rs
+
+legacy = tf_keras.optimizers.legacy
+FAMILIES = {"keras": keras.optimizers, "tf_keras": tf_keras.optimizers, "legacy": legacy}
+every_family = pytest.mark.parametrize("family", FAMILIES)
+newer = pytest.mark.parametrize("family", ["keras", "tf_keras"])
+
+
+def wrapped(optimizer, method=None):
+    return rs.DistributedOptimizer(optimizer, method or rs.Dense())
+
+
+def stepped(optimizer, weights=(1.0, 1.0), gradients=(0.0, 0.0), steps=1):
+    """The weights, of one variable, after some steps in a function."""
+    variable = tf.Variable(list(weights), name="kernel")
+
+    @tf.function
+    def step():
+        optimizer.apply_gradients([(tf.constant(list(gradients)), variable)])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # one worker
+        for _ in range(steps):
+            step()
+    return variable.numpy()
+
+
+SETTINGS = {  # of what: value, and the gradients that show it
+    "weight_decay": 0.5,
+    "clipnorm": 0.1,
+    "clipvalue": 0.1,
+    "global_clipnorm": 0.1,
+    "momentum": 0.5,
+    "nesterov": True,
+}
+
+
+@every_family
+@pytest.mark.parametrize("name", SETTINGS)
+def test_set_before_the_first_step_acts(family, name):
+    """As if it had been set on the plain optimizer before it was wrapped."""
+    if family == "legacy" and name in ("weight_decay", "momentum"):
+        pytest.skip("legacy SGD has no weight decay, and decides about momentum when it is made")
+    momentum = 0.9 if name == "nesterov" else 0.0
+    plain, inner = (FAMILIES[family].SGD(0.1, momentum=momentum) for _ in range(2))
+    setattr(plain, name, SETTINGS[name])
+    optimizer = wrapped(inner)
+    setattr(optimizer, name, SETTINGS[name])
+    assert getattr(optimizer, name) == getattr(inner, name) == SETTINGS[name]
+    found = stepped(optimizer, gradients=(3.0, 4.0), steps=2)
+    np.testing.assert_allclose(found, stepped(plain, gradients=(3.0, 4.0), steps=2), rtol=1e-6)
+    unset = stepped(FAMILIES[family].SGD(0.1, momentum=momentum), gradients=(3.0, 4.0), steps=2)
+    assert not np.allclose(found, unset)
+
+
+@newer
+def test_ema(family):
+    optimizer = wrapped(FAMILIES[family].SGD(0.1))
+    assert optimizer.use_ema is False
+    optimizer.use_ema, optimizer.ema_momentum = True, 0.0
+    stepped(optimizer, gradients=(1.0, 1.0))
+    averages = optimizer.inner_optimizer._model_variables_moving_average
+    np.testing.assert_allclose(averages[0].numpy(), [0.9, 0.9], rtol=1e-6)
+
+
+@newer
+def test_exclude_from_weight_decay(family):
+    optimizer = wrapped(FAMILIES[family].SGD(0.1, weight_decay=0.5))
+    optimizer.exclude_from_weight_decay(var_names=["kernel"])
+    np.testing.assert_array_equal(stepped(optimizer), [1.0, 1.0])
+    with pytest.raises(ValueError, match="exclude_from_weight_decay.*built"):
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+
+
+@newer
+@pytest.mark.parametrize("name", ["weight_decay", "clipnorm", "use_ema", "beta_1", "epsilon"])
+def test_constants_of_a_traced_step_are_refused_after_it(family, name):
+    optimizer = wrapped(FAMILIES[family].Adam(0.1))
+    stepped(optimizer)
+    before = getattr(optimizer, name)
+    with pytest.raises(ValueError, match=f"`{name}` is fixed.*Received: {name}=0.25"):
+        setattr(optimizer, name, 0.25)
+    assert getattr(optimizer, name) == getattr(optimizer.inner_optimizer, name) == before
+    setattr(optimizer, name, before)  # nothing changes, so nothing is refused
+
+
+def test_variables_may_change_at_any_time():
+    """Learning rates of all families, and every hyper-parameter of the legacy one."""
+    for family in FAMILIES.values():
+        optimizer, variable = wrapped(family.SGD(0.5)), tf.Variable([1.0])
+        step = tf.function(lambda o=optimizer, v=variable: o.apply_gradients([(tf.ones([1]), v)]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            step()
+        optimizer.learning_rate = 0.25
+        step()
+        optimizer.lr = 0.125
+        step()
+        np.testing.assert_allclose(variable.numpy(), [0.125], rtol=1e-6)
+        assert float(optimizer.learning_rate) == 0.125
+        schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.5)
+        with pytest.raises(ValueError, match="learning_rate"):
+            optimizer.learning_rate = schedule
+    optimizer = wrapped(legacy.Adam(0.1))
+    stepped(optimizer)
+    optimizer.beta_1 = 0.5
+    assert float(optimizer.inner_optimizer.beta_1.numpy()) == 0.5
+    assert optimizer.get_slot_names() == ["m", "v"]
+
+
+def test_a_schedule_before_the_first_step():
+    optimizer = wrapped(keras.optimizers.SGD(0.1))
+    optimizer.learning_rate = keras.optimizers.schedules.PiecewiseConstantDecay([1], [1.0, 0.0])
+    np.testing.assert_allclose(stepped(optimizer, gradients=(1.0, 1.0), steps=3), [-1.0, -1.0])
+
+
+def test_what_does_not_go_with_the_method_is_refused_and_not_kept():
+    optimizer = wrapped(keras.optimizers.SGD(0.1), rs.RedSync(momentum=0.9))
+    with pytest.raises(ValueError, match="both sides"):
+        optimizer.momentum = 0.5
+    assert optimizer.momentum == 0.0
+    optimizer = wrapped(tf_keras.optimizers.SGD(0.1))
+    with pytest.raises(ValueError, match="jit_compile"):
+        optimizer.jit_compile = True
+    without = wrapped(legacy.SGD(0.1))
+    with pytest.raises(ValueError, match="without momentum"):
+        without.momentum = 0.5
+    scaled = wrapped(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)))
+    with pytest.raises(ValueError, match="twice"):
+        scaled.loss_scale_factor = 2.0
+    scaled.weight_decay = 0.5
+    assert scaled.inner_optimizer.inner_optimizer.weight_decay == 0.5
+
+
+@every_family
+def test_own_attributes(family):
+    method = rs.TopK(density=0.5)
+    optimizer = wrapped(FAMILIES[family].SGD(0.1), method)
+    assert optimizer.method == method
+    for name in ("method", "exchange", "inner_optimizer"):
+        before = getattr(optimizer, name)
+        with pytest.raises(AttributeError, match=f"`{name}` of a DistributedOptimizer"):
+            setattr(optimizer, name, rs.Dense())
+        assert getattr(optimizer, name) is before or name == "method"
+    optimizer.note = "mine"  # of the user: nobody else has it
+    assert optimizer.note == "mine" and not hasattr(optimizer.inner_optimizer, "note")
+    with pytest.raises(AttributeError, match="no attribute 'beta_17'"):
+        _ = optimizer.beta_17
+    policy = rs.Policy(default=method, output_layer="x")
+    assert wrapped(FAMILIES[family].SGD(0.1), policy).method is policy
+    assert rs.DistributedOptimizer(FAMILIES[family].SGD(0.1)).method == rs.Auto()
+
+
+@every_family
+def test_the_inner_optimizer_cannot_be_applied_from_outside(family):
+    for first in (False, True):  # whether the wrapper is applied before
+        optimizer, variable = wrapped(FAMILIES[family].SGD(0.1)), tf.Variable([1.0])
+        if first:
+            with pytest.warns(UserWarning, match="one worker"):
+                optimizer.apply_gradients([(tf.ones([1]), variable)])
+        before = variable.numpy()
+        with pytest.raises(RuntimeError, match="belongs to a DistributedOptimizer"):
+            optimizer.inner_optimizer.apply_gradients([(tf.ones([1]), variable)])
+        np.testing.assert_array_equal(variable.numpy(), before)
+
+
+# Public names of the families' base classes that mean the same whichever optimizer has them.
+INDIFFERENT = {
+    "keras": "add_optimizer_variables add_variable add_variable_from_reference apply_gradients "
+    "assign assign_add assign_sub stateless_apply update_step",
+    "tf_keras": "add_variable add_variable_from_reference load_own_variables minimize "
+    "save_own_variables update_step",
+    "legacy": "add_slot add_weight get_gradients get_updates get_weights minimize set_weights",
+}
+
+
+@every_family
+def test_nothing_of_the_base_class_speaks_for_the_wrapper(family):
+    """Whatever a new Keras adds must be passed on, refused, or found indifferent."""
+    optimizer, base = wrapped(FAMILIES[family].SGD(0.1)), FAMILIES[family].Optimizer
+    public = [n for n in dir(base) if not n.startswith("_")]
+    ours = {n for c in type(optimizer).__mro__ if "tf_redsync" in c.__module__ for n in vars(c)}
+    assert set(public) - ours == set(INDIFFERENT[family].split())
+    left = {n for n in vars(optimizer) if not n.startswith("_")} & set(vars(FAMILIES[family].SGD()))
+    assert left <= {"name", "built"}
