@@ -27,6 +27,7 @@ Map of the package, bottom up:
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -174,7 +175,20 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_HOMES})
 
 
+def _check_backend() -> None:
+    """Refuse a Keras on JAX or PyTorch, which `tf.distribute` knows nothing of."""
+    backend = os.environ.get("KERAS_BACKEND") or "tensorflow"
+    if backend == "tensorflow":  # then the import needs nothing else
+        backend = importlib.import_module("keras").backend.backend()
+    if backend != "tensorflow":
+        raise ImportError(
+            "tf_redsync needs Keras on TensorFlow. Received: the Keras backend "
+            f"{backend!r}. Set KERAS_BACKEND=tensorflow before Keras is imported."
+        )
+
+
 if "tf_redsync.launch" not in sys.orig_argv:
+    _check_backend()
     # Registers the optimizers, so that `keras.saving.load_model` finds them after the import.
     importlib.import_module("tf_redsync.keras.keras3")
     importlib.import_module("tf_redsync.keras.amsgrad")

@@ -111,13 +111,13 @@ def _adapter(optimizer: Any) -> type:
     except ImportError:
         tf_keras = None
     if tf_keras is not None and isinstance(optimizer, tf_keras.optimizers.Optimizer):
-        from tf_redsync.keras.tf_keras import TfKerasOptimizer
+        from tf_redsync.keras.tf_keras import ScaledTfKerasOptimizer, TfKerasOptimizer
 
-        return TfKerasOptimizer
+        return ScaledTfKerasOptimizer if hasattr(optimizer, "loss_scale") else TfKerasOptimizer
     if tf_keras is not None and isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer):
-        from tf_redsync.keras.legacy import LegacyOptimizer
+        from tf_redsync.keras.legacy import LegacyOptimizer, ScaledLegacyOptimizer
 
-        return LegacyOptimizer
+        return ScaledLegacyOptimizer if hasattr(optimizer, "loss_scale") else LegacyOptimizer
     raise TypeError(
         "`optimizer` must be an optimizer of keras, tf_keras or tf_keras.optimizers.legacy "
         f"(TensorFlow Addons). Received: optimizer={optimizer!r}"

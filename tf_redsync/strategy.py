@@ -67,6 +67,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             super().__init__(cluster_resolver, communication_options)
         if collectives.worker_count(self) > 1:
             collectives.allow_nested_functions(self)
+            collectives.allow_all_dtypes(self)
             watchdog.start(self, timeout_seconds)
             agreement.agree(self, f"start with the strategy's timeout_seconds={timeout_seconds}")
         self._eager_assignments = statistics.EagerAssignments()

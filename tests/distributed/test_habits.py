@@ -153,7 +153,69 @@ def gan(strategy):
     }
 
 
+def bfloat16(strategy):
+    """A model whose variables are bfloat16, under `fit`."""
+    import keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    keras.config.set_dtype_policy("bfloat16")
+    try:
+        with strategy.scope():
+            model = problems.network(keras)
+            method = rs.RedSync(density=0.1, dense_below=16)
+            optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.5), method)
+            model.compile(optimizer, "mse")
+        model.fit(problems.dataset(16 * STEPS, 16), verbose=0)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert {str(v.dtype) for v in model.trainable_variables} == {"bfloat16"}
+    return {"digests": [problems.digest(model)], "step": int(optimizer.exchange.step.numpy())}
+
+
+def mixed_float16(module):
+    """A scenario: tf_keras scales the loss, and one worker's gradients overflow once."""
+
+    def scenario(strategy):
+        import tensorflow as tf
+        import tf_keras
+
+        import tf_redsync as rs
+        from tests.distributed import problems
+
+        precision = tf_keras.mixed_precision
+        optimizers = tf_keras.optimizers.legacy if module == "legacy" else tf_keras.optimizers
+        precision.set_global_policy("mixed_float16")
+        try:
+            with strategy.scope():
+                model = problems.network(tf_keras)
+                optimizer = rs.DistributedOptimizer(
+                    precision.LossScaleOptimizer(optimizers.SGD(0.05), initial_scale=64.0),
+                    rs.RedSync(density=0.1, dense_below=16),
+                )
+                model.compile(optimizer, "mse")
+            x, y = problems.regression(16 * STEPS)
+            x[0] = 1e38  # infinite in float16: of the first batch, and the first worker's
+            data = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
+            model.fit(data, verbose=0)
+        finally:
+            precision.set_global_policy("float32")
+        return {
+            "digests": [problems.digest(model)],
+            "step": int(optimizer.exchange.step.numpy()),
+            "scale": float(optimizer.loss_scale.numpy()),
+            "skipped": int(optimizer.exchange.skipped.numpy()),
+            "finite": all(np.isfinite(w).all() for w in model.get_weights()),
+        }
+
+    return scenario
+
+
 SCENARIOS = {
+    "bfloat16": bfloat16,
+    "mixed tf_keras": mixed_float16("tf_keras"),
+    "mixed legacy": mixed_float16("legacy"),
     "traced": looped("traced"),
     "epoch": looped("epoch"),
     "decorated": looped("decorated"),
@@ -178,3 +240,10 @@ def test_trains_with_equal_weights(found, name):
     first, second = (list(result[f"{name}.digests"]) for result in found)
     assert first == second and len(set(first)) == len(first)
     assert found[0][f"{name}.step"] == (2 * STEPS if name == "gan" else STEPS)
+
+
+@pytest.mark.parametrize("name", ["mixed tf_keras", "mixed legacy"])
+def test_an_overflow_of_one_worker_halves_the_scale_of_all(found, name):
+    for result in found:
+        assert result[f"{name}.scale"] == 32.0 and result[f"{name}.finite"]
+        assert result[f"{name}.skipped"] == 1

@@ -258,6 +258,7 @@ LONG_MODULES = {
     "exchange/gradient_exchange.py": "one step from gradients to totals, read in one piece",
     "exchange/collectives.py": "the one place for private TensorFlow: network, cluster, agreement",
     "processes.py": "supervision of worker processes, without a seam inside",
+    "keras/seam.py": "all that is put in the place of the all-reduce and around the update",
     "strategy.py": "strategy and the check of TF_CONFIG",
     "keras/keras3.py": "one adapter",
 }

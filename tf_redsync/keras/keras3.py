@@ -36,6 +36,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
     """
 
     saving = keras.saving
+    inner_from_config = staticmethod(keras.optimizers.deserialize)
     set_weights = Inner()
 
     def __init__(self, inner_optimizer, method=None, *, name: str | None = None, **options):
@@ -58,7 +59,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
 
         In the strategy's scope. `model.fit` calls it, and otherwise the first step does.
         """
-        if self.built:
+        if self.built or not variables:  # Keras's `.h5` loader builds optimizers with nothing
             return
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(variables)

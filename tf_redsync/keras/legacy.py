@@ -9,8 +9,9 @@ from __future__ import annotations
 import tensorflow as tf
 import tf_keras
 
-from tf_redsync.keras import fit_hook, own_weights
+from tf_redsync.keras import conflicts, fit_hook, own_weights
 from tf_redsync.keras.passing import Inner
+from tf_redsync.keras.tf_keras import SCALING
 from tf_redsync.keras.wrapper import Wrapper
 
 fit_hook.install(tf_keras.callbacks)
@@ -29,21 +30,26 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
     """
 
     saving = tf_keras.saving
+    inner_from_config = staticmethod(tf_keras.optimizers.deserialize)
     clipnorm = Inner()
     clipvalue = Inner()
     global_clipnorm = Inner()
     get_slot = Inner()
-    get_slot_names = Inner()
+    # Not `get_slot_names`: a checkpoint would find the inner optimizer's slots twice.
+    _compute_gradients = Inner()  # of scaled losses, in a LossScaleOptimizer
     _HAS_AGGREGATE_GRAD = True
 
     def __init__(self, inner_optimizer, method=None, *, name: str | None = None, **options):
-        super().__init__(name=name or f"distributed_{inner_optimizer._name}")
+        applies = conflicts.innermost(inner_optimizer)
+        super().__init__(name=name or f"distributed_{applies._name}")
         seam = self.wrap(inner_optimizer, method, options)
         self._track_trackable(inner_optimizer, "inner_optimizer")
         self._track_trackable(self.exchange, "exchange")
-        inner_optimizer._aggregate_gradients = seam.aggregate
-        inner_optimizer._distributed_apply = seam.guarded(inner_optimizer._distributed_apply)
-        seam.rate = lambda: inner_optimizer._decayed_lr(tf.float32)
+        scaled = applies is not inner_optimizer
+        applies._aggregate_gradients = seam.aggregate_or_nan if scaled else seam.aggregate
+        returns = {"otherwise": tf.no_op} if scaled else {}  # as its other branch does
+        applies._distributed_apply = seam.guarded(applies._distributed_apply, **returns)
+        seam.rate = lambda: applies._decayed_lr(tf.float32)
         seam.momenta = self._momentum_slots
         seam.slots = self._all_slots
 
@@ -62,8 +68,10 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         """
         if not experimental_aggregate_gradients:
             raise ValueError(
-                "`experimental_aggregate_gradients=False` would skip the exchange. Apply "
-                "aggregated gradients with an unwrapped optimizer instead."
+                "`experimental_aggregate_gradients=False` would skip the exchange. Apply gradients "
+                "as they are; the wrapper sums them. For mixed precision, where `compile` puts a "
+                "LossScaleOptimizer around it, wrap the other way round: DistributedOptimizer("
+                "tf_keras.mixed_precision.LossScaleOptimizer(inner))."
             )
         grads_and_vars = list(grads_and_vars)
         self.build_once([v for _, v in grads_and_vars])
@@ -78,7 +86,7 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         if (
             name == "momentum"
             and value
-            and getattr(self.inner_optimizer, "_momentum", True) is False
+            and (getattr(conflicts.innermost(self.inner_optimizer), "_momentum", True) is False)
         ):
             raise ValueError(
                 "a legacy SGD that was made without momentum never has one. Received: "
@@ -115,3 +123,13 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
 
     def _set_hyper(self, name, value):
         self.inner_optimizer._set_hyper(name, value)
+
+
+@tf_keras.saving.register_keras_serializable(
+    package="tf_redsync", name="LegacyScaledDistributedOptimizer"
+)
+class ScaledLegacyOptimizer(LegacyOptimizer, tf_keras.mixed_precision.LossScaleOptimizer):
+    """See `ScaledTfKerasOptimizer`."""
+
+    inner_optimizer = None
+    vars().update({name: Inner() for name in SCALING})

@@ -29,7 +29,8 @@ class Inner:
     def __get__(self, wrapper: Any, owner: type | None = None) -> Any:
         if wrapper is None:
             return self
-        return getattr(vars(wrapper).get("inner_optimizer"), self._name, None)
+        inner = vars(wrapper).get("inner_optimizer")  # the base class's constructor asks, too
+        return None if inner is None else getattr(inner, self._name)
 
     def __set__(self, wrapper: Any, value: Any) -> None:
         if "inner_optimizer" in vars(wrapper):  # else the base class's constructor is at work

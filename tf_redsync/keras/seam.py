@@ -181,6 +181,25 @@ class Seam:
         self.skipping.exchanged(finite)  # the same on all replicas
         return list(zip(totals, [v for _, v in pairs], strict=True))
 
+    def aggregate_or_nan(self, grads_and_vars) -> list[tuple[tf.Tensor, Any]]:
+        """As `aggregate`, for optimizers that look at the sums to learn whether to skip a step.
+
+        If it is to be skipped, there is a NaN in the first sum, on all workers.
+
+        Raises:
+            ValueError: where the sums are not the same on all workers.
+        """
+        if self.exchange.built and self.exchange.program.own_weights:
+            raise ValueError(
+                "a LossScaleOptimizer of tf_keras needs sums that all workers agree on in every "
+                f"step. Received: method={type(self.policy.default).__name__}. Use another method, "
+                "the policy 'mixed_bfloat16', or Keras 3."
+            )
+        (total, variable), *others = self.aggregate(grads_and_vars)
+        nan = tf.constant(float("nan"), total.dtype)
+        total += tf.where(self.skipping.finite, tf.zeros([], total.dtype), nan)
+        return [(total, variable), *others]
+
     def guarded(self, update: Callable, otherwise: Callable[[], Any] = lambda: None) -> Callable:
         """Wrap `update(strategy, ...)` so that it runs only in steps that are finite everywhere.
 

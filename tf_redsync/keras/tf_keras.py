@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tf_keras
 
-from tf_redsync.keras import fit_hook, own_weights
+from tf_redsync.keras import conflicts, fit_hook, own_weights
 from tf_redsync.keras.passing import Inner
 from tf_redsync.keras.wrapper import Wrapper
 
@@ -26,18 +26,20 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
     """
 
     saving = tf_keras.saving
+    inner_from_config = staticmethod(tf_keras.optimizers.deserialize)
     set_weights = Inner()
     compute_gradients = Inner()  # of scaled losses, in a LossScaleOptimizer
 
     def __init__(self, inner_optimizer, method=None, *, name: str | None = None, **options):
-        super().__init__(name=name or f"distributed_{inner_optimizer.name}", jit_compile=False)
+        applies = conflicts.innermost(inner_optimizer)
+        super().__init__(name=name or f"distributed_{applies.name}", jit_compile=False)
         seam = self.wrap(inner_optimizer, method, options)
-        inner_optimizer.jit_compile = False  # the update shares a function with collectives
-        inner_optimizer.aggregate_gradients = seam.aggregate
-        seam.skipping.decay_later(inner_optimizer)
-        inner_optimizer._distributed_apply_gradients_fn = seam.guarded(
-            inner_optimizer._distributed_apply_gradients_fn,
-            otherwise=lambda: inner_optimizer.iterations,
+        applies.jit_compile = False  # the update shares a function with collectives
+        scaled = applies is not inner_optimizer
+        applies.aggregate_gradients = seam.aggregate_or_nan if scaled else seam.aggregate
+        seam.skipping.decay_later(applies)
+        applies._distributed_apply_gradients_fn = seam.guarded(
+            applies._distributed_apply_gradients_fn, otherwise=lambda: applies.iterations
         )
 
     def build(self, var_list) -> None:
@@ -56,8 +58,8 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         """
         if skip_gradients_aggregation or not kwargs.get("experimental_aggregate_gradients", True):
             raise ValueError(
-                "`skip_gradients_aggregation=True` would skip the exchange. Apply aggregated "
-                "gradients with `optimizer.inner_optimizer` of an unwrapped optimizer instead."
+                "`skip_gradients_aggregation=True` would skip the exchange. Apply gradients as "
+                "they are; the wrapper sums them."
             )
         grads_and_vars = list(grads_and_vars)
         variables = [v for _, v in grads_and_vars]
@@ -74,8 +76,9 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
             ValueError: always.
         """
         raise ValueError(
-            "`aggregate_gradients` would sum the gradients densely. Call `apply_gradients`, which "
-            "exchanges them."
+            "tf_redsync's optimizer must be the outermost one: only `apply_gradients` sums. For "
+            "mixed precision, where `compile` puts a LossScaleOptimizer around it, wrap the other "
+            "way round: DistributedOptimizer(tf_keras.mixed_precision.LossScaleOptimizer(inner))."
         )
 
     @property
@@ -87,3 +90,24 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         """Go to the consensus; let the inner optimizer write its averages into the variables."""
         self.exchange.to_consensus()
         self.inner_optimizer.finalize_variable_values(var_list)
+
+
+# What custom loops ask a `LossScaleOptimizer` for.
+SCALING = [
+    name
+    for name in vars(tf_keras.mixed_precision.LossScaleOptimizer)
+    if name[0] != "_" and name != "inner_optimizer"
+]
+
+
+@tf_keras.saving.register_keras_serializable(
+    package="tf_redsync", name="ScaledDistributedOptimizer"
+)
+class ScaledTfKerasOptimizer(TfKerasOptimizer, tf_keras.mixed_precision.LossScaleOptimizer):
+    """A wrapper around a `LossScaleOptimizer`, which `compile` must take for one.
+
+    Otherwise it would scale the loss once more under the policy "mixed_float16".
+    """
+
+    inner_optimizer = None  # each one's own, not that property of the base class
+    vars().update({name: Inner() for name in SCALING})

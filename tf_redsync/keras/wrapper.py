@@ -24,6 +24,7 @@ class Wrapper(PassingOn):
     """
 
     saving: ClassVar[ModuleType]  # the family's `saving` module
+    inner_from_config: Callable[..., Any]
 
     name: str
     inner_optimizer: Any
@@ -128,9 +129,17 @@ class Wrapper(PassingOn):
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
-        """Rebuild the optimizer from `get_config`'s result."""
+        """Rebuild the optimizer from `get_config`'s result.
+
+        Raises:
+            ValueError: for a config that is not complete.
+        """
         config = copy.deepcopy(config)  # some optimizers take theirs apart
-        inner = cls.saving.deserialize_keras_object(
-            config.pop("inner_optimizer"), custom_objects=custom_objects
-        )
+        missing = [key for key in ("inner_optimizer", "method") if key not in config]
+        if missing:
+            raise ValueError(
+                f"the config of a DistributedOptimizer must have {' and '.join(missing)!r}. "
+                f"Received: config with {sorted(config)}"
+            )
+        inner = cls.inner_from_config(config.pop("inner_optimizer"), custom_objects)
         return cls(inner, config.pop("method"), **config)  # type: ignore[call-arg]

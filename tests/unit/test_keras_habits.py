@@ -1,0 +1,90 @@
+"""Mixed precision and `.h5` files of tf_keras, and other Keras backends, in one process."""
+
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tf_redsync as rs
+
+pytestmark = pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")
+FAMILIES = {"tf_keras": tf_keras.optimizers, "legacy": tf_keras.optimizers.legacy}
+every_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+def small(library, optimizer, **layer):
+    layers = [library.layers.Input((4,)), library.layers.Dense(1, **layer)]
+    model = library.Sequential(layers)
+    model.compile(rs.DistributedOptimizer(optimizer, rs.Dense()), library.losses.MeanSquaredError())
+    return model
+
+
+def fit(model):
+    model.fit(np.ones((8, 4), "f4"), np.ones((8, 1), "f4"), verbose=0)
+
+
+@pytest.fixture
+def mixed_float16():
+    tf_keras.mixed_precision.set_global_policy("mixed_float16")
+    yield tf_keras.mixed_precision.LossScaleOptimizer
+    tf_keras.mixed_precision.set_global_policy("float32")
+
+
+@every_family
+def test_mixed_precision(mixed_float16, family):
+    model = small(tf_keras, mixed_float16(FAMILIES[family].SGD(0.1), initial_scale=8.0))
+    optimizer = model.optimizer
+    assert isinstance(optimizer.exchange, tf.Module)  # ours: `compile` has put nothing around it
+    before = model.get_weights()[0]
+    fit(model)
+    assert not np.array_equal(model.get_weights()[0], before)
+    assert float(optimizer.loss_scale) == float(optimizer.get_scaled_loss(tf.constant(1.0))) == 8.0
+    again = type(optimizer).from_config(optimizer.get_config())
+    assert again.get_config() == optimizer.get_config() and again.initial_scale == 8.0
+
+
+@every_family
+def test_a_loss_scale_optimizer_around_the_wrapper_is_refused(mixed_float16, family):
+    del mixed_float16
+    model = small(tf_keras, FAMILIES[family].SGD(0.1))  # `compile` puts one around it
+    with pytest.raises(ValueError, match="wrap the other way round"):
+        fit(model)
+
+
+@pytest.mark.parametrize("family", ["keras", *FAMILIES])
+def test_h5_files(family, tmp_path):
+    """Keras 3 drops the slots of any optimizer from such a file; tf_keras keeps them."""
+    library = keras if family == "keras" else tf_keras
+    made = (keras.optimizers if family == "keras" else FAMILIES[family]).SGD(0.1, momentum=0.9)
+    model = small(library, made)
+    fit(model)
+    path = str(tmp_path / "model.h5")
+    model.save(path)
+    loaded = library.models.load_model(path)
+    assert type(loaded.optimizer) is type(model.optimizer)
+    assert loaded.optimizer.method == rs.Dense()
+    assert float(loaded.optimizer.momentum) == pytest.approx(0.9)
+    for a, b in zip(loaded.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    if family == "tf_keras":
+        for a, b in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
+            np.testing.assert_array_equal(a.numpy(), b.numpy())
+    fit(loaded)
+
+
+def test_another_backend_is_refused_in_a_sentence():
+    ran = subprocess.run(
+        [sys.executable, "-c", "import tf_redsync"],
+        env={**os.environ, "KERAS_BACKEND": "jax"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode and "tf_redsync needs Keras on TensorFlow" in ran.stderr, ran.stderr
+    assert "KERAS_BACKEND=tensorflow" in ran.stderr and "'jax'" in ran.stderr
