@@ -70,7 +70,7 @@ def leave_out_one_step():
 
 def test_a_worker_that_stays_away_is_named_after_the_limit():
     with pytest.raises(AssertionError) as error:
-        run_workers(leave_out_one_step, timeout=150, grace=20)
+        run_workers(leave_out_one_step, timeout=150, grace=2)
     text = str(error.value)
     assert "worker 0, exit code 1" in text
     assert "worker 1 did not come to where others wait, for 8 s" in text
