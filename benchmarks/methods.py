@@ -60,7 +60,7 @@ def measure(name: str, task: Any, args: argparse.Namespace) -> dict[str, Any]:
     return {
         **row,
         "learning_rate": rate,
-        "config": method.get_config()["config"],
+        "config": method.get_config(),
         "reason": reason.reason if reason else None,
     }
 

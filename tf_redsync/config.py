@@ -1,18 +1,38 @@
-"""Frozen dataclasses that turn into JSON and back: methods, policies, schedules."""
+"""Frozen dataclasses that turn into JSON and back: methods, policies, schedules, codings.
+
+As in Keras: `get_config` returns the arguments of the constructor, `from_config` is a class method
+that makes an equal object of them, and `serialize` adds the name of the class.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
 
 _REGISTRY: dict[str, type] = {}
 _T = TypeVar("_T")
+Lookup = Callable[[str], "type | None"]
 
 
 def register(cls: type[_T]) -> type[_T]:
-    """Class decorator: make a frozen dataclass known to `from_config`."""
+    """Class decorator: make a frozen dataclass known by its name to whatever loads configs.
+
+    Raises:
+        ValueError: for the name of a class of tf_redsync, or of another module's class.
+    """
+    known = _REGISTRY.get(cls.__name__)
+    if known is not None and (known.__module__, known.__qualname__) != (
+        cls.__module__,
+        cls.__qualname__,
+    ):
+        raise ValueError(
+            f"a class of this name is registered: {known.__module__}.{known.__qualname__}. A saved "
+            f"model could not tell them apart. Received: {cls.__module__}.{cls.__qualname__}. Give "
+            "yours another name."
+        )
     _REGISTRY[cls.__name__] = cls
     return cls
 
@@ -26,28 +46,83 @@ class Configurable:
     """Config round trip for frozen dataclasses of plain values and of each other."""
 
     def get_config(self) -> dict[str, Any]:
-        """Return a JSON-serialisable dict from which `from_config` makes an equal object."""
+        """Return the arguments of the constructor, as JSON can hold them."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
-        return {"class_name": type(self).__name__, "config": _encode(values)}
+        return _encode(values)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, type] | None = None):
+        """Make an object equal to the one that `get_config` was asked of.
+
+        Args:
+            config: What it returned.
+            custom_objects: Classes by name, for objects inside that are not registered.
+
+        Raises:
+            ValueError: for arguments that are missing, unknown or refused.
+        """
+        return _made(cls, config, (custom_objects or {}).get)
 
 
-def from_config(config: dict[str, Any]) -> Any:
-    """Rebuild what `get_config` described.
+def serialize(value: Any) -> dict[str, Any]:
+    """Return a JSON-serialisable dict from which `from_config` makes an equal object."""
+    return {"class_name": type(value).__name__, "config": value.get_config()}
+
+
+def from_config(config: dict[str, Any], lookup: Lookup | None = None) -> Any:
+    """Rebuild what `serialize` described.
+
+    Args:
+        config: A dict with `class_name` and `config`.
+        lookup: Returns a class for a name that is not registered, or `None`.
 
     Raises:
-        ValueError: when the class is unknown.
+        ValueError: when the class is unknown, or the config is not one of it.
     """
-    name = config.get("class_name")
-    if name not in _REGISTRY:
+    if not isinstance(config, dict) or not {"class_name", "config"} <= set(config):
         raise ValueError(
-            f"`class_name` must be one of {sorted(_REGISTRY)}. Received: class_name={name!r}"
+            f"a config must be a dict with 'class_name' and 'config'. Received: {config!r}"
         )
-    return _REGISTRY[name](**{k: _decode(v) for k, v in config["config"].items()})
+    name = config["class_name"]
+    found = _REGISTRY.get(name) or (lookup(name) if lookup else None)
+    if found is None:
+        raise ValueError(
+            f"`class_name` must be one of {sorted(_REGISTRY)}; classes of your own are known once "
+            "they are decorated with tf_redsync.methods.register, or named in custom_objects. "
+            f"Received: class_name={name!r}"
+        )
+    return _made(found, config["config"], lookup)
+
+
+def _made(cls: type, config: Any, lookup: Lookup | None) -> Any:
+    if not isinstance(config, dict):
+        raise ValueError(
+            f"the config of {cls.__name__} must be a dict. Received: config={config!r}"
+        )
+    fields = [f for f in dataclasses.fields(cls) if f.init]
+    unknown = sorted(set(config) - {f.name for f in fields})
+    missing = [f.name for f in required(cls) if f.name not in config]
+    if unknown or missing:
+        raise ValueError(
+            f"the config of {cls.__name__} lacks {missing or 'nothing'} and has unknown arguments: "
+            f"{unknown or 'none'}. Received: config={config!r}"
+        )
+    return cls(**{k: _decode(v, lookup) for k, v in config.items()})
+
+
+def required(cls: type) -> list[dataclasses.Field]:
+    """Return the fields of a dataclass that its constructor has no value for."""
+    missing = dataclasses.MISSING
+    return [
+        f
+        for f in dataclasses.fields(cls)
+        if f.init and f.default is missing and f.default_factory is missing
+    ]
 
 
 def _encode(value: Any) -> Any:
     if isinstance(value, Configurable):
-        return value.get_config()
+        return serialize(value)
     if isinstance(value, dict):
         return {k: _encode(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -55,9 +130,9 @@ def _encode(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _decode(value: Any) -> Any:
+def _decode(value: Any, lookup: Lookup | None) -> Any:
     if isinstance(value, dict) and "class_name" in value:
-        return from_config(value)
+        return from_config(value, lookup)
     if isinstance(value, list):
-        return tuple(_decode(v) for v in value)
+        return tuple(_decode(v, lookup) for v in value)
     return value

@@ -156,7 +156,7 @@ class Undecided(Protocol):
         """All methods that may be chosen."""
 
     def get_config(self) -> dict[str, Any]:
-        """Return a JSON-serialisable dict."""
+        """Return the arguments of its constructor."""
 
     def settle(
         self, specs: Sequence[TensorSpec], strategy: Any, network: Any, bucket_bytes: int

@@ -301,7 +301,7 @@ def test_a_sum_that_overflows_is_not_finite(name):
 @every_method
 def test_config_round_trip(name):
     method = TABLE[name].method
-    again = rs.methods.from_config(json.loads(json.dumps(method.get_config())))
+    again = rs.methods.from_config(json.loads(json.dumps(rs.methods.serialize(method))))
     assert again == method and type(again) is type(method) and hash(again) == hash(method)
     assert again.get_config() == method.get_config()
 

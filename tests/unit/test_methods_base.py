@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_redsync as rs
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.loopback import run_step
-from tf_redsync.methods import base, from_config
+from tf_redsync.methods import base, from_config, serialize
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def test_numpy_hyper_parameters_can_be_written_as_json():
         dense_below=np.int64(10),
         warm_up=rs.DenseWarmUp(np.int32(3)),
     )
-    assert from_config(json.loads(json.dumps(method.get_config()))) == method
+    assert from_config(json.loads(json.dumps(serialize(method)))) == method
 
 
 def test_streams_differ_by_seed_step_and_position():

@@ -8,7 +8,7 @@ import pytest
 import tf_redsync as rs
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.explanation import Explanation, Row, dense_bytes
-from tf_redsync.methods import from_config
+from tf_redsync.methods import from_config, serialize
 
 SPECS = [
     TensorSpec("embedding/table", (1000, 64), position=0),
@@ -117,7 +117,7 @@ def test_config_round_trip():
         rules=(rs.Rule(pattern="a|b", method=rs.Dense()),),
         output_layer="head",
     )
-    assert from_config(json.loads(json.dumps(policy.get_config()))) == policy
+    assert from_config(json.loads(json.dumps(serialize(policy)))) == policy
 
 
 @pytest.mark.parametrize(

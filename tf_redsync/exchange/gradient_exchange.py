@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync import explanation
+from tf_redsync.config import serialize
 from tf_redsync.exchange import agreement, collectives, masks, saved_state, skips, state, workers
 from tf_redsync.exchange.layout import (
     DEFAULT_BUCKET_BYTES,
@@ -331,7 +332,7 @@ class GradientExchange(tf.Module):
         tensors = [f"{s.dtype}{list(s.shape)}" for s in self.specs]
         return json.dumps(
             {
-                "policy": self.policy.get_config(),
+                "policy": serialize(self.policy),
                 "bucket_bytes": self._bucket_bytes,
                 "two_levels": self._two_levels,
                 "max_skipped_steps": self._max_skipped,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, ClassVar
 
+from tf_redsync.config import from_config, serialize
 from tf_redsync.keras import conflicts, first_step
 from tf_redsync.keras.passing import PassingOn
 from tf_redsync.keras.seam import Seam
@@ -123,7 +124,7 @@ class Wrapper(PassingOn):
         return {
             "name": self.name,
             "inner_optimizer": self.saving.serialize_keras_object(self.inner_optimizer),
-            "method": self._seam.policy.get_config(),
+            "method": serialize(self._seam.policy),
             **self._options,
         }
 
@@ -142,4 +143,8 @@ class Wrapper(PassingOn):
                 f"Received: config with {sorted(config)}"
             )
         inner = cls.inner_from_config(config.pop("inner_optimizer"), custom_objects)
-        return cls(inner, config.pop("method"), **config)  # type: ignore[call-arg]
+        method = from_config(
+            config.pop("method"),
+            lambda name: cls.saving.get_registered_object(name, custom_objects=custom_objects),
+        )
+        return cls(inner, method, **config)  # type: ignore[call-arg]

@@ -1,6 +1,6 @@
 """The methods, one file a family, each named after its papers. `table()` lists them."""
 
-from tf_redsync.methods.base import Method, from_config
+from tf_redsync.methods.base import Method, from_config, register, serialize
 from tf_redsync.methods.catalogue import table
 from tf_redsync.methods.cd_sgd import CDSGD
 from tf_redsync.methods.coded import Coded, DeepReduce
@@ -79,5 +79,7 @@ __all__ = [
     "TwoBit",
     "Wangni",
     "from_config",
+    "register",
+    "serialize",
     "table",
 ]

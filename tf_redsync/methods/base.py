@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from tf_redsync import feedback
-from tf_redsync.config import Configurable, from_config, register, registered
+from tf_redsync.config import Configurable, from_config, register, registered, serialize
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce, Request
 from tf_redsync.methods.random_numbers import stream, uniform
@@ -23,6 +23,7 @@ __all__ = [
     "from_config",
     "register",
     "registered",
+    "serialize",
     "stream",
     "uniform",
 ]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+from tf_redsync.config import required
 from tf_redsync.methods import base
 from tf_redsync.tables import aligned
+
+_YES_NO = {True: "yes", False: "no", None: "-"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +19,7 @@ class Entry:
     paper: str
     requests: str
     bits: str
-    conserves: bool
+    conserves: bool | None  # `None`: without arguments there is no such method to ask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +31,7 @@ class Catalogue:
     def __str__(self) -> str:
         head = ("method", "paper", "requests", "bits per element", "conserves")
         lines = [head] + [
-            (e.name, e.paper, e.requests, e.bits, "yes" if e.conserves else "no")
-            for e in self.entries
+            (e.name, e.paper, e.requests, e.bits, _YES_NO[e.conserves]) for e in self.entries
         ]
         return "\n".join(aligned(lines))
 
@@ -47,5 +49,6 @@ def table() -> Catalogue:
     entries = []
     for name, cls in sorted(base.registered().items()):
         if issubclass(cls, base.Method):
-            entries.append(Entry(name, cls.paper, cls.requests, cls.bits, cls().conserves))
+            conserves = None if required(cls) else cls().conserves
+            entries.append(Entry(name, cls.paper, cls.requests, cls.bits, conserves))
     return Catalogue(tuple(entries))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_redsync.auto import Auto, wins
+from tf_redsync.config import serialize
 from tf_redsync.methods.base import Configurable, Method
 from tf_redsync.planning.prediction import Plan, Total
 from tf_redsync.policy import Policy
@@ -103,7 +104,7 @@ def as_json(plan: Plan, advice: Advice) -> dict[str, Any]:
         "bytes_per_second": line.rate,
         "latency": line.latency,
         "compute_seconds": plan.compute,
-        "method": plan.policy.get_config(),
+        "method": serialize(plan.policy),
         "layers": [
             {
                 "name": la.spec.name,

@@ -1,0 +1,110 @@
+"""Configs of methods, policies and the wrapper: Keras's conventions, errors, older files."""
+
+import dataclasses
+import json
+
+import keras
+import pytest
+
+import tf_redsync as rs
+from tf_redsync import config
+from tf_redsync.methods import from_config, register, serialize
+
+# As version 0.1.0 wrote it into a model's file.
+OLD = {
+    "class_name": "Policy",
+    "config": {
+        "default": {
+            "class_name": "TopK",
+            "config": {"density": 0.25, "dense_below": 16},
+        },
+        "rules": [
+            {
+                "class_name": "Rule",
+                "config": {
+                    "pattern": "embedding",
+                    "method": {
+                        "class_name": "Dense",
+                        "config": {"momentum": 0.0, "nesterov": False},
+                    },
+                },
+            }
+        ],
+        "output_layer": None,
+    },
+}
+
+
+@pytest.fixture
+def own_method(monkeypatch):
+    """A user's method, which needs an argument; the registry is as before afterwards."""
+    monkeypatch.setattr(config, "_REGISTRY", dict(config._REGISTRY))
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Mine(rs.Dense):
+        levels: int
+
+    return Mine
+
+
+def test_files_of_older_versions():
+    rule = rs.Rule(pattern="embedding", method=rs.Dense())
+    expected = rs.Policy(default=rs.TopK(density=0.25, dense_below=16), rules=(rule,))
+    assert from_config(json.loads(json.dumps(OLD))) == expected
+
+
+def test_conventions_of_keras():
+    method = rs.RedSync(density=0.01, warm_up=rs.DenseWarmUp(3))
+    plain = json.loads(json.dumps(method.get_config()))
+    assert plain["density"] == 0.01 and "class_name" not in plain
+    assert rs.RedSync.from_config(plain) == method
+    assert from_config(serialize(method)) == method
+
+
+def test_own_methods(own_method):
+    optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), own_method(levels=3))
+    saved = json.loads(json.dumps(optimizer.get_config()))
+    with pytest.raises(ValueError, match="'Mine'"):
+        type(optimizer).from_config(saved)
+    for made in (
+        lambda: type(optimizer).from_config(saved, custom_objects={"Mine": own_method}),
+        lambda: keras.saving.deserialize_keras_object(
+            keras.saving.serialize_keras_object(optimizer), custom_objects={"Mine": own_method}
+        ),
+    ):
+        assert made().method == own_method(levels=3)
+    register(own_method)
+    assert type(optimizer).from_config(saved).method == own_method(levels=3)
+    entry = next(e for e in rs.methods.table().entries if e.name == "Mine")
+    assert entry.conserves is None and "Mine" in str(rs.methods.table())
+
+
+def test_a_name_that_is_taken(own_method):
+    del own_method
+    ours = rs.RedSync
+    with pytest.raises(ValueError, match="RedSync.*Give yours another name"):
+        register(type("RedSync", (rs.Dense,), {"__module__": "mine"}))
+    assert config.registered()["RedSync"] is ours
+    register(ours)  # the same once more, as a notebook's cell
+
+
+@pytest.mark.parametrize(
+    ("broken", "what"),
+    [
+        ({"class_name": "TopK"}, "'class_name' and 'config'"),
+        ({"class_name": "Rule", "config": {"pattern": "x"}}, "Rule lacks.*method"),
+        ({"class_name": "TopK", "config": {"nope": 1}}, "unknown arguments.*nope"),
+        ({"class_name": "TopK", "config": None}, "must be a dict"),
+    ],
+)
+def test_broken_configs(broken, what):
+    with pytest.raises(ValueError, match=what):
+        from_config(broken)
+
+
+def test_broken_config_of_a_wrapper():
+    optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.Dense())
+    saved = optimizer.get_config()
+    for key in ("inner_optimizer", "method"):
+        with pytest.raises(ValueError, match=key):
+            type(optimizer).from_config({k: v for k, v in saved.items() if k != key})
