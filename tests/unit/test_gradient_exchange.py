@@ -1,5 +1,6 @@
 """GradientExchange on replicas of one process: gradients in, totals and state out."""
 
+import contextlib
 import warnings
 
 import numpy as np
@@ -8,6 +9,7 @@ import tensorflow as tf
 
 import tf_redsync as rs
 from tests.oracle import redsync as oracle
+from tf_redsync.exchange import agreement
 from tf_redsync.exchange.gradient_exchange import GradientExchange
 
 SHAPES = {"embedding": (40, 5), "kernel": (30, 20), "bias": (20,), "scale": (), "out": (20, 11)}
@@ -350,6 +352,30 @@ def test_state_of_another_model(mirrored):
     other = build(mirrored(2), rs.Dense())
     with pytest.raises(ValueError, match="another model or method.*Expected.*Received"):
         other.restore_total_state(saved)
+
+
+@pytest.mark.parametrize("method", [rs.RedSync(dense_below=0), rs.LocalSGD(steps=2)])
+def test_the_state_is_agreed_on_in_one_round(mirrored, monkeypatch, method):
+    """Our strategy has a round for each variable that no other one covers."""
+    rounds, created = [], []
+
+    @contextlib.contextmanager
+    def agreed(strategy, what):
+        rounds.append(what)
+        yield
+        rounds.append("end")
+
+    def create(next_creator, **kwargs):
+        created.append(len(rounds))
+        return next_creator(**kwargs)
+
+    monkeypatch.setattr(agreement, "agreed", agreed)
+    with tf.variable_creator_scope(create):
+        GradientExchange(rs.Policy(default=method)).build(
+            [tf.Variable(tf.zeros([30, 40]), name="w")]
+        )
+    assert created[0] == 0 and set(created[1:]) == {1} and len(created) > 5
+    assert rounds == ["create the state of the exchange", "end"]
 
 
 def test_state_of_an_earlier_version(mirrored):

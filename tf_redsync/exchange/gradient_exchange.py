@@ -14,6 +14,7 @@ from tf_redsync.exchange import agreement, collectives, masks, saved_state, skip
 from tf_redsync.exchange.layout import (
     DEFAULT_BUCKET_BYTES,
     GRADIENT_DTYPES,
+    Bucket,
     make_buckets,
     tensor_spec,
 )
@@ -98,6 +99,13 @@ class GradientExchange(tf.Module):
             and all(s.dtype == "float32" for s in self.specs)
             and not any(a.method.local_steps for a in self.assignments),
         )
+        with agreement.agreed(strategy, "create the state of the exchange"):  # of all its variables
+            self._create_state(buckets, variables if weights is None else weights)
+        workers.warn_if_alone(strategy, self.workers, self._two_levels)
+        self.built = True
+
+    def _create_state(self, buckets: Sequence[Bucket], weights: Sequence[Any]) -> None:
+        """Create all variables; which ones they are follows from what the workers agreed on."""
         trial_steps = self.settled.trial_steps if self.network.in_branches else 0
         create = self._worker.variable
         self.program = for_buckets(buckets, self.workers, trial_steps, create)
@@ -110,10 +118,8 @@ class GradientExchange(tf.Module):
         ]
         self.consensus: state.Consensus | None = None
         if self.program.own_weights:
-            collectives.check_one_replica(strategy, self.network)
-            self.consensus = state.Consensus(variables if weights is None else weights)
-        workers.warn_if_alone(strategy, self.workers, self._two_levels)
-        self.built = True
+            collectives.check_one_replica(self.strategy, self.network)
+            self.consensus = state.Consensus(weights)
 
     def __call__(
         self, grads: Sequence[tf.Tensor | tf.IndexedSlices], positions: Sequence[int]
