@@ -14,7 +14,6 @@ from tf_redsync.exchange import agreement, collectives, masks, saved_state, skip
 from tf_redsync.exchange.layout import (
     DEFAULT_BUCKET_BYTES,
     GRADIENT_DTYPES,
-    Bucket,
     make_buckets,
     tensor_spec,
 )
@@ -85,8 +84,7 @@ class GradientExchange(tf.Module):
         self.strategy = strategy = tf.distribute.get_strategy()
         collectives.check_supported(strategy)
         self._worker = workers.this_worker(strategy, self._two_levels, self._direct)
-        self.network = self._worker.network
-        self.workers = self.network.workers
+        self.network, self.workers = self._worker.network, self._worker.network.workers
         self.specs = tuple(tensor_spec(v, i) for i, v in enumerate(variables))
         agreement.agree(strategy, self._describe(described))
         self.settled = self.policy.settle(self.specs, strategy, self.network, self._bucket_bytes)
@@ -104,7 +102,7 @@ class GradientExchange(tf.Module):
         workers.warn_if_alone(strategy, self.workers, self._two_levels)
         self.built = True
 
-    def _create_state(self, buckets: Sequence[Bucket], weights: Sequence[Any]) -> None:
+    def _create_state(self, buckets: Sequence[Any], weights: Sequence[Any]) -> None:
         """Create all variables; which ones they are follows from what the workers agreed on."""
         trial_steps = self.settled.trial_steps if self.network.in_branches else 0
         create = self._worker.variable
@@ -301,8 +299,6 @@ class GradientExchange(tf.Module):
 
     def bytes_per_step(self) -> float:
         """Bytes that this worker sends in a step after warm-up, by the costs of ring collectives.
-
-        Counted from the requests of a dry run that is traced and never executed.
 
         Raises:
             RuntimeError: before `build`.
