@@ -145,8 +145,8 @@ def test_warm_ups_of_different_lengths():
         # After the warm-up, and at the last density of a ramp.
         ((rs.RedSync(density=0.01, warm_up=rs.DenseWarmUp(9)),), 2, 4 * (2 + 12)),
         ((rs.RedSync(density=0.01, warm_up=rs.ExponentialWarmUp(9)),), 2, 4 * (2 + 12)),
-        # Threshold: room for half as many again. Quantised: one mean in place of the values.
-        ((rs.RedSync(density=0.01, selection="threshold"),), 2, 4 * (2 + 18)),
+        # A threshold finds no more than k. Quantised: one mean in place of the values.
+        ((rs.RedSync(density=0.01, selection="threshold"),), 2, 4 * (2 + 12)),
         ((rs.RedSync(density=0.01, quantized=True),), 2, 4 * (3 + 6)),
     ],
 )
