@@ -163,12 +163,12 @@ def stop_one():
 def test_a_stopped_worker_is_named():
     started = time.monotonic()
     with pytest.raises(AssertionError) as error:
-        fail_workers(stop_one, workers=3, timeout=150, grace=20)  # ends the stopped one by SIGKILL
+        fail_workers(stop_one, workers=3, timeout=150, grace=10)  # ends the stopped one by SIGKILL
     assert time.monotonic() - started < 145
     texts = str(error.value).split("--- worker ")[1:]
     for rank, text in enumerate(texts[:2]):
         assert text.startswith(f"{rank}, exit code 1")
         assert "worker 2 does not answer" in text, text
-        assert re.search(r"worker 2 is at step 6, after: .*; last heard of \d+ s ago", text)
+        assert re.search(r"worker 2 is at step [0-6], after: .*; last heard of 1\d s ago", text)
         assert "worker 0 is at step 7" in text and "worker 1 is at step 7" in text
     assert texts[2].startswith("2, exit code -9")

@@ -270,8 +270,8 @@ def check_one_replica(strategy: tf.distribute.Strategy, network) -> None:
 
 
 def counts_steps(strategy: tf.distribute.Strategy) -> bool:
-    """Whether the strategy is ours, which counts every step that is run."""
-    return hasattr(strategy, "statistics_due")
+    """Whether the strategy is ours, which counts every step that is run; also while it is made."""
+    return hasattr(strategy, "average_statistics")
 
 
 def average_statistics_when(strategy: tf.distribute.Strategy, due) -> None:
