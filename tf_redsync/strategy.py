@@ -2,7 +2,8 @@
 
 What the subclass adds to TensorFlow's strategy:
 
-* `reduce` accepts structures and scalars as Keras 3 passes them, without which `model.fit` fails;
+* `reduce` accepts structures and scalars as Keras 3 passes them, without which `model.fit` fails,
+  and numbers of every dtype; `gather` concatenates by rank, strings too;
 * BatchNormalization's moving statistics, which every worker updates from its own batches, are
   averaged over the workers after every step that changed them, in one small collective;
 * workers that build different models get one message with both shapes instead of a deadlock;
@@ -22,12 +23,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_redsync.exchange import agreement, collectives, coordination, watchdog
-from tf_redsync.keras import fit_hook, statistics
+from tf_redsync.exchange import agreement, collectives, coordination, dtypes, groups, watchdog
+from tf_redsync.keras import first_batch, fit_hook, statistics
 
 _TOP_LEVEL_KEYS = ("cluster", "task", "environment", "rpc_layer", "job")
 _TASK_TYPES = ("chief", "worker", "evaluator", "ps")
 fit_hook.install(keras.callbacks)
+first_batch.install(keras.Model)
 
 
 class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
@@ -82,33 +84,49 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self.checks: dict[Any, Callable[[], None]] = {}
         # When to average them, from the exchange of the step that is traced; None: in every step.
         self.statistics_due: Callable[[], tf.Tensor] | None = None
+        self.reduces_locally = False  # see `first_batch.py`
+        groups.gather_by_rank(self)
 
     def reduce(self, reduce_op, value, axis):
         """Reduce `value` over replicas; also structures, and scalars with `axis=0`.
 
         Args:
             reduce_op: `"SUM"`, `"MEAN"` or a `tf.distribute.ReduceOp`.
-            value: A tensor, a per-replica value, or a structure of them.
+            value: A tensor, a per-replica value, or a structure of them. The mean of integers,
+                which may be of any size, is float64.
             axis: Axis to reduce within each replica, or `None`. Scalars have none.
 
-        Returns:
-            The reduced structure.
+        Raises:
+            TypeError: for what has no sum: strings, bools, ragged and sparse tensors.
+            tf.errors.InvalidArgumentError: for a sum of integers that its dtype does not hold.
         """
-        self._agree_on("reduce", value, f"by {getattr(reduce_op, 'name', reduce_op)}")
 
         def reduce_one(one):
             parts = self.experimental_local_results(one)
+            if self.reduces_locally or one is None:
+                return parts[0]
             scalar = all(getattr(p, "shape", None) is not None and p.shape.rank == 0 for p in parts)
-            return super(MultiWorkerMirroredStrategy, self).reduce(
-                reduce_op, one, None if scalar else axis
+            along = None if scalar else axis
+            reduce = super(MultiWorkerMirroredStrategy, self).reduce
+            if self.num_replicas_in_sync == 1:
+                return reduce(reduce_op, one, along)
+            return dtypes.summed(
+                lambda v: reduce(reduce_op, v, along), self._on_replicas, one, parts[0]
             )
 
+        if not self.reduces_locally:
+            self._agree_on("reduce", value, f"by {getattr(reduce_op, 'name', reduce_op)}")
         return tf.nest.map_structure(reduce_one, value)
 
     def gather(self, value, axis):
-        """Gather `value` of all replicas along `axis`; see TensorFlow."""
+        """Concatenate `value` of all replicas, by rank, along `axis`; strings and bools too."""
         self._agree_on("gather", value, f"along axis {axis}")
-        return super().gather(value, axis)
+        gather, part = super().gather, self.experimental_local_results(value)[0]
+        return dtypes.gathered(lambda v: gather(v, axis), self._on_replicas, value, part)
+
+    def _on_replicas(self, function, value):
+        function = tf.autograph.experimental.do_not_convert(function)
+        return super().run(function, args=(value,))
 
     def _agree_on(self, what, value, how) -> None:
         """Before a collective outside of any function: all workers are to do the same."""

@@ -10,18 +10,23 @@
         np.testing.assert_array_equal(a["weights"], b["weights"])
 
 A script or a source text instead ends with `save(...)` from this module. Every run ends: by itself,
-or by SIGKILL after `timeout` seconds.
+or by SIGKILL after `timeout` seconds. Many workers are started by `fork_workers`.
 """
 
+import functools
 import importlib.util
 import json
 import os
+import signal
 import sys
 import tempfile
+import time
+import traceback
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT_VARIABLE = "TF_REDSYNC_TEST_RESULT"
+CLUSTER_VARIABLE = "TF_REDSYNC_TEST_CLUSTER"  # of `fork_workers`
 TAIL_LINES = 60
 ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
@@ -73,6 +78,34 @@ def fail_workers(program, workers=2, args=(), env=None, timeout=120, grace=10):
     if any(worker.returncode == 0 or worker.killed for worker in job.workers):
         raise AssertionError("Every worker had to fail of itself.\n" + _report(job, []))
     return [worker.output for worker in job.workers]
+
+
+def fork_workers(program, workers, chief=False, args=(), timeout=120):
+    """Runs `program` on workers that are forks of one process, which has imported TensorFlow.
+
+    Imports are most of a short program's time, and so are done once and not by every worker.
+
+    Args:
+      program: a function at module level of its file, as for `run_workers`.
+      workers: number of processes.
+      chief: whether the first one is the task "chief" and the others are "worker".
+      args: arguments, equal for all workers.
+      timeout: seconds until the workers are ended.
+
+    Returns:
+      One dict per worker, in the order of their ranks.
+
+    Raises:
+      AssertionError: as `run_workers`.
+    """
+    env = {CLUSTER_VARIABLE: json.dumps(_cluster(workers, chief))}
+    with tempfile.TemporaryDirectory() as folder:
+        job = _launch(program, 1, args, env, timeout, 10, Path(folder))
+        saved = [Path(folder) / f"result_0_{i}" for i in range(workers)]
+        missing = [i for i, path in enumerate(saved) if not path.exists()]
+        if job.exit_code or missing:
+            raise AssertionError(_report(job, missing))
+        return [_load(path) for path in saved]
 
 
 def save(**values):
@@ -139,7 +172,55 @@ def _work(file, name, args):
     spec = importlib.util.spec_from_file_location("distributed_test", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    save(**(getattr(module, name)(*json.loads(args)) or {}))
+    work = getattr(module, name)
+    if CLUSTER_VARIABLE in os.environ:
+        _fork(json.loads(os.environ.pop(CLUSTER_VARIABLE)))
+    save(**(work(*json.loads(args)) or {}))
+
+
+def _cluster(workers, chief):
+    """The cluster of TF_CONFIG: free ports, whose order says nothing of that of the tasks."""
+    from tf_redsync import launch
+
+    addresses = [f"127.0.0.1:{port}" for port in launch.free_ports(workers)]
+    return {"chief": addresses[:1], "worker": addresses[1:]} if chief else {"worker": addresses}
+
+
+def _fork(cluster):
+    """Goes on as each of the cluster's workers; this process itself waits and ends."""
+    import tf_redsync  # noqa: F401 - what takes so long
+    from tf_redsync import processes
+
+    parent = os.getpid()
+    tasks = [(kind, i) for kind, addresses in cluster.items() for i in range(len(addresses))]
+    alive = set()
+    for rank, (kind, index) in enumerate(tasks):
+        child = os.fork()
+        if child == 0:
+            processes._die_with(parent)
+            task = {"type": kind, "index": index}
+            os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
+            os.environ[RESULT_VARIABLE] += f"_{rank}"
+            sys.excepthook = functools.partial(_report_of_fork, rank)
+            return
+        alive.add(child)
+    deadline = None
+    failed = 0
+    while alive and (deadline is None or time.monotonic() < deadline):
+        child, status = os.waitpid(-1, os.WNOHANG)
+        if child == 0:
+            time.sleep(0.05)
+            continue
+        alive.remove(child)
+        if status and not failed:
+            failed, deadline = 1, time.monotonic() + 10
+    for child in alive:
+        os.kill(child, signal.SIGKILL)
+    os._exit(failed)
+
+
+def _report_of_fork(rank, *error):
+    sys.stderr.write(f"[worker {rank}] " + "".join(traceback.format_exception(*error)))
 
 
 if __name__ == "__main__":

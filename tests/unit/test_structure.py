@@ -13,6 +13,7 @@ import tensorflow as tf
 import tf_keras
 from tensorflow.python.checkpoint import tensor_callable
 from tensorflow.python.distribute import cross_device_ops, cross_device_utils
+from tensorflow.python.eager import context
 
 import tf_redsync as rs
 
@@ -175,8 +176,11 @@ def test_private_names_of_tf_keras_exist():
 
 def test_private_names_of_tensorflow_exist():
     launcher = cross_device_utils.CollectiveReplicaLauncher
-    for name in ("_next_instance_key", "_get_ordering_token", "batch_all_reduce"):
+    for name in ("_next_instance_key", "_get_ordering_token", "batch_all_reduce", "_all_gather"):
         assert callable(getattr(launcher, name))
+    assert hasattr(context.context(), "_collective_ops_server_def")
+    # Replaced on instances: whatever gathers has to look it up there.
+    assert inspect.getsource(launcher.all_gather).count("self._all_gather(") == 2
     source = inspect.getsource(launcher.__init__)
     names = ("_group_key", "_group_size", "_device", "_options", "_collective_keys")
     for name in (*names, "_ordering_token"):
@@ -187,7 +191,13 @@ def test_private_names_of_tensorflow_exist():
     assert "self._launchers" in inspect.getsource(cross_device_ops.CollectiveAllReduce)
     strategy = tf.distribute.MultiWorkerMirroredStrategy
     extended = inspect.getsource(inspect.getmodule(strategy))
-    for name in ("_cross_device_ops", "_host_cross_device_ops", "_num_workers", "_id_in_cluster"):
+    for name in (
+        "_cross_device_ops",
+        "_host_cross_device_ops",
+        "_num_workers",
+        "_id_in_cluster",
+        "_cluster_spec",
+    ):
         assert f"self.{name} =" in extended
     # What `exchange/state.py:HostVariable` overrides, and the name of what they give and take.
     saved = tf.Variable(1.0)._serialize_to_tensors()

@@ -126,6 +126,8 @@ class DirectCollectives(PublicCollectives):
         super().__init__(workers)
         self._cross_device_ops = strategy.extended._cross_device_ops
         self._own_rank = worker_rank(strategy)
+        self._tasks = groups.task_names(strategy)
+        self._order = groups.Order(self._tasks)
         self._pairs: dict[int, Any] = {}  # launchers, by the distance of the partner
         self._tokens: list[tf.Variable] = []  # see `_own_token`
         self._calls = itertools.count()
@@ -133,11 +135,13 @@ class DirectCollectives(PublicCollectives):
     def all_gather(self, message: tf.Tensor) -> tf.Tensor:
         """Gather `[words]` from every worker into `[workers, words]`, one collective."""
         gathered = self._launch(_collective_ops.all_gather_v2, message[tf.newaxis])
-        return tf.ensure_shape(gathered, [self.workers, message.shape[0]])
+        rows = tf.ensure_shape(gathered, [self.workers, message.shape[0]])
+        return self._order.by_rank(rows)
 
     def all_to_all(self, messages: tf.Tensor) -> tf.Tensor:
         """Send row r of `[workers, words]` to worker r, one collective."""
-        return self._launch(_collective_ops.all_to_all_v2, messages)
+        sent = self._order.for_tensorflow(messages)
+        return self._order.by_rank(self._launch(_collective_ops.all_to_all_v2, sent))
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sum every tensor over the workers, packed into one collective."""
@@ -151,7 +155,9 @@ class DirectCollectives(PublicCollectives):
             self._pairs[distance] = groups.of_pair(self._launcher(), self._own_rank, distance)
         collective, pair = _collective_ops.all_gather_v2, self._pairs[distance]
         gathered = self._launch(collective, message[tf.newaxis], pair)
-        return tf.ensure_shape(gathered, [2, message.shape[0]])
+        lower = self._own_rank & ~distance
+        order = groups.Order([self._tasks[lower], self._tasks[lower + distance]])
+        return order.by_rank(tf.ensure_shape(gathered, [2, message.shape[0]]))
 
     def _launcher(self):
         return self._cross_device_ops._launchers[0]  # one replica a process, see `has_launchers`
@@ -217,6 +223,7 @@ def for_strategy(strategy: tf.distribute.Strategy, direct: bool = True):
         return Alone()
     if direct and has_launchers(strategy):
         return DirectCollectives(workers, strategy)
+    groups.gather_by_rank(strategy)
     return PublicCollectives(workers)
 
 

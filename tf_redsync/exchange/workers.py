@@ -7,13 +7,15 @@ a host; the totals go back to all of its replicas.
 
 from __future__ import annotations
 
+import json
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync.exchange import collectives, state, watchdog
+from tf_redsync.exchange import collectives, groups, state, watchdog
 from tf_redsync.exchange.driver import Network
 
 
@@ -115,6 +117,61 @@ def enter_step(strategy: tf.distribute.Strategy) -> None:
     """Count a step for the watchdog, if the strategy is not ours, which does so itself."""
     if not collectives.counts_steps(strategy):
         watchdog.enter_step()
+
+
+def check_together(strategy: tf.distribute.Strategy) -> None:
+    """Check that the workers that TF_CONFIG names train together.
+
+    Args:
+        strategy: The strategy in whose scope the optimizer is built, or TensorFlow's default.
+
+    Raises:
+        ValueError: where this is one of several workers, but trains by itself.
+    """
+    named = _workers_in_tf_config()
+    if named > 1 and collectives.worker_count(strategy) == 1:
+        raise ValueError(
+            f"TF_CONFIG names {named} workers, but this one would train by itself: "
+            + (
+                "a MultiWorkerMirroredStrategy exists, but the optimizer was not built in its "
+                "scope. Build and compile the model inside of `with strategy.scope():`, whatever "
+                "data `fit` gets, and build an optimizer of a custom loop there."
+                if groups.in_cluster()
+                else "there is no MultiWorkerMirroredStrategy. Create one at the start of the "
+                "program, `strategy = tf_redsync.MultiWorkerMirroredStrategy()`, and build and "
+                "compile the model inside of `with strategy.scope():`."
+            )
+            + f" To train alone, unset TF_CONFIG. Received: strategy={type(strategy).__name__}."
+        )
+
+
+def check_in_scope(variables: Sequence[tf.Variable]) -> None:
+    """Check that variables were made in the scope of the strategy, if it has several replicas.
+
+    Raises:
+        ValueError: for variables that were made before, or outside.
+    """
+    strategy = tf.distribute.get_strategy()
+    outside = [v.name for v in variables if not isinstance(v, tf.distribute.DistributedValues)]
+    if strategy.num_replicas_in_sync > 1 and outside:
+        raise ValueError(
+            f"the variables {', '.join(outside[:3])} were not made in the strategy's scope, so "
+            f"every replica would train its own copy. Received: {len(outside)} such variables of "
+            f"{len(variables)} under {type(strategy).__name__}. Build the model, too, inside of "
+            "`with strategy.scope():`."
+        )
+
+
+def _workers_in_tf_config() -> int:
+    """How many workers TF_CONFIG names, if this process is one of them and there are no others."""
+    try:
+        config = json.loads(os.environ.get("TF_CONFIG") or "{}")
+        cluster, task = config["cluster"], config["task"]["type"]
+        if "ps" in cluster or task not in ("chief", "worker"):
+            return 0
+        return sum(len(cluster.get(job, ())) for job in ("chief", "worker"))
+    except (ValueError, KeyError, TypeError):  # whoever uses it says what is wrong with it
+        return 0
 
 
 def warn_if_alone(strategy: tf.distribute.Strategy, workers: int, two_levels: bool | None) -> None:

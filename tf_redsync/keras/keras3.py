@@ -61,6 +61,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         """
         if self.built or not variables:  # Keras's `.h5` loader builds optimizers with nothing
             return
+        self._seam.check_scope(variables)
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(variables)
         self._seam.build(

@@ -55,6 +55,7 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
 
     def build(self, var_list) -> None:
         """Create the inner optimizer's variables and the exchange's state."""
+        self._seam.check_scope(var_list)
         self.inner_optimizer._create_all_weights(var_list)
         self._built_for = tuple(var_list)
         self._seam.build(var_list)

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.auto import Auto
-from tf_redsync.exchange import masks, strategy_hooks
+from tf_redsync.exchange import masks, strategy_hooks, workers
 from tf_redsync.exchange.drift import DEFAULT_EVERY, Drift
 from tf_redsync.exchange.gradient_exchange import GradientExchange
 from tf_redsync.exchange.skips import agree_on_finite
@@ -96,6 +96,15 @@ class Seam:
             yield
         finally:
             self._entered -= 1
+
+    def check_scope(self, variables: Sequence[Any]) -> None:
+        """Check, before the first variable is made, that the workers train together.
+
+        Raises:
+            ValueError: outside of the strategy's scope.
+        """
+        workers.check_together(tf.distribute.get_strategy())
+        workers.check_in_scope([slots.tf_variable(v) for v in variables])
 
     def build(self, variables: Sequence[Any], sparse_totals: bool = False) -> None:
         """Create the state for `variables`; see `GradientExchange.build`."""

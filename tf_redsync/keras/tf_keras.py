@@ -44,6 +44,7 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
 
     def build(self, var_list) -> None:
         """Create the inner optimizer's variables and the exchange's state."""
+        self._seam.check_scope(var_list)
         self.inner_optimizer.build(var_list)
         self._seam.build(var_list)
 

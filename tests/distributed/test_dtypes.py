@@ -1,0 +1,264 @@
+"""Batches of every dtype and kind under Keras, and reductions of users themselves."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.distributed.cluster import run_workers
+
+INTEGERS = ("uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+LABELS = (*INTEGERS, "bool", "float16", "float64")
+WORDS = [b"red", b"", b"green", b"ultramarine"]
+ROWS, BATCH = 11, 4  # the last batch has 2 rows for one worker and 1 for the other
+
+
+def all_batches():
+    """What became of every kind of batch and every reduction, under Keras 3 and tf_keras."""
+    import os
+
+    import keras
+    import tensorflow as tf
+
+    import tf_redsync as rs
+
+    strategy = rs.MultiWorkerMirroredStrategy()
+    found = {}
+    for name, (model, x, y) in cases(keras, strategy).items():
+        with strategy.scope():
+            optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.TopK(density=0.5))
+            metrics = None if isinstance(y, dict) else ["mae"]
+            model.compile(optimizer=optimizer, loss="mse", metrics=metrics)
+        inputs = tf.data.Dataset.from_tensor_slices(x)
+        both = tf.data.Dataset.zip((inputs, tf.data.Dataset.from_tensor_slices(y)))
+        fitted = model.fit(both.batch(BATCH), epochs=2, verbose=0).history["loss"]
+        evaluated = model.evaluate(both.batch(BATCH), verbose=0)
+        # The first batch is not the same on both workers either: 2 rows, and 1.
+        model.evaluate(both.take(3).batch(BATCH), verbose=0)
+        predicted = model.predict(inputs.batch(BATCH), verbose=0)
+        found[f"{name}/loss"] = fitted
+        found[f"{name}/evaluated"] = evaluated
+        for key, value in (predicted if isinstance(predicted, dict) else {"": predicted}).items():
+            found[f"{name}/predicted/{key}"] = np.asarray(value)
+    found |= outputs(keras, strategy) | reductions(strategy)
+    found["forgotten"] = json.dumps(forgotten_scopes(strategy))
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    import tf_keras
+
+    with strategy.scope():
+        model = tf_keras.Sequential([tf_keras.layers.Dense(1)])
+        model.compile(rs.DistributedOptimizer(tf_keras.optimizers.SGD(0.1), rs.Dense()), "mse")
+    data = tf.data.Dataset.from_tensor_slices((numbers(), numbers(1)[:, 0].astype("uint8")))
+    found["tf_keras/loss"] = model.fit(data.batch(BATCH), verbose=0).history["loss"]
+    found["tf_keras/predicted/"] = model.predict(data.batch(BATCH), verbose=0)
+    return found
+
+
+def numbers(seed=0):
+    """`[rows, 3]` numbers from 0 to 2."""
+    return np.random.RandomState(seed).randint(0, 3, (ROWS, 3))
+
+
+def cases(keras, strategy):
+    """By name: a model, its inputs and its labels."""
+    import tensorflow as tf
+
+    layers = keras.layers
+    keras.utils.set_random_seed(3)
+    one = numbers(1)[:, :1]
+
+    class OfRagged(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.dense = layers.Embedding(3, 4), layers.Dense(1)
+
+        def call(self, x):
+            x = x.to_tensor() if isinstance(x, tf.RaggedTensor) else x
+            return self.dense(tf.reduce_mean(self.embedding(x), axis=1))
+
+    with strategy.scope():
+        inputs = layers.Input((3,), dtype="uint8")
+        hidden = layers.Dense(4)(layers.Rescaling(0.5)(inputs))
+        labels = keras.Model(inputs, {name: layers.Dense(1)(hidden) for name in LABELS})
+        lookup = layers.StringLookup(vocabulary=["red", "green"])
+        strings = keras.Sequential(
+            [layers.Input((1,), dtype="string"), lookup, layers.Embedding(3, 4)]
+            + [layers.Flatten(), layers.Dense(1)]
+        )
+        sparse = keras.Sequential([layers.Input((3,), sparse=True), layers.Dense(1)])
+        a, b = layers.Input((3,), dtype="int16", name="a"), layers.Input((3,), name="b")
+        nested = keras.Model({"a": a, "b": b}, layers.Dense(1)(layers.Concatenate()([a, b])))
+        unbuilt = keras.Sequential([layers.Dense(2), layers.Dense(1)])
+        ragged = OfRagged()
+    words = np.array([[WORDS[i % 4]] for i in range(ROWS)])
+    lengths = 1 + np.arange(ROWS) % 3
+    rows = tf.RaggedTensor.from_row_lengths(numbers(2).ravel()[: lengths.sum()], lengths)
+    return {
+        "labels": (labels, numbers().astype("uint8"), {n: one.astype(n) for n in LABELS}),
+        "strings": (strings, words, one.astype("uint8")),
+        "ragged": (ragged, rows, one.astype("int8")),
+        "sparse": (sparse, tf.sparse.from_dense(numbers().astype("float32")), one.astype("bool")),
+        "nested": (nested, {"a": numbers().astype("int16"), "b": numbers(4)}, one.astype("uint16")),
+        "unbuilt": (unbuilt, numbers().astype("float32"), one[:, 0].astype("uint8")),
+    }
+
+
+def outputs(keras, strategy):
+    """`predict` of models whose outputs have other dtypes."""
+    import tensorflow as tf
+
+    class Outputs(keras.Model):
+        def call(self, x):
+            found = {n: tf.cast(x[:, 0], n) for n in (*LABELS, "bfloat16")}
+            return {**found, "string": tf.gather(tf.constant(WORDS), x[:, 0])}
+
+    with strategy.scope():
+        model = Outputs()
+    data = tf.data.Dataset.from_tensor_slices(numbers().astype("int32")).batch(BATCH)
+    predicted = model.predict(data, verbose=0)
+    assert predicted["bool"].dtype == bool and predicted["uint16"].dtype == "uint16"
+    return {f"outputs/{n}": v.astype("S" if n == "string" else "f8") for n, v in predicted.items()}
+
+
+def reductions(strategy):
+    """A user's own reductions: `[sum, mean]`, and what is refused."""
+    import tensorflow as tf
+
+    def of(values):
+        return strategy.experimental_distribute_values_from_function(
+            lambda context: values[context.replica_id_in_sync_group]
+        )
+
+    found, errors = {}, {}
+    for name in LABELS:
+        value = of([tf.cast([3, 1], name), tf.cast([4, 0], name)])
+        for op in ("SUM", "MEAN"):
+            try:
+
+                @tf.function(autograph=False)
+                def traced(op=op, value=value):
+                    return strategy.reduce(op, strategy.run(tf.identity, (value,)), axis=None)
+
+                result = traced()
+                eager = strategy.reduce(op, {"a": [value]}, axis=None)["a"][0]
+                assert result.dtype == eager.dtype
+                assert result.dtype.name == name or (op == "MEAN" and result.dtype == tf.float64)
+                found[f"{op}/{name}"] = np.stack([result, eager]).astype("f8")
+                along = strategy.reduce(op, value, axis=0)
+                found[f"{op}/{name}/rows"] = float(along)
+            except TypeError as error:
+                errors[f"{op}/{name}"] = str(error)
+    rows = tf.RaggedTensor.from_row_lengths([1, 2, 3], [1, 2])
+    others = {
+        "string": tf.constant(["a"]),
+        "ragged": rows,
+        "sparse": tf.sparse.from_dense([1.0, 0.0]),
+    }
+    for name, value in others.items():
+        try:
+            strategy.reduce("SUM", of([value, value]), axis=None)
+        except TypeError as error:
+            errors[name] = str(error)
+    try:
+        strategy.reduce("SUM", of([tf.constant(200, tf.uint8)] * 2), axis=None)
+    except tf.errors.InvalidArgumentError as error:
+        errors["overflow"] = str(error)
+    assert strategy.reduce("SUM", [None], axis=None) == [None]
+    return {**found, "errors": json.dumps(errors)}
+
+
+def forgotten_scopes(strategy):
+    """What is raised where a model or its optimizer is made outside of the strategy's scope."""
+    import keras
+    import tensorflow as tf
+    import tf_keras
+
+    import tf_redsync as rs
+
+    def fitted(library, inner):
+        model = library.Sequential([library.layers.Input((3,)), library.layers.Dense(1)])
+        model.compile(rs.DistributedOptimizer(inner, rs.Dense()), "mse")
+        return lambda: model.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0)
+
+    def in_scope(train):
+        with strategy.scope():
+            train()
+
+    def loop():
+        weight = tf.Variable([1.0])
+        optimizer = rs.DistributedOptimizer(tf_keras.optimizers.SGD(0.1), rs.Dense())
+        strategy.run(lambda: optimizer.apply_gradients([(tf.constant([1.0]), weight)]))
+
+    legacy = tf_keras.optimizers.legacy
+    trainings = {
+        "keras3": fitted(keras, keras.optimizers.SGD(0.1)),
+        "tf_keras": fitted(tf_keras, tf_keras.optimizers.SGD(0.1)),
+        "legacy": fitted(tf_keras, legacy.SGD(0.1)),
+        "keras3 fit in scope": lambda: in_scope(fitted(keras, keras.optimizers.SGD(0.1))),
+        "loop": loop,
+    }
+    errors = {}
+    for name, train in trainings.items():
+        try:
+            train()
+        except ValueError as error:
+            errors[name] = str(error)
+    return errors
+
+
+@pytest.fixture(scope="module")
+def found():
+    first, second = run_workers(all_batches, timeout=280)
+    assert set(first) == set(second)
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, second[name], err_msg=name)
+    return first
+
+
+@pytest.mark.parametrize("name", ["labels", "strings", "ragged", "sparse", "nested", "unbuilt"])
+def test_batches_of_every_kind(found, name):
+    loss = found[f"{name}/loss"]
+    assert np.isfinite(loss).all() and loss[1] < loss[0]
+    assert np.isfinite(found[f"{name}/evaluated"]).all()
+    predicted = [v for n, v in found.items() if n.startswith(f"{name}/predicted/")]
+    assert predicted and all(p.shape == (ROWS, 1) for p in predicted)
+
+
+def test_tf_keras(found):
+    assert np.isfinite(found["tf_keras/loss"]).all()
+    assert found["tf_keras/predicted/"].shape == (ROWS, 1)
+
+
+@pytest.mark.parametrize("name", [*LABELS, "bfloat16", "string"])
+def test_outputs_of_every_dtype(found, name):
+    column = numbers()[:, 0]
+    wanted = {"string": np.array(WORDS)[column], "bool": column > 0}.get(name, column)
+    np.testing.assert_array_equal(found[f"outputs/{name}"], wanted)
+
+
+@pytest.mark.parametrize("name", [n for n in LABELS if n != "bool"])
+def test_sums_and_means_of_numbers(found, name):
+    np.testing.assert_array_equal(found[f"SUM/{name}"], [[7, 1]] * 2)
+    np.testing.assert_array_equal(found[f"MEAN/{name}"], [[3.5, 0.5]] * 2)
+    assert (found[f"SUM/{name}/rows"], found[f"MEAN/{name}/rows"]) == (8, 2)
+
+
+def test_what_has_no_sum_is_refused(found):
+    errors = json.loads(found["errors"])
+    kinds = {"SUM/bool": "bool", "MEAN/bool": "bool", "string": "string"}
+    kinds |= {"ragged": "RaggedTensor", "sparse": "SparseTensor"}
+    assert set(errors) == {*kinds, "overflow"}
+    for name, kind in kinds.items():
+        assert "can be added up" in errors[name] and f"value of {kind}" in errors[name]
+    assert "does not fit into uint8" in errors["overflow"]
+
+
+@pytest.mark.parametrize("name", ["keras3", "tf_keras", "legacy"])
+def test_a_forgotten_scope_is_an_error(found, name):
+    error = json.loads(found["forgotten"])[name]
+    assert "TF_CONFIG names 2 workers" in error and "was not built in its scope" in error
+
+
+@pytest.mark.parametrize("name", ["keras3 fit in scope", "loop"])
+def test_variables_from_outside_of_the_scope_are_an_error(found, name):
+    assert "not made in the strategy's scope" in json.loads(found["forgotten"])[name]

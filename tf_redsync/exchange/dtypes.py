@@ -1,0 +1,94 @@
+"""Sums and gathers of dtypes that TensorFlow's collectives do not take.
+
+`CollectiveReduceV2` and `CollectiveGatherV2` know float16, float32, float64, int32 and int64, and
+the first one bfloat16. Other integers are summed in a wider one, and gathered in one that keeps
+their bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+_NATIVE = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+_WIDER = {
+    tf.uint8: tf.int64,
+    tf.int8: tf.int64,
+    tf.int16: tf.int64,
+    tf.uint16: tf.int64,
+    tf.uint32: tf.int64,
+    tf.uint64: tf.int64,  # modulo 2^64, as int64 itself
+}
+_CARRIED = {
+    **dict.fromkeys((tf.bool, tf.uint8, tf.int8, tf.int16, tf.uint16), tf.int32),
+    tf.uint32: tf.int64,
+    tf.uint64: tf.int64,
+    tf.bfloat16: tf.float32,
+}
+
+Map = Callable[[Callable[[Any], Any], Any], Any]  # calls a function on every replica
+
+
+def summed(reduce_one: Callable[[Any], Any], on_replicas: Map, value: Any, part: Any) -> Any:
+    """Return `reduce_one(value)`, by way of another dtype where it needs one.
+
+    Args:
+        reduce_one: Sums or averages over the replicas.
+        on_replicas: Calls a function with each replica's part of a value.
+        value: What all replicas have.
+        part: What the first replica of this process has.
+
+    Raises:
+        TypeError: for what has no sum: strings, bools, ragged and sparse tensors.
+        tf.errors.InvalidArgumentError: for a sum of integers that its dtype does not hold.
+    """
+    dtype = getattr(part, "dtype", None)
+    if isinstance(part, tf.IndexedSlices) or dtype in (*_NATIVE, tf.bfloat16, None):
+        return reduce_one(value)
+    if dtype not in _WIDER or not tf.is_tensor(part) or isinstance(part, _COMPOSITE):
+        kind = type(part).__name__ if isinstance(part, _COMPOSITE) else dtype.name
+        raise TypeError(
+            "`strategy.reduce` needs numbers that can be added up over the workers. Received: a "
+            f"value of {kind}. Cast it to int32 or float32, make it dense, or use `gather`."
+        )
+    wide = on_replicas(lambda v: tf.cast(v, _WIDER[dtype]), value)
+    total = reduce_one(wide)
+    return total if total.dtype.is_floating else _narrowed(total, dtype)
+
+
+_COMPOSITE = (tf.RaggedTensor, tf.SparseTensor)
+
+
+def _narrowed(total: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    if dtype != tf.uint64:
+        fits = tf.reduce_all((total >= dtype.min) & (total <= dtype.max))
+        told = f"the sum over the workers does not fit into {dtype.name}: cast to int64 before"
+        with tf.control_dependencies([tf.debugging.Assert(fits, [told])]):
+            total = tf.identity(total)
+    return tf.cast(total, dtype)
+
+
+def gathered(gather: Callable[[Any], tf.Tensor], on_replicas: Map, value: Any, part: Any) -> Any:
+    """Return `gather(value)`, by way of another dtype where it needs one; see `summed`."""
+    dtype = getattr(part, "dtype", None)
+    if dtype == tf.string and tf.is_tensor(part) and not isinstance(part, _COMPOSITE):
+        return _gathered_strings(gather, on_replicas, value)
+    if dtype not in _CARRIED:
+        return gather(value)
+    carried = on_replicas(lambda v: tf.cast(v, _CARRIED[dtype]), value)
+    return tf.cast(gather(carried), dtype)
+
+
+def _gathered_strings(gather, on_replicas, value) -> tf.Tensor:
+    """Gather lengths, then bytes, of which all strings get as many as the longest one has."""
+    lengths = gather(on_replicas(tf.strings.length, value))
+    longest = tf.maximum(tf.reduce_max(lengths), 1)
+
+    def codes(texts):
+        return tf.cast(tf.io.decode_raw(texts, tf.uint8, fixed_length=longest), tf.int32)
+
+    letters = tf.constant([bytes([i]) for i in range(256)])
+    texts = tf.strings.reduce_join(tf.gather(letters, gather(on_replicas(codes, value))), axis=-1)
+    return tf.strings.substr(texts, tf.zeros_like(lengths), lengths)

@@ -1,0 +1,42 @@
+"""Keras's look at the first batch, without the other workers.
+
+Before Keras 3 traces a step it builds model, metrics and loss from the shapes and dtypes of a
+batch, and gets one for all replicas by `strategy.reduce("MEAN", batch, axis=None)`. Most of what a
+batch may hold has no mean (strings, bools, ragged and sparse tensors), workers may have different
+numbers of rows, and nobody looks at the numbers. So each worker takes its first replica's.
+
+Names of Keras used here, besides those of `KerasTensor`: `_maybe_symbolic_build(iterator,
+data_batch)` and `_distribute_strategy` of a model.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+_NAME = "_maybe_symbolic_build"
+
+
+def install(model_class: Any) -> None:
+    """Let models under our strategy look at their own first batch; a second call does nothing.
+
+    Args:
+        model_class: `keras.Model`.
+    """
+    owner = next((c for c in model_class.__mro__ if _NAME in vars(c)), None)
+    build = vars(owner)[_NAME] if owner else None
+    if build is None or hasattr(build, "__wrapped__"):  # another backend, or a second call
+        return
+
+    @functools.wraps(build)
+    def alone(self, iterator=None, data_batch=None):
+        strategy = self._distribute_strategy
+        if not hasattr(strategy, "reduces_locally"):
+            return build(self, iterator, data_batch)
+        strategy.reduces_locally = True
+        try:
+            return build(self, iterator, data_batch)
+        finally:
+            strategy.reduces_locally = False
+
+    setattr(owner, _NAME, alone)
