@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
-from tf_redsync.strategy import check_tf_config
+from tf_redsync.tf_config import check_tf_config
 
 
 def free_ports(count):

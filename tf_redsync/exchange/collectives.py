@@ -29,15 +29,6 @@ from tf_redsync.exchange import groups, wire
 _NO_TIMEOUT = tf.distribute.experimental.CommunicationOptions(timeout_seconds=0)
 _TOKENS = 256  # Collectives in a function beyond so many share their tokens.
 
-# Dtypes that TensorFlow does not broadcast, and one that holds all of each one's values.
-_CARRIERS = {
-    tf.bfloat16: tf.float32,
-    tf.int8: tf.int32,
-    tf.uint8: tf.int32,
-    tf.int16: tf.int32,
-    tf.uint16: tf.int32,
-    tf.uint32: tf.int64,
-}
 
 # A variable as a strategy makes it for one device; `tf.Variable` in its scope is one for each.
 OneDeviceVariable = _resource_variable_ops.ResourceVariable
@@ -293,17 +284,6 @@ def average_statistics(strategy: tf.distribute.Strategy) -> None:
         strategy.average_statistics()
 
 
-def allow_nested_functions(strategy: tf.distribute.Strategy) -> None:
-    """Let collectives stand in a function that is called inside a loop or a branch.
-
-    Keras 3 puts its step there for `steps_per_execution > 1`; see `groups.KeyOfLauncher`.
-    """
-    extended = strategy.extended
-    for ops in (extended._cross_device_ops, extended._host_cross_device_ops):
-        for launcher in ops._launchers:
-            launcher._next_instance_key = groups.KeyOfLauncher(launcher)
-
-
 def worker_count(strategy: tf.distribute.Strategy) -> int:
     """Number of worker processes of `strategy`."""
     return getattr(strategy.extended, "_num_workers", 1)
@@ -329,33 +309,6 @@ def inside_branch() -> bool:
     """Whether the function being traced is a branch of a conditional."""
     graph = tf.compat.v1.get_default_graph()
     return not tf.executing_eagerly() and type(graph).__name__ == "CondBranchFuncGraph"
-
-
-def allow_all_dtypes(strategy: tf.distribute.Strategy) -> None:
-    """Let variables have dtypes that TensorFlow cannot broadcast, as bfloat16.
-
-    Their first values travel as numbers of a dtype that holds all of them.
-    """
-    extended = strategy.extended
-    initial_value_of = extended._get_variable_creator_initial_value
-
-    def through_carrier(replica_id, device, primary_var, **kwargs):
-        if replica_id > 0:
-            return initial_value_of(replica_id, device, primary_var, **kwargs)
-
-        def initial_value():
-            value = kwargs["initial_value"]
-            value = value() if callable(value) else value
-            value = getattr(value, "wrapped_value", value)  # of a checkpoint
-            value = tf.convert_to_tensor(value, kwargs.get("dtype"))
-            carrier = _CARRIERS.get(value.dtype, value.dtype)
-            carried = {**kwargs, "initial_value": tf.cast(value, carrier), "dtype": carrier}
-            received = initial_value_of(replica_id, device, primary_var, **carried)()
-            return tf.cast(received, value.dtype)
-
-        return initial_value
-
-    extended._get_variable_creator_initial_value = through_carrier
 
 
 def with_python_function(function: Any, python_function: Callable) -> Any:

@@ -31,16 +31,6 @@ def abort_collectives(message: str) -> None:
     _context.context().abort_collective_ops(tf.errors.ABORTED, message)
 
 
-def tasks(strategy: tf.distribute.Strategy) -> list[str]:
-    """Return the workers' names in TensorFlow, by rank."""
-    cluster = strategy.cluster_resolver.cluster_spec().as_dict()
-    return [
-        f"/job:{job}/replica:0/task:{index}"
-        for job in ("chief", "worker")
-        for index in range(len(cluster.get(job, ())))
-    ]
-
-
 def answers(task: str) -> bool:
     """Whether a worker's process answers: its server does so beside all that Python does."""
     try:

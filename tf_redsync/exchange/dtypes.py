@@ -2,7 +2,9 @@
 
 `CollectiveReduceV2` and `CollectiveGatherV2` know float16, float32, float64, int32 and int64, and
 the first one bfloat16. Other integers are summed in a wider one, and gathered in one that keeps
-their bits.
+their bits, in which first values of variables travel as well.
+
+Private name of TensorFlow used here: `_get_variable_creator_initial_value` of `extended`.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ _CARRIED = {
     tf.uint64: tf.int64,
     tf.bfloat16: tf.float32,
 }
+_COMPOSITE = (tf.RaggedTensor, tf.SparseTensor)
 
 Map = Callable[[Callable[[Any], Any], Any], Any]  # calls a function on every replica
 
@@ -45,10 +48,13 @@ def summed(reduce_one: Callable[[Any], Any], on_replicas: Map, value: Any, part:
         tf.errors.InvalidArgumentError: for a sum of integers that its dtype does not hold.
     """
     dtype = getattr(part, "dtype", None)
-    if isinstance(part, tf.IndexedSlices) or dtype in (*_NATIVE, tf.bfloat16, None):
+    composite = isinstance(part, _COMPOSITE)
+    if not composite and (
+        dtype in (*_NATIVE, tf.bfloat16, None) or isinstance(part, tf.IndexedSlices)
+    ):
         return reduce_one(value)
-    if dtype not in _WIDER or not tf.is_tensor(part) or isinstance(part, _COMPOSITE):
-        kind = type(part).__name__ if isinstance(part, _COMPOSITE) else dtype.name
+    if composite or dtype not in _WIDER or not tf.is_tensor(part):
+        kind = type(part).__name__ if composite else dtype.name
         raise TypeError(
             "`strategy.reduce` needs numbers that can be added up over the workers. Received: a "
             f"value of {kind}. Cast it to int32 or float32, make it dense, or use `gather`."
@@ -56,9 +62,6 @@ def summed(reduce_one: Callable[[Any], Any], on_replicas: Map, value: Any, part:
     wide = on_replicas(lambda v: tf.cast(v, _WIDER[dtype]), value)
     total = reduce_one(wide)
     return total if total.dtype.is_floating else _narrowed(total, dtype)
-
-
-_COMPOSITE = (tf.RaggedTensor, tf.SparseTensor)
 
 
 def _narrowed(total: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
@@ -92,3 +95,30 @@ def _gathered_strings(gather, on_replicas, value) -> tf.Tensor:
     letters = tf.constant([bytes([i]) for i in range(256)])
     texts = tf.strings.reduce_join(tf.gather(letters, gather(on_replicas(codes, value))), axis=-1)
     return tf.strings.substr(texts, tf.zeros_like(lengths), lengths)
+
+
+def allow_all(strategy: tf.distribute.Strategy) -> None:
+    """Let variables have dtypes that TensorFlow cannot broadcast, as bfloat16.
+
+    Their first values travel as numbers of a dtype that holds all of them.
+    """
+    extended = strategy.extended
+    initial_value_of = extended._get_variable_creator_initial_value
+
+    def through_carrier(replica_id, device, primary_var, **kwargs):
+        if replica_id > 0:
+            return initial_value_of(replica_id, device, primary_var, **kwargs)
+
+        def initial_value():
+            value = kwargs["initial_value"]
+            value = value() if callable(value) else value
+            value = getattr(value, "wrapped_value", value)  # of a checkpoint
+            value = tf.convert_to_tensor(value, kwargs.get("dtype"))
+            carrier = _CARRIED.get(value.dtype, value.dtype)
+            carried = {**kwargs, "initial_value": tf.cast(value, carrier), "dtype": carrier}
+            received = initial_value_of(replica_id, device, primary_var, **carried)()
+            return tf.cast(received, value.dtype)
+
+        return initial_value
+
+    extended._get_variable_creator_initial_value = through_carrier

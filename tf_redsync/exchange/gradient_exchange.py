@@ -346,6 +346,5 @@ class GradientExchange(tf.Module):
 
 
 def _like(total: Any, grad) -> Any:
-    if isinstance(total, (SparseTotal, EitherTotal)):
-        return total
-    return tf.cast(total, grad.dtype)
+    sparse = isinstance(total, (SparseTotal, EitherTotal))
+    return total if sparse else tf.cast(total, grad.dtype)

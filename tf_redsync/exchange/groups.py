@@ -119,6 +119,17 @@ def task_names(strategy: tf.distribute.Strategy) -> list[str]:
     return ["/job:localhost/replica:0/task:0"] if alone else names
 
 
+def allow_nested_functions(strategy: tf.distribute.Strategy) -> None:
+    """Let collectives stand in a function that is called inside a loop or a branch.
+
+    Keras 3 puts its step there for `steps_per_execution > 1`; see `KeyOfLauncher`.
+    """
+    extended = strategy.extended
+    for ops in (extended._cross_device_ops, extended._host_cross_device_ops):
+        for launcher in ops._launchers:
+            launcher._next_instance_key = KeyOfLauncher(launcher)
+
+
 def of_hosts(replica, hosts: int):
     """Return a launcher of collectives between hosts, from one device of each.
 

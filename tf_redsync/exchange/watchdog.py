@@ -24,7 +24,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync.exchange import collectives, coordination
+from tf_redsync.exchange import collectives, coordination, groups
 from tf_redsync.exchange.progress import SILENT_SECONDS, Judge, Report
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
@@ -115,7 +115,7 @@ class _Thread(threading.Thread):
     def __init__(self, strategy: tf.distribute.Strategy, timeout_seconds: float):
         super().__init__(name="tf_redsync_watchdog", daemon=True)
         workers = collectives.worker_count(strategy)
-        self._rank, self._tasks = collectives.worker_rank(strategy), coordination.tasks(strategy)
+        self._rank, self._tasks = collectives.worker_rank(strategy), groups.task_names(strategy)
         self._store = coordination.key_value_store()
         self._over = threading.Event()
         self._pid = os.getpid()

@@ -1,0 +1,79 @@
+"""TF_CONFIG, checked before TensorFlow starts a server from it."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+_TOP_LEVEL_KEYS = ("cluster", "task", "environment", "rpc_layer", "job")
+_TASK_TYPES = ("chief", "worker", "evaluator", "ps")
+
+
+def check_tf_config(text: str | None) -> None:
+    """Check TF_CONFIG before TensorFlow starts a server from it.
+
+    Args:
+        text: The variable's value; `None` or empty means one worker.
+
+    Raises:
+        ValueError: naming what is wrong and how it should look.
+    """
+    if not text:
+        return
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _bad_config(f"is not valid JSON ({error})", text) from error
+    if not isinstance(config, dict):
+        raise _bad_config("must be a JSON object", text)
+    cluster = config.get("cluster")
+    if not cluster:
+        unknown = sorted(set(config) - set(_TOP_LEVEL_KEYS))
+        if unknown:  # a misspelt `cluster`, most likely: not one worker without a word
+            raise _bad_config(f"there is no `cluster`, but an unknown key {unknown[0]!r}", text)
+        return
+    if not isinstance(cluster, dict) or not set(cluster) <= set(_TASK_TYPES):
+        raise _bad_config(f"`cluster` must map some of {_TASK_TYPES} to lists of addresses", text)
+    for task_type, addresses in cluster.items():
+        if not isinstance(addresses, list) or not all(_is_address(a) for a in addresses):
+            raise _bad_config(f"`cluster.{task_type}` must be a list of 'host:port'", text)
+    everyone = [address for addresses in cluster.values() for address in addresses]
+    if len(set(everyone)) != len(everyone):
+        raise _bad_config("an address appears twice in `cluster`", text)
+    task = config.get("task")
+    if not isinstance(task, dict) or task.get("type") not in cluster:
+        raise _bad_config(f"`task.type` must be one of {sorted(cluster)}", text)
+    index, addresses = task.get("index"), cluster[task["type"]]
+    if isinstance(index, str) and index.isdecimal():
+        index = int(index)
+    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(addresses):
+        raise _bad_config(f"`task.index` must be in 0..{len(addresses) - 1}", text)
+    if len(everyone) > 1:
+        _check_port_is_free(addresses[index])
+
+
+def _is_address(address) -> bool:
+    host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+    return bool(host) and port.isdecimal() and 0 < int(port) < 65536
+
+
+def _bad_config(problem: str, text: str) -> ValueError:
+    return ValueError(
+        f"TF_CONFIG: {problem}. It should look like "
+        '{"cluster": {"worker": ["host1:port", "host2:port"]}, '
+        f'"task": {{"type": "worker", "index": 0}}}}. Received: TF_CONFIG={text}'
+    )
+
+
+def _check_port_is_free(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", int(port)))
+        except OSError as error:
+            raise ValueError(
+                f"TF_CONFIG: this worker's port {port} is in use ({error.strerror}). Another "
+                "worker may have been started with the same `task.index`, or an earlier run is "
+                f"still alive. Received: address={address}"
+            ) from error
