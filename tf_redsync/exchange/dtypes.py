@@ -54,7 +54,7 @@ def summed(reduce_one: Callable[[Any], Any], on_replicas: Map, value: Any, part:
     ):
         return reduce_one(value)
     if composite or dtype not in _WIDER or not tf.is_tensor(part):
-        kind = type(part).__name__ if composite else dtype.name
+        kind = type(part).__name__ if composite else tf.as_dtype(dtype).name
         raise TypeError(
             "`strategy.reduce` needs numbers that can be added up over the workers. Received: a "
             f"value of {kind}. Cast it to int32 or float32, make it dense, or use `gather`."
