@@ -49,7 +49,7 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         applies._aggregate_gradients = seam.aggregate_or_nan if scaled else seam.aggregate
         returns = {"otherwise": tf.no_op} if scaled else {}  # as its other branch does
         applies._distributed_apply = seam.guarded(applies._distributed_apply, **returns)
-        seam.rate = lambda: applies._decayed_lr(tf.float32)
+        seam.rate = lambda: _with_rate(applies)._decayed_lr(tf.float32)
         seam.momenta = self._momentum_slots
         seam.slots = self._all_slots
 
@@ -134,3 +134,10 @@ class ScaledLegacyOptimizer(LegacyOptimizer, tf_keras.mixed_precision.LossScaleO
 
     inner_optimizer = None
     vars().update({name: Inner() for name in SCALING})
+
+
+def _with_rate(optimizer):
+    """The optimizer that has the learning rate, inside of one such as Lookahead."""
+    while "learning_rate" not in optimizer._hyper and hasattr(optimizer, "_optimizer"):
+        optimizer = optimizer._optimizer
+    return optimizer

@@ -3,13 +3,15 @@
 import tf_redsync as rs
 from tests.conformance.descriptor import Descriptor
 from tests.conformance.families.quantized import threshold_oracle, two_bits
+from tests.oracle import codings
 from tests.oracle.sbc import SBCOracle
 from tf_redsync.exchange.requests import AllGather
 
 
 def means_and_code(method, specs, step):
-    """A flag, a mean for each tensor, a count, a number of bits, and the code."""
-    return [4 * (1 + len(specs) + 2 + sbc_oracle(method, specs, 1).length.words)]
+    """A flag, a mean for each tensor, and the code of the positions."""
+    oracle = sbc_oracle(method, specs, 1)
+    return [4 * (1 + len(specs) + codings.code_of("Golomb", oracle.sizes, oracle.k).words)]
 
 
 def sbc_oracle(method, specs, workers):
