@@ -263,7 +263,7 @@ def test_static_length_of_message(backend):
     @tf.function
     def static():
         message = ops.accumulate_and_select(x, x, [], [9], [-1.0], **options).message
-        assert message.shape.as_list() == [1 + 1 + 2 * 12]
+        assert message.shape.as_list() == [1 + 1 + 2 * 9]
         return message
 
     ops.set_backend(backend)

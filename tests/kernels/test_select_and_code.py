@@ -198,8 +198,8 @@ def test_wrong_arguments(change, text):
     ("change", "text"),
     [
         ({"k": [2, 3]}, "k"),
-        ({"rice": 31}, r"`rice` must be in \[0, 30\]"),
-        ({"code_words": 2**27}, "`code_words` must be in"),
+        ({"rice": [31]}, r"`rice` must be in \[0, 30\]"),
+        ({"streams": [1]}, r"`streams` must be in \[0, 0\]"),
         ({"value_bits": 5}, "`value_bits` must be in"),
     ],
 )
@@ -208,7 +208,7 @@ def test_wrong_attributes(change, text):
     from tf_redsync.ops import native
 
     x = [tf.zeros([5])]
-    arguments = {"k": [2], "rice": 1, "code_words": 3, "value_bits": 1, **change}
+    arguments = {"k": [2], "streams": [0], "rice": [1], "value_bits": 1, **change}
     with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=text):
         native.load().redsync_select_and_code(
             grads=x, residuals=x, velocities=[], scale=1.0, **arguments

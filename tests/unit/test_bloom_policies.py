@@ -43,11 +43,12 @@ def expected(policy, chosen, seed, rate):
             heads.append(len(own))
         noise = draws(tf.constant(seed), i, bloom.positives_room).numpy()
         first = np.argsort(noise[: len(positives)], kind="stable")[: len(own)]
+        start = int((noise[:1] * np.float32(len(positives))).sum())
         positions.append({
             "p0": positives,
             "p1": sorted(positives[place] for place in first),
             "p2": bloom.by_conflicts(positives, noise, len(own), seed),
-            "leftmost": positives[: len(own)],
+            "leftmost": sorted([*positives[start:], *positives][: len(own)]),
         }[policy])  # fmt: skip
     return np.concatenate([np.int32(heads), *filters]), positions
 
