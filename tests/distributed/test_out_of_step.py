@@ -16,7 +16,7 @@ CASES = {
     "save by the chief": "save the exchange's state at step 4",
     "unequal epochs": "begin `fit` of 2 epochs",
     "early stopping": "end `fit` at step 8",
-    "evaluate in a callback": "reduce int64 by SUM in `evaluate`",
+    "evaluate in a callback": "evaluate at step 4",
     "predict by the chief": "predict at step 4",
     "steps per execution": "steps_per_execution=1",
     "reduce": "reduce float32 by SUM",
