@@ -193,4 +193,4 @@ def settling_steps(optimizer: Any) -> int:
     from tf_redsync.programs import Trial
 
     program = optimizer.exchange.program if hasattr(optimizer, "exchange") else None
-    return 2 * program.steps + 6 if isinstance(program, Trial) else 0
+    return program.measured + 6 if isinstance(program, Trial) else 0
