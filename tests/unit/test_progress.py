@@ -77,6 +77,18 @@ def test_waiting_for_an_agreement_while_another_has_gone_on():
     assert "worker 0 is at step 812 and waits for all workers to: save the state" in found
 
 
+def test_a_worker_that_was_stopped_in_an_agreement_is_not_told_to_do_something_else():
+    # All have agreed, and worker 2 is stopped before it can say so.
+    room = Room(3, timeout_seconds=15.0, dead={2})
+    room.reports = [at(0, "begin `fit`")] * 3
+    room.pass_seconds(2)
+    room.silent.add(2)
+    room.reports[:2] = [at(7, agreements=4)] * 2
+    found, seconds = room.pass_seconds(100)
+    assert 14 <= seconds <= 16
+    assert found.startswith("worker 2 does not answer")
+
+
 def test_a_worker_may_come_late_to_an_agreement():
     room = Room(2)
     room.reports = [at(812, "begin epoch 2"), at(812)]  # a slow callback of worker 1

@@ -108,10 +108,16 @@ class Judge:
         worker = self._workers[rank]
         return not worker.report.ended and now - worker.moved >= seconds
 
+    def _reports(self, rank: int, now: float) -> bool:
+        """Whether a worker's last report is about now: a stopped process's is about the past."""
+        heard = self._workers[rank].heard
+        return heard is not None and now - heard < GONE_SECONDS
+
     def _ended(self, now: float, limit: float) -> str | None:
         for gone, other in self._pairs():
             end, rest = self._workers[gone].report, self._workers[other].report
             needed = rest.waits is not None or rest.step > end.step
+            needed = needed and self._reports(other, now)
             if end.ended and needed and self._still(other, min(GONE_SECONDS, limit), now):
                 return f"worker {gone} has ended its program, and worker {other} waits for it:"
         return None
@@ -131,6 +137,7 @@ class Judge:
         for waiting, other in self._pairs():
             here, there = self._workers[waiting].report, self._workers[other].report
             apart = here.waits is not None and there.waits is None and there.step > here.step
+            apart = apart and self._reports(waiting, now) and self._reports(other, now)
             if apart and self._still(waiting, seconds, now) and self._still(other, seconds, now):
                 return (
                     f"the workers do different things: worker {waiting} is about to: {here.waits}; "
