@@ -150,7 +150,10 @@ class Judge:
         workers = self._workers.items()
         late = [r for r, w in workers if w.behind is not None and now - w.behind >= limit]
         if not late:  # nobody has gone on, but somebody waits
-            if not any(w.report.waits and self._still(r, limit, now) for r, w in workers):
+            if not any(
+                w.report.waits and self._still(r, limit, now) and self._reports(r, now)
+                for r, w in workers
+            ):
                 return None
             begun = max(w.report.agreements for _, w in workers)
             late = [r for r, w in workers if w.report.agreements < begun]
