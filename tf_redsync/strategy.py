@@ -65,13 +65,14 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         with coordination.heartbeats(timeout_seconds and watchdog.lost_after(timeout_seconds)):
             super().__init__(cluster_resolver, communication_options)
         if collectives.worker_count(self) > 1:
-            groups.allow_nested_functions(self)
+            groups.keep_keys(self)
             dtypes.allow_all(self)
             watchdog.start(self, timeout_seconds)
             agreement.agree(self, f"start with the strategy's timeout_seconds={timeout_seconds}")
         self._eager_assignments = statistics.EagerAssignments()
         # By `tf.function`s that were given to `run`, see `_lifted`.
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._network = collectives.for_strategy(self)  # for the averages
         self._statistics: list[Any] = []  # non-trainable model variables, see `_average`
         # See `average_statistics`: the function, and of how many statistics it is.
         self._averages: tuple[Callable[[], Any], int] = (lambda: None, 0)
@@ -209,26 +210,13 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     def _create_variable(self, next_creator, **kwargs):
         if collectives.worker_count(self) > 1:
-            kwargs["initial_value"] = self._agreed(
-                kwargs["initial_value"], kwargs.get("name"), kwargs.get("dtype")
-            )
-        variable = next_creator(**kwargs)
+            variable = agreement.create_variable(next_creator, kwargs)
+        else:
+            variable = next_creator(**kwargs)
         if statistics.is_statistic(variable, kwargs):
             self._statistics.append(variable)
             self._eager_assignments.watch(variable)
         return variable
-
-    def _agreed(self, initial_value, name, dtype):
-        """Wrap an initial value: compare its shape with the chief's before it is broadcast."""
-
-        def checked():
-            value = initial_value() if callable(initial_value) else initial_value
-            if not hasattr(value, "wrapped_value"):  # a checkpoint's value is checked by its own
-                value = tf.convert_to_tensor(value, dtype)
-                agreement.agree(self, f"create variable {name} {value.dtype.name}{value.shape}")
-            return value
-
-        return checked
 
     def _average(self, variables) -> None:
         """Set variables to their means over all replicas, if that is due after this step."""
@@ -242,7 +230,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def _set_to_mean(self, variables) -> None:
         """Set each variable, in a replica context, to its mean over all replicas."""
         values = [v.read_value() for v in variables]
-        sums = collectives.for_strategy(self).all_reduce(values)
+        sums = self._network.all_reduce(values)
         # All workers have the same from before a step that they have skipped, and rounding must
         # not change that.
         skipped = _any(skipped() for skipped, agreed in self.skips if agreed)

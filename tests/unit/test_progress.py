@@ -89,6 +89,49 @@ def test_a_worker_that_was_stopped_in_an_agreement_is_not_told_to_do_something_e
     assert found.startswith("worker 2 does not answer")
 
 
+def creates(what, size=100, agreements=2):
+    return Report(0, agreements, what, "", broadcasts=size)
+
+
+@pytest.mark.parametrize(("size", "seconds"), [(100, 10), (200_000_000, 30)])
+def test_a_variable_that_one_worker_creates_alone_is_named(size, seconds):
+    room = Room(3)
+    room.reports = [creates("create variable kernel", size)] + [at(0, "begin epoch 1")] * 2
+    found, after = room.pass_seconds(1000)
+    assert seconds <= after <= seconds + 2
+    assert "worker 1 is about to: begin epoch 1; worker 0 is about to: create variable k" in found
+
+
+def test_a_broadcast_that_fails_is_told_at_once():
+    room = Room(2)
+    room.reports = [
+        creates("create variable kernel (3, 4)"),
+        Report(failed="create variable kernel (3, 5): Shape mismatch"),
+    ]
+    found, after = room.pass_seconds(100)
+    assert after == 1 and found.startswith("the workers disagree: all must create the same")
+    assert "worker 0 is at step 0 and waits for all workers to: create variable kernel (3" in found
+    assert "worker 1 could not create variable kernel (3, 5): Shape mismatch" in found
+
+
+def test_a_slow_broadcast_to_all_is_none():
+    room = Room(3, timeout_seconds=60.0)
+    room.reports = [creates("create variable kernel")] * 3
+    assert room.pass_seconds(50)[0] is None
+    room.reports = [creates("create variable bias")] * 2 + [creates("create variable kernel")]
+    assert room.pass_seconds(9)[0] is None
+    room.reports = [creates("create variable bias")] * 3
+    found, after = room.pass_seconds(100)
+    assert 50 <= after <= 62 and found.startswith("the workers wait for each other, for 60 s:")
+
+
+def test_a_worker_that_creates_no_variable_is_named():
+    room = Room(2)
+    room.reports = [creates("create variable kernel"), at(0, agreements=2)]
+    found, after = room.pass_seconds(100)
+    assert 60 <= after <= 62 and found.startswith("worker 1 did not come to where others wait")
+
+
 def test_a_worker_may_come_late_to_an_agreement():
     room = Room(2)
     room.reports = [at(812, "begin epoch 2"), at(812)]  # a slow callback of worker 1

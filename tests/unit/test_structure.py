@@ -267,7 +267,7 @@ def test_floors_do_not_look_up(module):
 
 LONG_MODULES = {
     "exchange/gradient_exchange.py": "one step from gradients to totals, read in one piece",
-    "exchange/collectives.py": "the one place for private TensorFlow: network, cluster, agreement",
+    "exchange/collectives.py": "the one place for private TensorFlow: network, cluster",
     "processes.py": "supervision of worker processes, without a seam inside",
     "keras/seam.py": "all that is put in the place of the all-reduce and around the update",
     "strategy.py": "one strategy",

@@ -6,10 +6,13 @@ They compare texts through the coordination service, without a collective.
 from __future__ import annotations
 
 import itertools
+import json
 import logging
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import tensorflow as tf
 
@@ -22,6 +25,7 @@ _WARN_SECONDS = 20
 _PREFIX = "tf_redsync/agree"
 _sequence = itertools.count()
 _covered: list[str] = []  # what an outer agreement covers
+_created: list[str] = []  # variables of which no agreement knows yet
 
 
 class Disagreement(ValueError):
@@ -32,7 +36,8 @@ def agree(strategy: tf.distribute.Strategy, what: str) -> None:
     """Compare `what` with every other worker, without a collective.
 
     Every call is numbered, the same on all workers, so a worker that does *something else* than
-    the others at this point is found as well. The chief compares and publishes the verdict, hence
+    the others at this point is found as well, and so is one that has created other variables since
+    the last call. The chief compares and publishes the verdict, hence
     either all workers return or all raise. A worker that comes late is waited for, with a warning
     now and then, until the watchdog finds that it will not come.
 
@@ -51,6 +56,7 @@ def agree(strategy: tf.distribute.Strategy, what: str) -> None:
         verdict = _exchange(strategy, what)
     if verdict != "agreed":
         raise Disagreement(verdict)
+    _created.clear()
 
 
 @contextmanager
@@ -64,8 +70,46 @@ def agreed(strategy: tf.distribute.Strategy, what: str) -> Iterator[None]:
         _covered.pop()
 
 
+def create_variable(create: Callable[..., tf.Variable], arguments: dict[str, Any]) -> tf.Variable:
+    """Create a variable of the chief's initial value, to be compared in the next agreement.
+
+    A round for each variable would cost more than its broadcast. A worker that creates another one
+    is found by a broadcast that fails, by the watchdog where one stays away, or in the next round.
+
+    Args:
+        create: Creates the variable and broadcasts its value.
+        arguments: Of `create`, by name.
+
+    Raises:
+        Disagreement: on all workers, where the broadcast fails for what they create.
+    """
+    initial_value = arguments["initial_value"]
+
+    def described():
+        value = initial_value() if callable(initial_value) else initial_value
+        if not hasattr(value, "wrapped_value"):  # a checkpoint's value is checked by its own
+            value = tf.convert_to_tensor(value, arguments.get("dtype"))
+            name = arguments.get("name")
+            what = f"create variable {name} {value.dtype.name}{value.shape}"
+            watchdog.begin_broadcast(what, value.dtype.size * value.shape.num_elements())
+            if not _covered:
+                _created.append(what)
+        return value
+
+    try:
+        return create(**{**arguments, "initial_value": described})
+    except tf.errors.OpError as error:
+        found = watchdog.verdict_after_failure(error.message)
+        if found is None:
+            raise
+        raise Disagreement(found) from error
+    finally:
+        watchdog.end_broadcast()
+
+
 def _exchange(strategy: tf.distribute.Strategy, what: str) -> str:
     """Publish this worker's text; return the chief's verdict."""
+    what = json.dumps([what, _created])
     number, rank = next(_sequence), collectives.worker_rank(strategy)
     store = coordination.key_value_store()
     if rank != 0:
@@ -80,15 +124,32 @@ def _exchange(strategy: tf.distribute.Strategy, what: str) -> str:
 
 
 def _verdict(chief: str, texts: dict[int, str]) -> str:
-    different = {rank: text for rank, text in texts.items() if text != chief}
+    """Compare what the chief and the other workers have to say: what they do, and have created."""
+    own, others = json.loads(chief), {rank: json.loads(text) for rank, text in texts.items()}
+    different = {r: said for r, said in others.items() if _compared(said) != _compared(own)}
     if not different:
         return "agreed"
-    shown = differences([chief, *different.values()])
+    shown = differences(_first_difference([own, *different.values()]))
     lines = [f"worker {r}: {text}" for r, text in zip([0, *different], shown, strict=True)]
     return (
         "the workers disagree; start all of them with the same script, flags, model and method, "
         "and let all do the same, whatever their rank:\n" + "\n".join(lines)
     )
+
+
+def _compared(said: list[Any]) -> tuple[str, list[str]]:
+    """Return what must be equal: Keras numbers names, also of layers that one worker has alone."""
+    what, created = said
+    return what, [re.sub(r"_\d+\b", "", text) for text in created]
+
+
+def _first_difference(all_said: list[list[Any]]) -> list[str]:
+    """Return the first variable that is not the same for all, or what all are about to do."""
+    rows = itertools.zip_longest(*(created for _, created in all_said))
+    for row in rows:
+        if len({text and re.sub(r"_\d+\b", "", text) for text in row}) > 1:
+            return [text or f"{what}" for text, (what, _) in zip(row, all_said, strict=True)]
+    return [what for what, _ in all_said]
 
 
 def _wait_for(key: str, rank: int) -> str:

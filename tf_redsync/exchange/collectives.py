@@ -26,7 +26,12 @@ from tensorflow.python.ops import resource_variable_ops as _resource_variable_op
 from tf_redsync.exchange import groups, wire
 
 # TensorFlow parks a thread for the whole timeout of every collective that has one.
-_NO_TIMEOUT = tf.distribute.experimental.CommunicationOptions(timeout_seconds=0)
+_NO_TIMEOUT = 0.0
+_COLLECTIVES = {
+    "gather": _collective_ops.all_gather_v2,
+    "reduce": _collective_ops.all_reduce_v2,
+    "all to all": _collective_ops.all_to_all_v2,
+}
 _TOKENS = 256  # Collectives in a function beyond so many share their tokens.
 
 
@@ -119,24 +124,31 @@ class DirectCollectives(PublicCollectives):
         self._own_rank = worker_rank(strategy)
         self._tasks = groups.task_names(strategy)
         self._order = groups.Order(self._tasks)
+        self._purpose = groups.new_purpose(strategy)
+        groups.keep_keys(strategy)
         self._pairs: dict[int, Any] = {}  # launchers, by the distance of the partner
         self._tokens: list[tf.Variable] = []  # see `_own_token`
         self._calls = itertools.count()
 
     def all_gather(self, message: tf.Tensor) -> tf.Tensor:
         """Gather `[words]` from every worker into `[workers, words]`, one collective."""
-        gathered = self._launch(_collective_ops.all_gather_v2, message[tf.newaxis])
+        gathered = self._launch("gather", message[tf.newaxis])
         rows = tf.ensure_shape(gathered, [self.workers, message.shape[0]])
         return self._order.by_rank(rows)
 
     def all_to_all(self, messages: tf.Tensor) -> tf.Tensor:
         """Send row r of `[workers, words]` to worker r, one collective."""
         sent = self._order.for_tensorflow(messages)
-        return self._order.by_rank(self._launch(_collective_ops.all_to_all_v2, sent))
+        return self._order.by_rank(self._launch("all to all", sent))
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sum every tensor over the workers, packed into one collective."""
-        return self._launcher().batch_all_reduce([list(tensors)], _NO_TIMEOUT)
+        if tf.executing_eagerly():  # packing costs more than it saves
+            return [self._launch("reduce", t) for t in tensors]
+        packed = tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0)
+        sizes = [tf.size(t) for t in tensors]
+        sums = tf.split(self._launch("reduce", packed), sizes)
+        return [tf.reshape(s, tf.shape(t)) for s, t in zip(sums, tensors, strict=True)]
 
     def pair_gather(self, message: tf.Tensor, distance: int) -> tf.Tensor:
         """Gather `[words]` of both partners into `[2, words]`, one collective of the two."""
@@ -144,8 +156,7 @@ class DirectCollectives(PublicCollectives):
             return tf.stack([message, wire.absent(message)])
         if distance not in self._pairs:
             self._pairs[distance] = groups.of_pair(self._launcher(), self._own_rank, distance)
-        collective, pair = _collective_ops.all_gather_v2, self._pairs[distance]
-        gathered = self._launch(collective, message[tf.newaxis], pair)
+        gathered = self._launch("gather", message[tf.newaxis], self._pairs[distance])
         lower = self._own_rank & ~distance
         order = groups.Order([self._tasks[lower], self._tasks[lower + distance]])
         return order.by_rank(tf.ensure_shape(gathered, [2, message.shape[0]]))
@@ -153,21 +164,22 @@ class DirectCollectives(PublicCollectives):
     def _launcher(self):
         return self._cross_device_ops._launchers[0]  # one replica a process, see `has_launchers`
 
-    def _launch(self, collective, value: tf.Tensor, launcher=None) -> tf.Tensor:
+    def _launch(self, kind: str, value: tf.Tensor, launcher=None) -> tf.Tensor:
         launcher = launcher or self._launcher()
-        key = launcher._next_instance_key()
+        with groups.keys_of(launcher).described(kind, value, self._purpose):
+            key = launcher._next_instance_key()
         # NCCL wants all collectives in one order, which the launcher's token gives. Over gRPC each
         # one is on its own, and a chain would only make the later ones wait.
         ordered = "GPU" in launcher._device.upper()
         token = launcher._get_ordering_token() if ordered else self._own_token(launcher._device)
         with tf.device(launcher._device):
-            return collective(
+            return _COLLECTIVES[kind](
                 value,
                 group_size=launcher._group_size,
                 group_key=launcher._group_key,
                 instance_key=key,
                 communication_hint=launcher._options.implementation.value,
-                timeout=0,  # see `_NO_TIMEOUT`
+                timeout=_NO_TIMEOUT,
                 ordering_token=token,
             )
 

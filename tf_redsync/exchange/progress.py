@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 STALLED_SECONDS = 10.0  # what two workers that wait for each other do not move in
 GONE_SECONDS = 5.0  # how long a worker may wait for one that has ended its program
+SLOW_NETWORK = 10e6  # bytes a second
 SILENT_SECONDS = 30.0  # after which a worker that does not answer is lost
 _MAX_LINES = 16
 
@@ -26,6 +27,8 @@ class Report:
         waits: What it is about to do, if it waits for the others to agree on that.
         last: What was agreed on last.
         ended: Whether its program is over.
+        broadcasts: How many bytes of a variable that it creates are under way, if it does.
+        failed: Which broadcast failed, and why.
     """
 
     step: int = 0
@@ -33,6 +36,8 @@ class Report:
     waits: str | None = None
     last: str = ""
     ended: bool = False
+    broadcasts: int | None = None
+    failed: str = ""
 
     def to_text(self) -> str:
         """Return this as JSON."""
@@ -46,6 +51,8 @@ class Report:
     def __str__(self):
         if self.ended:
             return f"has ended its program, at step {self.step}"
+        if self.failed:
+            return f"could not {self.failed}"
         if self.waits is not None:
             return f"is at step {self.step} and waits for all workers to: {self.waits}"
         after = f", after: {self.last}" if self.last else ""
@@ -89,7 +96,14 @@ class Judge:
         if self.timeout_seconds is None:
             return None
         self._mark_behind(now)
-        for finding in (self._ended, self._silent, self._mismatch, self._late):
+        for finding in (
+            self._failed,
+            self._ended,
+            self._silent,
+            self._mismatch,
+            self._other_variables,
+            self._late,
+        ):
             found = finding(now, self.timeout_seconds)
             if found is not None:
                 return f"{found}\n{self._everyone(now)}"
@@ -112,6 +126,15 @@ class Judge:
         """Whether a worker's last report is about now: a stopped process's is about the past."""
         heard = self._workers[rank].heard
         return heard is not None and now - heard < GONE_SECONDS
+
+    def _failed(self, now: float, limit: float) -> str | None:
+        del now, limit
+        if any(worker.report.failed for worker in self._workers.values()):
+            return (
+                "the workers disagree: all must create the same variables in the strategy's scope, "
+                "from the same script, flags and model, whatever their rank:"
+            )
+        return None
 
     def _ended(self, now: float, limit: float) -> str | None:
         for gone, other in self._pairs():
@@ -146,22 +169,42 @@ class Judge:
                 )
         return None
 
+    def _other_variables(self, now: float, limit: float) -> str | None:
+        for waiting, other in self._pairs():
+            here, there = self._workers[waiting].report, self._workers[other].report
+            agrees = here.waits is not None and here.broadcasts is None
+            if not agrees or there.broadcasts is None or there.agreements >= here.agreements:
+                continue
+            seconds = min(STALLED_SECONDS + there.broadcasts / SLOW_NETWORK, limit)
+            still = self._still(waiting, seconds, now) and self._still(other, seconds, now)
+            if still and self._reports(waiting, now) and self._reports(other, now):
+                return (
+                    f"the workers do different things: worker {waiting} is about to: {here.waits}; "
+                    f"worker {other} is about to: {there.waits}. All must create the same "
+                    "variables in the strategy's scope, whatever their rank:"
+                )
+        return None
+
     def _late(self, now: float, limit: float) -> str | None:
         workers = self._workers.items()
         late = [r for r, w in workers if w.behind is not None and now - w.behind >= limit]
         if not late:  # nobody has gone on, but somebody waits
-            if not any(
-                w.report.waits and self._still(r, limit, now) and self._reports(r, now)
-                for r, w in workers
-            ):
+            if not any(self._waits_in_vain(r, limit, now) for r, _ in workers):
                 return None
             begun = max(w.report.agreements for _, w in workers)
-            late = [r for r, w in workers if w.report.agreements < begun]
+            late = [r for r, w in workers if w.report.agreements < begun or not w.report.waits]
+        if not late:
+            return f"the workers wait for each other, for {limit:g} s:"
         return (
             f"{_names(late)} did not come to where others wait, for {limit:g} s. If that is only "
             f"slow, give the strategy a larger `timeout_seconds`. Received: timeout_seconds="
             f"{limit:g}"
         )
+
+    def _waits_in_vain(self, rank: int, limit: float, now: float) -> bool:
+        report = self._workers[rank].report
+        seconds = limit + (report.broadcasts or 0) / SLOW_NETWORK
+        return bool(report.waits) and self._still(rank, seconds, now) and self._reports(rank, now)
 
     def _pairs(self) -> Iterator[tuple[int, int]]:
         return itertools.permutations(self._workers, 2)

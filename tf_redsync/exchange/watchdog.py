@@ -32,6 +32,7 @@ PERIOD_SECONDS = 2.0
 _ALONE_SECONDS = 5.0  # without an answer of the chief, a worker judges by itself
 _READ_SECONDS = 0.25  # the chief's patience with a report that should be there
 _LINGER_SECONDS = 2.0  # for the others to read a verdict before the chief ends
+_FAILURE_SECONDS = 15.0  # for a report, a verdict and its way to everyone
 _MAX_TEXT = 300
 _PREFIX = "tf_redsync/watchdog"
 _logger = logging.getLogger("tf_redsync")
@@ -44,13 +45,17 @@ class _Process:
         self.steps: tf.Variable | None = None
         self.agreements = 0
         self.waits: str | None = None
+        self.broadcasts: int | None = None
+        self.failed = ""
         self.last = ""
         self.verdict: str | None = None
         self.thread: _Thread | None = None
 
     def report(self, ended: bool) -> Report:
         steps = 0 if self.steps is None else int(self.steps.numpy())
-        return Report(steps, self.agreements, self.waits, self.last, ended)
+        return Report(
+            steps, self.agreements, self.waits, self.last, ended, self.broadcasts, self.failed
+        )
 
 
 _process = _Process()
@@ -102,6 +107,27 @@ def waiting_for_agreement(what: str) -> Iterator[None]:
         _process.last = what[:_MAX_TEXT]
     finally:
         _process.waits = None
+
+
+def begin_broadcast(what: str, size: int) -> None:
+    """Note that this worker waits for all others to do `what`, and to take `size` bytes."""
+    _process.waits, _process.broadcasts = what[:_MAX_TEXT], size
+
+
+def end_broadcast() -> None:
+    """Note that the broadcast is over, if there was one."""
+    _process.waits, _process.broadcasts = None, None
+
+
+def verdict_after_failure(error: str) -> str | None:
+    """Say that the broadcast failed, and return what was found, if that is so within seconds."""
+    _process.failed = f"{_process.waits}: {error}"[: 2 * _MAX_TEXT]
+    end_broadcast()
+    watched = _process.thread is not None and _process.thread.is_alive()
+    ends = time.monotonic() + (_FAILURE_SECONDS if watched else 0.0)
+    while _process.verdict is None and time.monotonic() < ends:
+        time.sleep(0.1)
+    return _process.verdict
 
 
 def verdict() -> str | None:
