@@ -21,7 +21,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_redsync.exchange import agreement, collectives, coordination, dtypes, groups, watchdog
+from tf_redsync.exchange import (
+    agreement,
+    collective_keys,
+    collectives,
+    coordination,
+    dtypes,
+    groups,
+    watchdog,
+)
 from tf_redsync.keras import first_batch, fit_hook, statistics
 from tf_redsync.tf_config import check_tf_config
 
@@ -65,7 +73,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         with coordination.heartbeats(timeout_seconds and watchdog.lost_after(timeout_seconds)):
             super().__init__(cluster_resolver, communication_options)
         if collectives.worker_count(self) > 1:
-            groups.keep_keys(self)
+            collective_keys.keep(self)
             dtypes.allow_all(self)
             watchdog.start(self, timeout_seconds)
             agreement.agree(self, f"start with the strategy's timeout_seconds={timeout_seconds}")

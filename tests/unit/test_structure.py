@@ -33,7 +33,12 @@ SEAMS = (
     "keras/legacy.py",
     "keras/slots.py",
 )
-TENSORFLOW_SEAMS = ("exchange/collectives.py", "exchange/coordination.py", "exchange/groups.py")
+TENSORFLOW_SEAMS = (
+    "exchange/collectives.py",
+    "exchange/coordination.py",
+    "exchange/groups.py",
+    "exchange/collective_keys.py",
+)
 PRIVATE_NAMES_ALLOWED = (*SEAMS, *TENSORFLOW_SEAMS, "exchange/dtypes.py", "keras/skipping.py")
 
 
@@ -271,6 +276,7 @@ LONG_MODULES = {
     "processes.py": "supervision of worker processes, without a seam inside",
     "keras/seam.py": "all that is put in the place of the all-reduce and around the update",
     "strategy.py": "one strategy",
+    "exchange/watchdog.py": "one protocol between two threads",
     "keras/keras3.py": "one adapter",
 }
 LONG_FUNCTIONS = {

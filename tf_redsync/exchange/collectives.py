@@ -1,7 +1,7 @@
 """The network: requests answered by `tf.distribute`, and facts about the cluster.
 
-Besides the adapters of `tf_redsync/keras/`, `groups.py` and `coordination.py` this is the only file
-that uses private names of TensorFlow. What they buy:
+Besides the adapters of `tf_redsync/keras/`, `groups.py`, `collective_keys.py` and `coordination.py`
+this is the only file that uses private names of TensorFlow. What they buy:
 
 * the strategy's replica launcher issues an all-gather as *one* collective; the public
   `ReplicaContext.all_gather` first gathers shapes and then padded values;
@@ -23,7 +23,7 @@ from tensorflow.python.ops import collective_ops as _collective_ops
 from tensorflow.python.ops import control_flow_util as _control_flow_util
 from tensorflow.python.ops import resource_variable_ops as _resource_variable_ops
 
-from tf_redsync.exchange import groups, wire
+from tf_redsync.exchange import collective_keys, groups, wire
 
 # TensorFlow parks a thread for the whole timeout of every collective that has one.
 _NO_TIMEOUT = 0.0
@@ -124,8 +124,8 @@ class DirectCollectives(PublicCollectives):
         self._own_rank = worker_rank(strategy)
         self._tasks = groups.task_names(strategy)
         self._order = groups.Order(self._tasks)
-        self._purpose = groups.new_purpose(strategy)
-        groups.keep_keys(strategy)
+        self._purpose = collective_keys.new_purpose(strategy)
+        collective_keys.keep(strategy)
         self._pairs: dict[int, Any] = {}  # launchers, by the distance of the partner
         self._tokens: list[tf.Variable] = []  # see `_own_token`
         self._calls = itertools.count()
@@ -166,7 +166,7 @@ class DirectCollectives(PublicCollectives):
 
     def _launch(self, kind: str, value: tf.Tensor, launcher=None) -> tf.Tensor:
         launcher = launcher or self._launcher()
-        with groups.keys_of(launcher).described(kind, value, self._purpose):
+        with collective_keys.of(launcher).described(kind, value, self._purpose):
             key = launcher._next_instance_key()
         # NCCL wants all collectives in one order, which the launcher's token gives. Over gRPC each
         # one is on its own, and a chain would only make the later ones wait.
