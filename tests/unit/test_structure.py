@@ -33,13 +33,14 @@ SEAMS = (
     "keras/legacy.py",
     "keras/slots.py",
 )
-TENSORFLOW_SEAMS = (
-    "exchange/collectives.py",
-    "exchange/coordination.py",
-    "exchange/groups.py",
+TENSORFLOW_SEAMS = ("exchange/collectives.py", "exchange/coordination.py", "exchange/groups.py")
+PRIVATE_NAMES_ALLOWED = (
+    *SEAMS,
+    *TENSORFLOW_SEAMS,
     "exchange/collective_keys.py",
+    "exchange/dtypes.py",
+    "keras/skipping.py",
 )
-PRIVATE_NAMES_ALLOWED = (*SEAMS, *TENSORFLOW_SEAMS, "exchange/dtypes.py", "keras/skipping.py")
 
 
 def test_there_are_sources():
