@@ -9,6 +9,7 @@ TF_REDSYNC_SOAK=1 is set; as a script, this file prints what it measures:
 import itertools
 import os
 
+import numpy as np
 import pytest
 
 from tests.distributed.cluster import run_workers
@@ -27,7 +28,8 @@ def train(combinations, samples):
         samples: After which steps to look at threads and memory; training ends with the last one.
 
     Returns:
-        Threads and resident bytes, `[combinations, samples]` each.
+        Threads, resident bytes and the number of collectives that got a key of their own,
+        `[combinations, samples]` each.
     """
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     import keras
@@ -45,7 +47,9 @@ def train(combinations, samples):
             status = dict(
                 line.split(":", 1) for line in open("/proc/self/status").read().splitlines()
             )
-            found.append((int(status["Threads"]), 1024 * int(status["VmRSS"].split()[0])))
+            next_keys = strategy.extended._collective_keys._instance_key_table
+            keys = sum(key for devices in next_keys.values() for key in devices.values())
+            found.append((int(status["Threads"]), 1024 * int(status["VmRSS"].split()[0]), keys))
 
     def build(family, optimizers, method):
         inner = optimizers.SGD(0.01, momentum=0.9)
@@ -96,18 +100,18 @@ def train(combinations, samples):
         else:
             legacy = way == "legacy"
             fit(tf_keras, tf_keras.optimizers.legacy if legacy else tf_keras.optimizers, method)
-    threads, memory = zip(*found, strict=True)
     shape = (len(combinations), len(samples))
-    return {
-        "threads": [list(t) for t in zip(*[iter(threads)] * shape[1], strict=True)],
-        "memory": [list(m) for m in zip(*[iter(memory)] * shape[1], strict=True)],
-    }
+    columns = zip(("threads", "memory", "keys"), zip(*found, strict=True), strict=True)
+    return {name: np.reshape(values, shape).tolist() for name, values in columns}
 
 
-def test_threads_do_not_grow_with_steps():
+def test_nothing_grows_with_steps():
     for worker in run_workers(train, args=(FEW, (20, 200)), timeout=150):
         for combination, (before, after) in zip(FEW, worker["threads"], strict=True):
             assert after <= before + 2, f"{combination}: {before} threads, then {after}"
+        for combination, (before, after) in zip(FEW, worker["keys"], strict=True):
+            # TensorFlow remembers every key of a collective for ever.
+            assert after == before, f"{combination}: {after - before} new keys in 180 steps"
 
 
 @pytest.mark.skipif(os.environ.get("TF_REDSYNC_SOAK") != "1", reason="takes eight minutes")

@@ -1,0 +1,70 @@
+"""Which keys collectives get when functions are traced, once or again."""
+
+import tensorflow as tf
+from tensorflow.python.distribute import cross_device_utils
+
+from tf_redsync.exchange import collective_keys
+
+
+def launcher(group):
+    keys = cross_device_utils.CollectiveKeys(group_key_start=group)
+    keys.get_group_key(["CPU:0"])
+    options = tf.distribute.experimental.CommunicationOptions()
+    return cross_device_utils.CollectiveReplicaLauncher(group, 1, keys, "CPU:0", options)
+
+
+def traced_keys(launchers, times=1, purpose=1, shape=(3,), name="step", loop=False):
+    """Return the keys that collectives get when a function is traced."""
+    found = []
+
+    def launch():
+        for one in launchers:
+            with collective_keys.of(one).described("gather", tf.zeros(shape), purpose):
+                found.append(one._next_instance_key())
+
+    def step():
+        for _ in range(times):
+            if loop:
+                tf.while_loop(lambda i: i < 3, lambda i: (launch(), i + 1)[1:], [tf.constant(0)])
+            else:
+                launch()
+
+    step.__name__ = name
+    tf.function(step, autograph=False).get_concrete_function()
+    return found
+
+
+def test_a_collective_keeps_its_key_however_often_it_is_traced():
+    first, again = launcher(5), launcher(5)
+    collective_keys.of(again)._new_key_each_call = None  # must not be asked
+    for _ in range(3):
+        traced_keys([first], name="evaluation", shape=(8,))
+    assert traced_keys([first], times=2) == traced_keys([again], times=2)
+    assert traced_keys([first], loop=True)[0] == traced_keys([again])[0]
+
+
+def test_collectives_that_differ_have_different_keys():
+    one, other_group = launcher(5), launcher(6)
+    keys = [
+        *traced_keys([one, other_group], times=3),
+        *traced_keys([one], purpose=2),
+        *traced_keys([one], shape=(4,)),
+        *traced_keys([one], shape=(4, 1)),
+        *traced_keys([one], name="another step"),
+    ]
+    assert len(set(keys)) == len(keys) == 10
+    assert all(2**30 <= key < 2**31 for key in keys)  # TensorFlow counts up from 100
+
+
+def test_a_collective_of_unknown_size_has_a_new_key_each_call():
+    one = launcher(5)
+    found = []
+
+    @tf.function(input_signature=[tf.TensorSpec([None])])
+    def step(value):
+        with collective_keys.of(one).described("gather", value):
+            found.append(one._next_instance_key())
+
+    step.get_concrete_function()
+    assert found[0].op.type == "Placeholder"
+    assert one._next_instance_key().numpy() != one._next_instance_key().numpy()  # eagerly
