@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tf_redsync import checks
-from tf_redsync.exchange import masks
+from tf_redsync.engine import masks
 from tf_redsync.keras import pruning
 
 

@@ -8,8 +8,8 @@ import keras
 
 from tf_redsync import checks
 from tf_redsync.auto import Auto
-from tf_redsync.exchange.drift import CHOICES as DRIFT_CHOICES
-from tf_redsync.exchange.drift import DEFAULT_EVERY
+from tf_redsync.engine.drift import CHOICES as DRIFT_CHOICES
+from tf_redsync.engine.drift import DEFAULT_EVERY
 from tf_redsync.exchange.layout import DEFAULT_BUCKET_BYTES
 from tf_redsync.exchange.skips import DEFAULT_LIMIT
 from tf_redsync.methods.base import Method

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_redsync as rs
-from tf_redsync.exchange import drift
+from tf_redsync.engine import drift
 from tf_redsync.exchange.differences import differences
 from tf_redsync.keras import equal_workers
 

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import tf_redsync as rs
 from tests.oracle import redsync as oracle
+from tf_redsync.engine.gradient_exchange import GradientExchange
 from tf_redsync.exchange import agreement
-from tf_redsync.exchange.gradient_exchange import GradientExchange
 
 SHAPES = {"embedding": (40, 5), "kernel": (30, 20), "bias": (20,), "scale": (), "out": (20, 11)}
 SPARSE = rs.RedSync(density=0.05, dense_below=0, selection="exact")

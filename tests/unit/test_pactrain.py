@@ -9,7 +9,8 @@ import tensorflow as tf
 import tf_redsync as rs
 from tests.oracle.pactrain import PrunedOracle, room
 from tests.unit.test_gradient_exchange import SHAPES, build, gradients, make_step
-from tf_redsync.exchange import loopback, masks
+from tf_redsync.engine import masks
+from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.pactrain import kept_elements
 

@@ -198,7 +198,7 @@ class DirectCollectives(PublicCollectives):
 class HostCollectives(DirectCollectives):
     """Collectives between hosts with several replicas each, from the first device of every host.
 
-    They need no replica context: `workers.py` calls them where a host's replicas have met.
+    They need no replica context: `engine/workers.py` calls them where a host's replicas have met.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):

@@ -1,6 +1,6 @@
 """What all workers must have alike, as far as Keras knows it: configurations, weights, rates.
 
-Compared by texts when an optimizer is built and when epochs begin, and by `exchange/drift.py` in
+Compared by texts when an optimizer is built and when epochs begin, and by `engine/drift.py` in
 training.
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_redsync.engine.drift import Drift, Shared
 from tf_redsync.exchange import agreement, strategy_hooks
-from tf_redsync.exchange.drift import Drift, Shared
 from tf_redsync.keras.slots import tf_variable
 
 _NOT_COMPARED = ("name",)  # numbered by what else a worker has created

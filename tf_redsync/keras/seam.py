@@ -15,9 +15,10 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.auto import Auto
-from tf_redsync.exchange import masks, strategy_hooks, workers
-from tf_redsync.exchange.drift import DEFAULT_EVERY, Drift
-from tf_redsync.exchange.gradient_exchange import GradientExchange
+from tf_redsync.engine import masks, workers
+from tf_redsync.engine.drift import DEFAULT_EVERY, Drift
+from tf_redsync.engine.gradient_exchange import GradientExchange
+from tf_redsync.exchange import strategy_hooks
 from tf_redsync.exchange.skips import agree_on_finite
 from tf_redsync.keras import adafactor, conflicts, equal_workers, own_weights, pruning, slots
 from tf_redsync.keras.skipping import Skipping

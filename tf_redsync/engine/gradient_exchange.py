@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from tf_redsync import explanation
 from tf_redsync.config import serialize
-from tf_redsync.exchange import agreement, collectives, masks, saved_state, skips, state, workers
+from tf_redsync.engine import masks, saved_state, workers
+from tf_redsync.exchange import agreement, collectives, skips, state
 from tf_redsync.exchange.layout import (
     DEFAULT_BUCKET_BYTES,
     GRADIENT_DTYPES,
@@ -30,11 +31,11 @@ class GradientExchange(tf.Module):
         bucket_bytes: See `make_buckets`.
         direct_collectives: Use single-round collectives where the strategy has them.
         two_levels: Whether a process with several replicas is one worker; see `workers.py`.
-        max_skipped_steps: See `skips.py`.
+        max_skipped_steps: See `exchange/skips.py`.
 
     Attributes:
         step: int64 variable, number of steps so far, skipped ones included.
-        skipped: int64 variable, number of steps that were not finite; see `skips.py`.
+        skipped: int64 variable, number of steps that were not finite; see `exchange/skips.py`.
         bytes_sent: float64 variable, bytes this worker sent in the last step.
         strategy: In whose scope this was built.
         settled: What the methods are assigned by: the policy, or what `Auto` decided.
@@ -331,7 +332,6 @@ class GradientExchange(tf.Module):
             )
 
     def _describe(self, described: dict[str, Any] | None) -> str:
-        tensors = [f"{s.dtype}{list(s.shape)}" for s in self.specs]
         return json.dumps(
             {
                 "policy": serialize(self.policy),
@@ -339,7 +339,7 @@ class GradientExchange(tf.Module):
                 "two_levels": self._two_levels,
                 "max_skipped_steps": self._max_skipped,
                 "replicas": self.strategy.num_replicas_in_sync,
-                "trainable_variables": tensors,
+                "trainable_variables": [f"{s.dtype}{list(s.shape)}" for s in self.specs],
                 **(described or {}),
             }
         )
