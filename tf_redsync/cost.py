@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.driver import DryRun, drive
@@ -215,22 +216,22 @@ class _Recorder(DryRun):
         sent = wire.sent_bytes(request, self.workers)
         self.seen.append(Message(KINDS[type(request)], float(tf.get_static_value(sent))))
 
+    @override
     def all_gather(self, message: tf.Tensor) -> tf.Tensor:
-        """See `Network`."""
         self._keep(AllGather(message))
         return super().all_gather(message)
 
+    @override
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """See `Network`."""
         self._keep(AllReduce(tensors))
         return super().all_reduce(tensors)
 
+    @override
     def all_to_all(self, messages: tf.Tensor) -> tf.Tensor:
-        """See `Network`."""
         self._keep(AllToAll(messages))
         return super().all_to_all(messages)
 
+    @override
     def pair_gather(self, message: tf.Tensor, distance: int) -> tf.Tensor:
-        """See `Network`."""
         self._keep(PairGather(message, distance))
         return super().pair_gather(message, distance)

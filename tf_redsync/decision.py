@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from typing_extensions import override
+
 from tf_redsync import cost
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Method
@@ -71,6 +73,7 @@ class Decision:
         chosen = {s.position: (s, c.method) for c in self.choices for s in c.specs}
         return [or_dense(*chosen[s.position], "predicted to be the fastest") for s in specs]
 
+    @override
     def __str__(self) -> str:
         link = self.measured.link
         lines = [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from typing_extensions import override
+
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import Bucket, TensorSpec
 from tf_redsync.exchange.requests import AllReduce
@@ -45,6 +47,7 @@ class Explanation:
     decision: str = ""
     replicas: int = 1
 
+    @override
     def __str__(self) -> str:
         head = ("variable", "shape", "elements", "bucket", "method", "how", "why")
         table = [head] + [

@@ -94,13 +94,13 @@ class Policy(Configurable):
 
     @property
     def trial_steps(self) -> int:
-        """See `Settled`. The choice is the user's, so nothing is tried."""
+        """The choice is the user's, so nothing is tried."""
         return 0
 
     def settle(
         self, specs: Sequence[TensorSpec], strategy: Any, network: Any, bucket_bytes: int
     ) -> Policy:
-        """See `Undecided`. Nothing is left to decide."""
+        """Nothing is left to decide."""
         del specs, strategy, network, bucket_bytes
         return self
 

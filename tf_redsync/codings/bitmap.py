@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync.codings.base import CodedPositions, IndexCoding, Room
 from tf_redsync.codings.streams import Stream
@@ -20,21 +21,21 @@ from tf_redsync.ops.codecs import Positions
 class Bitmap(IndexCoding):
     """One bit for every element of a bucket, set where it is sent."""
 
+    @override
     def words(self, room: Room) -> Any:
-        """See `IndexCoding`."""
         return -(-Stream(room).size // 32)
 
+    @override
     def encode(
         self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
     ) -> CodedPositions:
-        """See `IndexCoding`."""
         stream = Stream(room)
         count = tf.reduce_sum(counts)
         words = bits.bitmap(stream.merged(indices, counts), count, self.words(room))
         return CodedPositions(words, list(indices), counts)
 
+    @override
     def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
-        """See `IndexCoding`."""
         stream = Stream(room)
         at, count = bits.set_bits(words, stream.slots)
         return stream.separated(stream.checked(at, count), count)

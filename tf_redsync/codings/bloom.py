@@ -37,6 +37,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.codings.base import CodedPositions, IndexCoding, Room, used
@@ -76,28 +77,29 @@ class Bloom(IndexCoding):
             bounds = {"low": 0.0, "high": 1.0, "low_open": True, "high_open": True}
             checks.real("false_positive_rate", rate, **bounds)
 
+    @override
     def received(self, room: Room) -> Room:
-        """See `IndexCoding`. With p0 a tensor gets room for its false positives too."""
+        """With p0 a tensor gets room for its false positives too."""
         if self.policy != "p0":
             return room
         return Room(room.sizes, tuple(map(self._positives, room.sizes, room.slots)))
 
+    @override
     def words(self, room: Room) -> Any:
-        """See `IndexCoding`."""
         return self._heads(room) + sum(self._filters(room)["words"])
 
+    @override
     def encode(
         self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
     ) -> CodedPositions:
-        """See `IndexCoding`."""
         filters = bloom_build(indices, counts, seed, **self._filters(room))
         words = tf.concat([counts[: self._heads(room)], filters], axis=0)
         positions = self.decode(words[tf.newaxis], room, seed)
         found = [at[0] for at in positions.indices]
         return CodedPositions(words, found, positions.counts[0])
 
+    @override
     def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
-        """See `IndexCoding`."""
         layout = self._filters(room)
         if max(room.sizes) > MAX_COUNT:
             raise ValueError(

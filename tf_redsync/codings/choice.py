@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync.codings.base import CodedPositions, IndexCoding, Room
 from tf_redsync.codings.bitmap import Bitmap
@@ -59,6 +60,7 @@ class Comparison:
         """Name of the shortest code."""
         return next(iter(self.words))
 
+    @override
     def __str__(self) -> str:
         k = max(sum(self.room.slots), 1)
         lines = [("coding", "bits a position", "over entropy")]
@@ -123,18 +125,18 @@ class Cheapest(IndexCoding):
         best = compare(room.sizes, room.slots).best
         return next(c for c in LOSSLESS if type(c).__name__ == best)
 
+    @override
     def words(self, room: Room) -> Any:
-        """See `IndexCoding`."""
         return self.of(room).words(room)
 
+    @override
     def encode(
         self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
     ) -> CodedPositions:
-        """See `IndexCoding`."""
         return self.of(room).encode(indices, counts, room, seed)
 
+    @override
     def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
-        """See `IndexCoding`."""
         return self.of(room).decode(words, room, seed)
 
 

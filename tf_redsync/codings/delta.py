@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync.codings.base import CodedPositions, IndexCoding, Room, used
 from tf_redsync.codings.streams import Stream, gaps
@@ -35,14 +36,14 @@ class DeltaPacking(IndexCoding):
 
     paper: ClassVar[str] = "Lemire, Boytsov 2015"
 
+    @override
     def words(self, room: Room) -> Any:
-        """See `IndexCoding`."""
         return 1 + sum(_lengths(Stream(room)))
 
+    @override
     def encode(
         self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
     ) -> CodedPositions:
-        """See `IndexCoding`."""
         stream, words = Stream(room), _lengths(Stream(room))[1]
         at, count, groups = stream.merged(indices, counts), tf.reduce_sum(counts), _groups(stream)
         deltas = used(gaps(at) - 1, count)
@@ -53,8 +54,8 @@ class DeltaPacking(IndexCoding):
         code = [count[tf.newaxis], bits.packed(widths, WIDTH), packed]
         return CodedPositions(tf.concat(code, axis=0), list(indices), counts)
 
+    @override
     def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
-        """See `IndexCoding`."""
         stream, groups = Stream(room), _groups(Stream(room))
         count, width_words, code = tf.split(words, [1, *_lengths(stream)], axis=1)
         widths = bits.unpacked(width_words, WIDTH, groups)

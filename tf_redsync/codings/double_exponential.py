@@ -19,6 +19,7 @@ import dataclasses
 from typing import ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync.codings.base import used
 from tf_redsync.codings.sorted_values import FittedCurve, descending, in_place, place_bits
@@ -45,20 +46,20 @@ class DoubleExponentialFit(FittedCurve):
 
     FEWEST: ClassVar[int] = 4
 
+    @override
     def fit_words(self, k: int) -> int:
-        """See `FittedCurve`."""
         return 4 + bits.packed_words(k, 1 + place_bits(k))
 
+    @override
     def fit(self, values: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
-        """See `FittedCurve`."""
         curve = descending(tf.abs(values), count)
         negative = tf.cast(tf.gather(values, curve.places) < 0, tf.int32)
         numbers = tf.cast(_fit(curve.values, count), tf.float32)
         code = bits.packed(2 * curve.places + negative, 1 + place_bits(values.shape[0]))
         return [wire.to_words(numbers), code]
 
+    @override
     def fitted(self, words: tf.Tensor, count: tf.Tensor, k: int) -> tf.Tensor:
-        """See `FittedCurve`."""
         numbers = tf.cast(wire.from_words(words[:, :4]), tf.float64)
         a, b, c, d = tf.split(numbers, 4, axis=1)
         x = _places(k, count)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync.codings.base import CodedPositions, IndexCoding, Room
 from tf_redsync.codings.streams import Stream
@@ -31,14 +32,14 @@ class EliasFano(IndexCoding):
 
     paper: ClassVar[str] = "Elias 1974; Fano 1971"
 
+    @override
     def words(self, room: Room) -> Any:
-        """See `IndexCoding`."""
         return 1 + sum(_lengths(Stream(room)))
 
+    @override
     def encode(
         self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
     ) -> CodedPositions:
-        """See `IndexCoding`."""
         stream = Stream(room)
         at, count, low = stream.merged(indices, counts), tf.reduce_sum(counts), _low_bits(stream)
         high = tf.bitwise.right_shift(at, low) + tf.range(stream.slots)
@@ -49,8 +50,8 @@ class EliasFano(IndexCoding):
         ]
         return CodedPositions(tf.concat(code, axis=0), list(indices), counts)
 
+    @override
     def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
-        """See `IndexCoding`."""
         stream = Stream(room)
         count, low_words, high_words = tf.split(words, [1, *_lengths(stream)], axis=1)
         low = _low_bits(stream)

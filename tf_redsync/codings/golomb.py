@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync.codings.base import CodedPositions, IndexCoding, Room
 from tf_redsync.codings.streams import Stream
@@ -71,14 +72,14 @@ class Golomb(IndexCoding):
 
     paper: ClassVar[str] = "Golomb 1966"
 
+    @override
     def words(self, room: Room) -> Any:
-        """See `IndexCoding`."""
         return sum(group.words for group in groups(room))
 
+    @override
     def encode(
         self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
     ) -> CodedPositions:
-        """See `IndexCoding`."""
         parts, totals, form = [], [], _form(groups(room))
         for members, stream, _ in groups(room):
             own = tf.gather(counts, members)
@@ -87,8 +88,8 @@ class Golomb(IndexCoding):
         code = golomb_encode(parts, tf.stack(totals), sizes=form["sizes"], rice=form["rice"])
         return CodedPositions(code, list(indices), counts)
 
+    @override
     def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
-        """See `IndexCoding`."""
         streams, counts = golomb_decode(words, **_form(groups(room)))
         indices: dict[int, tf.Tensor] = {}
         of_tensor: dict[int, tf.Tensor] = {}

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync.codings.base import CodedPositions, IndexCoding, Room
 from tf_redsync.codings.streams import Stream
@@ -38,14 +39,14 @@ class Huffman(IndexCoding):
 
     paper: ClassVar[str] = "Huffman 1952"
 
+    @override
     def words(self, room: Room) -> Any:
-        """See `IndexCoding`."""
         return 1 + _code_words(Stream(room))
 
+    @override
     def encode(
         self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
     ) -> CodedPositions:
-        """See `IndexCoding`."""
         stream, words = Stream(room), _code_words(Stream(room))
         lengths, codes = table(stream.size)
         at, count = stream.merged(indices, counts), tf.reduce_sum(counts)
@@ -59,8 +60,8 @@ class Huffman(IndexCoding):
         )
         return CodedPositions(tf.concat([count[tf.newaxis], code], axis=0), list(indices), counts)
 
+    @override
     def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
-        """See `IndexCoding`."""
         stream, (count, code) = Stream(room), tf.split(words, [1, _code_words(Stream(room))], 1)
         symbol_of, length_of = (tf.constant(t) for t in _lookup(stream.size))
         end = 32 * code.shape[1]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.codings.base import (
@@ -31,18 +32,18 @@ class RawIndices(IndexCoding):
 
     any_slots: ClassVar[bool] = True
 
+    @override
     def words(self, room: Room) -> Any:
-        """See `IndexCoding`."""
         return len(room.slots) + sum(room.slots)
 
+    @override
     def encode(
         self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
     ) -> CodedPositions:
-        """See `IndexCoding`."""
         return CodedPositions(tf.concat([counts, *indices], axis=0), list(indices), counts)
 
+    @override
     def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
-        """See `IndexCoding`."""
         counts, *indices = tf.split(words, [len(room.slots), *room.slots], axis=1)
         return Positions(indices, counts)
 
@@ -55,18 +56,18 @@ class Float32(ValueCoding):
     exact: ClassVar[bool] = True
     any_slots: ClassVar[bool] = True
 
+    @override
     def words(self, slots: Sequence[Any]) -> Any:
-        """See `ValueCoding`."""
         return sum(slots)
 
+    @override
     def encode(
         self, values: Sequence[tf.Tensor], counts: tf.Tensor, stream: tf.Tensor
     ) -> CodedValues:
-        """See `ValueCoding`."""
         return CodedValues(wire.to_words(tf.concat(list(values), axis=0)), list(values))
 
+    @override
     def decode(self, words: tf.Tensor, counts: tf.Tensor, slots: Sequence[Any]) -> list[tf.Tensor]:
-        """See `ValueCoding`."""
         parts = tf.split(wire.from_words(words), list(slots), axis=1)
         return [used(part, counts[:, i : i + 1]) for i, part in enumerate(parts)]
 
@@ -87,14 +88,14 @@ class Half(ValueCoding):
     def __post_init__(self) -> None:
         checks.choice("dtype", self.dtype, HALVES)
 
+    @override
     def words(self, slots: Sequence[Any]) -> Any:
-        """See `ValueCoding`."""
         return sum((k + 1) // 2 for k in slots)
 
+    @override
     def encode(
         self, values: Sequence[tf.Tensor], counts: tf.Tensor, stream: tf.Tensor
     ) -> CodedValues:
-        """See `ValueCoding`."""
         words, rounded = [], []
         for tensor in values:
             halves = tf.cast(tensor, self.dtype)
@@ -103,8 +104,8 @@ class Half(ValueCoding):
             words.append(tf.bitcast(tf.reshape(even, [-1, 2]), tf.int32))
         return CodedValues(tf.concat(words, axis=0), rounded)
 
+    @override
     def decode(self, words: tf.Tensor, counts: tf.Tensor, slots: Sequence[Any]) -> list[tf.Tensor]:
-        """See `ValueCoding`."""
         parts = tf.split(words, [(k + 1) // 2 for k in slots], axis=1)
         values = []
         for i, (part, k) in enumerate(zip(parts, slots, strict=True)):

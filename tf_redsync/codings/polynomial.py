@@ -25,6 +25,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync.codings.base import used
 from tf_redsync.codings.sorted_values import (
@@ -56,12 +57,12 @@ class PolynomialFit(FittedCurve):
         ValueError: for a hyper-parameter out of its range.
     """
 
+    @override
     def fit_words(self, k: int) -> int:
-        """See `FittedCurve`."""
         return 1 + _segments(k) * COEFFICIENTS + place_words(k)
 
+    @override
     def fit(self, values: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
-        """See `FittedCurve`."""
         curve = descending(values, count)
         positive = tf.math.count_nonzero(curve.values > 0, dtype=tf.int32)
         coefficients = tf.cast(_fit(curve.values, count, positive), tf.float32)
@@ -71,8 +72,8 @@ class PolynomialFit(FittedCurve):
             bits.packed(curve.places, place_bits(values.shape[0])),
         ]
 
+    @override
     def fitted(self, words: tf.Tensor, count: tf.Tensor, k: int) -> tf.Tensor:
-        """See `FittedCurve`."""
         size = _segments(k) * COEFFICIENTS
         positive, coefficients, places = tf.split(words, [1, size, place_words(k)], axis=1)
         coefficients = tf.reshape(wire.from_words(coefficients), [-1, _segments(k), COEFFICIENTS])

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync.codings.base import CodedValues, ValueCoding, used
 from tf_redsync.config import register
@@ -44,22 +45,22 @@ class QSGDValues(ValueCoding):
     def _form(self) -> dict[str, Any]:
         return {"mode": "stochastic", "levels": self.levels, "bucket_size": self.bucket_size}
 
+    @override
     def words(self, slots: Sequence[Any]) -> Any:
-        """See `ValueCoding`."""
         return quantized_words(list(slots), **self._form)
 
+    @override
     def encode(
         self, values: Sequence[tf.Tensor], counts: tf.Tensor, stream: tf.Tensor
     ) -> CodedValues:
-        """See `ValueCoding`."""
         rows = [bucketed(tf.abs(v), v.shape[0], self.bucket_size) for v in values]
         scales = [tf.reduce_max(r, axis=1) for r in rows]
         words = quantize(values, tf.concat(scales, axis=0), stream=stream, **self._form).message
         sent = self.decode(words[tf.newaxis], counts[tf.newaxis], [v.shape[0] for v in values])
         return CodedValues(words, [tensor[0] for tensor in sent])
 
+    @override
     def decode(self, words: tf.Tensor, counts: tf.Tensor, slots: Sequence[Any]) -> list[tf.Tensor]:
-        """See `ValueCoding`."""
         like = [tf.zeros([k]) for k in slots]
         rows = [
             [row[tf.newaxis] for row in dequantize_sum(words[r : r + 1], like, **self._form)]

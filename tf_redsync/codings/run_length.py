@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync.codings.base import CodedPositions, IndexCoding, Room
 from tf_redsync.codings.streams import Stream, gaps
@@ -29,15 +30,15 @@ class RunLength(IndexCoding):
 
     paper: ClassVar[str] = "Golomb 1966"
 
+    @override
     def words(self, room: Room) -> Any:
-        """See `IndexCoding`."""
         fields, width = _best(Stream(room))
         return 1 + bits.packed_words(fields, width)
 
+    @override
     def encode(
         self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
     ) -> CodedPositions:
-        """See `IndexCoding`."""
         stream, (fields, width) = Stream(room), _best(Stream(room))
         at, count, longest = stream.merged(indices, counts), tf.reduce_sum(counts), 2**width - 1
         zeros = gaps(at) - 1
@@ -49,8 +50,8 @@ class RunLength(IndexCoding):
         code = tf.concat([count[tf.newaxis], bits.packed(codes, width)], axis=0)
         return CodedPositions(code, list(indices), counts)
 
+    @override
     def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
-        """See `IndexCoding`."""
         stream, (fields, width) = Stream(room), _best(Stream(room))
         count, longest = words[:, :1], 2**width - 1
         codes = bits.unpacked(words[:, 1:], width, fields)

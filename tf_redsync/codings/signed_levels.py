@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.codings.base import CodedValues, ValueCoding, used
@@ -70,14 +71,14 @@ class SignedLevels(ValueCoding):
         """Magnitudes of each tensor."""
         return 1 << (self.bits - 1)
 
+    @override
     def words(self, slots: Sequence[Any]) -> Any:
-        """See `ValueCoding`."""
         return len(slots) * self.levels + packed_words(sum(slots), self.bits)
 
+    @override
     def encode(
         self, values: Sequence[tf.Tensor], counts: tf.Tensor, stream: tf.Tensor
     ) -> CodedValues:
-        """See `ValueCoding`."""
         levels, codes, sent = [], [], []
         for tensor, count in zip(values, tf.unstack(counts), strict=True):
             means, cells = conditional_means(tensor, count, self.bits - 1)
@@ -89,8 +90,8 @@ class SignedLevels(ValueCoding):
         words = [wire.to_words(tf.concat(levels, 0)), packed(tf.concat(codes, 0), self.bits)]
         return CodedValues(tf.concat(words, axis=0), sent)
 
+    @override
     def decode(self, words: tf.Tensor, counts: tf.Tensor, slots: Sequence[Any]) -> list[tf.Tensor]:
-        """See `ValueCoding`."""
         heads = len(slots) * self.levels
         levels = tf.reshape(wire.from_words(words[:, :heads]), [-1, len(slots), self.levels])
         codes = tf.split(unpacked(words[:, heads:], self.bits, sum(slots)), list(slots), axis=1)

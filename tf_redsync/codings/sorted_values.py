@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.codings.base import CodedValues, ValueCoding, used
@@ -101,14 +102,14 @@ class FittedCurve(ValueCoding):
         """
         raise NotImplementedError
 
+    @override
     def words(self, slots: Sequence[Any]) -> Any:
-        """See `ValueCoding`."""
         return sum(map(self._words, slots))
 
+    @override
     def encode(
         self, values: Sequence[tf.Tensor], counts: tf.Tensor, stream: tf.Tensor
     ) -> CodedValues:
-        """See `ValueCoding`."""
         words, slots = [], [v.shape[0] for v in values]
         for tensor, k, count in zip(values, slots, tf.unstack(counts), strict=True):
             words += self.fit(tensor, count) if self._fits(k) else [wire.to_words(tensor)]
@@ -116,8 +117,8 @@ class FittedCurve(ValueCoding):
         sent = self.decode(code[tf.newaxis], counts[tf.newaxis], slots)
         return CodedValues(code, [v[0] for v in sent])
 
+    @override
     def decode(self, words: tf.Tensor, counts: tf.Tensor, slots: Sequence[Any]) -> list[tf.Tensor]:
-        """See `ValueCoding`."""
         values, parts = [], tf.split(words, list(map(self._words, slots)), axis=1)
         for i, (k, part) in enumerate(zip(slots, parts, strict=True)):
             count = counts[:, i : i + 1]

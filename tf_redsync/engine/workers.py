@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync.exchange import collectives, groups, state, watchdog
 from tf_redsync.exchange.driver import Network
@@ -68,8 +69,9 @@ class Host(Replica):
         self._strategy = strategy
         self._device = strategy.extended.worker_devices[0]
 
+    @override
     def run(self, function, tensors):
-        """See `Replica`. The replicas meet here, so they must not be in a branch of their own.
+        """The replicas meet here, so they must not be in a branch of their own.
 
         `function` runs on the host's first device and in no replica context.
         """
@@ -82,8 +84,8 @@ class Host(Replica):
 
         return tf.distribute.get_replica_context().merge_call(met, args=(list(tensors),))
 
+    @override
     def variable(self, value: tf.Tensor, kind: str, name: str) -> state.HostVariable:
-        """See `Replica`."""
         with tf.device(self._device):
             return state.HostVariable(value, kind, name, self.network, self._strategy)
 

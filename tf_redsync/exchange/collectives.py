@@ -22,6 +22,7 @@ from tensorflow.python.distribute import cross_device_ops as _cross_device_ops
 from tensorflow.python.ops import collective_ops as _collective_ops
 from tensorflow.python.ops import control_flow_util as _control_flow_util
 from tensorflow.python.ops import resource_variable_ops as _resource_variable_ops
+from typing_extensions import override
 
 from tf_redsync.exchange import collective_keys, groups, wire
 
@@ -130,17 +131,20 @@ class DirectCollectives(PublicCollectives):
         self._tokens: list[tf.Variable] = []  # see `_own_token`
         self._calls = itertools.count()
 
+    @override
     def all_gather(self, message: tf.Tensor) -> tf.Tensor:
         """Gather `[words]` from every worker into `[workers, words]`, one collective."""
         gathered = self._launch("gather", message[tf.newaxis])
         rows = tf.ensure_shape(gathered, [self.workers, message.shape[0]])
         return self._order.by_rank(rows)
 
+    @override
     def all_to_all(self, messages: tf.Tensor) -> tf.Tensor:
         """Send row r of `[workers, words]` to worker r, one collective."""
         sent = self._order.for_tensorflow(messages)
         return self._order.by_rank(self._launch("all to all", sent))
 
+    @override
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sum every tensor over the workers, packed into one collective."""
         if tf.executing_eagerly():  # packing costs more than it saves
@@ -150,6 +154,7 @@ class DirectCollectives(PublicCollectives):
         sums = tf.split(self._launch("reduce", packed), sizes)
         return [tf.reshape(s, tf.shape(t)) for s, t in zip(sums, tensors, strict=True)]
 
+    @override
     def pair_gather(self, message: tf.Tensor, distance: int) -> tf.Tensor:
         """Gather `[words]` of both partners into `[2, words]`, one collective of the two."""
         if self._own_rank ^ distance >= self.workers:
@@ -206,10 +211,12 @@ class HostCollectives(DirectCollectives):
         replica = self._cross_device_ops._launchers[0]
         self._between_hosts = groups.of_hosts(replica, self.workers)
 
+    @override
     def rank(self) -> tf.Tensor:
         """Return the host's number, which is the row of its messages in what is gathered."""
         return tf.constant(self._own_rank)
 
+    @override
     def _launcher(self):
         return self._between_hosts
 

@@ -10,6 +10,8 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from typing_extensions import override
+
 STALLED_SECONDS = 10.0  # what two workers that wait for each other do not move in
 GONE_SECONDS = 5.0  # how long a worker may wait for one that has ended its program
 SLOW_NETWORK = 10e6  # bytes a second
@@ -48,6 +50,7 @@ class Report:
         """Return what `to_text` wrote."""
         return cls(**json.loads(text))
 
+    @override
     def __str__(self):
         if self.ended:
             return f"has ended its program, at step {self.step}"

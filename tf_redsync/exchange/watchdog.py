@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync.exchange import collectives, coordination, groups
 from tf_redsync.exchange.progress import SILENT_SECONDS, Judge, Report
@@ -157,8 +158,8 @@ class _Thread(threading.Thread):
             self._over.set()
             self.join(_LINGER_SECONDS + PERIOD_SECONDS)
 
+    @override
     def run(self):
-        """See `threading.Thread`."""
         try:
             if self._rank == 0:
                 self._lead()

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync.exchange import collectives
 from tf_redsync.keras import conflicts, fit_hook, own_weights
@@ -54,6 +55,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         seam.skipping.guard_keras3(applies)
         self.built: bool = False
 
+    @override
     def build(self, variables) -> None:
         """Create the inner optimizer's variables and the exchange's state.
 
@@ -130,6 +132,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
             with np.load(path) as arrays:
                 self.exchange.restore_total_state(dict(arrays))
 
+    @override
     def __dir__(self):
         # Keras saves every saveable attribute that `dir` lists. The inner optimizer is saved by
         # `save_own_variables`, under the path where the plain optimizer would be.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 import tf_keras
+from typing_extensions import override
 
 from tf_redsync.keras import conflicts, fit_hook, own_weights
 from tf_redsync.keras.passing import Inner
@@ -53,6 +54,7 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         seam.momenta = self._momentum_slots
         seam.slots = self._all_slots
 
+    @override
     def build(self, var_list) -> None:
         """Create the inner optimizer's variables and the exchange's state."""
         self._seam.check_scope(var_list)
@@ -81,8 +83,8 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         self._seam.finish_step()
         return applied
 
+    @override
     def refuse(self, name, value) -> None:
-        """See `PassingOn`."""
         super().refuse(name, value)
         if (
             name == "momentum"
@@ -106,6 +108,7 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         return [[inner.get_slot(v, n) for v in self._built_for] for n in inner.get_slot_names()]
 
     @property
+    @override
     def name(self) -> str:  # type: ignore[override]
         """Name of the wrapper."""
         return self._name

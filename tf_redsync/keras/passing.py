@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from typing_extensions import override
+
 from tf_redsync.keras import conflicts
 
 _OWN = ("name", "built")  # that the inner optimizer has as well, and means something else by
@@ -57,6 +59,7 @@ class PassingOn:
                 return getattr(owner, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
+    @override
     def __setattr__(self, name: str, value: Any) -> None:
         wrapped = "inner_optimizer" in self.__dict__
         if wrapped and name in _READ_ONLY and name in self.__dict__:

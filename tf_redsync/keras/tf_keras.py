@@ -7,6 +7,7 @@ replicas; `_distributed_apply_gradients_fn(strategy, grads_and_vars)`, private, 
 from __future__ import annotations
 
 import tf_keras
+from typing_extensions import override
 
 from tf_redsync.keras import conflicts, fit_hook, own_weights
 from tf_redsync.keras.passing import Inner
@@ -42,6 +43,7 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
             applies._distributed_apply_gradients_fn, otherwise=lambda: applies.iterations
         )
 
+    @override
     def build(self, var_list) -> None:
         """Create the inner optimizer's variables and the exchange's state."""
         self._seam.check_scope(var_list)

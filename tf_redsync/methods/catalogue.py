@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from typing_extensions import override
+
 from tf_redsync.config import required
 from tf_redsync.methods import base
 from tf_redsync.tables import aligned
@@ -28,6 +30,7 @@ class Catalogue:
 
     entries: tuple[Entry, ...]
 
+    @override
     def __str__(self) -> str:
         head = ("method", "paper", "requests", "bits per element", "conserves")
         lines = [head] + [

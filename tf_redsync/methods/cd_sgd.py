@@ -29,6 +29,7 @@ import dataclasses
 from typing import ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -67,6 +68,7 @@ class CDSGD(TwoBit):
     requests: ClassVar[str] = "all-gather of codes, every k-th step all-reduce; one step late"
     bits: ClassVar[str] = "(2 (k - 1) + 32) / k"
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.integer("full_every", self.full_every, low=1)
@@ -75,39 +77,40 @@ class CDSGD(TwoBit):
         check_warm_up(self.warm_up, DenseWarmUp)
 
     @property
+    @override
     def delay(self) -> int:
-        """See `Method`."""
         return 1
 
     @property
+    @override
     def own_point(self) -> bool:
-        """See `Method`."""
         return True
 
     @property
+    @override
     def warm_up_steps(self) -> int:
-        """See `Method`."""
         return self.warm_up.steps if self.warm_up else 0
 
     @property
+    @override
     def dense_every(self) -> int:
-        """See `Method`."""
         return self.full_every if self.full_every > 1 else 0
 
+    @override
     def refuses(self, spec: TensorSpec) -> str | None:
-        """See `Method`."""
         return None if self.full_every == 1 else super().refuses(spec)
 
+    @override
     def dense(self) -> Method:
-        """See `Method`."""
         return dataclasses.replace(self, full_every=1)
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         if self.full_every == 1:
             return "in full, one step late"
         return f"{super().describe(spec)}, full every {self.full_every} steps, one step late"
 
+    @override
     def point(
         self,
         weights: list[tf.Tensor],
@@ -116,11 +119,12 @@ class CDSGD(TwoBit):
         rate: tf.Tensor,
         workers: int,
     ) -> list[tf.Tensor]:
-        """See `Method`. Keras has divided the loss by the workers: g is `workers * grad`."""
+        """Keras has divided the loss by the workers: g is `workers * grad`."""
         if self.local_learning_rate is not None:
             rate = tf.constant(self.local_learning_rate, tf.float32)
         return [w - rate * (workers * g) for w, g in zip(weights, grads, strict=True)]
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -129,7 +133,7 @@ class CDSGD(TwoBit):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`. The program `OwnPoints` gives it the gradients of the step before."""
+        """The program `OwnPoints` gives it the gradients of the step before."""
         if self.full_every > 1:
             return (yield from super().exchange(layout, grads, state, step, scale))
         return (yield from self.dense_exchange(layout, grads, state, step, scale))

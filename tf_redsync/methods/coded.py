@@ -47,6 +47,7 @@ import dataclasses
 from typing import ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.codings.base import IndexCoding, ValueCoding
@@ -129,37 +130,39 @@ class Coded(MethodWrapper):
             )
 
     @property
+    @override
     def state_kinds(self) -> dict[str, str]:  # type: ignore[override]
-        """See `Method`."""
         kept = {"residual": "sum"} if self.error_feedback else {}
         return {**self.method.state_kinds, **kept}
 
     @property
+    @override
     def conserves(self) -> bool:
-        """See `Method`."""
         return self.method.conserves and (self.error_feedback or self.values.exact)
 
     @property
+    @override
     def totals_may_overflow(self) -> bool:
-        """See `Method`."""
         return self.method.totals_may_overflow
 
+    @override
     def dense(self) -> Method:
-        """See `Method`."""
         return self.method.dense()
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         codings = f"{type(self.indices).__name__}, {type(self.values).__name__}"
         return f"{self.method.describe(spec)}; {codings}"
 
+    @override
     def init(self, layout: BucketLayout) -> State:
-        """See `Method`. With a residual for what the codes change, if the method has none."""
+        """With a residual for what the codes change, if the method has none."""
         state = self.method.init(layout)
         if "residual" in self.state_kinds and "residual" not in state:
             state = {**state, "residual": [tf.zeros(s.shape, tf.float32) for s in layout.specs]}
         return state
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -168,7 +171,6 @@ class Coded(MethodWrapper):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         own = own_stream(self.seed, layout, step)
         coding = MessageCoding(
             self.indices, self.values, self.error_feedback, seed=own[0] + own[2], stream=own
@@ -176,6 +178,7 @@ class Coded(MethodWrapper):
         layout = dataclasses.replace(layout, coding=coding)
         return (yield from self.method.exchange(layout, grads, state, step, scale))
 
+    @override
     def dense_exchange(
         self,
         layout: BucketLayout,
@@ -184,7 +187,6 @@ class Coded(MethodWrapper):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         return (yield from self.method.dense_exchange(layout, grads, state, step, scale))
 
 

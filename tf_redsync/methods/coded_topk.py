@@ -63,6 +63,7 @@ import dataclasses
 from typing import ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.codings.selected import VALUE_BITS, coding, select_and_code
@@ -119,6 +120,7 @@ class CodedTopK(MomentumCorrected):
     bits: ClassVar[str] = "density (2 + log2(1 / density) + value_bits) / steps"
     rounds_values: ClassVar[bool] = False  # they have codes of their own
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         check_warm_up(self.warm_up, DenseWarmUp)
@@ -150,35 +152,36 @@ class CodedTopK(MomentumCorrected):
             )
 
     @property
+    @override
     def local_steps(self) -> int:
-        """See `Method`."""
         return self.steps if self.steps > 1 else 0
 
     @property
+    @override
     def masks_local_momentum(self) -> bool:
-        """See `Method`."""
         return self.masking
 
+    @override
     def refuses(self, spec: TensorSpec) -> str | None:
-        """See `Method`."""
         return super().refuses(spec) if self.small_density is None else None
 
+    @override
     def dense(self) -> Method:
-        """See `Method`."""
         return LocalSGD(steps=self.steps) if self.steps > 1 else super().dense()
 
+    @override
     def k(self, spec: TensorSpec, density: float | None = None) -> int:
-        """See `MomentumCorrected`."""
         density = self.density if density is None else density
         if self.small_density is not None and too_small(spec, self.dense_below):
             density = max(density, self.small_density)
         return element_count(density, spec.size)
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         cadence = f", every {self.steps} steps" if self.steps > 1 else ""
         return f"{self.k(spec)} elements, coded, {self.value_bits}-bit values{cadence}"
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -187,7 +190,6 @@ class CodedTopK(MomentumCorrected):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         k, form = [self.k(s) for s in layout.specs], form_of("exact", len(grads))
         selected = select_and_code(
             grads,

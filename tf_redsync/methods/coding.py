@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.exchange import wire
@@ -36,16 +37,17 @@ class Quantizer(Method):
     def __post_init__(self) -> None:
         checks.integer("dense_below", self.dense_below, low=0)
 
+    @override
     def refuses(self, spec: TensorSpec) -> str | None:
-        """See `Method`."""
         return too_small(spec, self.dense_below)
 
+    @override
     def dense(self) -> Method:
-        """See `Method`."""
         return Dense()
 
+    @override
     def init(self, layout: BucketLayout) -> State:
-        """See `Method`. Zeros for every tensor, under each name of the state."""
+        """Zeros for every tensor, under each name of the state."""
         zeros = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
         return {name: list(zeros) for name in self.state_kinds}
 
@@ -61,13 +63,15 @@ class StochasticQuantizer(Quantizer):
 
     seed: int = 0
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.integer("seed", self.seed, low=0)
 
     @property
+    @override
     def conserves(self) -> bool:
-        """See `Method`. Right on average only."""
+        """Right on average only."""
         return False
 
     def own_stream(self, layout: BucketLayout, step: tf.Tensor) -> tf.Tensor:

@@ -31,6 +31,7 @@ import dataclasses
 from typing import ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -66,23 +67,26 @@ class CompAMS(Sparsifier):
     requests: ClassVar[str] = "all-gather of indices and values, or of signs and scales"
     bits: ClassVar[str] = "64 density; block-sign 1"
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.choice("compressor", self.compressor, COMPRESSORS)
 
     @property
+    @override
     def waiting_steps(self) -> float:
-        """See `Method`. Signs of all elements are sent in every step."""
+        """Signs of all elements are sent in every step."""
         return super().waiting_steps if self.compressor == "top_k" else 1.0
 
     @property
+    @override
     def rounds_values(self) -> bool:  # type: ignore[override]
         """Whether it sends values and not signs."""
         return self.compressor == "top_k"
 
     @property
+    @override
     def needs_amsgrad(self) -> bool:
-        """See `Method`."""
         return True
 
     def compresses_by(self) -> Method:
@@ -91,10 +95,11 @@ class CompAMS(Sparsifier):
             return TopK(density=self.density, dense_below=self.dense_below)
         return EFSignSGD(dense_below=self.dense_below)
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         return self.compressor
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -103,5 +108,4 @@ class CompAMS(Sparsifier):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         return (yield from self.compresses_by().exchange(layout, grads, state, step, scale))

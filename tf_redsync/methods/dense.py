@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -42,38 +43,41 @@ class Dense(Method):
         checks.momentum(self.momentum, self.nesterov)
 
     @property
+    @override
     def conserves(self) -> bool:
-        """See `Method`. Momentum adds its own mass."""
+        """Momentum adds its own mass."""
         return self.momentum == 0.0
 
     @property
+    @override
     def totals_may_overflow(self) -> bool:
-        """See `Method`. Without momentum they are what the all-reduce returned."""
+        """Without momentum they are what the all-reduce returned."""
         return self.momentum != 0.0
 
     @property
+    @override
     def momentum_in_exchange(self) -> float:
-        """See `Method`."""
         return self.momentum
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         return "all-reduce"
 
+    @override
     def dense(self) -> Method:
-        """See `Method`."""
         return self
 
+    @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:
-        """See `Method`."""
         return [(AllReduce, sum(s.bytes for s in layout.specs))]
 
+    @override
     def init(self, layout: BucketLayout) -> State:
-        """See `Method`."""
         if self.momentum == 0.0:
             return {"velocity": []}
         return {"velocity": [tf.zeros(s.shape, tf.float32) for s in layout.specs]}
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -82,7 +86,6 @@ class Dense(Method):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         totals = yield AllReduce(feedback.scaled(grads, scale))
         totals, velocity = feedback.momentum_step(
             totals, state["velocity"], self.momentum, self.nesterov
@@ -107,23 +110,25 @@ class NoExchange(Method):
     bits: ClassVar[str] = "0"
 
     @property
+    @override
     def conserves(self) -> bool:
-        """See `Method`."""
         return False
 
     @property
+    @override
     def totals_may_overflow(self) -> bool:
-        """See `Method`. Workers have different totals, so they could not skip a step together."""
+        """Workers have different totals, so they could not skip a step together."""
         return False
 
+    @override
     def dense(self) -> Method:
-        """See `Method`."""
         return self
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         return "nothing is sent"
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -132,6 +137,5 @@ class NoExchange(Method):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         yield from ()
         return list(grads), state

@@ -35,6 +35,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks, feedback, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -87,6 +88,7 @@ class DGC(MomentumCorrected):
     requests: ClassVar[str] = "all-gather of indices and values"
     bits: ClassVar[str] = "64 density"
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.real("sample_ratio", self.sample_ratio, low=0.0, high=1.0, low_open=True)
@@ -95,8 +97,8 @@ class DGC(MomentumCorrected):
         checks.integer("max_adaptations", self.max_adaptations, low=0)
         checks.integer("seed", self.seed, low=0)
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         return f"threshold from {self.sample_size(spec)} of {spec.size} elements"
 
     def stride(self, spec: TensorSpec) -> int:
@@ -152,11 +154,12 @@ class DGC(MomentumCorrected):
             maximum_iterations=self.max_adaptations,
         )[0]
 
+    @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:
-        """See `Method`."""
         k = [self.k(s) for s in layout.specs]
         return selected_payloads(k, [False] * len(k))
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -165,7 +168,6 @@ class DGC(MomentumCorrected):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         fixed_k = self._static_k(layout, step)
         k = fixed_k or self._k(layout, step)
         counts = fixed_k or tf.unstack(tf.cast(k, tf.int64))

@@ -28,6 +28,7 @@ import dataclasses
 from typing import ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -60,6 +61,7 @@ class DoReFa(StochasticQuantizer):
     paper: ClassVar[str] = "Zhou, Wu, Ni, Zhou, Wen, Zou 2016"
     bits: ClassVar[str] = "k"
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.integer("bitwidth", self.bitwidth, low=1)
@@ -68,10 +70,11 @@ class DoReFa(StochasticQuantizer):
                 f"`bitwidth` must be at most {MOST_BITS}. Received: bitwidth={self.bitwidth}"
             )
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         return f"{2**self.bitwidth} levels, {self.bitwidth} bits"
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -80,7 +83,6 @@ class DoReFa(StochasticQuantizer):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         grads = feedback.scaled(grads, scale)
         maxima = tf.concat([largest(tf.reshape(g, [1, -1])) for g in grads], axis=0)
         totals, _ = yield from deliver_codes(

@@ -37,6 +37,7 @@ from collections.abc import Generator
 from typing import Any, ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks, feedback, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -75,6 +76,7 @@ class GMC(Sparsifier):
     bits: ClassVar[str] = "64 density; blocks 32 density"
     state_kinds: ClassVar[dict[str, str]] = {"residual": "sum", "before": "shared"}
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.momentum(self.momentum, False)
@@ -82,33 +84,36 @@ class GMC(Sparsifier):
         checks.integer("seed", self.seed, low=0)
 
     @property
+    @override
     def conserves(self) -> bool:
-        """See `Method`. Momentum adds its own mass."""
+        """Momentum adds its own mass."""
         return self.momentum == 0.0
 
     @property
+    @override
     def momentum_in_exchange(self) -> float:
-        """See `Method`."""
         return self.momentum
 
     @property
+    @override
     def sends_selected(self) -> bool:
-        """See `Sparsifier`."""
         return self.selection == "top_k"
 
+    @override
     def dense(self) -> Method:
-        """See `Method`. Nothing held back, GMC is SGD with momentum."""
+        """Nothing held back, GMC is SGD with momentum."""
         return Dense(momentum=self.momentum)
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         return f"{self.selection}, {element_count(self.density, spec.size)} elements"
 
+    @override
     def init(self, layout: BucketLayout) -> State:
-        """See `Method`."""
         zeros = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
         return {"residual": zeros, "before": list(zeros) if self.momentum else []}
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -117,7 +122,6 @@ class GMC(Sparsifier):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         if self.selection == "top_k":
             totals, residuals = yield from self._top_k(layout, grads, state, scale)
         else:
@@ -127,6 +131,7 @@ class GMC(Sparsifier):
             residuals = own["residual"]
         return totals, {"residual": residuals, "before": list(totals) if self.momentum else []}
 
+    @override
     def dense_exchange(
         self,
         layout: BucketLayout,
@@ -199,15 +204,17 @@ class GMCPlus(GMC):
 
     detached: float = 0.3
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.real("detached", self.detached, low=0.0, high=1.0, high_open=True)
 
     @property
+    @override
     def own_point(self) -> bool:
-        """See `Method`."""
         return True
 
+    @override
     def point(
         self,
         weights: list[tf.Tensor],
@@ -216,7 +223,7 @@ class GMCPlus(GMC):
         rate: tf.Tensor,
         workers: int,
     ) -> list[tf.Tensor]:
-        """See `Method`: `w - lambda e` with the residual in updates, `e = rate K v`."""
+        """Return `w - lambda e` with the residual in updates, `e = rate K v`."""
         del grads
         factor = self.detached * rate * workers
         return [w - factor * v for w, v in zip(weights, state["residual"], strict=True)]

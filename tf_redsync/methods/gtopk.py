@@ -38,6 +38,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import ops
 from tf_redsync.exchange.layout import BucketLayout
@@ -71,6 +72,7 @@ class GTopK(Sparsifier):
     requests: ClassVar[str] = "log2(K) exchanges with a partner, of indices and values"
     bits: ClassVar[str] = "64 density log2(K)"
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -79,7 +81,6 @@ class GTopK(Sparsifier):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         size = sum(s.size for s in layout.specs)
         k = element_count(self.density, size)
         if not k:

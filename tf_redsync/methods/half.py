@@ -25,6 +25,7 @@ import dataclasses
 from typing import ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks, feedback
 from tf_redsync.codings.plain import HALVES
@@ -82,40 +83,42 @@ class HalfPrecision(MethodWrapper):
         return None if isinstance(self.method, LocalSGD) else self.method
 
     @property
+    @override
     def state_kinds(self) -> dict[str, str]:  # type: ignore[override]
-        """See `Method`."""
         if self._sums is not None:
             return self._sums.state_kinds
         return {"residual": "sum"} if self.error_feedback else {}
 
     @property
+    @override
     def conserves(self) -> bool:
-        """See `Method`."""
         return self.error_feedback and (self.method is None or self.method.conserves)
 
     @property
+    @override
     def totals_may_overflow(self) -> bool:
-        """See `Method`. Dense totals are numbers that were received."""
+        """Dense totals are numbers that were received."""
         return self._sums is not None and self._sums.totals_may_overflow
 
+    @override
     def dense(self) -> Method:
-        """See `Method`. Tensors that the method refuses are small: they travel in float32."""
+        """Tensors that the method refuses are small: they travel in float32."""
         return self if self._sums is None else self._sums.dense()
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         return (self.method.describe(spec) if self.method else "sum") + f" in {self.dtype}"
 
+    @override
     def init(self, layout: BucketLayout) -> State:
-        """See `Method`."""
         if self._sums is not None:
             return self._sums.init(layout)
         return {
             name: [tf.zeros(s.shape, tf.float32) for s in layout.specs] for name in self.state_kinds
         }
 
+    @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads | None:
-        """See `Method`."""
         if self._sums is not None:
             return None
         elements = sum(s.size for s in layout.specs)
@@ -125,6 +128,7 @@ class HalfPrecision(MethodWrapper):
     def _rounding(self) -> Rounding:
         return Rounding(self.dtype, self.error_feedback)
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -133,7 +137,6 @@ class HalfPrecision(MethodWrapper):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         layout = dataclasses.replace(layout, rounding=self._rounding)
         if self._sums is not None:
             return (yield from self._sums.exchange(layout, grads, state, step, scale))
@@ -143,6 +146,7 @@ class HalfPrecision(MethodWrapper):
         totals, errors = yield from all_reduced(layout, values)
         return totals, {"residual": errors} if self.error_feedback else {}
 
+    @override
     def dense_exchange(
         self,
         layout: BucketLayout,
@@ -151,7 +155,7 @@ class HalfPrecision(MethodWrapper):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`. In float32."""
+        """In float32."""
         if self._sums is not None:
             return (yield from self._sums.dense_exchange(layout, grads, state, step, scale))
         return (yield from super().dense_exchange(layout, grads, state, step, scale))

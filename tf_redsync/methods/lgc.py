@@ -59,6 +59,7 @@ import dataclasses
 from typing import ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks, feedback, ops
 from tf_redsync.codings.base import IndexCoding
@@ -126,6 +127,7 @@ class LGC(Sparsifier):
     state_kinds: ClassVar[dict[str, str]] = {"residual": "sum", "autoencoder": "shared"}
     rounds_values: ClassVar[bool] = False
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.choice("variant", self.variant, VARIANTS)
@@ -150,34 +152,34 @@ class LGC(Sparsifier):
         )
 
     @property
+    @override
     def whole_model(self) -> bool:
-        """See `Method`."""
         return True
 
     @property
+    @override
     def warm_up_steps(self) -> int:
-        """See `Method`."""
         return self.dense_steps
 
     @property
+    @override
     def phases(self) -> tuple[tuple[int, str], ...]:
-        """See `Method`."""
         return ((self.dense_steps + self.training_steps, "training_exchange"),)
 
+    @override
     def refuses(self, spec: TensorSpec) -> str | None:
-        """See `Method`."""
         if self.dense_ends and spec.position == 0:
             return "first variable"
         if self.dense_ends and spec.output_layer:
             return "output layer"
         return super().refuses(spec)
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         return f"code of {element_count(self.density, spec.size)} of {spec.size} elements"
 
+    @override
     def init(self, layout: BucketLayout) -> State:
-        """See `Method`."""
         return {**super().init(layout), "autoencoder": [self.autoencoder.initial(self.seed)]}
 
     def training_exchange(
@@ -204,6 +206,7 @@ class LGC(Sparsifier):
         parameters -= self.learning_rate / layout.workers * gradient
         return totals, {"residual": list(found.residuals), "autoencoder": [parameters]}
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -212,7 +215,6 @@ class LGC(Sparsifier):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         model, (parameters,), shape = self.autoencoder, state["autoencoder"], self._shape(layout)
         grads = feedback.scaled(grads, scale)
         message = shape.selected(grads, state["residual"]).message

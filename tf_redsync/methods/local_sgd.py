@@ -20,6 +20,8 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
+from typing_extensions import override
+
 from tf_redsync import checks
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.methods.base import Method, register
@@ -51,21 +53,22 @@ class LocalSGD(Method):
         checks.integer("steps", self.steps, low=1)
 
     @property
+    @override
     def local_steps(self) -> int:
-        """See `Method`."""
         return self.steps
 
     @property
+    @override
     def totals_may_overflow(self) -> bool:
-        """See `Method`. They are what the all-reduce returned."""
+        """They are what the all-reduce returned."""
         return False
 
+    @override
     def dense(self) -> Method:
-        """See `Method`."""
         return self
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         return f"all-reduce every {self.steps} steps"
 
     exchange = Method.dense_exchange  # here the gradients are the changes of the weights

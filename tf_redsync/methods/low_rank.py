@@ -38,6 +38,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -74,8 +75,8 @@ class _LowRank(Method):
         checks.real("min_compression_rate", self.min_compression_rate, low=0.0, high=math.inf)
         checks.integer("seed", self.seed, low=0)
 
+    @override
     def refuses(self, spec: TensorSpec) -> str | None:
-        """See `Method`."""
         if spec.is_bias_or_norm:
             return f"rank {len(spec.shape)} (bias, norm)"
         if spec.size == 0:
@@ -85,12 +86,12 @@ class _LowRank(Method):
             return f"compression rate {rate:.2g} <= min_compression_rate"
         return None
 
+    @override
     def dense(self) -> Method:
-        """See `Method`."""
         return Dense()
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         rows, columns = matrix_shape(spec)
         return f"rank {self.rank_of(spec)} of {rows} x {columns}"
 
@@ -100,8 +101,7 @@ class _LowRank(Method):
 
     def factor_payload(self, layout: BucketLayout, side: int) -> tuple[type[Request], int]:
         """The all-reduce of all factors of a side, P for side 0, Q for side 1, in float32."""
-        elements = sum(self.rank_of(s) * matrix_shape(s)[side] for s in layout.specs)
-        return AllReduce, 4 * elements
+        return AllReduce, 4 * sum(self.rank_of(s) * matrix_shape(s)[side] for s in layout.specs)
 
     def random_factors(self, layout: BucketLayout, side: int) -> Factors:
         """Normal random factors, the same on all workers: P for side 0, Q for side 1."""
@@ -136,15 +136,16 @@ class PowerSGD(_LowRank):
     bits: ClassVar[str] = "32 r (n + m) / (n m)"
     state_kinds: ClassVar[dict[str, str]] = {"residual": "sum", "q": "shared"}
 
+    @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:
-        """See `Method`."""
         return [self.factor_payload(layout, side) for side in (0, 1)]
 
+    @override
     def init(self, layout: BucketLayout) -> State:
-        """See `Method`."""
         zeros = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
         return {"residual": zeros, "q": self.random_factors(layout, side=1)}
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -153,7 +154,6 @@ class PowerSGD(_LowRank):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         matrices = as_matrices(layout, feedback.scaled(grads, scale), state["residual"])
         own_p = [tf.matmul(m, q) for m, q in zip(matrices, state["q"], strict=True)]
         p, _ = yield from all_reduced(layout, own_p)
@@ -189,18 +189,19 @@ class ACPSGD(_LowRank):
     state_kinds: ClassVar[dict[str, str]] = {"residual": "sum", "p": "shared", "q": "shared"}
     period: ClassVar[int] = 2  # P and Q in turn
 
+    @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:
-        """See `Method`."""
         return [self.factor_payload(layout, step % 2)]
 
+    @override
     def init(self, layout: BucketLayout) -> State:
-        """See `Method`."""
         return {
             "residual": [tf.zeros(s.shape, tf.float32) for s in layout.specs],
             "p": self.random_factors(layout, side=0),
             "q": self.random_factors(layout, side=1),
         }
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -209,7 +210,6 @@ class ACPSGD(_LowRank):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         known = tf.get_static_value(step)
         even = tf.equal(step % 2, 0) if known is None else bool(known % 2 == 0)
         matrices = as_matrices(layout, feedback.scaled(grads, scale), state["residual"])

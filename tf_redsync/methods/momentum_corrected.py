@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -43,6 +44,7 @@ class MomentumCorrected(Sparsifier):
 
     state_kinds: ClassVar[dict[str, str]] = {"residual": "sum", "velocity": "sum"}
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.momentum(self.momentum, self.nesterov)
@@ -52,31 +54,32 @@ class MomentumCorrected(Sparsifier):
         check_warm_up(self.warm_up, DenseWarmUp, ExponentialWarmUp)
 
     @property
+    @override
     def conserves(self) -> bool:
-        """See `Method`. Momentum adds its own mass."""
+        """Momentum adds its own mass."""
         return self.momentum == 0.0
 
     @property
+    @override
     def density_changes(self) -> bool:
-        """See `Sparsifier`."""
         return isinstance(self.warm_up, ExponentialWarmUp)
 
     @property
+    @override
     def momentum_in_exchange(self) -> float:
-        """See `Method`."""
         return self.momentum
 
     @property
+    @override
     def warm_up_steps(self) -> int:
-        """See `Method`."""
         return self.warm_up.steps if isinstance(self.warm_up, DenseWarmUp) else 0
 
+    @override
     def dense(self) -> Method:
-        """See `Method`."""
         return Dense(momentum=self.momentum, nesterov=self.nesterov)
 
+    @override
     def clip_scale(self, grads: list[tf.Tensor], workers: int) -> tf.Tensor | None:
-        """See `Method`."""
         norm = self.clip_norm
         return None if norm is None else feedback.local_clip_scale(grads, norm, workers)
 
@@ -84,11 +87,12 @@ class MomentumCorrected(Sparsifier):
         """Number of elements of a tensor that are sent at a density (default: the final one)."""
         return element_count(self.density if density is None else density, spec.size)
 
+    @override
     def init(self, layout: BucketLayout) -> State:
-        """See `Method`."""
         zeros = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
         return {"residual": zeros, "velocity": list(zeros) if self.momentum else []}
 
+    @override
     def dense_exchange(
         self,
         layout: BucketLayout,

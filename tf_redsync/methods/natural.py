@@ -31,6 +31,7 @@ import dataclasses
 from typing import ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -58,10 +59,11 @@ class NaturalCompression(StochasticQuantizer):
     paper: ClassVar[str] = "Horváth, Ho, Horváth, Sahu, Canini, Richtárik 2019"
     bits: ClassVar[str] = "9"
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         return "powers of two, 9 bits"
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -70,7 +72,6 @@ class NaturalCompression(StochasticQuantizer):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         totals, _ = yield from deliver_codes(
             feedback.scaled(grads, scale),
             tf.zeros([0]),

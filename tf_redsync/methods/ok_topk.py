@@ -46,6 +46,7 @@ import math
 from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks, feedback, ops
 from tf_redsync.exchange import wire
@@ -94,18 +95,21 @@ class OkTopk(Sparsifier):
     requests: ClassVar[str] = "all-to-all, then all-gather, of indices and values"
     bits: ClassVar[str] = "80 density (1 + 1 / K)"
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.integer("threshold_interval", self.threshold_interval, low=1)
         checks.integer("partition_interval", self.partition_interval, low=1)
 
     @property
+    @override
     def totals_may_overflow(self) -> bool:
-        """See `Method`. Each element comes from one worker, which has looked at its sums."""
+        """Each element comes from one worker, which has looked at its sums."""
         return False
 
+    @override
     def init(self, layout: BucketLayout) -> State:
-        """See `Method`. Two thresholds, and where the regions lie, in a form for any K."""
+        """Two thresholds, and where the regions lie, in a form for any K."""
         return {
             **super().init(layout),
             "own_threshold": [tf.zeros([])],
@@ -113,6 +117,7 @@ class OkTopk(Sparsifier):
             "regions": [regions.equal(sum(s.size for s in layout.specs))],
         }
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -121,11 +126,9 @@ class OkTopk(Sparsifier):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         vector = flat(state["residual"]) + flat(feedback.scaled(grads, scale))
         size, workers = vector.shape[0], layout.workers
-        k = element_count(self.density, size)
-        if not k:
+        if not (k := element_count(self.density, size)):
             return grads, state
         slots = min(size, math.ceil(SLACK * k / workers))  # of a row
         anew = tf.equal(step % self.threshold_interval, 0)
@@ -141,8 +144,7 @@ class OkTopk(Sparsifier):
         messages, starts = regions.without_starts((yield AllGather(message)))
 
         messages, threshold = _evaluated(messages, slots, k, threshold, anew)
-        form = form_of("exact", 1)
-        (total,) = ops.decode(messages, tf.constant([slots]), [vector], **form)
+        (total,) = ops.decode(messages, tf.constant([slots]), [vector], **form_of("exact", 1))
         renew = tf.equal(step % self.partition_interval, 0)
         residual = sent.left(found.residuals[0], total)
         return split(total, layout.specs), {

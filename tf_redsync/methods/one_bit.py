@@ -33,6 +33,7 @@ import dataclasses
 from typing import ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -74,24 +75,27 @@ class OneBitSGD(Quantizer):
     bits: ClassVar[str] = "1 + 1 / K"
     state_kinds: ClassVar[dict[str, str]] = {"residual": "sum"}
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         check_warm_up(self.warm_up, DenseWarmUp)
 
     @property
+    @override
     def totals_may_overflow(self) -> bool:
-        """See `Method`. They are means that one worker has sent, and it has looked at them."""
+        """They are means that one worker has sent, and it has looked at them."""
         return False
 
     @property
+    @override
     def warm_up_steps(self) -> int:
-        """See `Method`."""
         return self.warm_up.steps if self.warm_up else 0
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         return "signs and two means, twice"
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -100,7 +104,6 @@ class OneBitSGD(Quantizer):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         grads, workers, rank = feedback.scaled(grads, scale), layout.workers, layout.rank
         sums = [e + g for e, g in zip(state["residual"], grads, strict=True)]
         counts = tf.constant([_counts(s, workers) for s in layout.specs])  # [tensors, workers]

@@ -43,6 +43,7 @@ from typing import ClassVar
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -117,42 +118,46 @@ class PacTrain(Method):
         checks.integer("dense_below", self.dense_below, low=0)
 
     @property
+    @override
     def conserves(self) -> bool:
-        """See `Method`. What lies outside of the mask is dropped."""
+        """What lies outside of the mask is dropped."""
         return False
 
     @property
+    @override
     def totals_may_overflow(self) -> bool:
-        """See `Method`. They are what the all-reduce returned, or integers times the scaler."""
+        """They are what the all-reduce returned, or integers times the scaler."""
         return self.ternary
 
     @property
+    @override
     def waits_for(self) -> str:
-        """See `Method`."""
         return (
             "the weights to be pruned: give tf_redsync.callbacks.Prune(sparsity, at_step=...) to "
             "`fit`, or call optimizer.prune(sparsity) in a custom loop"
         )
 
+    @override
     def ready(self, state: State) -> tf.Tensor:
-        """See `Method`. The mask has been the same for long enough, and it fits."""
+        """The mask has been the same for long enough, and it fits."""
         return state["stable"][0] >= self.stable_steps
 
+    @override
     def refuses(self, spec: TensorSpec) -> str | None:
-        """See `Method`."""
         return too_small(spec, self.dense_below)
 
+    @override
     def dense(self) -> Method:
-        """See `Method`."""
         return Dense()
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         kept = kept_elements(self.sparsity, spec.size)
         return f"once pruned, k = {kept:,}" + (", ternary" if self.ternary else "")
 
+    @override
     def init(self, layout: BucketLayout) -> State:
-        """See `Method`. All is kept; the positions are of no use yet."""
+        """All is kept; the positions are of no use yet."""
         counts = [kept_elements(self.sparsity, s.size) for s in layout.specs]
         return {
             "mask": [tf.ones(s.shape, tf.bool) for s in layout.specs],
@@ -189,6 +194,7 @@ class PacTrain(Method):
             "stable": [tf.constant(0 if fits else TOO_MANY_KEPT, tf.int64)],
         }
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -197,7 +203,7 @@ class PacTrain(Method):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`. Only where the state is `ready`."""
+        """Only where the state is `ready`."""
         grads = feedback.scaled(grads, scale)
         compact = [
             _gathered(g, m, p)
@@ -216,6 +222,7 @@ class PacTrain(Method):
         ]
         return totals, state
 
+    @override
     def dense_exchange(
         self,
         layout: BucketLayout,
@@ -224,7 +231,7 @@ class PacTrain(Method):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`. Before there is a mask, and the tracker's steps."""
+        """Before there is a mask, and the tracker's steps."""
         totals = yield AllReduce(feedback.scaled(grads, scale))
         kept = [
             tf.where(m, t, tf.zeros_like(t)) for m, t in zip(state["mask"], totals, strict=True)

@@ -35,6 +35,7 @@ from typing import ClassVar
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -80,6 +81,7 @@ class QSGD(StochasticQuantizer):
     requests: ClassVar[str] = "all-gather of codes and norms"
     bits: ClassVar[str] = "ceil(log2(2 s + 1)) + 32 / d"
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         check_levels("levels", self.levels)
@@ -87,10 +89,11 @@ class QSGD(StochasticQuantizer):
             check_bucket_size(self.bucket_size)
         checks.choice("norm", self.norm, NORMS)
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         return f"{code_bits('stochastic', self.levels)} bits, buckets of {self.bucket_size}"
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -99,7 +102,6 @@ class QSGD(StochasticQuantizer):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         grads = feedback.scaled(grads, scale)
         rows = [
             bucketed(g, s.size, self.bucket_size) for g, s in zip(grads, layout.specs, strict=True)
@@ -141,6 +143,7 @@ class TernGrad(StochasticQuantizer):
     requests: ClassVar[str] = "all-gather of codes, or of scalers and all-reduce"
     bits: ClassVar[str] = "2; shared scaler 32 / floor(log(2^25) / log(2 K + 1))"
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.clip is not None:
@@ -148,16 +151,17 @@ class TernGrad(StochasticQuantizer):
         checks.boolean("shared_scaler", self.shared_scaler)
         checks.boolean("output_layer", self.output_layer)
 
+    @override
     def refuses(self, spec: TensorSpec) -> str | None:
-        """See `Method`."""
         if spec.output_layer and not self.output_layer:
             return "output layer"
         return super().refuses(spec)
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         return "ternary" + (", shared scaler" if self.shared_scaler else "")
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -166,7 +170,6 @@ class TernGrad(StochasticQuantizer):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         grads, own_stream = feedback.scaled(grads, scale), self.own_stream(layout, step)
         rows = [tf.reshape(g, [1, -1]) for g in grads]
         scalers = tf.concat([largest(r) for r in rows], axis=0)

@@ -39,6 +39,7 @@ import dataclasses
 from typing import ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -86,16 +87,18 @@ class QuantizedFW(StochasticQuantizer):
     requests: ClassVar[str] = "all-to-all, then all-gather, of codes and maxima"
     bits: ClassVar[str] = "z(s) + z(s2) / K, z(s) = ceil(log2(s + 1)) + 1"
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("levels", "sum_levels"):
             check_levels(name, getattr(self, name))
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         there, back = (code_bits(MODE, s) for s in (self.levels, self.sum_levels))
         return f"{there} bits to who adds up, {back} bits back"
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -104,7 +107,6 @@ class QuantizedFW(StochasticQuantizer):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         grads, workers, rank = feedback.scaled(grads, scale), layout.workers, layout.rank
         blocks = [cut(g, s, workers) for g, s in zip(grads, layout.specs, strict=True)]
         own_stream = self.own_stream(layout, step)

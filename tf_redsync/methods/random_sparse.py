@@ -25,6 +25,7 @@ import dataclasses
 from typing import ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -43,18 +44,21 @@ class _SharedRandom(Sparsifier):
     requests: ClassVar[str] = "all-reduce of values"
     bits: ClassVar[str] = "32 density"
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.integer("seed", self.seed, low=0)
 
     @property
+    @override
     def sends_selected(self) -> bool:
-        """See `Sparsifier`. Values alone: all workers know the positions."""
+        """Values alone: all workers know the positions."""
         return False
 
     @property
+    @override
     def totals_may_overflow(self) -> bool:
-        """See `Method`. They are what the all-reduce returned, and zeros."""
+        """They are what the all-reduce returned, and zeros."""
         return False
 
     def choose(self, spec: TensorSpec, seed: tf.Tensor) -> tf.Tensor:
@@ -66,6 +70,7 @@ class _SharedRandom(Sparsifier):
         """
         raise NotImplementedError
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -74,7 +79,6 @@ class _SharedRandom(Sparsifier):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         sends = [
             tf.reshape(v + g, [-1])
             for v, g in zip(state["residual"], feedback.scaled(grads, scale), strict=True)
@@ -109,6 +113,7 @@ class RandomK(_SharedRandom):
         ValueError: for a hyper-parameter out of its range.
     """
 
+    @override
     def choose(self, spec: TensorSpec, seed: tf.Tensor) -> tf.Tensor:
         """Return k distinct random elements."""
         draws = uniform([spec.size], seed)
@@ -132,6 +137,7 @@ class RandomBlock(_SharedRandom):
         ValueError: for a hyper-parameter out of its range.
     """
 
+    @override
     def choose(self, spec: TensorSpec, seed: tf.Tensor) -> tf.Tensor:
         """Return k elements in a row from a random start, wrapping around."""
         k, size = element_count(self.density, spec.size), spec.size

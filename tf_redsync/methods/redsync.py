@@ -35,6 +35,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -86,6 +87,7 @@ class RedSync(MomentumCorrected):
     bits: ClassVar[str] = "64 density; quantised 32 density"
     state_kinds: ClassVar[dict[str, str]] = {**MomentumCorrected.state_kinds, "ratios": "mean"}
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.boolean("quantized", self.quantized)
@@ -99,8 +101,9 @@ class RedSync(MomentumCorrected):
             )
 
     @property
+    @override
     def conserves(self) -> bool:
-        """See `Method`. Momentum adds its own mass, quantisation drops its error."""
+        """Momentum adds its own mass, quantisation drops its error."""
         return super().conserves and not self.quantized
 
     def selector(self, spec: TensorSpec) -> str:
@@ -113,16 +116,16 @@ class RedSync(MomentumCorrected):
         """Whether a tensor's values are replaced by one mean."""
         return self.quantized and not spec.output_layer
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         return self.selector(spec) + (", one mean" if self.quantizes(spec) else "")
 
+    @override
     def init(self, layout: BucketLayout) -> State:
-        """See `Method`."""
         return {**super().init(layout), "ratios": [tf.fill([len(layout.specs)], -1.0)]}
 
+    @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:
-        """See `Method`."""
         return selected_payloads([self.k(s) for s in layout.specs], self._form(layout)["quantized"])
 
     def _form(self, layout: BucketLayout) -> dict[str, Any]:
@@ -132,6 +135,7 @@ class RedSync(MomentumCorrected):
             "quantized": tuple(self.quantizes(s) for s in layout.specs),
         }
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -140,7 +144,6 @@ class RedSync(MomentumCorrected):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         k, form = self._k(layout, step), self._form(layout)
         selection = ops.accumulate_and_select(
             grads,

@@ -32,6 +32,7 @@ import math
 from typing import Any, ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks, feedback, ops
 from tf_redsync.codings.base import Room
@@ -77,6 +78,7 @@ class SBC(Sparsifier):
     requests: ClassVar[str] = "all-gather of means and coded positions"
     bits: ClassVar[str] = "density (b + 1 + (1 / density - 1) / 2^b) / steps"
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.integer("steps", self.steps, low=1)
@@ -99,29 +101,30 @@ class SBC(Sparsifier):
         return cls(**{"steps": steps, "density": density, **options})
 
     @property
+    @override
     def local_steps(self) -> int:
-        """See `Method`."""
         return self.steps
 
     @property
+    @override
     def masks_local_momentum(self) -> bool:
-        """See `Method`."""
         return self.masking
 
+    @override
     def refuses(self, spec: TensorSpec) -> str | None:
-        """See `Method`."""
         if spec.bytes < self.dense_below:
             return f"{spec.bytes} bytes < dense_below"
         return None
 
+    @override
     def dense(self) -> Method:
-        """See `Method`."""
         return LocalSGD(steps=self.steps)
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         return f"one mean, coded positions, every {self.steps} steps"
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -130,7 +133,7 @@ class SBC(Sparsifier):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`; here the gradients are the changes of the weights."""
+        """Here the gradients are the changes of the weights."""
         specs = layout.specs
         room = Room(tuple(s.size for s in specs), tuple(self.k(s.size) for s in specs))
         sums = [

@@ -43,6 +43,7 @@ import math
 from typing import Any, ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks, feedback, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -86,13 +87,14 @@ class SIDCo(Sparsifier):
     bits: ClassVar[str] = "128 density"
     state_kinds: ClassVar[dict[str, str]] = {"residual": "sum", "stages": "mean"}
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.choice("distribution", self.distribution, DISTRIBUTIONS)
         checks.integer("adapt_every", self.adapt_every, low=1)
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         return f"{self.distribution}, about {element_count(self.density, spec.size)} elements"
 
     def max_stages(self, size: int) -> int:
@@ -100,11 +102,13 @@ class SIDCo(Sparsifier):
         wanted = element_count(self.density, size)
         return max(2, math.ceil(math.log2(size / wanted))) if wanted else 2
 
+    @override
     def init(self, layout: BucketLayout) -> State:
-        """See `Method`. Of every tensor: stages; sum of achieved over wanted numbers; its terms."""
+        """Of every tensor: stages; sum of achieved over wanted numbers; its terms."""
         start = tf.constant([2.0, 0.0, 0.0])
         return {**super().init(layout), "stages": [start for _ in layout.specs]}
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -113,7 +117,6 @@ class SIDCo(Sparsifier):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         sums = feedback.accumulated(
             state["residual"], feedback.scaled(grads, scale), [], 0.0, False
         )

@@ -37,6 +37,7 @@ import dataclasses
 from typing import ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -59,21 +60,24 @@ class SignSGD(Method):
     bits: ClassVar[str] = "1"
 
     @property
+    @override
     def conserves(self) -> bool:
-        """See `Method`. Only signs are delivered, and nothing is kept."""
+        """Only signs are delivered, and nothing is kept."""
         return False
 
     @property
+    @override
     def totals_may_overflow(self) -> bool:
-        """See `Method`. They are -1, 0 and 1."""
+        """They are -1, 0 and 1."""
         return False
 
+    @override
     def dense(self) -> Method:
-        """See `Method`. There is no tensor that it refuses."""
+        """There is no tensor that it refuses."""
         return self
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         return "majority of signs"
 
     def directions(
@@ -82,6 +86,7 @@ class SignSGD(Method):
         """Return the tensors whose signs are sent, and the new state."""
         return grads, state
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -90,7 +95,6 @@ class SignSGD(Method):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         directions, state = self.directions(feedback.scaled(grads, scale), state)
         turn = 1 - 2 * ((tf.cast(step % 2, tf.int32) + layout.rank) % 2)
         votes = [tf.where(d == 0.0, tf.cast(turn, tf.float32), d) for d in directions]
@@ -121,18 +125,19 @@ class Signum(SignSGD):
         checks.real("momentum", self.momentum, low=0.0, high=1.0, high_open=True)
 
     @property
+    @override
     def momentum_in_exchange(self) -> float:
-        """See `Method`."""
         return self.momentum
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         return "majority of the momenta's signs"
 
+    @override
     def init(self, layout: BucketLayout) -> State:
-        """See `Method`."""
         return {"velocity": [tf.zeros(s.shape, tf.float32) for s in layout.specs]}
 
+    @override
     def directions(
         self, grads: list[tf.Tensor], state: State
     ) -> tuple[list[tf.Tensor], dict[str, list[tf.Tensor]]]:
@@ -159,10 +164,11 @@ class EFSignSGD(Quantizer):
     bits: ClassVar[str] = "1"
     state_kinds: ClassVar[dict[str, str]] = {"residual": "sum"}
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         return "signs and their scale"
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -171,7 +177,6 @@ class EFSignSGD(Quantizer):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         sums = [
             e + g for e, g in zip(state["residual"], feedback.scaled(grads, scale), strict=True)
         ]

@@ -37,6 +37,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import ops
 from tf_redsync.exchange import wire
@@ -70,6 +71,7 @@ class SparCML(Sparsifier):
     requests: ClassVar[str] = "log2(K) exchanges with a partner, of indices and values or dense"
     bits: ClassVar[str] = "min(64 density 2^r, 32) for each r < log2(K)"
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -78,7 +80,6 @@ class SparCML(Sparsifier):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         k = [element_count(self.density, s.size) for s in layout.specs]
         if not sum(k):
             return grads, state

@@ -44,6 +44,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import feedback, ops
 from tf_redsync.exchange.layout import BucketLayout
@@ -78,10 +79,12 @@ class SparDL(Sparsifier):
     bits: ClassVar[str] = "64 density (1 + 1 / K)"
 
     @property
+    @override
     def totals_may_overflow(self) -> bool:
-        """See `Method`. Each element comes from one worker, which has looked at its sums."""
+        """Each element comes from one worker, which has looked at its sums."""
         return False
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -90,7 +93,6 @@ class SparDL(Sparsifier):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         sums = _blocks(flat(state["residual"]) + flat(feedback.scaled(grads, scale)), layout)
         workers, length = sums.shape
         k = element_count(self.density, length)

@@ -7,6 +7,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks, ops
 from tf_redsync.codings.message import MessageCoding
@@ -69,20 +70,20 @@ class Sparsifier(Method):
         return False
 
     @property
+    @override
     def waiting_steps(self) -> float:
-        """See `Method`."""
         return 1.0 / self.density
 
+    @override
     def refuses(self, spec: TensorSpec) -> str | None:
-        """See `Method`."""
         return too_small(spec, self.dense_below)
 
+    @override
     def dense(self) -> Method:
-        """See `Method`."""
         return Dense()
 
+    @override
     def init(self, layout: BucketLayout) -> State:
-        """See `Method`."""
         return {"residual": [tf.zeros(s.shape, tf.float32) for s in layout.specs]}
 
 

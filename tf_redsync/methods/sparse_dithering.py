@@ -53,6 +53,7 @@ from typing import ClassVar
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks, feedback
 from tf_redsync.exchange import wire
@@ -92,6 +93,7 @@ class SparseDithering(Quantizer):
     bits: ClassVar[str] = "r + 1 + 2^-r / sqrt(alpha), r = 1 at 0.1"
     state_kinds: ClassVar[dict[str, str]] = {"residual": "sum"}
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.real("alpha", self.alpha, low=1e-6, high=1.0, high_open=True)
@@ -101,17 +103,18 @@ class SparseDithering(Quantizer):
         """r, the low bits: as many as make the bound of the length the lowest."""
         return max(1, math.ceil(-math.log2(self.alpha) / 2) - 1)
 
+    @override
     def refuses(self, spec: TensorSpec) -> str | None:
-        """See `Method`."""
         if self._places([spec.size]) > MOST_BITS:
             return f"{spec.size} elements, whose code may have {MOST_BITS} bits"
         return super().refuses(spec)
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         length = self.rice + self._places([spec.size]) / max(spec.size, 1)
         return f"{length:.3g} bits, error at most {100 * self.alpha:.3g} %"
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -120,7 +123,6 @@ class SparseDithering(Quantizer):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         sizes = [s.size for s in layout.specs]
         self._check_size(sizes)
         grads = feedback.scaled(grads, scale)

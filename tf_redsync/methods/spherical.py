@@ -45,6 +45,7 @@ from typing import ClassVar
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks, feedback
 from tf_redsync.exchange import wire
@@ -98,6 +99,7 @@ class SphericalCompression(Quantizer):
     bits: ClassVar[str] = "(b + 5) / d"
     state_kinds: ClassVar[dict[str, str]] = {"residual": "sum"}
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.real("alpha", self.alpha, low=0.0, high=1.0, low_open=True, high_open=True)
@@ -115,12 +117,13 @@ class SphericalCompression(Quantizer):
             )
 
     @property
+    @override
     def waiting_steps(self) -> float:
-        """See `Method`. A step delivers about 1 - alpha of what is there."""
+        """A step delivers about 1 - alpha of what is there."""
         return 1.0 / (1.0 - self.alpha)
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         length = (self.index_bits + FACTOR_BITS) / self.block_size
         return f"{2**self.index_bits} directions of {self.block_size} elements, {length:.3g} bits"
 
@@ -137,6 +140,7 @@ class SphericalCompression(Quantizer):
         norms = tf.sqrt(tf.reduce_sum(tf.square(vectors), axis=1, keepdims=True))
         return tf.cast(vectors / norms, tf.float32)
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -145,7 +149,6 @@ class SphericalCompression(Quantizer):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         grads = feedback.scaled(grads, scale)
         sums = [e + g for e, g in zip(state["residual"], grads, strict=True)]
         counts, codebook = [self._blocks(s) for s in layout.specs], self.codebook(layout, step)
@@ -160,8 +163,7 @@ class SphericalCompression(Quantizer):
         level = tf.searchsorted(tf.constant(BOUNDS), shares, side="right")
         finite = tf.reduce_all(tf.math.is_finite(rows)) & tf.reduce_all(tf.math.is_finite(factors))
         codes = bits.packed(index | tf.bitwise.left_shift(level, self.index_bits), self._code_bits)
-        words = tf.concat([wire.to_words(largest), codes], axis=0)
-        message = wire.message(finite, words)
+        message = wire.message(finite, tf.concat([wire.to_words(largest), codes], axis=0))
         messages = yield AllGather(message)
 
         def values(messages: tf.Tensor) -> tf.Tensor:

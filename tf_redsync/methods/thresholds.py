@@ -32,6 +32,7 @@ import math
 from typing import Any, ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks, ops
 from tf_redsync.exchange import wire
@@ -52,12 +53,13 @@ class _Threshold(Sparsifier):
 
     threshold: float = 0.001
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.real("threshold", self.threshold, low=0.0, high=math.inf, high_open=True)
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         return f">= {self.threshold:g}, at most {element_count(self.density, spec.size)} elements"
 
     def select(
@@ -100,6 +102,7 @@ class FixedThreshold(_Threshold):
     requests: ClassVar[str] = "all-gather of indices and values"
     bits: ClassVar[str] = "64 density"
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -108,7 +111,6 @@ class FixedThreshold(_Threshold):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         selection, k, form = self.select(layout, grads, state, scale)
         totals, residuals = yield from deliver(layout, selection, k, grads, **form)
         return totals, {"residual": residuals}
@@ -140,11 +142,13 @@ class Strom(_Threshold):
     requests: ClassVar[str] = "all-gather of indices with signs"
     bits: ClassVar[str] = "32 density"
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         bounds = {"low": 0.0, "high": math.inf, "low_open": True, "high_open": True}
         checks.real("threshold", self.threshold, **bounds)
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -153,7 +157,6 @@ class Strom(_Threshold):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         selection, k, form = self.select(layout, grads, state, scale)
         flag, *parts = tf.split(selection.message, _lengths(k, 2))
         message, residuals = [flag], []

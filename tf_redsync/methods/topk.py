@@ -27,6 +27,7 @@ import dataclasses
 from typing import ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -65,21 +66,22 @@ class TopK(Sparsifier):
     requests: ClassVar[str] = "all-gather of indices and values"
     bits: ClassVar[str] = "64 density"
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.choice("scope", self.scope, SCOPES)
 
     @property
+    @override
     def whole_model(self) -> bool:
-        """See `Method`."""
         return self.scope == "model"
 
+    @override
     def refuses(self, spec: TensorSpec) -> str | None:
-        """See `Method`."""
         return None if self.whole_model else super().refuses(spec)
 
+    @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:
-        """See `Method`."""
         layout = self._selected_from(layout)
         k = [element_count(self.density, s.size) for s in layout.specs]
         return selected_payloads(k, [False] * len(k))
@@ -91,6 +93,7 @@ class TopK(Sparsifier):
         vector = TensorSpec("model", (sum(s.size for s in layout.specs),))
         return dataclasses.replace(layout, specs=(vector,), sparse_totals=False)
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -99,7 +102,6 @@ class TopK(Sparsifier):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         specs, residuals = layout.specs, state["residual"]
         layout = self._selected_from(layout)
         if self.whole_model:

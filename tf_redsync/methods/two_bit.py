@@ -24,6 +24,7 @@ import dataclasses
 from typing import ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -59,15 +60,17 @@ class TwoBit(Quantizer):
     bits: ClassVar[str] = "2"
     state_kinds: ClassVar[dict[str, str]] = {"residual": "sum"}
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.real("threshold", self.threshold, low=0.0, high=1e30, low_open=True)
         checks.choice("unit", self.unit, UNITS)
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         return f"2 bits, threshold {self.threshold:g} {self.unit}"
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -76,7 +79,6 @@ class TwoBit(Quantizer):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         grads = feedback.scaled(grads, scale)
         sums = [e + g for e, g in zip(state["residual"], grads, strict=True)]
         thresholds = tf.fill([len(sums)], tf.constant(self.threshold, tf.float32))

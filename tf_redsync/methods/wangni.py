@@ -33,6 +33,7 @@ import dataclasses
 from typing import ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import checks, feedback
 from tf_redsync.exchange import wire
@@ -72,33 +73,38 @@ class Wangni(Sparsifier):
     bits: ClassVar[str] = "64 density"
     rounds_values: ClassVar[bool] = False  # there is no residual for what is rounded off
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.integer("seed", self.seed, low=0)
 
     @property
+    @override
     def conserves(self) -> bool:
-        """See `Method`. Right on average only."""
+        """Right on average only."""
         return False
 
     @property
+    @override
     def sends_selected(self) -> bool:
-        """See `Sparsifier`."""
         return True
 
     @property
+    @override
     def waiting_steps(self) -> float:
-        """See `Method`. Nothing waits."""
+        """Nothing waits."""
         return 1.0
 
+    @override
     def describe(self, spec: TensorSpec) -> str:
-        """See `Method`."""
         return f"{element_count(self.density, spec.size)} random elements"
 
+    @override
     def init(self, layout: BucketLayout) -> State:
-        """See `Method`. Nothing; `Coded` adds a residual."""
+        """Nothing; `Coded` adds a residual."""
         return {}
 
+    @override
     def exchange(
         self,
         layout: BucketLayout,
@@ -107,7 +113,6 @@ class Wangni(Sparsifier):
         step: tf.Tensor,
         scale: tf.Tensor | None = None,
     ) -> Exchange:
-        """See `Method`."""
         grads, residuals = feedback.scaled(grads, scale), state.get("residual")
         if residuals is not None:
             grads = [v + g for v, g in zip(residuals, grads, strict=True)]

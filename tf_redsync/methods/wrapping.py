@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.methods.base import Method, State
@@ -41,6 +42,7 @@ class MethodWrapper(Method):
         """The bound that the method inside clips to, if it clips."""
         return getattr(self.method, "clip_norm", None)
 
+    @override
     def point(
         self,
         weights: list[tf.Tensor],
@@ -49,15 +51,14 @@ class MethodWrapper(Method):
         rate: tf.Tensor,
         workers: int,
     ) -> list[tf.Tensor]:
-        """See `Method`."""
         if self.method is None:
             return weights
         return self.method.point(weights, grads, state, rate, workers)
 
+    @override
     def refuses(self, spec: TensorSpec) -> str | None:
-        """See `Method`."""
         return self.method.refuses(spec) if self.method else None
 
+    @override
     def clip_scale(self, grads: list[tf.Tensor], workers: int) -> tf.Tensor | None:
-        """See `Method`."""
         return self.method.clip_scale(grads, workers) if self.method else None

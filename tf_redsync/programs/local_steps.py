@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
@@ -42,6 +43,7 @@ class LocalSteps(EveryStep):
         self.steps = steps
         self.momenta: dict[int, list[tf.Variable]] = {}  # the optimizer's, by position
 
+    @override
     def run(self, grads, states, scale, step, network) -> Outcome:
         """Return this worker's own gradients, times the workers: Keras has divided the loss."""
         totals = [[network.workers * g for g in bucket] for bucket in grads]
@@ -62,10 +64,12 @@ class LocalSteps(EveryStep):
         }
         return [found[position] for position in sorted(found)]
 
+    @override
     def before_update(self, consensus: Consensus) -> None:
         """Keep the weights of a round's start."""
         consensus.capture()
 
+    @override
     def after_update(self, consensus, states, rate, network):
         """Exchange the changes when the round is over."""
         consensus.steps.assign_add(1, read_value=False)
@@ -75,6 +79,7 @@ class LocalSteps(EveryStep):
             _nothing_sent,
         )
 
+    @override
     def to_consensus(self, consensus, states, network) -> None:
         """End the round now, if one has begun."""
         tf.cond(
@@ -132,6 +137,7 @@ class LocalSteps(EveryStep):
                 value = momentum.read_value()
                 momentum.assign(tf.where(keep, value, tf.zeros_like(value)))
 
+    @override
     def bytes_per_step(self, workers: int) -> float:
         """Mean over a round."""
         return super().bytes_per_step(workers) / self.steps

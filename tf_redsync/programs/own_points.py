@@ -17,6 +17,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync.exchange.driver import Outcome
 from tf_redsync.exchange.layout import Bucket
@@ -41,6 +42,7 @@ class OwnPoints(EveryStep):
         self._grads: list[list[tf.Tensor]] = []  # of the step that is being traced
         self._warming: tf.Tensor | None = None
 
+    @override
     def init(self, bucket: Bucket):
         """With a delay the gradients that wait for their exchange are state too."""
         values, kinds = super().init(bucket)
@@ -49,8 +51,9 @@ class OwnPoints(EveryStep):
         pending = [tf.zeros(s.shape, tf.float32) for s in bucket.layout.specs]
         return {**values, "pending": pending}, {**kinds, "pending": "sum"}
 
+    @override
     def run(self, grads, states, scale, step, network) -> Outcome:
-        """See `EveryStep`; in a warm-up there is no delay, and all work at the consensus."""
+        """In a warm-up there is no delay, and all work at the consensus."""
         self._grads = [list(bucket) for bucket in grads]
         self._warming = step < self.warm_up_steps if self.warm_up_steps else None
         if not self.delay:
@@ -74,15 +77,18 @@ class OwnPoints(EveryStep):
         ]
         return dataclasses.replace(outcome, results=results)
 
+    @override
     def always_stored(self, state) -> dict[str, list[tf.Tensor]]:
         """What of a new state is stored even if the step is not finite."""
         return {n: v for n, v in state.items() if n == "pending"}
 
+    @override
     def before_update(self, consensus: Consensus) -> None:
         """Go back from the own point to the consensus."""
         consensus.capture()
         consensus.restore()
 
+    @override
     def after_update(self, consensus, states, rate, network) -> None:
         """Keep the new consensus and go to the own point."""
         for agreed, own in zip(consensus.agreed, consensus.own, strict=True):
@@ -107,6 +113,7 @@ class OwnPoints(EveryStep):
                 usable = tf.reduce_all(tf.math.is_finite(point))
                 own.assign(tf.cast(tf.where(usable, point, weight), own.dtype), read_value=False)
 
+    @override
     def to_consensus(self, consensus, states, network) -> None:
         """Go back to the consensus; the next step starts from there."""
         tf.cond(consensus.steps > 0, consensus.restore, lambda: None)

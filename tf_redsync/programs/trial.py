@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
@@ -51,6 +52,7 @@ class Trial(EveryStep):
         self.end = SETTLING_STEPS + self.measured
         self.times = StepTimes(self.measured, create)
 
+    @override
     def run(
         self,
         grads: Sequence[list[tf.Tensor]],
@@ -59,7 +61,6 @@ class Trial(EveryStep):
         step: tf.Tensor,
         network: Network,
     ) -> Outcome:
-        """See `EveryStep`."""
         count, verdict = self._judged(grads, network)
         measured = (count >= SETTLING_STEPS) & (count < self.end)
         turn = (count - SETTLING_STEPS) // self.period
@@ -82,8 +83,9 @@ class Trial(EveryStep):
         self.times.delivered.assign(tf.cast(done, tf.int64), read_value=False)
         return outcome
 
+    @override
     def interrupt(self) -> None:
-        """See `EveryStep`. Nobody will know how long the step before took."""
+        """Nobody will know how long the step before took."""
         self.times.last.assign(tf.constant(float("nan"), tf.float64), read_value=False)
 
     def _judged(self, grads, network: Network) -> tuple[tf.Tensor, tf.Tensor]:
@@ -118,8 +120,9 @@ class Trial(EveryStep):
         times.count.assign(count + 1, read_value=False)
         return count, verdict
 
+    @override
     def bytes_per_step(self, workers: int) -> float:
-        """See `EveryStep`. As things are: dense bytes once that is the verdict."""
+        """As things are: dense bytes once that is the verdict."""
         if int(self.times.verdict.numpy()) != DENSE:
             return super().bytes_per_step(workers)
         return dense_bytes([s for b in self.buckets for s in b.layout.specs], workers)
