@@ -1,4 +1,4 @@
-"""The methods that `benchmarks/scale.py` compares: those whose traffic grows in different ways."""
+"""The methods that `scale/scale.py` compares: those whose traffic grows in different ways."""
 
 from __future__ import annotations
 

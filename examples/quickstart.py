@@ -154,7 +154,7 @@ def main() -> None:
     draw(results, args.out / "curves.png")
     print(f"\n{table(summary)}\n")
     print("Both workers share this machine, so the step time says nothing about a network: see")
-    print("benchmarks/step_time.py for that.")
+    print("benchmarks/step/step_time.py for that.")
     print(f"Wrote {args.out / 'summary.json'} and {args.out / 'curves.png'}", end=" ")
     print(f"after {time.perf_counter() - started:.0f} s.")
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_redsync.ops.twin_common import opaque
+from tf_redsync.ops.reference.common import opaque
 
 
 def momentum_step(

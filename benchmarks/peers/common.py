@@ -145,7 +145,7 @@ def timed(step: Callable[[Any, Any], None], data: list[Any], count: int) -> list
 def measured(session: Session, args: argparse.Namespace, where: Cluster) -> dict[str, Any]:
     """Trains and returns what was measured.
 
-    The keys are those of `benchmarks/step_worker.py`, and: `logits` of the same few examples on all
+    The keys are those of `benchmarks/step/worker.py`, and: `logits` of the same few examples on all
     workers after the last step, which are equal on all workers exactly if their weights are.
     """
     workload = WORKLOADS[args.model]

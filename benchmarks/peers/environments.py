@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.common import Peer
-from tf_redsync.processes import Job, Worker
+from tf_redsync.cli.processes import Job, Worker
 
 STAMP = "peer.json"  # in the environment; written last, so without it nothing is complete
 

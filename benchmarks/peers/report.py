@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import step_report
+from benchmarks.step import step_report
 
 COLUMNS = ("median ms", "min ms", "cpu ms", "x none", "wire MB")
 # Methods that are plain SGD: weights are the same in all libraries, to rounding.

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import tf_redsync
-from benchmarks import netlab, step_time, workers
+from benchmarks import netlab, workers
 from benchmarks.peers import common, environments, horovod_tf, mwms, pytorch_ddp, report
+from benchmarks.step import step_time
 from tf_redsync import launch
 
 OWN = "tf_redsync"
@@ -85,7 +86,7 @@ def measure(
 
 
 def own(args: argparse.Namespace) -> Library:
-    """Returns tf_redsync, through the worker of `benchmarks/step_time.py`."""
+    """Returns tf_redsync, through the worker of `benchmarks/step/step_time.py`."""
     versions = {OWN: tf_redsync.__version__, **mwms.versions()}
     return Library(
         OWN_METHODS, lambda lab, method: step_time.measure(lab, args.model, method, args), versions

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tf_redsync as rs
 from tests.conformance.table import TABLE
-from tf_redsync import cost
+from tf_redsync.auto import cost
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 
 K = 2  # workers

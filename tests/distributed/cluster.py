@@ -189,7 +189,7 @@ def _cluster(workers, chief):
 def _fork(cluster):
     """Goes on as each of the cluster's workers; this process itself waits and ends."""
     import tf_redsync  # noqa: F401 - what takes so long
-    from tf_redsync import processes
+    from tf_redsync.cli import processes
 
     parent = os.getpid()
     tasks = [(kind, i) for kind, addresses in cluster.items() for i in range(len(addresses))]

@@ -72,7 +72,7 @@ def train_with_trial(slow_phase, bad=None):
 
     import tf_redsync as rs
     from tests.distributed import problems
-    from tf_redsync import cost, probe
+    from tf_redsync.auto import cost, probe
 
     def sleep(tensors):
         def late(value):

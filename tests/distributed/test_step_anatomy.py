@@ -1,4 +1,4 @@
-"""benchmarks/timeline.py and benchmarks/memory.py on real workers."""
+"""benchmarks/step/timeline.py and benchmarks/step/memory.py on real workers."""
 
 import json
 import math
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def run(script, *args, timeout=300):
     environment = {k: v for k, v in os.environ.items() if k not in ("TF_CONFIG", "PYTHONPATH")}
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / script), *args],
+        [sys.executable, str(ROOT / "benchmarks" / "step" / script), *args],
         env=environment,
         cwd="/",
         capture_output=True,

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import netlab, step_report, step_time, workers
+from benchmarks import netlab, workers
+from benchmarks.step import step_report, step_time
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMETERS = 784 * 2048 + 5 * 2048 * 2048 + 2048 * 10 + 6 * 2048 + 10
@@ -21,7 +22,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces ne
 def run(*args, timeout=200):
     environment = {k: v for k, v in os.environ.items() if k not in ("TF_CONFIG", "PYTHONPATH")}
     return subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "step_time.py"), *args],
+        [sys.executable, str(ROOT / "benchmarks" / "step" / "step_time.py"), *args],
         env=environment,
         cwd="/",
         capture_output=True,
@@ -220,7 +221,8 @@ def test_a_failing_worker_is_reported():
 @needs_root
 @pytest.mark.distributed
 def test_interrupt_leaves_nothing():
-    command = [sys.executable, str(ROOT / "benchmarks" / "step_time.py"), "--methods", "dense"]
+    script = ROOT / "benchmarks" / "step" / "step_time.py"
+    command = [sys.executable, str(script), "--methods", "dense"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as job:
         end = time.monotonic() + 20
         while len(netlab.namespaces_of(job.pid)) < 3:

@@ -25,7 +25,7 @@ def train_everything(folder):
     import tf_keras
 
     import tf_redsync as rs
-    from tf_redsync import cost, probe
+    from tf_redsync.auto import cost, probe
 
     x, y = levels.batches(STEPS)
     mine = pathlib.Path(folder) / f"worker_{problems.rank()}"

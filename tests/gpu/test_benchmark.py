@@ -1,9 +1,9 @@
-"""benchmarks/selection_gpu.py: its rows, measured in the emulator, and its word where no GPU is."""
+"""benchmarks/selection/gpu.py: its rows, measured in the emulator, and its word where no GPU is."""
 
 import numpy as np
 import pytest
 
-from benchmarks import selection_gpu
+from benchmarks.selection import gpu
 from tests.gpu import device as d
 
 
@@ -12,10 +12,8 @@ def make(kind, n):
 
 
 def test_rows(device, monkeypatch):
-    monkeypatch.setattr(selection_gpu, "RUNS", 2)
-    rows = selection_gpu.measure(
-        [8192, 20000], [0.01], ["normal"], [0.0, 0.9], device=device, make=make
-    )
+    monkeypatch.setattr(gpu, "RUNS", 2)
+    rows = gpu.measure([8192, 20000], [0.01], ["normal"], [0.0, 0.9], device=device, make=make)
     for n in (8192, 20000):
         for momentum in (0.0, 0.9):
             found = [r for r in rows if (r["n"], r["momentum"]) == (n, momentum)]
@@ -31,4 +29,4 @@ def test_no_gpu():
     if d.cuda_problem() is None:
         pytest.skip("there is a GPU")
     with pytest.raises(SystemExit, match="cannot be measured here: .*(GPU|nvcc|libcudart)"):
-        selection_gpu.measure([4096], [0.01], ["normal"], [0.9], make=make)
+        gpu.measure([4096], [0.01], ["normal"], [0.9], make=make)

@@ -9,7 +9,8 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels
 
 from tests.kernels.common import native_ops, needs_native
-from tf_redsync import doctor, ops
+from tf_redsync import ops
+from tf_redsync.cli import doctor
 from tf_redsync.ops import native
 
 

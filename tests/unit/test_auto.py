@@ -3,9 +3,8 @@
 import pytest
 
 import tf_redsync as rs
-from tf_redsync import cost
-from tf_redsync.auto import CLEARLY, WORTHWHILE_SECONDS
-from tf_redsync.decision import Measured
+from tf_redsync.auto import CLEARLY, WORTHWHILE_SECONDS, cost
+from tf_redsync.auto.decision import Measured
 from tf_redsync.exchange.layout import TensorSpec
 
 P = 4

@@ -3,8 +3,8 @@
 import pytest
 
 import tf_redsync as rs
-from tf_redsync import cost
-from tf_redsync.decision import Measured
+from tf_redsync.auto import cost
+from tf_redsync.auto.decision import Measured
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce
 

@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tests.kernels.common import native_ops
-from tf_redsync import doctor, ops
+from tf_redsync import ops
+from tf_redsync.cli import doctor
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
-"""benchmarks/frontier.py: two contenders and few steps; what is undominated; bad arguments."""
+"""methods/frontier.py: two contenders and few steps; what is undominated; bad arguments."""
 
 import numpy as np
 import pytest
 
-from benchmarks import frontier
+from benchmarks.methods import frontier
 
 
 def test_rows_and_picture(tmp_path, capsys):

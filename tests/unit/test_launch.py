@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tf_redsync import launch, processes
+from tf_redsync.cli import launch, processes
 
 ROOT = Path(__file__).resolve().parents[2]
 CLI = [sys.executable, "-m", "tf_redsync.launch"]

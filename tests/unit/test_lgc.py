@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
-from benchmarks.digits_task import Digits
-from benchmarks.digits_training import Training, first_steps
+from benchmarks.methods.digits_task import Digits
+from benchmarks.methods.digits_training import Training, first_steps
 from tests.conformance.families.lgc import SMALL
 from tests.oracle.lgc import Network
 from tests.oracle.sparse import MemoryOracle, top_k_by_layer
@@ -17,8 +17,8 @@ from tf_redsync.exchange import loopback, wire
 from tf_redsync.exchange.driver import DryRun
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.exchange.requests import AllGather, AllReduce
-from tf_redsync.methods import lgc_values
-from tf_redsync.methods.autoencoder import Autoencoder
+from tf_redsync.methods.lgc import shared_values
+from tf_redsync.methods.lgc.autoencoder import Autoencoder
 from tf_redsync.ops.codecs import Positions
 from tf_redsync.programs import EveryStep
 
@@ -126,7 +126,7 @@ def test_gradient_is_that_of_the_loss(variant):
         return 0.5 * np.mean(errors**2) + 0.5 * pairs
 
     inputs = tf.constant(parameters), tf.constant(vectors, tf.float32), tf.constant(1)
-    found = np.float64(lgc_values.gradient(model, *inputs, innovation=2))
+    found = np.float64(shared_values.gradient(model, *inputs, innovation=2))
     direction = rng.standard_normal((8, model.size))
     slopes = [
         (loss(parameters + 1e-5 * d) - loss(np.float64(parameters) - 1e-5 * d)) / 2e-5
@@ -142,7 +142,7 @@ def test_gradient_is_that_of_the_loss(variant):
 
 def test_values_at_the_positions_of_one_message():
     """Unused slots, tensors of different sizes, positions that others lack."""
-    shape = lgc_values.Shape((5, 0, 9), (2, 0, 3), 1, 16)
+    shape = shared_values.Shape((5, 0, 9), (2, 0, 3), 1, 16)
     indices = [[[1, 4], [4, 0], [0, 1]], [[], [], []], [[0, 3, 8], [3, 0, 0], [0, 2, 8]]]
     counts = tf.constant([[2, 0, 3], [1, 0, 1], [2, 0, 3]])
     at = [tf.reshape(tf.constant(i, tf.int32), [3, -1]) for i in indices]
@@ -150,7 +150,9 @@ def test_values_at_the_positions_of_one_message():
     places = shape.places(Positions(at, counts))
     for rank, row in enumerate(values):
         own = {int(p): i for i, p in enumerate(places.at[rank]) if places.used[rank, i]}
-        found = lgc_values.at_positions_of(tf.constant(rank), places, tf.constant(values)).numpy()
+        found = shared_values.at_positions_of(
+            tf.constant(rank), places, tf.constant(values)
+        ).numpy()
         for other in range(3):
             expected = np.zeros(5)
             for p, used, v in zip(

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
-from tf_redsync import cost
+from tf_redsync.auto import cost
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets, tensor_spec
 from tf_redsync.methods.low_rank import matrix_shape

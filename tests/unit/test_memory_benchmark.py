@@ -1,10 +1,11 @@
-"""benchmarks/memory.py: its arithmetic, its table, what a worker reads."""
+"""benchmarks/step/memory.py: its arithmetic, its table, what a worker reads."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks import memory, memory_worker, workers
+from benchmarks import workers
+from benchmarks.step import memory, memory_worker
 
 
 def result(peak, process):
@@ -15,7 +16,7 @@ def result(peak, process):
 
 def test_units_and_differences(monkeypatch):
     def measure(module, lab, flags, timeout, env):
-        assert module == "benchmarks.memory_worker" and len(lab.addresses) == 2
+        assert module == "benchmarks.step.memory_worker" and len(lab.addresses) == 2
         assert env["MALLOC_MMAP_THRESHOLD_"] == "131072"
         if flags["method"] == "TopK":
             raise workers.MeasurementError(

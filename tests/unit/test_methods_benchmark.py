@@ -1,4 +1,4 @@
-"""benchmarks/methods.py on two methods and few steps: rows, bits, what is timed, failures."""
+"""methods/methods.py on two methods and few steps: rows, bits, what is timed, failures."""
 
 import dataclasses
 import json
@@ -9,9 +9,10 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
-from benchmarks import method_settings, method_time, methods
-from benchmarks.digits_task import WIDTHS, Digits
-from benchmarks.digits_training import Training, train
+from benchmarks import method_settings
+from benchmarks.methods import method_time, methods
+from benchmarks.methods.digits_task import WIDTHS, Digits
+from benchmarks.methods.digits_training import Training, train
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 

@@ -5,13 +5,13 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
-from tf_redsync import cost
+from tf_redsync.auto import cost
 from tf_redsync.exchange import loopback, wire
 from tf_redsync.exchange.collectives import Alone, PublicCollectives
 from tf_redsync.exchange.driver import DryRun, drive
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import PairGather
-from tf_redsync.methods import pairs
+from tf_redsync.methods.common import recursive_doubling
 
 SPEC = TensorSpec("w", (1,))
 ABSENT = [1, 0]
@@ -105,7 +105,7 @@ def test_partners_differ_in_one_bit(distance):
 @pytest.mark.parametrize("workers", range(1, 18))
 def test_after_the_rounds_all_know_of_all(workers):
     """Followed on sets of ranks; and nobody is counted twice."""
-    first, doubling, last = pairs.rounds(workers)
+    first, doubling, last = recursive_doubling.rounds(workers)
     known = [(rank,) for rank in range(workers)]
 
     def exchanged(distance):

@@ -14,8 +14,9 @@ import tensorflow as tf
 import tf_keras
 
 import tf_redsync as rs
-from tf_redsync import cost, plan, probe
-from tf_redsync.decision import Measured
+from tf_redsync.auto import cost, probe
+from tf_redsync.auto.decision import Measured
+from tf_redsync.cli import plan
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.planning import PlanError, choice, prediction, report
 from tf_redsync.planning import subject as subjects

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_redsync as rs
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
-from tf_redsync.methods.digits import digits_per_number, packed_digits, unpacked_digits
+from tf_redsync.methods.common.integer_sums import digits_per_number, packed_digits, unpacked_digits
 from tf_redsync.programs import EveryStep
 
 STOCHASTIC = (

@@ -1,4 +1,4 @@
-"""The prediction of benchmarks/scale.py, computed by hand, and what it is made of."""
+"""The prediction of benchmarks/scale/scale.py, computed by hand, and what it is made of."""
 
 import dataclasses
 import json
@@ -8,9 +8,10 @@ import subprocess
 import pytest
 
 import tf_redsync as rs
-from benchmarks import netlab, scale, scale_measure, scale_methods, scale_model, scale_plot
-from benchmarks.scale_model import Bucket, Cluster, Costs, Model, Payload, Software
-from benchmarks.scale_traffic import (
+from benchmarks import netlab, scale_methods
+from benchmarks.scale import measure, plot, prediction, scale
+from benchmarks.scale.prediction import Bucket, Cluster, Costs, Model, Payload, Software
+from benchmarks.scale.traffic import (
     PAYLOAD,
     TRACED,
     bits_per_second,
@@ -18,7 +19,7 @@ from benchmarks.scale_traffic import (
     bytes_per_second,
     hops,
 )
-from tf_redsync import cost
+from tf_redsync.auto import cost
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
 
 FREE = Software(
@@ -150,9 +151,9 @@ def test_no_exchange_and_one_worker_only_compute():
 
 
 def test_workers_that_share_cores():
-    assert scale_model.oversubscription(2, 1, 2) == 1
-    assert scale_model.oversubscription(8, 1, 2) == 4
-    assert scale_model.oversubscription(2, 1, 16) == 1
+    assert prediction.oversubscription(2, 1, 2) == 1
+    assert prediction.oversubscription(8, 1, 2) == 4
+    assert prediction.oversubscription(2, 1, 16) == 1
     found = model([gather(100.0)], software=Software({"all_gather": 0.0}, {"all_gather": 0.01}))
     # What cores do takes four times as long, what links do does not.
     seconds = found.step_seconds("Dense", Cluster(8, 100.0, share=4.0))
@@ -174,9 +175,9 @@ def test_crossover():
     )
     cluster = Cluster(2, 100.0)
     # 3 + (P - 1) / 10 against 3.5 + (P - 1) / P / 5: P = 7.7
-    assert scale_model.crossover(found, "a", "b", cluster) == 8
-    assert scale_model.crossover(found, "a", "never", cluster) is None
-    assert scale_model.crossover(found, "b", "b", cluster) is None
+    assert prediction.crossover(found, "a", "b", cluster) == 8
+    assert prediction.crossover(found, "a", "never", cluster) is None
+    assert prediction.crossover(found, "b", "b", cluster) is None
 
 
 # ---------------------------------------------------------------------------------- report
@@ -221,7 +222,7 @@ def report():
 
 
 def test_messages_are_taken_out_of_what_a_method_computes():
-    found = scale_model.model_of(report())
+    found = prediction.model_of(report())
     assert found.compute == 0.1
     assert found.methods["Dense"].own == pytest.approx(0.103 - 1e6 * 1e-9 - 2e-3)
     assert found.software.message["all_gather"] == pytest.approx(1e-3)
@@ -273,12 +274,12 @@ def test_predictions_and_pictures_from_a_file(tmp_path, capsys):
 
 
 def test_the_fastest_method_of_the_map():
-    table = scale_plot.fastest(scale_model.model_of(report()), Cluster(2, 1.0))
-    assert len(table) == len(scale_plot.MAP_WORKERS)
-    assert {len(row) for row in table} == {len(scale_plot.RATES)}
+    table = plot.fastest(prediction.model_of(report()), Cluster(2, 1.0))
+    assert len(table) == len(plot.MAP_WORKERS)
+    assert {len(row) for row in table} == {len(plot.RATES)}
     # On slow links what sends least wins; on the fastest ones nothing beats dense by a tenth.
     assert table[0][0] == "RedSync"
-    assert table[scale_plot.MAP_WORKERS.index(512)][0] == "SparDL"
+    assert table[plot.MAP_WORKERS.index(512)][0] == "SparDL"
     assert {row[-1] for row in table} == {"Dense"}
 
 
@@ -310,9 +311,9 @@ def test_wrong_arguments(flags, message, capsys):
 
 
 def test_more_workers_than_memory_are_refused():
-    scale_measure.check_memory(2, 1000)
-    with pytest.raises(scale_measure.MeasurementError, match="4000 workers need about .* GB"):
-        scale_measure.check_memory(4000, 22_000_000)
+    measure.check_memory(2, 1000)
+    with pytest.raises(measure.MeasurementError, match="4000 workers need about .* GB"):
+        measure.check_memory(4000, 22_000_000)
 
 
 # ------------------------------------------------------------------------- measured for real
@@ -323,7 +324,7 @@ def test_two_workers_are_measured(monkeypatch):
     for variable in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
         monkeypatch.setenv(variable, "1")
     flags = ["--methods", "RedSync", "--rate", "none", "--batch", "2", "--seconds", "0.1"]
-    found = scale_measure.report(scale.parse(flags))
+    found = measure.report(scale.parse(flags))
     assert found["batch"] == 2 and found["params"] == 22_609_930
     methods = found["calibration"]["methods"]
     assert list(methods) == ["NoExchange", "Dense", "RedSync"]

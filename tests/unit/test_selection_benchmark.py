@@ -1,4 +1,4 @@
-"""benchmarks/selection.py at a tiny size: rows, inputs, and what it says without a GPU."""
+"""selection/selection.py at a tiny size: rows, inputs, and what it says without a GPU."""
 
 import json
 import os
@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import selection_inputs
-from benchmarks.counters import Instructions
+from benchmarks.selection import inputs
+from benchmarks.selection.counters import Instructions
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OPS = {"exact", "trimmed", "threshold", "coded", "twin", "tf_top_k", "argpartition", "memcpy",
@@ -19,7 +19,7 @@ OPS = {"exact", "trimmed", "threshold", "coded", "twin", "tf_top_k", "argpartiti
 
 def run(*flags):
     return subprocess.run(
-        [sys.executable, "benchmarks/selection.py", *flags],
+        [sys.executable, "benchmarks/selection/selection.py", *flags],
         cwd=ROOT, env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}, capture_output=True,
         text=True, timeout=280,
     )  # fmt: skip
@@ -44,11 +44,11 @@ def test_rows_of_all_ops(tmp_path):
     assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("kind", selection_inputs.INPUTS)
+@pytest.mark.parametrize("kind", inputs.INPUTS)
 def test_inputs(kind):
-    x = selection_inputs.make(kind, 5000)
+    x = inputs.make(kind, 5000)
     assert x.shape == (5000,) and x.dtype == np.float32 and np.isfinite(x).all()
-    assert np.array_equal(x, selection_inputs.make(kind, 5000))
+    assert np.array_equal(x, inputs.make(kind, 5000))
     deviation = {"normal": 1, "laplace": np.sqrt(2), "student_t": np.sqrt(3), "constant": 0}
     if kind in deviation:
         assert np.std(x) == pytest.approx(deviation[kind], rel=0.25, abs=1e-6)
@@ -57,7 +57,7 @@ def test_inputs(kind):
 
 def test_an_unknown_input_is_an_error():
     with pytest.raises(ValueError, match="`kind` must be one of"):
-        selection_inputs.make("cauchy", 10)
+        inputs.make("cauchy", 10)
 
 
 def test_without_a_gpu_it_says_so():

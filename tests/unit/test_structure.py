@@ -278,7 +278,7 @@ def test_floors_do_not_look_up(module):
 LONG_MODULES = {
     "engine/gradient_exchange.py": "one step from gradients to totals, read in one piece",
     "exchange/collectives.py": "the one place for private TensorFlow: network, cluster",
-    "processes.py": "supervision of worker processes, without a seam inside",
+    "cli/processes.py": "supervision of worker processes, without a seam inside",
     "keras/seam.py": "all that is put in the place of the all-reduce and around the update",
     "strategy.py": "one strategy",
     "exchange/watchdog.py": "one protocol between two threads",
@@ -286,8 +286,8 @@ LONG_MODULES = {
 }
 LONG_FUNCTIONS = {
     "ops/__init__.py:accumulate_and_select": "the signature of the public op",
-    "ops/twin.py:accumulate_and_select": "the signature again, and the order of the op's steps",
-    "ops/twin.py:_threshold_search": "one loop with its conditions as local functions",
+    "ops/reference/selection.py:accumulate_and_select": "the signature again, and the op's steps",
+    "ops/reference/selection.py:_threshold_search": "one loop, its conditions as local functions",
 }
 MAX_MODULE, MAX_FUNCTION = 250, 40
 

@@ -1,4 +1,4 @@
-"""benchmarks/timeline.py: a profile's events, their lanes, the sums, the trace, the picture."""
+"""step/timeline.py: a profile's events, their lanes, the sums, the trace, the picture."""
 
 import json
 import types
@@ -9,8 +9,8 @@ import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import tf_redsync as rs
-from benchmarks import step_anatomy, timeline, timeline_view, timeline_worker, trace_events
-from benchmarks.trace_events import Event
+from benchmarks.step import anatomy, timeline, timeline_view, timeline_worker, trace_events
+from benchmarks.step.trace_events import Event
 
 # One step of 100 microseconds: (thread, name in the profile, start, end).
 PROFILE = (
@@ -74,7 +74,7 @@ def test_lanes_and_sums():
         "forward": 1, "backward": 2, "selection": 1, "decode": 1, "update": 2, "collective": 2,
         "other": 0,
     }  # fmt: skip
-    parts = step_anatomy.parts(found.steps[0], lanes)
+    parts = anatomy.parts(found.steps[0], lanes)
     expected = {
         "forward": 18, "backward": 28, "selection": 10, "decode": 5, "update": 10, "other": 0,
         "wall": 100, "computing": 71, "collectives": 35, "hidden": 18, "exposed": 17, "idle": 12,
@@ -129,7 +129,7 @@ def test_roles_follow_from_the_graph():
         )  # fmt: skip
         tf.abs(sent)
         tf.constant(2.0, name="apart")
-    roles = step_anatomy.roles(graph, "sgd")
+    roles = anatomy.roles(graph, "sgd")
     assert roles["sgd/before"] == roles["sgd/Square"] == "selection"
     assert roles["sgd/Abs"] == "decode" and "sgd/apart" not in roles
 

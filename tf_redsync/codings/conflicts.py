@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tf_redsync.ops.twin_bloom import probes
+from tf_redsync.ops.reference.bloom import probes
 
 
 def by_conflicts(

@@ -58,9 +58,9 @@ from tf_redsync.codings.plain import Float32
 from tf_redsync.codings.quantized_values import QSGDValues
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Exchange, Method, State, register
-from tf_redsync.methods.coding import own_stream
+from tf_redsync.methods.common.quantizer import own_stream
+from tf_redsync.methods.common.wrapper import MethodWrapper
 from tf_redsync.methods.topk import TopK
-from tf_redsync.methods.wrapping import MethodWrapper
 
 
 @register

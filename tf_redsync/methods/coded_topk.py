@@ -23,9 +23,9 @@ An element takes 2 + log2(1 / density) bits for its position, whatever the posit
 `value_bits` for its value: with n = 2^22 and a density of 0.1 % or 1 % a whole message with one bit
 a value is 4.6 % to 5.2 % above log2(C(n, k)) + k value_bits, which random positions need. One bit a
 value serves best: magnitudes above a threshold differ little, and what they differ by waits in the
-residual. The network of `benchmarks/methods.py` ends with the same loss whether values have 1 bit
-or 16, which is 2.1 to 2.5 times the bytes. The share of the energy of the top-k that a message
-carries, and that share per bit of the message relative to one bit a value:
+residual. The network of `benchmarks/methods/methods.py` ends with the same loss whether values
+have 1 bit or 16, which is 2.1 to 2.5 times the bytes. The share of the energy of the top-k that a
+message carries, and that share per bit of the message relative to one bit a value:
 
 | bits of a value | Laplace, 0.1 % | | Laplace, 1 % | | Student t(3), 1 % | |
 |---|---|---|---|---|---|---|
@@ -35,7 +35,7 @@ carries, and that share per bit of the message relative to one bit a value:
 | 4 | 99.9 % | 0.82 | 99.8 % | 0.78 | 93.0 % | 0.94 |
 | 16 | 100.0 % | 0.46 | 100.0 % | 0.39 | 100.0 % | 0.51 |
 
-(2^22 elements; `benchmarks/value_bits.py`.)
+(2^22 elements; `benchmarks/methods/value_bits.py`.)
 
 Biases and norms would cost more than everything else if they were all-reduced densely, as other
 methods do: 0.8 % of the weights of that network take 72 % of the bytes at a density of 1 %. In a
@@ -70,9 +70,9 @@ from tf_redsync.codings.selected import VALUE_BITS, coding, select_and_code
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods.base import Exchange, Method, State, register
+from tf_redsync.methods.common.momentum_correction import MomentumCorrected
+from tf_redsync.methods.common.sparsifier import delivered, element_count, too_small
 from tf_redsync.methods.local_sgd import LocalSGD
-from tf_redsync.methods.momentum_corrected import MomentumCorrected
-from tf_redsync.methods.sparse import delivered, element_count, too_small
 from tf_redsync.ops.contract import form_of
 from tf_redsync.schedules import DenseWarmUp, check_warm_up
 

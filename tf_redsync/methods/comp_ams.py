@@ -36,8 +36,8 @@ from typing_extensions import override
 from tf_redsync import checks
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Exchange, Method, State, register
+from tf_redsync.methods.common.sparsifier import Sparsifier
 from tf_redsync.methods.signs import EFSignSGD
-from tf_redsync.methods.sparse import Sparsifier
 from tf_redsync.methods.topk import TopK
 
 COMPRESSORS = ("top_k", "block_sign")

@@ -40,8 +40,8 @@ from typing_extensions import override
 from tf_redsync import checks, feedback, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Exchange, Payloads, State, register, stream, uniform
-from tf_redsync.methods.momentum_corrected import MomentumCorrected
-from tf_redsync.methods.sparse import deliver, selected_payloads
+from tf_redsync.methods.common.momentum_correction import MomentumCorrected
+from tf_redsync.methods.common.sparsifier import deliver, selected_payloads
 from tf_redsync.ops.contract import form_of
 
 SAMPLED_AT_LEAST = 10  # elements of the sample above the threshold

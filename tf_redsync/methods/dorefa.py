@@ -33,7 +33,7 @@ from typing_extensions import override
 from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.coding import StochasticQuantizer, deliver_codes, largest
+from tf_redsync.methods.common.quantizer import StochasticQuantizer, deliver_codes, largest
 
 MOST_BITS = 16
 

@@ -16,7 +16,8 @@ With gradient g, residual v, density k / n, and top(x) the k elements of x of la
 
 A worker sends 2 k log2(K) words, where the paper's tree and broadcast take 4 k log2(K) on its
 longest path. Memory and time of a round are those of k elements, not of n. With K = 2^m workers the
-total is, bit for bit, the same on all of them; other K take two rounds more, see `pairs.py`.
+total is, bit for bit, the same on all of them; other K take two rounds more, see
+`common/recursive_doubling.py`.
 
 Differences from the paper
 
@@ -43,9 +44,9 @@ from typing_extensions import override
 from tf_redsync import ops
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import PairGather
-from tf_redsync.methods import pairs
 from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.sparse import Sparsifier, element_count, flat, split
+from tf_redsync.methods.common import recursive_doubling
+from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, flat, split
 from tf_redsync.ops.contract import form_of
 
 
@@ -92,22 +93,22 @@ class GTopK(Sparsifier):
         )  # fmt: skip
         own, residual = found.message, found.residuals[0]
 
-        first, doubling, last = pairs.rounds(layout.workers)
+        first, doubling, last = recursive_doubling.rounds(layout.workers)
         if first is not None:
             rows = yield PairGather(own, first)
-            taken = pairs.merged(rows, [k], [size], [k])
+            taken = recursive_doubling.merged(rows, [k], [size], [k])
             residual = _put_back(residual, own, [taken], k)
-            own = tf.where(layout.rank < first, taken, pairs.empty(taken))
+            own = tf.where(layout.rank < first, taken, recursive_doubling.empty(taken))
         sums, kept = own, []
         for distance in doubling:
             rows = yield PairGather(sums, distance)
-            sums = pairs.merged(rows, [k], [size], [k])
+            sums = recursive_doubling.merged(rows, [k], [size], [k])
             kept.append(sums)
         residual = _put_back(residual, own, kept, k)
         if last is not None:
             sums = (yield PairGather(sums, last))[0]
         totals = ops.decode(sums[tf.newaxis], tf.constant([k]), [vector], **form)
-        totals = split(pairs.stopping(sums, totals)[0], layout.specs)
+        totals = split(recursive_doubling.stopping(sums, totals)[0], layout.specs)
         return totals, {"residual": split(residual, layout.specs)}
 
 
@@ -134,6 +135,6 @@ def _put_back(residual: tf.Tensor, own: tf.Tensor, kept: Sequence[tf.Tensor], k:
 
 def _elements(message: tf.Tensor, k: int, size: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Positions, int64, and values of a message; unused slots have the position `size`."""
-    parts = pairs.taken_apart(message[tf.newaxis], [k])
-    at = pairs.positions(parts.indices[0][0], parts.counts[0, 0], size)
+    parts = recursive_doubling.taken_apart(message[tf.newaxis], [k])
+    at = recursive_doubling.positions(parts.indices[0][0], parts.counts[0, 0], size)
     return at, parts.values[0][0]

@@ -4,7 +4,7 @@ The cheapest compression there is, and the one that every other has to beat. On 
 gradient g, residual e, and H(x) the 16-bit number next to x:
 
     p = g + e
-    total = the sum over workers of H(p), in float32, rounded by H once more     `rounding.py`
+    total = the sum over workers of H(p), in float32, rounded by H once more
     e <- p - what the total has of it
 
 Selected elements of a sparsifier are gathered as H(p), two in a word, and p - H(p) goes back into
@@ -31,9 +31,9 @@ from tf_redsync import checks, feedback
 from tf_redsync.codings.plain import HALVES
 from tf_redsync.exchange.layout import BucketLayout, Rounding, TensorSpec
 from tf_redsync.methods.base import Exchange, Method, Payloads, State, register
+from tf_redsync.methods.common.rounded_all_reduce import all_reduced, rounded_payloads
+from tf_redsync.methods.common.wrapper import MethodWrapper
 from tf_redsync.methods.local_sgd import LocalSGD
-from tf_redsync.methods.rounding import all_reduced, rounded_payloads
-from tf_redsync.methods.wrapping import MethodWrapper
 
 
 @register

@@ -44,8 +44,7 @@ from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce, Request
 from tf_redsync.methods.base import Exchange, Method, Payloads, State, register, stream
-from tf_redsync.methods.dense import Dense
-from tf_redsync.methods.matrices import (
+from tf_redsync.methods.common.matrix_factors import (
     Factors,
     as_matrices,
     as_tensors,
@@ -55,8 +54,9 @@ from tf_redsync.methods.matrices import (
     products,
     unflat,
 )
-from tf_redsync.methods.rounding import all_reduced
-from tf_redsync.methods.sparse import flat
+from tf_redsync.methods.common.rounded_all_reduce import all_reduced
+from tf_redsync.methods.common.sparsifier import flat
+from tf_redsync.methods.dense import Dense
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ from typing_extensions import override
 from tf_redsync import feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.coding import StochasticQuantizer, deliver_codes
+from tf_redsync.methods.common.quantizer import StochasticQuantizer, deliver_codes
 
 
 @register

@@ -52,9 +52,9 @@ from tf_redsync import checks, feedback, ops
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import AllGather, AllToAll
-from tf_redsync.methods import pairs, regions
 from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.sparse import Sparsifier, element_count, flat, split
+from tf_redsync.methods.common import balanced_regions, recursive_doubling
+from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, flat, split
 from tf_redsync.ops.contract import form_of
 
 SLACK = 1.25  # room for elements, over the mean
@@ -114,7 +114,7 @@ class OkTopk(Sparsifier):
             **super().init(layout),
             "own_threshold": [tf.zeros([])],
             "threshold": [tf.zeros([])],
-            "regions": [regions.equal(sum(s.size for s in layout.specs))],
+            "regions": [balanced_regions.equal(sum(s.size for s in layout.specs))],
         }
 
     @override
@@ -134,14 +134,14 @@ class OkTopk(Sparsifier):
         anew = tf.equal(step % self.threshold_interval, 0)
         points, threshold = state["regions"][0], state["threshold"][0]
         found, own_threshold = _selected(vector, state["own_threshold"][0], k, anew)
-        sent = _shared_out(found.message, regions.edges(points, workers), size, slots)
-        rows, starts = regions.without_starts((yield AllToAll(sent.rows)))
+        sent = _shared_out(found.message, balanced_regions.edges(points, workers), size, slots)
+        rows, starts = balanced_regions.without_starts((yield AllToAll(sent.rows)))
 
-        sums = pairs.merged(rows, [slots], [size], [slots])
+        sums = recursive_doubling.merged(rows, [slots], [size], [slots])
         sums = _survivors(sums, slots, tf.where(anew, 0.0, threshold))
         start = tf.reduce_sum(starts, keepdims=True) // workers  # the mean of the proposals
-        message = regions.with_starts(sums[tf.newaxis], start)[0]
-        messages, starts = regions.without_starts((yield AllGather(message)))
+        message = balanced_regions.with_starts(sums[tf.newaxis], start)[0]
+        messages, starts = balanced_regions.without_starts((yield AllGather(message)))
 
         messages, threshold = _evaluated(messages, slots, k, threshold, anew)
         (total,) = ops.decode(messages, tf.constant([slots]), [vector], **form_of("exact", 1))
@@ -151,7 +151,7 @@ class OkTopk(Sparsifier):
             "residual": split(residual, layout.specs),
             "own_threshold": [own_threshold],
             "threshold": [threshold],
-            "regions": [tf.where(renew, regions.through(starts, size), points)],
+            "regions": [tf.where(renew, balanced_regions.through(starts, size), points)],
         }
 
 
@@ -181,7 +181,7 @@ def _selected(
         found = ops.accumulate_and_select(
             [zeros], [vector], [], tf.constant([k]), -tf.ones([1]), **form_of("exact", 1)
         )
-        values = pairs.taken_apart(found.message[tf.newaxis], [k]).values[0]
+        values = recursive_doubling.taken_apart(found.message[tf.newaxis], [k]).values[0]
         return tf.reduce_min(tf.abs(values))
 
     threshold = tf.cond(anew, largest, lambda: threshold)
@@ -207,23 +207,23 @@ def _moved(threshold: tf.Tensor, count: tf.Tensor, k: int) -> tf.Tensor:
 def _shared_out(message: tf.Tensor, ends: tf.Tensor, size: int, slots: int) -> _Sent:
     """Make rows of what is selected: flag, proposal, count, indices, values."""
     workers, room = ends.shape[0] - 1, (message.shape[0] - 2) // 2
-    parts = pairs.taken_apart(message[tf.newaxis], [room])
+    parts = recursive_doubling.taken_apart(message[tf.newaxis], [room])
     count, indices, values = parts.counts[0, 0], parts.indices[0][0], parts.values[0][0]
-    positions = pairs.positions(indices, count, size)
-    rows, fits = regions.shared_out(positions, indices, values, ends, slots)
+    positions = recursive_doubling.positions(indices, count, size)
+    rows, fits = balanced_regions.shared_out(positions, indices, values, ends, slots)
     rows = tf.concat([tf.repeat(parts.flags, workers, axis=0), rows], axis=1)
-    wanted = regions.proposals(positions, count, workers, size)
-    return _Sent(regions.with_starts(rows, wanted), positions, values, fits)
+    wanted = balanced_regions.proposals(positions, count, workers, size)
+    return _Sent(balanced_regions.with_starts(rows, wanted), positions, values, fits)
 
 
 def _survivors(message: tf.Tensor, slots: int, limit: tf.Tensor) -> tf.Tensor:
     """Cut a message down to the elements that reach a limit."""
-    parts = pairs.taken_apart(message[tf.newaxis], [slots])
+    parts = recursive_doubling.taken_apart(message[tf.newaxis], [slots])
     indices, values = parts.indices[0][0], parts.values[0][0]
     chosen = (tf.range(slots) < parts.counts[0, 0]) & (tf.abs(values) >= limit)
     number = tf.cast(chosen, tf.int32)
     target = tf.where(chosen, tf.cumsum(number, exclusive=True), slots)
-    words = [regions.placed(target, w, slots) for w in (indices, wire.to_words(values))]
+    words = [balanced_regions.placed(target, w, slots) for w in (indices, wire.to_words(values))]
     count = tf.reduce_sum(number, keepdims=True)
     return tf.concat([message[: wire.HEADER_WORDS], count, *words], axis=0)
 
@@ -240,7 +240,7 @@ def _evaluated(
         threshold: The last one.
         anew: Whether to evaluate it. Else all that is in the messages survives.
     """
-    parts = pairs.taken_apart(messages, [slots])
+    parts = recursive_doubling.taken_apart(messages, [slots])
     values = parts.values[0]
     magnitudes = tf.reshape(tf.abs(values), [-1])
     most = min(k, magnitudes.shape[0])

@@ -49,9 +49,9 @@ from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.methods.base import Exchange, Method, State, register
-from tf_redsync.methods.coding import deliver_ternary, largest, own_stream
+from tf_redsync.methods.common.quantizer import deliver_ternary, largest, own_stream
+from tf_redsync.methods.common.sparsifier import DENSE_BELOW, marked, too_small
 from tf_redsync.methods.dense import Dense
-from tf_redsync.methods.sparse import DENSE_BELOW, marked, too_small
 
 # What the state has in place of a number of steps.
 NO_MASK, TOO_MANY_KEPT = -1, -2

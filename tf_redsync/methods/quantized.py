@@ -17,8 +17,8 @@ numbers of its own: their errors are independent and cancel out in part.
 
 TernGrad's scaler sharing takes the largest c of all workers, by an all-gather of these numbers.
 The codes are integers of one unit then and can be added up on the way, in an all-reduce of numbers
-whose digits are sums of codes (`digits.py`). This sends less than an all-gather of 2-bit codes from
-5 workers on, and rounds more coarsely.
+whose digits are sums of codes (`common/integer_sums.py`). This sends less than an all-gather of
+2-bit codes from 5 workers on, and rounds more coarsely.
 
 Differences from the papers
 
@@ -40,7 +40,7 @@ from typing_extensions import override
 from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.coding import (
+from tf_redsync.methods.common.quantizer import (
     StochasticQuantizer,
     deliver_codes,
     deliver_ternary,

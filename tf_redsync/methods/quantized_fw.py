@@ -45,7 +45,7 @@ from tf_redsync import feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather, AllToAll
 from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.blocks import (
+from tf_redsync.methods.common.quantized_blocks import (
     Blocks,
     by_tensor,
     by_worker,
@@ -54,7 +54,7 @@ from tf_redsync.methods.blocks import (
     joined,
     one_message,
 )
-from tf_redsync.methods.coding import StochasticQuantizer, largest
+from tf_redsync.methods.common.quantizer import StochasticQuantizer, largest
 from tf_redsync.ops.quantization import Quantized, dequantize_sum, quantize
 from tf_redsync.ops.quantized_format import check_levels, code_bits
 

@@ -30,8 +30,8 @@ from typing_extensions import override
 from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Exchange, State, register, stream, uniform
-from tf_redsync.methods.rounding import all_reduced
-from tf_redsync.methods.sparse import Sparsifier, element_count, marked
+from tf_redsync.methods.common.rounded_all_reduce import all_reduced
+from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, marked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

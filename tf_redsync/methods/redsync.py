@@ -40,8 +40,8 @@ from typing_extensions import override
 from tf_redsync import checks, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Exchange, Payloads, State, register
-from tf_redsync.methods.momentum_corrected import MomentumCorrected
-from tf_redsync.methods.sparse import deliver, selected_payloads
+from tf_redsync.methods.common.momentum_correction import MomentumCorrected
+from tf_redsync.methods.common.sparsifier import deliver, selected_payloads
 
 SELECTIONS = ("auto", "exact", "trimmed", "threshold")
 

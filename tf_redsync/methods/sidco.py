@@ -48,7 +48,7 @@ from typing_extensions import override
 from tf_redsync import checks, feedback, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.sparse import Sparsifier, deliver, element_count
+from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, element_count
 from tf_redsync.ops.contract import form_of
 
 DISTRIBUTIONS = ("exponential", "gamma", "generalized_pareto")

@@ -42,7 +42,7 @@ from typing_extensions import override
 from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Exchange, Method, State, register
-from tf_redsync.methods.coding import Quantizer, deliver_codes
+from tf_redsync.methods.common.quantizer import Quantizer, deliver_codes
 
 
 @register

@@ -43,9 +43,9 @@ from tf_redsync import ops
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import PairGather
-from tf_redsync.methods import pairs
 from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.sparse import Sparsifier, element_count, flat, split
+from tf_redsync.methods.common import recursive_doubling
+from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, flat, split
 from tf_redsync.ops.contract import form_of
 
 
@@ -88,17 +88,21 @@ class SparCML(Sparsifier):
             scale=scale, **form_of("exact", len(k)),
         )  # fmt: skip
         stream = _Stream(layout, k, found.message).shortest()
-        first, doubling, last = pairs.rounds(layout.workers)
+        first, doubling, last = recursive_doubling.rounds(layout.workers)
         if first is not None:
             stream = stream.plus((yield PairGather(stream.message, first)))
-            mine = tf.where(layout.rank < first, stream.message, pairs.empty(stream.message))
+            mine = tf.where(
+                layout.rank < first, stream.message, recursive_doubling.empty(stream.message)
+            )
             stream = dataclasses.replace(stream, message=mine)
         for distance in doubling:
             stream = stream.plus((yield PairGather(stream.message, distance)))
         if last is not None:
             rows = yield PairGather(stream.message, last)
             stream = dataclasses.replace(stream, message=rows[0])
-        totals = pairs.stopping(stream.message, stream.totals(stream.message[tf.newaxis]))
+        totals = recursive_doubling.stopping(
+            stream.message, stream.totals(stream.message[tf.newaxis])
+        )
         return totals, {"residual": list(found.residuals)}
 
 
@@ -128,7 +132,7 @@ class _Stream:
             sizes = [s.size for s in self.layout.specs]
             room = [min(2 * n, size) for n, size in zip(self.slots, sizes, strict=True)]
             if self._is_short(room):
-                message = pairs.merged(rows, self.slots, sizes, room)
+                message = recursive_doubling.merged(rows, self.slots, sizes, room)
                 return dataclasses.replace(self, slots=room, message=message)
         return self._dense(rows)
 

@@ -50,7 +50,7 @@ from tf_redsync import feedback, ops
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import AllGather, AllToAll
 from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.sparse import (
+from tf_redsync.methods.common.sparsifier import (
     Sparsifier,
     coding_of,
     element_count,

@@ -60,8 +60,8 @@ from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.coding import Quantizer, added_up, l2_norm, spread
-from tf_redsync.methods.sparse import flat, split
+from tf_redsync.methods.common.quantizer import Quantizer, added_up, l2_norm, spread
+from tf_redsync.methods.common.sparsifier import flat, split
 from tf_redsync.ops.rice import rice_decode, rice_encode
 
 SLACK = 1.0001  # of the bound, for float32

@@ -52,7 +52,7 @@ from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods.base import Exchange, State, register, stream, uniform
-from tf_redsync.methods.coding import Quantizer, added_up, l2_norm, spread
+from tf_redsync.methods.common.quantizer import Quantizer, added_up, l2_norm, spread
 from tf_redsync.ops import bits
 from tf_redsync.ops.quantization import bucketed
 

@@ -39,7 +39,7 @@ from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.sparse import Sparsifier, deliver, delivered, element_count
+from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, delivered, element_count
 from tf_redsync.ops import Selection
 from tf_redsync.ops.contract import form_of
 

@@ -32,7 +32,7 @@ from typing_extensions import override
 from tf_redsync import checks, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Exchange, Payloads, State, register
-from tf_redsync.methods.sparse import (
+from tf_redsync.methods.common.sparsifier import (
     Sparsifier,
     deliver,
     element_count,

@@ -29,7 +29,7 @@ from typing_extensions import override
 from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Exchange, State, register
-from tf_redsync.methods.coding import Quantizer, deliver_codes, largest, rms
+from tf_redsync.methods.common.quantizer import Quantizer, deliver_codes, largest, rms
 
 UNITS = ("rms", "absolute")
 

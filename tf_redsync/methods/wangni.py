@@ -39,8 +39,8 @@ from tf_redsync import checks, feedback
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Exchange, State, register, stream, uniform
-from tf_redsync.methods.random_numbers import of_worker
-from tf_redsync.methods.sparse import Sparsifier, deliver, element_count
+from tf_redsync.methods.common.random_numbers import of_worker
+from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, element_count
 from tf_redsync.ops import Selection
 from tf_redsync.ops.contract import form_of
 

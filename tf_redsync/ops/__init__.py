@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_redsync.ops import native, twin, twin_decode
+from tf_redsync.ops import native
 from tf_redsync.ops.contract import (
     Selection,
     check_layout,
@@ -21,6 +21,8 @@ from tf_redsync.ops.contract import (
     message_words,
 )
 from tf_redsync.ops.native import NativeLibraryError
+from tf_redsync.ops.reference import decode as reference_decode
+from tf_redsync.ops.reference import selection as reference_selection
 
 __all__ = [
     "NativeLibraryError",
@@ -183,7 +185,7 @@ def accumulate_and_select(
     )
     selectors, quantized = tuple(selectors), tuple(map(bool, quantized))
     check_select(grads, residuals, velocities, selectors, quantized, momentum)
-    implementation = native if runs_natively(grads) else twin
+    implementation = native if runs_natively(grads) else reference_selection
     return implementation.accumulate_and_select(
         grads,
         residuals,
@@ -233,7 +235,7 @@ def decode(
     like = [tf.convert_to_tensor(t) for t in like]
     selectors, quantized = tuple(selectors), tuple(map(bool, quantized))
     check_layout("like", like, selectors, quantized)
-    implementation = native if runs_natively(like) else twin_decode
+    implementation = native if runs_natively(like) else reference_decode
     return implementation.decode(
         tf.convert_to_tensor(messages, tf.int32),
         tf.convert_to_tensor(k, tf.int32),

@@ -9,9 +9,10 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tf_redsync import ops
-from tf_redsync.ops import native, twin_bits
+from tf_redsync.ops import native
 from tf_redsync.ops.codec_checks import check_ints
 from tf_redsync.ops.contract import MAX_COUNT, packed_words
+from tf_redsync.ops.reference import bits as reference
 
 __all__ = ["bitmap", "packed", "packed_words", "read", "set_bits", "unpacked", "written"]
 
@@ -42,7 +43,7 @@ def packed(codes: tf.Tensor, bits: int) -> tf.Tensor:
     codes = tf.convert_to_tensor(codes, tf.int32)
     if _native(codes):
         return native.load().redsync_pack_bits(codes=codes, bits=bits)
-    return twin_bits.packed(codes, bits)
+    return reference.packed(codes, bits)
 
 
 def unpacked(words: tf.Tensor, bits: int, count: int) -> tf.Tensor:
@@ -65,7 +66,7 @@ def unpacked(words: tf.Tensor, bits: int, count: int) -> tf.Tensor:
     words = tf.convert_to_tensor(words, tf.int32)
     if _native(words):
         return native.load().redsync_unpack_bits(words=words, bits=bits, count=count)
-    return twin_bits.unpacked(words, bits, count)
+    return reference.unpacked(words, bits, count)
 
 
 def written(codes: tf.Tensor, lengths: tf.Tensor, words: int) -> tf.Tensor:
@@ -87,7 +88,7 @@ def written(codes: tf.Tensor, lengths: tf.Tensor, words: int) -> tf.Tensor:
     codes, lengths = tf.convert_to_tensor(codes, tf.int64), tf.convert_to_tensor(lengths, tf.int32)
     if _native(codes):
         return native.load().redsync_write_bits(codes=codes, lengths=lengths, size=words)
-    return twin_bits.written(codes, lengths, words)
+    return reference.written(codes, lengths, words)
 
 
 def read(words: tf.Tensor, starts: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
@@ -136,7 +137,7 @@ def bitmap(positions: tf.Tensor, count: tf.Tensor | int, words: int) -> tf.Tenso
     count = tf.convert_to_tensor(count, tf.int32)
     if _native(positions):
         return native.load().redsync_bitmap(positions=positions, count=count, size=words)
-    return twin_bits.bitmap(positions, count, words)
+    return reference.bitmap(positions, count, words)
 
 
 def set_bits(words: tf.Tensor, slots: int) -> tuple[tf.Tensor, tf.Tensor]:
@@ -159,7 +160,7 @@ def set_bits(words: tf.Tensor, slots: int) -> tuple[tf.Tensor, tf.Tensor]:
         check_ints("words", [words.shape[1]], 0, MAX_BITMAP)
     if _native(words):
         return tuple(native.load().redsync_set_bits(words=words, slots=slots))
-    return twin_bits.set_bits(words, slots)
+    return reference.set_bits(words, slots)
 
 
 def _native(tensor: tf.Tensor) -> bool:

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_redsync import ops
-from tf_redsync.ops import native, twin_bloom
+from tf_redsync.ops import native
 from tf_redsync.ops.codec_checks import Positions, check_ints, check_list
 from tf_redsync.ops.contract import MAX_COUNT, MAX_WORD
+from tf_redsync.ops.reference import bloom as reference
 
 MAX_HASHES, MAX_WORDS = 64, 2**27 - 1
 
@@ -78,7 +79,7 @@ def bloom_build(
     indices = [tf.convert_to_tensor(t) for t in indices]
     check_list("indices", indices, tf.int32)
     layout = _filter_layout(sizes, words, hashes, len(indices))
-    build = twin_bloom.bloom_build
+    build = reference.bloom_build
     if ops.runs_natively(indices):
         build = native.load().redsync_bloom_build
     return build(
@@ -122,7 +123,7 @@ def bloom_query(
             filters=filters, seed=seed, N=len(slots), **layout
         )
     else:
-        found = twin_bloom.bloom_query(filters, seed, **layout)
+        found = reference.bloom_query(filters, seed, **layout)
     return Positions(*found)
 
 

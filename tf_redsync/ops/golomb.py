@@ -14,9 +14,10 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_redsync import ops
-from tf_redsync.ops import native, twin_golomb
+from tf_redsync.ops import native
 from tf_redsync.ops.codec_checks import Positions, check_ints, check_list
 from tf_redsync.ops.contract import MAX_COUNT, MAX_WORD
+from tf_redsync.ops.reference import golomb as reference
 
 MAX_RICE = 30
 
@@ -87,7 +88,7 @@ def golomb_encode(
         return native.load().redsync_golomb_encode(
             indices=indices, counts=counts, sizes=sizes, rice=rice
         )
-    return twin_golomb.golomb_encode(indices, counts, sizes=sizes, rice=rice)
+    return reference.golomb_encode(indices, counts, sizes=sizes, rice=rice)
 
 
 def golomb_decode(
@@ -123,7 +124,7 @@ def golomb_decode(
         return Positions(
             *native.load().redsync_golomb_decode(messages=messages, N=len(slots), **layout)
         )
-    return Positions(*twin_golomb.golomb_decode(messages, **layout))
+    return Positions(*reference.golomb_decode(messages, **layout))
 
 
 def _worst_bits(size: int, slots: int, rice: int) -> int:

@@ -20,9 +20,10 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tf_redsync import ops
-from tf_redsync.ops import native, twin_quantization
+from tf_redsync.ops import native
 from tf_redsync.ops.codec_checks import check_list
 from tf_redsync.ops.quantized_format import RANDOM_MODES, check_format
+from tf_redsync.ops.reference import quantization as reference
 
 
 class Quantized(NamedTuple):
@@ -117,7 +118,7 @@ def quantize(
             mode=mode, levels=levels, bucket_size=bucket_size or 0,
         )  # fmt: skip
     else:
-        message, remainders = twin_quantization.quantize(
+        message, remainders = reference.quantize(
             tensors, scales, stream, mode=mode, levels=levels, bucket_size=bucket_size,
             errors=errors,
         )  # fmt: skip
@@ -161,7 +162,7 @@ def dequantize_sum(
         return native.load().redsync_dequantize_sum(
             messages=messages, like=like, mode=mode, levels=levels, bucket_size=bucket_size or 0
         )
-    return twin_quantization.dequantize_sum(
+    return reference.dequantize_sum(
         messages, like, mode=mode, levels=levels, bucket_size=bucket_size
     )
 

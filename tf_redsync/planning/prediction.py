@@ -13,9 +13,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_redsync import cost
-from tf_redsync.auto import Auto
-from tf_redsync.decision import Measured
+from tf_redsync.auto import Auto, cost
+from tf_redsync.auto.decision import Measured
 from tf_redsync.exchange.layout import (
     DEFAULT_BUCKET_BYTES,
     Bucket,

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync import probe
+from tf_redsync.auto import probe
 from tf_redsync.exchange.layout import TensorSpec, tensor_spec
 from tf_redsync.keras.slots import tf_variable
 from tf_redsync.planning import PlanError, synthetic

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync import cost
+from tf_redsync.auto import cost
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.driver import Network, Outcome, drive
 from tf_redsync.exchange.layout import Bucket, BucketLayout

@@ -1,0 +1,250 @@
+"""The GPU part of `benchmarks/selection/selection.py --device gpu`: the CUDA core on one GPU.
+
+Measured with the device's own events, the median of several runs after warming up:
+
+    exact, threshold    accumulate-and-select (threshold: a search every fifth step)
+    decode8             adds up 8 messages into a dense tensor
+    accumulate          the plain pass over the same arrays
+    copy                a copy of one array on the device: what its memory can do
+    cub_sort            CUB's radix sort of magnitudes and positions (no accumulate pass)
+    torch_topk          torch.topk of the magnitudes, if PyTorch with CUDA is installed (no pass)
+
+`fraction_of_copy` is the speed in bytes that must be moved, relative to `copy`: for
+accumulate-and-select every input is read and every output is written once. nvcc compiles the CUDA
+core for the GPU at hand; TensorFlow is not used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import pathlib
+import statistics
+import subprocess
+import tempfile
+import time
+
+import numpy as np
+
+from tests.gpu import device as d
+
+WARM_UP, RUNS = 3, 15
+SEARCH_INTERVAL = 5
+RANKS = 8  # of decode8
+
+
+class Clock:
+    """Milliseconds between two events of the GPU, or of the CPU for the emulator."""
+
+    def __init__(self, device):
+        self._device, self._runtime = device, getattr(device, "runtime", None)
+        if self._runtime:
+            self._events = [ctypes.c_void_p(), ctypes.c_void_p()]
+            for event in self._events:
+                self._runtime.cudaEventCreate(ctypes.byref(event))
+
+    def time(self, run) -> float:
+        """Runs once."""
+        if self._runtime is None:
+            start = time.perf_counter()
+            run()
+            return 1e3 * (time.perf_counter() - start)
+        self._runtime.cudaEventRecord(self._events[0], None)
+        run()
+        self._runtime.cudaEventRecord(self._events[1], None)
+        self._device.synchronize()
+        ms = ctypes.c_float()
+        self._runtime.cudaEventElapsedTime(ctypes.byref(ms), *self._events)
+        return ms.value
+
+    def median(self, run) -> float:
+        """Runs several times."""
+        for _ in range(WARM_UP):
+            run()
+        return statistics.median(self.time(run) for _ in range(RUNS))
+
+
+class Arrays:
+    """One cell's tensors on the device, and the ops on them."""
+
+    def __init__(self, device, g: np.ndarray, density: float, momentum: float, baseline):
+        self.device, self.n, self.momentum, self.baseline = device, g.size, momentum, baseline
+        self.k, self._step = max(1, round(density * g.size)), 0
+        rng = np.random.default_rng(1)
+        # The residual is what a few steps have left: gradients in another order.
+        self.g, self.v = device.array(g), device.array(rng.permutation(g))
+        self.u = device.array(rng.permutation(g)) if momentum else None
+        self.new_v, self.new_u = device.array(g), device.array(g) if momentum else None
+        self.scalars = {
+            "scale": device.array(np.float32([1])),
+            "side": device.array(np.int32([1])),
+            "ratios": device.array(np.float32([-1])),
+            "new_ratios": device.array(np.float32([-1])),
+        }
+        self.search = [device.array(np.array([s])) for s in (False, True)]
+        self.bytes_of_pass = 4 * self.n * (5 if momentum else 3)
+
+    def _pointer(self, array):
+        return None if array is None else self.device.pointer(array)
+
+    def select(self, selector: str):
+        """A function that accumulates and selects."""
+        buffers = (self.g, self.v, self.u, self.new_v, self.new_u)
+        tensor = d.Tensor(
+            self.n, self.k, d.SELECTORS[selector], 0, *map(self._pointer, buffers)
+        )  # fmt: skip
+        call = d.Select(ctypes.pointer(tensor), 1, int(self.momentum != 0), 1, self.momentum)
+        library = self.device.library
+        words = library.redsync_gpu_message_words(ctypes.byref(call))
+        message = self.device.array(np.zeros(words, np.int32))
+        call.message = self._pointer(message)
+        for name, value in self.scalars.items():
+            setattr(call, name, self._pointer(value))
+        size = library.redsync_gpu_select_scratch_bytes(ctypes.byref(call))
+        scratch = self.device.array(np.zeros(size, np.uint8))
+
+        def run(_keep=(message, scratch, tensor)):
+            call.search = self._pointer(self.search[self._step % SEARCH_INTERVAL == 0])
+            call.ratios, call.new_ratios = call.new_ratios, call.ratios
+            self._step += 1
+            status = library.redsync_gpu_select(
+                ctypes.byref(call), d.Pointer(self._pointer(scratch)), d.Int64(size), None
+            )
+            assert status == d.OK, library.redsync_gpu_last_error()
+
+        return run
+
+    def decode(self):
+        """A function that adds up messages of random positions."""
+        rng, k = np.random.default_rng(2), self.k
+        rows = np.ones([RANKS, 2 + 2 * k], np.int32)
+        rows[:, 1] = k
+        rows[:, 2 : 2 + k] = np.sort([rng.choice(self.n, k, replace=False) for _ in rows], axis=1)
+        messages, total = self.device.array(rows), self.device.array(np.zeros(self.n, np.float32))
+        part = d.Part(1, k, self.n, 0, self._pointer(total))
+        call = d.Decode(self._pointer(messages), *rows.shape, ctypes.pointer(part), 1)
+        record = self.device.array(np.zeros(ctypes.sizeof(d.Record), np.uint8))
+
+        def run(_keep=(messages, total, part)):
+            pointer = d.Pointer(self._pointer(record))
+            assert self.device.library.redsync_gpu_decode(ctypes.byref(call), pointer, None) == 0
+
+        return run
+
+    def accumulate(self):
+        """A function that only accumulates."""
+        pointers = [d.Pointer(self._pointer(x)) for x in (self.g, self.v, self.u)]
+        outputs = [d.Pointer(self._pointer(x)) for x in (self.new_v, self.new_u)]
+        factor = ctypes.c_float(self.momentum)
+        return lambda: self.baseline.benchmark_accumulate(
+            *pointers, *outputs, factor, d.Int64(self.n)
+        )
+
+    def copy(self):
+        """A function that copies an array."""
+        to, source = (d.Pointer(self._pointer(x)) for x in (self.new_v, self.g))
+        size = d.Int64(4 * self.n)
+        return lambda: self.device.library.redsync_gpu_copy(to, source, size, None)
+
+    def sort(self):
+        """A function that sorts all magnitudes."""
+        size = self.baseline.benchmark_sort_bytes(d.Int64(self.n))
+        work = self.device.array(np.zeros(4 * self.n, np.uint32))
+        scratch = self.device.array(np.zeros(size, np.uint8))
+        pointers = [d.Pointer(self._pointer(x)) for x in (self.v, work, scratch)]
+
+        def run(_keep=(work, scratch)):
+            assert self.baseline.benchmark_sort(*pointers, d.Int64(size), d.Int64(self.n)) == 0
+
+        return run
+
+    def torch_topk(self):
+        """A function that calls torch.topk, or None without PyTorch on a GPU."""
+        try:
+            import torch
+        except ImportError:
+            return None
+        if not torch.cuda.is_available():
+            return None
+        x = torch.from_numpy(self.device.get(self.v)).cuda()
+
+        def run():
+            torch.topk(x.abs(), self.k, sorted=False)
+
+        return run
+
+    def functions(self) -> dict:
+        """All ops that can be measured here."""
+        ops = {
+            "exact": self.select("exact"),
+            "threshold": self.select("threshold"),
+            "decode8": self.decode(),
+            "copy": self.copy(),
+        }
+        if self.baseline is not None:
+            ops |= {"accumulate": self.accumulate(), "cub_sort": self.sort()}
+        topk = self.torch_topk()
+        return ops if topk is None else ops | {"torch_topk": topk}
+
+
+def _rows(arrays: Arrays, clock: Clock, cell: dict) -> list[dict]:
+    ms = {op: clock.median(run) for op, run in arrays.functions().items()}
+    copied = 8 * arrays.n / ms["copy"]  # bytes per ms, read and written
+    moved = {"exact", "threshold", "accumulate"}
+    return [
+        {
+            **cell,
+            "op": op,
+            "ms": value,
+            "ratio_to_accumulate": value / ms["accumulate"] if "accumulate" in ms else None,
+            "fraction_of_copy": arrays.bytes_of_pass / value / copied if op in moved else None,
+            "runs": RUNS,
+        }
+        for op, value in ms.items()
+    ]
+
+
+def _build_baseline(target: pathlib.Path):
+    source = d.ROOT / "benchmarks" / "selection" / "gpu.cu"
+    command = [d.nvcc(), "-std=c++17", "-O3", "-arch=native", "-shared", "-Xcompiler", "-fPIC"]
+    subprocess.run([*command, str(source), "-o", str(target)], check=True, timeout=280)
+    library = ctypes.CDLL(str(target))
+    library.benchmark_sort_bytes.restype = d.Int64
+    return library
+
+
+def measure(sizes, densities, inputs, momenta, *, device=None, make=None) -> list[dict]:
+    """Measures every cell and prints a line for each.
+
+    Args:
+        sizes: numbers of elements, multiples of 4.
+        densities: fractions of the elements to select.
+        inputs: names known to `benchmarks.selection.inputs.make`.
+        momenta: factors; 0 means none.
+        device: a device of `tests.gpu.device`; None compiles the core for the first GPU.
+        make: makes the input from its name and size; None is `inputs.make`.
+
+    Returns:
+        Rows with op, n, density, input, momentum, ms, ratio_to_accumulate, fraction_of_copy, runs.
+
+    Raises:
+        SystemExit: if there is no GPU or no CUDA compiler; the text says which.
+    """
+    if make is None:
+        from benchmarks.selection.inputs import make
+    with tempfile.TemporaryDirectory() as folder:
+        baseline = None
+        if device is None:
+            problem = d.cuda_problem()
+            if problem:
+                raise SystemExit(f"`--device gpu` cannot be measured here: {problem}.")
+            device = d.Cuda(d.build(pathlib.Path(folder) / "libredsync_gpu.so", "cuda"))
+            baseline = _build_baseline(pathlib.Path(folder) / "libbaseline.so")
+        clock, rows = Clock(device), []
+        cells = [(n, i, p, m) for n in sizes for i in inputs for p in densities for m in momenta]
+        for n, kind, density, momentum in cells:
+            cell = {"n": n, "density": density, "input": kind, "momentum": momentum}
+            found = _rows(Arrays(device, make(kind, n), density, momentum, baseline), clock, cell)
+            times = "  ".join(f"{row['op']} {row['ms']:.4g}" for row in found)
+            print(f"{n:10} {kind:10}{density:8g}{momentum:5g}  ms: {times}", flush=True)
+            rows += found
+    return rows

@@ -1,0 +1,55 @@
+"""One worker of `benchmarks/step/step_time.py`: times the steps of one model under one method.
+
+Started by the driver under TF_CONFIG; every worker runs the same loop, worker 0 writes the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import time
+from typing import Any
+
+from benchmarks import netlab, step_methods, training
+
+
+def measured(args: argparse.Namespace) -> dict[str, Any]:
+    """Trains, and returns what was measured."""
+    job = training.prepare(args)
+    period = step_methods.period_of(job.optimizer)
+    count = period * math.ceil(args.steps / period)
+    before_all = max(args.warmup, step_methods.settling_steps(job.optimizer))
+    warm_up = job.run(period * math.ceil(before_all / period))
+    skipped = job.skipped()
+    job.barrier()
+    before, processor = sent(), time.process_time()
+    times = job.run(count)
+    processor = time.process_time() - processor
+    job.barrier()  # this worker is done before the other one has received its last bytes
+    after = sent()
+    plain = args.method == "dense"  # the optimizer is Keras's own and counts nothing
+    return {
+        "params": job.model.count_params(),
+        "batch": job.batch_size,
+        "period": period,
+        "times_ms": times,
+        "warmup_ms": warm_up,
+        "skipped": job.skipped() - skipped,
+        "cpu_ms_per_step": 1e3 * processor / count,
+        "bytes_per_step": job.traced["dense_bytes"]
+        if plain
+        else float(job.optimizer.bytes_per_step()),
+        "wire_bytes_per_step": None if before is None else (after - before) / count,
+    }
+
+
+def sent() -> int | None:
+    """Returns the bytes this worker's interface has sent; None on loopback."""
+    interface = os.environ.get("TF_REDSYNC_BENCH_INTERFACE")
+    return netlab.wire_bytes(interface)[0] if interface else None
+
+
+if __name__ == "__main__":
+    arguments = training.parser().parse_args()
+    training.write(measured(arguments), arguments.output)

@@ -1,0 +1,194 @@
+"""`Auto`: choose the exchange of every bucket by measurement, and never lose to the all-reduce.
+
+When the optimizer is built, on every worker:
+
+1. the collectives between the workers are measured (`probe.link`), and what each candidate method
+   computes on this device (`probe.work`); of all workers' times the slowest count, so that all of
+   them go on with equal numbers;
+2. for every bucket the cost model (`cost.py`) predicts the time of the all-reduce and of every
+   candidate; the cheapest one serves the bucket, a candidate only if it wins clearly;
+3. the table is logged.
+
+In training, if anything is compressed, dense and compressed steps take turns for a while. If the
+dense ones turn out faster, all later steps are dense (`programs/trial.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tf_redsync import checks
+from tf_redsync.auto import cost, probe
+from tf_redsync.auto.decision import Choice, Decision, Measured
+from tf_redsync.exchange import agreement, collectives
+from tf_redsync.exchange.driver import Network
+from tf_redsync.exchange.layout import TensorSpec, make_buckets
+from tf_redsync.methods.base import Configurable, Method, register
+from tf_redsync.methods.dense import Dense
+from tf_redsync.methods.half import HalfPrecision
+from tf_redsync.methods.low_rank import ACPSGD
+from tf_redsync.methods.redsync import RedSync
+from tf_redsync.policy import Policy, check_together
+
+# A candidate must take less than this part of the time of the all-reduce, and save this much: what
+# a small bucket takes is latency, which is measured with an error of that order.
+CLEARLY, WORTHWHILE_SECONDS = 0.9, 5e-4
+_logger = logging.getLogger("tf_redsync")
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Auto(Configurable):
+    """Measure the network and this device, and choose the exchange of every bucket.
+
+    A model that is saved and loaded where the choice comes out differently starts with empty
+    residuals, with a warning. To keep a choice for good, give its methods to
+    `DistributedOptimizer` in place of `Auto`.
+
+    Args:
+        candidates: Methods that may replace the all-reduce: such as exchange gradients in every
+            step and keep what they do not send in a residual. `None`: `RedSync`, `ACPSGD` and
+            `HalfPrecision`, less what does not suit the optimizer or `momentum`.
+        momentum: Momentum that the exchange applies, in [0, 1); the inner optimizer must then have
+            none. It restricts the default candidates to `RedSync`.
+        density: Of the default `RedSync`.
+        trial_steps: Steps of each kind, dense and compressed, that are measured in training. 0
+            trusts the prediction.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range, or a candidate that cannot take turns
+            with dense steps.
+
+    Example:
+        >>> import keras, tf_redsync as rs
+        >>> optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.Auto())
+    """
+
+    candidates: tuple[Method, ...] | None = None
+    momentum: float = 0.0
+    density: float = 0.001
+    trial_steps: int = 5
+
+    def __post_init__(self) -> None:
+        checks.real("momentum", self.momentum, low=0.0, high=1.0, high_open=True)
+        checks.real("density", self.density, low=0.0, high=1.0, low_open=True)
+        checks.integer("trial_steps", self.trial_steps, low=0)
+        for method in self.candidates or ():
+            _check_candidate(method)
+        check_together(self.methods)
+
+    @property
+    def default(self) -> Dense:
+        """The all-reduce, which the candidates have to beat."""
+        return Dense(momentum=self.momentum)
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """The methods that may be chosen, the all-reduce first."""
+        if self.candidates is not None:
+            return (self.default, *self.candidates)
+        redsync = RedSync(density=self.density, momentum=self.momentum)
+        if self.momentum:
+            return (self.default, redsync)
+        return (self.default, redsync, ACPSGD(), HalfPrecision())
+
+    def suited(self, unsuited: Callable[[Method], str | None]) -> Auto:
+        """Return this without default candidates that `unsuited` has something to say about."""
+        if self.candidates is not None:
+            return self
+        kept = tuple(m for m in self.methods[1:] if unsuited(m) is None)
+        return self if len(kept) + 1 == len(self.methods) else replace(self, candidates=kept)
+
+    def settle(
+        self, specs: Sequence[TensorSpec], strategy, network: Network, bucket_bytes: int
+    ) -> Decision:
+        """Measure and decide; see `tf_redsync.policy.Undecided`."""
+        announce = collectives.worker_rank(strategy) == 0
+        measured = measure(self, network, announce)
+        decision = self.decide(specs, measured, bucket_bytes)
+        if network.workers > 1:
+            agreement.agree(strategy, f"exchange as in {decision}")
+            if announce:
+                say(str(decision))
+        return decision
+
+    def decide(
+        self, specs: Sequence[TensorSpec], measured: Measured, bucket_bytes: int
+    ) -> Decision:
+        """Choose for every bucket; a function of its arguments, so equal on all workers.
+
+        Args:
+            specs: The variables, in the model's order.
+            measured: What was measured, for `self.methods`.
+            bucket_bytes: See `make_buckets`.
+        """
+        marked = Policy(default=self.default).mark_output_layer(specs)
+        groups = make_buckets([(s, self.default) for s in marked], measured.workers, bucket_bytes)
+        choices = tuple(self._choice(g.layout.specs, measured) for g in groups)
+        return Decision(choices, measured, self.trial_steps)
+
+    def _choice(self, specs: tuple[TensorSpec, ...], measured: Measured) -> Choice:
+        methods = self.methods
+        seconds = tuple(measured.seconds(m, specs) for m in methods)
+        best = min(range(len(methods)), key=seconds.__getitem__)
+        if not wins(seconds[best], seconds[0]):
+            best = 0
+        return Choice(specs, methods, seconds, methods[best])
+
+
+def wins(seconds: float, dense: float) -> bool:
+    """Whether something takes so much less time than with the all-reduce that it is chosen."""
+    return seconds <= min(CLEARLY * dense, dense - WORTHWHILE_SECONDS)
+
+
+def _check_candidate(method: Method) -> None:
+    if not isinstance(method, Method):
+        raise ValueError(
+            f"`candidates` must be tf_redsync methods. Received: {method!r} in candidates"
+        )
+    every_step = not (method.local_steps or method.delay or method.own_point)
+    phases = method.warm_up_steps or method.dense_every or method.phases
+    if not every_step or phases or "residual" not in method.state_kinds:
+        raise ValueError(
+            "a candidate of Auto must exchange gradients in every step, without warm-up or phases, "
+            "and keep a residual that a dense step can deliver, as RedSync, DGC, TopK, PowerSGD, "
+            f"ACPSGD, EFSignSGD and HalfPrecision do. Received: {method!r} in candidates"
+        )
+
+
+def measure(auto: Auto, network: Network, announce: bool) -> Measured:
+    """Measure for `auto.decide`; all workers must call this at the same point.
+
+    Args:
+        auto: Whose candidates.
+        network: The network.
+        announce: Whether to log progress.
+    """
+    nothing = Measured(network.workers, cost.Link.of(float("inf"), 0.0), {})
+    if network.workers == 1 or len(auto.methods) == 1:
+        return nothing
+    if not network.in_branches:
+        if announce:
+            say(
+                "tf_redsync.Auto: the replicas of a process exchange densely, without a measurement"
+            )
+        return nothing
+    if announce:
+        say("tf_redsync.Auto measures the network and the methods")
+    link = probe.link(network)
+    own = {m: probe.work(m, (network.workers,)) for m in auto.methods[1:]}
+    agreed = probe.slowest(network, [dataclasses.astuple(w) for w in own.values()])
+    work = {m: cost.Work(*times) for m, times in zip(own, agreed, strict=True)}
+    return Measured(network.workers, link, work)
+
+
+def say(text: str) -> None:
+    """Log a text; where nobody listens to the log of the library, print it."""
+    if _logger.isEnabledFor(logging.INFO):
+        _logger.info("%s", text)
+    else:
+        print(text, file=sys.stderr, flush=True)

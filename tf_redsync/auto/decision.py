@@ -1,0 +1,95 @@
+"""What `Auto` measures, predicts and decides; see `auto.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from typing_extensions import override
+
+from tf_redsync.auto import cost
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.methods.base import Method
+from tf_redsync.policy import Assignment, or_dense
+from tf_redsync.tables import aligned
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What predictions are made of.
+
+    Attributes:
+        workers: Number of workers.
+        link: The network.
+        work: What methods compute.
+    """
+
+    workers: int
+    link: cost.Link
+    work: dict[Method, cost.Work]
+
+    def seconds(self, method: Method, specs: Sequence[TensorSpec]) -> float:
+        """Predict the time of the exchange of some tensors, of those that `method` refuses too."""
+        served = [s for s in specs if method.refuses(s) is None]
+        refused = [s for s in specs if method.refuses(s) is not None]
+        total = 0.0
+        for m, part in ((method, served), (method.dense(), refused)):
+            layout = BucketLayout(tuple(part), self.workers)
+            total += cost.exchange_seconds(m, layout, self.link, self.work.get(m, cost.NO_WORK))
+        return total
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A bucket: its tensors, the predicted seconds of every method, and the method chosen."""
+
+    specs: tuple[TensorSpec, ...]
+    methods: tuple[Method, ...]
+    seconds: tuple[float, ...]
+    method: Method
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What `Auto` decided; `str` prints the table.
+
+    Attributes:
+        choices: One for each bucket, last layers first.
+        measured: What the predictions are made of.
+        trial: `Auto.trial_steps`.
+    """
+
+    choices: tuple[Choice, ...]
+    measured: Measured
+    trial: int
+
+    @property
+    def trial_steps(self) -> int:
+        """See `tf_redsync.policy.Settled`. Where all is dense there is nothing to try."""
+        return self.trial if any(c.method is not c.methods[0] for c in self.choices) else 0
+
+    def assign(self, specs: Sequence[TensorSpec]) -> list[Assignment]:
+        """Return the method of each of `specs`, in their order; see `Policy.assign`."""
+        chosen = {s.position: (s, c.method) for c in self.choices for s in c.specs}
+        return [or_dense(*chosen[s.position], "predicted to be the fastest") for s in specs]
+
+    @override
+    def __str__(self) -> str:
+        link = self.measured.link
+        lines = [
+            f"tf_redsync.Auto, {self.measured.workers} workers: "
+            + ", ".join(
+                f"{kind.replace('_', '-')} {1e3 * line.latency:.2f} ms a hop and "
+                f"{line.rate / 1e6:.1f} MB/s"
+                for kind, line in vars(link).items()
+            )
+        ]
+        names = [type(m).__name__ for m in self.choices[0].methods] if self.choices else []
+        head = ["bucket", "tensors", "elements", *(f"{n} ms" for n in names), "chosen"]
+        rows = [head]
+        for i, c in enumerate(self.choices):
+            times = [f"{1e3 * s:.2f}" for s in c.seconds]
+            elements = sum(s.size for s in c.specs)
+            row = [str(i), str(len(c.specs)), f"{elements:,}", *times, type(c.method).__name__]
+            rows.append(row)
+        return "\n".join([*lines, *aligned(rows, range(len(head)))])

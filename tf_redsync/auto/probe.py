@@ -1,0 +1,163 @@
+"""Measurements for the cost model: collectives of this cluster, and methods on this device."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tf_redsync.auto.cost import KINDS, Line, Link, Work, hops
+from tf_redsync.exchange import wire
+from tf_redsync.exchange.driver import DryRun, Network, drive
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, Request
+from tf_redsync.methods.base import Method
+
+# Sizes of the probes. A collective is timed with ever more bytes until it takes LONG_SECONDS.
+SMALL_BYTES = 4 * 1024
+LARGE_BYTES = tuple(256 * 1024 * 4**i for i in range(4))  # 256 KiB to 16 MiB
+LONG_SECONDS = 0.01
+REPEATS = 3
+SMALL_SHAPE, LARGE_SHAPE = (128, 128), (1024, 2048)
+
+
+def link(network: Network) -> Link:
+    """Measure the collectives between the workers, all of which must call this at the same point.
+
+    Every worker returns the same numbers: what decides about a further collective, and the result,
+    are means over the workers.
+
+    Args:
+        network: Of at least two workers. Its collectives must run outside of a replica, too.
+    """
+    workers = network.workers
+
+    def gather(words: tf.Tensor) -> tf.Tensor:
+        return network.all_gather(tf.zeros([words], tf.int32))
+
+    def reduce(words: tf.Tensor) -> tf.Tensor:
+        return network.all_reduce([tf.zeros([words])])[0]
+
+    def exchange(words: tf.Tensor) -> tf.Tensor:
+        return network.all_to_all(tf.zeros([workers, -(-words // workers)], tf.int32))
+
+    collectives: dict[type[Request], Callable[[tf.Tensor], tf.Tensor]] = {
+        AllGather: gather,
+        AllReduce: reduce,
+        AllToAll: exchange,
+    }
+    lines = {
+        KINDS[kind]: _line(kind, _Timer(network, collective), workers)
+        for kind, collective in collectives.items()
+    }
+    return Link(**lines)
+
+
+class _Timer:
+    """Times a collective of a number of words, traced once; means over the workers."""
+
+    def __init__(self, network: Network, collective: Callable[[tf.Tensor], tf.Tensor]):
+        self._network = network
+        words = tf.TensorSpec([], tf.int32)
+        self._run = tf.function(collective, input_signature=[words], autograph=False)
+        self._mean = tf.function(self._mean_of, autograph=False)
+        self(SMALL_BYTES, 1)  # traces
+
+    def _mean_of(self, own: tf.Tensor) -> tf.Tensor:
+        return self._network.all_reduce([own])[0] / self._network.workers
+
+    def __call__(self, size: int, repeats: int, middle: Callable = statistics.median) -> float:
+        """Return the seconds of a payload of so many bytes: `middle` of this worker's times."""
+        times = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            wait(self._run(size // 4))
+            times.append(time.perf_counter() - start)
+        return float(self._mean(tf.constant(middle(times), tf.float32)))
+
+
+def _line(kind: type[Request], timer: _Timer, workers: int) -> Line:
+    """Fit latency and rate through a small payload and one that is large for this network."""
+    small = timer(SMALL_BYTES, 2 * REPEATS, min)  # others that use the machine only add to it
+    size = next((n for n in LARGE_BYTES[:-1] if timer(n, 1) >= LONG_SECONDS), LARGE_BYTES[-1])
+    large = timer(size, REPEATS)
+    factor = wire.sent_factor(kind, workers)
+    seconds = max(large - small, 1e-6)  # noise, on a network without latency
+    rate = factor * (size - SMALL_BYTES) / seconds
+    latency = max(small - factor * SMALL_BYTES / rate, 0.0) / hops(KINDS[kind], workers)
+    return Line(latency, rate)
+
+
+def work(method: Method, workers: Sequence[int], repeats: int = REPEATS) -> Work:
+    """Measure what a method computes on this device, without a network.
+
+    Its exchange runs on random gradients of a small and of a large matrix, and gets its own
+    messages for an answer.
+
+    Args:
+        method: The method.
+        workers: Numbers of workers to measure with. With one number all work counts as work for
+            each element; two or more tell selecting from decoding.
+        repeats: Measurements, each of a period of the method's steps, of which the median counts.
+    """
+    most, fewest = max(workers), min(workers)
+    small = _exchange_seconds(method, SMALL_SHAPE, fewest, repeats)
+    large = _exchange_seconds(method, LARGE_SHAPE, fewest, repeats)
+    n, m = math.prod(SMALL_SHAPE), math.prod(LARGE_SHAPE)
+    per_element = max(large - small, 0.0) / (m - n)
+    received = 0.0
+    if most > fewest:
+        larger = _exchange_seconds(method, LARGE_SHAPE, most, repeats)
+        received = max(larger - large, 0.0) / (m * (most - fewest))
+        received = min(received, per_element / fewest)
+    return Work(max(small - n * per_element, 0.0), per_element - fewest * received, received)
+
+
+def _exchange_seconds(method: Method, shape: tuple[int, int], workers: int, repeats: int) -> float:
+    """Seconds of a step of a method, for one matrix, in the steady state.
+
+    The mean over a period of steps, the median over `repeats` of them.
+    """
+    layout = BucketLayout((TensorSpec("w", shape),), workers)
+    if method.refuses(layout.specs[0]) is not None:
+        return 0.0
+
+    @tf.function(autograph=False)
+    def run(grads, state, step):
+        exchange = method.exchange(layout, list(grads), state, step, None)
+        outcome = drive([exchange], DryRun(workers))
+        return outcome.results[0]
+
+    grads = [tf.random.stateless_normal(shape, (1, 2), alg="philox")]
+    state = method.init(layout)
+    times = []
+    for i in range(2 + repeats * method.period):
+        start = time.perf_counter()
+        totals, state = run(grads, state, tf.constant(i, tf.int64))
+        wait(totals)
+        times.append(time.perf_counter() - start)
+    steps = times[2:]  # the first traces, the second finds its thresholds
+    starts = range(0, len(steps), method.period)
+    return statistics.median(statistics.fmean(steps[i : i + method.period]) for i in starts)
+
+
+def slowest(network: Network, rows: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Return the largest of all workers' values for each of `rows`; all workers must call it.
+
+    Args:
+        network: The network.
+        rows: Numbers of this worker, as many on each.
+    """
+    own = tf.bitcast(tf.constant(rows, tf.float32), tf.int32)
+    everyone = tf.function(network.all_gather, autograph=False)(tf.reshape(own, [-1]))
+    most = tf.reduce_max(tf.bitcast(everyone, tf.float32), axis=0)
+    return tf.reshape(most, own.shape).numpy().tolist()
+
+
+def wait(result) -> None:
+    """Wait until tensors are there: ops may run after the call that starts them, as on a GPU."""
+    for tensor in tf.nest.flatten(result):
+        tf.reshape(tensor, [-1])[:1].numpy()

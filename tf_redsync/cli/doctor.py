@@ -1,0 +1,206 @@
+"""Prints what an installation consists of and which implementation of every op runs.
+
+    python -m tf_redsync.doctor [--json]
+
+The exit status is 0 whatever is found: the report is for people, and for bug reports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "tf_keras", "tensorflow-addons", "numpy")
+ON_CPUS = (
+    "pack_bits", "unpack_bits", "write_bits", "bitmap", "set_bits", "rice_encode", "rice_decode",
+)  # fmt: skip
+OPS = (
+    "accumulate_and_select", "decode", "descend", "quantize", "dequantize_sum", "sparse_merge",
+    "golomb_encode", "golomb_decode", "bloom_build", "bloom_query", "select_and_code",
+    *ON_CPUS,
+)  # fmt: skip
+# What has no kernel for GPUs, and what it is made of there.
+COMPOSED_ON_GPUS = {
+    "select_and_code": "composed of native ops",
+    **dict.fromkeys(ON_CPUS, "tensorflow"),
+}
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of Python, this package and its neighbours; None for what is not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for name in ("tf_redsync", *PACKAGES):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def compiler() -> str:
+    """First line of the compiler's `--version`, or why there is none."""
+    command = shlex.split(os.environ.get("CXX", "g++"))
+    try:
+        run = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"none ({' '.join(command)}: {error})"
+    return (run.stdout.splitlines() or [f"{command[0]} says nothing"])[0]
+
+
+def cuda_compiler() -> str:
+    """Last line of `nvcc --version`, or why there is none."""
+    home = os.environ.get("CUDA_HOME")
+    command = os.path.join(home, "bin", "nvcc") if home else "nvcc"
+    try:
+        run = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"none ({command}: {error})"
+    return (run.stdout.splitlines() or [f"{command} says nothing"])[-1]
+
+
+def library() -> dict[str, Any]:
+    """The native library: path, TensorFlow it was built for, instruction set, GPUs, problem."""
+    from tf_redsync.ops import native
+
+    report: dict[str, Any] = dict.fromkeys(("built_for", "simd", "gpu"))
+    report["path"] = str(native.LIBRARY)
+    try:
+        if native.LIBRARY.is_file():
+            report["built_for"] = native.built_for()
+        native.load()
+        simd = ctypes.CDLL(str(native.LIBRARY)).redsync_simd
+        simd.restype = ctypes.c_char_p
+        report["simd"] = simd().decode()
+        report["gpu"] = native.gpu_build()
+        report["problem"] = None
+    except (native.NativeLibraryError, OSError, ValueError) as error:
+        report["problem"] = str(error)
+    return report
+
+
+def backends() -> dict[str, dict[str, dict[str, str]]]:
+    """For every op and kind of device, which backend runs it there, and why."""
+    devices = {"CPU": _backend_on_cpus()}
+    devices["GPU"] = _backend_on_gpus(devices["CPU"])
+    chosen = {op: {kind: dict(on) for kind, on in devices.items()} for op in OPS}
+    for op, parts in COMPOSED_ON_GPUS.items():
+        if devices["GPU"]["backend"] == "native":
+            chosen[op]["GPU"]["backend"] = parts
+    return chosen
+
+
+def _backend_on_cpus() -> dict[str, str]:
+    from tf_redsync import ops
+
+    try:
+        return {"backend": ops.backend(), "reason": ops.backend_reason()}
+    except (ops.NativeLibraryError, ValueError) as error:
+        return {"backend": "none", "reason": str(error)}
+
+
+def _backend_on_gpus(on_cpus: dict[str, str]) -> dict[str, str]:
+    """What the library was built with decides, for all ops but `COMPOSED_ON_GPUS`."""
+    from tf_redsync.ops import native
+
+    if on_cpus["backend"] != "native":
+        return on_cpus
+    if native.has_gpu_kernels():
+        return {"backend": "native", "reason": f"the library has kernels for {native.gpu_build()}"}
+    reason = native.gpu_build().partition(": ")[2]
+    return {"backend": "tensorflow", "reason": f"the library has no GPU kernels: {reason}"}
+
+
+def cluster() -> dict[str, Any]:
+    """Summary of TF_CONFIG."""
+    text = os.environ.get("TF_CONFIG", "")
+    if not text:
+        return {"set": False}
+    try:
+        config = json.loads(text)
+        jobs = {job: len(tasks) for job, tasks in config.get("cluster", {}).items()}
+        return {"set": True, "jobs": jobs, "task": config.get("task")}
+    except (ValueError, AttributeError, TypeError) as error:
+        return {"set": True, "problem": f"TF_CONFIG is malformed: {error}"}
+
+
+def devices() -> dict[str, int]:
+    """Numbers of devices that TensorFlow sees, by type."""
+    import tensorflow as tf
+
+    count: dict[str, int] = {}
+    for device in tf.config.list_physical_devices():
+        count[device.device_type] = count.get(device.device_type, 0) + 1
+    return count
+
+
+def examine() -> dict[str, Any]:
+    """All of the above as one structure that JSON can hold."""
+    return {
+        "versions": versions(),
+        "compiler": compiler(),
+        "cuda_compiler": cuda_compiler(),
+        "library": library(),
+        "ops": backends(),
+        "devices": devices(),
+        "tf_config": cluster(),
+    }
+
+
+def _render_ops(chosen: dict[str, dict[str, dict[str, str]]]) -> list[str]:
+    lines: list[str] = []
+    reasons: dict[str, str] = {}
+    for op, devices in chosen.items():
+        places = ", ".join(f"{on['backend']} on {kind}" for kind, on in devices.items())
+        lines.append(f"{op:22}{places}")
+        reasons |= {kind: on["reason"] for kind, on in devices.items()}
+    return lines + [f"{f'  why on {kind}':22}{reason}" for kind, reason in reasons.items()]
+
+
+def render(report: dict[str, Any]) -> str:
+    """The report of `examine` as text."""
+    lines = [f"{name:22}{version or '-'}" for name, version in report["versions"].items()]
+    lines.append(f"{'compiler':22}{report['compiler']}")
+    lines.append(f"{'CUDA compiler':22}{report['cuda_compiler']}")
+    native = report["library"]
+    lines.append(f"{'native library':22}{native['path']}")
+    lines.append(f"{'  built for':22}TensorFlow {native['built_for'] or '-'}")
+    lines.append(f"{'  instruction set':22}{native['simd'] or '-'}")
+    lines.append(f"{'  GPU kernels':22}{native['gpu'] or '-'}")
+    if native["problem"]:
+        lines.append(f"{'  problem':22}{native['problem']}")
+    lines += _render_ops(report["ops"])
+    count = ", ".join(f"{n} {kind}" for kind, n in report["devices"].items())
+    lines.append(f"{'devices':22}{count}")
+    config = report["tf_config"]
+    if not config["set"]:
+        text = "not set: one worker"
+    elif "problem" in config:
+        text = config["problem"]
+    else:
+        jobs = ", ".join(f"{n} {job}" for job, n in config["jobs"].items())
+        text = f"{jobs or 'no cluster'}; this task: {config['task']}"
+    lines.append(f"{'TF_CONFIG':22}{text}")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the report; returns the exit status, 0."""
+    parser = argparse.ArgumentParser(prog="python -m tf_redsync.doctor", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
+    report = examine()
+    print(json.dumps(report, indent=2) if options.json else render(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""Predicts, in one process and without a cluster, whether compression will pay.
+
+    python -m tf_redsync.plan --model train:build_model --workers 8 --rate 10gbit
+
+The function build_model of train.py takes no arguments and returns a built Keras model, or
+(model, (inputs, labels)), or (model, (inputs, labels), loss). Measured on this machine: the forward
+and backward pass, what the methods compute, and how much of the gradient they deliver. Calculated:
+the exchange, by the cost model that `tf_redsync.Auto` decides with. docs/plan.md says more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tf_redsync.planning import PlanError
+
+if TYPE_CHECKING:
+    from tf_redsync.auto import Auto
+    from tf_redsync.planning.prediction import Plan
+    from tf_redsync.planning.subject import Subject
+    from tf_redsync.policy import Policy
+
+# What a method does with every worker's message is the slope between these numbers of workers.
+MEASURED_WORKERS = (2, 8)
+_UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
+
+_FLAGS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
+    (("--model",), {"required": True, "metavar": "MODULE:FUNCTION", "help": "makes the model"}),
+    (("--workers",), {"type": int, "required": True, "help": "number of workers, at least 2"}),
+    (("--rate",), {"required": True, "help": "what the network carries from and to every worker, "
+     "such as 10gbit"}),
+    (("--latency",), {"type": float, "default": 0.2, "metavar": "MS", "help": "of one hop, from a "
+     "worker to the next (default: 0.2); a collective takes one or two for every worker"}),
+    (("--method",), {"default": "Auto", "help": "Auto (default), or one method for all layers: "
+     "RedSync, or 'RedSync(density=0.01)'"}),
+    (("--density",), {"type": float, "help": "density of the method"}),
+    (("--step_ms", "--step-ms"), {"type": float, "metavar": "MS", "help": "computation of a step "
+     "where you will train (default: forward and backward pass, measured here)"}),
+    (("--batch_size", "--batch-size"), {"type": int, "help": "of a synthetic batch (default: 32)"}),
+    (("--json",), {"metavar": "FILE", "help": "write the plan"}),
+    (("--plot",), {"metavar": "FILE.png", "help": "draw the layers; needs matplotlib"}),
+]  # fmt: skip
+
+
+def bytes_per_second(rate: str) -> float:
+    """Return a rate such as `"10gbit"` in bytes per second.
+
+    Raises:
+        PlanError: for anything but a positive number with kbit, mbit or gbit.
+
+    Example:
+        >>> bytes_per_second("2.5gbit")
+        312500000.0
+    """
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kmg])bit", rate)
+    if match is None or float(match[1]) == 0.0:
+        raise PlanError(
+            "`--rate` must be a number with kbit, mbit or gbit, such as 10gbit. "
+            f"Received: --rate={rate}"
+        )
+    return float(match[1]) * _UNITS[match[2]] / 8.0
+
+
+def say(text: str) -> None:
+    """Report progress on stderr."""
+    print(f"tf_redsync.plan: {text}", file=sys.stderr, flush=True)
+
+
+def make(subject: Subject, policy: Policy | Auto, args: argparse.Namespace) -> Plan:
+    """Measure on this device, and predict.
+
+    Args:
+        subject: The model.
+        policy: What to plan.
+        args: The command line.
+    """
+    from tf_redsync.auto import cost, probe
+    from tf_redsync.auto.decision import Measured
+    from tf_redsync.methods.dense import Dense
+    from tf_redsync.planning import prediction
+    from tf_redsync.planning import subject as subjects
+
+    if args.step_ms is None:
+        say("measuring the forward and backward pass")
+        compute = subjects.compute_seconds(subject)
+    else:
+        compute = args.step_ms / 1e3
+    say("computing a gradient")
+    grads = subjects.gradient(subject)
+    work = {}
+    for method in policy.methods:
+        if not isinstance(method, Dense):
+            say(f"measuring what {type(method).__name__} computes")
+            work[method] = probe.work(method, MEASURED_WORKERS)
+    say("predicting the exchange")
+    link = cost.Link.of(bytes_per_second(args.rate), args.latency / 1e3)
+    measured = Measured(args.workers, link, work)
+    return prediction.make(policy, subject.specs, grads, measured, compute)
+
+
+def notes(subject: Subject, args: argparse.Namespace) -> str:
+    """Return what the numbers rest on."""
+    lines = [
+        f"{args.workers} workers; each sends {args.rate} and receives as much at the same time, "
+        f"{args.latency:g} ms a hop.",
+        "The collectives are taken to reach this rate. TensorFlow's over gRPC reach less, so the "
+        "network times are lower bounds.",
+    ]
+    if subject.synthetic:
+        lines.append(
+            "The gradient is that of random inputs and targets: captured energy of real data "
+            "differs. Return (model, (inputs, labels), loss) to see it."
+        )
+    if args.step_ms is not None:
+        lines.append(f"The computation of a step is taken to be {args.step_ms:g} ms.")
+    return "\n".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tf_redsync.plan",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    for flags, options in _FLAGS:
+        add(*flags, **options)
+    return parser
+
+
+def _check(args: argparse.Namespace) -> None:
+    bytes_per_second(args.rate)
+    for name, low in (("workers", 2), ("batch_size", 1)):
+        value = getattr(args, name)
+        if value is not None and value < low:
+            raise PlanError(f"`--{name}` must be at least {low}. Received: --{name}={value}")
+    for name in ("latency", "step_ms"):
+        value = getattr(args, name)
+        if value is not None and not 0.0 <= value < float("inf"):
+            raise PlanError(f"`--{name}` must be at least 0. Received: --{name}={value}")
+    for name in ("json", "plot"):
+        path = getattr(args, name)
+        if path and not Path(path).absolute().parent.is_dir():
+            raise PlanError(
+                f"`--{name}` must be a file in a directory that exists. Received: --{name}={path}"
+            )
+    if args.plot and Path(args.plot).suffix != ".png":
+        raise PlanError(f"`--plot` must be a file that ends in .png. Received: --plot={args.plot}")
+    if args.plot and importlib.util.find_spec("matplotlib") is None:
+        raise PlanError(
+            "`--plot` needs matplotlib, which is not installed: pip install matplotlib, or leave "
+            f"--plot out. Received: --plot={args.plot}"
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the plan; returns the exit status, 2 for what cannot be planned."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if os.environ.pop("TF_CONFIG", None):
+        say("TF_CONFIG is set and ignored: one process, and --workers counts")
+    try:
+        _check(args)
+        from tf_redsync.planning import choice, report
+        from tf_redsync.planning import subject as subjects
+
+        method = choice.parse(args.method, args.density)
+        say(f"making the model by {args.model}")
+        returned = subjects.load(args.model)
+        subject = subjects.subject(returned, args.batch_size)
+        policy = choice.suited(method, subject.optimizer, lambda text: say(f"warning: {text}"))
+        plan = make(subject, policy, args)
+    except PlanError as error:
+        parser.error(str(error))
+    advice = report.advise(plan)
+    print(report.render(plan), notes(subject, args), advice.text, sep="\n\n")
+    if advice.code:
+        print(f"\n    {advice.code}")
+    if args.json:
+        found = report.as_json(plan, advice) | {"synthetic": subject.synthetic, "rate": args.rate}
+        Path(args.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if args.plot:
+        from tf_redsync.planning import picture
+
+        picture.draw(plan, args.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""What RedSync and DGC share around their selection: momentum, clipping, warm-up."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import tensorflow as tf
+from typing_extensions import override
+
+from tf_redsync import checks, feedback
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.requests import AllReduce
+from tf_redsync.methods.base import Exchange, Method, State
+from tf_redsync.methods.common.sparsifier import Sparsifier, element_count
+from tf_redsync.methods.dense import Dense
+from tf_redsync.schedules import DenseWarmUp, ExponentialWarmUp, check_warm_up
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MomentumCorrected(Sparsifier):
+    """A sparsifier whose momentum is applied before the selection.
+
+    Args:
+        density: Fraction of a tensor's elements that is sent, in (0, 1].
+        momentum: m of the momentum correction, in [0, 1). The inner optimizer must then have none.
+        nesterov: Nesterov's form of the momentum.
+        masking: Clear the velocity where a value was sent (momentum factor masking).
+        clip_norm: Clip each worker's whole gradient to `clip_norm / sqrt(workers)` before it is
+            accumulated. `None` for no clipping.
+        dense_below: Tensors of fewer float32 bytes are all-reduced densely.
+        warm_up: `None`, `DenseWarmUp(steps)` or `ExponentialWarmUp(steps_per_stage)`.
+
+    Reference:
+        Lin, Han, Mao, Wang, Dally (2018), "Deep Gradient Compression", section 3.
+    """
+
+    density: float = 0.001
+    momentum: float = 0.0
+    nesterov: bool = False
+    masking: bool = True
+    clip_norm: float | None = None
+    warm_up: DenseWarmUp | ExponentialWarmUp | None = None
+
+    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum", "velocity": "sum"}
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.momentum(self.momentum, self.nesterov)
+        checks.boolean("masking", self.masking)
+        if self.clip_norm is not None:
+            checks.real("clip_norm", self.clip_norm, low=0.0, high=float("inf"), low_open=True)
+        check_warm_up(self.warm_up, DenseWarmUp, ExponentialWarmUp)
+
+    @property
+    @override
+    def conserves(self) -> bool:
+        """Momentum adds its own mass."""
+        return self.momentum == 0.0
+
+    @property
+    @override
+    def density_changes(self) -> bool:
+        return isinstance(self.warm_up, ExponentialWarmUp)
+
+    @property
+    @override
+    def momentum_in_exchange(self) -> float:
+        return self.momentum
+
+    @property
+    @override
+    def warm_up_steps(self) -> int:
+        return self.warm_up.steps if isinstance(self.warm_up, DenseWarmUp) else 0
+
+    @override
+    def dense(self) -> Method:
+        return Dense(momentum=self.momentum, nesterov=self.nesterov)
+
+    @override
+    def clip_scale(self, grads: list[tf.Tensor], workers: int) -> tf.Tensor | None:
+        norm = self.clip_norm
+        return None if norm is None else feedback.local_clip_scale(grads, norm, workers)
+
+    def k(self, spec: TensorSpec, density: float | None = None) -> int:
+        """Number of elements of a tensor that are sent at a density (default: the final one)."""
+        return element_count(self.density if density is None else density, spec.size)
+
+    @override
+    def init(self, layout: BucketLayout) -> State:
+        zeros = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
+        return {"residual": zeros, "velocity": list(zeros) if self.momentum else []}
+
+    @override
+    def dense_exchange(
+        self,
+        layout: BucketLayout,
+        grads: list[tf.Tensor],
+        state: State,
+        step: tf.Tensor,
+        scale: tf.Tensor | None = None,
+    ) -> Exchange:
+        """All-reduce of the momentum-corrected gradients; velocities go on as in `exchange`."""
+        grads, u = feedback.scaled(grads, scale), state["velocity"]
+        contributions, velocity = feedback.momentum_step(grads, u, self.momentum, self.nesterov)
+        totals = yield AllReduce(contributions)
+        return totals, {**state, "velocity": velocity}
+
+    def _k(self, layout: BucketLayout, step: tf.Tensor) -> tf.Tensor:
+        """Elements to send of every tensor at `step`, int32 of shape `[tensors]`."""
+        static = self._static_k(layout, step)
+        if static is not None:
+            return tf.constant(static, tf.int32)
+        # Python's rounding for every stage, picked by step: all workers see the same integers.
+        ramp = self.warm_up
+        assert isinstance(ramp, ExponentialWarmUp)
+        last = len(ramp.densities)
+        densities = [ramp.density(i * ramp.steps_per_stage, self.density) for i in range(last + 1)]
+        stages = [[self.k(s, density) for s in layout.specs] for density in densities]
+        return tf.constant(stages, tf.int32)[tf.minimum(step // ramp.steps_per_stage, last)]
+
+    def _static_k(self, layout: BucketLayout, step: tf.Tensor) -> list[int] | None:
+        """`_k` as Python integers, `None` where it depends on a step not known in the trace."""
+        density = self.density
+        if isinstance(self.warm_up, ExponentialWarmUp):
+            known = tf.get_static_value(step)
+            if known is None:
+                return None
+            density = self.warm_up.density(int(known), self.density)
+        return [self.k(s, density) for s in layout.specs]

@@ -1,0 +1,211 @@
+"""What quantisers share: who is served, the delivery of codes, norms."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, ClassVar
+
+import tensorflow as tf
+from typing_extensions import override
+
+from tf_redsync import checks
+from tf_redsync.exchange import wire
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.requests import AllGather, AllReduce, Request
+from tf_redsync.methods.base import Method, State, stream
+from tf_redsync.methods.common.integer_sums import packed_digits, unpacked_digits
+from tf_redsync.methods.common.sparsifier import DENSE_BELOW, flat, too_small
+from tf_redsync.methods.dense import Dense
+from tf_redsync.ops.quantization import dequantize_sum, quantize
+
+VALUES = 2**22  # decoded at a time: 16 MiB
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Quantizer(Method):
+    """A method that sends a few bits of every element of the large tensors.
+
+    Args:
+        dense_below: Tensors of fewer float32 bytes are all-reduced densely.
+    """
+
+    dense_below: int = DENSE_BELOW
+
+    requests: ClassVar[str] = "all-gather of codes"
+
+    def __post_init__(self) -> None:
+        checks.integer("dense_below", self.dense_below, low=0)
+
+    @override
+    def refuses(self, spec: TensorSpec) -> str | None:
+        return too_small(spec, self.dense_below)
+
+    @override
+    def dense(self) -> Method:
+        return Dense()
+
+    @override
+    def init(self, layout: BucketLayout) -> State:
+        """Zeros for every tensor, under each name of the state."""
+        zeros = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
+        return {name: list(zeros) for name in self.state_kinds}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StochasticQuantizer(Quantizer):
+    """A quantiser that rounds at random, right on average: it keeps nothing.
+
+    Args:
+        seed: Of the random numbers; the same on all workers, who draw different ones even so.
+        dense_below: Tensors of fewer float32 bytes are all-reduced densely.
+    """
+
+    seed: int = 0
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.integer("seed", self.seed, low=0)
+
+    @property
+    @override
+    def conserves(self) -> bool:
+        """Right on average only."""
+        return False
+
+    def own_stream(self, layout: BucketLayout, step: tf.Tensor) -> tf.Tensor:
+        """Return this worker's stream for `ops.quantize`, int32 `[3]`; see `own_stream`."""
+        return own_stream(self.seed, layout, step)
+
+
+def own_stream(seed: int, layout: BucketLayout, step: tf.Tensor) -> tf.Tensor:
+    """Return this worker's stream for `ops.quantize`, int32 `[3]`.
+
+    A function of the seed, the step, the rank and the position of the bucket's first tensor.
+    """
+    word, number = tf.unstack(stream(seed, step, layout.specs[0].position))
+    return tf.stack([word, tf.cast(layout.rank, tf.int32), number])
+
+
+def deliver_codes(
+    tensors: Sequence[tf.Tensor],
+    scales: tf.Tensor,
+    *,
+    errors: bool = False,
+    own_stream: tf.Tensor | None = None,
+    **form: Any,
+) -> Generator[Request, Any, tuple[list[tf.Tensor], list[tf.Tensor]]]:
+    """All-gather the codes of tensors and add up what they stand for.
+
+    Use it as `totals, errors = yield from deliver_codes(...)`.
+
+    Args:
+        tensors: Float32 tensors of any shape.
+        scales: As `ops.quantize` wants them.
+        errors: Whether what the codes leave out is wanted.
+        own_stream: As `ops.quantize` wants its `stream`.
+        form: `mode`, `levels` and `bucket_size`, as `ops.quantize` wants them.
+
+    Returns:
+        For every tensor the sum over workers; and this worker's errors, an empty list unless
+        asked for.
+    """
+    coded = quantize(tensors, scales, errors=errors, stream=own_stream, **form)
+    messages = yield AllGather(coded.message)
+    return dequantize_sum(messages, tensors, **form), list(coded.errors)
+
+
+def added_up(
+    messages: tf.Tensor, workers: int, values: Callable[[tf.Tensor], tf.Tensor], size: int
+) -> tf.Tensor:
+    """Add up what the messages of all workers stand for, rank by rank.
+
+    A loop over groups of workers, so that memory does not grow with their number.
+
+    Args:
+        messages: int32 `[workers, words]`.
+        workers: Number of workers.
+        values: Returns for messages, int32 `[rows, words]`, what they stand for, float32
+            `[rows, size]`: zeros for a message of zeros.
+        size: Number of values.
+
+    Returns:
+        float32 `[size]`.
+    """
+    group = max(1, min(workers, VALUES // max(size, 1)))
+    groups = -(-workers // group)
+    padded = tf.pad(messages, [[0, groups * group - workers], [0, 0]])
+    padded = tf.reshape(padded, [groups, group, -1])
+
+    def add(number: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        for row in tf.unstack(values(tf.gather(padded, number)), num=group):
+            total += row
+        return number + 1, total
+
+    start = (tf.constant(0), tf.zeros([size]))
+    return tf.while_loop(lambda number, _: number < groups, add, start, parallel_iterations=1)[1]
+
+
+def spread(scales: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+    """Return one scale a tensor, `[rows, N]`, as one an element, `[rows, sum(sizes)]`.
+
+    Of a single tensor as `[rows, 1]`, for the op that uses it to broadcast. `tf.repeat` would make
+    a mask of N times the largest size.
+    """
+    if len(sizes) == 1:
+        return scales
+    rows, columns = tf.shape(scales)[0], tf.split(scales, len(sizes), axis=1)
+    parts = [tf.broadcast_to(c, [rows, n]) for c, n in zip(columns, sizes, strict=True)]
+    return tf.concat(parts, axis=1)
+
+
+def deliver_ternary(
+    tensors: Sequence[tf.Tensor], scalers: tf.Tensor, own_stream: tf.Tensor, workers: int
+) -> Generator[Request, Any, list[tf.Tensor]]:
+    """All-reduce codes -1, 0 and 1 of one unit a tensor: the largest scaler of all workers.
+
+    Use it as `totals = yield from deliver_ternary(...)`.
+
+    Args:
+        tensors: Float32 tensors of any shape. What is larger than its scaler is clipped.
+        scalers: This worker's, float32, one for each tensor.
+        own_stream: As `ops.quantize` wants its `stream`.
+        workers: Number of workers.
+
+    Returns:
+        For every tensor the sum over workers.
+    """
+    messages = yield AllGather(wire.message(wire.all_finite(tensors), wire.to_words(scalers)))
+    shared = tf.reduce_max(wire.from_words(messages[:, 1:]), axis=0)
+    clipped = [
+        tf.clip_by_value(t, -c, c) for t, c in zip(tensors, tf.unstack(scalers), strict=True)
+    ]
+    coded = quantize(clipped, shared, stream=own_stream, mode="stochastic")
+    own = dequantize_sum(coded.message[tf.newaxis], tensors, mode="stochastic")
+    codes = flat([tf.sign(t) for t in own])
+    (sums,) = yield AllReduce([packed_digits(codes, workers)])
+    integers = tf.split(
+        unpacked_digits(sums, codes.shape[0], workers), [t.shape.num_elements() for t in tensors]
+    )
+    return [
+        c * tf.reshape(n, t.shape)
+        for c, n, t in zip(tf.unstack(shared), integers, tensors, strict=True)
+    ]
+
+
+def largest(rows: tf.Tensor) -> tf.Tensor:
+    """Largest magnitude of each row, 0 of an empty one."""
+    return tf.maximum(tf.reduce_max(tf.abs(rows), axis=1), 0.0)
+
+
+def l2_norm(rows: tf.Tensor) -> tf.Tensor:
+    """Euclidean norm of each row, without overflow or underflow of the squares."""
+    unit = largest(rows)
+    shares = tf.math.divide_no_nan(rows, unit[:, tf.newaxis])
+    return unit * tf.sqrt(tf.reduce_sum(tf.square(shares), axis=1))
+
+
+def rms(rows: tf.Tensor, size: int) -> tf.Tensor:
+    """Root mean square of each row of `size` elements."""
+    return l2_norm(rows) / max(size, 1) ** 0.5
