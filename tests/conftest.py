@@ -5,6 +5,8 @@ import pathlib
 
 import pytest
 
+from tests.deep import VARIABLE
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 # A few processes share the machine in the distributed tests; with one thread each they do not
@@ -17,11 +19,26 @@ os.environ.pop("TF_CONFIG", None)
 _DISTRIBUTED = pathlib.Path(__file__).parent / "distributed"
 
 
-def pytest_collection_modifyitems(items):
-    """Marks everything under tests/distributed."""
+def pytest_addoption(parser):
+    """The one switch: with it everything, without it what a commit needs."""
+    parser.addoption("--deep", action="store_true", help="test everything: hours")
+
+
+def pytest_configure(config):
+    """Hands `--deep` on to the modules, which ask when they are imported, and to workers."""
+    if config.getoption("deep"):
+        os.environ[VARIABLE] = "1"
+
+
+def pytest_collection_modifyitems(config, items):
+    """Marks everything under tests/distributed; leaves out what is for `--deep` alone."""
     for item in items:
         if _DISTRIBUTED in item.path.parents:
             item.add_marker(pytest.mark.distributed)
+    if not config.getoption("deep"):
+        left_out = [item for item in items if item.get_closest_marker("deep")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("deep")]
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -4,15 +4,11 @@ A new method needs one entry; `test_laws.test_table_covers_every_public_method` 
 """
 
 import importlib
-import os
 import pkgutil
 
 from tests.conformance import families
 from tests.conformance.descriptor import WORKERS
-
-# With the environment variable TF_REDSYNC_ALL_STEPS=1 nothing is left out, and the conformance
-# tests take the better part of an hour.
-ALL_STEPS = bool(os.environ.get("TF_REDSYNC_ALL_STEPS"))
+from tests.deep import DEEP
 
 TABLE = {}
 for module in pkgutil.iter_modules(families.__path__, families.__name__ + "."):
@@ -25,7 +21,7 @@ _FIRST = {type(d.method): name for name, d in reversed(TABLE.items())}
 
 def worker_counts(name: str) -> tuple[int, ...]:
     """Return the numbers of workers to try: fewer for the further variants of a method."""
-    full = ALL_STEPS or _FIRST[type(TABLE[name].method)] == name
+    full = DEEP or _FIRST[type(TABLE[name].method)] == name
     return WORKERS if full else (1, 3, 8)
 
 

@@ -1,7 +1,7 @@
 """Every method that names an oracle, step by step against it.
 
-With the environment variable TF_REDSYNC_ALL_STEPS=1 over 50 steps for every entry of the table and
-number of workers, which takes long; else over fewer.
+With `pytest --deep` over 50 steps for every entry of the table and number of workers, which takes
+long; else over fewer.
 """
 
 import functools
@@ -11,7 +11,8 @@ import pytest
 
 import tf_redsync as rs
 from tests.conformance.harness import initial_states, make_grads, tensors
-from tests.conformance.table import ALL_STEPS, TABLE, cases
+from tests.conformance.table import TABLE, cases
+from tests.deep import DEEP
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout
 
@@ -41,8 +42,8 @@ def test_equals_the_oracle(name, workers):
     reference = descriptor.oracle(method, specs, workers)
     layout = BucketLayout(specs, workers)
     states = initial_states(method, layout, descriptor.start)
-    steps = STEPS if ALL_STEPS else min(STEPS, descriptor.steps)
-    steps = steps if ALL_STEPS or workers in (2, 3) else -(-steps // 5)
+    steps = STEPS if DEEP else min(STEPS, descriptor.steps)
+    steps = steps if DEEP or workers in (2, 3) else -(-steps // 5)
     run = functools.partial(loopback.run_step, method, layout)
     if steps > TRACED_FROM and descriptor.traces:
         run = loopback.traced_step(method, layout)

@@ -10,23 +10,21 @@
         np.testing.assert_array_equal(a["weights"], b["weights"])
 
 A script or a source text instead ends with `save(...)` from this module. Every run ends: by itself,
-or by SIGKILL after `timeout` seconds. Many workers are started by `fork_workers`.
+or by SIGKILL after `timeout` seconds. Workers are forks of one process, see `forks.py`.
 """
 
-import functools
 import importlib.util
 import json
 import os
-import signal
 import sys
 import tempfile
-import time
-import traceback
 from pathlib import Path
+
+from tests.distributed import forks
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT_VARIABLE = "TF_REDSYNC_TEST_RESULT"
-CLUSTER_VARIABLE = "TF_REDSYNC_TEST_CLUSTER"  # of `fork_workers`
+LEGACY = {"TF_USE_LEGACY_KERAS": "1"}  # of programs with tf_keras: it must stand before the imports
 TAIL_LINES = 60
 ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
@@ -36,7 +34,7 @@ ENVIRONMENT = {
 }
 
 
-def run_workers(program, workers=2, args=(), env=None, timeout=120, grace=10):
+def run_workers(program, workers=2, args=(), env=None, timeout=120, grace=10, chief=False):
     """Runs `program` on every worker and returns what each of them saved.
 
     Args:
@@ -44,9 +42,10 @@ def run_workers(program, workers=2, args=(), env=None, timeout=120, grace=10):
         returns a dict), the path of a script (`args` become its command line), or a source text.
       workers: number of processes.
       args: arguments, equal for all workers.
-      env: additional environment variables.
+      env: additional environment variables. Each set of them costs the imports once.
       timeout: seconds until the workers are ended.
       grace: seconds the others get after one has failed.
+      chief: whether the first worker is the task "chief" and the others are "worker".
 
     Returns:
       One dict per worker, in task order: arrays, and Python values for scalars and strings.
@@ -56,7 +55,7 @@ def run_workers(program, workers=2, args=(), env=None, timeout=120, grace=10):
         lines of every worker.
     """
     with tempfile.TemporaryDirectory() as folder:
-        job = _launch(program, workers, args, env, timeout, grace, Path(folder))
+        job = _launch(program, workers, args, env, timeout, grace, Path(folder), chief)
         saved = [Path(folder) / f"result_{i}" for i in range(workers)]
         missing = [i for i, path in enumerate(saved) if not path.exists()]
         if job.exit_code or missing:
@@ -80,34 +79,6 @@ def fail_workers(program, workers=2, args=(), env=None, timeout=120, grace=10):
     return [worker.output for worker in job.workers]
 
 
-def fork_workers(program, workers, chief=False, args=(), timeout=120):
-    """Runs `program` on workers that are forks of one process, which has imported TensorFlow.
-
-    Imports are most of a short program's time, and so are done once and not by every worker.
-
-    Args:
-      program: a function at module level of its file, as for `run_workers`.
-      workers: number of processes.
-      chief: whether the first one is the task "chief" and the others are "worker".
-      args: arguments, equal for all workers.
-      timeout: seconds until the workers are ended.
-
-    Returns:
-      One dict per worker, in the order of their ranks.
-
-    Raises:
-      AssertionError: as `run_workers`.
-    """
-    env = {CLUSTER_VARIABLE: json.dumps(_cluster(workers, chief))}
-    with tempfile.TemporaryDirectory() as folder:
-        job = _launch(program, 1, args, env, timeout, 10, Path(folder))
-        saved = [Path(folder) / f"result_0_{i}" for i in range(workers)]
-        missing = [i for i, path in enumerate(saved) if not path.exists()]
-        if job.exit_code or missing:
-            raise AssertionError(_report(job, missing))
-        return [_load(path) for path in saved]
-
-
 def save(**values):
     """In a worker: hands arrays, numbers and strings to the test, once."""
     import numpy as np
@@ -122,31 +93,46 @@ def save(**values):
     target.with_suffix(".part").rename(target)
 
 
-def _launch(program, workers, args, env, timeout, grace, folder):
+def _launch(program, workers, args, env, timeout, grace, folder, chief=False):
     from tf_redsync import launch
 
+    env = {**ENVIRONMENT, **(env or {})}
+    own = [{RESULT_VARIABLE: str(folder / f"result_{i}")} for i in range(workers)]
+    for variables, task in zip(own, _tasks(workers) if chief else (), strict=False):
+        variables["TF_CONFIG"] = json.dumps(task)
     return launch.run(
-        _command(program, args, folder),
+        forks.command(env, *_script(program, args, folder)),
         workers,
-        env={**ENVIRONMENT, **(env or {})},
-        worker_env=[{RESULT_VARIABLE: str(folder / f"result_{i}")} for i in range(workers)],
+        env=env,
+        worker_env=own,
         timeout=timeout,
         grace=grace,
         threads=1,
     )
 
 
-def _command(program, args, folder):
+def _tasks(workers):
+    """Each worker's TF_CONFIG in a cluster with a chief."""
+    from tf_redsync import launch
+
+    chief, *others = [f"127.0.0.1:{port}" for port in launch.free_ports(workers)]
+    cluster = {"chief": [chief], "worker": others}
+    tasks = [("chief", 0), *(("worker", i) for i in range(len(others)))]
+    return [{"cluster": cluster, "task": {"type": t, "index": i}} for t, i in tasks]
+
+
+def _script(program, args, folder):
+    """The path of a script, and its arguments."""
     if callable(program):
         if "." in program.__qualname__:
             raise ValueError(f"{program.__qualname__} is not at module level: workers import it.")
         file = program.__code__.co_filename
-        return [sys.executable, __file__, file, program.__name__, json.dumps(args)]
+        return [__file__, file, program.__name__, json.dumps(args)]
     if isinstance(program, Path) or "\n" not in program:
-        return [sys.executable, str(program), *map(str, args)]
+        return [str(program), *map(str, args)]
     script = folder / "worker.py"
     script.write_text(program, encoding="utf-8")
-    return [sys.executable, str(script), *map(str, args)]
+    return [str(script), *map(str, args)]
 
 
 def _load(path):
@@ -173,54 +159,7 @@ def _work(file, name, args):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     work = getattr(module, name)
-    if CLUSTER_VARIABLE in os.environ:
-        _fork(json.loads(os.environ.pop(CLUSTER_VARIABLE)))
     save(**(work(*json.loads(args)) or {}))
-
-
-def _cluster(workers, chief):
-    """The cluster of TF_CONFIG: free ports, whose order says nothing of that of the tasks."""
-    from tf_redsync import launch
-
-    addresses = [f"127.0.0.1:{port}" for port in launch.free_ports(workers)]
-    return {"chief": addresses[:1], "worker": addresses[1:]} if chief else {"worker": addresses}
-
-
-def _fork(cluster):
-    """Goes on as each of the cluster's workers; this process itself waits and ends."""
-    import tf_redsync  # noqa: F401 - what takes so long
-    from tf_redsync.cli import processes
-
-    parent = os.getpid()
-    tasks = [(kind, i) for kind, addresses in cluster.items() for i in range(len(addresses))]
-    alive = set()
-    for rank, (kind, index) in enumerate(tasks):
-        child = os.fork()
-        if child == 0:
-            processes._die_with(parent)
-            task = {"type": kind, "index": index}
-            os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
-            os.environ[RESULT_VARIABLE] += f"_{rank}"
-            sys.excepthook = functools.partial(_report_of_fork, rank)
-            return
-        alive.add(child)
-    deadline = None
-    failed = 0
-    while alive and (deadline is None or time.monotonic() < deadline):
-        child, status = os.waitpid(-1, os.WNOHANG)
-        if child == 0:
-            time.sleep(0.05)
-            continue
-        alive.remove(child)
-        if status and not failed:
-            failed, deadline = 1, time.monotonic() + 10
-    for child in alive:
-        os.kill(child, signal.SIGKILL)
-    os._exit(failed)
-
-
-def _report_of_fork(rank, *error):
-    sys.stderr.write(f"[worker {rank}] " + "".join(traceback.format_exception(*error)))
 
 
 if __name__ == "__main__":

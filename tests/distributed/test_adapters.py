@@ -3,15 +3,12 @@
 import numpy as np
 import pytest
 
-from tests.distributed.cluster import run_workers
+from tests.distributed.cluster import LEGACY, run_workers
 
 
 def train_family(family, fit_on_plain_strategy):
     """Train with `fit` and with a loop; return losses and the weights' hashes after every step."""
-    import os
 
-    if family != "keras3":
-        os.environ["TF_USE_LEGACY_KERAS"] = "1"
     import tensorflow as tf
 
     import tf_redsync as rs
@@ -84,7 +81,8 @@ def train_family(family, fit_on_plain_strategy):
     ],
 )
 def test_family_trains_with_equal_weights_on_all_workers(family, plain):
-    first, second = run_workers(train_family, args=(family, plain), timeout=240)
+    env = None if family == "keras3" else LEGACY
+    first, second = run_workers(train_family, args=(family, plain), env=env, timeout=240)
     assert list(first["digests"]) == list(second["digests"])
     assert len(set(first["digests"])) == len(first["digests"])  # every step changed the weights
     np.testing.assert_array_equal(first["fit_loss"], second["fit_loss"])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.distributed.cluster import run_workers
+from tests.distributed.cluster import LEGACY, run_workers
 
 LEARNING_RATE = 0.01
 STEPS = 15
@@ -11,10 +11,7 @@ STEPS = 15
 
 def fit_with_auto(family):
     """Fit a small model with the default method, and with a dense exchange, from one seed."""
-    import os
 
-    if family != "keras3":
-        os.environ["TF_USE_LEGACY_KERAS"] = "1"
     import tensorflow as tf
 
     import tf_redsync as rs
@@ -48,7 +45,8 @@ def fit_with_auto(family):
 
 @pytest.mark.parametrize("family", ["keras3", "tf_keras", "legacy"])
 def test_a_small_model_stays_dense(family):
-    first, second = run_workers(fit_with_auto, args=(family,), timeout=240)
+    env = None if family == "keras3" else LEGACY
+    first, second = run_workers(fit_with_auto, args=(family,), env=env, timeout=240)
     for result in (first, second):
         np.testing.assert_array_equal(result["auto"], result["dense"])
     assert first["table"] == second["table"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.distributed.cluster import run_workers
+from tests.distributed.cluster import LEGACY, run_workers
 
 STEPS = 7  # an epoch; rounds have 4
 CASES = ["keras3 LocalSGD", "tf_keras SBC", "legacy LocalSGD"]
@@ -10,10 +10,8 @@ CASES = ["keras3 LocalSGD", "tf_keras SBC", "legacy LocalSGD"]
 
 def use_as_always(folder, cases):
     """Fit, stop early, save and evaluate as with any other optimizer, in each case."""
-    import os
     import pathlib
 
-    os.environ["TF_USE_LEGACY_KERAS"] = "1"
     import keras
     import tf_keras
 
@@ -119,7 +117,7 @@ def loop(tf, strategy, model, data, steps):
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved")
-    return run_workers(use_as_always, args=(str(folder), CASES), timeout=200)
+    return run_workers(use_as_always, args=(str(folder), CASES), env=LEGACY, timeout=200)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,19 +1,18 @@
 """Every optimizer of Keras 3, tf_keras and Addons over very sparse totals, on two real workers.
 
 At 0.1 % most rows and columns of a total hold nothing but zeros, which is more than an optimizer
-sees of a plain gradient. `TF_REDSYNC_SOAK=1` takes 300 steps in place of 12.
+sees of a plain gradient. `pytest --deep` takes 300 steps in place of 12.
 """
 
 import functools
-import os
 
 import pytest
 
-from tests.distributed.cluster import run_workers
+from tests.deep import DEEP
+from tests.distributed.cluster import LEGACY, run_workers
 
-SOAK = os.environ.get("TF_REDSYNC_SOAK") == "1"
-STEPS = 300 if SOAK else 12
-pytestmark = pytest.mark.timeout(1600 if SOAK else 300)
+STEPS = 300 if DEEP else 12
+pytestmark = pytest.mark.timeout(1600 if DEEP else 300)
 ROWS, COLUMNS, BATCH = 96, 64, 4
 
 # What an optimizer's constructor needs; all others do with their defaults.
@@ -66,12 +65,11 @@ def optimizers(family, rs):
     }
     for name, make in special.items():
         made[name] = functools.partial(make, module, *arguments)
-    return {n: m for n, m in made.items() if SOAK or family == "keras3" or n in FEW}
+    return {n: m for n, m in made.items() if DEEP or family == "keras3" or n in FEW}
 
 
 def train_each(families, steps):
     """Train with each optimizer of some families; return weights and whether all is finite."""
-    os.environ["TF_USE_LEGACY_KERAS"] = "1"
     import keras
     import tensorflow as tf
     import tf_keras
@@ -165,13 +163,14 @@ def train(tf, strategy, model, optimizer, rank, steps):
 @pytest.fixture(scope="module")
 def trained():
     families = ("keras3", "tf_keras", "legacy", "addons")
-    return run_workers(train_each, args=(families, STEPS), timeout=1500 if SOAK else 200)
+    limit = 1500 if DEEP else 200
+    return run_workers(train_each, args=(families, STEPS), env=LEGACY, timeout=limit)
 
 
 def test_weights_stay_finite_and_equal(trained):
     first, second = trained
     names = [key.removesuffix("/error") for key in first if key.endswith("/error")]
-    assert len(names) >= (45 if SOAK else 18)
+    assert len(names) >= (45 if DEEP else 18)
     wrong = {}
     for name in names:
         found = [first[f"{name}/error"], first[f"{name}/not_finite"]]

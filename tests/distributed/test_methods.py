@@ -1,7 +1,7 @@
 """Every public method trains on two real workers under Keras 3, one of each kind under tf_keras.
 
 A method's exchange does not know the Keras that it serves; when it is called, and what for, depends
-on the kind. With the environment variable TF_REDSYNC_ALL_STEPS=1 all methods train under both.
+on the kind. With `pytest --deep` all methods train under both.
 
 A pair of processes goes through many methods, one after the other, because its start takes longer
 than a method's training; not through all of them, because TensorFlow keeps some memory maps and
@@ -15,8 +15,8 @@ import pytest
 
 import tf_redsync as rs
 from benchmarks import method_settings
-from tests.conformance.table import ALL_STEPS
-from tests.distributed.cluster import run_workers
+from tests.deep import DEEP
+from tests.distributed.cluster import LEGACY, run_workers
 from tf_redsync.methods.base import registered
 
 # Workers do not agree on anything, so their weights differ; all else holds.
@@ -34,26 +34,23 @@ def kind(name):
 
 def names_of(family):
     names = method_settings.names()
-    if family == "keras3" or ALL_STEPS:
+    if family == "keras3" or DEEP:
         return names
     return list({kind(name): name for name in names}.values())
 
 
 RUNS = [
     (family, part)
-    for family, parts in (("keras3", PARTS), ("tf_keras", PARTS if ALL_STEPS else 1))
+    for family, parts in (("keras3", PARTS), ("tf_keras", PARTS if DEEP else 1))
     for part in range(parts)
 ]
 
 
 def train_methods(family, names):
     """Fits one model with each method in turn; returns losses and hashes, or what was raised."""
-    import os
     import time
     import traceback
 
-    if family == "tf_keras":
-        os.environ["TF_USE_LEGACY_KERAS"] = "1"
     import tf_redsync as rs
     from benchmarks import method_settings
     from tests.distributed import problems
@@ -120,7 +117,8 @@ def complaints(name, first, second):
 def test_methods_train_with_equal_weights(family, part):
     parts = sum(other == family for other, _ in RUNS)
     names = names_of(family)[part::parts]
-    saved = run_workers(train_methods, args=(family, names), timeout=280)
+    env = LEGACY if family == "tf_keras" else None
+    saved = run_workers(train_methods, args=(family, names), env=env, timeout=280)
     first, second = (json.loads(worker["results"]) for worker in saved)
     assert set(first) == set(second) == set(names)
     found = {name: list(complaints(name, first[name], second[name])) for name in names}

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.distributed.cluster import fail_workers, run_workers
+from tests.distributed.cluster import LEGACY, fail_workers, run_workers
 
 # What only worker 0 does, and a part of its text. Of worker 1 the text is only known to be another
 # one: Keras reads a metric before its next callback, say.
@@ -27,7 +27,6 @@ FEWER = "fewer batches"
 
 def differ(family, folder, cases):
     """In each case worker 0 does something that worker 1 does not; return what both see."""
-    os.environ["TF_USE_LEGACY_KERAS"] = "1"
     import keras
     import tensorflow as tf
     import tf_keras
@@ -121,7 +120,7 @@ def differ(family, folder, cases):
     [("keras3", list(CASES)), ("tf_keras", ["checkpoint by the chief", "early stopping"])],
 )
 def test_what_one_worker_does_alone_is_an_error_on_all(family, cases, tmp_path):
-    both = run_workers(differ, args=(family, str(tmp_path), cases), timeout=200)
+    both = run_workers(differ, args=(family, str(tmp_path), cases), env=LEGACY, timeout=200)
     for case in cases:
         for seen in both:
             text = seen[case]
@@ -163,7 +162,8 @@ def stop_one():
 def test_a_stopped_worker_is_named():
     started = time.monotonic()
     with pytest.raises(AssertionError) as error:
-        fail_workers(stop_one, workers=3, timeout=150, grace=10)  # ends the stopped one by SIGKILL
+        # It ends the stopped one by SIGKILL.
+        fail_workers(stop_one, workers=3, env=LEGACY, timeout=150, grace=10)
     assert time.monotonic() - started < 145
     texts = str(error.value).split("--- worker ")[1:]
     for rank, text in enumerate(texts[:2]):

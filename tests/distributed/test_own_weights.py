@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.distributed.cluster import run_workers
+from tests.distributed.cluster import LEGACY, run_workers
 from tests.oracle.sbc import binarised
 
 STEPS, BATCH, RATE, MOMENTUM = 7, 8, 0.05, 0.9
@@ -36,10 +36,7 @@ def cases(rs):
 
 def train_all(family):
     """Train a linear model in each case; return this worker's weights after every step."""
-    import os
 
-    if family != "keras3":
-        os.environ["TF_USE_LEGACY_KERAS"] = "1"
     import tf_redsync as rs
 
     if family == "keras3":
@@ -111,7 +108,8 @@ def train(strategy, model, optimizer, same_inputs):
 @pytest.fixture(scope="module", params=("keras3", "tf_keras", "legacy"))
 def trained(request):
     """What both workers found, by case."""
-    return run_workers(train_all, args=(request.param,), timeout=200)
+    env = None if request.param == "keras3" else LEGACY
+    return run_workers(train_all, args=(request.param,), env=env, timeout=200)
 
 
 def of_case(trained, name):

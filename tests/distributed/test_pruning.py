@@ -6,7 +6,7 @@ The dense model is pruned by a callback of this file, from the definition.
 import numpy as np
 import pytest
 
-from tests.distributed.cluster import run_workers
+from tests.distributed.cluster import LEGACY, run_workers
 
 AT_STEP, STABLE, STEPS, SPARSITY = 5, 3, 16, 0.5
 
@@ -24,8 +24,6 @@ def train_both(family, folder):
     import os
     import warnings
 
-    if family == "tf_keras":
-        os.environ["TF_USE_LEGACY_KERAS"] = "1"
     import tf_redsync as rs
     from tests.distributed import problems
 
@@ -105,7 +103,8 @@ def train_both(family, folder):
 @pytest.fixture(scope="module", params=("keras3", "tf_keras"))
 def trained(request, tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("saved"))
-    return run_workers(train_both, args=(request.param, folder), timeout=240)
+    env = LEGACY if request.param == "tf_keras" else None
+    return run_workers(train_both, args=(request.param, folder), env=env, timeout=240)
 
 
 def weights(worker, name):

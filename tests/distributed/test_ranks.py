@@ -12,8 +12,9 @@ import json
 import numpy as np
 import pytest
 
-from tests.conformance.table import ALL_STEPS, TABLE
-from tests.distributed.cluster import fork_workers
+from tests.conformance.table import TABLE
+from tests.deep import DEEP
+from tests.distributed.cluster import run_workers
 
 DISTANCES = (1, 8)
 STEPS = 2
@@ -32,7 +33,7 @@ BY_RANK = (
     "qsgd",
     "redsync_auto",
 )
-NAMES = tuple(TABLE) if ALL_STEPS else BY_RANK
+NAMES = tuple(TABLE) if DEEP else BY_RANK
 
 
 def work(names):
@@ -157,13 +158,13 @@ def digest(totals, state):
     return hashlib.sha256(b"".join(np.asarray(a).tobytes() for a in arrays)).hexdigest()[:16]
 
 
-CLUSTERS = [(11, False), *([(12, True)] if ALL_STEPS else [])]
+CLUSTERS = [(11, False), *([(12, True)] if DEEP else [])]
 
 
 @pytest.fixture(scope="module", params=CLUSTERS, ids=lambda p: f"{p[0]}{' chief' * p[1]}")
 def found(request):
     workers, chief = request.param
-    return fork_workers(work, workers, chief, args=(NAMES,), timeout=1200 if ALL_STEPS else 280)
+    return run_workers(work, workers, (NAMES,), timeout=1200 if DEEP else 280, chief=chief)
 
 
 def test_ranks_are_those_of_the_cluster(found):

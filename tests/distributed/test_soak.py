@@ -1,18 +1,17 @@
 """Threads and memory of a training process do not grow with its steps.
 
-The short test belongs to the suite. The long one runs every combination for 3,000 steps, if
-TF_REDSYNC_SOAK=1 is set; as a script, this file prints what it measures:
+The short test belongs to the suite. The long one, of `pytest --deep`, runs every combination
+for 3,000 steps; as a script, this file prints what it measures:
 
     python -m tests.distributed.test_soak
 """
 
 import itertools
-import os
 
 import numpy as np
 import pytest
 
-from tests.distributed.cluster import run_workers
+from tests.distributed.cluster import LEGACY, run_workers
 
 WAYS = ("keras3", "tf_keras", "legacy", "loop")
 METHODS = ("RedSync", "Dense", "plain")
@@ -31,7 +30,6 @@ def train(combinations, samples):
         Threads, resident bytes and the number of collectives that got a key of their own,
         `[combinations, samples]` each.
     """
-    os.environ["TF_USE_LEGACY_KERAS"] = "1"
     import keras
     import tensorflow as tf
     import tf_keras
@@ -106,7 +104,7 @@ def train(combinations, samples):
 
 
 def test_nothing_grows_with_steps():
-    for worker in run_workers(train, args=(FEW, (20, 200)), timeout=150):
+    for worker in run_workers(train, args=(FEW, (20, 200)), env=LEGACY, timeout=150):
         for combination, (before, after) in zip(FEW, worker["threads"], strict=True):
             assert after <= before + 2, f"{combination}: {before} threads, then {after}"
         for combination, (before, after) in zip(FEW, worker["keys"], strict=True):
@@ -114,11 +112,11 @@ def test_nothing_grows_with_steps():
             assert after == before, f"{combination}: {after - before} new keys in 180 steps"
 
 
-@pytest.mark.skipif(os.environ.get("TF_REDSYNC_SOAK") != "1", reason="takes eight minutes")
+@pytest.mark.deep  # eight minutes
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("way", "method"), list(itertools.product(WAYS, METHODS)))
 def test_threads_and_memory_are_constant_for_long(way, method):
-    for worker in run_workers(train, args=([(way, method)], (100, 3000)), timeout=1000):
+    for worker in run_workers(train, args=([(way, method)], (100, 3000)), env=LEGACY, timeout=1000):
         (threads,), (memory,) = worker["threads"], worker["memory"]
         assert threads[1] <= threads[0] + 2
         assert memory[1] <= memory[0] + 2900 * GROWTH
@@ -129,7 +127,7 @@ def main():
     samples = (100, 1000, 3000)
     print(f"{'':20} threads and MiB after {samples} steps, of worker 0 and worker 1")
     for way, method in itertools.product(WAYS, METHODS):
-        workers = run_workers(train, args=([(way, method)], samples), timeout=1000)
+        workers = run_workers(train, args=([(way, method)], samples), env=LEGACY, timeout=1000)
         text = [
             f"{list(w['threads'][0])} {[round(m / 2**20, 1) for m in w['memory'][0]]}"
             for w in workers

@@ -1,6 +1,6 @@
 """What people do with Keras, on two real workers: the rows of `what_people_do.py`.
 
-The normal run takes most rows once. `TF_REDSYNC_SOAK=1` takes all rows in all libraries and ways,
+A commit takes most rows once. `pytest --deep` takes all rows in all libraries and ways,
 the large models and 3,000 steps among them, and compares with the plain optimizer wherever that has
 a meaning: half an hour. `TF_REDSYNC_HABITS="keras3 fit"` takes those whose names hold the text.
 """
@@ -10,11 +10,11 @@ import os
 import numpy as np
 import pytest
 
-from tests.distributed.cluster import run_workers
+from tests.deep import DEEP
+from tests.distributed.cluster import LEGACY, run_workers
 
-SOAK = os.environ.get("TF_REDSYNC_SOAK") == "1"
 ONLY = os.environ.get("TF_REDSYNC_HABITS", "")
-pytestmark = pytest.mark.timeout(3700 if SOAK else 600)
+pytestmark = pytest.mark.timeout(3700 if DEEP else 600)
 # Rows in which something of the optimizer's own could be lost on the way through the wrapper: the
 # dense exchange must give the plain optimizer's weights.
 AS_PLAIN = ("ema", "weight_decay", "global_clipnorm")
@@ -49,7 +49,7 @@ def chosen(rows):
                 if (library, way) == ("keras3", "fit"):
                     usual = name not in SELDOM and not extra.get("slow")
                 compared = name in AS_PLAIN and (library, way) == ("keras3", "fit")
-                if SOAK:
+                if DEEP:
                     usual, compared = True, not extra.get("alone")
                 if usual and ONLY in f"{library} {way} {name}":
                     found.append((library, way, name, compared))
@@ -58,7 +58,6 @@ def chosen(rows):
 
 def train_all():
     """Train all that is chosen, each by RedSync, and some densely and plainly too."""
-    os.environ["TF_USE_LEGACY_KERAS"] = "1"
     import tf_redsync as rs
     from tests.distributed import what_people_do
 
@@ -82,7 +81,7 @@ def train_all():
 
 @pytest.fixture(scope="module")
 def trained():
-    return run_workers(train_all, timeout=3600 if SOAK else 560)
+    return run_workers(train_all, env=LEGACY, timeout=3600 if DEEP else 560)
 
 
 def what_is_wrong(first, second, case):
