@@ -163,7 +163,7 @@ def test_a_stopped_worker_is_named():
     started = time.monotonic()
     with pytest.raises(AssertionError) as error:
         # It ends the stopped one by SIGKILL.
-        fail_workers(stop_one, workers=3, env=LEGACY, timeout=150, grace=10)
+        fail_workers(stop_one, workers=3, env=LEGACY, timeout=150, grace=20)
     assert time.monotonic() - started < 145
     texts = str(error.value).split("--- worker ")[1:]
     for rank, text in enumerate(texts[:2]):

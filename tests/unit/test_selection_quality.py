@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.loops import loop
 from tests.oracle import redsync as oracle
 from tf_redsync import ops
 
@@ -152,15 +153,15 @@ def select_numpy(arguments, keywords):
     return oracle.accumulate_and_select_numpy(*arguments, **keywords)
 
 
-@pytest.mark.parametrize("seed", range(120))
+@loop("seed", range(120))
 def test_select_sweep(backend, seed):
     arguments, keywords = draw_case(seed)
     expected = select_numpy(arguments, keywords)
     compare(ops.accumulate_and_select(*constants(arguments), **keywords), expected)
 
 
-@pytest.mark.parametrize("name", DRAWS)
-@pytest.mark.parametrize("quantized", [False, True])
+@loop("name", DRAWS)
+@loop("quantized", [False, True])
 def test_select_of_every_kind_of_input(backend, name, quantized):
     rng = np.random.default_rng(len(name))
     n = 10_001
@@ -175,8 +176,8 @@ def test_select_of_every_kind_of_input(backend, name, quantized):
         compare(ops.accumulate_and_select(*constants(arguments), **keywords), expected)
 
 
-@pytest.mark.parametrize("selector", SELECTORS)
-@pytest.mark.parametrize("size", [300_000, 1_048_583])
+@loop("selector", SELECTORS)
+@loop("size", [300_000, 1_048_583])
 def test_select_of_a_large_tensor(backend, selector, size):
     rng = np.random.default_rng(size)
     for name, k in [("normal", size // 1000), ("cauchy", size // 50), ("ties", size // 1000)]:
@@ -189,8 +190,8 @@ def test_select_of_a_large_tensor(backend, selector, size):
         compare(ops.accumulate_and_select(*constants(arguments), **keywords), expected)
 
 
-@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
-@pytest.mark.parametrize("static_shapes", [False, True])
+@loop(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
+@loop("static_shapes", [False, True])
 def test_training_steps_in_a_graph(backend, momentum, nesterov, static_shapes):
     """20 steps of 3 workers in a `tf.function`, state fed back, against the oracle step by step.
 
@@ -245,7 +246,7 @@ def test_training_steps_in_a_graph(backend, momentum, nesterov, static_shapes):
             assert_same_bits(a, b, f"totals[{i}] of step {step}")
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
+@loop("nesterov", [False, True])
 def test_inputs_keep_their_values(backend, nesterov):
     """Also where one tensor is given several times, and with state in variables."""
     rng = np.random.default_rng(8)
@@ -278,8 +279,8 @@ def test_inputs_keep_their_values(backend, nesterov):
         assert_same_bits(variable, array, "variable")
 
 
-@pytest.mark.parametrize("seed", range(30))
-@pytest.mark.parametrize("workers", [1, 2, 5])
+@loop("seed", range(30))
+@loop("workers", [1, 2, 5])
 def test_decode_sweep(backend, seed, workers):
     arguments, keywords = draw_case(seed)
     rng = np.random.default_rng(seed)
@@ -345,8 +346,8 @@ def top_energy(a, k):
 FINITE = [name for name in DRAWS if name != "not_finite"]
 
 
-@pytest.mark.parametrize("name", FINITE)
-@pytest.mark.parametrize("selector", SELECTORS)
+@loop("name", FINITE)
+@loop("selector", SELECTORS)
 def test_energy_captured(backend, name, selector):
     """Exact and trimmed take all the energy k elements can hold; threshold that of 3/4 k."""
     n = 10_001
@@ -366,9 +367,9 @@ def test_energy_captured(backend, name, selector):
             assert index.size == min(k, np.count_nonzero(v))
 
 
-@pytest.mark.parametrize("name", FINITE)
-@pytest.mark.parametrize("selector", SELECTORS)
-@pytest.mark.parametrize("side", [1, -1])
+@loop("name", FINITE)
+@loop("selector", SELECTORS)
+@loop("side", [1, -1])
 def test_quantized_takes_one_side(backend, name, selector, side):
     v = draw(np.random.default_rng(5), (10_001,), name)
     k = 100
@@ -384,7 +385,7 @@ def test_quantized_takes_one_side(backend, name, selector, side):
     assert ratio == -1
 
 
-@pytest.mark.parametrize("name", ["normal", "laplace", "student_t"])
+@loop("name", ["normal", "laplace", "student_t"])
 def test_reused_ratio_follows_the_scale(backend, name):
     v = draw(np.random.default_rng(5), (10_001,), name)
     chosen, _, _, ratio = select_one(v, 100, "threshold")
@@ -457,9 +458,9 @@ class Worker:
             assert self.counts[-1] == 0 and not self.residual.any()
 
 
-@pytest.mark.parametrize("name", FINITE)
-@pytest.mark.parametrize("selector", SELECTORS)
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@loop("name", FINITE)
+@loop("selector", SELECTORS)
+@loop("momentum", [0.0, 0.9])
 def test_twenty_steps_lose_nothing_and_drain(backend, name, selector, momentum):
     """The same gradient 20 times; afterwards the residual empties as the gradient vanishes."""
     n, k = 600, 30
@@ -482,7 +483,7 @@ def test_twenty_steps_lose_nothing_and_drain(backend, name, selector, momentum):
     np.testing.assert_array_equal(worker.ever_sent, g != 0)
 
 
-@pytest.mark.parametrize("selector", SELECTORS)
+@loop("selector", SELECTORS)
 def test_constant_gradients_take_turns(backend, selector):
     """With k = n/20, every element of a constant gradient is sent within 20 steps (exact top-k)."""
     n = 600
@@ -496,7 +497,7 @@ def test_constant_gradients_take_turns(backend, selector):
     assert worker.ever_sent.all()
 
 
-@pytest.mark.parametrize("selector", SELECTORS)
+@loop("selector", SELECTORS)
 def test_outlier_does_not_block_the_rest(backend, selector):
     """One huge element every step: the others must be sent as well, k/2 or more a step."""
     rng = np.random.default_rng(4)
@@ -510,8 +511,8 @@ def test_outlier_does_not_block_the_rest(backend, selector):
     assert worker.residual[13] == 0
 
 
-@pytest.mark.parametrize("name", FINITE)
-@pytest.mark.parametrize("selector", SELECTORS)
+@loop("name", FINITE)
+@loop("selector", SELECTORS)
 def test_quantized_twenty_steps_drain(backend, name, selector):
     n, k = 600, 30
     worker = Worker(n, k, selector, quantized=True)
@@ -526,9 +527,9 @@ def test_quantized_twenty_steps_drain(backend, name, selector):
     np.testing.assert_array_equal(worker.ever_sent, g != 0)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("selector", SELECTORS)
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@loop("value", [np.nan, np.inf, -np.inf])
+@loop("selector", SELECTORS)
+@loop("momentum", [0.0, 0.9])
 def test_steps_that_are_not_finite_leave_no_trace(backend, value, selector, momentum):
     rng = np.random.default_rng(6)
     worker, clean = (Worker(500, 25, selector, momentum) for _ in range(2))
