@@ -79,7 +79,7 @@ class Policy(Configurable):
                     "`rules` must be a tuple of tf_redsync.Rule(pattern=..., method=...). "
                     f"Received: {rule!r} in rules"
                 )
-            clip = getattr(rule.method, "clip_norm", None)
+            clip = rule.method.clip_norm
             if clip is not None:
                 raise ValueError(
                     "`clip_norm` clips the whole gradient; give it to the policy's `default` "
@@ -185,7 +185,7 @@ def check_together(methods: Sequence[Method]) -> None:
             f"none. Received: momentum of {found}. Give all of them the same one, as in "
             "Dense(momentum=0.9), or none of them, and the momentum to the optimizer."
         )
-    cadences = {(m.local_steps, m.delay) for m in methods}
+    cadences = {(m.cadence.local_steps, m.cadence.delay) for m in methods}
     if len(cadences) > 1:
         raise ValueError(
             "all methods of a policy must have the same number of local steps, and the same "

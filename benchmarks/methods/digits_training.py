@@ -24,12 +24,12 @@ Tensors = list[tf.Tensor]
 
 def exchanges(method) -> list[str]:
     """Returns the names of all exchanges that a method goes through."""
-    return ["exchange", "dense_exchange", *(name for _, name in method.phases)]
+    return ["exchange", "dense_exchange", *(name for _, name in method.cadence.phases)]
 
 
 def first_steps(method) -> int:
     """Returns the number of steps until a method has gone through its warm-up and its phases."""
-    return max([method.warm_up_steps, *(until for until, _ in method.phases)])
+    return max([method.cadence.warm_up_steps, *(until for until, _ in method.cadence.phases)])
 
 
 class Training:
@@ -68,9 +68,9 @@ class Training:
     def step(self, rows: tf.Tensor, number: int) -> None:
         """One step of all workers with the examples `rows`, `[workers, batch]`."""
         grads = self.task.grads(self.points, rows)
-        if self.method.local_steps:
+        if self.method.cadence.local_steps:
             self._local_step(grads, number)
-        elif self.method.own_point or self.method.delay:
+        elif self.method.cadence.own_point or self.method.cadence.delay:
             self._step_at_own_points(grads, number)
         else:
             self._descend(self._exchange(grads, number))
@@ -79,7 +79,7 @@ class Training:
     def prune(self) -> None:
         """Prunes weights where a method waits for that, as `tf_redsync.callbacks.Prune` does."""
         for i, (method, layout) in enumerate((b.method, b.layout) for b in self.buckets):
-            if method.waits_for:
+            if method.cadence.waits_for:
                 weights = {s.position: self.weights[s.position].numpy() for s in layout.specs}
                 masks = pruning.magnitude_masks(weights, method.sparsity, "layer")
                 state = method.with_masks(layout, list(masks.values()))
@@ -90,7 +90,7 @@ class Training:
         self.points = [self.weights] * self.task.workers
 
     def _waits(self, bucket: Bucket, states) -> bool:
-        return bool(bucket.method.waits_for and not bucket.method.ready(states[0]))
+        return bool(bucket.method.cadence.waits_for and not bucket.method.ready(states[0]))
 
     def _local_step(self, grads: list[Tensors], number: int) -> None:
         """See `programs/local_steps.py`."""
@@ -99,20 +99,20 @@ class Training:
             [w - factor * g for w, g in zip(point, own, strict=True)]
             for point, own in zip(self.points, grads, strict=True)
         ]
-        if (number + 1) % self.method.local_steps == 0:
+        if (number + 1) % self.method.cadence.local_steps == 0:
             changes = [
                 [(w - agreed) / workers for w, agreed in zip(point, self.weights, strict=True)]
                 for point in self.points
             ]
-            totals = self._exchange(changes, number // self.method.local_steps)
+            totals = self._exchange(changes, number // self.method.cadence.local_steps)
             if totals is not None:
                 self.weights = [w + t for w, t in zip(self.weights, totals, strict=True)]
             self.points = [self.weights] * workers
 
     def _step_at_own_points(self, grads: list[Tensors], number: int) -> None:
         """See `programs/own_points.py`."""
-        warming = number < self.method.warm_up_steps
-        late = self.method.delay and not warming
+        warming = number < self.method.cadence.warm_up_steps
+        late = self.method.cadence.delay and not warming
         self._descend(self._exchange(self.pending if late else grads, number))
         if warming:
             self.points = [self.weights] * self.task.workers
@@ -143,8 +143,10 @@ class Training:
         outcomes = []
         for bucket, run, states in zip(self.buckets, self.runs, self.states, strict=True):
             method, specs = bucket.method, bucket.layout.specs
-            full = method.dense_every and number % method.dense_every == 0
-            dense = full or number < method.warm_up_steps or (method.waits_for and any(waiting))
+            cadence = method.cadence
+            full = cadence.dense_every and number % cadence.dense_every == 0
+            waits = cadence.waits_for and any(waiting)
+            dense = full or number < cadence.warm_up_steps or waits
             phase = "dense_exchange" if dense else phase_at(method, number)
             own = [[t[s.position] for s in specs] for t in tensors]
             outcomes.append(run[phase](own, states, number))

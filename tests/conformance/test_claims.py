@@ -22,9 +22,10 @@ N = SIDE * SIDE
 
 def payload_bits(method) -> float:
     """Bits for each element that a worker puts into its requests in a step, on average."""
-    dense = 1 / method.dense_every if method.dense_every else 0.0
+    cadence = method.cadence
+    dense = 1 / cadence.dense_every if cadence.dense_every else 0.0
     exchange = (1 - dense) * phase_bits(method, "exchange")
-    return (exchange + dense * phase_bits(method, "dense_exchange")) / max(1, method.local_steps)
+    return (exchange + dense * phase_bits(method, "dense_exchange")) / max(1, cadence.local_steps)
 
 
 def phase_bits(method, phase: str) -> float:

@@ -207,7 +207,7 @@ def test_bytes_and_messages(name, workers, phase):
 def test_formulas_and_periods(name, workers):
     """`payloads`, where a method has it, is what it asks for; and after `period` it asks again."""
     method = TABLE[name].method
-    if getattr(method, "density_changes", False) or method.phases:
+    if method.density_changes or method.cadence.phases:
         return  # what is sent after the warm-up is
     layout = BucketLayout(TABLE[name].specs, workers)
     records = recorded(name, workers)
@@ -323,5 +323,6 @@ def test_interface(name):
         assert fallback.refuses(spec) is None
         assert method.refuses(spec) is None or isinstance(method.refuses(spec), str)
     assert fallback.momentum_in_exchange == method.momentum_in_exchange
-    assert (fallback.local_steps, fallback.delay) == (method.local_steps, method.delay)
-    assert method.warm_up_steps >= 0
+    assert fallback.cadence.local_steps == method.cadence.local_steps
+    assert fallback.cadence.delay == method.cadence.delay
+    assert method.cadence.warm_up_steps >= 0

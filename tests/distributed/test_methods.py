@@ -27,9 +27,17 @@ PARTS = 2  # of the methods, each with processes of its own
 def kind(name):
     """What the optimizer's wrapper looks at: when a method exchanges, what, and in which stages."""
     method = registered()[name]()
-    form = (bool(method.local_steps), method.delay, method.own_point, method.masks_local_momentum)
-    stages = (bool(method.warm_up_steps), bool(method.dense_every), bool(method.phases))
-    return (*form, *stages, method.waits_for, method.whole_model, method.conserves)
+    cadence = method.cadence
+    form = (bool(cadence.local_steps), cadence.delay, cadence.own_point)
+    stages = (bool(cadence.warm_up_steps), bool(cadence.dense_every), bool(cadence.phases))
+    return (
+        *form,
+        cadence.masks_local_momentum,
+        *stages,
+        cadence.waits_for,
+        method.whole_model,
+        method.conserves,
+    )
 
 
 def names_of(family):

@@ -108,8 +108,8 @@ def test_small_tensors_travel_in_the_same_message():
 def test_local_steps_have_a_cadence():
     """For small tensors that are sent densely, too."""
     method = rs.CodedTopK(steps=7, small_density=None)
-    assert method.local_steps == method.dense().local_steps == 7
-    assert rs.CodedTopK().local_steps == rs.CodedTopK().dense().local_steps == 0
+    assert method.cadence.local_steps == method.dense().cadence.local_steps == 7
+    assert rs.CodedTopK().cadence.local_steps == rs.CodedTopK().dense().cadence.local_steps == 0
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 3])

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_redsync as rs
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.loopback import run_step
-from tf_redsync.methods import base, from_config, serialize
+from tf_redsync.methods import Cadence, base, cadence, from_config, serialize
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ SPEC = TensorSpec("v", (2, 2))
 
 def test_defaults():
     method = Plain()
-    assert method.conserves and method.warm_up_steps == 0 and method.momentum_in_exchange == 0.0
+    assert method.conserves and method.cadence == Cadence() and method.momentum_in_exchange == 0.0
     assert method.refuses(SPEC) is None and method.describe(SPEC) == "Plain"
     assert method.clip_scale([tf.ones([2])], 2) is None
     assert method.init(BucketLayout((SPEC,), 2)) == {} and method.state_kinds == {}
@@ -92,3 +92,27 @@ def test_streams_differ_by_seed_step_and_position():
         draws[keys.index((1, 3, 2))],
         base.uniform([50], base.stream(1, tf.constant(3, tf.int64), 2)),
     )
+
+
+def test_former_hooks_can_be_read_with_a_warning():
+    for name in cadence.FORMER_HOOKS:
+        method = rs.CDSGD(full_every=3)
+        with pytest.warns(DeprecationWarning, match=f"CDSGD.{name} is read.*`cadence`") as caught:
+            found = getattr(method, name)
+        assert found == getattr(method.cadence, name) and caught[0].filename == __file__
+
+
+def test_methods_that_define_former_hooks_keep_their_cadence():
+    with pytest.warns(DeprecationWarning, match="Former defines dense_every.*`cadence`") as caught:
+
+        @dataclasses.dataclass(frozen=True, kw_only=True)
+        class Former(rs.CDSGD):
+            every: int = 7
+
+            @property
+            def dense_every(self):
+                return self.every
+
+    assert caught[0].filename == __file__
+    assert Former().cadence == dataclasses.replace(rs.CDSGD().cadence, dense_every=7)
+    assert Former(every=2).cadence.dense_every == 2 and rs.CDSGD().cadence.dense_every == 5

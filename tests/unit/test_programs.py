@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_redsync as rs
 from tf_redsync.exchange.driver import DryRun
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
+from tf_redsync.methods import Cadence
 from tf_redsync.programs import EveryStep, Trial
 
 SPECS = [TensorSpec("a", (20, 30), position=0), TensorSpec("b", (40, 50), position=1)]
@@ -93,8 +94,7 @@ def test_dense_warm_up_by_step(traced, in_branches):
 class Mixed(rs.TopK):
     """Dense until step 3, then coordinates."""
 
-    phases = ((3, "dense_exchange"),)
-    warm_up_steps = 0
+    cadence = Cadence(phases=((3, "dense_exchange"),))
 
 
 @pytest.mark.parametrize("traced", [True, False])
@@ -121,7 +121,7 @@ def test_totals_of_phases_inside_a_warm_up():
     """Two choices, and a total that is dense or coordinates by the inner one."""
 
     class Twice(Mixed):
-        warm_up_steps = 1
+        cadence = dataclasses.replace(Mixed.cadence, warm_up_steps=1)
 
     buckets = make_buckets([(SPECS[0], Twice(density=0.01))], 2, sparse_totals=True)
     with tf.Graph().as_default(), pytest.raises(TypeError, match="in the same form"):

@@ -88,7 +88,7 @@ def test_equals_the_oracle(name, workers):
     for number in range(STEPS if workers == 2 else STEPS // 2):
         grads = gradients(rng, number, workers)
         inputs = [[tf.constant(g) for g in worker] for worker in grads]
-        phase = "dense_exchange" if number < method.warm_up_steps else "exchange"
+        phase = "dense_exchange" if number < method.cadence.warm_up_steps else "exchange"
         step = loopback.run_step(method, layout, inputs, states, number, phase)
         states = step.states
         totals = reference.step(grads)

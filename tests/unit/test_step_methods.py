@@ -52,7 +52,7 @@ def test_every_method_is_made_and_wrapped(name):
     made = step_methods.method_for(name, 0.125)
     if isinstance(made, rs.Method):
         assert getattr(made, "density", 0.125) == 0.125
-        assert made.warm_up_steps == 0  # the steps that are measured are those after it
+        assert made.cadence.warm_up_steps == 0  # the steps that are measured are those after it
     else:
         assert isinstance(made, rs.Auto) and made.density == 0.125
     optimizer = step_methods.optimizer_for(name, 0.125, 4096)

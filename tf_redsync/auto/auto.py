@@ -150,9 +150,9 @@ def _check_candidate(method: Method) -> None:
         raise ValueError(
             f"`candidates` must be tf_redsync methods. Received: {method!r} in candidates"
         )
-    every_step = not (method.local_steps or method.delay or method.own_point)
-    phases = method.warm_up_steps or method.dense_every or method.phases
-    if not every_step or phases or "residual" not in method.state_kinds:
+    cadence = method.cadence
+    phases = cadence.warm_up_steps or cadence.dense_every or cadence.phases
+    if cadence.own_weights or phases or "residual" not in method.state_kinds:
         raise ValueError(
             "a candidate of Auto must exchange gradients in every step, without warm-up or phases, "
             "and keep a residual that a dense step can deliver, as RedSync, DGC, TopK, PowerSGD, "

@@ -40,7 +40,7 @@ class GradientExchange(tf.Module):
         strategy: In whose scope this was built.
         settled: What the methods are assigned by: the policy, or what `Auto` decided.
         rate: Returns the optimizer's learning rate.
-        awaited: Whether somebody will bring what methods wait for; see `Method.waits_for`.
+        awaited: Whether somebody will bring what methods wait for; see `Cadence.waits_for`.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class GradientExchange(tf.Module):
             self._bucket_bytes,
             sparse_totals
             and all(s.dtype == "float32" for s in self.specs)
-            and not any(a.method.local_steps for a in self.assignments),
+            and not any(a.method.cadence.local_steps for a in self.assignments),
         )
         with agreement.agreed(strategy, "create the state of the exchange"):  # of all its variables
             self._create_state(buckets, variables if weights is None else weights)

@@ -65,14 +65,14 @@ def check_own_weights(inner: Any, policy: Policy | Auto) -> None:
     Raises:
         ValueError: for averages of the weights, and weight decay where points are a worker's own.
     """
-    own = [m for m in policy.methods if m.local_steps or m.own_point or m.delay]
+    own = [m for m in policy.methods if m.cadence.own_weights]
     config = dict(_numbers(inner.get_config()))
     if own and config.get("use_ema"):
         raise ValueError(
             f"`use_ema` averages each worker's own weights with {type(own[0]).__name__}. Received: "
             "use_ema=True. Use use_ema=False, or another method."
         )
-    points = [m for m in own if m.own_point]
+    points = [m for m in own if m.cadence.own_point]
     if points and (config.get("weight_decay") or type(innermost(inner)).__name__ != "SGD"):
         raise ValueError(
             f"{type(points[0]).__name__} moves each worker along its own gradient, which it can do "
@@ -121,7 +121,7 @@ def trouble_with_adaptive(inner: Any, method: Method) -> str | None:
             f"{what} is made for AMSGrad. Received: {name}. Use tf_redsync.AMSGrad (Keras 3) "
             "or Adam(amsgrad=True)."
         )
-    if method.local_steps:
+    if method.cadence.local_steps:
         return None
     beta_2 = dict(_numbers(inner.get_config())).get("beta_2")
     if beta_2 is not None and method.waiting_steps * (1.0 - beta_2) >= 1.0 - 1e-6:

@@ -1,6 +1,6 @@
 """The methods, one file a family, each named after its papers. `table()` lists them."""
 
-from tf_redsync.methods.base import Method, from_config, register, serialize
+from tf_redsync.methods.base import Cadence, Method, from_config, register, serialize
 from tf_redsync.methods.catalogue import table
 from tf_redsync.methods.cd_sgd import CDSGD
 from tf_redsync.methods.coded import Coded, DeepReduce
@@ -38,6 +38,7 @@ from tf_redsync.methods.wangni import Wangni
 __all__ = [
     "ACPSGD",
     "CDSGD",
+    "Cadence",
     "Coded",
     "CodedTopK",
     "CompAMS",

@@ -13,8 +13,10 @@ from tf_redsync.config import Configurable, from_config, register, registered, s
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce, Request
 from tf_redsync.methods.common.random_numbers import stream, uniform
+from tf_redsync.methods.common.cadence import Cadence, FormerHooks
 
 __all__ = [
+    "Cadence",
     "Configurable",
     "Exchange",
     "Method",
@@ -34,7 +36,7 @@ Exchange = Generator[Request, Any, tuple[list[tf.Tensor], State]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Method(Configurable):
+class Method(FormerHooks, Configurable):
     """A way of exchanging gradients. Frozen, pure: hyper-parameters and nothing else.
 
     Subclasses are frozen dataclasses decorated with `register`. Capabilities are class attributes,
@@ -45,6 +47,8 @@ class Method(Configurable):
             `exchange/state.py`.
         period: Number of steps after which it does the same again: 2 for what takes turns. Times
             and bytes are counted over whole periods.
+        rounds_values: Whether all values that it sends can be rounded on the way, and the rounding
+            errors stay in its residual.
         former_states: Whether earlier versions saved its state in another form, which is dropped
             with a warning.
         paper: Authors and year, for `table()`.
@@ -54,6 +58,7 @@ class Method(Configurable):
 
     state_kinds: ClassVar[dict[str, str]] = {}
     period: ClassVar[int] = 1
+    rounds_values: ClassVar[bool] = False
     former_states: ClassVar[bool] = False
     paper: ClassVar[str] = ""
     requests: ClassVar[str] = ""
@@ -78,53 +83,28 @@ class Method(Configurable):
         return True
 
     @property
-    def warm_up_steps(self) -> int:
-        """Number of first steps in which `dense_exchange` runs in place of `exchange`."""
-        return 0
-
-    @property
-    def dense_every(self) -> int:
-        """Every so many steps `dense_exchange` runs in place of `exchange`; 0 for never."""
-        return 0
-
-    @property
-    def waits_for(self) -> str:
-        """What `exchange` waits for; until `ready`, `dense_exchange` runs. Empty: nothing."""
-        return ""
+    def cadence(self) -> Cadence:
+        """When it exchanges what, for the programs."""
+        return Cadence()
 
     def ready(self, state: State) -> tf.Tensor:
-        """Return whether what it `waits_for` has come: bool scalar, from `"shared"` state alone."""
+        """Return whether what it waits for has come: bool scalar, from `"shared"` state alone."""
         raise NotImplementedError
-
-    @property
-    def phases(self) -> tuple[tuple[int, str], ...]:
-        """`(until, name)`, rising: before step `until`, `name` runs in place of `exchange`."""
-        return ()
-
-    @property
-    def local_steps(self) -> int:
-        """Steps that a worker takes alone between two exchanges of the weights' changes, or 0."""
-        return 0
-
-    @property
-    def delay(self) -> int:
-        """Steps, 0 or 1, by which a total comes late; see `programs/own_points.py`."""
-        return 0
-
-    @property
-    def own_point(self) -> bool:
-        """Whether each worker computes its gradients at a point of its own, from `point`."""
-        return False
-
-    @property
-    def masks_local_momentum(self) -> bool:
-        """Whether the optimizer's momentum is cleared where a local change was sent."""
-        return False
 
     @property
     def waiting_steps(self) -> float:
         """Steps that an element waits on average until it is sent; 1 if each is in every step."""
         return 1.0
+
+    @property
+    def sends_selected(self) -> bool:
+        """Whether all it sends are selected elements, in messages that a coding can be put on."""
+        return False
+
+    @property
+    def density_changes(self) -> bool:
+        """Whether the number of elements that are sent depends on the step."""
+        return False
 
     @property
     def needs_amsgrad(self) -> bool:
@@ -135,6 +115,11 @@ class Method(Configurable):
     def momentum_in_exchange(self) -> float:
         """Momentum that the exchange applies; the inner optimizer must then have none."""
         return 0.0
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The bound that the norm of the whole gradient is clipped to, by `clip_scale`, if any."""
+        return None
 
     def refuses(self, spec: TensorSpec) -> str | None:
         """Return why this method does not serve a tensor, or `None` if it does."""

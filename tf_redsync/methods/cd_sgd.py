@@ -34,6 +34,7 @@ from typing_extensions import override
 from tf_redsync import checks
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Exchange, Method, State, register
+from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.two_bit import TwoBit
 from tf_redsync.schedules import DenseWarmUp, check_warm_up
 
@@ -78,23 +79,13 @@ class CDSGD(TwoBit):
 
     @property
     @override
-    def delay(self) -> int:
-        return 1
-
-    @property
-    @override
-    def own_point(self) -> bool:
-        return True
-
-    @property
-    @override
-    def warm_up_steps(self) -> int:
-        return self.warm_up.steps if self.warm_up else 0
-
-    @property
-    @override
-    def dense_every(self) -> int:
-        return self.full_every if self.full_every > 1 else 0
+    def cadence(self) -> Cadence:
+        return Cadence(
+            warm_up_steps=self.warm_up.steps if self.warm_up else 0,
+            dense_every=self.full_every if self.full_every > 1 else 0,
+            delay=1,
+            own_point=True,
+        )
 
     @override
     def refuses(self, spec: TensorSpec) -> str | None:

@@ -110,13 +110,13 @@ class Coded(MethodWrapper):
             )
         checks.boolean("error_feedback", self.error_feedback)
         checks.integer("seed", self.seed, low=0)
-        if not getattr(self.method, "sends_selected", False):
+        if not (isinstance(self.method, Method) and self.method.sends_selected):
             raise ValueError(
                 "`method` must send selected elements with their positions, as TopK, RedSync, DGC, "
                 "SIDCo, GMC, FixedThreshold, CompAMS and SparDL do: others have nothing to code. "
                 f"Received: method={self.method!r}"
             )
-        if getattr(self.method, "density_changes", False):
+        if self.method.density_changes:
             self._check_any_slots()
 
     def _check_any_slots(self) -> None:
@@ -139,15 +139,6 @@ class Coded(MethodWrapper):
     @override
     def conserves(self) -> bool:
         return self.method.conserves and (self.error_feedback or self.values.exact)
-
-    @property
-    @override
-    def totals_may_overflow(self) -> bool:
-        return self.method.totals_may_overflow
-
-    @override
-    def dense(self) -> Method:
-        return self.method.dense()
 
     @override
     def describe(self, spec: TensorSpec) -> str:
@@ -177,17 +168,6 @@ class Coded(MethodWrapper):
         )
         layout = dataclasses.replace(layout, coding=coding)
         return (yield from self.method.exchange(layout, grads, state, step, scale))
-
-    @override
-    def dense_exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        return (yield from self.method.dense_exchange(layout, grads, state, step, scale))
 
 
 @register

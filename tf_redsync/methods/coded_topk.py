@@ -72,6 +72,7 @@ from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods.base import Exchange, Method, State, register
 from tf_redsync.methods.common.momentum_correction import MomentumCorrected
 from tf_redsync.methods.common.sparsifier import delivered, element_count, too_small
+from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.local_sgd import LocalSGD
 from tf_redsync.ops.contract import form_of
 from tf_redsync.schedules import DenseWarmUp, check_warm_up
@@ -153,13 +154,12 @@ class CodedTopK(MomentumCorrected):
 
     @property
     @override
-    def local_steps(self) -> int:
-        return self.steps if self.steps > 1 else 0
-
-    @property
-    @override
-    def masks_local_momentum(self) -> bool:
-        return self.masking
+    def cadence(self) -> Cadence:
+        return dataclasses.replace(
+            super().cadence,
+            local_steps=self.steps if self.steps > 1 else 0,
+            masks_local_momentum=self.masking,
+        )
 
     @override
     def refuses(self, spec: TensorSpec) -> str | None:

@@ -67,7 +67,7 @@ class HalfPrecision(MethodWrapper):
     def __post_init__(self) -> None:
         checks.choice("dtype", self.dtype, HALVES)
         checks.boolean("error_feedback", self.error_feedback)
-        takes = self._sums is None or getattr(self._sums, "rounds_values", False)
+        takes = self._sums is None or (isinstance(self._sums, Method) and self._sums.rounds_values)
         if not takes:
             raise ValueError(
                 "`method` must be None for the dense gradients, or a method that sends values, "
@@ -145,17 +145,3 @@ class HalfPrecision(MethodWrapper):
             values = [e + g for e, g in zip(state["residual"], values, strict=True)]
         totals, errors = yield from all_reduced(layout, values)
         return totals, {"residual": errors} if self.error_feedback else {}
-
-    @override
-    def dense_exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        """In float32."""
-        if self._sums is not None:
-            return (yield from self._sums.dense_exchange(layout, grads, state, step, scale))
-        return (yield from super().dense_exchange(layout, grads, state, step, scale))

@@ -25,6 +25,7 @@ from typing_extensions import override
 from tf_redsync import checks
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.methods.base import Method, register
+from tf_redsync.methods.common.cadence import Cadence
 
 
 @register
@@ -54,8 +55,8 @@ class LocalSGD(Method):
 
     @property
     @override
-    def local_steps(self) -> int:
-        return self.steps
+    def cadence(self) -> Cadence:
+        return Cadence(local_steps=self.steps)
 
     @property
     @override

@@ -49,6 +49,7 @@ from tf_redsync.methods.common.quantized_blocks import (
     one_message,
 )
 from tf_redsync.methods.common.quantizer import Quantizer
+from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.ops.quantization import dequantize_sum, quantize
 from tf_redsync.schedules import DenseWarmUp, check_warm_up
 
@@ -88,8 +89,8 @@ class OneBitSGD(Quantizer):
 
     @property
     @override
-    def warm_up_steps(self) -> int:
-        return self.warm_up.steps if self.warm_up else 0
+    def cadence(self) -> Cadence:
+        return Cadence(warm_up_steps=self.warm_up.steps if self.warm_up else 0)
 
     @override
     def describe(self, spec: TensorSpec) -> str:

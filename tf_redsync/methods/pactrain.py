@@ -51,6 +51,7 @@ from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.methods.base import Exchange, Method, State, register
 from tf_redsync.methods.common.quantizer import deliver_ternary, largest, own_stream
 from tf_redsync.methods.common.sparsifier import DENSE_BELOW, marked, too_small
+from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.dense import Dense
 
 # What the state has in place of a number of steps.
@@ -131,10 +132,10 @@ class PacTrain(Method):
 
     @property
     @override
-    def waits_for(self) -> str:
-        return (
-            "the weights to be pruned: give tf_redsync.callbacks.Prune(sparsity, at_step=...) to "
-            "`fit`, or call optimizer.prune(sparsity) in a custom loop"
+    def cadence(self) -> Cadence:
+        return Cadence(
+            waits_for="the weights to be pruned: give tf_redsync.callbacks.Prune(sparsity, "
+            "at_step=...) to `fit`, or call optimizer.prune(sparsity) in a custom loop"
         )
 
     @override

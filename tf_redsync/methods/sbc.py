@@ -42,6 +42,7 @@ from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods.base import Exchange, Method, State, register
 from tf_redsync.methods.common.sparsifier import Sparsifier
+from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.local_sgd import LocalSGD
 
 _PRESETS = {1: (1, 0.001), 2: (10, 0.01), 3: (100, 0.01)}
@@ -102,13 +103,8 @@ class SBC(Sparsifier):
 
     @property
     @override
-    def local_steps(self) -> int:
-        return self.steps
-
-    @property
-    @override
-    def masks_local_momentum(self) -> bool:
-        return self.masking
+    def cadence(self) -> Cadence:
+        return Cadence(local_steps=self.steps, masks_local_momentum=self.masking)
 
     @override
     def refuses(self, spec: TensorSpec) -> str | None:

@@ -157,7 +157,8 @@ def check(methods: Sequence[Method]) -> None:
         PlanError: for local steps, delays, dense steps in between, and no exchange at all.
     """
     for method in methods:
-        every_step = not (method.local_steps or method.delay or method.dense_every)
+        cadence = method.cadence
+        every_step = not (cadence.local_steps or cadence.delay or cadence.dense_every)
         if not every_step or isinstance(method, NoExchange):
             raise PlanError(
                 "the cost model is one of methods that exchange gradients in every step, and "

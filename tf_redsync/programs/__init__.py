@@ -36,9 +36,9 @@ def for_buckets(
     """
     if trial_steps:
         return Trial(buckets, trial_steps, create)
-    methods = [b.method for b in buckets]
-    if workers > 1 and methods and methods[0].local_steps:
-        return LocalSteps(buckets, methods[0].local_steps)
-    if workers > 1 and any(m.own_point or m.delay for m in methods):
-        return OwnPoints(buckets, methods[0].delay)
+    cadences = [b.method.cadence for b in buckets]
+    if workers > 1 and cadences and cadences[0].local_steps:
+        return LocalSteps(buckets, cadences[0].local_steps)
+    if workers > 1 and any(c.own_point or c.delay for c in cadences):
+        return OwnPoints(buckets, cadences[0].delay)
     return EveryStep(buckets)

@@ -76,7 +76,7 @@ def in_turn(
 
 def phase_at(method: Method, step: int) -> str:
     """Return the name of the exchange that a method runs at a step that is not dense."""
-    return next((name for until, name in method.phases if step < until), "exchange")
+    return next((name for until, name in method.cadence.phases if step < until), "exchange")
 
 
 def _as_tensors(outcome: Outcome, sparse: list[list[list[bool]]]):

@@ -1,7 +1,7 @@
 """Every step exchanges gradients, densely in a warm-up and at every k-th step if methods say so.
 
-And as long as methods wait for something, see `Method.waits_for`. Methods that go through phases,
-`Method.phases`, change from one exchange to the next at a step.
+And as long as methods wait for something, see `Cadence.waits_for`. Methods that go through phases,
+`Cadence.phases`, change from one exchange to the next at a step.
 
 Branches depend on the step and on shared state, which are equal on all workers: a branch around a
 collective on anything else would deadlock.
@@ -156,12 +156,12 @@ class EveryStep:
     def either(self, grads, states, scale, step, network) -> Callable[[bool], Outcome]:
         """What runs either the dense or the compressed exchange of everything."""
         alone = network.workers == 1  # nothing to compress for
-        ends = [] if alone else sorted({end for b in self.buckets for end, _ in b.method.phases})
+        phases = [phase for b in self.buckets for phase in b.method.cadence.phases]
+        ends = [] if alone else sorted({end for end, _ in phases})
 
         def run(dense_phase: bool) -> Outcome:
             def dense(method: Method) -> bool:
-                has_phases = method.warm_up_steps or method.dense_every or method.waits_for
-                return alone or bool(dense_phase and has_phases)
+                return alone or (dense_phase and method.cadence.may_be_dense)
 
             def from_step(start: int) -> Outcome:
                 def exchange(method: Method, layout: BucketLayout, g, state) -> Exchange:
@@ -197,7 +197,7 @@ class EveryStep:
     def _dense_at(self, step: tf.Tensor, states: Sequence[State]) -> tf.Tensor | None:
         """Whether methods with a dense phase are in it, all together; `None` if there is none."""
         pairs = zip(self.buckets, states, strict=True)
-        when = [~b.method.ready(state) for b, state in pairs if b.method.waits_for]
+        when = [~b.method.ready(state) for b, state in pairs if b.method.cadence.waits_for]
         if self.warm_up_steps:
             when.append(step < self.warm_up_steps)
         if self.dense_every:
@@ -215,7 +215,7 @@ class EveryStep:
         sent = 0.0
         for bucket in self.buckets:
             method, layout = bucket.method, dataclasses.replace(bucket.layout, workers=workers)
-            share = 1.0 / self.dense_every if method.dense_every else 0.0
+            share = 1.0 / self.dense_every if method.cadence.dense_every else 0.0
             sent += (1.0 - share) * cost.bytes_sent(cost.messages(method, layout))
             if share:
                 dense = cost.messages(method, layout, "dense_exchange")
@@ -229,7 +229,8 @@ class EveryStep:
         Raises:
             ValueError: when methods ask for dense warm-ups of different lengths.
         """
-        return self._common("DenseWarmUp.steps", [b.method.warm_up_steps for b in self.buckets])
+        steps = [b.method.cadence.warm_up_steps for b in self.buckets]
+        return self._common("DenseWarmUp.steps", steps)
 
     @property
     def dense_every(self) -> int:
@@ -238,7 +239,7 @@ class EveryStep:
         Raises:
             ValueError: when methods ask for different numbers.
         """
-        return self._common("full_every", [b.method.dense_every for b in self.buckets])
+        return self._common("full_every", [b.method.cadence.dense_every for b in self.buckets])
 
     def _common(self, name: str, values: Sequence[int]) -> int:
         different = set(values) - {0}

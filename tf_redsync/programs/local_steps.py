@@ -116,7 +116,7 @@ class LocalSteps(EveryStep):
                 for spec, total in zip(bucket.layout.specs, totals, strict=True):
                     own = consensus.own[spec.position]
                     own.assign(tf.cast(agreed[spec.position] + total, own.dtype))
-                if bucket.method.masks_local_momentum:
+                if bucket.method.cadence.masks_local_momentum:
                     self._mask(bucket, change, before, new)
 
         tf.cond(outcome.finite, advance, consensus.restore)

@@ -13,6 +13,7 @@ from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.methods.base import Exchange, Method, State
 from tf_redsync.methods.common.sparsifier import Sparsifier, element_count
+from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.dense import Dense
 from tf_redsync.schedules import DenseWarmUp, ExponentialWarmUp, check_warm_up
 
@@ -71,8 +72,9 @@ class MomentumCorrected(Sparsifier):
 
     @property
     @override
-    def warm_up_steps(self) -> int:
-        return self.warm_up.steps if isinstance(self.warm_up, DenseWarmUp) else 0
+    def cadence(self) -> Cadence:
+        dense = self.warm_up if isinstance(self.warm_up, DenseWarmUp) else None
+        return Cadence(warm_up_steps=dense.steps if dense else 0)
 
     @override
     def dense(self) -> Method:

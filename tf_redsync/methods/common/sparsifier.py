@@ -60,14 +60,9 @@ class Sparsifier(Method):
         checks.integer("dense_below", self.dense_below, low=0)
 
     @property
+    @override
     def sends_selected(self) -> bool:
-        """Whether all it sends are selected elements, in messages that a coding can be put on."""
         return self.rounds_values
-
-    @property
-    def density_changes(self) -> bool:
-        """Whether the number of elements that are sent depends on the step."""
-        return False
 
     @property
     @override

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import functools
+import types
+from collections.abc import Callable
+from typing import Any, ClassVar
 
-import tensorflow as tf
-from typing_extensions import override
+from tf_redsync.methods.base import Method
 
-from tf_redsync.exchange.layout import TensorSpec
-from tf_redsync.methods.base import Method, State
-
-
-def _of_the_method(name: str) -> Any:
-    """A property that is `method`'s, or the default of `Method` without one."""
-    return property(lambda self: getattr(self.method or Method(), name))
+# What `table()` says of a class, and what a wrapper decides.
+OWN = ("paper", "requests", "bits", "sends_selected", "rounds_values")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MethodWrapper(Method):
     """A method that changes how another one's messages travel, and nothing else.
+
+    All that programs, policies and optimizers ask of a method is answered by the method inside, or
+    as `Method` does without one; a wrapper defines what it changes. See `_forwarded`.
 
     Args:
         method: The method inside; `None` where the wrapper is a method by itself.
@@ -27,38 +27,32 @@ class MethodWrapper(Method):
 
     method: Method | None = None
 
-    whole_model = _of_the_method("whole_model")
-    warm_up_steps = _of_the_method("warm_up_steps")
-    momentum_in_exchange = _of_the_method("momentum_in_exchange")
-    former_states = _of_the_method("former_states")
-    period = _of_the_method("period")
-    own_point = _of_the_method("own_point")
-    local_steps = _of_the_method("local_steps")
-    needs_amsgrad = _of_the_method("needs_amsgrad")
-    waiting_steps = _of_the_method("waiting_steps")
+    # Its messages have a form already: another wrapper cannot give them a second one.
+    sends_selected: ClassVar[bool] = False
+    rounds_values: ClassVar[bool] = False
 
-    @property
-    def clip_norm(self) -> float | None:
-        """The bound that the method inside clips to, if it clips."""
-        return getattr(self.method, "clip_norm", None)
 
-    @override
-    def point(
-        self,
-        weights: list[tf.Tensor],
-        grads: list[tf.Tensor],
-        state: State,
-        rate: tf.Tensor,
-        workers: int,
-    ) -> list[tf.Tensor]:
-        if self.method is None:
-            return weights
-        return self.method.point(weights, grads, state, rate, workers)
+def _forwarded(name: str, hook: Any) -> Any:
+    """A hook of `Method` that asks the method inside."""
 
-    @override
-    def refuses(self, spec: TensorSpec) -> str | None:
-        return self.method.refuses(spec) if self.method else None
+    def inner(self: MethodWrapper) -> Any:
+        return getattr(self.method or Method(), name)
 
-    @override
-    def clip_scale(self, grads: list[tf.Tensor], workers: int) -> tf.Tensor | None:
-        return self.method.clip_scale(grads, workers) if self.method else None
+    if not isinstance(hook, types.FunctionType):
+        return property(inner)
+
+    @functools.wraps(hook)
+    def call(self: MethodWrapper, *args: Any, **kwargs: Any) -> Any:
+        return inner(self)(*args, **kwargs)
+
+    return call
+
+
+def hooks() -> dict[str, Callable[..., Any] | Any]:
+    """Return what can be asked of a method, by name: everything public that `Method` defines."""
+    return {name: hook for name, hook in vars(Method).items() if not name.startswith("_")}
+
+
+for _name, _hook in hooks().items():
+    if _name not in OWN:
+        setattr(MethodWrapper, _name, _forwarded(_name, _hook))

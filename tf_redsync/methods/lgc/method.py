@@ -71,6 +71,7 @@ from tf_redsync.methods.common.broadcast import from_leader
 from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, flat, split
 from tf_redsync.methods.lgc import codes, shared_values
 from tf_redsync.methods.lgc.autoencoder import Autoencoder
+from tf_redsync.methods.common.cadence import Cadence
 
 VARIANTS = ("ring", "server")
 
@@ -158,13 +159,9 @@ class LGC(Sparsifier):
 
     @property
     @override
-    def warm_up_steps(self) -> int:
-        return self.dense_steps
-
-    @property
-    @override
-    def phases(self) -> tuple[tuple[int, str], ...]:
-        return ((self.dense_steps + self.training_steps, "training_exchange"),)
+    def cadence(self) -> Cadence:
+        trained = self.dense_steps + self.training_steps
+        return Cadence(warm_up_steps=self.dense_steps, phases=((trained, "training_exchange"),))
 
     @override
     def refuses(self, spec: TensorSpec) -> str | None:

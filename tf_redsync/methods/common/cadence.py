@@ -1,0 +1,97 @@
+"""When a method exchanges what: the one thing that programs ask of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any
+
+from typing_extensions import override
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cadence:
+    """When a method exchanges what. It decides which program runs; see `tf_redsync/programs/`.
+
+    The default: the gradients of every step, by `Method.exchange`.
+
+    Args:
+        warm_up_steps: Number of first steps in which `dense_exchange` runs in place of `exchange`.
+        dense_every: Every so many steps `dense_exchange` runs in place of `exchange`; 0 for never.
+        waits_for: What `exchange` waits for, in words. Until `Method.ready` says that it has come,
+            `dense_exchange` runs. Empty: nothing.
+        phases: `(until, name)`, rising: before step `until`, the method's generator `name` runs in
+            place of `exchange`.
+        local_steps: Steps that a worker takes alone between two exchanges of the weights' changes;
+            0 for gradients.
+        delay: Steps, 0 or 1, by which a total comes late.
+        own_point: Whether each worker computes its gradients at a point of its own, from
+            `Method.point`.
+        masks_local_momentum: Whether the optimizer's momentum is cleared where a local change was
+            sent.
+    """
+
+    warm_up_steps: int = 0
+    dense_every: int = 0
+    waits_for: str = ""
+    phases: tuple[tuple[int, str], ...] = ()
+    local_steps: int = 0
+    delay: int = 0
+    own_point: bool = False
+    masks_local_momentum: bool = False
+
+    @property
+    def may_be_dense(self) -> bool:
+        """Whether there are steps in which `dense_exchange` runs in place of `exchange`."""
+        return bool(self.warm_up_steps or self.dense_every or self.waits_for)
+
+    @property
+    def own_weights(self) -> bool:
+        """Whether each worker computes its gradients at weights of its own."""
+        return bool(self.local_steps or self.delay or self.own_point)
+
+
+FORMER_HOOKS = tuple(field.name for field in dataclasses.fields(Cadence))
+
+
+class FormerHooks:
+    """The fields of `Cadence` as they once were, a property of the method each. Deprecated.
+
+    They can still be read, and a method that defines them still has the cadence that they say.
+    """
+
+    @override
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        defined = [name for name in FORMER_HOOKS if name in vars(cls)]
+        if not defined:
+            return
+        _warn(f"{cls.__name__} defines {', '.join(defined)}")
+        inherited = cls.cadence  # type: ignore[attr-defined]
+
+        def cadence(self: Any) -> Cadence:
+            return dataclasses.replace(
+                inherited.fget(self), **{name: getattr(self, name) for name in defined}
+            )
+
+        cls.cadence = property(cadence)  # type: ignore[attr-defined]
+
+
+def _warn(what: str) -> None:
+    warnings.warn(
+        f"{what}: it is now a field of the method's `cadence`, a tf_redsync.methods.Cadence.",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+
+
+def _former_hook(name: str) -> property:
+    def read(self: Any) -> Any:
+        _warn(f"{type(self).__name__}.{name} is read")
+        return getattr(self.cadence, name)
+
+    return property(read, doc=f"Deprecated: `cadence.{name}`.")
+
+
+for _name in FORMER_HOOKS:
+    setattr(FormerHooks, _name, _former_hook(_name))
