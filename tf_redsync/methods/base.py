@@ -12,8 +12,8 @@ from tf_redsync import feedback
 from tf_redsync.config import Configurable, from_config, register, registered, serialize
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce, Request
-from tf_redsync.methods.common.random_numbers import stream, uniform
 from tf_redsync.methods.common.cadence import Cadence, FormerHooks
+from tf_redsync.methods.common.random_numbers import stream, uniform
 
 __all__ = [
     "Cadence",

@@ -70,9 +70,9 @@ from tf_redsync.codings.selected import VALUE_BITS, coding, select_and_code
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods.base import Exchange, Method, State, register
+from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.common.momentum_correction import MomentumCorrected
 from tf_redsync.methods.common.sparsifier import delivered, element_count, too_small
-from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.local_sgd import LocalSGD
 from tf_redsync.ops.contract import form_of
 from tf_redsync.schedules import DenseWarmUp, check_warm_up

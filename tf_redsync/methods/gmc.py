@@ -43,8 +43,8 @@ from tf_redsync import checks, feedback, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce, Request
 from tf_redsync.methods.base import Exchange, Method, State, register
-from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, element_count
 from tf_redsync.methods.common.cadence import Cadence
+from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, element_count
 from tf_redsync.methods.dense import Dense
 from tf_redsync.methods.random_sparse import RandomBlock
 from tf_redsync.ops.contract import form_of

@@ -39,6 +39,7 @@ from tf_redsync import feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather, AllToAll
 from tf_redsync.methods.base import Exchange, State, register
+from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.common.quantized_blocks import (
     Blocks,
     by_tensor,
@@ -49,7 +50,6 @@ from tf_redsync.methods.common.quantized_blocks import (
     one_message,
 )
 from tf_redsync.methods.common.quantizer import Quantizer
-from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.ops.quantization import dequantize_sum, quantize
 from tf_redsync.schedules import DenseWarmUp, check_warm_up
 

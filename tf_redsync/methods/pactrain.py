@@ -49,9 +49,9 @@ from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.methods.base import Exchange, Method, State, register
+from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.common.quantizer import deliver_ternary, largest, own_stream
 from tf_redsync.methods.common.sparsifier import DENSE_BELOW, marked, too_small
-from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.dense import Dense
 
 # What the state has in place of a number of steps.

@@ -41,8 +41,8 @@ from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods.base import Exchange, Method, State, register
-from tf_redsync.methods.common.sparsifier import Sparsifier
 from tf_redsync.methods.common.cadence import Cadence
+from tf_redsync.methods.common.sparsifier import Sparsifier
 from tf_redsync.methods.local_sgd import LocalSGD
 
 _PRESETS = {1: (1, 0.001), 2: (10, 0.01), 3: (100, 0.01)}

@@ -12,8 +12,8 @@ from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.methods.base import Exchange, Method, State
-from tf_redsync.methods.common.sparsifier import Sparsifier, element_count
 from tf_redsync.methods.common.cadence import Cadence
+from tf_redsync.methods.common.sparsifier import Sparsifier, element_count
 from tf_redsync.methods.dense import Dense
 from tf_redsync.schedules import DenseWarmUp, ExponentialWarmUp, check_warm_up
 

@@ -68,10 +68,10 @@ from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather, AllReduce
 from tf_redsync.methods.base import Exchange, State, register
 from tf_redsync.methods.common.broadcast import from_leader
+from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, flat, split
 from tf_redsync.methods.lgc import codes, shared_values
 from tf_redsync.methods.lgc.autoencoder import Autoencoder
-from tf_redsync.methods.common.cadence import Cadence
 
 VARIANTS = ("ring", "server")
 
