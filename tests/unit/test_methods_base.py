@@ -10,7 +10,8 @@ import tensorflow as tf
 import tf_redsync as rs
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.loopback import run_step
-from tf_redsync.methods import Cadence, base, cadence, from_config, serialize
+from tf_redsync.methods import Cadence, base, from_config, serialize
+from tf_redsync.methods.common import cadence
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
