@@ -11,6 +11,11 @@ from typing import Any
 import tensorflow as tf
 
 
+def is_ours(strategy: Any) -> bool:
+    """Whether this is a `tf_redsync.MultiWorkerMirroredStrategy`, which stands further up."""
+    return hasattr(strategy, "skips")
+
+
 def note_skips(
     strategy: tf.distribute.Strategy, skipped: Callable[[], tf.Tensor], agreed: bool
 ) -> None:
@@ -21,7 +26,7 @@ def note_skips(
         skipped: Whether this step was, to be asked after it.
         agreed: Whether all workers skip the same steps.
     """
-    if hasattr(strategy, "skips"):
+    if is_ours(strategy):
         strategy.skips.append((skipped, agreed))
 
 

@@ -16,7 +16,7 @@ import sys
 from types import FrameType
 from typing import Any
 
-from tf_redsync.exchange import agreement
+from tf_redsync.exchange import agreement, strategy_hooks
 from tf_redsync.keras import equal_workers, own_weights
 
 _METHODS = ("fit", "evaluate", "predict", "save", "save_weights", "load_weights")
@@ -47,10 +47,8 @@ def install(callbacks_module: Any) -> None:
 
 def concerns(model: Any) -> bool:
     """Whether a model trains with a wrapped optimizer, or under our strategy."""
-    from tf_redsync.strategy import MultiWorkerMirroredStrategy  # imports Keras's adapters
-
     strategy = getattr(model, "distribute_strategy", None)
-    return isinstance(strategy, MultiWorkerMirroredStrategy) or exchange_of(model) is not None
+    return strategy_hooks.is_ours(strategy) or exchange_of(model) is not None
 
 
 def exchange_of(model: Any) -> Any:

@@ -1,0 +1,113 @@
+"""No import of the package runs upwards, and none in a circle."""
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import tf_redsync as rs
+
+PACKAGE = Path(rs.__file__).parent
+
+# Bottom up. A module belongs to the entry that says most of its path, and may import what is in its
+# own layer and below.
+LAYERS = (
+    ("checks.py", "config.py", "tables.py", "tf_config.py"),
+    ("ops/",),
+    ("exchange/",),
+    ("codings/",),
+    ("feedback.py", "methods/base.py", "methods/dense.py", "methods/common/random_numbers.py"),
+    ("schedules.py",),
+    ("methods/common/",),
+    ("methods/",),
+    ("policy.py",),
+    ("explanation.py", "auto/"),
+    ("programs/",),
+    ("engine/",),
+    ("keras/",),
+    ("strategy.py", "optimizer.py", "callbacks.py", "addons.py"),
+    ("planning/",),
+    ("cli/",),
+    ("launch.py", "doctor.py", "plan.py", "__init__.py"),
+)
+
+
+def sources(package):
+    return {p.relative_to(package).as_posix(): p.read_text() for p in package.rglob("*.py")}
+
+
+def layer_of(module):
+    found = [
+        (len(entry), number)
+        for number, entries in enumerate(LAYERS)
+        for entry in entries
+        if module == entry or (entry.endswith("/") and module.startswith(entry))
+    ]
+    assert found, f"{module} belongs to no layer"
+    return max(found)[1]
+
+
+def imports(texts):
+    """By module, the modules of the package that it imports, in functions and for types as well."""
+
+    def file_of(name):
+        path = name.removeprefix("tf_redsync").removeprefix(".").replace(".", "/")
+        candidates = (f"{path}.py", f"{path}/__init__.py".removeprefix("/"))
+        return next((path for path in candidates if path in texts), None)
+
+    def of(text):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Import):
+                names = [(alias.name, "") for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, "imports are absolute"
+                names = [(f"{node.module}.{alias.name}", node.module) for alias in node.names]
+            else:
+                continue
+            for name, package in names:
+                if name.split(".")[0] == "tf_redsync":
+                    yield file_of(name) or file_of(package)
+
+    return {module: set(of(text)) - {module} for module, text in texts.items()}
+
+
+def upward(texts):
+    return [
+        f"{module} imports {other}"
+        for module, others in sorted(imports(texts).items())
+        for other in sorted(others)
+        if layer_of(other) > layer_of(module)
+    ]
+
+
+def test_no_import_runs_upwards():
+    texts = sources(PACKAGE)
+    assert upward(texts) == []
+    found = imports(texts)
+    assert "exchange/driver.py" in found["engine/gradient_exchange.py"] | found["engine/workers.py"]
+    assert "strategy.py" in found["__init__.py"]  # for types only
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("exchange/wire.py", "from tf_redsync.methods.base import Method"),
+        ("ops/contract.py", "def f():\n    from tf_redsync import exchange"),
+        ("methods/common/sparsifier.py", "from tf_redsync.methods import topk"),
+        ("engine/masks.py", "import tf_redsync.keras.keras3"),
+        ("policy.py", "if TYPE_CHECKING:\n    from tf_redsync import DistributedOptimizer"),
+    ],
+)
+def test_what_runs_upwards_is_found(module, line):
+    texts = sources(PACKAGE)
+    texts[module] += f"\n{line}\n"
+    assert len(upward(texts)) == 1 and upward(texts)[0].startswith(f"{module} imports ")
+
+
+def test_no_import_runs_in_a_circle():
+    texts = sources(PACKAGE)
+    TopologicalSorter(imports(texts)).prepare()
+    texts["exchange/requests.py"] += "\nfrom tf_redsync.exchange import driver\n"
+    with pytest.raises(CycleError):
+        TopologicalSorter(imports(texts)).prepare()
