@@ -112,7 +112,10 @@ def hashes(strategy, names):
         """Adds up in the order of ranks, as the loopback does; a ring rounds in another one."""
 
         def all_reduce(self, tensors):
-            rows = [self.all_gather(tf.reshape(t, [-1])) for t in tensors]
+            # A gather does not take bfloat16, which float32 holds.
+            wide = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in tensors]
+            rows = [self.all_gather(tf.reshape(t, [-1])) for t in wide]
+            rows = [tf.cast(r, t.dtype) for r, t in zip(rows, tensors, strict=True)]
             sums = [tf.add_n(tf.unstack(r)) for r in rows]
             return [tf.reshape(s, t.shape) for s, t in zip(sums, tensors, strict=True)]
 
