@@ -264,6 +264,8 @@ FORBIDDEN = {
     "schedules.py": ("tf.distribute", "tf.Variable", "keras"),
     "policy.py": ("tf.distribute", "tf.Variable", "keras"),
     "exchange/": ("keras", "tf_keras"),
+    "programs/": ("keras", "tf_keras"),
+    "engine/": ("keras", "tf_keras"),
     "ops/": ("tf.distribute", "keras"),
 }  # fmt: skip
 
