@@ -32,7 +32,7 @@ import time
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Pages of one size for all: numpy asks for huge ones, TensorFlow does not.
 os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from benchmarks.selection.counters import Instructions
 
