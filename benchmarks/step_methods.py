@@ -188,7 +188,7 @@ def period_of(optimizer: Any) -> int:
     return max(1, program.dense_every, local)
 
 
-def settling_steps(optimizer: Any) -> int:
+def trial_steps(optimizer: Any) -> int:
     """How many steps to leave out at least: until what is tried in training is decided."""
     from tf_redsync.programs import Trial
 

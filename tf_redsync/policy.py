@@ -97,7 +97,7 @@ class Policy(Configurable):
         """The choice is the user's, so nothing is tried."""
         return 0
 
-    def settle(
+    def resolve(
         self, specs: Sequence[TensorSpec], strategy: Any, network: Any, bucket_bytes: int
     ) -> Policy:
         """Nothing is left to decide."""
@@ -133,7 +133,7 @@ class Policy(Configurable):
         return or_dense(spec, self.default, "default")
 
 
-class Settled(Protocol):
+class Resolved(Protocol):
     """What assigns a method to every variable: a `Policy`, or what `Auto` decided."""
 
     @property
@@ -158,9 +158,9 @@ class Undecided(Protocol):
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of its constructor."""
 
-    def settle(
+    def resolve(
         self, specs: Sequence[TensorSpec], strategy: Any, network: Any, bucket_bytes: int
-    ) -> Settled:
+    ) -> Resolved:
         """Decide; all workers call it at the same point, outside of any replica.
 
         Args:

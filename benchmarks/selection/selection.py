@@ -6,7 +6,7 @@ sweeps size, density and input, and measures in one run, on one thread:
 
     exact, trimmed, threshold   this library's selectors (threshold: a search every fifth step)
     coded                       `exact`, and its message coded: positions by Golomb, values in a bit
-    twin                        `exact` in pure TensorFlow
+    reference                   `exact` in pure TensorFlow
     tf_top_k                    accumulate, tf.math.top_k of the magnitudes, gather, scatter zeros
     argpartition                the plain pass and numpy.argpartition, doing the same
     memcpy                      copies one of the arrays
@@ -16,8 +16,8 @@ sweeps size, density and input, and measures in one run, on one thread:
 `selection_ops.py` says what exactly is measured, `inputs.py` what the inputs are. The ops take
 turns, round after round; `ms` is the median, `ratio_to_accumulate` the median of the ratios to
 `accumulate` in the same round. An op that is slow at a size runs in fewer rounds; `rounds` and
-`calls` (steps timed together) say how often. From 2^26 elements on the slow ones (twin, tf_top_k,
-argpartition) run with the first input only. The JSON file holds a list of rows.
+`calls` (steps timed together) say how often. From 2^26 elements on the slow ones (reference,
+tf_top_k, argpartition) run with the first input only. The JSON file holds a list of rows.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from tf_redsync.codings.selected import select_and_code
 
 NATIVE = ("exact", "trimmed", "threshold")
 # Of one step at n elements: the ops that are left to few repeats at large n.
-SLOW = ("twin", "tf_top_k", "argpartition")
+SLOW = ("reference", "tf_top_k", "argpartition")
 OPS = (*NATIVE, "coded", *SLOW, "memcpy", "accumulate", "decode8")
 SEARCH_INTERVAL = 5  # Steps from one threshold search to the next, RedSync's default.
 RANKS = 8
@@ -108,7 +108,7 @@ class Staged:
 @functools.cache
 def chain(op: str, n: int, k: int, momentum: float, calls: int):
     """A graph function (g) of `calls` steps of `op` on the state staged as "`op` `n`", traced."""
-    ops.set_backend("tensorflow" if op == "twin" else "native")
+    ops.set_backend("tensorflow" if op == "reference" else "native")
     staged = Staged(f"{op} {n}", [tf.zeros([n])] * 2)
 
     @tf.function(autograph=False)
@@ -124,7 +124,7 @@ def chain(op: str, n: int, k: int, momentum: float, calls: int):
                 message, (v,) = coded.message, coded.residuals
                 (u,) = coded.velocities or [u]
             else:
-                selector, search = ("exact" if op == "twin" else op), i % SEARCH_INTERVAL == 0
+                selector, search = ("exact" if op == "reference" else op), i % SEARCH_INTERVAL == 0
                 message, v, u, ratios = select(selector, g, v, u, k, momentum, ratios, search)
             checks.append(message[1])
         staged.put([v, u])

@@ -52,7 +52,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
     base = process_bytes("VmRSS")
     job = training.prepare(args)
     period = step_methods.period_of(job.optimizer)
-    job.run(max(args.warmup, period, step_methods.settling_steps(job.optimizer)))
+    job.run(max(args.warmup, period, step_methods.trial_steps(job.optimizer)))
     gc.collect()
     device = tf.config.experimental
     job.barrier()

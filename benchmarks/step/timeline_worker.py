@@ -69,7 +69,7 @@ def recorded(args: argparse.Namespace) -> dict[str, Any]:
     import tensorflow as tf
 
     job = training.prepare(args)
-    job.run(max(args.warmup, step_methods.settling_steps(job.optimizer)))
+    job.run(max(args.warmup, step_methods.trial_steps(job.optimizer)))
     job.barrier()
     plain = job.run(args.steps)
     inner = getattr(job.optimizer, "inner_optimizer", job.optimizer)

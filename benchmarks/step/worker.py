@@ -19,7 +19,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
     job = training.prepare(args)
     period = step_methods.period_of(job.optimizer)
     count = period * math.ceil(args.steps / period)
-    before_all = max(args.warmup, step_methods.settling_steps(job.optimizer))
+    before_all = max(args.warmup, step_methods.trial_steps(job.optimizer))
     warm_up = job.run(period * math.ceil(before_all / period))
     skipped = job.skipped()
     job.barrier()

@@ -38,7 +38,7 @@ def fit_with_auto(family):
     return {
         "auto": np.concatenate([w.ravel() for w in auto.get_weights()]),
         "dense": np.concatenate([w.ravel() for w in dense.get_weights()]),
-        "table": str(auto.optimizer.exchange.settled),
+        "table": str(auto.optimizer.exchange.resolved),
         "methods": [row.method for row in auto.optimizer.explain().rows],
     }
 
@@ -131,7 +131,7 @@ def train_with_trial(slow_phase, bad=None):
         "sent": np.array(sent),
         "bytes_per_step": optimizer.bytes_per_step(),
         "residual": local,
-        "table": str(optimizer.exchange.settled),
+        "table": str(optimizer.exchange.resolved),
         "skipped": int(optimizer.exchange.skipped.numpy()),
     }
 

@@ -123,7 +123,7 @@ def traced_on(backend, rows):
 
 @needs_native
 def test_large_tensors():
-    """A selection natively serves up to 2^32 - 1 elements, its twin 2^31 - 1; see test_core.py."""
+    """A native selection serves 2^32 - 1 elements, its reference 2^31 - 1; see test_core.py."""
     assert traced_on("native", 2**15).outputs[0].shape == [2**15, 2**16]
     with pytest.raises(ValueError, match="at most 4294967295 .* Split the variable"):
         traced_on("native", 2**16)

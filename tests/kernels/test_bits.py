@@ -1,4 +1,4 @@
-"""Bits in words and Rice codes: native, twin and oracle give the same words."""
+"""Bits in words and Rice codes: native, reference and oracle give the same words."""
 
 import numpy as np
 import pytest

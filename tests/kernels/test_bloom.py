@@ -1,4 +1,4 @@
-"""bloom_build and bloom_query: native, twin and oracle give the same bits."""
+"""bloom_build and bloom_query: native, reference and oracle give the same bits."""
 
 import numpy as np
 import pytest

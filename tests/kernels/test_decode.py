@@ -1,4 +1,4 @@
-"""decode: native, twin and numpy oracle give the same bits, and refuse the same messages."""
+"""decode: native, reference and numpy oracle give the same bits, and refuse the same messages."""
 
 import numpy as np
 import pytest

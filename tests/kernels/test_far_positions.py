@@ -1,4 +1,4 @@
-"""Positions beyond 2^31, which are 32 bits without a sign: natively, the twins and the oracle.
+"""Positions beyond 2^31, which are 32 bits without a sign: natively, the references and the oracle.
 
 Nothing here is as large as the tensors that it speaks of. See also test_core.py.
 """

@@ -1,4 +1,4 @@
-"""golomb_encode and golomb_decode: native, twin and oracle give the same words."""
+"""golomb_encode and golomb_decode: native, reference and oracle give the same words."""
 
 import functools
 

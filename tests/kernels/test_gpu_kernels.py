@@ -61,7 +61,7 @@ def test_a_library_without_gpu_kernels_is_not_asked_for_them(monkeypatch, caplog
 
 
 @needs_native
-def test_the_twin_runs_where_there_are_no_gpu_kernels(monkeypatch):
+def test_the_reference_runs_where_there_are_no_gpu_kernels(monkeypatch):
     called = []
     monkeypatch.setattr(native, "serves", lambda tensors: bool(called.append(len(tensors))))
     monkeypatch.setattr(native, "accumulate_and_select", None)

@@ -1,4 +1,4 @@
-"""sparse_merge: native, twin and oracle give the same bits."""
+"""sparse_merge: native, reference and oracle give the same bits."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""quantize and dequantize_sum: native, twin and numpy oracle give the same bits."""
+"""quantize and dequantize_sum: native, reference and numpy oracle give the same bits."""
 
 import functools
 
@@ -74,7 +74,7 @@ def test_backends_and_oracle_agree(form, bucket_size):
         scales = make_scales(SIZES, form, bucket_size)
         options = {**form, **stream_of(form), "bucket_size": bucket_size}
         results = both(lambda: codecs.quantize(tensors, scales, errors=True, **options))  # noqa: B023
-        assert_same_bits(*results.values(), f"{kind}: native, twin")
+        assert_same_bits(*results.values(), f"{kind}: native, reference")
         message = results["native"].message
         assert message.size == codecs.quantized_words(SIZES, **form, bucket_size=bucket_size)
         if kind != "denormal":

@@ -1,4 +1,4 @@
-"""accumulate_and_select: native, twin and numpy oracle give the same bits."""
+"""accumulate_and_select: native, reference and numpy oracle give the same bits."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def test_backends_and_oracle_agree(kind, selector, quantized):
         }
         k = make_k(first=turn)
         results = {b: select(b, inputs, k, RATIOS, **options) for b in ("native", "tensorflow")}
-        assert_same_bits(results["native"], results["tensorflow"], f"{name}: native, twin")
+        assert_same_bits(results["native"], results["tensorflow"], f"{name}: native, reference")
         if kind != "denormal":  # numpy keeps denormals, TensorFlow takes them for zero
             expected = oracle(inputs, k, RATIOS, **options)
             assert_same_bits(results["native"], expected, f"{name}: native, oracle")
@@ -80,7 +80,9 @@ def test_fixed_threshold(kind, quantized):
         }  # fmt: skip
         k, ratios = make_k(sizes, first=turn), np.full(len(sizes), threshold, np.float32)
         results = {b: select(b, inputs, k, ratios, **options) for b in ("native", "tensorflow")}
-        assert_same_bits(results["native"], results["tensorflow"], f"{threshold}: native, twin")
+        assert_same_bits(
+            results["native"], results["tensorflow"], f"{threshold}: native, reference"
+        )
         assert_same_bits(results["native"].ratios, ratios, "ratios stay")
         if kind != "denormal":
             expected = oracle(inputs, k, ratios, **options)
@@ -125,7 +127,7 @@ def test_overflow_is_not_finite():
 @needs_native
 @pytest.mark.parametrize("selector", SELECTORS)
 def test_graph_equals_eager(selector):
-    # Grappler must not reorder the float arithmetic of the twin.
+    # Grappler must not reorder the float arithmetic of the reference.
     inputs, k = make_inputs("normal"), make_k(first=1)
     options = {"selectors": [selector] * len(SIZES), "quantized": [False] * len(SIZES)}
     for momentum in MOMENTA.values():
@@ -133,8 +135,8 @@ def test_graph_equals_eager(selector):
             select(backend, inputs, k, RATIOS, momentum=momentum, graph=graph, **options)
             for backend, graph in (("native", True), ("tensorflow", True), ("tensorflow", False))
         ]
-        assert_same_bits(results[0], results[1], "native, twin")
-        assert_same_bits(results[1], results[2], "twin in a graph, eager twin")
+        assert_same_bits(results[0], results[1], "native, reference")
+        assert_same_bits(results[1], results[2], "reference in a graph, eager reference")
 
 
 @needs_native

@@ -298,7 +298,7 @@ print("traced:", optimizer.exchange.step.numpy(), flush=True)
 
 
 def test_replicas_of_one_process_do_not_wait_for_each_other():
-    """They run, or are traced, one by one; the twin's checks are ordered between them, too.
+    """They run, or are traced, one by one; the reference's checks are ordered between them, too.
 
     In a process of its own, so that a hang ends with that process.
     """

@@ -14,7 +14,7 @@ SPECS = tuple(
     TensorSpec(f"v{i}", shape, position=i, output_layer=i == len(SHAPES) - 1)
     for i, shape in enumerate(SHAPES)
 )
-# 50 steps on the native ops; eager steps of the twin take a tenth of a second each.
+# 50 steps on the native ops; eager steps of the reference take a tenth of a second each.
 STEPS = 50 if rs.ops.backend() == "native" else 11
 RAMP = (0.5, 0.2)
 VARIANTS = {

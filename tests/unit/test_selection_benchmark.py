@@ -13,7 +13,7 @@ from benchmarks.selection import inputs
 from benchmarks.selection.counters import Instructions
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-OPS = {"exact", "trimmed", "threshold", "coded", "twin", "tf_top_k", "argpartition", "memcpy",
+OPS = {"exact", "trimmed", "threshold", "coded", "reference", "tf_top_k", "argpartition", "memcpy",
        "accumulate", "decode8"}  # fmt: skip
 
 

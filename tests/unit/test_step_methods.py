@@ -83,12 +83,12 @@ def with_program(method, **options):
 def test_periods(name, period):
     optimizer = with_program(step_methods.method_for(name, 0.01))
     assert step_methods.period_of(optimizer) == period
-    assert step_methods.settling_steps(optimizer) == 0
+    assert step_methods.trial_steps(optimizer) == 0
 
 
-def test_what_settles():
+def test_trial_steps():
     trial = with_program(rs.RedSync(), trial_steps=5)
     assert step_methods.period_of(trial) == 1
-    assert step_methods.settling_steps(trial) > 3 + 2 * 5
+    assert step_methods.trial_steps(trial) > 3 + 2 * 5
     plain = keras.optimizers.SGD()
-    assert step_methods.period_of(plain) == 1 and step_methods.settling_steps(plain) == 0
+    assert step_methods.period_of(plain) == 1 and step_methods.trial_steps(plain) == 0

@@ -22,7 +22,7 @@ SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in PA
 TREES = {name: ast.parse(text) for name, text in SOURCES.items()}
 
 # The only files that may use private names of TensorFlow and Keras.
-SEAMS = (
+ADAPTERS = (
     "keras/adafactor.py",
     "keras/amsgrad.py",
     "keras/first_batch.py",
@@ -31,10 +31,10 @@ SEAMS = (
     "keras/legacy.py",
     "keras/slots.py",
 )
-TENSORFLOW_SEAMS = ("exchange/collectives.py", "exchange/coordination.py", "exchange/groups.py")
+TENSORFLOW_ADAPTERS = ("exchange/collectives.py", "exchange/coordination.py", "exchange/groups.py")
 PRIVATE_NAMES_ALLOWED = (
-    *SEAMS,
-    *TENSORFLOW_SEAMS,
+    *ADAPTERS,
+    *TENSORFLOW_ADAPTERS,
     "exchange/collective_keys.py",
     "exchange/dtypes.py",
     "keras/skipping.py",
@@ -84,7 +84,7 @@ def private_modules(tree) -> list[str]:
 def test_private_modules_are_imported_in_the_seams_only():
     found = offenders(private_modules)
     assert set(found) <= set(PRIVATE_NAMES_ALLOWED), found
-    for module in TENSORFLOW_SEAMS:
+    for module in TENSORFLOW_ADAPTERS:
         assert all(n.startswith("tensorflow.python") for n in found[module])
 
 
@@ -288,8 +288,8 @@ def test_floors_do_not_look_up():
 LONG_MODULES = {
     "engine/gradient_exchange.py": "one step from gradients to totals, read in one piece",
     "exchange/collectives.py": "the one place for private TensorFlow: network, cluster",
-    "cli/processes.py": "supervision of worker processes, without a seam inside",
-    "keras/seam.py": "all that is put in the place of the all-reduce and around the update",
+    "cli/processes.py": "supervision of worker processes, one subject",
+    "keras/adapter.py": "all that is put in the place of the all-reduce and around the update",
     "strategy.py": "one strategy",
     "exchange/watchdog.py": "one protocol between two threads",
 }

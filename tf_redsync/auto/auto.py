@@ -103,7 +103,7 @@ class Auto(Configurable):
         kept = tuple(m for m in self.methods[1:] if unsuited(m) is None)
         return self if len(kept) + 1 == len(self.methods) else replace(self, candidates=kept)
 
-    def settle(
+    def resolve(
         self, specs: Sequence[TensorSpec], strategy, network: Network, bucket_bytes: int
     ) -> Decision:
         """Measure and decide; see `tf_redsync.policy.Undecided`."""

@@ -65,7 +65,7 @@ class Decision:
 
     @property
     def trial_steps(self) -> int:
-        """See `tf_redsync.policy.Settled`. Where all is dense there is nothing to try."""
+        """See `tf_redsync.policy.Resolved`. Where all is dense there is nothing to try."""
         return self.trial if any(c.method is not c.methods[0] for c in self.choices) else 0
 
     def assign(self, specs: Sequence[TensorSpec]) -> list[Assignment]:

@@ -38,7 +38,7 @@ class GradientExchange(tf.Module):
         skipped: int64 variable, number of steps that were not finite; see `exchange/skips.py`.
         bytes_sent: float64 variable, bytes this worker sent in the last step.
         strategy: In whose scope this was built.
-        settled: What the methods are assigned by: the policy, or what `Auto` decided.
+        resolved: What the methods are assigned by: the policy, or what `Auto` decided.
         rate: Returns the optimizer's learning rate.
         awaited: Whether somebody will bring what methods wait for; see `Cadence.waits_for`.
     """
@@ -88,8 +88,8 @@ class GradientExchange(tf.Module):
         self.network, self.workers = self._worker.network, self._worker.network.workers
         self.specs = tuple(tensor_spec(v, i) for i, v in enumerate(variables))
         agreement.agree(strategy, self._describe(described))
-        self.settled = self.policy.settle(self.specs, strategy, self.network, self._bucket_bytes)
-        self.assignments = self.settled.assign(self.specs)
+        self.resolved = self.policy.resolve(self.specs, strategy, self.network, self._bucket_bytes)
+        self.assignments = self.resolved.assign(self.specs)
         buckets = make_buckets(
             [(a.spec, a.method) for a in self.assignments],
             self.workers,
@@ -105,7 +105,7 @@ class GradientExchange(tf.Module):
 
     def _create_state(self, buckets: Sequence[Any], weights: Sequence[Any]) -> None:
         """Create all variables; which ones they are follows from what the workers agreed on."""
-        trial_steps = self.settled.trial_steps if self.network.in_branches else 0
+        trial_steps = self.resolved.trial_steps if self.network.in_branches else 0
         create = self._worker.variable
         self.program = for_buckets(buckets, self.workers, trial_steps, create)
         self.step = state.counter("exchange_step")
@@ -294,7 +294,7 @@ class GradientExchange(tf.Module):
             self.program.buckets,
             self.workers,
             self.bytes_per_step(),
-            "" if self.settled is self.policy else str(self.settled),
+            "" if self.resolved is self.policy else str(self.resolved),
             self._worker.replicas,
         )
 

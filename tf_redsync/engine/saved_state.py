@@ -38,7 +38,7 @@ def _restore(exchange: Any, arrays: dict[str, Any]) -> None:
     shapes = {n: tuple(v.shape) for n, v in variables.items()}
     found = {n: tuple(a.shape) for n, a in arrays.items()}
     if shapes != found:
-        chosen = exchange.settled is not exchange.policy
+        chosen = exchange.resolved is not exchange.policy
         former = any(b.method.former_states for b in exchange.program.buckets)
         if not (chosen or former):
             raise ValueError(

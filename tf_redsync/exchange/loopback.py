@@ -64,7 +64,7 @@ def run_step(
         ValueError: when workers ask for different collectives or shapes.
     """
     outcome = _exchange(method, layout, grads, states, tf.constant(step, tf.int64), phase)
-    return _settled(outcome, states)
+    return _result(outcome, states)
 
 
 def traced_step(method, layout: BucketLayout, phase: str = "exchange") -> Callable:
@@ -93,7 +93,7 @@ def traced_step(method, layout: BucketLayout, phase: str = "exchange") -> Callab
         requests = [
             kind(**numbers, **tensors) for (kind, numbers), tensors in zip(kinds, log, strict=True)
         ]
-        return _settled((*rest, requests), states)
+        return _result((*rest, requests), states)
 
     return run
 
@@ -129,7 +129,7 @@ def _fields(request: Request, numbers: bool) -> dict[str, Any]:
     return {n: value for n, value in vars(request).items() if isinstance(value, int) == numbers}
 
 
-def _settled(outcome, old_states) -> LoopbackStep:
+def _result(outcome, old_states) -> LoopbackStep:
     """A step's outcome as numbers; a step that is not finite leaves the states as they were."""
     totals, states, finite, bytes_sent, requests = outcome
     finite = bool(finite)

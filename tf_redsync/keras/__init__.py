@@ -1,1 +1,1 @@
-"""The seams between an exchange and the three families of Keras optimizers."""
+"""The adapters between an exchange and the three families of Keras optimizers."""

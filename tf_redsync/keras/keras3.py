@@ -42,17 +42,17 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
 
     def __init__(self, inner_optimizer, method=None, *, name: str | None = None, **options):
         super().__init__(learning_rate=0.0, name=name or f"distributed_{inner_optimizer.name}")
-        seam = self.wrap(inner_optimizer, method, options)
+        adapter = self.wrap(inner_optimizer, method, options)
         applies = inner_optimizer
         if isinstance(inner_optimizer, keras.optimizers.LossScaleOptimizer):
             applies = inner_optimizer.inner_optimizer
             # Each worker checks its own gradients, around a branch that holds the exchange.
-            inner_optimizer.check_finite = seam.agreed(inner_optimizer.check_finite)
-        applies._all_reduce_sum_gradients = seam.aggregate
-        applies._distributed_tf_update_step = seam.guarded(
+            inner_optimizer.check_finite = adapter.agreed(inner_optimizer.check_finite)
+        applies._all_reduce_sum_gradients = adapter.aggregate
+        applies._distributed_tf_update_step = adapter.guarded(
             _with_sparse_descent(applies._distributed_tf_update_step)
         )
-        seam.skipping.guard_keras3(applies)
+        adapter.skipping.guard_keras3(applies)
         self.built: bool = False
 
     @override
@@ -63,10 +63,10 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         """
         if self.built or not variables:  # Keras's `.h5` loader builds optimizers with nothing
             return
-        self._seam.check_scope(variables)
+        self._adapter.check_scope(variables)
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(variables)
-        self._seam.build(
+        self._adapter.build(
             variables, sparse_totals=_is_plain_sgd(conflicts.innermost(self.inner_optimizer))
         )
         self.built = True
@@ -84,9 +84,9 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
                 "precision wrap the other way round: DistributedOptimizer(LossScaleOptimizer("
                 "inner)) with model.compile(..., auto_scale_loss=False)."
             )
-        with self._seam.entered():
+        with self._adapter.entered():
             self.inner_optimizer.apply(grads, trainable_variables)
-        self._seam.finish_step()
+        self._adapter.finish_step()
 
     @property
     def variables(self) -> list[Any]:

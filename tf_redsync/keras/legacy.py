@@ -43,24 +43,24 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
     def __init__(self, inner_optimizer, method=None, *, name: str | None = None, **options):
         applies = conflicts.innermost(inner_optimizer)
         super().__init__(name=name or f"distributed_{applies._name}")
-        seam = self.wrap(inner_optimizer, method, options)
+        adapter = self.wrap(inner_optimizer, method, options)
         self._track_trackable(inner_optimizer, "inner_optimizer")
         self._track_trackable(self.exchange, "exchange")
         scaled = applies is not inner_optimizer
-        applies._aggregate_gradients = seam.aggregate_or_nan if scaled else seam.aggregate
+        applies._aggregate_gradients = adapter.aggregate_or_nan if scaled else adapter.aggregate
         returns = {"otherwise": tf.no_op} if scaled else {}  # as its other branch does
-        applies._distributed_apply = seam.guarded(applies._distributed_apply, **returns)
-        seam.rate = lambda: _with_rate(applies)._decayed_lr(tf.float32)
-        seam.momenta = self._momentum_slots
-        seam.slots = self._all_slots
+        applies._distributed_apply = adapter.guarded(applies._distributed_apply, **returns)
+        adapter.rate = lambda: _with_rate(applies)._decayed_lr(tf.float32)
+        adapter.momenta = self._momentum_slots
+        adapter.slots = self._all_slots
 
     @override
     def build(self, var_list) -> None:
         """Create the inner optimizer's variables and the exchange's state."""
-        self._seam.check_scope(var_list)
+        self._adapter.check_scope(var_list)
         self.inner_optimizer._create_all_weights(var_list)
         self._built_for = tuple(var_list)
-        self._seam.build(var_list)
+        self._adapter.build(var_list)
 
     def apply_gradients(self, grads_and_vars, name=None, experimental_aggregate_gradients=True):
         """Exchange the gradients and update the variables; see Keras.
@@ -78,9 +78,9 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
             )
         grads_and_vars = list(grads_and_vars)
         self.build_once([v for _, v in grads_and_vars])
-        with self._seam.entered():
+        with self._adapter.entered():
             applied = self.inner_optimizer.apply_gradients(grads_and_vars, name=name)
-        self._seam.finish_step()
+        self._adapter.finish_step()
         return applied
 
     @override

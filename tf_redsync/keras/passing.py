@@ -44,7 +44,7 @@ class PassingOn:
 
     inner_optimizer: Any
     exchange: Any
-    _seam: Any
+    _adapter: Any
 
     def forget_own(self) -> None:
         """Take from this what its base class has set and the inner optimizer has, too."""
@@ -90,7 +90,7 @@ class PassingOn:
             self.refuse_if_built(name, value)
             setattr(owner, name, value)
             try:
-                self._seam.check_inner()
+                self._adapter.check_inner()
             except ValueError:
                 setattr(owner, name, old)
                 raise
@@ -115,7 +115,7 @@ class PassingOn:
             ValueError: for XLA, a second factor of the loss, and the like.
         """
         innermost = conflicts.innermost(self.inner_optimizer)
-        conflicts.check_momentum_value(innermost, self._seam.policy, name, value)
+        conflicts.check_momentum_value(innermost, self._adapter.policy, name, value)
         if name == "jit_compile" and value:
             raise ValueError(
                 "`jit_compile=True` is not supported: the update shares a function with "

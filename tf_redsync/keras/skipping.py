@@ -1,7 +1,8 @@
 """What Keras does around the update, in a step that is skipped: nothing, but for the counters.
 
-The update itself is guarded by `Seam.guarded`. Weight decay comes before the exchange, where nobody
-knows yet whether the step is finite, and constraints, averages and the step counter come after it.
+The update itself is guarded by `Adapter.guarded`. Weight decay comes before the exchange, where it
+is not known yet whether the step is finite, and constraints, averages and the step counter come
+after it.
 
 Private names used here, on the *instance* of the inner optimizer: `_apply_weight_decay(variables)`,
 of Keras 3 and tf_keras; `_update_model_variables_moving_average(variables)` and

@@ -34,21 +34,21 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
     def __init__(self, inner_optimizer, method=None, *, name: str | None = None, **options):
         applies = conflicts.innermost(inner_optimizer)
         super().__init__(name=name or f"distributed_{applies.name}", jit_compile=False)
-        seam = self.wrap(inner_optimizer, method, options)
+        adapter = self.wrap(inner_optimizer, method, options)
         applies.jit_compile = False  # the update shares a function with collectives
         scaled = applies is not inner_optimizer
-        applies.aggregate_gradients = seam.aggregate_or_nan if scaled else seam.aggregate
-        seam.skipping.decay_later(applies)
-        applies._distributed_apply_gradients_fn = seam.guarded(
+        applies.aggregate_gradients = adapter.aggregate_or_nan if scaled else adapter.aggregate
+        adapter.skipping.decay_later(applies)
+        applies._distributed_apply_gradients_fn = adapter.guarded(
             applies._distributed_apply_gradients_fn, otherwise=lambda: applies.iterations
         )
 
     @override
     def build(self, var_list) -> None:
         """Create the inner optimizer's variables and the exchange's state."""
-        self._seam.check_scope(var_list)
+        self._adapter.check_scope(var_list)
         self.inner_optimizer.build(var_list)
-        self._seam.build(var_list)
+        self._adapter.build(var_list)
 
     def apply_gradients(
         self, grads_and_vars, name=None, skip_gradients_aggregation=False, **kwargs
@@ -67,9 +67,9 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         grads_and_vars = list(grads_and_vars)
         variables = [v for _, v in grads_and_vars]
         self.build_once(variables)
-        with self._seam.entered(), self._seam.skipping.unconstrained(variables):
+        with self._adapter.entered(), self._adapter.skipping.unconstrained(variables):
             applied = self.inner_optimizer.apply_gradients(grads_and_vars, name=name, **kwargs)
-        self._seam.finish_step()
+        self._adapter.finish_step()
         return applied
 
     def aggregate_gradients(self, grads_and_vars):

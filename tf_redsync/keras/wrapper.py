@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 from tf_redsync.config import from_config, serialize
 from tf_redsync.keras import conflicts, first_step
+from tf_redsync.keras.adapter import Adapter
 from tf_redsync.keras.passing import PassingOn
-from tf_redsync.keras.seam import Seam
 from tf_redsync.policy import Policy
 
 
 class Wrapper(PassingOn):
-    """Base of the adapters, before the family's own base class.
+    """Base of the wrappers, before the family's own base class.
 
     Hyper-parameters of the inner optimizer can be read and set here; see `passing.py`.
 
@@ -29,18 +29,18 @@ class Wrapper(PassingOn):
 
     name: str
     inner_optimizer: Any
-    _seam: Seam
+    _adapter: Adapter
     build: Callable[[Sequence[Any]], None]
 
-    def wrap(self, inner_optimizer, method, options: dict[str, Any]) -> Seam:
-        """Keep what this wraps, and return the seam for it."""
+    def wrap(self, inner_optimizer, method, options: dict[str, Any]) -> Adapter:
+        """Keep what this wraps, and return the adapter for it."""
         self._options = dict(options)
-        self._seam = Seam(inner_optimizer, method, **options)
-        self._seam.saving = self.saving
-        self.exchange = self._seam.exchange
+        self._adapter = Adapter(inner_optimizer, method, **options)
+        self._adapter.saving = self.saving
+        self.exchange = self._adapter.exchange
         self.inner_optimizer = inner_optimizer
         self.forget_own()
-        return self._seam
+        return self._adapter
 
     def build_once(self, variables: Sequence[Any]) -> None:
         """Build with the variables of the first step, unless `build` was called before it."""
@@ -50,7 +50,7 @@ class Wrapper(PassingOn):
     @property
     def method(self):
         """What was given for `method`: how gradients are exchanged. `Auto()` if nothing was."""
-        policy = self._seam.policy
+        policy = self._adapter.policy
         only = isinstance(policy, Policy) and policy == Policy(default=policy.default)
         return policy.default if only else policy
 
@@ -117,14 +117,14 @@ class Wrapper(PassingOn):
                 exchanged by `PacTrain`.
             Disagreement: where workers do not prune the same weights at the same step.
         """
-        self._seam.prune(sparsity, scope)
+        self._adapter.prune(sparsity, scope)
 
     def get_config(self) -> dict[str, Any]:
         """Return the config: inner optimizer, policy, options."""
         return {
             "name": self.name,
             "inner_optimizer": self.saving.serialize_keras_object(self.inner_optimizer),
-            "method": serialize(self._seam.policy),
+            "method": serialize(self._adapter.policy),
             **self._options,
         }
 

@@ -1,4 +1,4 @@
-"""What the native ops and their twins have in common: message layout, types, argument checks.
+"""What the native ops and their references have in common: message layout, types, argument checks.
 
 A message is a vector of 32-bit words, equal in length on all workers:
 

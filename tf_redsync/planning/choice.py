@@ -8,7 +8,7 @@ from typing import Any
 
 from tf_redsync.auto import Auto
 from tf_redsync.keras import conflicts
-from tf_redsync.keras.seam import as_policy
+from tf_redsync.keras.adapter import as_policy
 from tf_redsync.methods.base import Method, registered
 from tf_redsync.planning import PlanError, prediction
 from tf_redsync.policy import Policy

@@ -26,7 +26,7 @@ from tf_redsync.methods.base import Method
 from tf_redsync.methods.dense import Dense, NoExchange
 from tf_redsync.planning import PlanError
 from tf_redsync.planning.energy import captured_energy
-from tf_redsync.policy import Assignment, Policy, Settled
+from tf_redsync.policy import Assignment, Policy, Resolved
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,13 +119,13 @@ def make(
         measured: Of the methods of `policy`.
         compute: Seconds of a step without an exchange.
     """
-    settled: Settled
+    resolved: Resolved
     rivals: tuple[Method, ...]
     if isinstance(policy, Auto):
-        settled, rivals = policy.decide(specs, measured, DEFAULT_BUCKET_BYTES), policy.methods[1:]
+        resolved, rivals = policy.decide(specs, measured, DEFAULT_BUCKET_BYTES), policy.methods[1:]
     else:
-        settled, rivals = policy, ()
-    assignments, dense = settled.assign(specs), Policy(default=Dense()).assign(specs)
+        resolved, rivals = policy, ()
+    assignments, dense = resolved.assign(specs), Policy(default=Dense()).assign(specs)
     name = _name(policy)
     shares, dense_shares = share(assignments, measured), share(dense, measured)
     energies = captured_energy(assignments, grads)

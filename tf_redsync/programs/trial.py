@@ -31,7 +31,7 @@ from tf_redsync.methods.base import Exchange
 from tf_redsync.programs.branches import choose
 from tf_redsync.programs.every_step import EveryStep
 
-SETTLING_STEPS = 3  # the first ones trace, allocate, and find their thresholds
+START_UP_STEPS = 3  # the first ones trace, allocate, and find their thresholds
 COMPRESSED, DENSE = 1, 2  # verdicts; 0 before there is one
 
 
@@ -49,7 +49,7 @@ class Trial(EveryStep):
         self.period = math.lcm(*(b.method.period for b in buckets))
         self.turns = -(-steps // self.period)  # of either kind
         self.measured = 2 * self.turns * self.period
-        self.end = SETTLING_STEPS + self.measured
+        self.end = START_UP_STEPS + self.measured
         self.times = StepTimes(self.measured, create)
 
     @override
@@ -62,8 +62,8 @@ class Trial(EveryStep):
         network: Network,
     ) -> Outcome:
         count, verdict = self._judged(grads, network)
-        measured = (count >= SETTLING_STEPS) & (count < self.end)
-        turn = (count - SETTLING_STEPS) // self.period
+        measured = (count >= START_UP_STEPS) & (count < self.end)
+        turn = (count - START_UP_STEPS) // self.period
         dense = (measured & tf.equal(turn % 2, 1)) | tf.equal(verdict, DENSE)
         delivered = self.times.delivered.read_value()
 
@@ -99,7 +99,7 @@ class Trial(EveryStep):
         passed = now - times.last.read_value()
         again = (count > 0) & (count <= self.end) & tf.math.is_nan(passed)
         count -= tf.cast(again, tf.int64)
-        here = tf.equal(tf.range(self.measured, dtype=tf.int64), count - 1 - SETTLING_STEPS)
+        here = tf.equal(tf.range(self.measured, dtype=tf.int64), count - 1 - START_UP_STEPS)
         seconds = tf.where(here & ~again, passed, times.seconds.read_value())
         times.seconds.assign(seconds, read_value=False)
         times.last.assign(now, read_value=False)

@@ -1,4 +1,4 @@
-"""Pure-TensorFlow twin of the bits in words: equal bits. See `bits.py`."""
+"""Pure-TensorFlow reference of the bits in words: equal bits. See `bits.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pure-TensorFlow twin of the Bloom filters: equal bits. See `bloom.py`."""
+"""Pure-TensorFlow reference of the Bloom filters: equal bits. See `bloom.py`."""
 
 from __future__ import annotations
 

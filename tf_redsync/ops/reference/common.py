@@ -1,4 +1,4 @@
-"""What the pure-TensorFlow twins of the codecs share."""
+"""What the references of the codecs share."""
 
 from __future__ import annotations
 

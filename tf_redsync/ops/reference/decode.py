@@ -1,4 +1,4 @@
-"""Pure-TensorFlow twin of decode: equal bits, rank by rank."""
+"""Pure-TensorFlow reference of decode: equal bits, rank by rank."""
 
 from __future__ import annotations
 

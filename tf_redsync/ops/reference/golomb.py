@@ -1,4 +1,4 @@
-"""Pure-TensorFlow twin of the Golomb codes: equal bits. See `golomb.py`."""
+"""Pure-TensorFlow reference of the Golomb codes: equal bits. See `golomb.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pure-TensorFlow twin of the sparse merge: equal bits, by way of the sum at all positions sent."""
+"""Pure-TensorFlow reference of the sparse merge: equal bits, by the sum at all positions sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pure-TensorFlow twin of the quantisation ops: equal bits. See `quantization.py`."""
+"""Pure-TensorFlow reference of the quantisation ops: equal bits. See `quantization.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pure-TensorFlow twin of accumulate-and-select: equal bits, many passes over memory.
+"""Pure-TensorFlow reference of accumulate-and-select: equal bits, many passes over memory.
 
 It serves where the native library is not built, and it is the readable statement of what the
 native ops compute. Everything is float32 in the order written, reductions are float64.

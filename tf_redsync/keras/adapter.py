@@ -1,7 +1,7 @@
-"""What the three adapters share: the exchange in place of the all-reduce, and the guarded update.
+"""What all wrappers share: the exchange in place of the all-reduce, and the guarded update.
 
 Every family has one instance method that sums gradients over replicas and one that applies the
-sums. An adapter replaces the first by `Seam.aggregate` and wraps the second by `Seam.guarded`.
+sums. A wrapper replaces the first by `Adapter.aggregate` and wraps the second by `Adapter.guarded`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tf_redsync.policy import Policy
 from tf_redsync.programs import LocalSteps
 
 
-class Seam:
+class Adapter:
     """Carries gradients of one optimizer through the exchange.
 
     Args:
@@ -276,7 +276,7 @@ def as_policy(method: Method | Policy | Auto | dict | None) -> Policy | Auto:
 
 def _check_unwrapped(inner) -> None:
     owners = [getattr(value, "__self__", None) for value in vars(inner).values()]
-    if any(isinstance(owner, Seam) for owner in owners):
+    if any(isinstance(owner, Adapter) for owner in owners):
         raise ValueError(
             "`optimizer` is wrapped already: it belongs to another DistributedOptimizer. Received: "
             f"optimizer={type(inner).__name__}. Make a new optimizer for every wrapper."
