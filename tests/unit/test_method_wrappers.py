@@ -5,6 +5,7 @@ import inspect
 import pytest
 
 import tf_redsync as rs
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.common.wrapper import OWN, MethodWrapper, hooks
 
 # What each wrapper changes. All else must come from the method inside.
@@ -13,7 +14,7 @@ CHANGED = {
     rs.Coded: {*OWN, "state_kinds", "conserves", "describe", "init", "exchange"},
     rs.HalfPrecision: {
         *(*OWN, "state_kinds", "conserves", "totals_may_overflow", "dense", "describe"),
-        *("init", "payloads", "exchange"),
+        *("init", "exchange"),
     },
 }
 TAKES_NONE = (MethodWrapper, rs.HalfPrecision)
@@ -63,6 +64,11 @@ def test_without_a_method_inside_the_defaults_hold(wrapper):
     for name, hook in hooks().items():
         if name not in CHANGED[wrapper] and not inspect.isfunction(hook):
             assert getattr(alone, name) == getattr(plain, name)
+
+
+def test_a_formula_for_the_bytes_of_the_method_inside_is_not_the_wrapper_s():
+    layout = BucketLayout((TensorSpec("w", (100, 100)),), 2)
+    assert rs.TopK().payloads(layout, 0) and rs.Coded().payloads(layout, 0) is None
 
 
 def test_what_a_wrapper_sends_takes_no_second_form():

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from tf_redsync.methods.base import Method
 
-# What `table()` says of a class, and what a wrapper decides.
-OWN = ("paper", "requests", "bits", "sends_selected", "rounds_values")
+# What `table()` says of a class, and what its messages are, which is what a wrapper changes.
+OWN = ("paper", "requests", "bits", "sends_selected", "rounds_values", "payloads")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
