@@ -134,7 +134,7 @@ def _barrier() -> Any:
     from tf_redsync.exchange.requests import AllGather
 
     class Barrier(rs.NoExchange):
-        def exchange(self, layout, grads, state, step, scale=None):
+        def exchange(self, grads, state, ctx):
             with tf.control_dependencies(grads):
                 message = tf.ones([1], tf.int32)
             yield AllGather(message)

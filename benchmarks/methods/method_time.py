@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync.exchange import loopback
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 
 STEPS = 10  # in a row; a threshold search takes turns with reuse, so single steps say little
@@ -25,15 +25,15 @@ class Replies:
     def __init__(self, method):
         self.method, self.kept = method, []
 
-    def exchange(self, layout, grads, state, step):
+    def exchange(self, grads, state, ctx):
         """The method's exchange; see `tf_redsync.Method`."""
         replies: list[Any] = []
-        exchange, reply = self.method.exchange(layout, grads, state, step), None
+        exchange, reply = self.method.exchange(grads, state, ctx), None
         while True:
             try:
                 request = exchange.send(reply)
             except StopIteration as stop:
-                if int(layout.rank) == 0:
+                if int(ctx.rank) == 0:
                     self.kept = replies
                 return stop.value
             reply = yield request
@@ -41,7 +41,7 @@ class Replies:
 
 
 def replay(method, layout: BucketLayout, requests: int | None) -> Callable:
-    """Returns an exchange as a graph, with the answers of the network as an argument.
+    """Returns worker 0's exchange as a graph, with the answers of the network as an argument.
 
     Args:
         method: The method.
@@ -55,7 +55,8 @@ def replay(method, layout: BucketLayout, requests: int | None) -> Callable:
 
     @tf.function(autograph=False)
     def run(grads, state, step, replies):
-        exchange, made = method.exchange(layout, list(grads), state, step), []
+        ctx = Context(layout, tf.constant(0), step)
+        exchange, made = method.exchange(list(grads), state, ctx), []
         for reply in [None, *replies]:
             if len(made) == requests:
                 break
@@ -109,9 +110,8 @@ def measure(method, shape, workers: int, seconds: float) -> dict[str, float]:
     for number in range(2):  # so that residuals and thresholds are there
         recorder = Replies(method)
         states = loopback.run_step(recorder, layout, grads, states, number).states
-    own = dataclasses.replace(layout, rank=tf.constant(0))
     if not recorder.kept:
         return {"compress_ms": 0.0, "decompress_ms": 0.0}
-    runs = [replay(method, own, requests) for requests in (len(recorder.kept), None)]
+    runs = [replay(method, layout, requests) for requests in (len(recorder.kept), None)]
     compress, whole = milliseconds(runs, (grads[0], states[0], recorder.kept), seconds)
     return {"compress_ms": compress, "decompress_ms": max(0.0, whole - compress)}

@@ -27,6 +27,8 @@ def requests_of(optimizer: Any) -> list[dict[str, Any]]:
     """
     import tensorflow as tf
 
+    from tf_redsync.exchange.context import Context
+
     if not hasattr(optimizer, "exchange"):
         return []
     found = []
@@ -35,7 +37,8 @@ def requests_of(optimizer: Any) -> list[dict[str, Any]]:
         for bucket in optimizer.exchange.program.buckets:
             layout, method = bucket.layout, bucket.method
             grads = [tf.zeros(spec.shape) for spec in layout.specs]
-            exchange = method.exchange(layout, grads, method.init(layout), zero, None)
+            ctx = Context(layout, tf.constant(0), zero)
+            exchange = method.exchange(grads, method.init(layout), ctx)
             found.append((layout, _types(exchange, layout.workers)))
     return [
         {"type": types[number], "tensors": [spec.name for spec in layout.specs]}

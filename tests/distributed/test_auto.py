@@ -81,13 +81,13 @@ def train_with_trial(slow_phase, bad=None):
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Sleepy(rs.TopK):
-        def exchange(self, layout, grads, *args, **kwargs):
+        def exchange(self, grads, state, ctx):
             grads = sleep(grads) if slow_phase == "exchange" else grads
-            return (yield from super().exchange(layout, grads, *args, **kwargs))
+            return (yield from super().exchange(grads, state, ctx))
 
-        def dense_exchange(self, layout, grads, *args, **kwargs):
+        def dense_exchange(self, grads, state, ctx):
             grads = sleep(grads) if slow_phase == "dense_exchange" else grads
-            return (yield from super().dense_exchange(layout, grads, *args, **kwargs))
+            return (yield from super().dense_exchange(grads, state, ctx))
 
     # A network on which everything is predicted to gain, whatever it is.
     probe.link = lambda *_: cost.Link.of(rate=1e3, latency=0.0)

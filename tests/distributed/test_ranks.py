@@ -133,11 +133,10 @@ def hashes(strategy, names):
         for step in range(STEPS):
 
             def replica(grads, state=state, step=step, method=descriptor.method, layout=layout):
-                import dataclasses
+                from tf_redsync.exchange.context import Context
 
-                layout = dataclasses.replace(layout, rank=network.rank())
-                step = tf.constant(step, tf.int64)
-                return driver.drive([method.exchange(layout, grads, state, step)], network)
+                ctx = Context(layout, network.rank(), tf.constant(step, tf.int64))
+                return driver.drive([method.exchange(grads, state, ctx)], network)
 
             outcome = strategy.run(replica, args=(harness.tensors(grads[step][rank]),))
             ((totals, state),) = outcome.results

@@ -11,6 +11,7 @@ import tf_keras
 import tf_redsync as rs
 from tests.oracle.amsgrad import AMSGradOracle
 from tf_redsync.exchange import loopback
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 
 
@@ -205,9 +206,8 @@ def test_bits():
     spec = TensorSpec("w", (1000, 1000))
     layout, grads = BucketLayout((spec,), 2), [tf.zeros(spec.shape)]
     for method, bits in ((rs.CompAMS(), 0.64), (rs.CompAMS(compressor="block_sign"), 1.0)):
-        request = next(
-            method.exchange(layout, grads, method.init(layout), tf.constant(0, tf.int64))
-        )
+        ctx = Context(layout, 0, tf.constant(0, tf.int64))
+        request = next(method.exchange(grads, method.init(layout), ctx))
         assert 32 * request.message.shape[0] / spec.size == pytest.approx(bits, rel=1e-3)
 
 

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.loopback import initial_states, run_step
 from tf_redsync.exchange.requests import AllReduce
@@ -39,9 +40,8 @@ def test_dense_is_textbook_momentum_on_the_sum(momentum, nesterov):
 def test_scale_is_applied_before_the_sum():
     method, layout = rs.Dense(), BucketLayout(SPECS, 2)
     grads = [tf.constant(g) for g in gradients(0, 1)[0]]
-    exchange = method.exchange(
-        layout, grads, method.init(layout), tf.constant(0, tf.int64), tf.constant(0.25)
-    )
+    ctx = Context(layout, 0, tf.constant(0, tf.int64), scale=tf.constant(0.25))
+    exchange = method.exchange(grads, method.init(layout), ctx)
     request = next(exchange)
     assert isinstance(request, AllReduce)
     for sent, g in zip(request.tensors, grads, strict=True):

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import tf_redsync as rs
 from tf_redsync.exchange import loopback
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 
 SIZE = 50_000
@@ -103,7 +104,8 @@ def test_the_ramp_in_a_graph():
 
     @tf.function(input_signature=[tf.TensorSpec([], tf.int64)])
     def words(step):
-        return tf.size(next(method.exchange(layout, [gradient], method.init(layout), step)).message)
+        exchange = method.exchange([gradient], method.init(layout), Context(layout, 0, step))
+        return tf.size(next(exchange).message)
 
     found = [int(words(step)) for step in range(6)]
     assert found == [2 + 2 * int(SIZE * d) for d in (0.25, 0.25, 0.05, 0.05, 0.01, 0.01)]

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import tf_redsync as rs
 from tf_redsync.exchange import loopback
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.driver import DryRun, drive
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.exchange.requests import AllReduce
@@ -101,14 +102,13 @@ def test_steps_that_are_traced(method):
 
     @tf.function
     def step(number):
-        outcome = drive([wrapped.exchange(layout, grads, state, number)], DryRun(3))
+        outcome = drive([wrapped.exchange(grads, state, Context(layout, 0, number))], DryRun(3))
         return outcome.results[0]
 
     for number in (0, 1):
         totals, new = step(tf.constant(number, tf.int64))
-        eager, eager_new = drive(
-            [wrapped.exchange(layout, grads, state, tf.constant(number, tf.int64))], DryRun(3)
-        ).results[0]
+        ctx = Context(layout, 0, tf.constant(number, tf.int64))
+        eager, eager_new = drive([wrapped.exchange(grads, state, ctx)], DryRun(3)).results[0]
         assert totals[0].shape == (12, 10)
         np.testing.assert_allclose(totals[0], eager[0], atol=1e-3)
         np.testing.assert_allclose(new["residual"][0], eager_new["residual"][0], atol=1e-3)

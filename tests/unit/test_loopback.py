@@ -24,7 +24,7 @@ class Scripted:
     def init(self, layout):
         return {"seen": []}
 
-    def exchange(self, layout, grads, state, step):
+    def exchange(self, grads, state, ctx):
         return self.script(int(grads[0][0]), grads)
 
 
@@ -104,14 +104,16 @@ class Rotating:
     def init(self, layout):
         return {"sent": [tf.constant(-1, tf.int64)]}
 
-    def exchange(self, layout, grads, state, step):
+    def exchange(self, grads, state, ctx):
         flag = tf.cast(grads[0][0] >= 0, tf.int32)
-        rows = yield AllToAll(tf.stack([[flag, tf.cast(step, tf.int32) + to] for to in range(3)]))
+        rows = yield AllToAll(
+            tf.stack([[flag, tf.cast(ctx.step, tf.int32) + to] for to in range(3)])
+        )
         (total,) = yield AllReduce(grads)
         yield AllGather(tf.stack([flag, tf.size(rows)]))
-        return [total + tf.cast(rows[0, 1], tf.float32)], {"sent": [step]}
+        return [total + tf.cast(rows[0, 1], tf.float32)], {"sent": [ctx.step]}
 
-    def dense_exchange(self, layout, grads, state, step):
+    def dense_exchange(self, grads, state, ctx):
         (total,) = yield AllReduce(grads)
         return [total], state
 

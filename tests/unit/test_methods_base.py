@@ -8,8 +8,10 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.loopback import run_step
+from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods import Cadence, base, from_config, serialize
 from tf_redsync.methods.common import cadence
 
@@ -31,7 +33,7 @@ def test_defaults():
     with pytest.raises(NotImplementedError):
         method.dense()
     with pytest.raises(NotImplementedError):
-        method.exchange(BucketLayout((SPEC,), 2), [], {}, tf.constant(0, tf.int64))
+        method.exchange([], {}, Context(BucketLayout((SPEC,), 2), 0, tf.constant(0, tf.int64)))
 
 
 def test_inherited_dense_exchange_is_a_scaled_sum():
@@ -39,10 +41,23 @@ def test_inherited_dense_exchange_is_a_scaled_sum():
     grads = [[tf.fill([2, 2], 1.0)], [tf.fill([2, 2], 2.0)]]
     step = run_step(Plain(), layout, grads, [{}, {}], 0, "dense_exchange")
     np.testing.assert_array_equal(step.totals[1][0], np.full((2, 2), 3.0))
-    exchange = Plain().dense_exchange(
-        layout, grads[1], {}, tf.constant(0, tf.int64), tf.constant(0.5)
-    )
+    ctx = Context(layout, 1, tf.constant(0, tf.int64), scale=tf.constant(0.5))
+    exchange = Plain().dense_exchange(grads[1], {}, ctx)
     np.testing.assert_array_equal(next(exchange).tensors[0], np.full((2, 2), 1.0))
+
+
+def test_an_exchange_of_the_former_signature():
+    """What users have written goes on, rank and factor included."""
+
+    def exchange(self, layout, grads, state, step, scale=None):
+        assert layout.specs == (SPEC,) and layout.workers == 2 and scale is None
+        messages = yield AllGather(tf.stack([1, layout.rank]))
+        return [tf.cast(messages[:, 1] + tf.cast(step, tf.int32), tf.float32)], state
+
+    with pytest.warns(DeprecationWarning, match=r"Write `def exchange\(self, grads, state, ctx\)`"):
+        former = type("Former", (rs.Method,), {"exchange": exchange})
+    step = run_step(former(), BucketLayout((SPEC,), 2), [[tf.zeros([2, 2])]] * 2, [{}, {}], 5)
+    assert [t[0].numpy().tolist() for t in step.totals] == [[5.0, 6.0]] * 2
 
 
 def test_methods_take_keywords_only():

@@ -29,8 +29,8 @@ class Pairs(rs.Method):
     totals_may_overflow = False
     distance: int = 1
 
-    def exchange(self, layout, grads, state, step, scale=None):
-        rows = yield PairGather(tf.stack([1, 10 + layout.rank]), self.distance)
+    def exchange(self, grads, state, ctx):
+        rows = yield PairGather(tf.stack([1, 10 + ctx.rank]), self.distance)
         return [rows], state
 
 
@@ -59,8 +59,8 @@ def test_loopback(workers, distance):
 
 def test_loopback_finds_workers_with_different_partners():
     class Mixed(rs.Method):
-        def exchange(self, layout, grads, state, step, scale=None):
-            yield PairGather(tf.constant([1, 0]), 1 + int(layout.rank))
+        def exchange(self, grads, state, ctx):
+            yield PairGather(tf.constant([1, 0]), 1 + int(ctx.rank))
 
     layout = BucketLayout((SPEC,), 2)
     with pytest.raises(ValueError, match="workers asked for different collectives"):

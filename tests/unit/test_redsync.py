@@ -7,6 +7,7 @@ import tensorflow as tf
 import tf_redsync as rs
 from tests.oracle import redsync as oracle
 from tf_redsync.exchange import loopback
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 
 SHAPES = [(30, 20), (7, 11), (5,), (40, 33)]
@@ -112,9 +113,8 @@ def compare_states(states, reference):
 def sent(method, grads, states=None, step=0, scale=None):
     """One worker's message and state after one step with `grads`, both as arrays."""
     layout = BucketLayout(SPECS, 1)
-    exchange = method.exchange(
-        layout, grads, states or method.init(layout), tf.constant(step, tf.int64), scale
-    )
+    ctx = Context(layout, 0, tf.constant(step, tf.int64), scale)
+    exchange = method.exchange(grads, states or method.init(layout), ctx)
     request = next(exchange)
     with pytest.raises(StopIteration) as stop:
         exchange.send(request.message[tf.newaxis])

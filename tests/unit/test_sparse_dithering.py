@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import tf_redsync as rs
 from tf_redsync.exchange import loopback
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.programs import EveryStep
 
@@ -177,7 +178,9 @@ def test_a_broken_code_is_found():
 def test_a_bucket_that_is_too_large():
     specs = tuple(TensorSpec(str(i), (2**15, 2**13), position=i) for i in range(4))
     assert all(rs.SparseDithering().refuses(s) is None for s in specs)
-    exchange = rs.SparseDithering().exchange(BucketLayout(specs, 2), [], {}, tf.constant(0))
+    exchange = rs.SparseDithering().exchange(
+        [], {}, Context(BucketLayout(specs, 2), 0, tf.constant(0))
+    )
     with pytest.raises(ValueError, match="Use a smaller `bucket_bytes`"):
         next(exchange)
 

@@ -36,8 +36,8 @@ class Delivering(rs.Method):
 
     of: rs.Method
 
-    def exchange(self, layout, grads, state, step, scale=None):
-        run = self.of.dense_exchange(layout, grads, state, step, scale)
+    def exchange(self, grads, state, ctx):
+        run = self.of.dense_exchange(grads, state, ctx)
         return (yield from _with_residual(run, state["residual"], tf.constant(False)))
 
 

@@ -25,6 +25,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync.exchange import wire
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.driver import DryRun, drive
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather, Request
@@ -175,7 +176,8 @@ def dry_run(
             grads = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
             step = tf.constant(number, tf.int64)
             run = getattr(method, phase)
-            drive([run(layout, grads, method.init(layout), step, None)], network)
+            ctx = Context(layout, network.rank(), step)
+            drive([run(grads, method.init(layout), ctx)], network)
             steps.append(tuple(network.seen))
     return tuple(steps)
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_redsync.auto.cost import KINDS, Line, Link, Work, hops
 from tf_redsync.exchange import wire
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.driver import DryRun, Network, drive
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, Request
@@ -127,8 +128,9 @@ def _exchange_seconds(method: Method, shape: tuple[int, int], workers: int, repe
 
     @tf.function(autograph=False)
     def run(grads, state, step):
-        exchange = method.exchange(layout, list(grads), state, step, None)
-        outcome = drive([exchange], DryRun(workers))
+        network = DryRun(workers)
+        exchange = method.exchange(list(grads), state, Context(layout, network.rank(), step))
+        outcome = drive([exchange], network)
         return outcome.results[0]
 
     grads = [tf.random.stateless_normal(shape, (1, 2), alg="philox")]

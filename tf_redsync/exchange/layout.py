@@ -74,21 +74,8 @@ def tensor_spec(variable, position: int) -> TensorSpec:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rounding:
-    """How values that are added up over the workers travel.
-
-    Attributes:
-        dtype: `"float16"` or `"bfloat16"`.
-        error_feedback: Whether workers learn what their values lose.
-    """
-
-    dtype: str
-    error_feedback: bool
-
-
-@dataclasses.dataclass(frozen=True)
 class BucketLayout:
-    """The tensors of one bucket.
+    """The tensors of one bucket: the same on all workers and in every step; see `Context`.
 
     Attributes:
         specs: The bucket's tensors, last layer first.
@@ -96,21 +83,12 @@ class BucketLayout:
         index: Position among the buckets; with the seed and the step it makes random streams.
         sparse_totals: Whether the receiver takes a total in coordinate form (`SparseTotal`) as
             well as a dense one.
-        rounding: How all-reduced values travel; `None` for float32.
-        coding: How selected elements travel, a `codings.MessageCoding`; `None` for as `rounding`
-            says.
-        rank: This worker's number, int32 scalar in [0, workers), once the exchange runs. The one
-            field in which workers differ: for random numbers of a worker's own and for the block
-            that is its to add up, never for a branch around a collective.
     """
 
     specs: tuple[TensorSpec, ...]
     workers: int
     index: int = 0
     sparse_totals: bool = False
-    rounding: Rounding | None = None
-    coding: Any = None
-    rank: Any = dataclasses.field(default=0, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.exchange import wire
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import AllGather, AllReduce, PairGather, Request
 
@@ -101,9 +102,7 @@ def traced_step(method, layout: BucketLayout, phase: str = "exchange") -> Callab
 def _exchange(method, layout, grads, states, step: tf.Tensor, phase: str):
     """All workers' totals and new states; finiteness and bytes as tensors; requests."""
     workers = [
-        getattr(method, phase)(
-            dataclasses.replace(layout, rank=tf.constant(rank)), list(g), s, step
-        )
+        getattr(method, phase)(list(g), s, Context(layout, tf.constant(rank), step))
         for rank, (g, s) in enumerate(zip(grads, states, strict=True))
     ]
     replies: list[Any] = [None] * len(workers)

@@ -7,17 +7,21 @@ from collections.abc import Generator
 from typing import Any, ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import feedback
 from tf_redsync.config import Configurable, from_config, register, registered, serialize
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce, Request
+from tf_redsync.methods.common import former_signature
 from tf_redsync.methods.common.cadence import Cadence, FormerHooks
 from tf_redsync.methods.common.random_numbers import stream, uniform
 
 __all__ = [
     "Cadence",
     "Configurable",
+    "Context",
     "Exchange",
     "Method",
     "Payloads",
@@ -63,6 +67,11 @@ class Method(FormerHooks, Configurable):
     paper: ClassVar[str] = ""
     requests: ClassVar[str] = ""
     bits: ClassVar[str] = ""
+
+    @override
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        former_signature.adapt(cls)
 
     @property
     def whole_model(self) -> bool:
@@ -183,22 +192,13 @@ class Method(FormerHooks, Configurable):
         del layout, step
         return None
 
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         """Exchange the gradients of one bucket.
 
         Args:
-            layout: The bucket.
-            grads: This worker's float32 gradients, one for each of `layout.specs`.
+            grads: This worker's float32 gradients, one for each of `ctx.layout.specs`.
             state: This worker's state.
-            step: int64 scalar tensor, the number of exchanges before this one.
-            scale: float32 scalar factor for the gradients, from `clip_scale`.
+            ctx: The bucket, this worker's rank, the step, and a factor for the gradients.
 
         Yields:
             Requests to the network.
@@ -209,15 +209,7 @@ class Method(FormerHooks, Configurable):
         """
         raise NotImplementedError
 
-    def dense_exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
+    def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         """Exchange one bucket densely, for warm-up and for one worker; otherwise as `exchange`."""
-        del layout, step
-        totals = yield AllReduce(feedback.scaled(grads, scale))
+        totals = yield AllReduce(feedback.scaled(grads, ctx.scale))
         return totals, state

@@ -32,8 +32,8 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks
-from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Exchange, Method, State, register
+from tf_redsync.exchange.layout import TensorSpec
+from tf_redsync.methods.base import Context, Exchange, Method, State, register
 from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.two_bit import TwoBit
 from tf_redsync.schedules import DenseWarmUp, check_warm_up
@@ -116,15 +116,8 @@ class CDSGD(TwoBit):
         return [w - rate * (workers * g) for w, g in zip(weights, grads, strict=True)]
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         """The program `OwnPoints` gives it the gradients of the step before."""
         if self.full_every > 1:
-            return (yield from super().exchange(layout, grads, state, step, scale))
-        return (yield from self.dense_exchange(layout, grads, state, step, scale))
+            return (yield from super().exchange(grads, state, ctx))
+        return (yield from self.dense_exchange(grads, state, ctx))

@@ -57,7 +57,7 @@ from tf_redsync.codings.message import MessageCoding
 from tf_redsync.codings.plain import Float32
 from tf_redsync.codings.quantized_values import QSGDValues
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Exchange, Method, State, register
+from tf_redsync.methods.base import Context, Exchange, Method, State, register
 from tf_redsync.methods.common.quantizer import own_stream
 from tf_redsync.methods.common.wrapper import MethodWrapper
 from tf_redsync.methods.topk import TopK
@@ -154,20 +154,13 @@ class Coded(MethodWrapper):
         return state
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        own = own_stream(self.seed, layout, step)
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        own = own_stream(self.seed, ctx)
         coding = MessageCoding(
             self.indices, self.values, self.error_feedback, seed=own[0] + own[2], stream=own
         )
-        layout = dataclasses.replace(layout, coding=coding)
-        return (yield from self.method.exchange(layout, grads, state, step, scale))
+        ctx = dataclasses.replace(ctx, coding=coding)
+        return (yield from self.method.exchange(grads, state, ctx))
 
 
 @register

@@ -67,9 +67,9 @@ from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.codings.selected import VALUE_BITS, coding, select_and_code
-from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.requests import AllGather
-from tf_redsync.methods.base import Exchange, Method, State, register
+from tf_redsync.methods.base import Context, Exchange, Method, State, register
 from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.common.momentum_correction import MomentumCorrected
 from tf_redsync.methods.common.sparsifier import delivered, element_count, too_small
@@ -182,15 +182,8 @@ class CodedTopK(MomentumCorrected):
         return f"{self.k(spec)} elements, coded, {self.value_bits}-bit values{cadence}"
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        k, form = [self.k(s) for s in layout.specs], form_of("exact", len(grads))
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        k, form = [self.k(s) for s in ctx.layout.specs], form_of("exact", len(grads))
         selected = select_and_code(
             grads,
             state["residual"],
@@ -200,9 +193,9 @@ class CodedTopK(MomentumCorrected):
             momentum=self.momentum,
             nesterov=self.nesterov,
             masking=self.masking,
-            scale=scale,
+            scale=ctx.scale,
         )
         messages = yield AllGather(selected.message)
         messages, k, form = coding(self.value_bits).decode(messages, grads, k, **form)
-        totals = delivered(layout, messages, k, grads, **form)
+        totals = delivered(ctx.layout, messages, k, grads, **form)
         return totals, {"residual": selected.residuals, "velocity": selected.velocities}

@@ -34,8 +34,8 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks
-from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Exchange, Method, State, register
+from tf_redsync.exchange.layout import TensorSpec
+from tf_redsync.methods.base import Context, Exchange, Method, State, register
 from tf_redsync.methods.common.sparsifier import Sparsifier
 from tf_redsync.methods.signs import EFSignSGD
 from tf_redsync.methods.topk import TopK
@@ -100,12 +100,5 @@ class CompAMS(Sparsifier):
         return self.compressor
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        return (yield from self.compresses_by().exchange(layout, grads, state, step, scale))
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        return (yield from self.compresses_by().exchange(grads, state, ctx))

@@ -11,7 +11,7 @@ from typing_extensions import override
 from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce
-from tf_redsync.methods.base import Exchange, Method, Payloads, State, register
+from tf_redsync.methods.base import Context, Exchange, Method, Payloads, State, register
 
 
 @register
@@ -78,15 +78,8 @@ class Dense(Method):
         return {"velocity": [tf.zeros(s.shape, tf.float32) for s in layout.specs]}
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        totals = yield AllReduce(feedback.scaled(grads, scale))
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        totals = yield AllReduce(feedback.scaled(grads, ctx.scale))
         totals, velocity = feedback.momentum_step(
             totals, state["velocity"], self.momentum, self.nesterov
         )
@@ -129,13 +122,6 @@ class NoExchange(Method):
         return "nothing is sent"
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         yield from ()
         return list(grads), state

@@ -39,7 +39,7 @@ from typing_extensions import override
 
 from tf_redsync import checks, feedback, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Exchange, Payloads, State, register, stream, uniform
+from tf_redsync.methods.base import Context, Exchange, Payloads, State, register, stream, uniform
 from tf_redsync.methods.common.momentum_correction import MomentumCorrected
 from tf_redsync.methods.common.sparsifier import deliver, selected_payloads
 from tf_redsync.ops.contract import form_of
@@ -160,31 +160,26 @@ class DGC(MomentumCorrected):
         return selected_payloads(k, [False] * len(k))
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        fixed_k = self._static_k(layout, step)
-        k = fixed_k or self._k(layout, step)
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        fixed_k = self._static_k(ctx.layout, ctx.step)
+        k = fixed_k or self._k(ctx.layout, ctx.step)
         counts = fixed_k or tf.unstack(tf.cast(k, tf.int64))
-        form = form_of("fixed", len(layout.specs))
+        form = form_of("fixed", len(ctx.layout.specs))
         selection = ops.accumulate_and_select(
             grads,
             state["residual"],
             state["velocity"],
             tf.convert_to_tensor(k, tf.int32),
-            self._thresholds(layout, feedback.scaled(grads, scale), state, counts, step),
+            self._thresholds(
+                ctx.layout, feedback.scaled(grads, ctx.scale), state, counts, ctx.step
+            ),
             momentum=self.momentum,
             nesterov=self.nesterov,
             masking=self.masking,
-            scale=scale,
+            scale=ctx.scale,
             **form,
         )
-        totals, residuals = yield from deliver(layout, selection, k, grads, **form)
+        totals, residuals = yield from deliver(ctx, selection, k, grads, **form)
         return totals, {
             "residual": residuals,
             "velocity": list(selection.velocities),

@@ -31,8 +31,8 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks, feedback
-from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Exchange, State, register
+from tf_redsync.exchange.layout import TensorSpec
+from tf_redsync.methods.base import Context, Exchange, State, register
 from tf_redsync.methods.common.quantizer import StochasticQuantizer, deliver_codes, largest
 
 MOST_BITS = 16
@@ -75,20 +75,13 @@ class DoReFa(StochasticQuantizer):
         return f"{2**self.bitwidth} levels, {self.bitwidth} bits"
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        grads = feedback.scaled(grads, scale)
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        grads = feedback.scaled(grads, ctx.scale)
         maxima = tf.concat([largest(tf.reshape(g, [1, -1])) for g in grads], axis=0)
         totals, _ = yield from deliver_codes(
             grads,
             maxima,
-            own_stream=self.own_stream(layout, step),
+            own_stream=self.own_stream(ctx),
             mode="uniform",
             levels=2**self.bitwidth - 1,
         )

@@ -42,7 +42,7 @@ from typing_extensions import override
 from tf_redsync import checks, feedback, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce, Request
-from tf_redsync.methods.base import Exchange, Method, State, register
+from tf_redsync.methods.base import Context, Exchange, Method, State, register
 from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, element_count
 from tf_redsync.methods.dense import Dense
@@ -115,34 +115,22 @@ class GMC(Sparsifier):
         return {"residual": zeros, "before": list(zeros) if self.momentum else []}
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         if self.selection == "top_k":
-            totals, residuals = yield from self._top_k(layout, grads, state, scale)
+            totals, residuals = yield from self._top_k(grads, state, ctx)
         else:
-            grads = self._with_momentum(layout, feedback.scaled(grads, scale), state)
+            grads = self._with_momentum(ctx.layout, feedback.scaled(grads, ctx.scale), state)
             block = RandomBlock(density=self.density, seed=self.seed)
-            totals, own = yield from block.exchange(layout, grads, state, step)
+            totals, own = yield from block.exchange(
+                grads, state, dataclasses.replace(ctx, scale=None)
+            )
             residuals = own["residual"]
         return totals, {"residual": residuals, "before": list(totals) if self.momentum else []}
 
     @override
-    def dense_exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
+    def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         """All-reduce with the momentum of the total; the residual waits."""
-        grads = self._with_momentum(layout, feedback.scaled(grads, scale), state)
+        grads = self._with_momentum(ctx.layout, feedback.scaled(grads, ctx.scale), state)
         totals = yield AllReduce(grads)
         return totals, {**state, "before": list(totals) if self.momentum else []}
 
@@ -154,14 +142,10 @@ class GMC(Sparsifier):
         return feedback.momentum_step(grads, state["before"], share, nesterov=False)[0]
 
     def _top_k(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        scale: tf.Tensor | None,
+        self, grads: list[tf.Tensor], state: State, ctx: Context
     ) -> Generator[Request, Any, tuple[list[tf.Tensor], list[tf.Tensor]]]:
         """Totals and residuals. The op's velocity is the last total, which it need not return."""
-        k = [element_count(self.density, s.size) for s in layout.specs]
+        k = [element_count(self.density, s.size) for s in ctx.layout.specs]
         form = form_of("exact", len(k))
         selection = ops.accumulate_and_select(
             grads,
@@ -169,14 +153,15 @@ class GMC(Sparsifier):
             state["before"],
             tf.constant(k),
             -tf.ones([len(k)]),
-            momentum=self.momentum / layout.workers,
+            momentum=self.momentum / ctx.layout.workers,
             masking=False,
-            scale=scale,
+            scale=ctx.scale,
             **form,
         )
         # The next step's momentum needs the total in its dense form.
-        dense_layout = dataclasses.replace(layout, sparse_totals=False)
-        return (yield from deliver(dense_layout, selection, k, grads, **form))
+        dense_layout = dataclasses.replace(ctx.layout, sparse_totals=False)
+        ctx = dataclasses.replace(ctx, layout=dense_layout)
+        return (yield from deliver(ctx, selection, k, grads, **form))
 
 
 @register

@@ -42,9 +42,8 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import ops
-from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import PairGather
-from tf_redsync.methods.base import Exchange, State, register
+from tf_redsync.methods.base import Context, Exchange, State, register
 from tf_redsync.methods.common import recursive_doubling
 from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, flat, split
 from tf_redsync.ops.contract import form_of
@@ -74,31 +73,24 @@ class GTopK(Sparsifier):
     bits: ClassVar[str] = "64 density log2(K)"
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        size = sum(s.size for s in layout.specs)
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        size = sum(s.size for s in ctx.layout.specs)
         k = element_count(self.density, size)
         if not k:
             return grads, state
         vector, form = flat(grads), form_of("exact", 1)
         found = ops.accumulate_and_select(
             [vector], [flat(state["residual"])], [], tf.constant([k]), -tf.ones([1]),
-            scale=scale, **form,
+            scale=ctx.scale, **form,
         )  # fmt: skip
         own, residual = found.message, found.residuals[0]
 
-        first, doubling, last = recursive_doubling.rounds(layout.workers)
+        first, doubling, last = recursive_doubling.rounds(ctx.layout.workers)
         if first is not None:
             rows = yield PairGather(own, first)
             taken = recursive_doubling.merged(rows, [k], [size], [k])
             residual = _put_back(residual, own, [taken], k)
-            own = tf.where(layout.rank < first, taken, recursive_doubling.empty(taken))
+            own = tf.where(ctx.rank < first, taken, recursive_doubling.empty(taken))
         sums, kept = own, []
         for distance in doubling:
             rows = yield PairGather(sums, distance)
@@ -108,8 +100,8 @@ class GTopK(Sparsifier):
         if last is not None:
             sums = (yield PairGather(sums, last))[0]
         totals = ops.decode(sums[tf.newaxis], tf.constant([k]), [vector], **form)
-        totals = split(recursive_doubling.stopping(sums, totals)[0], layout.specs)
-        return totals, {"residual": split(residual, layout.specs)}
+        totals = split(recursive_doubling.stopping(sums, totals)[0], ctx.layout.specs)
+        return totals, {"residual": split(residual, ctx.layout.specs)}
 
 
 def _put_back(residual: tf.Tensor, own: tf.Tensor, kept: Sequence[tf.Tensor], k: int) -> tf.Tensor:

@@ -29,8 +29,9 @@ from typing_extensions import override
 
 from tf_redsync import checks, feedback
 from tf_redsync.codings.plain import HALVES
-from tf_redsync.exchange.layout import BucketLayout, Rounding, TensorSpec
-from tf_redsync.methods.base import Exchange, Method, Payloads, State, register
+from tf_redsync.exchange.context import Rounding
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.methods.base import Context, Exchange, Method, Payloads, State, register
 from tf_redsync.methods.common.rounded_all_reduce import all_reduced, rounded_payloads
 from tf_redsync.methods.common.wrapper import MethodWrapper
 from tf_redsync.methods.local_sgd import LocalSGD
@@ -129,19 +130,12 @@ class HalfPrecision(MethodWrapper):
         return Rounding(self.dtype, self.error_feedback)
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        layout = dataclasses.replace(layout, rounding=self._rounding)
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        ctx = dataclasses.replace(ctx, rounding=self._rounding)
         if self._sums is not None:
-            return (yield from self._sums.exchange(layout, grads, state, step, scale))
-        values = feedback.scaled(grads, scale)
+            return (yield from self._sums.exchange(grads, state, ctx))
+        values = feedback.scaled(grads, ctx.scale)
         if self.error_feedback:
             values = [e + g for e, g in zip(state["residual"], values, strict=True)]
-        totals, errors = yield from all_reduced(layout, values)
+        totals, errors = yield from all_reduced(ctx, values)
         return totals, {"residual": errors} if self.error_feedback else {}

@@ -43,7 +43,7 @@ from typing_extensions import override
 from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce, Request
-from tf_redsync.methods.base import Exchange, Method, Payloads, State, register, stream
+from tf_redsync.methods.base import Context, Exchange, Method, Payloads, State, register, stream
 from tf_redsync.methods.common.matrix_factors import (
     Factors,
     as_matrices,
@@ -146,23 +146,16 @@ class PowerSGD(_LowRank):
         return {"residual": zeros, "q": self.random_factors(layout, side=1)}
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        matrices = as_matrices(layout, feedback.scaled(grads, scale), state["residual"])
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        matrices = as_matrices(ctx.layout, feedback.scaled(grads, ctx.scale), state["residual"])
         own_p = [tf.matmul(m, q) for m, q in zip(matrices, state["q"], strict=True)]
-        p, _ = yield from all_reduced(layout, own_p)
+        p, _ = yield from all_reduced(ctx, own_p)
         p = [orthogonal(f) for f in p]
         own_q = [tf.matmul(m, f, transpose_a=True) for m, f in zip(matrices, p, strict=True)]
-        q, errors = yield from all_reduced(layout, own_q)
+        q, errors = yield from all_reduced(ctx, own_q)
         delivered = products(p, differences(own_q, errors))
-        totals = as_tensors(layout, products(p, q))
-        residuals = as_tensors(layout, differences(matrices, delivered))
+        totals = as_tensors(ctx.layout, products(p, q))
+        residuals = as_tensors(ctx.layout, differences(matrices, delivered))
         return totals, {"residual": residuals, "q": list(q)}
 
 
@@ -202,17 +195,10 @@ class ACPSGD(_LowRank):
         }
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        known = tf.get_static_value(step)
-        even = tf.equal(step % 2, 0) if known is None else bool(known % 2 == 0)
-        matrices = as_matrices(layout, feedback.scaled(grads, scale), state["residual"])
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        known = tf.get_static_value(ctx.step)
+        even = tf.equal(ctx.step % 2, 0) if known is None else bool(known % 2 == 0)
+        matrices = as_matrices(ctx.layout, feedback.scaled(grads, ctx.scale), state["residual"])
 
         def project(fixed: Factors, transpose: bool) -> tuple[Factors, Factors]:
             fixed = [orthogonal(f) for f in fixed]
@@ -230,11 +216,11 @@ class ACPSGD(_LowRank):
 
         # The one that is sent has another size in even and in odd steps, so it travels flat.
         own_p, own_q, sent = _choose(even, p_step, q_step)
-        (received,), (error,) = yield from all_reduced(layout, [sent])
+        (received,), (error,) = yield from all_reduced(ctx, [sent])
         p, q = _with(received, even, own_p, own_q)
-        totals = as_tensors(layout, products(p, q))
+        totals = as_tensors(ctx.layout, products(p, q))
         delivered = products(*_with(sent - error, even, own_p, own_q))
-        residuals = as_tensors(layout, differences(matrices, delivered))
+        residuals = as_tensors(ctx.layout, differences(matrices, delivered))
         return totals, {"residual": residuals, "p": list(p), "q": list(q)}
 
 

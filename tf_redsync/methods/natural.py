@@ -34,8 +34,8 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import feedback
-from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Exchange, State, register
+from tf_redsync.exchange.layout import TensorSpec
+from tf_redsync.methods.base import Context, Exchange, State, register
 from tf_redsync.methods.common.quantizer import StochasticQuantizer, deliver_codes
 
 
@@ -64,18 +64,11 @@ class NaturalCompression(StochasticQuantizer):
         return "powers of two, 9 bits"
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         totals, _ = yield from deliver_codes(
-            feedback.scaled(grads, scale),
+            feedback.scaled(grads, ctx.scale),
             tf.zeros([0]),
-            own_stream=self.own_stream(layout, step),
+            own_stream=self.own_stream(ctx),
             mode="natural",
         )
         return totals, state

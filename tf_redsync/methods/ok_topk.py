@@ -52,7 +52,7 @@ from tf_redsync import checks, feedback, ops
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import AllGather, AllToAll
-from tf_redsync.methods.base import Exchange, State, register
+from tf_redsync.methods.base import Context, Exchange, State, register
 from tf_redsync.methods.common import balanced_regions, recursive_doubling
 from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, flat, split
 from tf_redsync.ops.contract import form_of
@@ -118,20 +118,13 @@ class OkTopk(Sparsifier):
         }
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        vector = flat(state["residual"]) + flat(feedback.scaled(grads, scale))
-        size, workers = vector.shape[0], layout.workers
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        vector = flat(state["residual"]) + flat(feedback.scaled(grads, ctx.scale))
+        size, workers = vector.shape[0], ctx.layout.workers
         if not (k := element_count(self.density, size)):
             return grads, state
         slots = min(size, math.ceil(SLACK * k / workers))  # of a row
-        anew = tf.equal(step % self.threshold_interval, 0)
+        anew = tf.equal(ctx.step % self.threshold_interval, 0)
         points, threshold = state["regions"][0], state["threshold"][0]
         found, own_threshold = _selected(vector, state["own_threshold"][0], k, anew)
         sent = _shared_out(found.message, balanced_regions.edges(points, workers), size, slots)
@@ -145,10 +138,10 @@ class OkTopk(Sparsifier):
 
         messages, threshold = _evaluated(messages, slots, k, threshold, anew)
         (total,) = ops.decode(messages, tf.constant([slots]), [vector], **form_of("exact", 1))
-        renew = tf.equal(step % self.partition_interval, 0)
+        renew = tf.equal(ctx.step % self.partition_interval, 0)
         residual = sent.left(found.residuals[0], total)
-        return split(total, layout.specs), {
-            "residual": split(residual, layout.specs),
+        return split(total, ctx.layout.specs), {
+            "residual": split(residual, ctx.layout.specs),
             "own_threshold": [own_threshold],
             "threshold": [threshold],
             "regions": [tf.where(renew, balanced_regions.through(starts, size), points)],

@@ -36,9 +36,9 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import feedback
-from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.requests import AllGather, AllToAll
-from tf_redsync.methods.base import Exchange, State, register
+from tf_redsync.methods.base import Context, Exchange, State, register
 from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.common.quantized_blocks import (
     Blocks,
@@ -97,18 +97,11 @@ class OneBitSGD(Quantizer):
         return "signs and two means, twice"
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        grads, workers, rank = feedback.scaled(grads, scale), layout.workers, layout.rank
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        grads, workers, rank = feedback.scaled(grads, ctx.scale), ctx.layout.workers, ctx.rank
         sums = [e + g for e, g in zip(state["residual"], grads, strict=True)]
-        counts = tf.constant([_counts(s, workers) for s in layout.specs])  # [tensors, workers]
-        blocks = [cut(x, s, workers) for x, s in zip(sums, layout.specs, strict=True)]
+        counts = tf.constant([_counts(s, workers) for s in ctx.layout.specs])  # [tensors, workers]
+        blocks = [cut(x, s, workers) for x, s in zip(sums, ctx.layout.specs, strict=True)]
 
         message, errors = _quantized(blocks, counts)
         rows = yield AllToAll(for_each_worker(message, 2 * len(blocks), workers))
@@ -128,7 +121,7 @@ class OneBitSGD(Quantizer):
         residuals = [
             tf.where(mine, second, first) for first, second in zip(errors, own_errors, strict=True)
         ]
-        return joined(totals, layout), {"residual": joined(residuals, layout)}
+        return joined(totals, ctx.layout), {"residual": joined(residuals, ctx.layout)}
 
 
 def _counts(spec: TensorSpec, workers: int) -> list[int]:

@@ -48,7 +48,7 @@ from typing_extensions import override
 from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce
-from tf_redsync.methods.base import Exchange, Method, State, register
+from tf_redsync.methods.base import Context, Exchange, Method, State, register
 from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.common.quantizer import deliver_ternary, largest, own_stream
 from tf_redsync.methods.common.sparsifier import DENSE_BELOW, marked, too_small
@@ -196,16 +196,9 @@ class PacTrain(Method):
         }
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         """Only where the state is `ready`."""
-        grads = feedback.scaled(grads, scale)
+        grads = feedback.scaled(grads, ctx.scale)
         compact = [
             _gathered(g, m, p)
             for g, m, p in zip(grads, state["mask"], state["positions"], strict=True)
@@ -213,27 +206,20 @@ class PacTrain(Method):
         values = marked(compact, grads)
         if self.ternary:
             scalers = tf.concat([largest(v[tf.newaxis]) for v in values], axis=0)
-            stream = own_stream(self.seed, layout, step)
-            sums = yield from deliver_ternary(values, scalers, stream, layout.workers)
+            stream = own_stream(self.seed, ctx)
+            sums = yield from deliver_ternary(values, scalers, stream, ctx.layout.workers)
         else:
             sums = yield AllReduce(values)
         totals = [
             tf.reshape(tf.scatter_nd(p[:, tf.newaxis], t, [spec.size]), spec.shape)
-            for spec, t, p in zip(layout.specs, sums, state["positions"], strict=True)
+            for spec, t, p in zip(ctx.layout.specs, sums, state["positions"], strict=True)
         ]
         return totals, state
 
     @override
-    def dense_exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
+    def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         """Before there is a mask, and the tracker's steps."""
-        totals = yield AllReduce(feedback.scaled(grads, scale))
+        totals = yield AllReduce(feedback.scaled(grads, ctx.scale))
         kept = [
             tf.where(m, t, tf.zeros_like(t)) for m, t in zip(state["mask"], totals, strict=True)
         ]

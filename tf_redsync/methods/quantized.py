@@ -38,8 +38,8 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks, feedback
-from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Exchange, State, register
+from tf_redsync.exchange.layout import TensorSpec
+from tf_redsync.methods.base import Context, Exchange, State, register
 from tf_redsync.methods.common.quantizer import (
     StochasticQuantizer,
     deliver_codes,
@@ -94,23 +94,17 @@ class QSGD(StochasticQuantizer):
         return f"{code_bits('stochastic', self.levels)} bits, buckets of {self.bucket_size}"
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        grads = feedback.scaled(grads, scale)
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        grads = feedback.scaled(grads, ctx.scale)
         rows = [
-            bucketed(g, s.size, self.bucket_size) for g, s in zip(grads, layout.specs, strict=True)
+            bucketed(g, s.size, self.bucket_size)
+            for g, s in zip(grads, ctx.layout.specs, strict=True)
         ]
         norms = [largest(r) if self.norm == "max" else l2_norm(r) for r in rows]
         totals, _ = yield from deliver_codes(
             grads,
             tf.concat(norms, axis=0),
-            own_stream=self.own_stream(layout, step),
+            own_stream=self.own_stream(ctx),
             mode="stochastic",
             levels=self.levels,
             bucket_size=self.bucket_size,
@@ -162,19 +156,14 @@ class TernGrad(StochasticQuantizer):
         return "ternary" + (", shared scaler" if self.shared_scaler else "")
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        grads, own_stream = feedback.scaled(grads, scale), self.own_stream(layout, step)
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        grads, own_stream = feedback.scaled(grads, ctx.scale), self.own_stream(ctx)
         rows = [tf.reshape(g, [1, -1]) for g in grads]
         scalers = tf.concat([largest(r) for r in rows], axis=0)
         if self.clip is not None:
-            limits = [self.clip * rms(r, s.size) for r, s in zip(rows, layout.specs, strict=True)]
+            limits = [
+                self.clip * rms(r, s.size) for r, s in zip(rows, ctx.layout.specs, strict=True)
+            ]
             scalers = tf.minimum(scalers, tf.concat(limits, axis=0))
         if not self.shared_scaler:  # a code of 1 is the scaler, which clips what is larger
             totals, _ = yield from deliver_codes(
@@ -182,5 +171,5 @@ class TernGrad(StochasticQuantizer):
             )
             return totals, state
 
-        totals = yield from deliver_ternary(grads, scalers, own_stream, layout.workers)
+        totals = yield from deliver_ternary(grads, scalers, own_stream, ctx.layout.workers)
         return totals, state

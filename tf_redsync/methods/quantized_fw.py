@@ -42,9 +42,9 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import feedback
-from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.requests import AllGather, AllToAll
-from tf_redsync.methods.base import Exchange, State, register
+from tf_redsync.methods.base import Context, Exchange, State, register
 from tf_redsync.methods.common.quantized_blocks import (
     Blocks,
     by_tensor,
@@ -99,17 +99,10 @@ class QuantizedFW(StochasticQuantizer):
         return f"{there} bits to who adds up, {back} bits back"
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        grads, workers, rank = feedback.scaled(grads, scale), layout.workers, layout.rank
-        blocks = [cut(g, s, workers) for g, s in zip(grads, layout.specs, strict=True)]
-        own_stream = self.own_stream(layout, step)
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        grads, workers, rank = feedback.scaled(grads, ctx.scale), ctx.layout.workers, ctx.rank
+        blocks = [cut(g, s, workers) for g, s in zip(grads, ctx.layout.specs, strict=True)]
+        own_stream = self.own_stream(ctx)
 
         coded = _quantized(blocks, own_stream, self.levels)
         rows = yield AllToAll(for_each_worker(coded.message, len(blocks), workers))
@@ -125,7 +118,7 @@ class QuantizedFW(StochasticQuantizer):
         messages = yield AllGather(_quantized(own, other_stream, self.sum_levels).message)
         together = one_message(messages, len(blocks))
         parts = dequantize_sum(together, by_worker(blocks), mode=MODE, levels=self.sum_levels)
-        return joined(by_tensor(parts, len(blocks)), layout), state
+        return joined(by_tensor(parts, len(blocks)), ctx.layout), state
 
 
 def _quantized(blocks: Blocks, own_stream: tf.Tensor, levels: int) -> Quantized:

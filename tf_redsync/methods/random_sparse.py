@@ -28,8 +28,8 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks, feedback
-from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Exchange, State, register, stream, uniform
+from tf_redsync.exchange.layout import TensorSpec
+from tf_redsync.methods.base import Context, Exchange, State, register, stream, uniform
 from tf_redsync.methods.common.rounded_all_reduce import all_reduced
 from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, marked
 
@@ -71,27 +71,20 @@ class _SharedRandom(Sparsifier):
         raise NotImplementedError
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         sends = [
             tf.reshape(v + g, [-1])
-            for v, g in zip(state["residual"], feedback.scaled(grads, scale), strict=True)
+            for v, g in zip(state["residual"], feedback.scaled(grads, ctx.scale), strict=True)
         ]
         chosen = [
-            self.choose(spec, stream(self.seed, step, spec.position))[:, tf.newaxis]
-            for spec in layout.specs
+            self.choose(spec, stream(self.seed, ctx.step, spec.position))[:, tf.newaxis]
+            for spec in ctx.layout.specs
         ]
         values = [tf.gather_nd(v, s) for v, s in zip(sends, chosen, strict=True)]
-        sums, errors = yield from all_reduced(layout, marked(values, sends))
+        sums, errors = yield from all_reduced(ctx, marked(values, sends))
         totals, residuals = [], []
         for spec, send, at, total, error in zip(
-            layout.specs, sends, chosen, sums, errors, strict=True
+            ctx.layout.specs, sends, chosen, sums, errors, strict=True
         ):
             totals.append(tf.reshape(tf.scatter_nd(at, total, [spec.size]), spec.shape))
             kept = tf.tensor_scatter_nd_update(send, at, error)

@@ -39,7 +39,7 @@ from typing_extensions import override
 
 from tf_redsync import checks, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Exchange, Payloads, State, register
+from tf_redsync.methods.base import Context, Exchange, Payloads, State, register
 from tf_redsync.methods.common.momentum_correction import MomentumCorrected
 from tf_redsync.methods.common.sparsifier import deliver, selected_payloads
 
@@ -136,15 +136,8 @@ class RedSync(MomentumCorrected):
         }
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        k, form = self._k(layout, step), self._form(layout)
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        k, form = self._k(ctx.layout, ctx.step), self._form(ctx.layout)
         selection = ops.accumulate_and_select(
             grads,
             state["residual"],
@@ -154,13 +147,13 @@ class RedSync(MomentumCorrected):
             momentum=self.momentum,
             nesterov=self.nesterov,
             masking=self.masking,
-            scale=scale,
-            side=tf.cast(1 - 2 * (step % 2), tf.int32),
-            search=tf.equal(step % self.search_interval, 0),
+            scale=ctx.scale,
+            side=tf.cast(1 - 2 * (ctx.step % 2), tf.int32),
+            search=tf.equal(ctx.step % self.search_interval, 0),
             **form,
         )
-        fixed_k = self._static_k(layout, step)
-        totals, residuals = yield from deliver(layout, selection, fixed_k or k, grads, **form)
+        fixed_k = self._static_k(ctx.layout, ctx.step)
+        totals, residuals = yield from deliver(ctx, selection, fixed_k or k, grads, **form)
         return totals, {
             "residual": residuals,
             "velocity": list(selection.velocities),

@@ -38,9 +38,9 @@ from tf_redsync import checks, feedback, ops
 from tf_redsync.codings.base import Room
 from tf_redsync.codings.golomb import Golomb
 from tf_redsync.exchange import wire
-from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.requests import AllGather
-from tf_redsync.methods.base import Exchange, Method, State, register
+from tf_redsync.methods.base import Context, Exchange, Method, State, register
 from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.common.sparsifier import Sparsifier
 from tf_redsync.methods.local_sgd import LocalSGD
@@ -121,19 +121,12 @@ class SBC(Sparsifier):
         return f"one mean, coded positions, every {self.steps} steps"
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         """Here the gradients are the changes of the weights."""
-        specs = layout.specs
+        specs = ctx.layout.specs
         room = Room(tuple(s.size for s in specs), tuple(self.k(s.size) for s in specs))
         sums = [
-            r + g for r, g in zip(state["residual"], feedback.scaled(grads, scale), strict=True)
+            r + g for r, g in zip(state["residual"], feedback.scaled(grads, ctx.scale), strict=True)
         ]
         finite, sides = _select(sums, room.slots)
         means, positions, counts = zip(*map(_larger_side, *sides), strict=True)

@@ -47,7 +47,7 @@ from typing_extensions import override
 
 from tf_redsync import checks, feedback, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Exchange, State, register
+from tf_redsync.methods.base import Context, Exchange, State, register
 from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, element_count
 from tf_redsync.ops.contract import form_of
 
@@ -109,24 +109,17 @@ class SIDCo(Sparsifier):
         return {**super().init(layout), "stages": [start for _ in layout.specs]}
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         sums = feedback.accumulated(
-            state["residual"], feedback.scaled(grads, scale), [], 0.0, False
+            state["residual"], feedback.scaled(grads, ctx.scale), [], 0.0, False
         )
         thresholds, stages = [], []
-        for spec, v, fit in zip(layout.specs, sums, state["stages"], strict=True):
+        for spec, v, fit in zip(ctx.layout.specs, sums, state["stages"], strict=True):
             magnitudes = tf.reshape(tf.abs(v), [-1])
             threshold, reached = self.threshold(spec.size, magnitudes, fit[0])
             thresholds.append(tf.where(reached > 0.0, threshold, 0.0))
             stages.append(self.adapted(spec.size, fit, reached))
-        slots = [min(ROOM * element_count(self.density, s.size), s.size) for s in layout.specs]
+        slots = [min(ROOM * element_count(self.density, s.size), s.size) for s in ctx.layout.specs]
         form = form_of("fixed", len(slots))
         selection = ops.accumulate_and_select(
             grads,
@@ -134,10 +127,10 @@ class SIDCo(Sparsifier):
             [],
             tf.constant(slots),
             tf.stack(thresholds),
-            scale=scale,
+            scale=ctx.scale,
             **form,
         )
-        totals, residuals = yield from deliver(layout, selection, slots, grads, **form)
+        totals, residuals = yield from deliver(ctx, selection, slots, grads, **form)
         return totals, {"residual": residuals, "stages": stages}
 
     def threshold(

@@ -41,7 +41,7 @@ from typing_extensions import override
 
 from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Exchange, Method, State, register
+from tf_redsync.methods.base import Context, Exchange, Method, State, register
 from tf_redsync.methods.common.quantizer import Quantizer, deliver_codes
 
 
@@ -87,16 +87,9 @@ class SignSGD(Method):
         return grads, state
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        directions, state = self.directions(feedback.scaled(grads, scale), state)
-        turn = 1 - 2 * ((tf.cast(step % 2, tf.int32) + layout.rank) % 2)
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        directions, state = self.directions(feedback.scaled(grads, ctx.scale), state)
+        turn = 1 - 2 * ((tf.cast(ctx.step % 2, tf.int32) + ctx.rank) % 2)
         votes = [tf.where(d == 0.0, tf.cast(turn, tf.float32), d) for d in directions]
         sums, _ = yield from deliver_codes(votes, tf.ones([len(votes)]), mode="sign")
         return [tf.sign(s) for s in sums], state
@@ -169,21 +162,14 @@ class EFSignSGD(Quantizer):
         return "signs and their scale"
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         sums = [
-            e + g for e, g in zip(state["residual"], feedback.scaled(grads, scale), strict=True)
+            e + g for e, g in zip(state["residual"], feedback.scaled(grads, ctx.scale), strict=True)
         ]
         norms = tf.stack(
             [
                 tf.reduce_sum(tf.abs(p)) / max(spec.size, 1)
-                for p, spec in zip(sums, layout.specs, strict=True)
+                for p, spec in zip(sums, ctx.layout.specs, strict=True)
             ]
         )
         totals, residuals = yield from deliver_codes(sums, norms, mode="sign", errors=True)

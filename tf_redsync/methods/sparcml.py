@@ -43,7 +43,7 @@ from tf_redsync import ops
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import PairGather
-from tf_redsync.methods.base import Exchange, State, register
+from tf_redsync.methods.base import Context, Exchange, State, register
 from tf_redsync.methods.common import recursive_doubling
 from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, flat, split
 from tf_redsync.ops.contract import form_of
@@ -72,27 +72,20 @@ class SparCML(Sparsifier):
     bits: ClassVar[str] = "min(64 density 2^r, 32) for each r < log2(K)"
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        k = [element_count(self.density, s.size) for s in layout.specs]
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        k = [element_count(self.density, s.size) for s in ctx.layout.specs]
         if not sum(k):
             return grads, state
         found = ops.accumulate_and_select(
             grads, state["residual"], [], tf.constant(k), -tf.ones([len(k)]),
-            scale=scale, **form_of("exact", len(k)),
+            scale=ctx.scale, **form_of("exact", len(k)),
         )  # fmt: skip
-        stream = _Stream(layout, k, found.message).shortest()
-        first, doubling, last = recursive_doubling.rounds(layout.workers)
+        stream = _Stream(ctx.layout, k, found.message).shortest()
+        first, doubling, last = recursive_doubling.rounds(ctx.layout.workers)
         if first is not None:
             stream = stream.plus((yield PairGather(stream.message, first)))
             mine = tf.where(
-                layout.rank < first, stream.message, recursive_doubling.empty(stream.message)
+                ctx.rank < first, stream.message, recursive_doubling.empty(stream.message)
             )
             stream = dataclasses.replace(stream, message=mine)
         for distance in doubling:

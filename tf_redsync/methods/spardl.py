@@ -49,7 +49,7 @@ from typing_extensions import override
 from tf_redsync import feedback, ops
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import AllGather, AllToAll
-from tf_redsync.methods.base import Exchange, State, register
+from tf_redsync.methods.base import Context, Exchange, State, register
 from tf_redsync.methods.common.sparsifier import (
     Sparsifier,
     coding_of,
@@ -85,30 +85,25 @@ class SparDL(Sparsifier):
         return False
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        sums = _blocks(flat(state["residual"]) + flat(feedback.scaled(grads, scale)), layout)
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        sums = _blocks(
+            flat(state["residual"]) + flat(feedback.scaled(grads, ctx.scale)), ctx.layout
+        )
         workers, length = sums.shape
         k = element_count(self.density, length)
         like = tf.unstack(sums)
 
-        rows, rests = _select([tf.zeros_like(b) for b in like], like, k, layout)
-        rows, slots = _read((yield AllToAll(rows)), k, like[0], layout)
+        rows, rests = _select([tf.zeros_like(b) for b in like], like, k, ctx)
+        rows, slots = _read((yield AllToAll(rows)), k, like[0], ctx)
         (received,) = _add(rows, slots, like[:1])
-        rows, (rest,) = _select([received], [tf.gather(rests, layout.rank)], k, layout, workers)
-        messages, slots = _read((yield AllGather(rows[0])), k, like[0], layout)
+        rows, (rest,) = _select([received], [tf.gather(rests, ctx.rank)], k, ctx, workers)
+        messages, slots = _read((yield AllGather(rows[0])), k, like[0], ctx)
         total = tf.stack(_add(_one_message(messages), slots, like))
 
-        mine = tf.range(workers)[:, tf.newaxis] == layout.rank
+        mine = tf.range(workers)[:, tf.newaxis] == ctx.rank
         delivered = tf.where(mine, rest, tf.stack(rests))  # 0, or what rounding left
         residual = tf.where(tf.not_equal(total, 0.0), delivered, sums)
-        totals, residuals = (_tensors(blocks, layout) for blocks in (total, residual))
+        totals, residuals = (_tensors(blocks, ctx.layout) for blocks in (total, residual))
         return totals, {"residual": residuals}
 
 
@@ -116,14 +111,14 @@ def _select(
     grads: list[tf.Tensor],
     residuals: list[tf.Tensor],
     k: int,
-    layout: BucketLayout,
+    ctx: Context,
     first: int = 0,
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """The k largest elements of every `grads + residuals`, a message each, and what they leave.
 
     The messages are the worker's numbers `first`, `first` + 1 .. in this step.
     """
-    n, form, coding = len(grads), form_of("exact", len(grads)), coding_of(layout)
+    n, form, coding = len(grads), form_of("exact", len(grads)), coding_of(ctx)
     k_of_all, no_ratios = tf.constant([k] * n), -tf.ones([n])
     found = ops.accumulate_and_select(grads, residuals, [], k_of_all, no_ratios, **form)
     rests, rows = list(found.residuals), tf.unstack(_rows(found.message, n), num=n)
@@ -135,9 +130,9 @@ def _select(
     return tf.stack(rows), rests
 
 
-def _read(messages: tf.Tensor, k: int, block: tf.Tensor, layout: BucketLayout) -> tuple[Any, int]:
+def _read(messages: tf.Tensor, k: int, block: tf.Tensor, ctx: Context) -> tuple[Any, int]:
     """Messages about a block each in the layout of the ops, and their slots."""
-    coding, form = coding_of(layout), form_of("exact", 1)
+    coding, form = coding_of(ctx), form_of("exact", 1)
     if coding is not None:
         messages, (k,), _ = coding.decode(messages, [block], [k], **form)
     return messages, k

@@ -57,9 +57,9 @@ from typing_extensions import override
 
 from tf_redsync import checks, feedback
 from tf_redsync.exchange import wire
-from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.requests import AllGather
-from tf_redsync.methods.base import Exchange, State, register
+from tf_redsync.methods.base import Context, Exchange, State, register
 from tf_redsync.methods.common.quantizer import Quantizer, added_up, l2_norm, spread
 from tf_redsync.methods.common.sparsifier import flat, split
 from tf_redsync.ops.rice import rice_decode, rice_encode
@@ -115,17 +115,10 @@ class SparseDithering(Quantizer):
         return f"{length:.3g} bits, error at most {100 * self.alpha:.3g} %"
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        sizes = [s.size for s in layout.specs]
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        sizes = [s.size for s in ctx.layout.specs]
         self._check_size(sizes)
-        grads = feedback.scaled(grads, scale)
+        grads = feedback.scaled(grads, ctx.scale)
         sums = [e + g for e, g in zip(state["residual"], grads, strict=True)]
         found = [self._levels(tf.reshape(p, [-1])) for p in sums]
         factors, levels = tf.stack([f for f, _ in found]), tf.concat([k for _, k in found], axis=0)
@@ -137,9 +130,9 @@ class SparseDithering(Quantizer):
         def values(messages: tf.Tensor) -> tf.Tensor:
             return self._read(messages, sizes)
 
-        total = added_up(messages, layout.workers, values, sum(sizes))
+        total = added_up(messages, ctx.layout.workers, values, sum(sizes))
         residual = flat(sums) - spread(factors[tf.newaxis], sizes)[0] * levels
-        return split(total, layout.specs), {"residual": split(residual, layout.specs)}
+        return split(total, ctx.layout.specs), {"residual": split(residual, ctx.layout.specs)}
 
     def _check_size(self, sizes: list[int]) -> None:
         """Check that places in the bitmap of a bucket are int32."""

@@ -51,7 +51,7 @@ from tf_redsync import checks, feedback
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather
-from tf_redsync.methods.base import Exchange, State, register, stream, uniform
+from tf_redsync.methods.base import Context, Exchange, State, register, stream, uniform
 from tf_redsync.methods.common.quantizer import Quantizer, added_up, l2_norm, spread
 from tf_redsync.ops import bits
 from tf_redsync.ops.quantization import bucketed
@@ -141,19 +141,16 @@ class SphericalCompression(Quantizer):
         return tf.cast(vectors / norms, tf.float32)
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        grads = feedback.scaled(grads, scale)
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        grads = feedback.scaled(grads, ctx.scale)
         sums = [e + g for e, g in zip(state["residual"], grads, strict=True)]
-        counts, codebook = [self._blocks(s) for s in layout.specs], self.codebook(layout, step)
+        counts, codebook = (
+            [self._blocks(s) for s in ctx.layout.specs],
+            self.codebook(ctx.layout, ctx.step),
+        )
         rows = [
-            bucketed(p, s.size, self.block_size) for p, s in zip(sums, layout.specs, strict=True)
+            bucketed(p, s.size, self.block_size)
+            for p, s in zip(sums, ctx.layout.specs, strict=True)
         ]
         rows = tf.concat(rows, axis=0)
         index, factors = self.search(rows, codebook)
@@ -169,9 +166,9 @@ class SphericalCompression(Quantizer):
         def values(messages: tf.Tensor) -> tf.Tensor:
             return self._read(messages, codebook, counts)
 
-        total = added_up(messages, layout.workers, values, rows.shape.num_elements())
+        total = added_up(messages, ctx.layout.workers, values, rows.shape.num_elements())
         residuals = tf.reshape(rows, [-1]) - values(message[tf.newaxis])[0]
-        return self._joined(total, layout), {"residual": self._joined(residuals, layout)}
+        return self._joined(total, ctx.layout), {"residual": self._joined(residuals, ctx.layout)}
 
     @property
     def _code_bits(self) -> int:

@@ -36,9 +36,9 @@ from typing_extensions import override
 
 from tf_redsync import checks, ops
 from tf_redsync.exchange import wire
-from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.requests import AllGather
-from tf_redsync.methods.base import Exchange, State, register
+from tf_redsync.methods.base import Context, Exchange, State, register
 from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, delivered, element_count
 from tf_redsync.ops import Selection
 from tf_redsync.ops.contract import form_of
@@ -63,18 +63,14 @@ class _Threshold(Sparsifier):
         return f">= {self.threshold:g}, at most {element_count(self.density, spec.size)} elements"
 
     def select(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        scale: tf.Tensor | None,
+        self, grads: list[tf.Tensor], state: State, ctx: Context
     ) -> tuple[Selection, list[int], dict[str, Any]]:
         """Return the selected elements, the capacities, and the form of the message."""
-        k = [element_count(self.density, s.size) for s in layout.specs]
+        k = [element_count(self.density, s.size) for s in ctx.layout.specs]
         form = form_of("fixed", len(k))
         thresholds = tf.fill([len(k)], tf.constant(self.threshold, tf.float32))
         selection = ops.accumulate_and_select(
-            grads, state["residual"], [], tf.constant(k), thresholds, scale=scale, **form
+            grads, state["residual"], [], tf.constant(k), thresholds, scale=ctx.scale, **form
         )
         return selection, k, form
 
@@ -103,16 +99,9 @@ class FixedThreshold(_Threshold):
     bits: ClassVar[str] = "64 density"
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        selection, k, form = self.select(layout, grads, state, scale)
-        totals, residuals = yield from deliver(layout, selection, k, grads, **form)
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        selection, k, form = self.select(grads, state, ctx)
+        totals, residuals = yield from deliver(ctx, selection, k, grads, **form)
         return totals, {"residual": residuals}
 
 
@@ -149,15 +138,8 @@ class Strom(_Threshold):
         checks.real("threshold", self.threshold, **bounds)
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        selection, k, form = self.select(layout, grads, state, scale)
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        selection, k, form = self.select(grads, state, ctx)
         flag, *parts = tf.split(selection.message, _lengths(k, 2))
         message, residuals = [flag], []
         for i, residual in enumerate(selection.residuals):
@@ -169,7 +151,7 @@ class Strom(_Threshold):
             flat = tf.tensor_scatter_nd_add(flat, indices[:, tf.newaxis], left)
             residuals.append(tf.reshape(flat, residual.shape))
         messages = yield AllGather(tf.concat(message, 0))
-        totals = delivered(layout, self._unpacked(messages, k), k, grads, **form)
+        totals = delivered(ctx.layout, self._unpacked(messages, k), k, grads, **form)
         return totals, {"residual": residuals}
 
     def _steps(self, negative: tf.Tensor, count: tf.Tensor) -> tf.Tensor:

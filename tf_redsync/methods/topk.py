@@ -31,7 +31,7 @@ from typing_extensions import override
 
 from tf_redsync import checks, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Exchange, Payloads, State, register
+from tf_redsync.methods.base import Context, Exchange, Payloads, State, register
 from tf_redsync.methods.common.sparsifier import (
     Sparsifier,
     deliver,
@@ -94,24 +94,17 @@ class TopK(Sparsifier):
         return dataclasses.replace(layout, specs=(vector,), sparse_totals=False)
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        specs, residuals = layout.specs, state["residual"]
-        layout = self._selected_from(layout)
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        specs, residuals = ctx.layout.specs, state["residual"]
+        ctx = dataclasses.replace(ctx, layout=self._selected_from(ctx.layout))
         if self.whole_model:
             grads, residuals = [flat(grads)], [flat(residuals)]
-        k = [element_count(self.density, s.size) for s in layout.specs]
+        k = [element_count(self.density, s.size) for s in ctx.layout.specs]
         form = form_of("exact", len(k))
         selection = ops.accumulate_and_select(
-            grads, residuals, [], tf.constant(k), -tf.ones([len(k)]), scale=scale, **form
+            grads, residuals, [], tf.constant(k), -tf.ones([len(k)]), scale=ctx.scale, **form
         )
-        totals, residuals = yield from deliver(layout, selection, k, grads, **form)
+        totals, residuals = yield from deliver(ctx, selection, k, grads, **form)
         if self.whole_model:
             totals, residuals = split(totals[0], specs), split(residuals[0], specs)
         return totals, {"residual": residuals}

@@ -27,8 +27,8 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks, feedback
-from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Exchange, State, register
+from tf_redsync.exchange.layout import TensorSpec
+from tf_redsync.methods.base import Context, Exchange, State, register
 from tf_redsync.methods.common.quantizer import Quantizer, deliver_codes, largest, rms
 
 UNITS = ("rms", "absolute")
@@ -71,20 +71,13 @@ class TwoBit(Quantizer):
         return f"2 bits, threshold {self.threshold:g} {self.unit}"
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        grads = feedback.scaled(grads, scale)
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        grads = feedback.scaled(grads, ctx.scale)
         sums = [e + g for e, g in zip(state["residual"], grads, strict=True)]
         thresholds = tf.fill([len(sums)], tf.constant(self.threshold, tf.float32))
         if self.unit == "rms":
             rows = [tf.reshape(p, [1, -1]) for p in sums]
-            units = [rms(r, s.size) for r, s in zip(rows, layout.specs, strict=True)]
+            units = [rms(r, s.size) for r, s in zip(rows, ctx.layout.specs, strict=True)]
             most = tf.concat([largest(r) for r in rows], axis=0)
             thresholds = tf.minimum(thresholds * tf.concat(units, axis=0), most)
         totals, residuals = yield from deliver_codes(

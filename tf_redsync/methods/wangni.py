@@ -38,7 +38,7 @@ from typing_extensions import override
 from tf_redsync import checks, feedback
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Exchange, State, register, stream, uniform
+from tf_redsync.methods.base import Context, Exchange, State, register, stream, uniform
 from tf_redsync.methods.common.random_numbers import of_worker
 from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, element_count
 from tf_redsync.ops import Selection
@@ -105,20 +105,13 @@ class Wangni(Sparsifier):
         return {}
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        grads, residuals = feedback.scaled(grads, scale), state.get("residual")
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        grads, residuals = feedback.scaled(grads, ctx.scale), state.get("residual")
         if residuals is not None:
             grads = [v + g for v, g in zip(residuals, grads, strict=True)]
         words, slots = [], []
-        for spec, grad in zip(layout.specs, grads, strict=True):
-            seed = of_worker(stream(self.seed, step, spec.position), layout.rank)
+        for spec, grad in zip(ctx.layout.specs, grads, strict=True):
+            seed = of_worker(stream(self.seed, ctx.step, spec.position), ctx.rank)
             # One more than probabilities add up to, in case that they are rounded up.
             slots.append(min(element_count(self.density, spec.size) + 1, spec.size))
             u = uniform([], seed, tf.float64)
@@ -127,7 +120,7 @@ class Wangni(Sparsifier):
         nothing = [tf.zeros_like(g) for g in grads]
         selection = Selection(message, nothing, [], tf.zeros([len(slots)]))
         totals, left_out = yield from deliver(
-            layout, selection, slots, grads, **form_of("exact", len(slots))
+            ctx, selection, slots, grads, **form_of("exact", len(slots))
         )
         return totals, state if residuals is None else {"residual": left_out}
 

@@ -17,8 +17,9 @@ import tensorflow as tf
 
 from tf_redsync.auto import cost
 from tf_redsync.exchange import wire
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.driver import Network, Outcome, drive
-from tf_redsync.exchange.layout import Bucket, BucketLayout
+from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.skips import Skips
 from tf_redsync.exchange.state import Consensus, StateVariables
 from tf_redsync.methods.base import Exchange, Method, State
@@ -164,11 +165,11 @@ class EveryStep:
                 return alone or (dense_phase and method.cadence.may_be_dense)
 
             def from_step(start: int) -> Outcome:
-                def exchange(method: Method, layout: BucketLayout, g, state) -> Exchange:
+                def exchange(method: Method, g, state, ctx: Context) -> Exchange:
                     name = "dense_exchange" if dense(method) else phase_at(method, start)
-                    return getattr(method, name)(layout, g, state, step, scale)
+                    return getattr(method, name)(g, state, ctx)
 
-                return self.drive(exchange, dense, grads, states, network)
+                return self.drive(exchange, dense, grads, states, scale, step, network)
 
             return in_turn(step, ends, from_step, network)
 
@@ -180,13 +181,15 @@ class EveryStep:
         dense: Callable[[Method], bool],
         grads: Sequence[list[tf.Tensor]],
         states: Sequence[State],
+        scale: tf.Tensor | None,
+        step: tf.Tensor,
         network: Network,
     ) -> Outcome:
         """Drive one exchange a bucket, and look at the totals that are not all-reduced."""
         exchanges, looked_at, rank = [], [], network.rank()
         for i, (bucket, g, state) in enumerate(zip(self.buckets, grads, states, strict=True)):
-            layout = dataclasses.replace(bucket.layout, rank=rank)
-            exchanges.append(exchange(bucket.method, layout, g, state))
+            ctx = Context(bucket.layout, rank, step, scale)
+            exchanges.append(exchange(bucket.method, g, state, ctx))
             if bucket.method.totals_may_overflow and not dense(bucket.method):
                 looked_at.append(i)
         outcome = drive(exchanges, network)

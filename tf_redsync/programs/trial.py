@@ -133,11 +133,11 @@ def _dense(
 ) -> Outcome:
     """All buckets of a program densely, with their residuals unless these are `delivered`."""
 
-    def exchange(method, layout, g, state):
-        run = method.dense_exchange(layout, g, state, step, scale)
+    def exchange(method, g, state, ctx):
+        run = method.dense_exchange(g, state, ctx)
         return _with_residual(run, state["residual"], tf.equal(delivered, 1))
 
-    return program.drive(exchange, lambda method: True, grads, states, network)
+    return program.drive(exchange, lambda _: True, grads, states, scale, step, network)
 
 
 def _with_residual(exchange: Exchange, residual: list[tf.Tensor], delivered: tf.Tensor) -> Exchange:

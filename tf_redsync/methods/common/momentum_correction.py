@@ -11,7 +11,7 @@ from typing_extensions import override
 from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce
-from tf_redsync.methods.base import Exchange, Method, State
+from tf_redsync.methods.base import Context, Exchange, Method, State
 from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.common.sparsifier import Sparsifier, element_count
 from tf_redsync.methods.dense import Dense
@@ -95,16 +95,9 @@ class MomentumCorrected(Sparsifier):
         return {"residual": zeros, "velocity": list(zeros) if self.momentum else []}
 
     @override
-    def dense_exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
+    def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         """All-reduce of the momentum-corrected gradients; velocities go on as in `exchange`."""
-        grads, u = feedback.scaled(grads, scale), state["velocity"]
+        grads, u = feedback.scaled(grads, ctx.scale), state["velocity"]
         contributions, velocity = feedback.momentum_step(grads, u, self.momentum, self.nesterov)
         totals = yield AllReduce(contributions)
         return totals, {**state, "velocity": velocity}

@@ -13,7 +13,7 @@ from tf_redsync import checks
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather, AllReduce, Request
-from tf_redsync.methods.base import Method, State, stream
+from tf_redsync.methods.base import Context, Method, State, stream
 from tf_redsync.methods.common.integer_sums import packed_digits, unpacked_digits
 from tf_redsync.methods.common.sparsifier import DENSE_BELOW, flat, too_small
 from tf_redsync.methods.dense import Dense
@@ -74,18 +74,18 @@ class StochasticQuantizer(Quantizer):
         """Right on average only."""
         return False
 
-    def own_stream(self, layout: BucketLayout, step: tf.Tensor) -> tf.Tensor:
+    def own_stream(self, ctx: Context) -> tf.Tensor:
         """Return this worker's stream for `ops.quantize`, int32 `[3]`; see `own_stream`."""
-        return own_stream(self.seed, layout, step)
+        return own_stream(self.seed, ctx)
 
 
-def own_stream(seed: int, layout: BucketLayout, step: tf.Tensor) -> tf.Tensor:
+def own_stream(seed: int, ctx: Context) -> tf.Tensor:
     """Return this worker's stream for `ops.quantize`, int32 `[3]`.
 
     A function of the seed, the step, the rank and the position of the bucket's first tensor.
     """
-    word, number = tf.unstack(stream(seed, step, layout.specs[0].position))
-    return tf.stack([word, tf.cast(layout.rank, tf.int32), number])
+    word, number = tf.unstack(stream(seed, ctx.step, ctx.layout.specs[0].position))
+    return tf.stack([word, tf.cast(ctx.rank, tf.int32), number])
 
 
 def deliver_codes(

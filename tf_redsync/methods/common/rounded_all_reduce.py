@@ -25,7 +25,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.exchange import wire
-from tf_redsync.exchange.layout import BucketLayout, Rounding
+from tf_redsync.exchange.context import Context, Rounding
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, Request
 from tf_redsync.methods.base import Payloads
 
@@ -33,21 +33,21 @@ Tensors = list[tf.Tensor]
 
 
 def all_reduced(
-    layout: BucketLayout, values: Sequence[tf.Tensor]
+    ctx: Context, values: Sequence[tf.Tensor]
 ) -> Generator[Request, Any, tuple[Tensors, Tensors]]:
-    """Add up values over the workers, in the format of `layout.rounding`.
+    """Add up values over the workers, in the format of `ctx.rounding`.
 
     Use it as `sums, errors = yield from all_reduced(...)`.
 
     Args:
-        layout: The bucket.
+        ctx: The exchange's.
         values: Float32 tensors of any shapes.
 
     Returns:
         The sums, float32; and what of this worker's values they leave out, zeros where that is
         nothing or is not known.
     """
-    rounding, zeros = layout.rounding, [tf.zeros_like(v) for v in values]
+    rounding, zeros = ctx.rounding, [tf.zeros_like(v) for v in values]
     if rounding is None:
         sums = yield AllReduce(list(values))
         return list(sums), zeros
@@ -56,7 +56,7 @@ def all_reduced(
         sums = yield AllReduce([tf.cast(v, dtype) for v in values])
         return [tf.cast(s, tf.float32) for s in sums], zeros
     vector = tf.concat([tf.reshape(v, [-1]) for v in values], axis=0)
-    sums, errors = yield from _in_blocks(layout, vector, dtype)
+    sums, errors = yield from _in_blocks(ctx, vector, dtype)
     return _split(sums, values), _split(errors, values)
 
 
@@ -74,10 +74,10 @@ def _block_words(elements: Any, workers: int) -> Any:
 
 
 def _in_blocks(
-    layout: BucketLayout, vector: tf.Tensor, dtype: tf.DType
+    ctx: Context, vector: tf.Tensor, dtype: tf.DType
 ) -> Generator[Request, Any, tuple[tf.Tensor, tf.Tensor]]:
     """The two phases for one vector: its sum and this worker's error."""
-    workers, rank = layout.workers, layout.rank
+    workers, rank = ctx.layout.workers, ctx.rank
     size = vector.shape[0] if vector.shape[0] is not None else tf.size(vector)
     words = _block_words(size, workers)
     padded = tf.pad(vector, [[0, 2 * workers * words - size]])

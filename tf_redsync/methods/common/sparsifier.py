@@ -15,7 +15,7 @@ from tf_redsync.codings.plain import Half
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather, Request
-from tf_redsync.methods.base import Method, Payloads, State
+from tf_redsync.methods.base import Context, Method, Payloads, State
 from tf_redsync.methods.dense import Dense
 from tf_redsync.ops.contract import message_words
 from tf_redsync.ops.sparse import coordinates, is_short
@@ -83,7 +83,7 @@ class Sparsifier(Method):
 
 
 def deliver(
-    layout: BucketLayout,
+    ctx: Context,
     selection: ops.Selection,
     k: tf.Tensor | Sequence[int],
     grads: Sequence[tf.Tensor],
@@ -94,7 +94,7 @@ def deliver(
     Use it as `totals, residuals = yield from deliver(...)`.
 
     Args:
-        layout: The bucket. Its `coding` or `rounding` says how elements travel.
+        ctx: The exchange's. Its `coding` or `rounding` says how elements travel.
         selection: From `ops.accumulate_and_select`.
         k: Elements to select of every tensor, as given to `ops.accumulate_and_select`. As a list
             of integers it lets short totals stay coordinates where the receiver takes these.
@@ -104,13 +104,13 @@ def deliver(
     Returns:
         For every tensor the sum over workers, dense or a `SparseTotal`; and the new residuals.
     """
-    message, residuals, coding = selection.message, list(selection.residuals), coding_of(layout)
+    message, residuals, coding = selection.message, list(selection.residuals), coding_of(ctx)
     if coding is not None:
         message, residuals = coding.encode(message, residuals, k, **form)
     messages = yield AllGather(message)
     if coding is not None:
         messages, k, form = coding.decode(messages, grads, k, **form)
-    return delivered(layout, messages, k, grads, **form), residuals
+    return delivered(ctx.layout, messages, k, grads, **form), residuals
 
 
 def selected_payloads(k: Sequence[int], quantized: Sequence[bool]) -> Payloads:
@@ -123,12 +123,12 @@ def selected_payloads(k: Sequence[int], quantized: Sequence[bool]) -> Payloads:
     return [(AllGather, wire.BYTES_PER_WORD * message_words(k, quantized))]
 
 
-def coding_of(layout: BucketLayout) -> MessageCoding | None:
-    """Return how selected elements travel in a bucket, `None` for as they are."""
-    if layout.coding is None and layout.rounding is not None:
-        half = Half(dtype=layout.rounding.dtype)
-        return MessageCoding(values=half, error_feedback=layout.rounding.error_feedback)
-    return layout.coding
+def coding_of(ctx: Context) -> MessageCoding | None:
+    """Return how selected elements travel in an exchange, `None` for as they are."""
+    if ctx.coding is None and ctx.rounding is not None:
+        half = Half(dtype=ctx.rounding.dtype)
+        return MessageCoding(values=half, error_feedback=ctx.rounding.error_feedback)
+    return ctx.coding
 
 
 def delivered(

@@ -66,7 +66,7 @@ from tf_redsync.codings.base import IndexCoding
 from tf_redsync.codings.choice import Cheapest
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather, AllReduce
-from tf_redsync.methods.base import Exchange, State, register
+from tf_redsync.methods.base import Context, Exchange, State, register
 from tf_redsync.methods.common.broadcast import from_leader
 from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, flat, split
@@ -179,47 +179,34 @@ class LGC(Sparsifier):
     def init(self, layout: BucketLayout) -> State:
         return {**super().init(layout), "autoencoder": [self.autoencoder.initial(self.seed)]}
 
-    def training_exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
+    def training_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         """Exchange one bucket in stage 2; otherwise as `exchange`."""
-        shape, (parameters,) = self._shape(layout), state["autoencoder"]
-        found = shape.selected(feedback.scaled(grads, scale), state["residual"])
+        shape, (parameters,) = self._shape(ctx.layout), state["autoencoder"]
+        found = shape.selected(feedback.scaled(grads, ctx.scale), state["residual"])
         messages = yield AllGather(found.message)
         totals = ops.decode(messages, tf.constant(shape.k), grads, **shape.form)
 
         positions, values = shared_values.read(messages, shape.k)
         places = shape.places(positions)
-        vectors = shape.padded(shared_values.at_positions_of(layout.rank, places, values))
+        vectors = shape.padded(shared_values.at_positions_of(ctx.rank, places, values))
         own = shared_values.gradient(
-            self.autoencoder, parameters, vectors, layout.rank, shape.innovation
+            self.autoencoder, parameters, vectors, ctx.rank, shape.innovation
         )
         (gradient,) = yield AllReduce([own])
-        parameters -= self.learning_rate / layout.workers * gradient
+        parameters -= self.learning_rate / ctx.layout.workers * gradient
         return totals, {"residual": list(found.residuals), "autoencoder": [parameters]}
 
     @override
-    def exchange(
-        self,
-        layout: BucketLayout,
-        grads: list[tf.Tensor],
-        state: State,
-        step: tf.Tensor,
-        scale: tf.Tensor | None = None,
-    ) -> Exchange:
-        model, (parameters,), shape = self.autoencoder, state["autoencoder"], self._shape(layout)
-        grads = feedback.scaled(grads, scale)
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        (parameters,), shape = state["autoencoder"], self._shape(ctx.layout)
+        model = self.autoencoder
+        grads = feedback.scaled(grads, ctx.scale)
         message = shape.selected(grads, state["residual"]).message
         sums = flat(state["residual"]) + flat(grads)
 
-        leader, finite = tf.cast(step % layout.workers, tf.int32), tf.equal(message[0], 1)
+        leader, finite = tf.cast(ctx.step % ctx.layout.workers, tf.int32), tf.equal(message[0], 1)
         words = codes.leader_words(model, parameters, self.indices, shape, message)
-        words = yield from from_leader(words, finite, leader, layout)
+        words = yield from from_leader(words, finite, leader, ctx)
         words, code = tf.split(words, [self.indices.words(shape.room), -1])
         positions = self.indices.decode(words[tf.newaxis], shape.room, codes.NO_SEED)
         at, used = shape.places(positions)
@@ -228,14 +215,14 @@ class LGC(Sparsifier):
 
         if model.innovation:
             total, own = yield from codes.server(
-                model, parameters, code, values, used, shape.innovation, layout.rank, finite
+                model, parameters, code, values, used, shape.innovation, ctx.rank, finite
             )
         else:
             total, own = yield from codes.ring(model, parameters, values, used)
         at, slots = at[0][:, tf.newaxis], at.shape[1]
         totals = tf.scatter_nd(at, total[:slots], tf.shape(sums, tf.int64))
         kept = tf.tensor_scatter_nd_sub(sums, at, own[:slots])
-        specs = layout.specs
+        specs = ctx.layout.specs
         return split(totals, specs), {**state, "residual": split(kept, specs)}
 
     def _shape(self, layout: BucketLayout) -> shared_values.Shape:
