@@ -45,7 +45,7 @@ def adapt(cls: type) -> None:
             f"Write `def {name}(self, grads, state, ctx)`, with `ctx.layout`, `ctx.rank`, "
             "`ctx.step` and `ctx.scale`, and call other methods' exchanges so.",
             DeprecationWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
         setattr(cls, name, _adapted(function, with_scale=count > 5))
 
