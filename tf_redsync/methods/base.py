@@ -7,14 +7,12 @@ from collections.abc import Generator
 from typing import Any, ClassVar
 
 import tensorflow as tf
-from typing_extensions import override
 
 from tf_redsync import feedback
 from tf_redsync.config import Configurable, from_config, register, registered, serialize
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce, Request
-from tf_redsync.methods.common import former_signature
 from tf_redsync.methods.common.cadence import Cadence, FormerHooks
 from tf_redsync.methods.common.random_numbers import stream, uniform
 
@@ -67,11 +65,6 @@ class Method(FormerHooks, Configurable):
     paper: ClassVar[str] = ""
     requests: ClassVar[str] = ""
     bits: ClassVar[str] = ""
-
-    @override
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        former_signature.adapt(cls)
 
     @property
     def whole_model(self) -> bool:

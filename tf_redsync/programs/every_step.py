@@ -175,21 +175,13 @@ class EveryStep:
 
         return run
 
-    def drive(
-        self,
-        exchange: Callable[..., Exchange],
-        dense: Callable[[Method], bool],
-        grads: Sequence[list[tf.Tensor]],
-        states: Sequence[State],
-        scale: tf.Tensor | None,
-        step: tf.Tensor,
-        network: Network,
-    ) -> Outcome:
+    def drive(self, exchange, dense, grads, states, scale, step, network) -> Outcome:
         """Drive one exchange a bucket, and look at the totals that are not all-reduced."""
         exchanges, looked_at, rank = [], [], network.rank()
-        for i, (bucket, g, state) in enumerate(zip(self.buckets, grads, states, strict=True)):
-            ctx = Context(bucket.layout, rank, step, scale)
-            exchanges.append(exchange(bucket.method, g, state, ctx))
+        for i, (bucket, g, s) in enumerate(zip(self.buckets, grads, states, strict=True)):
+            exchanges.append(
+                exchange(bucket.method, g, s, Context(bucket.layout, rank, step, scale))
+            )
             if bucket.method.totals_may_overflow and not dense(bucket.method):
                 looked_at.append(i)
         outcome = drive(exchanges, network)

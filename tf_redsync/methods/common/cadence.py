@@ -8,6 +8,8 @@ from typing import Any
 
 from typing_extensions import override
 
+from tf_redsync.methods.common import former_signature
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cadence:
@@ -57,12 +59,14 @@ FORMER_HOOKS = tuple(field.name for field in dataclasses.fields(Cadence))
 class FormerHooks:
     """The fields of `Cadence` as they once were, a property of the method each. Deprecated.
 
-    They can still be read, and a method that defines them still has the cadence that they say.
+    They can still be read, and a method that defines them still has the cadence that they say; so has
+    one with an exchange of the former signature, see `former_signature.py`.
     """
 
     @override
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        former_signature.adapt(cls)
         defined = [name for name in FORMER_HOOKS if name in vars(cls)]
         if not defined:
             return
