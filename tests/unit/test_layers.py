@@ -22,6 +22,7 @@ LAYERS = (
         "methods/base.py",
         "methods/dense.py",
         "methods/common/cadence.py",
+        "methods/common/former_signature.py",
         "methods/common/random_numbers.py",
     ),
     ("schedules.py",),

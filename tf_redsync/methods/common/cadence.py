@@ -59,8 +59,8 @@ FORMER_HOOKS = tuple(field.name for field in dataclasses.fields(Cadence))
 class FormerHooks:
     """The fields of `Cadence` as they once were, a property of the method each. Deprecated.
 
-    They can still be read, and a method that defines them still has the cadence that they say; so has
-    one with an exchange of the former signature, see `former_signature.py`.
+    They can still be read, and a method that defines them still has the cadence that they say. One
+    with an exchange of the former signature keeps it, see `former_signature.py`.
     """
 
     @override
