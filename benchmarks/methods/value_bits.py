@@ -38,12 +38,11 @@ def carried(gradient: np.ndarray, density: float, value_bits: int) -> tuple[floa
     import tensorflow as tf
 
     from tf_redsync.codings.selected import coding, select_and_code
-    from tf_redsync.ops.contract import form_of
 
-    k, form = [round(density * gradient.size)], form_of("exact", 1)
+    k = [round(density * gradient.size)]
     zero = tf.zeros([gradient.size])
     selected = select_and_code([gradient], [zero], [], k, value_bits=value_bits)
-    plain, _, _ = coding(value_bits).decode(selected.message[tf.newaxis], [zero], k, **form)
+    plain, _ = coding(value_bits).decode(selected.message[tf.newaxis], [zero], selected.layout)
     at = plain[0, 2 : 2 + k[0]].numpy()[: int(plain[0, 1])]
     true = np.float64(gradient[at])
     rest = np.float64(selected.residuals[0].numpy()[at])

@@ -80,8 +80,8 @@ def top_k_step(g, v, u, k, momentum):
 def select(selector, g, v, u, k, momentum, ratios, search):
     """The step with this library's op: (message, v, u, ratios)."""
     selection = ops.accumulate_and_select(
-        [g], [v], [u] if momentum else [], tf.constant([k]), ratios,
-        selectors=[selector], quantized=[False], momentum=momentum, search=search,
+        [g], [v], [u] if momentum else [], [k], ratios,
+        selectors=selector, momentum=momentum, search=search,
     )  # fmt: skip
     velocity = selection.velocities[0] if momentum else u
     return selection.message, selection.residuals[0], velocity, selection.ratios
@@ -139,19 +139,17 @@ def chain(op: str, n: int, k: int, momentum: float, calls: int):
 def decode_chain(n: int, k: int, calls: int):
     """A graph function (messages) that adds up the messages of RANKS workers, `calls` times."""
     ops.set_backend("native")
-    staged = Staged(f"decode {n} {k}", [tf.zeros([n])])
+    staged, layout = Staged(f"decode {n} {k}", [tf.zeros([n])]), ops.MessageLayout.of([k])
 
     @tf.function(autograph=False)
     def run(messages):
         (total,) = staged.take()
         for _ in range(calls):
-            (total,) = ops.decode(
-                messages, tf.constant([k]), [total], selectors=["exact"], quantized=[False]
-            )
+            (total,) = ops.decode(messages, layout, [total])
         staged.put([total])
         return messages[0, 0]
 
-    return run.get_concrete_function(tf.TensorSpec([RANKS, 2 + 2 * k], tf.int32))
+    return run.get_concrete_function(tf.TensorSpec([RANKS, layout.words], tf.int32))
 
 
 def random_messages(n: int, k: int) -> tf.Tensor:

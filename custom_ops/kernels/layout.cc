@@ -98,7 +98,7 @@ tensorflow::Status MakeParts(const TensorAttributes& attributes, const std::stri
     return InvalidArgument("`k` must have shape [", tensors.size(),
                            "]. Received: ", k.shape().DebugString(), ".");
   }
-  int64_t offset = 1;
+  int64_t offset = kFlagWords;
   for (int i = 0; i < tensors.size(); ++i) {
     const int64_t size = tensors[i].NumElements(), ki = k.flat<int32_t>()(i);
     if (size > kMaxElements) {

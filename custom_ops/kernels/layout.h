@@ -66,7 +66,7 @@ tensorflow::Status MakeParts(const TensorAttributes& attributes, const std::stri
 
 // Words of a message with these parts.
 inline int64_t MessageWords(const std::vector<Part>& parts) {
-  return parts.empty() ? 1 : parts.back().offset + parts.back().words();
+  return parts.empty() ? kFlagWords : parts.back().offset + parts.back().words();
 }
 
 // TensorFlow's own intra-op threads.

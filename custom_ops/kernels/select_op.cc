@@ -110,7 +110,7 @@ class AccumulateAndSelectOp : public tensorflow::OpKernel {
     }
     *finite = *finite && result.finite;
     message[part.offset] = result.count;
-    if (part.quantized) message[part.offset + 1] = BitsOf(result.mean);
+    if (part.quantized) *const_cast<int32_t*>(part.values(message)) = BitsOf(result.mean);
     call->new_ratios->flat<float>()(i) = result.ratio;
     return tensorflow::OkStatus();
   }

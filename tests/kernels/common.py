@@ -92,11 +92,13 @@ def select(backend: str, inputs, k, ratios, *, momentum=(0.0, False), graph=Fals
     return tf.nest.map_structure(lambda t: t.numpy(), selection)
 
 
-def decode(backend: str, messages, k, like, **options):
-    """`decode` on `backend`; returns numpy arrays."""
+def decode(backend: str, messages, k, like, *, quantized, selectors=None):
+    """`decode` on `backend`; returns numpy arrays. Messages do not depend on the selectors."""
+    del selectors
     ops.set_backend(backend)
     try:
-        return [t.numpy() for t in ops.decode(messages, k, like, **options)]
+        layout = ops.MessageLayout.of(k, quantized)
+        return [t.numpy() for t in ops.decode(messages, layout, like)]
     finally:
         ops.set_backend(None)
 

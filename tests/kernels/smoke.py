@@ -28,7 +28,7 @@ def results(selector: str) -> list[np.ndarray]:
     selection = ops.accumulate_and_select(
         [grad], [residual], [velocity], k, tf.constant([-1.0]), momentum=0.9, **form
     )
-    totals = ops.decode(tf.stack([selection.message] * 3), k, [grad], **form)
+    totals = ops.decode(tf.stack([selection.message] * 3), selection.layout, [grad])
     return [t.numpy() for t in tf.nest.flatten([selection, totals])]
 
 

@@ -74,7 +74,8 @@ def test_library_of_another_tensorflow_is_refused(tmp_path):
 
 
 def test_words_of_a_message():
-    assert ops.message_words([7, 5, 0], [False, True, False]) == 1 + (1 + 14) + (2 + 5) + 1
+    layout = ops.MessageLayout.of([7, 5, 0], [False, True, False])
+    assert layout.words == 1 + (1 + 14) + (2 + 5) + 1
 
 
 X = np.zeros(3, np.float32)
@@ -114,8 +115,8 @@ def traced_on(backend, rows):
     @tf.function(input_signature=[tf.TensorSpec([rows, 2**16], tf.float32)])
     def select(x):
         form = {"selectors": ["exact"], "quantized": [False]}
-        message = ops.accumulate_and_select([x], [x], [], [1], [-1.0], **form).message
-        return ops.decode(message[tf.newaxis], tf.constant([1]), [x], **form)
+        chosen = ops.accumulate_and_select([x], [x], [], [1], [-1.0], **form)
+        return ops.decode(chosen.message[tf.newaxis], chosen.layout, [x])
 
     ops.set_backend(backend)
     return select.get_concrete_function()

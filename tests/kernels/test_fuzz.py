@@ -36,7 +36,6 @@ from tests.oracle.redsync import accumulate_and_select_numpy
 from tf_redsync import ops
 from tf_redsync.codings import selected
 from tf_redsync.ops import bits, codecs
-from tf_redsync.ops.contract import form_of
 
 EXAMPLES = os.environ.get("FUZZ_EXAMPLES")
 RANKS = 3
@@ -129,8 +128,9 @@ def test_decode(seed, changes):
         rows.append(accumulate_and_select_numpy(*inputs[:2], [], K, ratios, **LAYOUT)[0])
     messages = mutate(np.stack(rows), changes)
     like = [np.zeros(n, np.float32) for n in SIZES]
+    layout = ops.MessageLayout.of(K, LAYOUT["quantized"])
     check(
-        lambda: ops.decode(messages, K, like, **LAYOUT),
+        lambda: ops.decode(messages, layout, like),
         lambda: decode_checked(messages), ("flag", "count", "index", "value", "mean"),
     )  # fmt: skip
 
@@ -203,9 +203,9 @@ def coded_sums(backend, value_bits, sizes, k):
 
     @tf.function(input_signature=[tf.TensorSpec([RANKS, None], tf.int32)])
     def sums(messages):
-        coding, form = selected.coding(value_bits), form_of("exact", len(k))
-        plain, slots, form = coding.decode(messages, like, list(k), **form)
-        return ops.decode(plain, tf.constant(slots), like, **form)
+        coding = selected.coding(value_bits)
+        plain, layout = coding.decode(messages, like, ops.MessageLayout.of(k))
+        return ops.decode(plain, layout, like)
 
     return sums
 
@@ -310,7 +310,7 @@ def test_truncated_and_oversized(backend, columns):
     """A message of any other length is refused before anything is read."""
     x, messages = [np.zeros(100, np.float32)], np.ones([2, columns], np.int32)
     runs = {
-        "decode": lambda: ops.decode(messages, [9], x, selectors=["exact"], quantized=[False]),
+        "decode": lambda: ops.decode(messages, ops.MessageLayout.of([9]), x),
         "sum": lambda: codecs.dequantize_sum(messages, x, mode="sign"),
         "golomb": lambda: codecs.golomb_decode(messages, sizes=[100], slots=[9], rice=[3]),
         "bloom": lambda: codecs.bloom_query(

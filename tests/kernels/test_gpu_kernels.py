@@ -70,7 +70,7 @@ def test_the_reference_runs_where_there_are_no_gpu_kernels(monkeypatch):
     try:
         x, form = [tf.range(5.0)], {"selectors": ["exact"], "quantized": [False]}
         chosen = ops.accumulate_and_select(x, x, [], [2], [-1.0], **form)
-        (total,) = ops.decode(chosen.message[tf.newaxis], [2], x, **form)
+        (total,) = ops.decode(chosen.message[tf.newaxis], chosen.layout, x)
     finally:
         ops.set_backend(None)
     assert called == [1, 1] and total.numpy().tolist() == [0, 0, 0, 6, 8]

@@ -16,7 +16,6 @@ from tests.kernels.common import (
 from tests.oracle.coded_top_k import decode_numpy, select_and_code_numpy
 from tf_redsync import ops
 from tf_redsync.codings import selected
-from tf_redsync.ops.contract import form_of
 
 SIZES = (0, 1, 2, 31, 1000, 4097, 9000)
 BACKENDS = [pytest.param("native", marks=needs_native), "tensorflow"]
@@ -89,9 +88,9 @@ def test_decoders_agree(value_bits):
 
 def sums(messages, k, value_bits):
     like, k = [tf.zeros([n]) for n in SIZES], [int(n) for n in k]
-    coding, form = selected.coding(value_bits), form_of("exact", len(SIZES))
-    plain, slots, form = coding.decode(tf.constant(messages), like, k, **form)
-    return ops.decode(plain, tf.constant(slots, tf.int32), like, **form)
+    coding = selected.coding(value_bits)
+    plain, layout = coding.decode(tf.constant(messages), like, ops.MessageLayout.of(k))
+    return ops.decode(plain, layout, like)
 
 
 @needs_native

@@ -36,10 +36,10 @@ def messages(workers=3):
 
 
 def test_coordinates_add_up_to_the_decoded_total(backend):
-    received = messages()
+    received, layout = messages(), ops.MessageLayout.of(K, FORM["quantized"])
     like = [tf.zeros(s) for s in SIZES]
-    dense = ops.decode(received, tf.constant(K), like, **FORM)
-    found = sparse.coordinates(received, K, FORM["quantized"])
+    dense = ops.decode(received, layout, like)
+    found = sparse.coordinates(received, layout)
     for total, expected in zip(found, dense, strict=True):
         summed = np.zeros(expected.shape.num_elements(), np.float32)
         np.add.at(summed, total.indices.numpy(), total.values.numpy())

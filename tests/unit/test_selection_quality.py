@@ -218,7 +218,7 @@ def test_training_steps_in_a_graph(backend, momentum, nesterov, static_shapes):
 
     @tf.function(input_signature=[tf.TensorSpec([workers, None], tf.int32), ks, tensors])
     def decode(messages, k, like):
-        return ops.decode(messages, k, list(like), **fixed)
+        return ops.decode(messages, ops.MessageLayout.of(k, quantized), list(like))
 
     rng = np.random.default_rng(1)
     zeros = tuple(np.zeros(s, np.float32) for s in shapes)
@@ -294,14 +294,14 @@ def test_decode_sweep(backend, seed, workers):
     layout = {name: keywords[name] for name in ("selectors", "quantized")}
     expected = oracle.decode_numpy(messages, arguments[3], shapes, **layout)
     like = [tf.ones(s) for s in shapes]  # shapes only: the values must not be used
-    totals = ops.decode(tf.constant(np.stack(messages)), tf.constant(arguments[3]), like, **layout)
+    sent = ops.MessageLayout.of(arguments[3], layout["quantized"])
+    totals = ops.decode(tf.constant(np.stack(messages)), sent, like)
     for a, b in zip(totals, expected, strict=True):
         assert_same_bits(a, b, "totals")
     for a in like:
         assert (a.numpy() == 1).all()
     if not any(0 in s for s in shapes):
-        words = ops.message_words([int(k) for k in arguments[3]], layout["quantized"])
-        assert words == messages[0].size
+        assert sent.words == messages[0].size
 
 
 def test_results_do_not_depend_on_the_number_of_threads():
@@ -416,7 +416,7 @@ def compiled_step(backend, selector, quantized, momentum):
         result = ops.accumulate_and_select(
             [g], [v], list(u), k, ratios, momentum=momentum, side=side, search=search, **layout
         )
-        return result, ops.decode(result.message[None], k, [v], **layout)[0]
+        return result, ops.decode(result.message[None], result.layout, [v])[0]
 
     return run
 

@@ -20,32 +20,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from tf_redsync.codings.base import CodedPositions, IndexCoding, Room, ValueCoding, used
 from tf_redsync.codings.plain import Float32, RawIndices
 from tf_redsync.exchange import wire
-
-
-class Parts(NamedTuple):
-    """A message in the layout of `ops/contract.py`, taken apart.
-
-    Attributes:
-        flag: int32 `[1]`.
-        counts: int32 `[N]`.
-        indices: list of int32 `[slots]`.
-        values: list of float32 `[slots]`, 0 after the first `count`. Of a tensor with one mean that
-            mean, repeated.
-        means: dict of float32 `[1]`, by the number of a tensor that has one mean.
-    """
-
-    flag: tf.Tensor
-    counts: tf.Tensor
-    indices: list[tf.Tensor]
-    values: list[tf.Tensor]
-    means: dict[int, tf.Tensor]
+from tf_redsync.ops.message_layout import MessageLayout, Parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,32 +53,29 @@ class MessageCoding:
         return dataclasses.replace(self, stream=tf.constant([number, 0, 0]) + self.stream)
 
     def encode(
-        self,
-        message: tf.Tensor,
-        residuals: Sequence[tf.Tensor],
-        k: tf.Tensor | Sequence[int],
-        **form: Any,
+        self, message: tf.Tensor, residuals: Sequence[tf.Tensor], layout: MessageLayout
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Code a message.
 
         Args:
             message: int32 `[words]`, from `ops.accumulate_and_select`.
             residuals: What the selection left.
-            k: As given to the selection.
-            form: `selectors` and `quantized`, as given to the selection.
+            layout: Of the message.
 
         Returns:
             The coded message, all zero unless all that it stands for is finite; and the residuals.
         """
-        room, one_mean = _room(residuals, k), form["quantized"]
-        parts = _taken_apart(message, room, one_mean)
+        room, parts = _room(residuals, layout), layout.split(message)
+        selected = _with_means_repeated(parts)
         coded = self.indices.encode(parts.indices, parts.counts, room, self.seed)
-        values = self._values_at(coded, parts, residuals)
-        for i, mean in parts.means.items():
-            values[i] = used(tf.fill(tf.shape(values[i]), mean[0]), coded.counts[i])
+        values = self._values_at(coded, selected, residuals)
+        words = [parts.flags, coded.words]
+        for i, mean in enumerate(parts.values):
+            if layout.quantized[i]:
+                values[i] = used(tf.fill(tf.shape(values[i]), mean[0]), coded.counts[i])
+                words.append(wire.to_words(mean))
         true = list(values)
-        words = [parts.flag, coded.words, *map(wire.to_words, parts.means.values())]
-        own = _with_values(one_mean)
+        own = _with_values(layout)
         if own:
             counts = tf.gather(coded.counts, own)
             rounded = self.values.encode([values[i] for i in own], counts, self.stream)
@@ -105,47 +84,45 @@ class MessageCoding:
                 values[i] = tensor
         finite = wire.all_finite(values)
         short = tf.concat(words, axis=0)
-        short = tf.where(finite & tf.equal(parts.flag[0], 1), short, tf.zeros_like(short))
+        short = tf.where(finite & tf.equal(parts.flags[0], 1), short, tf.zeros_like(short))
         delivered = values if self.error_feedback else true
         if self.indices.lossless and (self.values.exact or not self.error_feedback):
             return short, list(residuals)
-        return short, _kept(residuals, parts, coded, delivered)
+        return short, _kept(residuals, selected, coded, delivered)
 
     def decode(
-        self,
-        messages: tf.Tensor,
-        like: Sequence[tf.Tensor],
-        k: tf.Tensor | Sequence[int],
-        **form: Any,
-    ) -> tuple[tf.Tensor, Any, dict[str, Any]]:
+        self, messages: tf.Tensor, like: Sequence[tf.Tensor], layout: MessageLayout
+    ) -> tuple[tf.Tensor, MessageLayout]:
         """Undo `encode`, as far as that can be done, for the messages of all workers.
 
         Args:
             messages: int32 `[workers, words]`.
             like: Tensors of the shapes of the totals.
-            k: As given to `encode`.
-            form: As given to `encode`.
+            layout: As given to `encode`.
 
         Returns:
-            Messages, `k`, and `selectors` and `quantized`, all as `ops.decode` takes them.
+            Messages and their layout, as `ops.decode` takes them. A coding of positions that adds
+            some has made its capacities larger.
         """
-        room, one_mean = _room(like, k), form["quantized"]
-        received, own = self.indices.received(room), _with_values(one_mean)
-        slots, means = [received.slots[i] for i in own], len(one_mean) - len(own)
-        lengths = [1, self.indices.words(room), means, self.values.words(slots) if own else 0]
-        flag, words, mean_words, value_words = tf.split(messages, lengths, axis=1)
+        room = _room(like, layout)
+        received, own = self.indices.received(room), _with_values(layout)
+        slots, means = [received.slots[i] for i in own], len(layout.quantized) - len(own)
+        lengths = [wire.HEADER_WORDS, self.indices.words(room), means]
+        lengths.append(self.values.words(slots) if own else 0)
+        flags, words, mean_words, value_words = tf.split(messages, lengths, axis=1)
         positions = self.indices.decode(words, room, self.seed)
-        values = []
+        decoded: list[tf.Tensor] = []
         if own:
             counts = tf.gather(positions.counts, own, axis=1)
-            values = self.values.decode(value_words, counts, slots)
-        result, next_value = [flag], iter(values)
+            decoded = self.values.decode(value_words, counts, slots)
+        next_value = iter(decoded)
         next_mean = iter(tf.split(mean_words, means, axis=1) if means else ())
-        for i, (at, is_mean) in enumerate(zip(positions.indices, one_mean, strict=True)):
-            result.append(positions.counts[:, i : i + 1])
-            result += [next(next_mean), at] if is_mean else [at, wire.to_words(next(next_value))]
-        sent = {"selectors": ["exact"] * len(one_mean), "quantized": list(one_mean)}
-        return tf.concat(result, axis=1), _k_of(received, k), sent
+        values = [
+            wire.from_words(next(next_mean)) if one_mean else next(next_value)
+            for one_mean in layout.quantized
+        ]
+        plain = MessageLayout(received.slots, layout.quantized)
+        return plain.join(Parts(flags, positions.counts, positions.indices, values)), plain
 
     def _values_at(
         self, coded: CodedPositions, parts: Parts, residuals: Sequence[tf.Tensor]
@@ -161,40 +138,23 @@ class MessageCoding:
         return values
 
 
-def _with_values(one_mean: Sequence[bool]) -> list[int]:
+def _with_values(layout: MessageLayout) -> list[int]:
     """Numbers of the tensors that have values of their own, and not one mean."""
-    return [i for i, is_mean in enumerate(one_mean) if not is_mean]
+    return [i for i, one_mean in enumerate(layout.quantized) if not one_mean]
 
 
-def _room(tensors: Sequence[tf.Tensor], k: tf.Tensor | Sequence[int]) -> Room:
+def _room(tensors: Sequence[tf.Tensor], layout: MessageLayout) -> Room:
     """Sizes of the tensors and slots of the selection's message."""
-    fixed = tf.get_static_value(k) if isinstance(k, tf.Tensor) else k
-    slots = tf.unstack(k, len(tensors)) if fixed is None else map(int, fixed)
-    return Room(tuple(t.shape.num_elements() for t in tensors), tuple(slots))
+    return Room(tuple(t.shape.num_elements() for t in tensors), layout.capacities)
 
 
-def _k_of(room: Room, k: tf.Tensor | Sequence[int]) -> Any:
-    """Slots as `k` of messages with the selector "exact", a list if `k` is."""
-    if room.is_static:
-        return list(room.slots) if isinstance(k, list) else tf.constant(room.slots, tf.int32)
-    return tf.stack(room.slots)
-
-
-def _taken_apart(message: tf.Tensor, room: Room, one_mean: Sequence[bool]) -> Parts:
-    lengths: list[Any] = [1]
-    for slots, is_mean in zip(room.slots, one_mean, strict=True):
-        lengths += [1, 1, slots] if is_mean else [1, slots, slots]
-    flag, *rest = tf.split(message, lengths)
-    counts, indices, values, means = [], [], [], {}
-    for i, is_mean in enumerate(one_mean):
-        count, first, second = rest[3 * i : 3 * i + 3]
-        counts.append(count[0])
-        indices.append(second if is_mean else first)
-        value = wire.from_words(first if is_mean else second)
-        values.append(used(tf.broadcast_to(value, tf.shape(second)), count[0]))
-        if is_mean:
-            means[i] = value
-    return Parts(flag, tf.stack(counts), indices, values, means)
+def _with_means_repeated(parts: Parts) -> Parts:
+    """A message with a value for every slot, 0 after the first `count`."""
+    values = [
+        used(tf.broadcast_to(value, tf.shape(at)), parts.counts[i])
+        for i, (at, value) in enumerate(zip(parts.indices, parts.values, strict=True))
+    ]
+    return parts._replace(values=values)
 
 
 def _kept(

@@ -20,7 +20,8 @@ from tf_redsync.codings.message import MessageCoding
 from tf_redsync.codings.plain import Half
 from tf_redsync.codings.signed_levels import MAX_BITS, SignedLevels
 from tf_redsync.ops import native
-from tf_redsync.ops.contract import check_select, form_of
+from tf_redsync.ops.contract import check_select
+from tf_redsync.ops.message_layout import MessageLayout
 
 HALF_BITS = 16
 VALUE_BITS = (*range(1, MAX_BITS + 1), HALF_BITS)
@@ -33,11 +34,13 @@ class Selected(NamedTuple):
         message: int32 vector, what this worker sends.
         residuals: list of float32 tensors, what it keeps.
         velocities: list of float32 tensors; empty without momentum.
+        layout: of the message before it was coded.
     """
 
     message: tf.Tensor
     residuals: list[tf.Tensor]
     velocities: list[tf.Tensor]
+    layout: MessageLayout
 
 
 def coding(value_bits: int) -> MessageCoding:
@@ -87,48 +90,48 @@ def select_and_code(
     )
     if value_bits not in VALUE_BITS:
         raise ValueError(f"`value_bits` must be one of {VALUE_BITS}. Received: {value_bits}.")
-    form = form_of("exact", len(grads))
-    check_select(grads, residuals, velocities, form["selectors"], form["quantized"], momentum)
+    layout = MessageLayout.of(k)
+    selectors = ["exact"] * len(grads)
+    check_select(grads, residuals, velocities, selectors, layout.quantized, momentum)
     options: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "masking": masking}
     scale = tf.convert_to_tensor(1.0 if scale is None else scale, tf.float32)
     if _runs_as_one_op(grads):
-        return _one_op(grads, residuals, velocities, list(k), scale, value_bits, **options)
-    fixed, ratios = tf.constant(list(k), tf.int32), tf.fill([len(grads)], -1.0)
+        return _one_op(grads, residuals, velocities, layout, scale, value_bits, **options)
     chosen = ops.accumulate_and_select(
-        grads, residuals, velocities, fixed, ratios, scale=scale, **form, **options
+        grads, residuals, velocities, k, selectors=selectors, scale=scale, **options
     )
-    message, kept = coding(value_bits).encode(chosen.message, chosen.residuals, list(k), **form)
-    return Selected(message, kept, list(chosen.velocities))
+    message, kept = coding(value_bits).encode(chosen.message, chosen.residuals, layout)
+    return Selected(message, kept, list(chosen.velocities), layout)
 
 
 def _one_op(
     grads: list[tf.Tensor],
     residuals: list[tf.Tensor],
     velocities: list[tf.Tensor],
-    k: list[int],
+    layout: MessageLayout,
     scale: tf.Tensor,
     value_bits: int,
     **options: Any,
 ) -> Selected:
-    room = Room(tuple(g.shape.num_elements() for g in grads), tuple(k))
+    k = layout.capacities
+    room = Room(tuple(g.shape.num_elements() for g in grads), k)
     streams, rice = [0] * len(k), []
     for number, group in enumerate(groups(room)):
         rice.append(group.rice)
         for i in group.members:
             streams[i] = number
-    return Selected(
-        *native.load().redsync_select_and_code(
-            grads=grads,
-            residuals=residuals,
-            velocities=velocities,
-            scale=scale,
-            k=k,
-            streams=streams,
-            rice=rice,
-            value_bits=value_bits,
-            **options,
-        )
+    message, kept, moving = native.load().redsync_select_and_code(
+        grads=grads,
+        residuals=residuals,
+        velocities=velocities,
+        scale=scale,
+        k=k,
+        streams=streams,
+        rice=rice,
+        value_bits=value_bits,
+        **options,
     )
+    return Selected(message, kept, moving, layout)
 
 
 def _runs_as_one_op(tensors: Sequence[tf.Tensor]) -> bool:

@@ -74,7 +74,6 @@ from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.common.momentum_correction import MomentumCorrected
 from tf_redsync.methods.common.sparsifier import delivered, element_count, too_small
 from tf_redsync.methods.local_sgd import LocalSGD
-from tf_redsync.ops.contract import form_of
 from tf_redsync.schedules import DenseWarmUp, check_warm_up
 
 
@@ -183,7 +182,7 @@ class CodedTopK(MomentumCorrected):
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        k, form = [self.k(s) for s in ctx.layout.specs], form_of("exact", len(grads))
+        k = [self.k(s) for s in ctx.layout.specs]
         selected = select_and_code(
             grads,
             state["residual"],
@@ -196,6 +195,6 @@ class CodedTopK(MomentumCorrected):
             scale=ctx.scale,
         )
         messages = yield AllGather(selected.message)
-        messages, k, form = coding(self.value_bits).decode(messages, grads, k, **form)
-        totals = delivered(ctx.layout, messages, k, grads, **form)
+        messages, plain = coding(self.value_bits).decode(messages, grads, selected.layout)
+        totals = delivered(ctx.layout, messages, plain, grads)
         return totals, {"residual": selected.residuals, "velocity": selected.velocities}

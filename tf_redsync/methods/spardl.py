@@ -58,6 +58,7 @@ from tf_redsync.methods.common.sparsifier import (
     split,
 )
 from tf_redsync.ops.contract import form_of
+from tf_redsync.ops.message_layout import MessageLayout
 
 
 @register
@@ -123,18 +124,19 @@ def _select(
     found = ops.accumulate_and_select(grads, residuals, [], k_of_all, no_ratios, **form)
     rests, rows = list(found.residuals), tf.unstack(_rows(found.message, n), num=n)
     if coding is not None:
-        one = form_of("exact", 1)
+        one = MessageLayout.of([k])
         for i, (row, rest) in enumerate(zip(rows, rests, strict=True)):
             own = coding.for_message(first + i)
-            rows[i], (rests[i],) = own.encode(row, [rest], [k], **one)
+            rows[i], (rests[i],) = own.encode(row, [rest], one)
     return tf.stack(rows), rests
 
 
 def _read(messages: tf.Tensor, k: int, block: tf.Tensor, ctx: Context) -> tuple[Any, int]:
     """Messages about a block each in the layout of the ops, and their slots."""
-    coding, form = coding_of(ctx), form_of("exact", 1)
+    coding = coding_of(ctx)
     if coding is not None:
-        messages, (k,), _ = coding.decode(messages, [block], [k], **form)
+        messages, plain = coding.decode(messages, [block], MessageLayout.of([k]))
+        (k,) = plain.capacities
     return messages, k
 
 

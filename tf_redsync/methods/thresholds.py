@@ -139,7 +139,7 @@ class Strom(_Threshold):
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        selection, k, form = self.select(grads, state, ctx)
+        selection, k, _ = self.select(grads, state, ctx)
         flag, *parts = tf.split(selection.message, _lengths(k, 2))
         message, residuals = [flag], []
         for i, residual in enumerate(selection.residuals):
@@ -151,7 +151,7 @@ class Strom(_Threshold):
             flat = tf.tensor_scatter_nd_add(flat, indices[:, tf.newaxis], left)
             residuals.append(tf.reshape(flat, residual.shape))
         messages = yield AllGather(tf.concat(message, 0))
-        totals = delivered(ctx.layout, self._unpacked(messages, k), k, grads, **form)
+        totals = delivered(ctx.layout, self._unpacked(messages, k), selection.layout, grads)
         return totals, {"residual": residuals}
 
     def _steps(self, negative: tf.Tensor, count: tf.Tensor) -> tf.Tensor:

@@ -41,7 +41,7 @@ from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Context, Exchange, State, register, stream, uniform
 from tf_redsync.methods.common.random_numbers import of_worker
 from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, element_count
-from tf_redsync.ops import Selection
+from tf_redsync.ops import MessageLayout, Selection
 from tf_redsync.ops.contract import form_of
 
 ROUNDS = 4  # at most; the paper finds two enough
@@ -118,7 +118,7 @@ class Wangni(Sparsifier):
             words += _part(tf.reshape(grad, [-1]), self.density, u, slots[-1])
         message = wire.message(wire.all_finite(grads), tf.concat(words, axis=0))
         nothing = [tf.zeros_like(g) for g in grads]
-        selection = Selection(message, nothing, [], tf.zeros([len(slots)]))
+        selection = Selection(message, nothing, [], tf.zeros([len(slots)]), MessageLayout.of(slots))
         totals, left_out = yield from deliver(
             ctx, selection, slots, grads, **form_of("exact", len(slots))
         )

@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from tf_redsync.ops import native
-from tf_redsync.ops.contract import (
-    Selection,
-    check_layout,
-    check_select,
-    message_words,
-)
+from tf_redsync.ops.contract import Selection, check_decode, check_select
+from tf_redsync.ops.message_layout import MessageLayout
 from tf_redsync.ops.native import NativeLibraryError
 from tf_redsync.ops.reference import decode as reference_decode
 from tf_redsync.ops.reference import selection as reference_selection
 
 __all__ = [
+    "MessageLayout",
     "NativeLibraryError",
     "Selection",
     "accumulate_and_select",
@@ -32,6 +31,7 @@ __all__ = [
     "backend_reason",
     "decode",
     "message_words",
+    "select_top_k",
     "set_backend",
 ]
 
@@ -119,11 +119,11 @@ def accumulate_and_select(
     grads: Sequence[tf.Tensor],
     residuals: Sequence[tf.Tensor],
     velocities: Sequence[tf.Tensor],
-    k: tf.Tensor,
-    ratios: tf.Tensor,
+    k: tf.Tensor | Sequence[int],
+    ratios: tf.Tensor | None = None,
     *,
-    selectors: Sequence[str],
-    quantized: Sequence[bool],
+    selectors: str | Sequence[str],
+    quantized: bool | Sequence[bool] = False,
     momentum: float = 0.0,
     nesterov: bool = False,
     masking: bool = True,
@@ -156,10 +156,11 @@ def accumulate_and_select(
         residuals: N float32 tensors of the same shapes.
         velocities: N float32 tensors of the same shapes; empty if `momentum` is 0.
         k: int32 [N], elements to select ("fixed": at most); 1 <= k_i <= n_i, or 0 where n_i is 0.
-        ratios: float32 [N], from the previous step; -1 where there is none. For "fixed" the
-            threshold, >= 0; it comes back unchanged.
-        selectors: N names out of "exact", "trimmed", "threshold", "fixed".
-        quantized: N bools; a quantised tensor sends positions of one sign and their mean.
+        ratios: float32 [N], from the previous step; -1 where there is none, as with None. For
+            "fixed" the threshold, >= 0; it comes back unchanged.
+        selectors: "exact", "trimmed", "threshold" or "fixed" for all tensors, or N of these names.
+        quantized: a bool for all tensors, or N; a quantised tensor sends positions of one sign and
+            their mean.
         momentum: factor >= 0; 0 means no velocity.
         nesterov: whether the momentum is Nesterov's.
         masking: whether selected elements of the velocity are set to zero.
@@ -169,7 +170,7 @@ def accumulate_and_select(
             None means True.
 
     Returns:
-        A `Selection`: message (see `tf_redsync.ops.contract`), residuals, velocities, ratios.
+        A `Selection`: message and its layout, residuals, velocities, ratios.
 
     Raises:
         ValueError: for wrong lengths, shapes, names or a bad momentum.
@@ -183,17 +184,19 @@ def accumulate_and_select(
     grads, residuals, velocities = (
         [tf.convert_to_tensor(t) for t in tensors] for tensors in (grads, residuals, velocities)
     )
-    selectors, quantized = tuple(selectors), tuple(map(bool, quantized))
+    n = len(grads)
+    selectors = (selectors,) * n if isinstance(selectors, str) else tuple(selectors)
+    quantized = (quantized,) * n if isinstance(quantized, bool) else tuple(map(bool, quantized))
     check_select(grads, residuals, velocities, selectors, quantized, momentum)
     implementation = native if runs_natively(grads) else reference_selection
     return implementation.accumulate_and_select(
-        grads,
-        residuals,
-        velocities,
-        tf.convert_to_tensor(k, tf.int32),
-        tf.convert_to_tensor(ratios, tf.float32),
+        grads=grads,
+        residuals=residuals,
+        velocities=velocities,
+        k=tf.convert_to_tensor(k, tf.int32),
+        ratios=tf.fill([n], -1.0) if ratios is None else tf.convert_to_tensor(ratios, tf.float32),
+        layout=MessageLayout.of(k, quantized),
         selectors=selectors,
-        quantized=quantized,
         momentum=float(momentum),
         nesterov=bool(nesterov),
         masking=bool(masking),
@@ -203,13 +206,33 @@ def accumulate_and_select(
     )
 
 
+def select_top_k(
+    grads: Sequence[tf.Tensor],
+    residuals: Sequence[tf.Tensor],
+    k: tf.Tensor | Sequence[int],
+    *,
+    scale: tf.Tensor | float | None = None,
+) -> Selection:
+    """Adds gradients to the residuals, moves the `k` largest elements of each into a message.
+
+    `accumulate_and_select` with the selector "exact", and with values, for all tensors.
+
+    Args:
+        grads: See there, as for the other arguments.
+        residuals: See there.
+        k: See there.
+        scale: See there.
+    """
+    return accumulate_and_select(grads, residuals, [], k, selectors="exact", scale=scale)
+
+
 def decode(
     messages: tf.Tensor,
-    k: tf.Tensor,
+    layout: MessageLayout,
     like: Sequence[tf.Tensor],
     *,
-    selectors: Sequence[str],
-    quantized: Sequence[bool],
+    selectors: Any = None,
+    quantized: Sequence[bool] | None = None,
 ) -> list[tf.Tensor]:
     """Adds up the messages of all workers, rank by rank, into dense tensors.
 
@@ -217,29 +240,36 @@ def decode(
 
     Args:
         messages: int32 [P, W], row r is what the worker of rank r sent.
-        k: int32 [N], as given to `accumulate_and_select` on all workers.
+        layout: of the messages, `Selection.layout` on all workers. The numbers of elements `k` in
+            its place, with `quantized`, are deprecated.
         like: N float32 tensors that give the shapes. Their values are not used; the native op
             writes the results into their buffers if nothing else needs them.
-        selectors: N selector names, as given to `accumulate_and_select`.
-        quantized: N bools, as given to `accumulate_and_select`.
+        selectors: deprecated, and not used.
+        quantized: deprecated; it is in the layout.
 
     Returns:
         N float32 tensors of the shapes of `like`: sums over the workers.
 
     Raises:
-        ValueError: for wrong lengths or names.
+        ValueError: for a layout of another number of tensors.
         TypeError: for `like` that is not float32.
         tf.errors.InvalidArgumentError: when run, for messages of a wrong length, flag, count,
             index, value or mean; the error names the field, the rank, the tensor and the value.
     """
+    if not isinstance(layout, MessageLayout):
+        _deprecated("ops.decode(messages, k, like, ...)", "ops.decode(messages, layout, like)")
+        layout = MessageLayout.of(layout, False if quantized is None else quantized)
     like = [tf.convert_to_tensor(t) for t in like]
-    selectors, quantized = tuple(selectors), tuple(map(bool, quantized))
-    check_layout("like", like, selectors, quantized)
+    check_decode(like, layout)
     implementation = native if runs_natively(like) else reference_decode
-    return implementation.decode(
-        tf.convert_to_tensor(messages, tf.int32),
-        tf.convert_to_tensor(k, tf.int32),
-        like,
-        selectors=selectors,
-        quantized=quantized,
-    )
+    return implementation.decode(tf.convert_to_tensor(messages, tf.int32), layout, like)
+
+
+def message_words(k: Sequence[int], quantized: Sequence[bool]) -> int:
+    """Deprecated: `MessageLayout.of(k, quantized).words`."""
+    _deprecated("ops.message_words(k, quantized)", "ops.MessageLayout.of(k, quantized).words")
+    return MessageLayout.of(k, quantized).words
+
+
+def _deprecated(old: str, new: str) -> None:
+    warnings.warn(f"`{old}` is deprecated. Use `{new}`.", DeprecationWarning, stacklevel=3)

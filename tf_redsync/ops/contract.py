@@ -1,16 +1,4 @@
-"""What the native ops and their references have in common: message layout, types, argument checks.
-
-A message is a vector of 32-bit words, equal in length on all workers:
-
-    [flag] then for every tensor, in order,
-        not quantised:  [count, index * k, value * k]
-        quantised:      [count, mean, index * k]
-
-`flag` is 1 if everything accumulated is finite, else 0 (and then every other word is 0 too).
-Indices are positions in the flattened tensor, ascending, 32 bits without a sign; values and means
-are float32. All are *bit-cast* to int32, never converted, so that no index or value loses a bit.
-Unused slots hold 0.
-"""
+"""What the native ops and their references have in common: types, argument checks."""
 
 from __future__ import annotations
 
@@ -19,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+
+from tf_redsync.ops.message_layout import MessageLayout
 
 SELECTORS = ("exact", "trimmed", "threshold", "fixed")
 MAX_WORD = 2**32 - 1  # positions travel as 32 bits without a sign
@@ -29,34 +19,19 @@ class Selection(NamedTuple):
     """Result of `accumulate_and_select`.
 
     Attributes:
-        message: int32 vector, what this worker sends; see the module's docstring for the layout.
+        message: int32 vector, what this worker sends.
         residuals: list of float32 tensors, the new residuals (selected elements are zero).
         velocities: list of float32 tensors, the new momentum; empty without momentum.
         ratios: float32 vector, one threshold ratio per tensor, -1 where there is none to reuse; for
             "fixed" the threshold as it was given.
+        layout: of the message.
     """
 
     message: tf.Tensor
     residuals: list[tf.Tensor]
     velocities: list[tf.Tensor]
     ratios: tf.Tensor
-
-
-def message_words(k: Sequence[int], quantized: Sequence[bool]) -> int:
-    """Length of a message in 32-bit words.
-
-    Args:
-        k: most elements to select, one int per tensor.
-        quantized: one bool per tensor.
-
-    Returns:
-        The number of words, a Python int.
-
-    Example:
-        >>> message_words([10, 4], [False, True])
-        28
-    """
-    return 1 + sum(2 + ki if mean else 1 + 2 * ki for ki, mean in zip(k, quantized, strict=True))
+    layout: MessageLayout
 
 
 def packed_words(count: int, bits: int) -> int:
@@ -67,12 +42,6 @@ def packed_words(count: int, bits: int) -> int:
 def form_of(selector: str, tensors: int) -> dict[str, Any]:
     """`selectors` and `quantized` of the ops, for tensors that all send values in the same way."""
     return {"selectors": [selector] * tensors, "quantized": [False] * tensors}
-
-
-def static_message_words(k, quantized) -> int | None:
-    """Length of the message if it is known while the graph is built, else None."""
-    k = tf.get_static_value(k)
-    return None if k is None else message_words([int(ki) for ki in k], quantized)
 
 
 def _check_selector(selector: str) -> None:
@@ -119,19 +88,27 @@ def _check_same_shapes(name: str, tensors: Sequence[tf.Tensor], grads: Sequence[
             )
 
 
-def check_layout(name: str, tensors: Sequence[tf.Tensor], selectors, quantized) -> None:
-    """Checks what select and decode share: one selector and one bool per tensor."""
+def _check_tensors(name: str, tensors: Sequence[tf.Tensor]) -> None:
+    """Checks that there is a tensor, and that all can be selected from."""
     if not tensors:
         raise ValueError(f"`{name}` must hold at least one tensor. Received: an empty list.")
-    if not len(tensors) == len(selectors) == len(quantized):
-        raise ValueError(
-            f"`selectors` and `quantized` must have one entry per tensor. Received: {len(tensors)} "
-            f"{name}, {len(selectors)} selectors, {len(quantized)} quantized."
-        )
-    for selector in selectors:
-        _check_selector(selector)
     for i, tensor in enumerate(tensors):
         _check_tensor(name, i, tensor)
+
+
+def check_decode(like: Sequence[tf.Tensor], layout: MessageLayout) -> None:
+    """Checks the arguments of `decode` while the graph is built.
+
+    Raises:
+        ValueError: for a layout of another number of tensors.
+        TypeError: for a dtype other than float32.
+    """
+    _check_tensors("like", like)
+    if len(like) != len(layout.capacities):
+        raise ValueError(
+            "`layout` must have one capacity per tensor of `like`. Received: "
+            f"{len(layout.capacities)} capacities, {len(like)} like."
+        )
 
 
 def check_select(grads, residuals, velocities, selectors, quantized, momentum: float) -> None:
@@ -141,7 +118,14 @@ def check_select(grads, residuals, velocities, selectors, quantized, momentum: f
         ValueError: for wrong lengths, shapes, selector names or a momentum outside [0, inf).
         TypeError: for a dtype other than float32.
     """
-    check_layout("grads", grads, selectors, quantized)
+    _check_tensors("grads", grads)
+    if not len(grads) == len(selectors) == len(quantized):
+        raise ValueError(
+            f"`selectors` and `quantized` must have one entry per tensor. Received: {len(grads)} "
+            f"grads, {len(selectors)} selectors, {len(quantized)} quantized."
+        )
+    for selector in selectors:
+        _check_selector(selector)
     if not (momentum >= 0.0 and math.isfinite(momentum)):
         raise ValueError(f"`momentum` must be finite and >= 0. Received: momentum={momentum}.")
     if len(residuals) != len(grads):

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_redsync.ops.contract import Selection
+from tf_redsync.ops.message_layout import MessageLayout
 
 LIBRARY = pathlib.Path(__file__).with_name("_redsync_ops.so")
 _log = logging.getLogger("tf_redsync")
@@ -112,27 +113,22 @@ def _say_no_gpu_kernels() -> None:
     )
 
 
-def accumulate_and_select(
-    grads, residuals, velocities, k, ratios, *, selectors, quantized, search, **rest
-) -> Selection:
+def accumulate_and_select(*, layout: MessageLayout, **arguments) -> Selection:
     """See `tf_redsync.ops.accumulate_and_select`; all arguments are given and already checked."""
-    return Selection(
-        *load().redsync_accumulate_and_select(
-            grads=grads,
-            residuals=residuals,
-            velocities=velocities,
-            k=k,
-            ratios=ratios,
-            search=search,
-            selectors=selectors,
-            quantized=quantized,
-            **rest,
-        )
+    message, residuals, velocities, ratios = load().redsync_accumulate_and_select(
+        quantized=layout.quantized, **arguments
     )
+    return Selection(message, residuals, velocities, ratios, layout)
 
 
-def decode(messages, k, like, *, selectors, quantized) -> list[tf.Tensor]:
+def decode(
+    messages: tf.Tensor, layout: MessageLayout, like: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
     """See `tf_redsync.ops.decode`; all arguments are given and already checked."""
     return load().redsync_decode(
-        messages=messages, k=k, like=like, selectors=selectors, quantized=quantized
+        messages=messages,
+        k=layout.k,
+        like=like,
+        selectors=["exact"] * len(like),  # the op has the attribute; messages do not depend on it
+        quantized=layout.quantized,
     )

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_redsync import ops
 from tf_redsync.ops import native
+from tf_redsync.ops.message_layout import MessageLayout
 
 SHORTER_BY = 16  # Touching single elements costs about as much as streaming over a cache line.
 
@@ -46,40 +47,26 @@ class EitherTotal(NamedTuple):
     is_dense: tf.Tensor
 
 
-def is_short(k: Sequence[int], sizes: Sequence[int], workers: int) -> bool:
+def is_short(layout: MessageLayout, sizes: Sequence[int], workers: int) -> bool:
     """Whether the messages of all workers have far fewer entries than their tensors elements."""
-    return SHORTER_BY * workers * sum(k) <= sum(sizes)
+    return layout.is_static and SHORTER_BY * workers * sum(layout.capacities) <= sum(sizes)
 
 
-def coordinates(
-    messages: tf.Tensor,
-    k: Sequence[int],
-    quantized: Sequence[bool],
-) -> list[SparseTotal]:
+def coordinates(messages: tf.Tensor, layout: MessageLayout) -> list[SparseTotal]:
     """Return the content of messages as coordinates, rank after rank.
 
     Args:
-        messages: int32 `[workers, words]` in the layout of `contract.py`.
-        k: Elements to select, a Python int for every tensor.
-        quantized: For every tensor, whether one mean stands for all values.
+        messages: int32 `[workers, words]`.
+        layout: Of the messages, static.
 
     Returns:
-        For every tensor `workers * k` entries.
+        For every tensor `workers * capacity` entries.
     """
-    totals, start = [], 1  # word 0 is the finite flag
-    for slots, one_mean in zip(k, quantized, strict=True):
-        count = messages[:, start, tf.newaxis]
-        start += 1
-        if one_mean:
-            mean = tf.bitcast(messages[:, start, tf.newaxis], tf.float32)
-            start += 1
-        indices = messages[:, start : start + slots]
-        start += slots
-        if one_mean:
-            values = tf.where(tf.range(slots) < count, mean, 0.0)
-        else:
-            values = tf.bitcast(messages[:, start : start + slots], tf.float32)
-            start += slots
+    parts, totals = layout.split(messages), []
+    for i, (indices, values) in enumerate(zip(parts.indices, parts.values, strict=True)):
+        if layout.quantized[i]:
+            sent = tf.range(layout.capacities[i]) < parts.counts[:, i : i + 1]
+            values = tf.where(sent, values, 0.0)
         totals.append(SparseTotal(tf.reshape(indices, [-1]), tf.reshape(values, [-1])))
     return totals
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "custom_ops/core/cpu/common.h"
+#include "custom_ops/core/message_layout.h"
 
 namespace redsync {
 
@@ -16,20 +17,19 @@ struct Messages {
   const int32_t* row(int64_t rank) const { return data + rank * words; }
 };
 
-// One tensor's part of every message: [count, index * capacity, value * capacity], or if quantised
-// [count, mean, index * capacity].
+// One tensor's part of every message.
 struct Part {
   int64_t offset;  // Of the count, in words.
   int64_t capacity;
   int64_t size;  // Elements of the tensor, at most kMaxElements.
   bool quantized;
 
-  int64_t words() const { return quantized ? 2 + capacity : 1 + 2 * capacity; }
+  int64_t words() const { return PartWords(quantized, capacity); }
   const uint32_t* indices(const int32_t* row) const {
-    return reinterpret_cast<const uint32_t*>(row + offset + (quantized ? 2 : 1));
+    return reinterpret_cast<const uint32_t*>(row + offset + IndicesAt(quantized));
   }
   const int32_t* values(const int32_t* row) const {
-    return row + offset + 1 + (quantized ? 0 : capacity);
+    return row + offset + ValuesAt(quantized, capacity);
   }
 };
 

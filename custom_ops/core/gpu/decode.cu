@@ -5,6 +5,7 @@
 #include "custom_ops/core/gpu/groups.cuh"
 #include "custom_ops/core/gpu/records.cuh"
 #include "custom_ops/core/gpu/runs.cuh"
+#include "custom_ops/core/message_layout.h"
 
 namespace redsync {
 namespace gpu {
@@ -19,12 +20,12 @@ struct Parts : Group<RedsyncGpuPart, 64> {
 };
 
 __device__ inline const uint32_t* Indices(const RedsyncGpuPart& part, const int32_t* row) {
-  return reinterpret_cast<const uint32_t*>(row + part.offset + (part.quantized ? 2 : 1));
+  return reinterpret_cast<const uint32_t*>(row + part.offset + IndicesAt(part.quantized != 0));
 }
 
 __device__ inline float Value(const RedsyncGpuPart& part, const int32_t* row, int64_t slot) {
-  const int32_t* values = row + part.offset + 1;
-  return __int_as_float(part.quantized ? *values : values[part.capacity + slot]);
+  const int32_t* values = row + part.offset + ValuesAt(part.quantized != 0, part.capacity);
+  return __int_as_float(part.quantized ? *values : values[slot]);
 }
 
 // Notes the first bad word of all messages: indices must ascend and be in range, values be finite.
@@ -54,7 +55,7 @@ __global__ void __launch_bounds__(kThreads) Check(REDSYNC_PARAMETER Parts all) {
       report(words + part.capacity + slot);
     }
   }
-  const int32_t* mean = row + part.offset + 1;
+  const int32_t* mean = row + part.offset + ValuesAt(true, part.capacity);
   if (part.quantized && threadIdx.x == 0 && !IsFinite(*mean)) report(mean);
 }
 
@@ -96,8 +97,8 @@ bool IsValid(const RedsyncGpuDecode& call) {
   if (call.ranks < 0 || call.ranks > 65535 || call.words < 1) return false;
   for (int64_t i = 0; i < call.count; ++i) {
     const RedsyncGpuPart& part = call.parts[i];
-    const int64_t words = part.quantized ? 2 + part.capacity : 1 + 2 * part.capacity;
-    if (part.size < 0 || part.size > UINT32_MAX || part.capacity < 0 || part.offset < 1 ||
+    const int64_t words = PartWords(part.quantized != 0, part.capacity);
+    if (part.size < 0 || part.size > UINT32_MAX || part.capacity < 0 || part.offset < kFlagWords ||
         part.offset + words > call.words) {
       return false;
     }
@@ -142,8 +143,7 @@ int redsync_gpu_explain(const RedsyncGpuDecode* call, const RedsyncGpuRecord* re
   *error = {"flag", position / call->words, -1, 0, record->value, 1};
   for (int64_t i = 0; i < call->count && word >= call->parts[i].offset; ++i) {
     const RedsyncGpuPart& part = call->parts[i];
-    const int64_t at = word - part.offset;  // [count, mean, indices] or [count, indices, values]
-    const int64_t first_index = part.quantized ? 2 : 1;
+    const int64_t at = word - part.offset, first_index = IndicesAt(part.quantized != 0);
     const bool is_index = at >= first_index && at < first_index + part.capacity;
     error->tensor = i;
     error->value = is_index ? Shown(record->value, part.size) : record->value;

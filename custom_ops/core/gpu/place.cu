@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kThreads) Place(REDSYNC_PARAMETER Batch batch)
   const int32_t count = tensor.part[0];
   if (threadIdx.x != 0 || count == 0) return;
   const float mean = static_cast<float>(sum / count);
-  tensor.part[1] = __float_as_int(*batch.side < 0 ? -mean : mean);
+  tensor.part[ValuesAt(true, tensor.k)] = __float_as_int(*batch.side < 0 ? -mean : mean);
 }
 
 template <class Source>

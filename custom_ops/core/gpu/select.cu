@@ -7,6 +7,7 @@
 #include "custom_ops/core/gpu/divider.cuh"
 #include "custom_ops/core/gpu/four.cuh"
 #include "custom_ops/core/gpu/records.cuh"
+#include "custom_ops/core/message_layout.h"
 
 namespace redsync {
 namespace gpu {
@@ -15,7 +16,7 @@ namespace {
 constexpr int64_t kSmall = 4096;  // Tensors up to this size need no prediction.
 constexpr int64_t kHeader = 256;  // Bytes before the first tensor's.
 
-int64_t Words(const RedsyncGpuTensor& t) { return t.quantized ? 2 + t.k : 1 + 2 * t.k; }
+int64_t Words(const RedsyncGpuTensor& t) { return PartWords(t.quantized != 0, t.k); }
 
 bool IsValid(const RedsyncGpuTensor& t) {
   return t.size >= 0 && t.size <= UINT32_MAX && t.k <= t.size && t.k <= INT32_MAX &&
@@ -170,7 +171,7 @@ void RunTensors(const RedsyncGpuSelect& call, int64_t first, int64_t last, int64
 using namespace redsync::gpu;  // NOLINT: the C interface below is this file's other half.
 
 int64_t redsync_gpu_message_words(const RedsyncGpuSelect* call) {
-  int64_t words = 1;
+  int64_t words = kFlagWords;
   for (int64_t i = 0; i < call->count; ++i) {
     if (!IsValid(call->tensors[i])) return -1;
     words += Words(call->tensors[i]);
@@ -201,7 +202,7 @@ int redsync_gpu_select(const RedsyncGpuSelect* call, void* scratch, int64_t scra
   const uint32_t blocks = GridFor(std::max(words, call->count));
   REDSYNC_LAUNCH(Begin, blocks, kThreads, stream, call->message, words, call->new_ratios,
                  call->count, not_finite);
-  int64_t offset = 1;
+  int64_t offset = kFlagWords;
   for (int64_t i = 0; i < call->count; i += kMaxBatch) {
     const int64_t last = std::min(i + kMaxBatch, call->count);
     RunTensors(*call, i, last, offset, static_cast<char*>(scratch), stream);

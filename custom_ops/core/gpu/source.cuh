@@ -4,6 +4,7 @@
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_SOURCE_CUH_
 
 #include "custom_ops/core/gpu/batch.cuh"
+#include "custom_ops/core/message_layout.h"
 
 namespace redsync {
 namespace gpu {
@@ -84,10 +85,10 @@ struct FromPool {
   __device__ void Put(uint32_t place, uint64_t key) const {
     if (place >= tensor.k) return;
     const uint32_t index = KeyIndex(key);
-    int32_t* indices = tensor.part + (tensor.quantized ? 2 : 1);
-    indices[place] = static_cast<int32_t>(index);
+    tensor.part[IndicesAt(tensor.quantized) + place] = static_cast<int32_t>(index);
     if (!tensor.quantized) {
-      indices[int64_t{tensor.k} + place] = __float_as_int(tensor.new_residual[index]);
+      int32_t* values = tensor.part + ValuesAt(false, tensor.k);
+      values[place] = __float_as_int(tensor.new_residual[index]);
     }
     tensor.new_residual[index] = 0;
     if (tensor.new_velocity != nullptr && batch.masking) tensor.new_velocity[index] = 0;

@@ -17,7 +17,7 @@ from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather, Request
 from tf_redsync.methods.base import Context, Method, Payloads, State
 from tf_redsync.methods.dense import Dense
-from tf_redsync.ops.contract import message_words
+from tf_redsync.ops.message_layout import MessageLayout
 from tf_redsync.ops.sparse import coordinates, is_short
 
 DENSE_BELOW = 4096  # bytes; below, indices and a place in the message cost more than they save
@@ -104,13 +104,15 @@ def deliver(
     Returns:
         For every tensor the sum over workers, dense or a `SparseTotal`; and the new residuals.
     """
-    message, residuals, coding = selection.message, list(selection.residuals), coding_of(ctx)
+    del k, form  # both are in the selection's layout
+    message, residuals, plain = selection.message, list(selection.residuals), selection.layout
+    coding = coding_of(ctx)
     if coding is not None:
-        message, residuals = coding.encode(message, residuals, k, **form)
+        message, residuals = coding.encode(message, residuals, plain)
     messages = yield AllGather(message)
     if coding is not None:
-        messages, k, form = coding.decode(messages, grads, k, **form)
-    return delivered(ctx.layout, messages, k, grads, **form), residuals
+        messages, plain = coding.decode(messages, grads, plain)
+    return delivered(ctx.layout, messages, plain, grads), residuals
 
 
 def selected_payloads(k: Sequence[int], quantized: Sequence[bool]) -> Payloads:
@@ -120,7 +122,7 @@ def selected_payloads(k: Sequence[int], quantized: Sequence[bool]) -> Payloads:
         k: Elements to send of every tensor.
         quantized: See `ops.accumulate_and_select`.
     """
-    return [(AllGather, wire.BYTES_PER_WORD * message_words(k, quantized))]
+    return [(AllGather, wire.BYTES_PER_WORD * MessageLayout.of(k, quantized).words)]
 
 
 def coding_of(ctx: Context) -> MessageCoding | None:
@@ -132,17 +134,21 @@ def coding_of(ctx: Context) -> MessageCoding | None:
 
 
 def delivered(
-    layout: BucketLayout,
-    messages: tf.Tensor,
-    k: tf.Tensor | Sequence[int],
-    grads: Sequence[tf.Tensor],
-    **form: Any,
+    layout: BucketLayout, messages: tf.Tensor, plain: MessageLayout, grads: Sequence[tf.Tensor]
 ) -> list:
-    """Add up the messages of all workers, int32 `[workers, words]`; otherwise see `deliver`."""
+    """Add up the messages of all workers.
+
+    Args:
+        layout: The bucket.
+        messages: int32 `[workers, words]`.
+        plain: Their layout. If it is static, short totals stay coordinates where the receiver takes
+            these.
+        grads: Tensors of the shapes of the totals.
+    """
     sizes = [s.size for s in layout.specs]
-    if layout.sparse_totals and isinstance(k, list) and is_short(k, sizes, layout.workers):
-        return coordinates(messages, k, form["quantized"])
-    return ops.decode(messages, tf.convert_to_tensor(k, tf.int32), grads, **form)
+    if layout.sparse_totals and is_short(plain, sizes, layout.workers):
+        return coordinates(messages, plain)
+    return ops.decode(messages, plain, grads)
 
 
 def marked(values: list[tf.Tensor], sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -6,55 +6,43 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tf_redsync.ops.message_layout import MessageLayout
 from tf_redsync.ops.reference.common import after, assert_none, from_words
 
 
 def decode(
-    messages: tf.Tensor,
-    k: tf.Tensor,
-    like: Sequence[tf.Tensor],
-    *,
-    selectors: Sequence[str],
-    quantized: Sequence[bool],
+    messages: tf.Tensor, layout: MessageLayout, like: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
     """See `tf_redsync.ops.decode`; all arguments are given and already checked."""
-    sizes, slots = [tf.size(t, tf.int64) for t in like], tf.unstack(k, len(like))
-    # Indices are sent in one block per tensor and its values (or one mean) in another.
-    lengths = [
-        word
-        for slot, one_mean in zip(slots, quantized, strict=True)
-        for word in ([1, 1, slot] if one_mean else [1, slot, slot])
-    ]
-    expected = 1 + tf.reduce_sum(tf.stack(lengths))
-    words = tf.shape(messages)[1]
+    words, expected = tf.shape(messages)[1], layout.words
     text = "`messages` must have the number of words that `k` implies. Received (words, expected):"
     checks = [tf.debugging.Assert(tf.equal(words, expected), [text, words, expected])]
-    flag, *parts = tf.split(after(checks, messages), [1, *lengths], 1)  # each [P, length]
-    checks = [assert_none("messages", "flag", (flag != 0) & (flag != 1), flag, None)]
-    used = tf.equal(flag, 1)
+    parts = layout.split(after(checks, messages))
+    flags, counts = parts.flags, tf.split(parts.counts, len(like), axis=1)
+    checks = [assert_none("messages", "flag", (flags != 0) & (flags != 1), flags, None)]
+    used = tf.equal(flags, 1)
     totals = []
-    for i, tensor in enumerate(like):
-        count, second, third = parts[3 * i : 3 * i + 3]
-        indices, values = (third, second) if quantized[i] else (second, third)
-        indices = from_words(indices, sizes[i])
-        count = tf.where(used, count, 0)  # [P, 1]
-        checks += _check_part(i, count, indices, values, slots[i], sizes[i], quantized[i], used)
-        values = tf.bitcast(values, tf.float32)
+    for i, (tensor, values) in enumerate(zip(like, parts.values, strict=True)):
+        size = tf.size(tensor, tf.int64)
+        indices = from_words(parts.indices[i], size)
+        count = tf.where(used, counts[i], 0)  # [P, 1]
+        checks += _check_part(i, count, indices, values, layout, size, used)
         totals.append(add_ranks(tensor, indices, values, after(checks, count)))
     return totals
 
 
-def _check_part(i, count, indices, values, slots, size, one_mean: bool, used):
+def _check_part(i, count, indices, values, layout: MessageLayout, size, used):
     """Checks of one tensor's part of all messages; `used` [P, 1] says whose flag is 1."""
+    slots, one_mean = layout.capacities[i], layout.quantized[i]
     sent = tf.range(slots)[None, :] < count
     before = tf.pad(indices[:, :-1], [[0, 0], [1, 0]], constant_values=-1)[:, :slots]
     bad_index = sent & ((indices <= before) | (indices < 0) | (indices >= size))
-    finite = tf.math.is_finite(tf.bitcast(values, tf.float32))
-    bad_value = ~finite & (used if one_mean else sent)
+    bad_value = ~tf.math.is_finite(values) & (used if one_mean else sent)
+    bits = tf.bitcast(values, tf.int32)
     return [
         assert_none("messages", "count", (count < 0) | (count > slots), count, i),
         assert_none("messages", "index", bad_index, indices, i),
-        assert_none("messages", "mean" if one_mean else "value", bad_value, values, i),
+        assert_none("messages", "mean" if one_mean else "value", bad_value, bits, i),
     ]
 
 

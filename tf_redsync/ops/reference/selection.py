@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_redsync.ops.contract import Selection, check_countable, static_message_words
+from tf_redsync.ops.contract import Selection, check_countable
+from tf_redsync.ops.message_layout import MessageLayout, Parts
 from tf_redsync.ops.reference.common import after, opaque
 
 _TRIM_START, _TRIM_STEP = 0.8, 0.2  # ratio of the first trimming threshold, and its decrement
@@ -25,8 +26,8 @@ def accumulate_and_select(
     k: tf.Tensor,
     ratios: tf.Tensor,
     *,
+    layout: MessageLayout,
     selectors: Sequence[str],
-    quantized: Sequence[bool],
     momentum: float,
     nesterov: bool,
     masking: bool,
@@ -36,10 +37,11 @@ def accumulate_and_select(
 ) -> Selection:
     """See `tf_redsync.ops.accumulate_and_select`; all arguments are given and already checked."""
     check_countable("grads", grads)
+    quantized = layout.quantized
     checks = _check_select(grads, k, ratios, side, selectors, any(quantized))
     k, ratios, scale = (after(checks, t) for t in (k, ratios, scale))
     side = tf.cast(side, tf.float32)
-    finite, words, new_v, new_u, new_ratios = [], [], [], [], []
+    finite, sent, new_v, new_u, new_ratios = [], [], [], [], []
     for i, g in enumerate(grads):
         u = velocities[i] if momentum else None
         v, u = _accumulate(g, residuals[i], u, scale, momentum, nesterov)
@@ -50,19 +52,21 @@ def accumulate_and_select(
             finite[-1] &= ~tf.math.is_nan(ratios[i])
         a = tf.where(finite[-1], a, 0.0)  # NaN has no order; nothing is selected then
         indices, ratio = _select(a, k[i], ratios[i], search, selectors[i], quantized[i])
-        words.append(_encode(v, indices, k[i], quantized[i]))
+        sent.append(_sent(v, indices, k[i], quantized[i]))
         new_v.append(tf.reshape(_zero_at(v, indices), shape))
         new_ratios.append(ratio)
         if momentum:
             flat_u = tf.reshape(u, [-1])
             new_u.append(tf.reshape(_zero_at(flat_u, indices), shape) if masking else u)
     flag = tf.reduce_all(tf.stack(finite))
-    message = tf.concat([tf.ones([1], tf.int32), *words], 0)
+    counts, indices, values = zip(*sent, strict=True)
+    message = layout.join(Parts(tf.ones([1], tf.int32), tf.stack(counts), indices, values))
     message = tf.where(flag, message, 0)
-    message.set_shape([static_message_words(k, quantized)])
+    message.set_shape([layout.words if layout.is_static else None])
     for new, like in zip(new_v + new_u, list(residuals) + list(velocities), strict=True):
         new.set_shape(like.shape)
-    return Selection(message, new_v, new_u, tf.where(flag, tf.stack(new_ratios), ratios))
+    ratios = tf.where(flag, tf.stack(new_ratios), ratios)
+    return Selection(message, new_v, new_u, ratios, layout)
 
 
 def _check_select(grads, k, ratios, side, selectors, any_quantized):
@@ -201,14 +205,15 @@ def _zero_at(x, indices):
     return tf.tensor_scatter_nd_update(x, indices[:, None], tf.zeros_like(indices, x.dtype))
 
 
-def _encode(v, indices, slots, one_mean: bool):
-    """This tensor's part of the message, int32 words."""
+def _sent(v, indices, slots, one_mean: bool):
+    """What the message says of this tensor: count, indices, and values or one mean."""
     count = tf.size(indices)
-    unused = tf.zeros([slots - count], tf.int32)
+    unused = [[0, slots - count]]
     values = tf.gather(v, indices)
     if one_mean:
         total = tf.reduce_sum(tf.cast(values, tf.float64))
         mean = tf.math.divide_no_nan(total, tf.cast(count, tf.float64))
-        mean = tf.bitcast(tf.cast(mean, tf.float32), tf.int32)
-        return tf.concat([[count], [mean], indices, unused], 0)
-    return tf.concat([[count], indices, unused, tf.bitcast(values, tf.int32), unused], 0)
+        values = tf.cast(mean, tf.float32)[tf.newaxis]
+    else:
+        values = tf.pad(values, unused)
+    return count, tf.pad(indices, unused), values

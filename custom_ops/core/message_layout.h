@@ -1,0 +1,42 @@
+// Where the selected elements of a tensor stand in a message. The layout in Python, which says what
+// the words are, is `MessageLayout` in tf_redsync/ops/message_layout.py; a test compares both:
+//
+//   [flag] then for every tensor [count, index * capacity, value * capacity]
+//                   or, quantised, [count, mean, index * capacity]
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_MESSAGE_LAYOUT_H_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_MESSAGE_LAYOUT_H_
+
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define REDSYNC_ANYWHERE __host__ __device__
+#else
+#define REDSYNC_ANYWHERE
+#endif
+
+namespace redsync {
+
+constexpr int64_t kFlagWords = 1;
+constexpr int64_t kCountWords = 1;
+constexpr int64_t kMeanWords = 1;
+
+// Words of one tensor's part.
+REDSYNC_ANYWHERE constexpr int64_t PartWords(bool quantized, int64_t capacity) {
+  return kCountWords + (quantized ? kMeanWords : capacity) + capacity;
+}
+
+// Where its indices begin, in words from the count on.
+REDSYNC_ANYWHERE constexpr int64_t IndicesAt(bool quantized) {
+  return kCountWords + (quantized ? kMeanWords : 0);
+}
+
+// Where its values begin; of a quantised tensor, the one mean.
+REDSYNC_ANYWHERE constexpr int64_t ValuesAt(bool quantized, int64_t capacity) {
+  return kCountWords + (quantized ? 0 : capacity);
+}
+
+}  // namespace redsync
+
+#undef REDSYNC_ANYWHERE
+
+#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_MESSAGE_LAYOUT_H_

@@ -1,0 +1,149 @@
+"""Where the selected elements of several tensors stand in a message.
+
+A message is a vector of 32-bit words, equal in length on all workers:
+
+    [flag] then for every tensor, in order,
+        not quantised:  [count, index * capacity, value * capacity]
+        quantised:      [count, mean, index * capacity]
+
+`flag` is 1 if everything accumulated is finite, else 0 (and then every other word is 0 too).
+Indices are positions in the flattened tensor, ascending, 32 bits without a sign; values and means
+are float32. All are *bit-cast* to int32, never converted, so that no index or value loses a bit.
+Unused slots hold 0.
+
+`MessageLayout` is the one place in Python that knows this; in C++ it is
+`custom_ops/core/message_layout.h`, for CPUs and GPUs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+FLAG_WORDS = 1
+COUNT_WORDS = 1
+MEAN_WORDS = 1
+
+
+class Parts(NamedTuple):
+    """Messages about N tensors, taken apart.
+
+    Attributes:
+        flags: int32 `[..., 1]`.
+        counts: int32 `[..., N]`.
+        indices: N int32 tensors `[..., capacity]`, the bits of unsigned positions.
+        values: N float32 tensors `[..., capacity]`; of a quantised tensor its mean, `[..., 1]`.
+    """
+
+    flags: tf.Tensor
+    counts: tf.Tensor
+    indices: Sequence[tf.Tensor]
+    values: Sequence[tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class MessageLayout:
+    """The layout of a message; see the module's docstring.
+
+    Attributes:
+        capacities: The most elements of each tensor that a message holds: Python ints, or int32
+            scalars where a method's density changes from step to step.
+        quantized: For each tensor, whether one mean stands for all its values.
+    """
+
+    capacities: tuple[Any, ...]
+    quantized: tuple[bool, ...]
+
+    @classmethod
+    def of(
+        cls, k: tf.Tensor | Sequence[int], quantized: bool | Sequence[bool] = False
+    ) -> MessageLayout:
+        """Return the layout for `k` elements of each tensor.
+
+        Args:
+            k: Python ints, or int32 `[N]`, whose values need not be known in a trace.
+            quantized: One bool for each tensor, or one for all.
+
+        Raises:
+            ValueError: unless there are as many `quantized` as `k`.
+
+        Example:
+            >>> MessageLayout.of([10, 4], [False, True]).words
+            28
+        """
+        known = tf.get_static_value(k) if tf.is_tensor(k) else k
+        capacities = tf.unstack(k) if known is None else map(int, known)
+        capacities = tuple(capacities)
+        if isinstance(quantized, bool):
+            quantized = [quantized] * len(capacities)
+        if len(quantized) != len(capacities):
+            raise ValueError(
+                "`quantized` must have one entry per tensor. Received: "
+                f"{len(quantized)} quantized for {len(capacities)} k."
+            )
+        return cls(capacities, tuple(map(bool, quantized)))
+
+    @property
+    def is_static(self) -> bool:
+        """Whether all capacities are known while the graph is built."""
+        return not any(tf.is_tensor(k) for k in self.capacities)
+
+    @property
+    def k(self) -> tf.Tensor:
+        """The capacities as the native ops take them, int32 `[N]`."""
+        if self.is_static:
+            return tf.constant(self.capacities, tf.int32)
+        return tf.stack(self.capacities)
+
+    @property
+    def words(self) -> Any:
+        """Length of a message in 32-bit words: a Python int, or an int32 scalar."""
+        return FLAG_WORDS + sum(self._lengths)
+
+    @property
+    def _lengths(self) -> list[Any]:
+        """Words of the three parts of each tensor, in the order of the message."""
+        lengths: list[Any] = []
+        for capacity, one_mean in zip(self.capacities, self.quantized, strict=True):
+            lengths += [COUNT_WORDS, MEAN_WORDS if one_mean else capacity, capacity]
+        return lengths
+
+    def split(self, messages: tf.Tensor) -> Parts:
+        """Take messages apart.
+
+        Args:
+            messages: int32 `[words]`, or `[P, words]`.
+        """
+        flags, *parts = tf.split(messages, [FLAG_WORDS, *self._lengths], axis=-1)
+        indices, values = [], []
+        for second, third, one_mean in zip(parts[1::3], parts[2::3], self.quantized, strict=True):
+            indices.append(third if one_mean else second)
+            values.append(tf.bitcast(second if one_mean else third, tf.float32))
+        return Parts(flags, tf.concat(parts[0::3], axis=-1), indices, values)
+
+    def join(self, parts: Parts) -> tf.Tensor:
+        """Undo `split`."""
+        counts, words = tf.split(parts.counts, len(self.quantized), axis=-1), [parts.flags]
+        for count, indices, value, one_mean in zip(
+            counts, parts.indices, parts.values, self.quantized, strict=True
+        ):
+            value = tf.bitcast(value, tf.int32)
+            words += [count, value, indices] if one_mean else [count, indices, value]
+        return tf.concat(words, axis=-1)
+
+    # TensorFlow's protocol for dataclasses in nested structures. With it a `Selection`, which has
+    # a layout, can be what a `tf.function` returns: ints are no leaves, capacities in tensors are.
+    def __tf_flatten__(self) -> tuple[Any, tuple[Any, ...]]:
+        """Return what is static, and the tensors."""
+        if self.is_static:
+            return (self.capacities, self.quantized), ()
+        return (None, self.quantized), (self.capacities,)
+
+    @classmethod
+    def __tf_unflatten__(cls, metadata: Any, components: tuple[Any, ...]) -> MessageLayout:
+        """Undo `__tf_flatten__`."""
+        capacities, quantized = metadata
+        return cls(components[0] if capacities is None else capacities, quantized)
