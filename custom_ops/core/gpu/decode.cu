@@ -143,7 +143,7 @@ int redsync_gpu_explain(const RedsyncGpuDecode* call, const RedsyncGpuRecord* re
   *error = {"flag", position / call->words, -1, 0, record->value, 1};
   for (int64_t i = 0; i < call->count && word >= call->parts[i].offset; ++i) {
     const RedsyncGpuPart& part = call->parts[i];
-    const int64_t at = word - part.offset, first_index = IndicesAt(part.quantized != 0);
+    const int64_t at = word - part.offset, first_index = redsync::IndicesAt(part.quantized != 0);
     const bool is_index = at >= first_index && at < first_index + part.capacity;
     error->tensor = i;
     error->value = is_index ? Shown(record->value, part.size) : record->value;

@@ -171,7 +171,7 @@ void RunTensors(const RedsyncGpuSelect& call, int64_t first, int64_t last, int64
 using namespace redsync::gpu;  // NOLINT: the C interface below is this file's other half.
 
 int64_t redsync_gpu_message_words(const RedsyncGpuSelect* call) {
-  int64_t words = kFlagWords;
+  int64_t words = redsync::kFlagWords;
   for (int64_t i = 0; i < call->count; ++i) {
     if (!IsValid(call->tensors[i])) return -1;
     words += Words(call->tensors[i]);
@@ -202,7 +202,7 @@ int redsync_gpu_select(const RedsyncGpuSelect* call, void* scratch, int64_t scra
   const uint32_t blocks = GridFor(std::max(words, call->count));
   REDSYNC_LAUNCH(Begin, blocks, kThreads, stream, call->message, words, call->new_ratios,
                  call->count, not_finite);
-  int64_t offset = kFlagWords;
+  int64_t offset = redsync::kFlagWords;
   for (int64_t i = 0; i < call->count; i += kMaxBatch) {
     const int64_t last = std::min(i + kMaxBatch, call->count);
     RunTensors(*call, i, last, offset, static_cast<char*>(scratch), stream);
