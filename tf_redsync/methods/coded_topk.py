@@ -182,12 +182,11 @@ class CodedTopK(MomentumCorrected):
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        k = [self.k(s) for s in ctx.layout.specs]
         selected = select_and_code(
             grads,
             state["residual"],
             state["velocity"],
-            k,
+            self.counts(ctx.layout),
             value_bits=self.value_bits,
             momentum=self.momentum,
             nesterov=self.nesterov,

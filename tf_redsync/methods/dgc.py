@@ -42,7 +42,7 @@ from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Context, Exchange, Payloads, State, register, stream, uniform
 from tf_redsync.methods.common.momentum_correction import MomentumCorrected
 from tf_redsync.methods.common.sparsifier import deliver, selected_payloads
-from tf_redsync.ops.contract import form_of
+from tf_redsync.ops import MessageLayout
 
 SAMPLED_AT_LEAST = 10  # elements of the sample above the threshold
 
@@ -156,30 +156,27 @@ class DGC(MomentumCorrected):
 
     @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:
-        k = [self.k(s) for s in layout.specs]
-        return selected_payloads(k, [False] * len(k))
+        return selected_payloads(MessageLayout.of(self.counts(layout)))
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        fixed_k = self._static_k(ctx.layout, ctx.step)
-        k = fixed_k or self._k(ctx.layout, ctx.step)
-        counts = fixed_k or tf.unstack(tf.cast(k, tf.int64))
-        form = form_of("fixed", len(ctx.layout.specs))
+        k = self._k(ctx.layout, ctx.step)
+        counts = k if isinstance(k, list) else tf.unstack(tf.cast(k, tf.int64))
         selection = ops.accumulate_and_select(
             grads,
             state["residual"],
             state["velocity"],
-            tf.convert_to_tensor(k, tf.int32),
+            k,
             self._thresholds(
                 ctx.layout, feedback.scaled(grads, ctx.scale), state, counts, ctx.step
             ),
+            selectors="fixed",
             momentum=self.momentum,
             nesterov=self.nesterov,
             masking=self.masking,
             scale=ctx.scale,
-            **form,
         )
-        totals, residuals = yield from deliver(ctx, selection, k, grads, **form)
+        totals, residuals = yield from deliver(ctx, selection, grads)
         return totals, {
             "residual": residuals,
             "velocity": list(selection.velocities),

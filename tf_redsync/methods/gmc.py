@@ -47,7 +47,6 @@ from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, element_count
 from tf_redsync.methods.dense import Dense
 from tf_redsync.methods.random_sparse import RandomBlock
-from tf_redsync.ops.contract import form_of
 
 SELECTIONS = ("top_k", "random_block")
 
@@ -145,23 +144,20 @@ class GMC(Sparsifier):
         self, grads: list[tf.Tensor], state: State, ctx: Context
     ) -> Generator[Request, Any, tuple[list[tf.Tensor], list[tf.Tensor]]]:
         """Totals and residuals. The op's velocity is the last total, which it need not return."""
-        k = [element_count(self.density, s.size) for s in ctx.layout.specs]
-        form = form_of("exact", len(k))
         selection = ops.accumulate_and_select(
             grads,
             state["residual"],
             state["before"],
-            tf.constant(k),
-            -tf.ones([len(k)]),
+            self.counts(ctx.layout),
+            selectors="exact",
             momentum=self.momentum / ctx.layout.workers,
             masking=False,
             scale=ctx.scale,
-            **form,
         )
         # The next step's momentum needs the total in its dense form.
         dense_layout = dataclasses.replace(ctx.layout, sparse_totals=False)
         ctx = dataclasses.replace(ctx, layout=dense_layout)
-        return (yield from deliver(ctx, selection, k, grads, **form))
+        return (yield from deliver(ctx, selection, grads))
 
 
 @register

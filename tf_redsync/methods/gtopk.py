@@ -46,7 +46,7 @@ from tf_redsync.exchange.requests import PairGather
 from tf_redsync.methods.base import Context, Exchange, State, register
 from tf_redsync.methods.common import recursive_doubling
 from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, flat, split
-from tf_redsync.ops.contract import form_of
+from tf_redsync.ops import MessageLayout
 
 
 @register
@@ -78,46 +78,45 @@ class GTopK(Sparsifier):
         k = element_count(self.density, size)
         if not k:
             return grads, state
-        vector, form = flat(grads), form_of("exact", 1)
-        found = ops.accumulate_and_select(
-            [vector], [flat(state["residual"])], [], tf.constant([k]), -tf.ones([1]),
-            scale=ctx.scale, **form,
-        )  # fmt: skip
-        own, residual = found.message, found.residuals[0]
+        vector = flat(grads)
+        found = ops.select_top_k([vector], [flat(state["residual"])], [k], scale=ctx.scale)
+        own, residual, layout = found.message, found.residuals[0], found.layout
 
         first, doubling, last = recursive_doubling.rounds(ctx.layout.workers)
         if first is not None:
             rows = yield PairGather(own, first)
-            taken = recursive_doubling.merged(rows, [k], [size], [k])
-            residual = _put_back(residual, own, [taken], k)
+            taken = recursive_doubling.merged(rows, layout, [size], layout)
+            residual = _put_back(residual, own, [taken], layout)
             own = tf.where(ctx.rank < first, taken, recursive_doubling.empty(taken))
         sums, kept = own, []
         for distance in doubling:
             rows = yield PairGather(sums, distance)
-            sums = recursive_doubling.merged(rows, [k], [size], [k])
+            sums = recursive_doubling.merged(rows, layout, [size], layout)
             kept.append(sums)
-        residual = _put_back(residual, own, kept, k)
+        residual = _put_back(residual, own, kept, layout)
         if last is not None:
             sums = (yield PairGather(sums, last))[0]
-        totals = ops.decode(sums[tf.newaxis], tf.constant([k]), [vector], **form)
+        totals = ops.decode(sums[tf.newaxis], layout, [vector])
         totals = split(recursive_doubling.stopping(sums, totals)[0], ctx.layout.specs)
         return totals, {"residual": split(residual, ctx.layout.specs)}
 
 
-def _put_back(residual: tf.Tensor, own: tf.Tensor, kept: Sequence[tf.Tensor], k: int) -> tf.Tensor:
+def _put_back(
+    residual: tf.Tensor, own: tf.Tensor, kept: Sequence[tf.Tensor], layout: MessageLayout
+) -> tf.Tensor:
     """Add to the residual those elements of a message that are not in all of others.
 
     Args:
         residual: float32 `[n]`.
-        own: The message, of k elements.
+        own: The message.
         kept: The others.
-        k: Room of all of them.
+        layout: Of all of them.
     """
-    size = residual.shape[0]
-    at, values = _elements(own, k, size)
+    size, (k,) = residual.shape[0], layout.capacities
+    at, values = _elements(own, layout, size)
     delivered = at < size
     for message in kept:
-        there, _ = _elements(message, k, size)
+        there, _ = _elements(message, layout, size)
         place = tf.minimum(tf.searchsorted(there, at), k - 1)
         delivered &= tf.equal(tf.gather(there, place), at)
     values = tf.where(delivered, 0.0, values)  # 0 in unused slots, at a position of no account
@@ -125,8 +124,8 @@ def _put_back(residual: tf.Tensor, own: tf.Tensor, kept: Sequence[tf.Tensor], k:
     return tf.tensor_scatter_nd_add(residual, at[:, tf.newaxis], values)
 
 
-def _elements(message: tf.Tensor, k: int, size: int) -> tuple[tf.Tensor, tf.Tensor]:
+def _elements(message: tf.Tensor, layout: MessageLayout, size: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Positions, int64, and values of a message; unused slots have the position `size`."""
-    parts = recursive_doubling.taken_apart(message[tf.newaxis], [k])
-    at = recursive_doubling.positions(parts.indices[0][0], parts.counts[0, 0], size)
-    return at, parts.values[0][0]
+    parts = layout.split(message)
+    at = recursive_doubling.positions(parts.indices[0], parts.counts[0], size)
+    return at, parts.values[0]

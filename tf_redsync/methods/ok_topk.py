@@ -54,8 +54,9 @@ from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import AllGather, AllToAll
 from tf_redsync.methods.base import Context, Exchange, State, register
 from tf_redsync.methods.common import balanced_regions, recursive_doubling
-from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, flat, split
-from tf_redsync.ops.contract import form_of
+from tf_redsync.methods.common.sparsifier import Sparsifier, capacity, element_count, flat, split
+from tf_redsync.ops import MessageLayout
+from tf_redsync.ops.message_layout import Parts
 
 SLACK = 1.25  # room for elements, over the mean
 DRIFT = 1.012  # of a threshold in a step in which too many or too few elements reach it
@@ -123,21 +124,21 @@ class OkTopk(Sparsifier):
         size, workers = vector.shape[0], ctx.layout.workers
         if not (k := element_count(self.density, size)):
             return grads, state
-        slots = min(size, math.ceil(SLACK * k / workers))  # of a row
+        row = MessageLayout.of([capacity(SLACK * k / workers, size)])
         anew = tf.equal(ctx.step % self.threshold_interval, 0)
         points, threshold = state["regions"][0], state["threshold"][0]
         found, own_threshold = _selected(vector, state["own_threshold"][0], k, anew)
-        sent = _shared_out(found.message, balanced_regions.edges(points, workers), size, slots)
+        sent = _shared_out(found, balanced_regions.edges(points, workers), size, row)
         rows, starts = balanced_regions.without_starts((yield AllToAll(sent.rows)))
 
-        sums = recursive_doubling.merged(rows, [slots], [size], [slots])
-        sums = _survivors(sums, slots, tf.where(anew, 0.0, threshold))
+        sums = recursive_doubling.merged(rows, row, [size], row)
+        sums = _survivors(sums, row, tf.where(anew, 0.0, threshold))
         start = tf.reduce_sum(starts, keepdims=True) // workers  # the mean of the proposals
         message = balanced_regions.with_starts(sums[tf.newaxis], start)[0]
         messages, starts = balanced_regions.without_starts((yield AllGather(message)))
 
-        messages, threshold = _evaluated(messages, slots, k, threshold, anew)
-        (total,) = ops.decode(messages, tf.constant([slots]), [vector], **form_of("exact", 1))
+        messages, threshold = _evaluated(messages, row, k, threshold, anew)
+        (total,) = ops.decode(messages, row, [vector])
         renew = tf.equal(ctx.step % self.partition_interval, 0)
         residual = sent.left(found.residuals[0], total)
         return split(total, ctx.layout.specs), {
@@ -171,24 +172,17 @@ def _selected(
     zeros = tf.zeros_like(vector)
 
     def largest() -> tf.Tensor:
-        found = ops.accumulate_and_select(
-            [zeros], [vector], [], tf.constant([k]), -tf.ones([1]), **form_of("exact", 1)
-        )
-        values = recursive_doubling.taken_apart(found.message[tf.newaxis], [k]).values[0]
+        found = ops.select_top_k([zeros], [vector], [k])
+        (values,) = found.layout.split(found.message).values
         return tf.reduce_min(tf.abs(values))
 
     threshold = tf.cond(anew, largest, lambda: threshold)
-    room = tf.constant([_room(k, vector.shape[0])])
+    most = capacity(SLACK * k, vector.shape[0])
     found = ops.accumulate_and_select(
-        [zeros], [vector], [], room, threshold[tf.newaxis], **form_of("fixed", 1)
+        [zeros], [vector], [], [most], threshold[tf.newaxis], selectors="fixed"
     )
-    moved = _moved(threshold, found.message[wire.HEADER_WORDS], k)
+    moved = _moved(threshold, found.layout.split(found.message).counts[0], k)
     return found, tf.where(anew, threshold, moved)
-
-
-def _room(k: int, size: int) -> int:
-    """Most elements that a worker selects."""
-    return min(size, math.ceil(SLACK * k))
 
 
 def _moved(threshold: tf.Tensor, count: tf.Tensor, k: int) -> tf.Tensor:
@@ -197,47 +191,47 @@ def _moved(threshold: tf.Tensor, count: tf.Tensor, k: int) -> tf.Tensor:
     return tf.where(count < math.floor(FEWEST * k), threshold / DRIFT, raised)
 
 
-def _shared_out(message: tf.Tensor, ends: tf.Tensor, size: int, slots: int) -> _Sent:
+def _shared_out(selection: ops.Selection, ends: tf.Tensor, size: int, row: MessageLayout) -> _Sent:
     """Make rows of what is selected: flag, proposal, count, indices, values."""
-    workers, room = ends.shape[0] - 1, (message.shape[0] - 2) // 2
-    parts = recursive_doubling.taken_apart(message[tf.newaxis], [room])
-    count, indices, values = parts.counts[0, 0], parts.indices[0][0], parts.values[0][0]
+    workers, parts = ends.shape[0] - 1, selection.layout.split(selection.message)
+    (count,), (indices,), (values,) = tf.unstack(parts.counts), parts.indices, parts.values
     positions = recursive_doubling.positions(indices, count, size)
-    rows, fits = balanced_regions.shared_out(positions, indices, values, ends, slots)
-    rows = tf.concat([tf.repeat(parts.flags, workers, axis=0), rows], axis=1)
+    shares = balanced_regions.shared_out(positions, indices, values, ends, row.capacities[0])
+    flags = tf.repeat(parts.flags[tf.newaxis], workers, axis=0)
+    rows = row.join(Parts(flags, shares.counts, [shares.indices], [shares.values]))
     wanted = balanced_regions.proposals(positions, count, workers, size)
-    return _Sent(balanced_regions.with_starts(rows, wanted), positions, values, fits)
+    return _Sent(balanced_regions.with_starts(rows, wanted), positions, values, shares.fits)
 
 
-def _survivors(message: tf.Tensor, slots: int, limit: tf.Tensor) -> tf.Tensor:
+def _survivors(message: tf.Tensor, layout: MessageLayout, limit: tf.Tensor) -> tf.Tensor:
     """Cut a message down to the elements that reach a limit."""
-    parts = recursive_doubling.taken_apart(message[tf.newaxis], [slots])
-    indices, values = parts.indices[0][0], parts.values[0][0]
-    chosen = (tf.range(slots) < parts.counts[0, 0]) & (tf.abs(values) >= limit)
+    parts, (slots,) = layout.split(message), layout.capacities
+    (indices,), (values,) = parts.indices, parts.values
+    chosen = (tf.range(slots) < parts.counts[0]) & (tf.abs(values) >= limit)
     number = tf.cast(chosen, tf.int32)
     target = tf.where(chosen, tf.cumsum(number, exclusive=True), slots)
-    words = [balanced_regions.placed(target, w, slots) for w in (indices, wire.to_words(values))]
+    indices = balanced_regions.placed(target, indices, slots)
+    words = balanced_regions.placed(target, wire.to_words(values), slots)
     count = tf.reduce_sum(number, keepdims=True)
-    return tf.concat([message[: wire.HEADER_WORDS], count, *words], axis=0)
+    return layout.join(Parts(parts.flags, count, [indices], [wire.from_words(words)]))
 
 
 def _evaluated(
-    messages: tf.Tensor, slots: int, k: int, threshold: tf.Tensor, anew: tf.Tensor
+    messages: tf.Tensor, layout: MessageLayout, k: int, threshold: tf.Tensor, anew: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return what the total is of, and the threshold of the next step.
 
     Args:
         messages: int32 `[K, words]`, of all workers.
-        slots: Room of each.
+        layout: Of each.
         k: Elements of the total, if it is evaluated.
         threshold: The last one.
         anew: Whether to evaluate it. Else all that is in the messages survives.
     """
-    parts = recursive_doubling.taken_apart(messages, [slots])
+    parts = layout.split(messages)
     values = parts.values[0]
     magnitudes = tf.reshape(tf.abs(values), [-1])
     most = min(k, magnitudes.shape[0])
     limit = tf.cond(anew, lambda: tf.math.top_k(magnitudes, most).values[-1], lambda: 0.0)
-    words = wire.to_words(tf.where(tf.abs(values) >= limit, values, 0.0))
-    messages = tf.concat([parts.flags, parts.counts, parts.indices[0], words], axis=1)
+    messages = layout.join(parts._replace(values=[tf.where(tf.abs(values) >= limit, values, 0.0)]))
     return messages, tf.where(anew, limit, _moved(threshold, tf.reduce_sum(parts.counts), k))

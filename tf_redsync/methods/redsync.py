@@ -32,7 +32,7 @@ Differences from the paper
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -42,6 +42,7 @@ from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Context, Exchange, Payloads, State, register
 from tf_redsync.methods.common.momentum_correction import MomentumCorrected
 from tf_redsync.methods.common.sparsifier import deliver, selected_payloads
+from tf_redsync.ops import MessageLayout
 
 SELECTIONS = ("auto", "exact", "trimmed", "threshold")
 
@@ -126,34 +127,28 @@ class RedSync(MomentumCorrected):
 
     @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:
-        return selected_payloads([self.k(s) for s in layout.specs], self._form(layout)["quantized"])
-
-    def _form(self, layout: BucketLayout) -> dict[str, Any]:
-        """How every tensor is selected and sent, for the ops."""
-        return {
-            "selectors": tuple(self.selector(s) for s in layout.specs),
-            "quantized": tuple(self.quantizes(s) for s in layout.specs),
-        }
+        quantized = [self.quantizes(s) for s in layout.specs]
+        return selected_payloads(MessageLayout.of(self.counts(layout), quantized))
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        k, form = self._k(ctx.layout, ctx.step), self._form(ctx.layout)
+        specs = ctx.layout.specs
         selection = ops.accumulate_and_select(
             grads,
             state["residual"],
             state["velocity"],
-            k,
+            self._k(ctx.layout, ctx.step),
             state["ratios"][0],
+            selectors=[self.selector(s) for s in specs],
+            quantized=[self.quantizes(s) for s in specs],
             momentum=self.momentum,
             nesterov=self.nesterov,
             masking=self.masking,
             scale=ctx.scale,
             side=tf.cast(1 - 2 * (ctx.step % 2), tf.int32),
             search=tf.equal(ctx.step % self.search_interval, 0),
-            **form,
         )
-        fixed_k = self._static_k(ctx.layout, ctx.step)
-        totals, residuals = yield from deliver(ctx, selection, fixed_k or k, grads, **form)
+        totals, residuals = yield from deliver(ctx, selection, grads)
         return totals, {
             "residual": residuals,
             "velocity": list(selection.velocities),

@@ -28,7 +28,6 @@ Differences from the paper
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any, ClassVar
 
 import tensorflow as tf
@@ -42,8 +41,10 @@ from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods.base import Context, Exchange, Method, State, register
 from tf_redsync.methods.common.cadence import Cadence
-from tf_redsync.methods.common.sparsifier import Sparsifier
+from tf_redsync.methods.common.sparsifier import Sparsifier, capacity
 from tf_redsync.methods.local_sgd import LocalSGD
+from tf_redsync.ops import MessageLayout
+from tf_redsync.ops.message_layout import Parts
 
 _PRESETS = {1: (1, 0.001), 2: (10, 0.01), 3: (100, 0.01)}
 
@@ -124,16 +125,16 @@ class SBC(Sparsifier):
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         """Here the gradients are the changes of the weights."""
         specs = ctx.layout.specs
-        room = Room(tuple(s.size for s in specs), tuple(self.k(s.size) for s in specs))
+        layout = MessageLayout.of(self.counts(ctx.layout), quantized=True)
+        room = Room(tuple(s.size for s in specs), layout.capacities)
         sums = [
             r + g for r, g in zip(state["residual"], feedback.scaled(grads, ctx.scale), strict=True)
         ]
-        finite, sides = _select(sums, room.slots)
-        means, positions, counts = zip(*map(_larger_side, *sides), strict=True)
-        coded = Golomb().encode(positions, tf.stack(counts), room, tf.constant(0))
+        finite, means, positions, counts = _select(sums, layout)
+        coded = Golomb().encode(positions, counts, room, tf.constant(0))
         message = tf.concat([wire.to_words(tf.stack(means)), coded.words], axis=0)
         messages = yield AllGather(wire.message(finite, message))
-        totals = _add_up(messages, room, sums)
+        totals = _add_up(messages, layout, room, sums)
         residuals = [
             tf.tensor_scatter_nd_sub(tf.reshape(a, [-1]), at[:n, tf.newaxis], tf.fill([n], mean))
             for a, at, n, mean in zip(
@@ -143,50 +144,45 @@ class SBC(Sparsifier):
         residuals = [tf.reshape(r, s.shape) for r, s in zip(residuals, specs, strict=True)]
         return totals, {"residual": residuals}
 
-    def k(self, size: int) -> int:
-        """Elements of a tensor that are sent at most."""
-        return min(max(1, math.ceil(self.density * size - 1e-9)), size)
+    @override
+    def k(self, spec: TensorSpec) -> int:
+        return capacity(max(1.0, self.density * spec.size - 1e-9), spec.size)
 
 
-def _select(sums: list[tf.Tensor], k: tuple[int, ...]) -> tuple[tf.Tensor, list[list[tf.Tensor]]]:
-    """Whether all is finite; for both signs and every tensor count, mean and positions."""
-    n = len(sums)
+def _select(
+    sums: list[tf.Tensor], layout: MessageLayout
+) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor], tf.Tensor]:
+    """Whether all is finite; and of every tensor the side with the larger mean.
+
+    Its mean and its positions, int32 `[k]`, and how many of these each tensor has, int32 `[N]`.
+    """
     zeros = [tf.zeros_like(a) for a in sums]
-    sides, finite = [], tf.constant(True)
-    for side in (1, -1):
-        message = ops.accumulate_and_select(
-            sums,
-            zeros,
-            [],
-            tf.constant(k),
-            -tf.ones([n]),
-            selectors=["exact"] * n,
-            quantized=[True] * n,
-            side=side,
-        ).message
-        finite &= tf.equal(message[0], 1)
-        sides.append(tf.split(message[1:], [2 + ki for ki in k]))
-    return finite, sides
-
-
-def _add_up(messages: tf.Tensor, room: Room, like: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Sums of the messages of all workers, of the shapes of `like`."""
-    tensors = len(room.slots)
-    flag, means, words = tf.split(messages, [1, tensors, Golomb().words(room)], axis=1)
-    positions = Golomb().decode(words, room, tf.constant(0))
-    parts = [flag]
-    for i, at in enumerate(positions.indices):
-        parts += [positions.counts[:, i : i + 1], means[:, i : i + 1], at]
-    return ops.decode(
-        tf.concat(parts, axis=1),
-        tf.constant(room.slots),
-        like,
-        selectors=["exact"] * tensors,
-        quantized=[True] * tensors,
+    above, below = (
+        layout.split(
+            ops.accumulate_and_select(
+                sums, zeros, [], layout.capacities, selectors="exact", quantized=True, side=side
+            ).message
+        )
+        for side in (1, -1)
     )
+    finite = tf.equal(above.flags[0], 1) & tf.equal(below.flags[0], 1)
+    larger = [a[0] >= -b[0] for a, b in zip(above.values, below.values, strict=True)]
+    means, positions = (
+        [tf.where(first, a, b) for first, a, b in zip(larger, *sides, strict=True)]
+        for sides in ((above.values, below.values), (above.indices, below.indices))
+    )
+    counts = tf.where(tf.stack(larger), above.counts, below.counts)
+    return finite, [mean[0] for mean in means], positions, counts
 
 
-def _larger_side(above: tf.Tensor, below: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The mean of the side with the larger one, its positions int32 `[k]` and their number."""
-    part = tf.where(wire.from_words(above[1]) >= -wire.from_words(below[1]), above, below)
-    return wire.from_words(part[1]), part[2:], part[0]
+def _add_up(
+    messages: tf.Tensor, layout: MessageLayout, room: Room, like: list[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Sums of the messages of all workers, of the shapes of `like`."""
+    n = len(like)
+    lengths = [wire.HEADER_WORDS, n, Golomb().words(room)]
+    flags, means, words = tf.split(messages, lengths, axis=1)
+    positions = Golomb().decode(words, room, tf.constant(0))
+    values = tf.split(wire.from_words(means), n, axis=1)
+    parts = Parts(flags, positions.counts, positions.indices, values)
+    return ops.decode(layout.join(parts), layout, like)

@@ -48,8 +48,7 @@ from typing_extensions import override
 from tf_redsync import checks, feedback, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Context, Exchange, State, register
-from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, element_count
-from tf_redsync.ops.contract import form_of
+from tf_redsync.methods.common.sparsifier import Sparsifier, capacity, deliver, element_count
 
 DISTRIBUTIONS = ("exponential", "gamma", "generalized_pareto")
 FIRST_RATIO = 0.25  # of the elements pass the first of several stages
@@ -119,18 +118,17 @@ class SIDCo(Sparsifier):
             threshold, reached = self.threshold(spec.size, magnitudes, fit[0])
             thresholds.append(tf.where(reached > 0.0, threshold, 0.0))
             stages.append(self.adapted(spec.size, fit, reached))
-        slots = [min(ROOM * element_count(self.density, s.size), s.size) for s in ctx.layout.specs]
-        form = form_of("fixed", len(slots))
+        room = [capacity(ROOM * self.k(s), s.size) for s in ctx.layout.specs]
         selection = ops.accumulate_and_select(
             grads,
             state["residual"],
             [],
-            tf.constant(slots),
+            room,
             tf.stack(thresholds),
+            selectors="fixed",
             scale=ctx.scale,
-            **form,
         )
-        totals, residuals = yield from deliver(ctx, selection, slots, grads, **form)
+        totals, residuals = yield from deliver(ctx, selection, grads)
         return totals, {"residual": residuals, "stages": stages}
 
     def threshold(

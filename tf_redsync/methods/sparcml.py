@@ -33,7 +33,6 @@ Differences from the paper
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import ClassVar
 
 import tensorflow as tf
@@ -45,8 +44,8 @@ from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import PairGather
 from tf_redsync.methods.base import Context, Exchange, State, register
 from tf_redsync.methods.common import recursive_doubling
-from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, flat, split
-from tf_redsync.ops.contract import form_of
+from tf_redsync.methods.common.sparsifier import Sparsifier, capacity, flat, split
+from tf_redsync.ops import MessageLayout
 
 
 @register
@@ -73,14 +72,11 @@ class SparCML(Sparsifier):
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        k = [element_count(self.density, s.size) for s in ctx.layout.specs]
+        k = self.counts(ctx.layout)
         if not sum(k):
             return grads, state
-        found = ops.accumulate_and_select(
-            grads, state["residual"], [], tf.constant(k), -tf.ones([len(k)]),
-            scale=ctx.scale, **form_of("exact", len(k)),
-        )  # fmt: skip
-        stream = _Stream(ctx.layout, k, found.message).shortest()
+        found = ops.select_top_k(grads, state["residual"], k, scale=ctx.scale)
+        stream = _Stream(ctx.layout, found.layout, found.message).shortest()
         first, doubling, last = recursive_doubling.rounds(ctx.layout.workers)
         if first is not None:
             stream = stream.plus((yield PairGather(stream.message, first)))
@@ -104,46 +100,46 @@ class _Stream:
     """Sums of one or more workers, as a message.
 
     Attributes:
-        layout: The bucket.
-        slots: Elements that the message has room for, of each tensor; `None` if it is dense.
+        bucket: Its layout.
+        layout: Of the message; `None` if it is dense.
         message: int32 `[words]`: a flag and either counts, indices and values or all values.
     """
 
-    layout: BucketLayout
-    slots: Sequence[int] | None
+    bucket: BucketLayout
+    layout: MessageLayout | None
     message: tf.Tensor
 
     def shortest(self) -> _Stream:
         """Return the same sums as a dense message where that is no longer."""
-        if self.slots is None or self._is_short(self.slots):
+        if self.layout is None or self._is_short(self.layout):
             return self
         return self._dense(self.message[tf.newaxis])
 
     def plus(self, rows: tf.Tensor) -> _Stream:
         """Return the sum of both partners' messages, int32 `[2, words]`."""
-        if self.slots is not None:
-            sizes = [s.size for s in self.layout.specs]
-            room = [min(2 * n, size) for n, size in zip(self.slots, sizes, strict=True)]
-            if self._is_short(room):
-                message = recursive_doubling.merged(rows, self.slots, sizes, room)
-                return dataclasses.replace(self, slots=room, message=message)
+        if self.layout is not None:
+            sizes = [s.size for s in self.bucket.specs]
+            counts = zip(self.layout.capacities, sizes, strict=True)
+            both = MessageLayout.of([capacity(2 * n, size) for n, size in counts])
+            if self._is_short(both):
+                message = recursive_doubling.merged(rows, self.layout, sizes, both)
+                return dataclasses.replace(self, layout=both, message=message)
         return self._dense(rows)
 
-    def _is_short(self, slots: Sequence[int]) -> bool:
-        return sum(1 + 2 * n for n in slots) < sum(s.size for s in self.layout.specs)
+    def _is_short(self, layout: MessageLayout) -> bool:
+        return layout.words < wire.HEADER_WORDS + sum(s.size for s in self.bucket.specs)
 
     def _dense(self, rows: tf.Tensor) -> _Stream:
         """The sum of messages as a dense one."""
         sums = flat(self.totals(rows))
         finite = tf.reduce_all(tf.equal(rows[:, 0], 1)) & tf.reduce_all(tf.math.is_finite(sums))
         message = wire.message(finite, wire.to_words(sums))
-        return dataclasses.replace(self, slots=None, message=message)
+        return dataclasses.replace(self, layout=None, message=message)
 
     def totals(self, rows: tf.Tensor) -> list[tf.Tensor]:
         """Return the sums of messages, int32 `[P, words]`, as dense tensors."""
-        specs = self.layout.specs
-        if self.slots is None:
+        specs = self.bucket.specs
+        if self.layout is None:
             dense = wire.from_words(rows[:, wire.HEADER_WORDS :])
             return split(tf.add_n(tf.unstack(dense, num=rows.shape[0])), specs)
-        like, k = [tf.zeros(s.shape) for s in specs], tf.constant(self.slots)
-        return ops.decode(rows, k, like, **form_of("exact", len(specs)))
+        return ops.decode(rows, self.layout, [tf.zeros(s.shape) for s in specs])

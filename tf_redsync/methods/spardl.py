@@ -40,8 +40,7 @@ Differences from the paper
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -57,7 +56,6 @@ from tf_redsync.methods.common.sparsifier import (
     flat,
     split,
 )
-from tf_redsync.ops.contract import form_of
 from tf_redsync.ops.message_layout import MessageLayout
 
 
@@ -95,11 +93,12 @@ class SparDL(Sparsifier):
         like = tf.unstack(sums)
 
         rows, rests = _select([tf.zeros_like(b) for b in like], like, k, ctx)
-        rows, slots = _read((yield AllToAll(rows)), k, like[0], ctx)
-        (received,) = _add(rows, slots, like[:1])
+        rows, plain = _read((yield AllToAll(rows)), k, like[0], ctx)
+        (received,) = ops.decode(rows, plain, like[:1])
         rows, (rest,) = _select([received], [tf.gather(rests, ctx.rank)], k, ctx, workers)
-        messages, slots = _read((yield AllGather(rows[0])), k, like[0], ctx)
-        total = tf.stack(_add(_one_message(messages), slots, like))
+        messages, plain = _read((yield AllGather(rows[0])), k, like[0], ctx)
+        of_all = MessageLayout.of(plain.capacities * workers)
+        total = tf.stack(ops.decode(_one_message(messages), of_all, like))
 
         mine = tf.range(workers)[:, tf.newaxis] == ctx.rank
         delivered = tf.where(mine, rest, tf.stack(rests))  # 0, or what rounding left
@@ -119,31 +118,22 @@ def _select(
 
     The messages are the worker's numbers `first`, `first` + 1 .. in this step.
     """
-    n, form, coding = len(grads), form_of("exact", len(grads)), coding_of(ctx)
-    k_of_all, no_ratios = tf.constant([k] * n), -tf.ones([n])
-    found = ops.accumulate_and_select(grads, residuals, [], k_of_all, no_ratios, **form)
+    n, coding = len(grads), coding_of(ctx)
+    found = ops.select_top_k(grads, residuals, [k] * n)
     rests, rows = list(found.residuals), tf.unstack(_rows(found.message, n), num=n)
     if coding is not None:
-        one = MessageLayout.of([k])
         for i, (row, rest) in enumerate(zip(rows, rests, strict=True)):
             own = coding.for_message(first + i)
-            rows[i], (rests[i],) = own.encode(row, [rest], one)
+            rows[i], (rests[i],) = own.encode(row, [rest], MessageLayout.of([k]))
     return tf.stack(rows), rests
 
 
-def _read(messages: tf.Tensor, k: int, block: tf.Tensor, ctx: Context) -> tuple[Any, int]:
-    """Messages about a block each in the layout of the ops, and their slots."""
-    coding = coding_of(ctx)
-    if coding is not None:
-        messages, plain = coding.decode(messages, [block], MessageLayout.of([k]))
-        (k,) = plain.capacities
-    return messages, k
-
-
-def _add(messages: tf.Tensor, k: int, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The sums of messages, of the shapes of `like`."""
-    n = len(like)
-    return ops.decode(messages, tf.constant([k] * n), like, **form_of("exact", n))
+def _read(
+    messages: tf.Tensor, k: int, block: tf.Tensor, ctx: Context
+) -> tuple[tf.Tensor, MessageLayout]:
+    """Messages about a block each, without their codes, and their layout."""
+    coding, layout = coding_of(ctx), MessageLayout.of([k])
+    return (messages, layout) if coding is None else coding.decode(messages, [block], layout)
 
 
 def _rows(message: tf.Tensor, blocks: int) -> tf.Tensor:

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -40,8 +40,8 @@ from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods.base import Context, Exchange, State, register
 from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, delivered, element_count
-from tf_redsync.ops import Selection
-from tf_redsync.ops.contract import form_of
+from tf_redsync.ops import MessageLayout, Selection
+from tf_redsync.ops.message_layout import Parts
 
 _SIGN = tf.int32.min  # bit 31
 _INDEX = tf.int32.max  # bits 0 to 30
@@ -62,17 +62,13 @@ class _Threshold(Sparsifier):
     def describe(self, spec: TensorSpec) -> str:
         return f">= {self.threshold:g}, at most {element_count(self.density, spec.size)} elements"
 
-    def select(
-        self, grads: list[tf.Tensor], state: State, ctx: Context
-    ) -> tuple[Selection, list[int], dict[str, Any]]:
-        """Return the selected elements, the capacities, and the form of the message."""
-        k = [element_count(self.density, s.size) for s in ctx.layout.specs]
-        form = form_of("fixed", len(k))
+    def select(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Selection:
+        """Return the elements that reach the threshold."""
+        k = self.counts(ctx.layout)
         thresholds = tf.fill([len(k)], tf.constant(self.threshold, tf.float32))
-        selection = ops.accumulate_and_select(
-            grads, state["residual"], [], tf.constant(k), thresholds, scale=ctx.scale, **form
+        return ops.accumulate_and_select(
+            grads, state["residual"], [], k, thresholds, selectors="fixed", scale=ctx.scale
         )
-        return selection, k, form
 
 
 @register
@@ -100,8 +96,8 @@ class FixedThreshold(_Threshold):
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        selection, k, form = self.select(grads, state, ctx)
-        totals, residuals = yield from deliver(ctx, selection, k, grads, **form)
+        selection = self.select(grads, state, ctx)
+        totals, residuals = yield from deliver(ctx, selection, grads)
         return totals, {"residual": residuals}
 
 
@@ -139,20 +135,19 @@ class Strom(_Threshold):
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        selection, k, _ = self.select(grads, state, ctx)
-        flag, *parts = tf.split(selection.message, _lengths(k, 2))
-        message, residuals = [flag], []
+        selection = self.select(grads, state, ctx)
+        parts = selection.layout.split(selection.message)
+        message, residuals = [parts.flags], []
         for i, residual in enumerate(selection.residuals):
-            count, indices, words = parts[3 * i : 3 * i + 3]
-            values = wire.from_words(words)
-            message += [count, indices | tf.where(values < 0.0, _SIGN, 0)]
+            count, indices, values = parts.counts[i], parts.indices[i], parts.values[i]
+            message += [count[tf.newaxis], indices | tf.where(values < 0.0, _SIGN, 0)]
             left = values - self._steps(values < 0.0, count)
             flat = tf.reshape(residual, [-1])
             flat = tf.tensor_scatter_nd_add(flat, indices[:, tf.newaxis], left)
             residuals.append(tf.reshape(flat, residual.shape))
         messages = yield AllGather(tf.concat(message, 0))
-        totals = delivered(ctx.layout, self._unpacked(messages, k), selection.layout, grads)
-        return totals, {"residual": residuals}
+        messages = self._unpacked(messages, selection.layout)
+        return delivered(ctx.layout, messages, selection.layout, grads), {"residual": residuals}
 
     def _steps(self, negative: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
         """Tau or -tau in the first `count` of the last axis' slots, 0 in the others."""
@@ -160,17 +155,11 @@ class Strom(_Threshold):
         used = tf.range(tf.shape(negative)[-1]) < count
         return tf.where(used, tf.where(negative, -tau, tau), 0.0)
 
-    def _unpacked(self, messages: tf.Tensor, k: list[int]) -> tf.Tensor:
+    def _unpacked(self, messages: tf.Tensor, layout: MessageLayout) -> tf.Tensor:
         """All workers' messages with a value for every index, as `ops.decode` takes them."""
-        flag, *parts = tf.split(messages, _lengths(k, 1), axis=1)
-        unpacked = [flag]
-        for i in range(len(k)):
-            count, words = parts[2 * i : 2 * i + 2]
-            values = wire.to_words(self._steps(words < 0, count))
-            unpacked += [count, words & _INDEX, values]
-        return tf.concat(unpacked, 1)
-
-
-def _lengths(k: list[int], blocks: int) -> list[int]:
-    """Words of a message's parts: the flag, then for every tensor a count and blocks of k words."""
-    return [1, *(words for ki in k for words in (1, *[ki] * blocks))]
+        lengths = [length for k in layout.capacities for length in (1, k)]
+        flags, *parts = tf.split(messages, [wire.HEADER_WORDS, *lengths], axis=1)
+        counts, words = parts[0::2], parts[1::2]
+        values = [self._steps(w < 0, count) for w, count in zip(words, counts, strict=True)]
+        indices = [w & _INDEX for w in words]
+        return layout.join(Parts(flags, tf.concat(counts, axis=1), indices, values))

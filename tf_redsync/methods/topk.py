@@ -35,12 +35,11 @@ from tf_redsync.methods.base import Context, Exchange, Payloads, State, register
 from tf_redsync.methods.common.sparsifier import (
     Sparsifier,
     deliver,
-    element_count,
     flat,
     selected_payloads,
     split,
 )
-from tf_redsync.ops.contract import form_of
+from tf_redsync.ops import MessageLayout
 
 SCOPES = ("layer", "model")
 
@@ -82,9 +81,7 @@ class TopK(Sparsifier):
 
     @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:
-        layout = self._selected_from(layout)
-        k = [element_count(self.density, s.size) for s in layout.specs]
-        return selected_payloads(k, [False] * len(k))
+        return selected_payloads(MessageLayout.of(self.counts(self._selected_from(layout))))
 
     def _selected_from(self, layout: BucketLayout) -> BucketLayout:
         """The layout of what is selected from: one vector takes the place of a whole model."""
@@ -99,12 +96,9 @@ class TopK(Sparsifier):
         ctx = dataclasses.replace(ctx, layout=self._selected_from(ctx.layout))
         if self.whole_model:
             grads, residuals = [flat(grads)], [flat(residuals)]
-        k = [element_count(self.density, s.size) for s in ctx.layout.specs]
-        form = form_of("exact", len(k))
-        selection = ops.accumulate_and_select(
-            grads, residuals, [], tf.constant(k), -tf.ones([len(k)]), scale=ctx.scale, **form
-        )
-        totals, residuals = yield from deliver(ctx, selection, k, grads, **form)
+        k = self.counts(ctx.layout)
+        selection = ops.select_top_k(grads, residuals, k, scale=ctx.scale)
+        totals, residuals = yield from deliver(ctx, selection, grads)
         if self.whole_model:
             totals, residuals = split(totals[0], specs), split(residuals[0], specs)
         return totals, {"residual": residuals}

@@ -40,9 +40,8 @@ from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Context, Exchange, State, register, stream, uniform
 from tf_redsync.methods.common.random_numbers import of_worker
-from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, element_count
+from tf_redsync.methods.common.sparsifier import Sparsifier, capacity, deliver, element_count
 from tf_redsync.ops import MessageLayout, Selection
-from tf_redsync.ops.contract import form_of
 
 ROUNDS = 4  # at most; the paper finds two enough
 
@@ -109,19 +108,19 @@ class Wangni(Sparsifier):
         grads, residuals = feedback.scaled(grads, ctx.scale), state.get("residual")
         if residuals is not None:
             grads = [v + g for v, g in zip(residuals, grads, strict=True)]
-        words, slots = [], []
+        parts, room = [], []
         for spec, grad in zip(ctx.layout.specs, grads, strict=True):
             seed = of_worker(stream(self.seed, ctx.step, spec.position), ctx.rank)
             # One more than probabilities add up to, in case that they are rounded up.
-            slots.append(min(element_count(self.density, spec.size) + 1, spec.size))
+            room.append(capacity(self.k(spec) + 1, spec.size))
             u = uniform([], seed, tf.float64)
-            words += _part(tf.reshape(grad, [-1]), self.density, u, slots[-1])
-        message = wire.message(wire.all_finite(grads), tf.concat(words, axis=0))
+            parts.append(_part(tf.reshape(grad, [-1]), self.density, u, room[-1]))
+        counts, indices, values = zip(*parts, strict=True)
+        layout = MessageLayout.of(room)
+        message = layout.message(wire.all_finite(grads), tf.stack(counts), indices, values)
         nothing = [tf.zeros_like(g) for g in grads]
-        selection = Selection(message, nothing, [], tf.zeros([len(slots)]), MessageLayout.of(slots))
-        totals, left_out = yield from deliver(
-            ctx, selection, slots, grads, **form_of("exact", len(slots))
-        )
+        selection = Selection(message, nothing, [], tf.zeros([len(room)]), layout)
+        totals, left_out = yield from deliver(ctx, selection, grads)
         return totals, state if residuals is None else {"residual": left_out}
 
 
@@ -169,15 +168,14 @@ def sampled(p: tf.Tensor, u: tf.Tensor) -> tf.Tensor:
     return passed & (p > 0.0) | (p >= 1.0)
 
 
-def _part(grad: tf.Tensor, density: float, u: tf.Tensor, slots: int) -> list[tf.Tensor]:
+def _part(
+    grad: tf.Tensor, density: float, u: tf.Tensor, slots: int
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Count, indices and values of one tensor."""
     p = probabilities(grad, element_count(density, grad.shape[0]))
     at = tf.cast(tf.where(sampled(p, u))[:slots, 0], tf.int32)
     true = tf.cast(tf.gather(grad, at), tf.float64)
     values = tf.cast(true / tf.gather(p, at), tf.float32)
     count, padding = tf.size(at), [[0, slots - tf.size(at)]]
-    return [
-        count[tf.newaxis],
-        tf.ensure_shape(tf.pad(at, padding), [slots]),
-        tf.ensure_shape(wire.to_words(tf.pad(values, padding)), [slots]),
-    ]
+    indices = tf.ensure_shape(tf.pad(at, padding), [slots])
+    return count, indices, tf.ensure_shape(tf.pad(values, padding), [slots])

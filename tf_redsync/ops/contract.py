@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -37,11 +37,6 @@ class Selection(NamedTuple):
 def packed_words(count: int, bits: int) -> int:
     """Words of 32 bits that `count` codes of so many bits take."""
     return -(-count * bits // 32)
-
-
-def form_of(selector: str, tensors: int) -> dict[str, Any]:
-    """`selectors` and `quantized` of the ops, for tensors that all send values in the same way."""
-    return {"selectors": [selector] * tensors, "quantized": [False] * tensors}
 
 
 def _check_selector(selector: str) -> None:

@@ -134,6 +134,24 @@ class MessageLayout:
             words += [count, value, indices] if one_mean else [count, indices, value]
         return tf.concat(words, axis=-1)
 
+    def message(
+        self,
+        finite: tf.Tensor,
+        counts: tf.Tensor,
+        indices: Sequence[tf.Tensor],
+        values: Sequence[tf.Tensor],
+    ) -> tf.Tensor:
+        """Return what one worker sends, int32 `[words]`: all zero, as is the rule, if not finite.
+
+        Args:
+            finite: Bool scalar.
+            counts: See `Parts`, as for the others.
+            indices: See there.
+            values: See there.
+        """
+        flags = tf.ones([FLAG_WORDS], tf.int32)
+        return tf.where(finite, self.join(Parts(flags, counts, indices, values)), 0)
+
     # TensorFlow's protocol for dataclasses in nested structures. With it a `Selection`, which has
     # a layout, can be what a `tf.function` returns: ints are no leaves, capacities in tensors are.
     def __tf_flatten__(self) -> tuple[Any, tuple[Any, ...]]:

@@ -6,6 +6,8 @@ whatever the number of workers; the regions of K workers are interpolated from t
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import tensorflow as tf
 
@@ -62,9 +64,25 @@ def proposals(positions: tf.Tensor, count: tf.Tensor, workers: int, size: int) -
     return tf.where(number > 0, wanted, tf.zeros_like(wanted))
 
 
+class Shares(NamedTuple):
+    """Elements in rows, one for each worker.
+
+    Attributes:
+        counts: int32 `[K, 1]`.
+        indices: int32 `[K, slots]`, the bits of their positions.
+        values: float32 `[K, slots]`.
+        fits: bool `[room]`, which elements are in a row.
+    """
+
+    counts: tf.Tensor
+    indices: tf.Tensor
+    values: tf.Tensor
+    fits: tf.Tensor
+
+
 def shared_out(
     positions: tf.Tensor, indices: tf.Tensor, values: tf.Tensor, ends: tf.Tensor, slots: int
-) -> tuple[tf.Tensor, tf.Tensor]:
+) -> Shares:
     """Put elements into a row for the worker of their region; the largest, if not all fit.
 
     Args:
@@ -73,9 +91,6 @@ def shared_out(
         values: float32 `[room]`.
         ends: From `edges`.
         slots: Room of a row.
-
-    Returns:
-        int32 `[K, 1 + 2 slots]`, counts, indices and values; and bool `[room]`: what fits.
     """
     workers, room = ends.shape[0] - 1, positions.shape[0]
     region = tf.searchsorted(ends[1:], positions, side="right")  # of unused slots K
@@ -90,11 +105,11 @@ def shared_out(
     before -= tf.gather(before, tf.minimum(tf.gather(first, region), room - 1))
     target = tf.where(fits > 0, region * slots + before, workers * slots)
     counts = tf.math.unsorted_segment_sum(fits, region, workers + 1)[:workers, tf.newaxis]
-    columns = [
-        tf.reshape(placed(target, words, workers * slots), [workers, slots])
-        for words in (indices, wire.to_words(values))
-    ]
-    return tf.concat([counts, *columns], axis=1), fits > 0
+    indices, words = (
+        tf.reshape(placed(target, w, workers * slots), [workers, slots])
+        for w in (indices, wire.to_words(values))
+    )
+    return Shares(counts, indices, wire.from_words(words), fits > 0)
 
 
 def placed(targets: tf.Tensor, words: tf.Tensor, room: int) -> tf.Tensor:

@@ -85,6 +85,7 @@ class MomentumCorrected(Sparsifier):
         norm = self.clip_norm
         return None if norm is None else feedback.local_clip_scale(grads, norm, workers)
 
+    @override
     def k(self, spec: TensorSpec, density: float | None = None) -> int:
         """Number of elements of a tensor that are sent at a density (default: the final one)."""
         return element_count(self.density if density is None else density, spec.size)
@@ -102,25 +103,20 @@ class MomentumCorrected(Sparsifier):
         totals = yield AllReduce(contributions)
         return totals, {**state, "velocity": velocity}
 
-    def _k(self, layout: BucketLayout, step: tf.Tensor) -> tf.Tensor:
-        """Elements to send of every tensor at `step`, int32 of shape `[tensors]`."""
-        static = self._static_k(layout, step)
-        if static is not None:
-            return tf.constant(static, tf.int32)
-        # Python's rounding for every stage, picked by step: all workers see the same integers.
+    def _k(self, layout: BucketLayout, step: tf.Tensor) -> list[int] | tf.Tensor:
+        """Elements to send of every tensor at `step`.
+
+        Python integers; int32 `[tensors]` where they depend on a step not known in the trace.
+        """
         ramp = self.warm_up
-        assert isinstance(ramp, ExponentialWarmUp)
+        if not isinstance(ramp, ExponentialWarmUp):
+            return self.counts(layout)
+        known = tf.get_static_value(step)
+        if known is not None:
+            density = ramp.density(int(known), self.density)
+            return [self.k(s, density) for s in layout.specs]
+        # Python's rounding for every stage, picked by step: all workers see the same integers.
         last = len(ramp.densities)
         densities = [ramp.density(i * ramp.steps_per_stage, self.density) for i in range(last + 1)]
         stages = [[self.k(s, density) for s in layout.specs] for density in densities]
         return tf.constant(stages, tf.int32)[tf.minimum(step // ramp.steps_per_stage, last)]
-
-    def _static_k(self, layout: BucketLayout, step: tf.Tensor) -> list[int] | None:
-        """`_k` as Python integers, `None` where it depends on a step not known in the trace."""
-        density = self.density
-        if isinstance(self.warm_up, ExponentialWarmUp):
-            known = tf.get_static_value(step)
-            if known is None:
-                return None
-            density = self.warm_up.density(int(known), self.density)
-        return [self.k(s, density) for s in layout.specs]

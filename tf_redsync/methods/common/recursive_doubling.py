@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tf_redsync.exchange import wire
 from tf_redsync.ops.merging import sparse_merge
+from tf_redsync.ops.message_layout import MessageLayout
 
 
 class Rounds(NamedTuple):
@@ -50,35 +51,6 @@ def rounds(workers: int) -> Rounds:
     return Rounds(half, tuple(2**r for r in range(max(bits, 1))), half)
 
 
-class Parts(NamedTuple):
-    """Messages about N tensors, taken apart.
-
-    Attributes:
-        flags: int32 `[P, 1]`.
-        counts: int32 `[P, N]`.
-        indices: N int32 tensors `[P, slots]`, the bits of unsigned positions.
-        values: N float32 tensors `[P, slots]`.
-    """
-
-    flags: tf.Tensor
-    counts: tf.Tensor
-    indices: list[tf.Tensor]
-    values: list[tf.Tensor]
-
-
-def taken_apart(messages: tf.Tensor, slots: Sequence[int]) -> Parts:
-    """Take messages in the layout of `ops/contract.py` apart.
-
-    Args:
-        messages: int32 `[P, words]`, without means.
-        slots: Room for elements of each tensor.
-    """
-    lengths = [1, *(words for n in slots for words in (1, n, n))]
-    flags, *parts = tf.split(messages, lengths, axis=1)
-    values = [wire.from_words(words) for words in parts[2::3]]
-    return Parts(flags, tf.concat(parts[0::3], axis=1), parts[1::3], values)
-
-
 def positions(indices: tf.Tensor, count: tf.Tensor, size: int) -> tf.Tensor:
     """Return the positions in a message as numbers, int64, ascending.
 
@@ -91,41 +63,24 @@ def positions(indices: tf.Tensor, count: tf.Tensor, size: int) -> tf.Tensor:
     return tf.where(tf.range(indices.shape[0]) < count, used, tf.constant(size, tf.int64))
 
 
-def put_together(
-    finite: tf.Tensor,
-    counts: tf.Tensor,
-    indices: Sequence[tf.Tensor],
-    values: Sequence[tf.Tensor],
-) -> tf.Tensor:
-    """Return one message about N tensors, int32 `[words]`, all zero unless it is finite.
-
-    Args:
-        finite: Bool scalar: whether all that it is about is finite. The values are looked at here.
-        counts: int32 `[N]`.
-        indices: N int32 vectors.
-        values: N float32 vectors.
-    """
-    words = []
-    for count, index, value in zip(tf.split(counts, len(indices)), indices, values, strict=True):
-        words += [count, index, wire.to_words(value)]
-    return wire.message(finite & wire.all_finite(values), tf.concat(words, axis=0))
-
-
 def merged(
-    rows: tf.Tensor, slots: Sequence[int], sizes: Sequence[int], keep: Sequence[int]
+    rows: tf.Tensor, layout: MessageLayout, sizes: Sequence[int], kept: MessageLayout
 ) -> tf.Tensor:
-    """Add up messages and keep the largest sums, as a message with room for so many.
+    """Add up messages and keep the largest sums, as one message.
 
     Args:
         rows: int32 `[P, words]`; those with flag 0 are all zero.
-        slots: Room for elements of each tensor in a row.
+        layout: Of a row, without means.
         sizes: Elements of each tensor.
-        keep: Sums to keep of each.
+        kept: Of the result: as many sums are kept as it has room for.
+
+    Returns:
+        int32 `[words]`, all zero unless everything, and the sums too, is finite.
     """
-    parts = taken_apart(rows, slots)
-    sums = sparse_merge(parts.indices, parts.values, parts.counts, sizes=sizes, k=keep)
-    finite = tf.reduce_all(tf.equal(parts.flags, 1))
-    return put_together(finite, sums.counts, sums.indices, sums.values)
+    parts = layout.split(rows)
+    sums = sparse_merge(parts.indices, parts.values, parts.counts, sizes=sizes, k=kept.capacities)
+    finite = tf.reduce_all(tf.equal(parts.flags, 1)) & wire.all_finite(sums.values)
+    return kept.message(finite, sums.counts, sums.indices, sums.values)
 
 
 def empty(message: tf.Tensor) -> tf.Tensor:

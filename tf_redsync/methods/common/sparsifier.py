@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Generator, Sequence
 from typing import Any, ClassVar
 
@@ -26,6 +27,11 @@ DENSE_BELOW = 4096  # bytes; below, indices and a place in the message cost more
 def element_count(density: float, size: int) -> int:
     """Number of elements to send: `density * size`, rounded, at least 1 and at most `size`."""
     return min(max(1, int(density * size + 0.5)), size)
+
+
+def capacity(count: float, size: int) -> int:
+    """Elements that a message has room for: `count`, rounded up, at most all of the tensor's."""
+    return min(math.ceil(count), size)
 
 
 def too_small(spec: TensorSpec, dense_below: int) -> str | None:
@@ -59,6 +65,14 @@ class Sparsifier(Method):
         checks.real("density", self.density, low=0.0, high=1.0, low_open=True)
         checks.integer("dense_below", self.dense_below, low=0)
 
+    def k(self, spec: TensorSpec) -> int:
+        """Return how many elements of a tensor are sent."""
+        return element_count(self.density, spec.size)
+
+    def counts(self, layout: BucketLayout) -> list[int]:
+        """Return `k` of each tensor of a bucket."""
+        return [self.k(s) for s in layout.specs]
+
     @property
     @override
     def sends_selected(self) -> bool:
@@ -85,9 +99,7 @@ class Sparsifier(Method):
 def deliver(
     ctx: Context,
     selection: ops.Selection,
-    k: tf.Tensor | Sequence[int],
     grads: Sequence[tf.Tensor],
-    **form: Any,
 ) -> Generator[Request, Any, tuple[list, list[tf.Tensor]]]:
     """All-gather selected elements and add them up.
 
@@ -95,16 +107,13 @@ def deliver(
 
     Args:
         ctx: The exchange's. Its `coding` or `rounding` says how elements travel.
-        selection: From `ops.accumulate_and_select`.
-        k: Elements to select of every tensor, as given to `ops.accumulate_and_select`. As a list
-            of integers it lets short totals stay coordinates where the receiver takes these.
+        selection: From `ops.accumulate_and_select`. If its layout is static, short totals stay
+            coordinates where the receiver takes these.
         grads: Tensors of the shapes of the totals.
-        form: `selectors` and `quantized`, as given to `ops.accumulate_and_select`.
 
     Returns:
         For every tensor the sum over workers, dense or a `SparseTotal`; and the new residuals.
     """
-    del k, form  # both are in the selection's layout
     message, residuals, plain = selection.message, list(selection.residuals), selection.layout
     coding = coding_of(ctx)
     if coding is not None:
@@ -115,14 +124,9 @@ def deliver(
     return delivered(ctx.layout, messages, plain, grads), residuals
 
 
-def selected_payloads(k: Sequence[int], quantized: Sequence[bool]) -> Payloads:
-    """Return the payload of `deliver` without a coding.
-
-    Args:
-        k: Elements to send of every tensor.
-        quantized: See `ops.accumulate_and_select`.
-    """
-    return [(AllGather, wire.BYTES_PER_WORD * MessageLayout.of(k, quantized).words)]
+def selected_payloads(plain: MessageLayout) -> Payloads:
+    """Return the payload of `deliver` without a coding, for messages of a layout."""
+    return [(AllGather, wire.BYTES_PER_WORD * plain.words)]
 
 
 def coding_of(ctx: Context) -> MessageCoding | None:

@@ -37,7 +37,7 @@ def leader_words(
         shape: Of the selection.
         message: What the worker has selected, of the exact selector.
     """
-    positions, values = read(message[tf.newaxis], shape.k)
+    positions, values = read(message[tf.newaxis], shape.layout)
     at, (counts,) = [i[0] for i in positions.indices], tf.unstack(positions.counts, num=1)
     coded = indices.encode(at, counts, shape.room, NO_SEED)
     words = tf.ensure_shape(coded.words, [indices.words(shape.room)])

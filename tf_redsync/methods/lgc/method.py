@@ -184,9 +184,9 @@ class LGC(Sparsifier):
         shape, (parameters,) = self._shape(ctx.layout), state["autoencoder"]
         found = shape.selected(feedback.scaled(grads, ctx.scale), state["residual"])
         messages = yield AllGather(found.message)
-        totals = ops.decode(messages, tf.constant(shape.k), grads, **shape.form)
+        totals = ops.decode(messages, shape.layout, grads)
 
-        positions, values = shared_values.read(messages, shape.k)
+        positions, values = shared_values.read(messages, shape.layout)
         places = shape.places(positions)
         vectors = shape.padded(shared_values.at_positions_of(ctx.rank, places, values))
         own = shared_values.gradient(

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from tf_redsync import ops
 from tf_redsync.codings.base import Room
-from tf_redsync.methods.common import recursive_doubling
 from tf_redsync.methods.lgc.autoencoder import Autoencoder
+from tf_redsync.ops import MessageLayout
 from tf_redsync.ops.codecs import Positions
-from tf_redsync.ops.contract import form_of
 
 
 class Places(NamedTuple):
@@ -50,14 +49,13 @@ class Shape:
         return Room(self.sizes, self.k)
 
     @property
-    def form(self) -> dict[str, Any]:
-        """See `form_of`."""
-        return form_of("exact", len(self.k))
+    def layout(self) -> MessageLayout:
+        """Of a message of what is selected."""
+        return MessageLayout.of(self.k)
 
     def selected(self, grads: Sequence[tf.Tensor], residuals: Sequence[tf.Tensor]) -> ops.Selection:
         """Return the largest elements of the sums."""
-        k, no_ratios = tf.constant(self.k), -tf.ones([len(self.k)])
-        return ops.accumulate_and_select(grads, residuals, [], k, no_ratios, **self.form)
+        return ops.select_top_k(grads, residuals, self.k)
 
     def padded(self, vectors: tf.Tensor) -> tf.Tensor:
         """Return vectors `[n, K]` with zeros behind, `[n, length]`."""
@@ -75,18 +73,18 @@ class Shape:
         return Places(tf.concat(at, axis=1), tf.concat(used, axis=1))
 
 
-def read(messages: tf.Tensor, k: Sequence[int]) -> tuple[Positions, tf.Tensor]:
-    """Take messages of the exact selector apart.
+def read(messages: tf.Tensor, layout: MessageLayout) -> tuple[Positions, tf.Tensor]:
+    """Take messages apart.
 
     Args:
-        messages: int32 `[rows, words]`, in the layout of `ops/contract.py`.
-        k: Elements selected of every tensor.
+        messages: int32 `[rows, words]`.
+        layout: Theirs.
 
     Returns:
         Positions, and the values float32 `[rows, K]`, 0 where there is none.
     """
-    parts = recursive_doubling.taken_apart(messages, k)
-    return Positions(parts.indices, parts.counts), tf.concat(parts.values, axis=1)
+    parts = layout.split(messages)
+    return Positions(list(parts.indices), parts.counts), tf.concat(parts.values, axis=1)
 
 
 def at_positions_of(rank: tf.Tensor, found: Places, values: tf.Tensor) -> tf.Tensor:

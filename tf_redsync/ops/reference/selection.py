@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_redsync.ops.contract import Selection, check_countable
-from tf_redsync.ops.message_layout import MessageLayout, Parts
+from tf_redsync.ops.message_layout import MessageLayout
 from tf_redsync.ops.reference.common import after, opaque
 
 _TRIM_START, _TRIM_STEP = 0.8, 0.2  # ratio of the first trimming threshold, and its decrement
@@ -60,8 +60,7 @@ def accumulate_and_select(
             new_u.append(tf.reshape(_zero_at(flat_u, indices), shape) if masking else u)
     flag = tf.reduce_all(tf.stack(finite))
     counts, indices, values = zip(*sent, strict=True)
-    message = layout.join(Parts(tf.ones([1], tf.int32), tf.stack(counts), indices, values))
-    message = tf.where(flag, message, 0)
+    message = layout.message(flag, tf.stack(counts), indices, values)
     message.set_shape([layout.words if layout.is_static else None])
     for new, like in zip(new_v + new_u, list(residuals) + list(velocities), strict=True):
         new.set_shape(like.shape)
