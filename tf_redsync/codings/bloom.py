@@ -34,7 +34,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import tensorflow as tf
 from typing_extensions import override
@@ -86,13 +86,16 @@ class Bloom(IndexCoding):
 
     @override
     def words(self, room: Room) -> Any:
-        return self._heads(room) + sum(self._filters(room)["words"])
+        return self._heads(room) + sum(self._filters(room).words)
 
     @override
     def encode(
         self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
     ) -> CodedPositions:
-        filters = bloom_build(indices, counts, seed, **self._filters(room))
+        of = self._filters(room)
+        filters = bloom_build(
+            indices, counts, seed, sizes=room.sizes, words=of.words, hashes=of.hashes
+        )
         words = tf.concat([counts[: self._heads(room)], filters], axis=0)
         positions = self.decode(words[tf.newaxis], room, seed)
         found = [at[0] for at in positions.indices]
@@ -100,29 +103,30 @@ class Bloom(IndexCoding):
 
     @override
     def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
-        layout = self._filters(room)
+        of = self._filters(room)
         if max(room.sizes) > MAX_COUNT:
             raise ValueError(
                 f"`indices=Bloom(..)` takes tensors of at most {MAX_COUNT} elements. "
                 f"Received: sizes={room.sizes}. Use RawIndices, or split the variable."
             )
-        heads, filters = tf.split(words, [self._heads(room), sum(layout["words"])], axis=1)
+        heads, filters = tf.split(words, [self._heads(room), sum(of.words)], axis=1)
         places = list(map(self._positives, room.sizes, room.slots))
-        positives = bloom_query(filters, seed, slots=places, **layout)
+        positives = bloom_query(
+            filters, seed, sizes=room.sizes, slots=places, words=of.words, hashes=of.hashes
+        )
         if self.policy == "p0":
             return positives
         counts = tf.minimum(heads, positives.counts)
         indices = []
         for i, (at, slots) in enumerate(zip(positives.indices, room.slots, strict=True)):
-            form = {"words": layout["words"][i], "hashes": layout["hashes"][i], "limit": slots}
             found, count = positives.counts[:, i : i + 1], counts[:, i : i + 1]
-            chosen = self._ordered(at, found, seed, i, **form)[:, :slots]
+            chosen = self._ordered(at, found, seed, i, room)[:, :slots]
             valid = tf.range(slots) < count
             indices.append(used(tf.sort(tf.where(valid, chosen, tf.int32.max)), count))
         return Positions(indices, counts)
 
     def _ordered(
-        self, at: tf.Tensor, count: tf.Tensor, seed: tf.Tensor, number: int, **form: int
+        self, at: tf.Tensor, count: tf.Tensor, seed: tf.Tensor, number: int, room: Room
     ) -> tf.Tensor:
         """Positives of tensor `number`, those to take first in front; int32 `[workers, slots]`."""
         noise = draws(seed, number, at.shape[1])
@@ -131,7 +135,9 @@ class Bloom(IndexCoding):
             place = (first + tf.range(at.shape[1])) % tf.maximum(count, 1)
             return tf.gather(at, place, batch_dims=1)
         if self.policy == "p2":
-            return by_conflicts(at, count, noise, seed, **form)
+            of, limit = self._filters(room), room.slots[number]
+            words, hashes = of.words[number], of.hashes[number]
+            return by_conflicts(at, count, noise, seed, words=words, hashes=hashes, limit=limit)
         order = tf.argsort(tf.where(tf.range(at.shape[1]) < count, noise, 2.0), stable=True)
         return tf.gather(at, order, batch_dims=1)
 
@@ -155,14 +161,20 @@ class Bloom(IndexCoding):
         """Words that tell how many positions were selected, which P0 does not ask."""
         return 0 if self.policy == "p0" else len(room.slots)
 
-    def _filters(self, room: Room) -> dict[str, list[int]]:
-        """`sizes`, `words` and `hashes`, as the ops want them."""
+    def _filters(self, room: Room) -> _Filters:
+        """How long the filters are."""
         both = [
             bloom_parameters(slots, self._rate(size, slots))
             for size, slots in zip(room.sizes, room.slots, strict=True)
         ]
-        words, hashes = [w for w, _ in both], [h for _, h in both]
-        return {"sizes": list(room.sizes), "words": words, "hashes": hashes}
+        return _Filters([words for words, _ in both], [hashes for _, hashes in both])
+
+
+class _Filters(NamedTuple):
+    """One filter for each tensor, as the ops want them."""
+
+    words: list[int]
+    hashes: list[int]
 
 
 def draws(seed: tf.Tensor, number: int, count: int) -> tf.Tensor:

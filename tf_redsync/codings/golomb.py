@@ -80,21 +80,28 @@ class Golomb(IndexCoding):
     def encode(
         self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
     ) -> CodedPositions:
-        parts, totals, form = [], [], _form(groups(room))
-        for members, stream, _ in groups(room):
+        parts, totals, streams = [], [], groups(room)
+        for members, stream, _ in streams:
             own = tf.gather(counts, members)
             parts.append(stream.merged([indices[i] for i in members], own))
             totals.append(tf.reduce_sum(own))
-        code = golomb_encode(parts, tf.stack(totals), sizes=form["sizes"], rice=form["rice"])
+        sizes, rice = [g.stream.size for g in streams], [g.rice for g in streams]
+        code = golomb_encode(parts, tf.stack(totals), sizes=sizes, rice=rice)
         return CodedPositions(code, list(indices), counts)
 
     @override
     def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
-        streams, counts = golomb_decode(words, **_form(groups(room)))
+        streams = groups(room)
+        merged, counts = golomb_decode(
+            words,
+            sizes=[g.stream.size for g in streams],
+            slots=[g.stream.slots for g in streams],
+            rice=[g.rice for g in streams],
+        )
         indices: dict[int, tf.Tensor] = {}
         of_tensor: dict[int, tf.Tensor] = {}
-        for i, (members, stream, _) in enumerate(groups(room)):
-            at, own = stream.separated(streams[i], counts[:, i : i + 1])
+        for i, (members, stream, _) in enumerate(streams):
+            at, own = stream.separated(merged[i], counts[:, i : i + 1])
             indices.update(zip(members, at, strict=True))
             of_tensor.update(zip(members, tf.unstack(own, axis=1), strict=True))
         order = range(len(room.slots))
@@ -124,12 +131,3 @@ def groups(room: Room) -> list[Group]:
 def _group(members: tuple[int, ...], room: Room) -> Group:
     own = Room(tuple(room.sizes[i] for i in members), tuple(room.slots[i] for i in members))
     return Group(members, Stream(own), golomb_parameter(sum(own.sizes), sum(own.slots)))
-
-
-def _form(of: list[Group]) -> dict[str, list[int]]:
-    """`sizes`, `slots` and `rice` of the streams, as the ops want them."""
-    return {
-        "sizes": [g.stream.size for g in of],
-        "slots": [g.stream.slots for g in of],
-        "rice": [g.rice for g in of],
-    }

@@ -18,6 +18,8 @@ from tf_redsync.config import register
 from tf_redsync.ops.quantization import bucketed, dequantize_sum, quantize
 from tf_redsync.ops.quantized_format import check_bucket_size, check_levels, quantized_words
 
+MODE = "stochastic"
+
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,13 +43,9 @@ class QSGDValues(ValueCoding):
         check_levels("levels", self.levels)
         check_bucket_size(self.bucket_size)
 
-    @property
-    def _form(self) -> dict[str, Any]:
-        return {"mode": "stochastic", "levels": self.levels, "bucket_size": self.bucket_size}
-
     @override
     def words(self, slots: Sequence[Any]) -> Any:
-        return quantized_words(list(slots), **self._form)
+        return quantized_words(list(slots), MODE, self.levels, self.bucket_size)
 
     @override
     def encode(
@@ -55,15 +53,24 @@ class QSGDValues(ValueCoding):
     ) -> CodedValues:
         rows = [bucketed(tf.abs(v), v.shape[0], self.bucket_size) for v in values]
         scales = [tf.reduce_max(r, axis=1) for r in rows]
-        words = quantize(values, tf.concat(scales, axis=0), stream=stream, **self._form).message
+        words = quantize(
+            values, tf.concat(scales, axis=0), mode=MODE, levels=self.levels,
+            bucket_size=self.bucket_size, stream=stream,
+        ).message  # fmt: skip
         sent = self.decode(words[tf.newaxis], counts[tf.newaxis], [v.shape[0] for v in values])
         return CodedValues(words, [tensor[0] for tensor in sent])
 
     @override
     def decode(self, words: tf.Tensor, counts: tf.Tensor, slots: Sequence[Any]) -> list[tf.Tensor]:
         like = [tf.zeros([k]) for k in slots]
+
+        def of_worker(row: tf.Tensor) -> list[tf.Tensor]:
+            return dequantize_sum(
+                row, like, mode=MODE, levels=self.levels, bucket_size=self.bucket_size
+            )
+
         rows = [
-            [row[tf.newaxis] for row in dequantize_sum(words[r : r + 1], like, **self._form)]
+            [value[tf.newaxis] for value in of_worker(words[r : r + 1])]
             for r in range(words.shape[0])
         ]
         # Not `tf.stack`: where graph optimisation finds rows to be equal, as those of zeros are, it

@@ -92,9 +92,11 @@ def deliver_codes(
     tensors: Sequence[tf.Tensor],
     scales: tf.Tensor,
     *,
+    mode: str,
+    levels: int = 1,
+    bucket_size: int | None = None,
     errors: bool = False,
     own_stream: tf.Tensor | None = None,
-    **form: Any,
 ) -> Generator[Request, Any, tuple[list[tf.Tensor], list[tf.Tensor]]]:
     """All-gather the codes of tensors and add up what they stand for.
 
@@ -103,17 +105,23 @@ def deliver_codes(
     Args:
         tensors: Float32 tensors of any shape.
         scales: As `ops.quantize` wants them.
+        mode: See there.
+        levels: See there.
+        bucket_size: See there.
         errors: Whether what the codes leave out is wanted.
         own_stream: As `ops.quantize` wants its `stream`.
-        form: `mode`, `levels` and `bucket_size`, as `ops.quantize` wants them.
 
     Returns:
         For every tensor the sum over workers; and this worker's errors, an empty list unless
         asked for.
     """
-    coded = quantize(tensors, scales, errors=errors, stream=own_stream, **form)
+    coded = quantize(
+        tensors, scales, mode=mode, levels=levels, bucket_size=bucket_size, errors=errors,
+        stream=own_stream,
+    )  # fmt: skip
     messages = yield AllGather(coded.message)
-    return dequantize_sum(messages, tensors, **form), list(coded.errors)
+    totals = dequantize_sum(messages, tensors, mode=mode, levels=levels, bucket_size=bucket_size)
+    return totals, list(coded.errors)
 
 
 def added_up(
