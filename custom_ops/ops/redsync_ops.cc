@@ -1,3 +1,4 @@
+#include "custom_ops/core/message_layout.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -28,10 +29,9 @@ Status MessageWords(InferenceContext* c, const ::tensorflow::Tensor* k,
   if (k == nullptr || k->NumElements() != static_cast<int64_t>(shapes.size())) {
     return ::tensorflow::OkStatus();
   }
-  int64_t total = 1;
+  int64_t total = kFlagWords;
   for (size_t i = 0; i < shapes.size(); ++i) {
-    const int64_t slots = k->flat<int32_t>()(i);
-    total += quantized[i] ? 2 + slots : 1 + 2 * slots;
+    total += PartWords(quantized[i], k->flat<int32_t>()(i));
   }
   if (total > 0) *words = c->MakeDim(total);
   return ::tensorflow::OkStatus();

@@ -3,7 +3,7 @@
    Nothing here allocates, synchronises or prints. Work is queued on `stream` (a cudaStream_t) and
    runs later: all memory must stay valid until then. "Device" pointers are read by the GPU only,
    everything else is read during the call. Semantics and the layout of messages are those of
-   tf_redsync/ops/contract.py; results equal those of the CPU, bit for bit. */
+   tf_redsync/ops/message_layout.py; results equal those of the CPU, bit for bit. */
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_C_API_H_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_C_API_H_
 
