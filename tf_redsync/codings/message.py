@@ -154,7 +154,7 @@ def _with_means_repeated(parts: Parts) -> Parts:
         used(tf.broadcast_to(value, tf.shape(at)), parts.counts[i])
         for i, (at, value) in enumerate(zip(parts.indices, parts.values, strict=True))
     ]
-    return parts._replace(values=values)
+    return Parts(parts.flags, parts.counts, parts.indices, values)
 
 
 def _kept(

@@ -233,5 +233,6 @@ def _evaluated(
     magnitudes = tf.reshape(tf.abs(values), [-1])
     most = min(k, magnitudes.shape[0])
     limit = tf.cond(anew, lambda: tf.math.top_k(magnitudes, most).values[-1], lambda: 0.0)
-    messages = layout.join(parts._replace(values=[tf.where(tf.abs(values) >= limit, values, 0.0)]))
+    values = tf.where(tf.abs(values) >= limit, values, 0.0)
+    messages = layout.join(Parts(parts.flags, parts.counts, parts.indices, [values]))
     return messages, tf.where(anew, limit, _moved(threshold, tf.reduce_sum(parts.counts), k))
