@@ -8,13 +8,13 @@ import tensorflow as tf
 
 from tests.kernels.common import needs_native
 from tf_redsync import ops
-from tf_redsync.ops import native
+from tf_redsync.ops import backends, native
 
 
 @pytest.fixture(autouse=True)
 def fresh_choice(monkeypatch):
     monkeypatch.delenv("TF_REDSYNC_BACKEND", raising=False)
-    monkeypatch.setattr(ops, "_automatic", None)
+    monkeypatch.setattr(backends, "_automatic", None)
     ops.set_backend(None)
     yield
     ops.set_backend(None)

@@ -16,6 +16,7 @@ from tests.kernels.common import (
 from tests.oracle.coded_top_k import decode_numpy, select_and_code_numpy
 from tf_redsync import ops
 from tf_redsync.codings import selected
+from tf_redsync.ops import backends
 
 SIZES = (0, 1, 2, 31, 1000, 4097, 9000)
 BACKENDS = [pytest.param("native", marks=needs_native), "tensorflow"]
@@ -219,12 +220,12 @@ def test_gpus_get_the_composed_ops(monkeypatch):
         def __init__(self, device):
             self.device = device
 
-    monkeypatch.setattr(ops, "backend", lambda: "native")
+    monkeypatch.setattr(backends, "backend", lambda: "native")
     gpu, cpu, nowhere = On("/device:GPU:0"), On("/device:CPU:0"), On("")
     assert not selected._runs_as_one_op([cpu, gpu])
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [])
     assert selected._runs_as_one_op([cpu, nowhere])
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a GPU"])
     assert selected._runs_as_one_op([cpu]) and not selected._runs_as_one_op([cpu, nowhere])
-    monkeypatch.setattr(ops, "backend", lambda: "tensorflow")
+    monkeypatch.setattr(backends, "backend", lambda: "tensorflow")
     assert not selected._runs_as_one_op([cpu])

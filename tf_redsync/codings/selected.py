@@ -20,6 +20,7 @@ from tf_redsync.codings.message import MessageCoding
 from tf_redsync.codings.plain import Half
 from tf_redsync.codings.signed_levels import MAX_BITS, SignedLevels
 from tf_redsync.ops import native
+from tf_redsync.ops.backends import runs_natively
 from tf_redsync.ops.contract import check_select
 from tf_redsync.ops.message_layout import MessageLayout
 
@@ -136,4 +137,4 @@ def _one_op(
 
 def _runs_as_one_op(tensors: Sequence[tf.Tensor]) -> bool:
     """Whether the native op serves, which has no kernel for GPUs."""
-    return ops.runs_natively(tensors, cpus_only=True)
+    return runs_natively(tensors, cpus_only=True)

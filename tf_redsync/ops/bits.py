@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tf_redsync import ops
 from tf_redsync.ops import native
+from tf_redsync.ops.backends import runs_natively
 from tf_redsync.ops.codec_checks import check_ints
 from tf_redsync.ops.contract import MAX_COUNT, packed_words
 from tf_redsync.ops.reference import bits as reference
@@ -164,4 +164,4 @@ def set_bits(words: tf.Tensor, slots: int) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _native(tensor: tf.Tensor) -> bool:
-    return ops.runs_natively([tensor], cpus_only=True)
+    return runs_natively([tensor], cpus_only=True)

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_redsync import ops
 from tf_redsync.ops import native
+from tf_redsync.ops.backends import runs_natively
 from tf_redsync.ops.codec_checks import Positions, check_ints, check_list
 from tf_redsync.ops.contract import MAX_COUNT, MAX_WORD
 from tf_redsync.ops.reference import bloom as reference
@@ -80,7 +80,7 @@ def bloom_build(
     check_list("indices", indices, tf.int32)
     layout = _filter_layout(sizes, words, hashes, len(indices))
     build = reference.bloom_build
-    if ops.runs_natively(indices):
+    if runs_natively(indices):
         build = native.load().redsync_bloom_build
     return build(
         indices=indices, counts=tf.convert_to_tensor(counts, tf.int32),
@@ -118,7 +118,7 @@ def bloom_query(
     layout = {"slots": slots, **_filter_layout(sizes, words, hashes, len(slots))}
     filters = tf.convert_to_tensor(filters, tf.int32)
     seed = tf.convert_to_tensor(seed, tf.int32)
-    if ops.runs_natively([filters]):
+    if runs_natively([filters]):
         found = native.load().redsync_bloom_query(
             filters=filters, seed=seed, N=len(slots), **layout
         )

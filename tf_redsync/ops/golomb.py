@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_redsync import ops
 from tf_redsync.ops import native
+from tf_redsync.ops.backends import runs_natively
 from tf_redsync.ops.codec_checks import Positions, check_ints, check_list
 from tf_redsync.ops.contract import MAX_COUNT, MAX_WORD
 from tf_redsync.ops.reference import golomb as reference
@@ -84,7 +84,7 @@ def golomb_encode(
     for tensor, size, low_bits in zip(indices, sizes, rice, strict=True):
         if tensor.shape.num_elements() is not None:
             _golomb_part(size, tensor.shape.num_elements(), low_bits)
-    if ops.runs_natively(indices):
+    if runs_natively(indices):
         return native.load().redsync_golomb_encode(
             indices=indices, counts=counts, sizes=sizes, rice=rice
         )
@@ -120,7 +120,7 @@ def golomb_decode(
     golomb_words(sizes, slots, rice)
     layout = {"sizes": sizes, "slots": slots, "rice": rice}
     messages = tf.convert_to_tensor(messages, tf.int32)
-    if ops.runs_natively([messages]):
+    if runs_natively([messages]):
         return Positions(
             *native.load().redsync_golomb_decode(messages=messages, N=len(slots), **layout)
         )

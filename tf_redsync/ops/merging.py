@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tf_redsync import ops
 from tf_redsync.ops import native
+from tf_redsync.ops.backends import runs_natively
 from tf_redsync.ops.codec_checks import check_ints, check_list
 from tf_redsync.ops.contract import MAX_COUNT, MAX_WORD
 from tf_redsync.ops.reference import merging as reference
@@ -85,6 +85,6 @@ def sparse_merge(
     k = check_ints("k", k, 0, MAX_COUNT, len(indices))
     counts = tf.convert_to_tensor(counts, tf.int32)
     merge = reference.merge
-    if ops.runs_natively([*indices, *values]):
+    if runs_natively([*indices, *values]):
         merge = native.load().redsync_sparse_merge
     return Merged(*merge(indices=indices, values=values, counts=counts, sizes=sizes, k=k))

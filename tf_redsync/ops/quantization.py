@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tf_redsync import ops
 from tf_redsync.ops import native
+from tf_redsync.ops.backends import runs_natively
 from tf_redsync.ops.codec_checks import check_list
 from tf_redsync.ops.quantized_format import RANDOM_MODES, check_format
 from tf_redsync.ops.reference import quantization as reference
@@ -112,7 +112,7 @@ def quantize(
         )
     scales = tf.convert_to_tensor(scales, tf.float32)
     stream = tf.convert_to_tensor([0, 0, 0] if stream is None else stream, tf.int32)
-    if ops.runs_natively(tensors):
+    if runs_natively(tensors):
         message, remainders = native.load().redsync_quantize(
             tensors=tensors, scales=scales, stream=stream, M=len(tensors) if errors else 0,
             mode=mode, levels=levels, bucket_size=bucket_size or 0,
@@ -158,7 +158,7 @@ def dequantize_sum(
     check_list("like", like)
     check_format(mode, levels, bucket_size)
     messages = tf.convert_to_tensor(messages, tf.int32)
-    if ops.runs_natively([messages, *like]):
+    if runs_natively([messages, *like]):
         return native.load().redsync_dequantize_sum(
             messages=messages, like=like, mode=mode, levels=levels, bucket_size=bucket_size or 0
         )

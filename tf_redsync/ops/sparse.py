@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tf_redsync import ops
 from tf_redsync.ops import native
+from tf_redsync.ops.backends import runs_natively
 from tf_redsync.ops.message_layout import MessageLayout
 
 SHORTER_BY = 16  # Touching single elements costs about as much as streaming over a cache line.
@@ -82,7 +82,7 @@ def descend(variable: tf.Variable, total: SparseTotal, learning_rate: tf.Tensor)
         learning_rate: Scalar.
     """
     rate = tf.cast(learning_rate, tf.float32)
-    if ops.runs_natively([variable]):
+    if runs_natively([variable]):
         return native.load().redsync_descend(
             variable=variable.handle,
             indices=total.indices,
