@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import numbers
+from typing import Any
 
 import numpy as np
 
 
-def real(name: str, value, *, low: float, high: float, low_open=False, high_open=False) -> None:
+def real(
+    name: str,
+    value: Any,
+    *,
+    low: float,
+    high: float,
+    low_open: bool = False,
+    high_open: bool = False,
+) -> None:
     """Check that a hyper-parameter is a number in an interval.
 
     Raises:
@@ -23,7 +32,7 @@ def real(name: str, value, *, low: float, high: float, low_open=False, high_open
         raise ValueError(f"`{name}` must be in {interval}. Received: {name}={value!r}")
 
 
-def integer(name: str, value, *, low: int) -> None:
+def integer(name: str, value: Any, *, low: int) -> None:
     """Check that a hyper-parameter is an integer of at least `low`.
 
     Raises:
@@ -34,7 +43,7 @@ def integer(name: str, value, *, low: int) -> None:
         raise ValueError(f"`{name}` must be an integer >= {low}. Received: {name}={value!r}")
 
 
-def boolean(name: str, value) -> None:
+def boolean(name: str, value: Any) -> None:
     """Check that a hyper-parameter is `True` or `False`.
 
     Raises:
@@ -44,7 +53,7 @@ def boolean(name: str, value) -> None:
         raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}")
 
 
-def choice(name: str, value, choices: tuple[str, ...]) -> None:
+def choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     """Check that a hyper-parameter is one of some strings.
 
     Raises:
@@ -54,7 +63,7 @@ def choice(name: str, value, choices: tuple[str, ...]) -> None:
         raise ValueError(f"`{name}` must be one of {choices}. Received: {name}={value!r}")
 
 
-def momentum(value, nesterov: bool) -> None:
+def momentum(value: Any, nesterov: bool) -> None:
     """Check a momentum coefficient and its Nesterov flag.
 
     Raises:

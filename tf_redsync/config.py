@@ -51,7 +51,9 @@ class Configurable:
         return _encode(values)
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, type] | None = None):
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, type] | None = None
+    ) -> Any:
         """Make an object equal to the one that `get_config` was asked of.
 
         Args:

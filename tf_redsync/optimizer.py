@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import abc
 from typing import Any
 
 import keras
+from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.auto import Auto
@@ -12,23 +14,13 @@ from tf_redsync.engine.drift import CHOICES as DRIFT_CHOICES
 from tf_redsync.engine.drift import DEFAULT_EVERY
 from tf_redsync.exchange.layout import DEFAULT_BUCKET_BYTES
 from tf_redsync.exchange.skips import DEFAULT_LIMIT
+from tf_redsync.keras.wrapper import Wrapper
 from tf_redsync.methods.base import Method
 from tf_redsync.policy import Policy
 
 
-def DistributedOptimizer(  # noqa: N802 - reads like the class that it returns an instance of
-    optimizer: Any,
-    method: Method | Policy | Auto | None = None,
-    *,
-    name: str | None = None,
-    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
-    direct_collectives: bool = True,
-    two_levels: bool | None = None,
-    max_skipped_steps: int | None = DEFAULT_LIMIT,
-    check_every: int | None = DEFAULT_EVERY,
-    on_drift: str = "error",
-) -> Any:
-    """Wrap an optimizer so that its gradients are exchanged by a compressed method.
+class DistributedOptimizer(Wrapper, abc.ABC):
+    """An optimizer whose gradients are exchanged by a compressed method.
 
     The all-reduce of gradients is replaced by the method's exchange; everything else (learning
     rate, weight decay, clipping, EMA, slots) stays the inner optimizer's. Clipping in the inner
@@ -62,10 +54,10 @@ def DistributedOptimizer(  # noqa: N802 - reads like the class that it returns a
             an error that names worker and variable; `"restore"`: they take over the weights and
             slots of worker 0, with a warning that says so. Other differences are errors.
 
-    Returns:
-        An optimizer of the same family, for `model.compile` or a custom loop. Besides the usual
-        it has `explain()`, `bytes_per_step()` and `exchange`. Its first step builds it with the
-        variables of that step, unless `build(variables)` was called before.
+    What is made is an optimizer of the family of the one inside, for `model.compile` or a custom
+    loop, and an instance of this class for `isinstance`. Besides the usual it has `explain()`,
+    `bytes_per_step()` and `exchange`. Its first step builds it with the variables of that step,
+    unless `build(variables)` was called before.
 
     Raises:
         TypeError: for something that is not an optimizer.
@@ -76,26 +68,53 @@ def DistributedOptimizer(  # noqa: N802 - reads like the class that it returns a
         >>> import keras, tf_redsync as rs
         >>> optimizer = rs.DistributedOptimizer(
         ...     keras.optimizers.SGD(0.1), rs.RedSync(density=0.001, momentum=0.9))
+        >>> isinstance(optimizer, rs.DistributedOptimizer)
+        True
+        >>> isinstance(optimizer, keras.optimizers.Optimizer)
+        True
     """
-    if two_levels is not None:
-        checks.boolean("two_levels", two_levels)
-    if max_skipped_steps is not None:
-        checks.integer("max_skipped_steps", max_skipped_steps, low=0)
-    if check_every is not None:
-        checks.integer("check_every", check_every, low=0)
-    checks.choice("on_drift", on_drift, DRIFT_CHOICES)
-    options = {
-        "bucket_bytes": bucket_bytes,
-        "direct_collectives": direct_collectives,
-        "two_levels": two_levels,
-        "max_skipped_steps": max_skipped_steps,
-        "check_every": check_every,
-        "on_drift": on_drift,
-    }
-    return _adapter(optimizer)(optimizer, method, name=name, **options)
+
+    def __new__(
+        cls,
+        optimizer: Any,
+        method: Method | Policy | Auto | None = None,
+        *,
+        name: str | None = None,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        direct_collectives: bool = True,
+        two_levels: bool | None = None,
+        max_skipped_steps: int | None = DEFAULT_LIMIT,
+        check_every: int | None = DEFAULT_EVERY,
+        on_drift: str = "error",
+    ) -> DistributedOptimizer:
+        """Make the wrapper for the optimizer's family."""
+        if two_levels is not None:
+            checks.boolean("two_levels", two_levels)
+        if max_skipped_steps is not None:
+            checks.integer("max_skipped_steps", max_skipped_steps, low=0)
+        if check_every is not None:
+            checks.integer("check_every", check_every, low=0)
+        checks.choice("on_drift", on_drift, DRIFT_CHOICES)
+        return _adapter(optimizer)(
+            optimizer,
+            method,
+            name=name,
+            bucket_bytes=bucket_bytes,
+            direct_collectives=direct_collectives,
+            two_levels=two_levels,
+            max_skipped_steps=max_skipped_steps,
+            check_every=check_every,
+            on_drift=on_drift,
+        )
+
+    @classmethod
+    @override
+    def __subclasshook__(cls, other: type) -> bool:
+        """The wrappers of all families, which lie below this class, are of its kind."""
+        return cls is DistributedOptimizer and issubclass(other, Wrapper)
 
 
-def _adapter(optimizer: Any) -> type:
+def _adapter(optimizer: Any) -> Any:
     if hasattr(optimizer, "exchange") and hasattr(optimizer, "inner_optimizer"):
         raise ValueError(
             "`optimizer` is wrapped already. Received: "

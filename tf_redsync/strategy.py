@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -62,10 +62,10 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     def __init__(
         self,
-        cluster_resolver=None,
+        cluster_resolver: Any = None,
         timeout_seconds: float | None = watchdog.DEFAULT_TIMEOUT_SECONDS,
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
-    ):
+    ) -> None:
         _check_timeout(timeout_seconds)
         _check_communication_options(communication_options)
         if cluster_resolver is None:
@@ -93,7 +93,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self.reduces_locally = False  # see `first_batch.py`
         groups.gather_by_rank(self)
 
-    def reduce(self, reduce_op, value, axis):
+    def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
         """Reduce `value` over replicas; also structures, and scalars with `axis=0`.
 
         Args:
@@ -107,7 +107,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             tf.errors.InvalidArgumentError: for a sum of integers that its dtype does not hold.
         """
 
-        def reduce_one(one):
+        def reduce_one(one: Any) -> Any:
             parts = self.experimental_local_results(one)
             if self.reduces_locally or one is None:
                 return parts[0]
@@ -124,17 +124,17 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             self._agree_on("reduce", value, f"by {getattr(reduce_op, 'name', reduce_op)}")
         return tf.nest.map_structure(reduce_one, value)
 
-    def gather(self, value, axis):
+    def gather(self, value: Any, axis: Any) -> Any:
         """Concatenate `value` of all replicas, by rank, along `axis`; strings and bools too."""
         self._agree_on("gather", value, f"along axis {axis}")
         gather, part = super().gather, self.experimental_local_results(value)[0]
         return dtypes.gathered(lambda v: gather(v, axis), self._on_replicas, value, part)
 
-    def _on_replicas(self, function, value):
+    def _on_replicas(self, function: Callable[..., Any], value: Any) -> Any:
         function = tf.autograph.experimental.do_not_convert(function)
         return super().run(function, args=(value,))
 
-    def _agree_on(self, what, value, how) -> None:
+    def _agree_on(self, what: str, value: Any, how: str) -> None:
         """Before a collective outside of any function: all workers are to do the same."""
         if not tf.executing_eagerly():
             return
@@ -142,12 +142,14 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         names = [p.name if isinstance(p, tf.Variable) else _dtype_name(p) for p in parts]
         agreement.agree(self, f"{what} {', '.join(names)} {how}{fit_hook.method_of_a_model()}")
 
-    def run(self, fn, args=(), kwargs=None, options=None):
+    def run(
+        self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None
+    ) -> Any:
         """Run `fn` on every replica; afterwards average the statistics that it changed."""
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             return self._lifted(fn)(*args, **(kwargs or {}))
 
-        def run_and_average(*fn_args, **fn_kwargs):
+        def run_and_average(*fn_args: Any, **fn_kwargs: Any) -> Any:
             graph = tf.compat.v1.get_default_graph()
             self.statistics_due = None
             self.skips = []
@@ -174,7 +176,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             tf.autograph.experimental.do_not_convert(run_and_average), args, kwargs, options
         )
 
-    def _lifted(self, function):
+    def _lifted(self, function: Any) -> Any:
         """Return a `tf.function` that runs what `function` is made of on every replica.
 
         As TensorFlow does: an optimizer brings the replicas together, which it cannot do inside of
@@ -183,7 +185,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if function not in self._functions:
             on_one = function.python_function
 
-            def on_all(*args, **kwargs):
+            def on_all(*args: Any, **kwargs: Any) -> Any:
                 return self.run(on_one, args, kwargs)
 
             self._functions[function] = collectives.with_python_function(function, on_all)
@@ -203,7 +205,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if self._averages[1] != len(variables):  # a model was added
             run = super().run
 
-            def average():  # a lambda inside of one is more than AutoGraph can find
+            def average() -> None:  # a lambda inside of one is more than AutoGraph can find
                 self._set_to_mean(variables)
 
             self._averages = tf.function(lambda: run(average)), len(variables)
@@ -216,7 +218,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         with super().scope() as context, tf.variable_creator_scope(self._create_variable):
             yield context
 
-    def _create_variable(self, next_creator, **kwargs):
+    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
         if collectives.worker_count(self) > 1:
             variable = agreement.create_variable(next_creator, kwargs)
         else:
@@ -226,7 +228,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             self._eager_assignments.watch(variable)
         return variable
 
-    def _average(self, variables) -> None:
+    def _average(self, variables: Sequence[Any]) -> None:
         """Set variables to their means over all replicas, if that is due after this step."""
         if not variables:
             return
@@ -235,7 +237,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         else:
             tf.cond(self.statistics_due(), lambda: self._set_to_mean(variables), lambda: None)
 
-    def _set_to_mean(self, variables) -> None:
+    def _set_to_mean(self, variables: Sequence[Any]) -> None:
         """Set each variable, in a replica context, to its mean over all replicas."""
         values = [v.read_value() for v in variables]
         sums = self._network.all_reduce(values)
@@ -252,12 +254,12 @@ def _any(flags: Iterable[tf.Tensor]) -> tf.Tensor:
     return tf.reduce_any([tf.constant(False), *flags])
 
 
-def _dtype_name(value) -> str:
+def _dtype_name(value: Any) -> str:
     dtype = getattr(value, "dtype", type(value))
     return getattr(dtype, "name", str(dtype))
 
 
-def _check_communication_options(options) -> None:
+def _check_communication_options(options: Any) -> None:
     """Refuse a time limit on collectives: TensorFlow parks a thread for each of them."""
     if options is not None and options.timeout_seconds:
         raise ValueError(
@@ -268,7 +270,7 @@ def _check_communication_options(options) -> None:
         )
 
 
-def _check_timeout(seconds) -> None:
+def _check_timeout(seconds: Any) -> None:
     if seconds is not None and not seconds > 0:
         raise ValueError(
             f"`timeout_seconds` must be positive or None. Received: timeout_seconds={seconds!r}"

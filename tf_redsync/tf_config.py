@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from typing import Any
 
 _TOP_LEVEL_KEYS = ("cluster", "task", "environment", "rpc_layer", "job")
 _TASK_TYPES = ("chief", "worker", "evaluator", "ps")
@@ -52,7 +53,7 @@ def check_tf_config(text: str | None) -> None:
         _check_port_is_free(addresses[index])
 
 
-def _is_address(address) -> bool:
+def _is_address(address: Any) -> bool:
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
     return bool(host) and port.isdecimal() and 0 < int(port) < 65536
 

@@ -1,5 +1,7 @@
 """DistributedOptimizer refuses what it cannot honour, naming argument and value."""
 
+import inspect
+import typing
 import warnings
 
 import keras
@@ -33,6 +35,34 @@ def test_not_an_optimizer(value):
         "`optimizer` must be an optimizer of keras",
         f"optimizer={value!r}",
     )
+
+
+@every_family
+def test_a_wrapper_is_of_its_family_and_a_distributed_optimizer(family):
+    inner = FAMILIES[family].SGD(0.1)
+    wrapper = rs.DistributedOptimizer(inner, rs.Dense())
+    assert isinstance(wrapper, rs.DistributedOptimizer)
+    assert isinstance(wrapper, FAMILIES[family].Optimizer)
+    assert issubclass(type(wrapper), rs.DistributedOptimizer)
+    assert not isinstance(inner, rs.DistributedOptimizer)
+    again = type(wrapper).from_config(wrapper.get_config())
+    assert isinstance(again, rs.DistributedOptimizer) and again.method == rs.Dense()
+
+
+def test_no_optimizer_is_an_instance_of_a_subclass():
+    class Own(rs.DistributedOptimizer):
+        pass
+
+    wrapper = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.Dense())
+    assert not isinstance(wrapper, Own) and issubclass(Own, rs.DistributedOptimizer)
+
+
+def test_editors_see_what_can_be_given_and_asked():
+    given = inspect.signature(rs.DistributedOptimizer).parameters
+    assert list(given)[:3] == ["optimizer", "method", "name"] and "on_drift" in given
+    asked = {"explain", "bytes_per_step", "exchange", "prune", "method", "learning_rate", "build"}
+    found = {*dir(rs.DistributedOptimizer), *typing.get_type_hints(rs.DistributedOptimizer)}
+    assert asked | {"apply_gradients", "iterations", "inner_optimizer"} <= found
 
 
 @pytest.mark.parametrize("value", ["redsync", 0.001, rs.RedSync, [rs.Dense()]])

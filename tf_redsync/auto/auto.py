@@ -20,6 +20,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tf_redsync import checks
 from tf_redsync.auto import cost, probe
@@ -104,7 +105,7 @@ class Auto(Configurable):
         return self if len(kept) + 1 == len(self.methods) else replace(self, candidates=kept)
 
     def resolve(
-        self, specs: Sequence[TensorSpec], strategy, network: Network, bucket_bytes: int
+        self, specs: Sequence[TensorSpec], strategy: Any, network: Network, bucket_bytes: int
     ) -> Decision:
         """Measure and decide; see `tf_redsync.policy.Undecided`."""
         announce = collectives.worker_rank(strategy) == 0

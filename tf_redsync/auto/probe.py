@@ -6,6 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -127,7 +128,7 @@ def _exchange_seconds(method: Method, shape: tuple[int, int], workers: int, repe
         return 0.0
 
     @tf.function(autograph=False)
-    def run(grads, state, step):
+    def run(grads: Any, state: Any, step: tf.Tensor) -> Any:
         network = DryRun(workers)
         exchange = method.exchange(list(grads), state, Context(layout, network.rank(), step))
         outcome = drive([exchange], network)
@@ -159,7 +160,7 @@ def slowest(network: Network, rows: Sequence[Sequence[float]]) -> list[list[floa
     return tf.reshape(most, own.shape).numpy().tolist()
 
 
-def wait(result) -> None:
+def wait(result: Any) -> None:
     """Wait until tensors are there: ops may run after the call that starts them, as on a GPU."""
     for tensor in tf.nest.flatten(result):
         tf.reshape(tensor, [-1])[:1].numpy()

@@ -74,7 +74,7 @@ class Bloom(IndexCoding):
         checks.choice("policy", self.policy, POLICIES)
         rate = self.false_positive_rate
         if rate is not None:
-            bounds = {"low": 0.0, "high": 1.0, "low_open": True, "high_open": True}
+            bounds: dict[str, Any] = {"low": 0.0, "high": 1.0, "low_open": True, "high_open": True}
             checks.real("false_positive_rate", rate, **bounds)
 
     @override

@@ -13,6 +13,8 @@ depends on the one before, so this is slow: it is here to compare with.
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from tf_redsync.ops.reference.bloom import probes
@@ -43,7 +45,7 @@ def by_conflicts(
         int32 `[workers, slots]`.
     """
 
-    def ordered(row):
+    def ordered(row: tf.Tensor) -> tf.Tensor:
         return _by_conflicts(row[0], row[1][0], noise, seed, words, hashes, limit)
 
     return tf.map_fn(
@@ -67,7 +69,7 @@ def _by_conflicts(
     sets = tf.argsort(tf.where(sizes > 0, sizes, tf.int32.max), stable=True)
     used_sets = tf.math.count_nonzero(sizes, dtype=tf.int32)
 
-    def take(number, taken, when):
+    def take(number: tf.Tensor, taken: tf.Tensor, when: tf.Tensor) -> Any:
         begin = first[sets[number]]
         members = element[begin : begin + sizes[sets[number]]]
         left = tf.boolean_mask(members, tf.gather(when, members) >= slots)[:1]
@@ -75,7 +77,7 @@ def _by_conflicts(
         when = tf.tensor_scatter_nd_update(when, left[:, tf.newaxis], now)
         return number + 1, taken + tf.size(left), when
 
-    def go_on(number, taken, when):
+    def go_on(number: tf.Tensor, taken: tf.Tensor, when: tf.Tensor) -> Any:
         return (number < used_sets) & (taken < limit)
 
     start = (tf.constant(0), tf.constant(0), slots + tf.range(slots))

@@ -42,7 +42,7 @@ def keep_positive(inner: Any) -> None:
 
 
 def _at_least_smallest(assign: Callable) -> Callable:
-    def assign_raised(value, *args, **kwargs):
+    def assign_raised(value: Any, *args: Any, **kwargs: Any) -> Any:
         value = tf.convert_to_tensor(value)
         return assign(tf.maximum(value, tf.cast(_SMALLEST, value.dtype)), *args, **kwargs)
 

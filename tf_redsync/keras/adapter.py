@@ -47,8 +47,8 @@ class Adapter:
         method: Method | Policy | Auto | dict | None,
         check_every: int | None = DEFAULT_EVERY,
         on_drift: str = "error",
-        **options,
-    ):
+        **options: Any,
+    ) -> None:
         self.policy = as_policy(method)
         _check_unwrapped(inner)
         self._inner = inner
@@ -73,7 +73,7 @@ class Adapter:
         self.exchange.rate = lambda: self.rate()
 
     def _suited(self, stacklevel: int) -> Policy | Auto:
-        def warn(text):
+        def warn(text: str) -> None:
             warnings.warn(text, stacklevel=stacklevel)
 
         return conflicts.suited(self._inner, self.policy, warn)
@@ -160,7 +160,7 @@ class Adapter:
                 strategy, drift, lambda: exchange.in_worker(lambda _: drift.step(), [])
             )
 
-    def aggregate(self, grads_and_vars) -> list[tuple[tf.Tensor, Any]]:
+    def aggregate(self, grads_and_vars: Any) -> list[tuple[tf.Tensor, Any]]:
         """Return `(sum over workers, variable)` for every `(gradient, variable)`.
 
         Raises:
@@ -191,7 +191,7 @@ class Adapter:
         self.skipping.exchanged(finite)  # the same on all replicas
         return list(zip(totals, [v for _, v in pairs], strict=True))
 
-    def aggregate_or_nan(self, grads_and_vars) -> list[tuple[tf.Tensor, Any]]:
+    def aggregate_or_nan(self, grads_and_vars: Any) -> list[tuple[tf.Tensor, Any]]:
         """As `aggregate`, for optimizers that look at the sums to learn whether to skip a step.
 
         If it is to be skipped, there is a NaN in the first sum, on all workers.
@@ -217,14 +217,16 @@ class Adapter:
         leaves out are 0 after it.
         """
 
-        def update_if_finite(distribution, grads_and_vars, *args, **kwargs):
+        def update_if_finite(
+            distribution: Any, grads_and_vars: Any, *args: Any, **kwargs: Any
+        ) -> Any:
             masked = [
                 (v, self._masks[self._position(v)])
                 for _, v in grads_and_vars
                 if self._position(v) in self._masks
             ]
 
-            def apply():
+            def apply() -> Any:
                 self.skipping.decay_now(distribution)
                 update(distribution, grads_and_vars, *args, **kwargs)
                 for variable, mask in masked:
@@ -239,12 +241,12 @@ class Adapter:
     def agreed(self, check_finite: Callable) -> Callable:
         """Wrap a check of a replica's gradients: true only if it holds on all replicas."""
 
-        def check_everywhere(grads):
+        def check_everywhere(grads: Any) -> Any:
             return agree_on_finite(self.exchange, check_finite(grads), grads)
 
         return check_everywhere
 
-    def _position(self, variable) -> int:
+    def _position(self, variable: Any) -> int:
         position = self._positions.get(slots.key(slots.tf_variable(variable)))
         if position is None:
             raise ValueError(
@@ -274,7 +276,7 @@ def as_policy(method: Method | Policy | Auto | dict | None) -> Policy | Auto:
     )
 
 
-def _check_unwrapped(inner) -> None:
+def _check_unwrapped(inner: Any) -> None:
     owners = [getattr(value, "__self__", None) for value in vars(inner).values()]
     if any(isinstance(owner, Adapter) for owner in owners):
         raise ValueError(

@@ -5,6 +5,7 @@ Private names of Keras 3 used here, on the optimizer itself: `_get_variable_inde
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import keras
@@ -49,15 +50,15 @@ class AMSGrad(keras.optimizers.Optimizer):
         beta_2: float = 0.999,
         epsilon: float = 1e-8,
         name: str = "amsgrad",
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         super().__init__(learning_rate=learning_rate, name=name, **kwargs)
         checks.real("beta_1", beta_1, low=0.0, high=1.0, high_open=True)
         checks.real("beta_2", beta_2, low=0.0, high=1.0, high_open=True)
         checks.real("epsilon", epsilon, low=0.0, high=float("inf"), high_open=True)
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
 
-    def build(self, variables) -> None:
+    def build(self, variables: Sequence[Any]) -> None:
         """Create both moments and the largest second moment of every variable."""
         if self.built:
             return
@@ -70,7 +71,7 @@ class AMSGrad(keras.optimizers.Optimizer):
             for v in variables
         ]
 
-    def update_step(self, gradient, variable, learning_rate) -> None:
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Update one variable; see the class."""
         rate, g = ops.cast(learning_rate, variable.dtype), ops.cast(gradient, variable.dtype)
         m, v, largest = self.moments[self._get_variable_index(variable)]

@@ -45,13 +45,13 @@ def check_momentum_value(inner: Any, policy: Policy | Auto, name: str, value: An
         )
 
 
-def _find_momentum(config) -> tuple[str, float] | None:
+def _find_momentum(config: Any) -> tuple[str, float] | None:
     """The first non-zero momentum coefficient in a (nested) optimizer config."""
     found = _numbers(config)
     return next(((key, value) for key, value in found if key in _MOMENTUM_KEYS and value), None)
 
 
-def _numbers(config) -> Iterator[tuple[str, Any]]:
+def _numbers(config: Any) -> Iterator[tuple[str, Any]]:
     """Every `(key, number)` in a (nested) optimizer config."""
     for key, value in config.items() if isinstance(config, dict) else ():
         if isinstance(value, numbers.Real):

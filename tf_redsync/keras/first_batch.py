@@ -29,7 +29,7 @@ def install(model_class: Any) -> None:
         return
 
     @functools.wraps(build)
-    def alone(self, iterator=None, data_batch=None):
+    def alone(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
         strategy = self._distribute_strategy
         if not hasattr(strategy, "reduces_locally"):
             return build(self, iterator, data_batch)

@@ -27,7 +27,7 @@ def outside_of_replicas(function: Callable[[], None]) -> None:
     strategy = tf.distribute.get_strategy()
     errors: list[BaseException] = []
 
-    def in_scope():
+    def in_scope() -> None:
         try:
             with strategy.scope():
                 function()

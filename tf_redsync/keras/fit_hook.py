@@ -35,7 +35,7 @@ def install(callbacks_module: Any) -> None:
     set_model = container.set_model
 
     @functools.wraps(set_model)
-    def with_hook(self, model):
+    def with_hook(self: Any, model: Any) -> None:
         concerned = model is not None and concerns(model)
         if concerned and not any(isinstance(c, FitHook) for c in self.callbacks):
             self.callbacks.insert(0, hook_class())

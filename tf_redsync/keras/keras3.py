@@ -8,6 +8,7 @@ replicas; `_distributed_tf_update_step(strategy, grads_and_vars, learning_rate)`
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -40,7 +41,9 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
     inner_from_config = staticmethod(keras.optimizers.deserialize)
     set_weights = Inner()
 
-    def __init__(self, inner_optimizer, method=None, *, name: str | None = None, **options):
+    def __init__(
+        self, inner_optimizer: Any, method: Any = None, *, name: str | None = None, **options: Any
+    ) -> None:
         super().__init__(learning_rate=0.0, name=name or f"distributed_{inner_optimizer.name}")
         adapter = self.wrap(inner_optimizer, method, options)
         applies = inner_optimizer
@@ -56,7 +59,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         self.built: bool = False
 
     @override
-    def build(self, variables) -> None:
+    def build(self, variables: Sequence[Any]) -> None:
         """Create the inner optimizer's variables and the exchange's state.
 
         In the strategy's scope. `model.fit` calls it, and otherwise the first step does.
@@ -71,7 +74,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         )
         self.built = True
 
-    def apply(self, grads, trainable_variables=None) -> None:
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Exchange the gradients and update the variables; see Keras."""
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)  # it may be a generator
@@ -93,16 +96,16 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         """The inner optimizer's variables. The exchange's state is in `exchange`."""
         return self.inner_optimizer.variables
 
-    def scale_loss(self, loss):
+    def scale_loss(self, loss: Any) -> Any:
         """Scale the loss as the inner optimizer does."""
         return self.inner_optimizer.scale_loss(loss)
 
-    def finalize_variable_values(self, var_list) -> None:
+    def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Go to the consensus; let the inner optimizer write its averages into the variables."""
         self.exchange.to_consensus()
         self.inner_optimizer.finalize_variable_values(var_list)
 
-    def save_own_variables(self, store) -> None:
+    def save_own_variables(self, store: Any) -> None:
         """Store the inner optimizer's variables, exactly as it would without the wrapper.
 
         So a file that was saved with the wrapper loads into the plain optimizer, and back.
@@ -113,7 +116,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         own_weights.check_together(self.exchange)
         self.inner_optimizer.save_own_variables(store)
 
-    def load_own_variables(self, store) -> None:
+    def load_own_variables(self, store: Any) -> None:
         """Load what `save_own_variables` of this or of the plain optimizer stored."""
         self.inner_optimizer.load_own_variables(store)
 
@@ -133,13 +136,13 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
                 self.exchange.restore_total_state(dict(arrays))
 
     @override
-    def __dir__(self):
+    def __dir__(self) -> list[str]:
         # Keras saves every saveable attribute that `dir` lists. The inner optimizer is saved by
         # `save_own_variables`, under the path where the plain optimizer would be.
         return [name for name in super().__dir__() if name != "inner_optimizer"]
 
 
-def _is_plain_sgd(optimizer) -> bool:
+def _is_plain_sgd(optimizer: Any) -> bool:
     """Whether an update is `w -= learning_rate * g`, so that a zero gradient changes nothing.
 
     Weight decay, clipping and averages happen outside of the update step.
@@ -147,10 +150,10 @@ def _is_plain_sgd(optimizer) -> bool:
     return type(optimizer) is keras.optimizers.SGD and not optimizer.momentum
 
 
-def _with_sparse_descent(update):
+def _with_sparse_descent(update: Callable[..., Any]) -> Any:
     """Let plain SGD's update step take totals in coordinate form in place of gradients."""
 
-    def descend_all(distribution, totals_and_vars, learning_rate):
+    def descend_all(distribution: Any, totals_and_vars: Any, learning_rate: Any) -> None:
         for total, variable in totals_and_vars:
             distribution.extended.update(
                 variable,
@@ -159,8 +162,8 @@ def _with_sparse_descent(update):
                 group=False,
             )
 
-    def update_all(distribution, grads_and_vars, learning_rate):
-        def those(kind):
+    def update_all(distribution: Any, grads_and_vars: Any, learning_rate: Any) -> None:
+        def those(kind: Any) -> list[Any]:
             return [(g, v) for g, v in grads_and_vars if isinstance(g, kind)]
 
         either = those(EitherTotal)
@@ -171,10 +174,10 @@ def _with_sparse_descent(update):
         if not either:
             return
 
-        def update_dense():
+        def update_dense() -> None:
             update(distribution, [(t.dense, v) for t, v in either], learning_rate)
 
-        def update_sparse():
+        def update_sparse() -> None:
             descend_all(distribution, [(t.coordinates, v) for t, v in either], learning_rate)
 
         is_dense = either[0][0].is_dense  # the same for all of them, and for all replicas

@@ -6,6 +6,9 @@ replicas; `_distributed_apply(strategy, grads_and_vars, apply_state, name)` appl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import tensorflow as tf
 import tf_keras
 from typing_extensions import override
@@ -40,7 +43,9 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
     _compute_gradients = Inner()  # of scaled losses, in a LossScaleOptimizer
     _HAS_AGGREGATE_GRAD = True
 
-    def __init__(self, inner_optimizer, method=None, *, name: str | None = None, **options):
+    def __init__(
+        self, inner_optimizer: Any, method: Any = None, *, name: str | None = None, **options: Any
+    ) -> None:
         applies = conflicts.innermost(inner_optimizer)
         super().__init__(name=name or f"distributed_{applies._name}")
         adapter = self.wrap(inner_optimizer, method, options)
@@ -55,14 +60,20 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         adapter.slots = self._all_slots
 
     @override
-    def build(self, var_list) -> None:
+    def build(self, var_list: Sequence[Any]) -> None:
         """Create the inner optimizer's variables and the exchange's state."""
         self._adapter.check_scope(var_list)
         self.inner_optimizer._create_all_weights(var_list)
         self._built_for = tuple(var_list)
         self._adapter.build(var_list)
 
-    def apply_gradients(self, grads_and_vars, name=None, experimental_aggregate_gradients=True):
+    @override
+    def apply_gradients(
+        self,
+        grads_and_vars: Any,
+        name: str | None = None,
+        experimental_aggregate_gradients: bool = True,
+    ) -> Any:
         """Exchange the gradients and update the variables; see Keras.
 
         Raises:
@@ -84,7 +95,7 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         return applied
 
     @override
-    def refuse(self, name, value) -> None:
+    def refuse(self, name: str, value: Any) -> None:
         super().refuse(name, value)
         if (
             name == "momentum"
@@ -96,13 +107,13 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
                 f"momentum={value!r}. Make it with momentum."
             )
 
-    def _momentum_slots(self):
+    def _momentum_slots(self) -> list[Any]:
         """The momentum of every variable, where the inner optimizer has one."""
         inner = self.inner_optimizer
         names = [n for n in ("momentum", "m") if n in inner.get_slot_names()]
         return [inner.get_slot(v, names[0]) for v in self._built_for] if names else []
 
-    def _all_slots(self):
+    def _all_slots(self) -> list[list[Any]]:
         """For each kind of slot of the inner optimizer, those of all variables."""
         inner = self.inner_optimizer
         return [[inner.get_slot(v, n) for v in self._built_for] for n in inner.get_slot_names()]
@@ -114,18 +125,18 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         return self._name
 
     @property
-    def weights(self):
+    def weights(self) -> Any:
         """The inner optimizer's variables."""
         return self.inner_optimizer.weights
 
-    def variables(self):
+    def variables(self) -> Any:
         """Return the inner optimizer's variables."""
         return self.inner_optimizer.variables()
 
-    def _get_hyper(self, name, dtype=None):
+    def _get_hyper(self, name: str, dtype: Any = None) -> Any:
         return self.inner_optimizer._get_hyper(name, dtype)
 
-    def _set_hyper(self, name, value):
+    def _set_hyper(self, name: str, value: Any) -> None:
         self.inner_optimizer._set_hyper(name, value)
 
 
@@ -139,7 +150,7 @@ class ScaledLegacyOptimizer(LegacyOptimizer, tf_keras.mixed_precision.LossScaleO
     vars().update({name: Inner() for name in SCALING})
 
 
-def _with_rate(optimizer):
+def _with_rate(optimizer: Any) -> Any:
     """The optimizer that has the learning rate, inside of one such as Lookahead."""
     while "learning_rate" not in optimizer._hyper and hasattr(optimizer, "_optimizer"):
         optimizer = optimizer._optimizer

@@ -70,7 +70,7 @@ def install(model_class: type) -> None:
 
 def _after_bringing_together(method: Any) -> Any:
     @functools.wraps(method)
-    def save(self, *args, **kwargs):
+    def save(self: Any, *args: Any, **kwargs: Any) -> Any:
         bring_together(self)
         return method(self, *args, **kwargs)
 

@@ -25,7 +25,7 @@ _PLAIN = (bool, int, float, str, type(None))
 class Inner:
     """An attribute of the family's base class for which the inner optimizer's stands."""
 
-    def __set_name__(self, owner: type, name: str):
+    def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
     def __get__(self, wrapper: Any, owner: type | None = None) -> Any:

@@ -73,7 +73,7 @@ class Skipping:
         Keras calls it outside of steps as well: at the end of `fit`.
         """
 
-        def run(*args) -> None:
+        def run(*args: Any) -> None:
             def call() -> None:
                 function(*args)
 
@@ -94,7 +94,7 @@ class Skipping:
         apply = inner.apply
         accumulates = getattr(inner, "gradient_accumulation_steps", None)
 
-        def guarded(grads, trainable_variables=None) -> None:
+        def guarded(grads: Any, trainable_variables: Any = None) -> None:
             trained = trainable_variables
             if trained is None:
                 trained = inner._trainable_variables

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tf_redsync.keras import conflicts
 
 
-def momentum_slots(inner) -> Sequence[Any]:
+def momentum_slots(inner: Any) -> Sequence[Any]:
     """The momentum variables of a Keras 3 or tf_keras optimizer by variable, or none."""
     inner = conflicts.innermost(inner)
     for name in ("momentums", "_momentums"):
@@ -23,7 +23,7 @@ def momentum_slots(inner) -> Sequence[Any]:
     return ()
 
 
-def all_slots(inner, variables: Sequence[tf.Variable]) -> list[list[Any]]:
+def all_slots(inner: Any, variables: Sequence[tf.Variable]) -> list[list[Any]]:
     """The slots of a Keras 3 or tf_keras optimizer, for each kind a list by variable, or `None`.
 
     They are the lists among its attributes that are as long as the list of variables; but for that
@@ -41,12 +41,12 @@ def all_slots(inner, variables: Sequence[tf.Variable]) -> list[list[Any]]:
     return found
 
 
-def tf_variable(variable):
+def tf_variable(variable: Any) -> tf.Variable:
     """The `tf.Variable` of a Keras 3 variable, or the variable itself."""
     return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
 
 
-def key(variable):
+def key(variable: Any) -> Any:
     """An id that is the same for a distributed variable and its parts."""
     if isinstance(variable, tf.distribute.DistributedValues):
         return variable._unique_id

@@ -128,7 +128,7 @@ class EagerAssignments:
 
     def _reporting(self, variable: Any, assign: Any) -> Any:
         @functools.wraps(assign)
-        def report_and_assign(*args, **kwargs):
+        def report_and_assign(*args: Any, **kwargs: Any) -> Any:
             noted = getattr(self._replica, "noted", None)
             if noted is not None:
                 (noted if tf.executing_eagerly() else self._in_functions).add(id(variable))

@@ -6,6 +6,9 @@ replicas; `_distributed_apply_gradients_fn(strategy, grads_and_vars)`, private, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import tf_keras
 from typing_extensions import override
 
@@ -31,7 +34,9 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
     set_weights = Inner()
     compute_gradients = Inner()  # of scaled losses, in a LossScaleOptimizer
 
-    def __init__(self, inner_optimizer, method=None, *, name: str | None = None, **options):
+    def __init__(
+        self, inner_optimizer: Any, method: Any = None, *, name: str | None = None, **options: Any
+    ) -> None:
         applies = conflicts.innermost(inner_optimizer)
         super().__init__(name=name or f"distributed_{applies.name}", jit_compile=False)
         adapter = self.wrap(inner_optimizer, method, options)
@@ -44,15 +49,20 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         )
 
     @override
-    def build(self, var_list) -> None:
+    def build(self, var_list: Sequence[Any]) -> None:
         """Create the inner optimizer's variables and the exchange's state."""
         self._adapter.check_scope(var_list)
         self.inner_optimizer.build(var_list)
         self._adapter.build(var_list)
 
+    @override
     def apply_gradients(
-        self, grads_and_vars, name=None, skip_gradients_aggregation=False, **kwargs
-    ):
+        self,
+        grads_and_vars: Any,
+        name: str | None = None,
+        skip_gradients_aggregation: bool = False,
+        **kwargs: Any,
+    ) -> Any:
         """Exchange the gradients and update the variables; see Keras.
 
         Raises:
@@ -72,7 +82,7 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         self._adapter.finish_step()
         return applied
 
-    def aggregate_gradients(self, grads_and_vars):
+    def aggregate_gradients(self, grads_and_vars: Any) -> None:
         """Refuse to sum gradients without applying them.
 
         Raises:
@@ -85,11 +95,11 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         )
 
     @property
-    def variables(self):
+    def variables(self) -> Any:
         """The inner optimizer's variables."""
         return self.inner_optimizer.variables
 
-    def finalize_variable_values(self, var_list) -> None:
+    def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Go to the consensus; let the inner optimizer write its averages into the variables."""
         self.exchange.to_consensus()
         self.inner_optimizer.finalize_variable_values(var_list)

@@ -7,10 +7,14 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, ClassVar
 
+from tf_redsync.auto import Auto
 from tf_redsync.config import from_config, serialize
+from tf_redsync.engine.gradient_exchange import GradientExchange
+from tf_redsync.explanation import Explanation
 from tf_redsync.keras import conflicts, first_step
 from tf_redsync.keras.adapter import Adapter
 from tf_redsync.keras.passing import PassingOn
+from tf_redsync.methods.base import Method
 from tf_redsync.policy import Policy
 
 
@@ -29,10 +33,12 @@ class Wrapper(PassingOn):
 
     name: str
     inner_optimizer: Any
+    exchange: GradientExchange
     _adapter: Adapter
     build: Callable[[Sequence[Any]], None]
+    apply_gradients: Callable[..., Any]
 
-    def wrap(self, inner_optimizer, method, options: dict[str, Any]) -> Adapter:
+    def wrap(self, inner_optimizer: Any, method: Any, options: dict[str, Any]) -> Adapter:
         """Keep what this wraps, and return the adapter for it."""
         self._options = dict(options)
         self._adapter = Adapter(inner_optimizer, method, **options)
@@ -48,21 +54,21 @@ class Wrapper(PassingOn):
             first_step.outside_of_replicas(lambda: self.build(variables))
 
     @property
-    def method(self):
+    def method(self) -> Method | Policy | Auto:
         """What was given for `method`: how gradients are exchanged. `Auto()` if nothing was."""
         policy = self._adapter.policy
         only = isinstance(policy, Policy) and policy == Policy(default=policy.default)
         return policy.default if only else policy
 
     @method.setter
-    def method(self, value):
+    def method(self, value: Any) -> None:
         raise AttributeError(
             "`method` of a DistributedOptimizer cannot be changed: the residuals are its own. "
             f"Received: method={value!r}. Give it to a new DistributedOptimizer around a new "
             "optimizer."
         )
 
-    def exclude_from_weight_decay(self, var_list=None, var_names=None) -> None:
+    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Exclude variables from the inner optimizer's weight decay; see Keras.
 
         Raises:
@@ -73,26 +79,26 @@ class Wrapper(PassingOn):
         innermost.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
 
     @property
-    def learning_rate(self):
+    def learning_rate(self) -> Any:
         """The inner optimizer's learning rate."""
         return self.inner_optimizer.learning_rate
 
     @learning_rate.setter
-    def learning_rate(self, value):
+    def learning_rate(self, value: Any) -> None:
         self.pass_on("learning_rate", value)
 
     lr = learning_rate  # as tf_keras and legacy optimizers also call it
 
     @property
-    def iterations(self):
+    def iterations(self) -> Any:
         """The inner optimizer's step counter."""
         return self.inner_optimizer.iterations
 
     @iterations.setter
-    def iterations(self, value):
+    def iterations(self, value: Any) -> None:
         self.inner_optimizer.iterations = value
 
-    def explain(self):
+    def explain(self) -> Explanation:
         """Return a table of what happens to every variable; see `GradientExchange.explain`."""
         return self.exchange.explain()
 
@@ -129,7 +135,9 @@ class Wrapper(PassingOn):
         }
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> Wrapper:
         """Rebuild the optimizer from `get_config`'s result.
 
         Raises:

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -92,7 +92,7 @@ class DGC(MomentumCorrected):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.real("sample_ratio", self.sample_ratio, low=0.0, high=1.0, low_open=True)
-        bounds = {"low": 0.0, "high": 1.0, "low_open": True, "high_open": True}
+        bounds: dict[str, Any] = {"low": 0.0, "high": 1.0, "low_open": True, "high_open": True}
         checks.real("lower_bound", self.lower_bound, **bounds)
         checks.integer("max_adaptations", self.max_adaptations, low=0)
         checks.integer("seed", self.seed, low=0)

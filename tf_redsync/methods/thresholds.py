@@ -130,7 +130,7 @@ class Strom(_Threshold):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        bounds = {"low": 0.0, "high": math.inf, "low_open": True, "high_open": True}
+        bounds: dict[str, Any] = {"low": 0.0, "high": math.inf, "low_open": True, "high_open": True}
         checks.real("threshold", self.threshold, **bounds)
 
     @override
