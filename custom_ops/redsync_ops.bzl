@@ -1,14 +1,11 @@
 """Macros that build the native library out of the sources named in sources.bzl."""
 
-load("@local_config_cuda//:config.bzl", "ARCHITECTURES", "CUDA_LIBRARIES", "NVCC")
-load("@local_config_tf//:config.bzl", "TF_COPTS", "TF_LINKOPTS", "TF_VERSION")
-load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_library", "cc_test")
+load("@local_config_cuda//:config.bzl", "CUDA")
+load("@local_config_tf//:config.bzl", "TENSORFLOW")
 load(
     ":sources.bzl",
     "CORE_HEADERS",
     "CORE_SOURCES",
-    "CUDA_ARCHITECTURES",
-    "CUDA_FLAGS",
     "CUDA_HEADERS",
     "CUDA_SOURCES",
     "FLAGS",
@@ -24,7 +21,7 @@ def _glob(patterns):
 
 def core_library(name):
     """The algorithms for the CPU, without TensorFlow."""
-    cc_library(
+    native.cc_library(
         name = name,
         srcs = _glob(CORE_SOURCES),
         hdrs = _glob(CORE_HEADERS),
@@ -36,7 +33,7 @@ def core_library(name):
 
 def core_test(name, srcs):
     """One C++ test program of the core: its source, and the headers that tests share."""
-    cc_test(
+    native.cc_test(
         name = name,
         size = "small",
         srcs = srcs,
@@ -46,16 +43,10 @@ def core_test(name, srcs):
         deps = ["//custom_ops:core"],
     )
 
-def _architectures():
-    return ARCHITECTURES or CUDA_ARCHITECTURES
-
 def _cuda_objects():
     """Names of the object files of the CUDA sources; empty where there is no nvcc."""
-    if not NVCC:
+    if "missing" in CUDA:
         return []
-    architectures = _architectures()
-    code = ["-gencode=arch=compute_%s,code=sm_%s" % (a, a) for a in architectures]
-    code.append("-gencode=arch=compute_{0},code=compute_{0}".format(architectures[-1]))
     headers = _glob(CUDA_HEADERS + CORE_HEADERS)
     objects = []
     for source in _glob(CUDA_SOURCES):
@@ -64,7 +55,7 @@ def _cuda_objects():
             name = source.replace("/", "_"),
             srcs = [source] + headers,
             outs = [object],
-            cmd = " ".join([NVCC] + CUDA_FLAGS + code + ["-I. -c $(location %s) -o $@" % source]),
+            cmd = " ".join(CUDA["command"] + ["-I. -c $(location %s) -o $@" % source]),
             message = "nvcc",
         )
         objects.append(object)
@@ -73,21 +64,17 @@ def _cuda_objects():
 def op_library(name, core):
     """The shared library that TensorFlow loads."""
     objects = _cuda_objects()
-    cuda = ["-L" + CUDA_LIBRARIES, "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
     kernels = OP_SOURCES + (GPU_OP_SOURCES if objects else [])
-    gpu = "none: there is no nvcc"
-    if objects:
-        gpu = "CUDA: %s and PTX for newer ones" % ", ".join(["sm_" + a for a in _architectures()])
-    cc_binary(
+    gpu = CUDA["text"] if objects else "none: " + CUDA.get("missing", "there are no sources")
+    native.cc_binary(
         name = name,
         srcs = _glob(kernels + OP_HEADERS) + objects,
-        copts = TF_COPTS + FLAGS + QUIET,
-        # TensorFlow's library has some of the CUDA run time's symbols, too: ours come first.
-        linkopts = (cuda if objects else []) + TF_LINKOPTS,
+        copts = TENSORFLOW["compile_flags"] + FLAGS + QUIET,
+        linkopts = (CUDA["link_flags"] if objects else []) + TENSORFLOW["link_flags"],
         linkshared = True,
         # Each one word of a shell.
         local_defines = [
-            "REDSYNC_TENSORFLOW_VERSION='\"%s\"'" % TF_VERSION,
+            "REDSYNC_TENSORFLOW_VERSION='\"%s\"'" % TENSORFLOW["version"],
             "REDSYNC_GPU_BUILD='\"%s\"'" % gpu,
         ],
         visibility = ["//visibility:public"],

@@ -13,7 +13,9 @@ stage() {
   local name=$1
   shift
   echo "== $name"
+  local started=$SECONDS
   "$@" </dev/null || failed+=("$name")
+  echo "== $name took $((SECONDS - started)) s"
 }
 
 cpp_format() {
@@ -24,12 +26,15 @@ cpp_format() {
 }
 
 # One command builds everything and runs the C++ tests. No server stays behind (--batch). CUDA for one
-# architecture: setup.py has compiled it for all.
+# architecture, and another one than in .venv. What Bazel has built in any clone it finds again by a hash of
+# the sources; it never tidies up itself.
 bazel_test() {
+  local cache=${XDG_CACHE_HOME:-${HOME:-$PWD/build}/.cache}/tf_redsync/bazel
+  [ ! -d "$cache" ] || find "$cache" -type f -mtime +30 -delete
   REDSYNC_CUDA_ARCHITECTURES=${REDSYNC_CUDA_ARCHITECTURES:-90} \
   PYTHON_BIN_PATH=$bin/python timeout --kill-after=10 900 bazel --batch \
     --output_user_root="$PWD/build/bazel-user" --output_base="$PWD/build/bazel" \
-    test --noshow_progress --color=no //... &&
+    test --disk_cache="$cache" --noshow_progress --color=no //... &&
     "$bin/python" tests/kernels/smoke.py build/bazel-bin/custom_ops/_redsync_ops.so
 }
 

@@ -31,6 +31,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from tf_redsync import requirements
+
 if TYPE_CHECKING:
     from tf_redsync import addons, callbacks, codings, methods, ops
     from tf_redsync.auto import Auto
@@ -179,6 +181,7 @@ def _check_backend() -> None:
     """Refuse a Keras on JAX or PyTorch, which `tf.distribute` knows nothing of."""
     backend = os.environ.get("KERAS_BACKEND") or "tensorflow"
     if backend == "tensorflow":  # then the import needs nothing else
+        requirements.check_tensorflow()
         backend = importlib.import_module("keras").backend.backend()
     if backend != "tensorflow":
         raise ImportError(

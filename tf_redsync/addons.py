@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
 from types import ModuleType
+
+from tf_redsync import requirements
 
 _ALIASED = ("engine", "engine.keras_tensor", "backend", "utils", "utils.tf_utils")
 
@@ -37,6 +40,8 @@ def load() -> ModuleType:
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     import tensorflow as tf
 
+    if importlib.util.find_spec("tf_keras") is None:
+        raise requirements.no_tf_keras()
     if not tf.keras.Model.__module__.startswith("tf_keras"):
         raise ImportError(
             "tensorflow_addons needs Keras 2 (tf_keras) as `tf.keras`, but it is Keras 3. Set "

@@ -3,7 +3,8 @@
 # named as arguments: tools/setup_venv.sh examples test
 #
 # A later call with nothing changed returns at once: a stamp file in .venv holds a hash of what the
-# installation depends on. PYTHON chooses the interpreter that makes the environment.
+# installation depends on. PYTHON chooses the interpreter that makes the environment. A TensorFlow that
+# is in .venv stays, `tensorflow-cpu` for one.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -34,6 +35,12 @@ make_venv() {
   fi
 }
 
+# The environment is for this machine. Without a GPU, kernels for one can only be compiled, for one
+# architecture as well as for five; newer GPUs can run them all the same.
+if [ -z "${REDSYNC_CUDA_ARCHITECTURES:-}" ] && ! nvidia-smi -L >/dev/null 2>&1; then
+  export REDSYNC_CUDA_ARCHITECTURES=75
+fi
+
 # Everything the installation depends on: change any of it and the next call installs again.
 fingerprint() {
   {
@@ -41,11 +48,12 @@ fingerprint() {
     "$venv/bin/python" --version
     command -v "${CXX:-g++}" || true
     # GPU kernels come and go with the CUDA compiler.
-    echo "${TF_REDSYNC_CUDA:-}" "$(PATH="${CUDA_HOME:+$CUDA_HOME/bin:}$PATH" command -v nvcc || true)"
+    echo "${TF_REDSYNC_CUDA:-}" "${REDSYNC_CUDA_ARCHITECTURES:-}" \
+      "$(PATH="${CUDA_HOME:+$CUDA_HOME/bin:}$PATH:/usr/local/cuda/bin" command -v nvcc || true)"
     # One TensorFlow's library does not load under another.
-    ls -d "$venv"/lib/python*/site-packages/tensorflow-*.dist-info 2>/dev/null | xargs -rn1 basename
+    ls -d "$venv"/lib/python*/site-packages/tensorflow[-_]*.dist-info 2>/dev/null | xargs -rn1 basename
     find pyproject.toml setup.py custom_ops -type f \
-      \( -name '*.py' -o -name '*.toml' -o -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) \
+      \( -name '*.py' -o -name '*.bzl' -o -name '*.toml' -o -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) \
       -print0 | sort -z | xargs -0 sha256sum
   } | sha256sum | cut -d' ' -f1
 }
@@ -75,15 +83,26 @@ step() {
   }
 }
 
+has() {
+  "$venv/bin/python" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$1') is None)"
+}
+
 : >"$log"
-step "installing TensorFlow (a few minutes the first time)" \
-  "${pip[@]}" install 'setuptools>=64' wheel 'tensorflow>=2.16' 'tf_keras>=2.16'
-# Without isolation: the native library is compiled against the TensorFlow installed just now.
+packages=('setuptools>=70.1')
+has tensorflow || packages+=('tensorflow>=2.16' 'tf_keras>=2.16')
+step "installing TensorFlow (a few minutes the first time)" "${pip[@]}" install "${packages[@]}"
+if ! has tf_keras; then
+  # It fits one version of TensorFlow, and would bring `tensorflow` itself.
+  version=$("$venv/bin/python" -c 'import tensorflow as tf; print(tf.__version__)' 2>>"$log") ||
+    die "TensorFlow cannot be imported; see $log"
+  step "installing tf_keras" "${pip[@]}" install --no-deps "tf_keras==${version%.*}.*"
+fi
+# Without isolation, which would download setuptools once more.
 step "installing tf_redsync[$extras] and building its native library" \
   "${pip[@]}" install --no-build-isolation --verbose --editable ".[$extras]"
 
 backend=$(env -u TF_REDSYNC_BACKEND TF_CPP_MIN_LOG_LEVEL=2 CUDA_VISIBLE_DEVICES=-1 "$venv/bin/python" -c \
-  'from tf_redsync import ops; print(ops.backend())' 2>>"$log" | tail -n 1)
+  'from tf_redsync import ops; print(ops.backend())' 2>>"$log" | tail -n 1) || true
 [ -n "$backend" ] || die "tf_redsync was installed but cannot be imported; see $log"
 if [ "$backend" != native ]; then
   printf 'setup: %s\n' "NO NATIVE LIBRARY: tf_redsync runs on its pure-TensorFlow ops, which are slower." \

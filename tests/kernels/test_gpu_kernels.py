@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import shutil
 
 import pytest
@@ -35,8 +36,7 @@ def test_gpu_kernels_are_built_where_nvcc_is():
     if os.environ.get("TF_REDSYNC_CUDA") == "0":
         pytest.skip("TF_REDSYNC_CUDA is 0")
     assert native.gpu_build().startswith("CUDA ")
-    for architecture in ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "PTX"):
-        assert architecture in native.gpu_build()
+    assert re.search(r": sm_\d+.* and PTX", native.gpu_build())  # which ones: test_setup.py
 
 
 class OnGpu:

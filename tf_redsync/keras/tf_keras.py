@@ -9,12 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import tf_keras
 from typing_extensions import override
 
+from tf_redsync import requirements
 from tf_redsync.keras import conflicts, fit_hook, own_weights
 from tf_redsync.keras.passing import Inner
 from tf_redsync.keras.wrapper import Wrapper
+
+try:
+    import tf_keras
+except ModuleNotFoundError as error:
+    raise requirements.no_tf_keras() from error
 
 fit_hook.install(tf_keras.callbacks)
 own_weights.install(tf_keras.Model)

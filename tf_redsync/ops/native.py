@@ -17,7 +17,7 @@ from tf_redsync.ops.message_layout import MessageLayout
 
 LIBRARY = pathlib.Path(__file__).with_name("_redsync_ops.so")
 _log = logging.getLogger("tf_redsync")
-REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
+REBUILD = "pip install --force-reinstall --no-deps ."
 # The library carries this text, so that its TensorFlow is known before any of its code runs.
 _MARKER = re.compile(rb"REDSYNC_BUILT_FOR_TENSORFLOW=([^;\x00]+);")
 

@@ -1,0 +1,201 @@
+"""Compiles and links the native library, in parallel and only what has changed.
+
+Objects are kept in the user's cache folder (XDG_CACHE_HOME, else ~/.cache) by a hash of all that
+goes into them: the source and what it includes, flags, compiler, version of TensorFlow. So one
+changed file is one compilation, and another clone, a copy that pip makes or a new .venv compile
+nothing again.
+"""
+
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import platform
+import re
+import shlex
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import installed
+from installed import LISTS, NativeBuildError, run_compiler
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+VERSION = "custom_ops/kernels/version.cc"  # It says what was built.
+CORE = "custom_ops/core/"  # which knows no TensorFlow
+# What most of the time of compiling against TensorFlow goes to. Precompiling it takes longer than
+# including it twice.
+TENSORFLOW_HEADERS = ("op.h", "op_kernel.h", "shape_inference.h")
+WORTH_PRECOMPILING = 3
+KEEP_DAYS = 30
+
+
+def find(*lists):
+    """Files under custom_ops/ that match the patterns of these lists, relative to ROOT."""
+    patterns = [pattern for name in lists for pattern in LISTS[name]]
+    found = {path for pattern in patterns for path in (ROOT / "custom_ops").glob(pattern)}
+    return sorted(path.relative_to(ROOT).as_posix() for path in found)
+
+
+SOURCES = find("CORE_SOURCES", "OP_SOURCES")
+CUDA_SOURCES, GPU_SOURCES = find("CUDA_SOURCES"), find("GPU_OP_SOURCES")
+
+
+@functools.cache
+def reads(source):
+    """The file and all of custom_ops/ that it includes, directly or not."""
+    included = re.findall(r'^#include "(custom_ops/.+?)"', (ROOT / source).read_text(), re.M)
+    return frozenset({source}).union(*map(reads, included))
+
+
+class Objects:
+    """A folder of objects, each under a hash of what it is made of."""
+
+    def __init__(self, fallback):
+        cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        self._folder = pathlib.Path(cache) / "tf_redsync" / "objects"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self._folder).close()
+        except OSError:  # A user without a home.
+            self._folder = fallback
+            self._folder.mkdir(parents=True, exist_ok=True)
+
+    def path(self, source, made_with):
+        """Where the object of a source is or will be; `made_with` is what else goes into it."""
+        text = [json.dumps(made_with)]
+        text += [(ROOT / file).read_text() for file in sorted(reads(source))]
+        digest = hashlib.sha256("\0".join(text).encode()).hexdigest()[:32]
+        return self._folder / f"{pathlib.Path(source).name}.{digest}.o"
+
+    def make(self, path, command):
+        """Compiles with `command`, to which the output is added, if `path` is not there."""
+        if path.exists():
+            return os.utime(path)
+        partial = path.with_suffix(f".{os.getpid()}.partial")  # Others may be at it, too.
+        try:
+            run_compiler([*command, "-o", str(partial)], ROOT)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def clean(self):
+        """Removes what no build has asked for in `KEEP_DAYS` days."""
+        for path in self._folder.iterdir():
+            if path.stat().st_mtime < time.time() - KEEP_DAYS * 86400:
+                path.unlink(missing_ok=True)
+
+
+class NativeBuild:
+    """One build of the library; the GPU kernels may fail without the rest failing.
+
+    Attributes:
+        version: TensorFlow that the library is built for.
+        gpu: What GPUs it has kernels for, or "none: " and the reason.
+    """
+
+    def __init__(self, folder):
+        self._cxx = shlex.split(os.environ.get("CXX", "g++"))
+        compiler = run_compiler([*self._cxx, "--version"])  # Cheaper to miss than TensorFlow.
+        found = installed.tensorflow()
+        self.version, self._link_flags = found["version"], found["link_flags"]
+        extra = shlex.split(os.environ.get("CXXFLAGS", ""))
+        self._flags = [*found["compile_flags"], *LISTS["FLAGS"], *LISTS["QUIET"], *extra]
+        # TensorFlow's headers are not ours to mend: keep their warnings out.
+        self._folders = ["-isystem", found["include"], "-I."]
+        self._cuda = installed.cuda() if CUDA_SOURCES else {"missing": "there are no sources"}
+        machine = platform.node() if extra else ""  # -march=native is another one's elsewhere
+        self._made_with = [compiler, self._cxx, found["version"], found["commit"], machine]
+        self._objects = Objects(fallback=folder)
+
+    def _plan(self, source, *defines):
+        """The object of a source, and the command that makes it."""
+        if source.endswith(".cu"):
+            command = [*self._cuda["command"], "-I.", "-c", source]
+            made_with = [self._made_with[0], self._cuda["compiler"], *self._cuda["command"]]
+        else:
+            command = [*self._cxx, *self._flags, *defines, *self._folders, "-c", source]
+            made_with = [*self._made_with, *self._flags, *defines]
+        return self._objects.path(source, made_with), command
+
+    def _precompile(self, folder):
+        """Options that take TensorFlow's headers precompiled."""
+        header = pathlib.Path(folder) / "tensorflow_headers.h"
+        lines = [f'#include "tensorflow/core/framework/{h}"\n' for h in TENSORFLOW_HEADERS]
+        header.write_text("".join(lines))
+        command = [*self._cxx, *self._flags, *self._folders, "-x", "c++-header", str(header)]
+        run_compiler([*command, "-o", f"{header}.gch"], ROOT)
+        return ["-include", str(header)]
+
+    def _compile(self, plans):
+        """Makes the objects of `plans`, source by source; returns what failed, by source."""
+        failed = {}
+
+        def make(source, *options):
+            path, command = plans[source]
+            try:
+                self._objects.make(path, [*command, *options])
+            except NativeBuildError as error:
+                failed[source] = str(error)
+
+        todo = [source for source, (path, _) in plans.items() if not path.exists()]
+        tensorflow = [source for source in todo if not source.startswith(CORE)]
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processors()) as pool:
+            # The others meanwhile; CUDA sources take longest, once for each architecture.
+            others = sorted(set(todo) - set(tensorflow), key=lambda s: (not s.endswith(".cu"), s))
+            futures = [pool.submit(make, source) for source in others]
+            worth_it = len(tensorflow) >= WORTH_PRECOMPILING
+            options = self._precompile(folder) if worth_it else []
+            futures += [pool.submit(make, source, *options) for source in tensorflow]
+            for future in futures:
+                future.result()
+        return failed
+
+    def _link(self, target, sources, plans, cuda_flags):
+        defines = [f'-DREDSYNC_TENSORFLOW_VERSION="{self.version}"']
+        defines.append(f"-DREDSYNC_GPU_BUILD={json.dumps(self.gpu)}")
+        version = self._plan(VERSION, *defines)
+        self._objects.make(*version)
+        inputs = [str(path) for path, _ in (*(plans[s] for s in sources), version)]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(target.name + ".partial")
+        output = ["-shared", "-o", str(partial)]
+        run_compiler([*self._cxx, *output, *inputs, *cuda_flags, *self._link_flags], ROOT)
+        os.replace(partial, target)  # A process that has the old one loaded keeps it.
+
+    def run(self, target):
+        """Makes `target`, with GPU kernels if there is a CUDA compiler."""
+        sources = [source for source in SOURCES if source != VERSION]
+        has_cuda = "missing" not in self._cuda
+        if "error" in self._cuda:
+            say(f"tf_redsync: THE GPU KERNELS ARE NOT BUILT. {self._cuda['error']}")
+        for_gpu = [*CUDA_SOURCES, *GPU_SOURCES] if has_cuda else []
+        plans = {source: self._plan(source) for source in (*for_gpu, *sources)}
+        failed = self._compile(plans)
+        self._objects.clean()
+        for source in sources:
+            if source in failed:
+                raise NativeBuildError(failed[source])
+        problem = next(iter(failed.values()), None)
+        if has_cuda and problem is None:
+            self.gpu = self._cuda["text"]
+            try:
+                return self._link(target, [*sources, *for_gpu], plans, self._cuda["link_flags"])
+            except NativeBuildError as error:
+                problem = str(error)
+        if problem is not None:
+            say(f"tf_redsync: THE GPU KERNELS ARE NOT BUILT. {problem}")
+        self.gpu = f"none: {self._cuda.get('missing', 'the build of the CUDA sources failed')}"
+        return self._link(target, sources, plans, [])
+
+
+def processors():
+    """How many there are for this process."""
+    return len(os.sched_getaffinity(0))
+
+
+def say(text):
+    """To people, on the stream that pip shows with --verbose."""
+    print(text, file=sys.stderr, flush=True)

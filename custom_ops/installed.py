@@ -1,0 +1,113 @@
+"""What there is to build the native library with: TensorFlow, and a CUDA compiler if any.
+
+setup.py imports this file and Bazel runs it, with "tensorflow" or "cuda", for the same as JSON.
+
+The CUDA compiler is `nvcc` in the folder CUDA_HOME/bin if that variable is set, else on PATH, else
+in /usr/local/cuda/bin. TF_REDSYNC_CUDA=0 leaves it alone. REDSYNC_CUDA_ARCHITECTURES, such as
+"80 90", replaces the list in sources.bzl: fewer compile faster, and GPUs older than all of them
+have no kernels.
+"""
+
+import json
+import os
+import pathlib
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+
+LISTS = runpy.run_path(str(pathlib.Path(__file__).with_name("sources.bzl")))
+TENSORFLOW_TIMEOUT = 300  # Seconds; its import takes a few, on a cold disk many.
+_CUDA_FOLDER = "/usr/local/cuda"
+_LAST_LINES = 20
+_DESCRIBE = """
+import json, tensorflow as tf
+print("\\n" + json.dumps({
+    "version": tf.__version__,
+    "commit": tf.version.GIT_VERSION,
+    "include": tf.sysconfig.get_include(),
+    "compile_flags": [f for f in tf.sysconfig.get_compile_flags() if not f.startswith("-I")],
+    "link_flags": tf.sysconfig.get_link_flags(),
+}))
+"""
+
+
+class NativeBuildError(Exception):
+    """The native library, or a part of it, cannot be built; the text says why."""
+
+
+def run_compiler(command, cwd=None):
+    """What a compiler says, on both streams; `NativeBuildError` if it is missing or fails."""
+    try:
+        run = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    except OSError as error:
+        raise NativeBuildError(
+            f"There is no compiler {command[0]!r} ({error.strerror}). Install one or set CXX."
+        ) from error
+    if run.returncode != 0:
+        lines = "\n".join((run.stderr or run.stdout).strip().splitlines()[-_LAST_LINES:])
+        raise NativeBuildError(f"The compiler failed: {shlex.join(command)}\n{lines}")
+    return run.stdout + run.stderr
+
+
+def tensorflow():
+    """Version, headers and flags of the TensorFlow that this interpreter imports."""
+    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    if "pip-build-env-" in env.get("PYTHONPATH", ""):
+        # pip hides what is installed while it builds. The library is for just that TensorFlow.
+        del env["PYTHONPATH"]
+        env.pop("PYTHONNOUSERSITE", None)
+    # In a process of its own: importing TensorFlow here would slow down and disturb every command.
+    run = subprocess.run(
+        [sys.executable, "-c", _DESCRIBE], env=env, cwd=tempfile.gettempdir(), capture_output=True,
+        text=True, timeout=TENSORFLOW_TIMEOUT,
+    )  # fmt: skip
+    if run.returncode != 0:
+        reason = (run.stderr.strip().splitlines() or ["no output"])[-1]
+        raise NativeBuildError(
+            f"TensorFlow cannot be imported by {sys.executable} ({reason}). Install `tensorflow`, "
+            "`tensorflow-cpu` or `tensorflow[and-cuda]` there first, then this project."
+        )
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def cuda():
+    """What nvcc is to be called with and linked to, or `{"missing": why}`."""
+    if os.environ.get("TF_REDSYNC_CUDA") == "0":
+        return {"missing": "left out by TF_REDSYNC_CUDA=0"}
+    home = os.environ.get("CUDA_HOME")
+    path = f"{home}/bin" if home else f"{os.environ.get('PATH', '')}:{_CUDA_FOLDER}/bin"
+    nvcc = shutil.which("nvcc", path=path)
+    if nvcc is None:
+        return {"missing": f"there is no nvcc in {'CUDA_HOME/bin' if home else 'PATH'}"}
+    architectures = os.environ.get("REDSYNC_CUDA_ARCHITECTURES", "").split()
+    architectures = architectures or LISTS["CUDA_ARCHITECTURES"]
+    try:
+        version = run_compiler([nvcc, "--version"])
+        # nvcc may be a script in another place than the toolkit; it knows where its libraries are.
+        plan = run_compiler([nvcc, "--dryrun", "-c", "-x", "cu", "-o", os.devnull, os.devnull])
+    except NativeBuildError as error:
+        return {"missing": f"{nvcc} does not run", "error": str(error)}
+    number = re.search(r"release ([\d.]+)", version)
+    line = next((t for t in plan.splitlines() if "LIBRARIES=" in t), "")
+    folders = [f for f in shlex.split(line.partition("=")[2]) if f.startswith("-L")]
+    codes = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures]
+    codes.append("-gencode=arch=compute_{0},code=compute_{0}".format(architectures[-1]))
+    names = ", ".join(f"sm_{a}" for a in architectures)
+    return {
+        "command": [nvcc, *LISTS["CUDA_FLAGS"], *codes],
+        "compiler": version,
+        # Before TensorFlow, which exports the names of a CUDA run-time library of its own.
+        "link_flags": [*folders, "-lcudart_static", "-ldl", "-lrt", "-lpthread"],
+        "text": f"CUDA {number.group(1) if number else '?'}: {names} and PTX for newer ones",
+    }
+
+
+if __name__ == "__main__":
+    try:
+        print(json.dumps({"tensorflow": tensorflow, "cuda": cuda}[sys.argv[1]]()))
+    except NativeBuildError as problem:
+        sys.exit(str(problem))

@@ -1,0 +1,80 @@
+"""What is said where TensorFlow or tf_keras is missing."""
+
+import importlib.metadata
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from tf_redsync import requirements
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_without_tensorflow(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with pytest.raises(ModuleNotFoundError):
+        import tensorflow  # noqa: F401
+    with pytest.raises(ImportError, match="`tensorflow-cpu` or `tensorflow.and-cuda.`"):
+        requirements.check_tensorflow()
+    # What an uninstalled package leaves behind is a folder that can be imported.
+    monkeypatch.setitem(sys.modules, "tensorflow", types.ModuleType("tensorflow"))
+    with pytest.raises(ImportError, match="there is none"):
+        requirements.check_tensorflow()
+
+
+@pytest.mark.parametrize("version", ["2.15.1", "1.99.0", "2.9.0"])
+def test_old_tensorflow(monkeypatch, version):
+    monkeypatch.setattr(tf, "__version__", version)
+    with pytest.raises(ImportError, match=f"2.16 or later. Received: TensorFlow {version}"):
+        requirements.check_tensorflow()
+
+
+@pytest.mark.parametrize("version", ["2.16.0", "2.21.0-rc1", "3.0.0", "2.22.0-dev20260101"])
+def test_new_tensorflow(monkeypatch, version):
+    monkeypatch.setattr(tf, "__version__", version)
+    requirements.check_tensorflow()
+
+
+@pytest.mark.parametrize("installed", ["tensorflow", "tensorflow-cpu"])
+def test_tf_keras_does_not_bring_a_second_tensorflow(monkeypatch, installed):
+    def version(name):
+        if name != installed:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "2.18.1"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(tf, "__version__", "2.18.1")
+    said = str(requirements.no_tf_keras())
+    assert "pip install 'tf_keras==2.18.*'" in said
+    assert ("--no-deps" in said) == (installed != "tensorflow")
+
+
+PROGRAM = """
+import sys
+sys.modules["tf_keras"] = None
+import keras, tf_redsync as rs
+print(type(rs.DistributedOptimizer(keras.optimizers.SGD())).__name__)
+for name in ("tf_keras", "legacy"):
+    try:
+        __import__(f"tf_redsync.keras.{name}")
+    except ImportError as error:
+        print(error)
+try:
+    rs.addons.load()
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_keras_3_needs_no_tf_keras():
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=240
+    )
+    first, *errors = run.stdout.splitlines()
+    assert first == "Keras3Optimizer", run.stderr[-2000:]
+    assert len(errors) == 3
+    assert all("tf_keras is not installed" in e and "pip install" in e for e in errors)

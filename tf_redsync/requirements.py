@@ -1,0 +1,48 @@
+"""What pip does not install with this package, and what to say where it is missing.
+
+TensorFlow comes as `tensorflow`, `tensorflow-cpu` and others, which share their files: whichever of
+them this package asked for would land on top of another one that is there. tf_keras asks for
+`tensorflow`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+
+_OLDEST = (2, 16)
+
+
+def check_tensorflow() -> None:
+    """Raises `ImportError` without a TensorFlow that is recent enough."""
+    try:
+        version = getattr(importlib.import_module("tensorflow"), "__version__", "")
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow":
+            raise
+        version = ""
+    if not version:  # also where another package has left an empty folder of this name
+        raise ImportError(
+            "tf_redsync needs TensorFlow, and there is none. Install `tensorflow`, "
+            "`tensorflow-cpu` or `tensorflow[and-cuda]` with pip, and then tf_redsync again, whose "
+            "native library is compiled against it."
+        )
+    if tuple(map(int, version.split(".")[:2])) < _OLDEST:
+        raise ImportError(
+            f"tf_redsync needs TensorFlow 2.16 or later. Received: TensorFlow {version}. Update "
+            "it, and then install tf_redsync again, whose native library is compiled against it."
+        )
+
+
+def no_tf_keras() -> ImportError:
+    """The error that says what to install where `import tf_keras` fails."""
+    version: str = importlib.import_module("tensorflow").__version__
+    command = f"pip install 'tf_keras=={'.'.join(version.split('.')[:2])}.*'"
+    try:
+        importlib.metadata.version("tensorflow")
+    except importlib.metadata.PackageNotFoundError:
+        command += " --no-deps"  # or `tensorflow` would land on top of what is there
+    return ImportError(
+        "tf_keras is not installed. Optimizers of tf_keras and of TensorFlow Addons need it, in "
+        f"the version of TensorFlow: {command}"
+    )
