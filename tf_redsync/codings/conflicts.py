@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_redsync.ops.message_layout import unsigned
 from tf_redsync.ops.reference.bloom import probes
 
 
@@ -90,7 +91,7 @@ def _incidences(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """All distinct pairs of a positive's place and a bit that it sets, by bit, then by noise."""
     places = tf.argsort(noise[:count], stable=True)
-    positions = tf.cast(tf.bitcast(tf.gather(at, places), tf.uint32), tf.int64)
+    positions = unsigned(tf.gather(at, places))
     bits = tf.stack(list(probes(positions, seed, words, hashes)))  # [hashes, count]
     number = tf.size(places, tf.int64)
     pairs = tf.unique(tf.sort(tf.reshape(bits * number + tf.range(number), [-1])))[0]

@@ -32,14 +32,26 @@ def with_header(finite: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     return tf.concat([tf.cast(finite, tf.int32)[tf.newaxis], words], axis=0)
 
 
-def message(finite: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
-    """Return int32 `words` behind their flag, `[1 + n]`; all zero, as is the rule, if not finite.
+def message(finite: tf.Tensor, *parts: tf.Tensor) -> tf.Tensor:
+    """Return vectors behind their flag, int32 `[words]`; all zero, as is the rule, if not finite.
 
     Args:
         finite: Bool scalar.
-        words: int32 `[n]`.
+        parts: int32 or float32 vectors.
     """
-    return tf.where(finite, with_header(finite, words), 0)
+    words = [to_words(part) if part.dtype == tf.float32 else part for part in parts]
+    return tf.where(finite, with_header(finite, tf.concat(words, axis=0)), 0)
+
+
+def split(messages: tf.Tensor, floats: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Take messages of float32 numbers and then words apart: flags, numbers, words.
+
+    Args:
+        messages: int32 `[P, words]`, each as `message` makes it of one vector of either kind.
+        floats: How many numbers there are.
+    """
+    flags, numbers, words = tf.split(messages, [HEADER_WORDS, floats, -1], axis=1)
+    return flags, from_words(numbers), words
 
 
 def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -144,6 +156,7 @@ __all__ = [
     "payload_bytes",
     "sent_bytes",
     "sent_factor",
+    "split",
     "to_words",
     "totals_are_finite",
     "with_header",

@@ -44,7 +44,7 @@ from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce, Request
 from tf_redsync.methods.base import Context, Exchange, Method, State, register
 from tf_redsync.methods.common.cadence import Cadence
-from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, element_count
+from tf_redsync.methods.common.sparsifier import Sparsifier, deliver
 from tf_redsync.methods.dense import Dense
 from tf_redsync.methods.random_sparse import RandomBlock
 
@@ -106,7 +106,7 @@ class GMC(Sparsifier):
 
     @override
     def describe(self, spec: TensorSpec) -> str:
-        return f"{self.selection}, {element_count(self.density, spec.size)} elements"
+        return f"{self.selection}, {self.k(spec)} elements"
 
     @override
     def init(self, layout: BucketLayout) -> State:

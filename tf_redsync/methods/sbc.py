@@ -132,8 +132,7 @@ class SBC(Sparsifier):
         ]
         finite, means, positions, counts = _select(sums, layout)
         coded = Golomb().encode(positions, counts, room, tf.constant(0))
-        message = tf.concat([wire.to_words(tf.stack(means)), coded.words], axis=0)
-        messages = yield AllGather(wire.message(finite, message))
+        messages = yield AllGather(wire.message(finite, tf.stack(means), coded.words))
         totals = _add_up(messages, layout, room, sums)
         residuals = [
             tf.tensor_scatter_nd_sub(tf.reshape(a, [-1]), at[:n, tf.newaxis], tf.fill([n], mean))
@@ -179,10 +178,8 @@ def _add_up(
     messages: tf.Tensor, layout: MessageLayout, room: Room, like: list[tf.Tensor]
 ) -> list[tf.Tensor]:
     """Sums of the messages of all workers, of the shapes of `like`."""
-    n = len(like)
-    lengths = [wire.HEADER_WORDS, n, Golomb().words(room)]
-    flags, means, words = tf.split(messages, lengths, axis=1)
+    flags, means, words = wire.split(messages, len(like))
     positions = Golomb().decode(words, room, tf.constant(0))
-    values = tf.split(wire.from_words(means), n, axis=1)
+    values = tf.split(means, len(like), axis=1)
     parts = Parts(flags, positions.counts, positions.indices, values)
     return ops.decode(layout.join(parts), layout, like)

@@ -133,13 +133,13 @@ class _Stream:
         """The sum of messages as a dense one."""
         sums = flat(self.totals(rows))
         finite = tf.reduce_all(tf.equal(rows[:, 0], 1)) & tf.reduce_all(tf.math.is_finite(sums))
-        message = wire.message(finite, wire.to_words(sums))
+        message = wire.message(finite, sums)
         return dataclasses.replace(self, layout=None, message=message)
 
     def totals(self, rows: tf.Tensor) -> list[tf.Tensor]:
         """Return the sums of messages, int32 `[P, words]`, as dense tensors."""
         specs = self.bucket.specs
         if self.layout is None:
-            dense = wire.from_words(rows[:, wire.HEADER_WORDS :])
+            _, dense, _ = wire.split(rows, sum(s.size for s in specs))
             return split(tf.add_n(tf.unstack(dense, num=rows.shape[0])), specs)
         return ops.decode(rows, self.layout, [tf.zeros(s.shape) for s in specs])

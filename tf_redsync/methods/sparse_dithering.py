@@ -123,9 +123,10 @@ class SparseDithering(Quantizer):
         found = [self._levels(tf.reshape(p, [-1])) for p in sums]
         factors, levels = tf.stack([f for f, _ in found]), tf.concat([k for _, k in found], axis=0)
         finite = tf.reduce_all(tf.math.is_finite(factors))
-        code = rice_encode(tf.cast(levels, tf.int32), **self._code(sizes))
-        words = tf.concat([wire.to_words(factors), code], axis=0)
-        messages = yield AllGather(wire.message(finite, words))
+        code = rice_encode(
+            tf.cast(levels, tf.int32), rice=self.rice, bitmap_words=self._bitmap_words(sizes)
+        )
+        messages = yield AllGather(wire.message(finite, factors, code))
 
         def values(messages: tf.Tensor) -> tf.Tensor:
             return self._read(messages, sizes)
@@ -147,9 +148,9 @@ class SparseDithering(Quantizer):
         zeros = [math.ceil(SLACK * n / (2**self.rice * self.alpha**0.5)) for n in sizes]
         return sum(sizes) + sum(zeros)
 
-    def _code(self, sizes: list[int]) -> dict[str, int]:
-        """The form of a bucket's Rice code."""
-        return {"rice": self.rice, "bitmap_words": -(-self._places(sizes) // 32)}
+    def _bitmap_words(self, sizes: list[int]) -> int:
+        """Words of the bitmap of a bucket's Rice code."""
+        return -(-self._places(sizes) // 32)
 
     def _levels(self, vector: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The factor, NaN if not all is finite, and the levels with their signs."""
@@ -166,7 +167,8 @@ class SparseDithering(Quantizer):
 
     def _read(self, messages: tf.Tensor, sizes: list[int]) -> tf.Tensor:
         """What messages `[rows, words]` stand for, all tensors as one vector: `[rows, size]`."""
-        head = wire.HEADER_WORDS + len(sizes)
-        factors = spread(wire.from_words(messages[:, wire.HEADER_WORDS : head]), sizes)
-        levels = rice_decode(messages[:, head:], count=sum(sizes), **self._code(sizes))
-        return factors * tf.cast(levels, tf.float32)
+        _, factors, code = wire.split(messages, len(sizes))
+        levels = rice_decode(
+            code, rice=self.rice, bitmap_words=self._bitmap_words(sizes), count=sum(sizes)
+        )
+        return spread(factors, sizes) * tf.cast(levels, tf.float32)

@@ -160,7 +160,7 @@ class SphericalCompression(Quantizer):
         level = tf.searchsorted(tf.constant(BOUNDS), shares, side="right")
         finite = tf.reduce_all(tf.math.is_finite(rows)) & tf.reduce_all(tf.math.is_finite(factors))
         codes = bits.packed(index | tf.bitwise.left_shift(level, self.index_bits), self._code_bits)
-        message = wire.message(finite, tf.concat([wire.to_words(largest), codes], axis=0))
+        message = wire.message(finite, largest, codes)
         messages = yield AllGather(message)
 
         def values(messages: tf.Tensor) -> tf.Tensor:
@@ -208,11 +208,10 @@ class SphericalCompression(Quantizer):
 
     def _read(self, messages: tf.Tensor, codebook: tf.Tensor, counts: list[int]) -> tf.Tensor:
         """What messages `[rows, words]` stand for, all blocks as one vector: `[rows, elements]`."""
-        head = wire.HEADER_WORDS + len(counts)
-        largest = spread(wire.from_words(messages[:, wire.HEADER_WORDS : head]), counts)
-        codes = bits.unpacked(messages[:, head:], self._code_bits, sum(counts))
+        _, largest, words = wire.split(messages, len(counts))
+        codes = bits.unpacked(words, self._code_bits, sum(counts))
         level = tf.bitwise.right_shift(codes, self.index_bits)
-        factors = largest * tf.gather(tf.constant(FACTORS), level)
+        factors = spread(largest, counts) * tf.gather(tf.constant(FACTORS), level)
         vectors = tf.gather(codebook, codes % 2**self.index_bits)
         length = sum(counts) * self.block_size
         return tf.reshape(factors[:, :, tf.newaxis] * vectors, [tf.shape(codes)[0], length])

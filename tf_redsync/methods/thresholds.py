@@ -39,7 +39,7 @@ from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods.base import Context, Exchange, State, register
-from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, delivered, element_count
+from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, delivered
 from tf_redsync.ops import MessageLayout, Selection
 from tf_redsync.ops.message_layout import Parts
 
@@ -60,7 +60,7 @@ class _Threshold(Sparsifier):
 
     @override
     def describe(self, spec: TensorSpec) -> str:
-        return f">= {self.threshold:g}, at most {element_count(self.density, spec.size)} elements"
+        return f">= {self.threshold:g}, at most {self.k(spec)} elements"
 
     def select(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Selection:
         """Return the elements that reach the threshold."""

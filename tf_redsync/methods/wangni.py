@@ -96,7 +96,7 @@ class Wangni(Sparsifier):
 
     @override
     def describe(self, spec: TensorSpec) -> str:
-        return f"{element_count(self.density, spec.size)} random elements"
+        return f"{self.k(spec)} random elements"
 
     @override
     def init(self, layout: BucketLayout) -> State:

@@ -28,6 +28,11 @@ COUNT_WORDS = 1
 MEAN_WORDS = 1
 
 
+def unsigned(indices: tf.Tensor) -> tf.Tensor:
+    """Return positions as numbers, int64, that travel as 32 bits without a sign in int32."""
+    return tf.cast(tf.bitcast(indices, tf.uint32), tf.int64)
+
+
 class Parts(NamedTuple):
     """Messages about N tensors, taken apart.
 

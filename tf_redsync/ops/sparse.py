@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_redsync.ops import native
 from tf_redsync.ops.backends import runs_natively
-from tf_redsync.ops.message_layout import MessageLayout
+from tf_redsync.ops.message_layout import MessageLayout, unsigned
 
 SHORTER_BY = 16  # Touching single elements costs about as much as streaming over a cache line.
 
@@ -99,7 +99,7 @@ def descend(variable: tf.Variable, total: SparseTotal, learning_rate: tf.Tensor)
 
 def _unravel(positions: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
     """Positions in the flattened tensor as int64 `[entries, rank]`; bad ones stay out of range."""
-    positions, columns = tf.cast(tf.bitcast(positions, tf.uint32), tf.int64), []
+    positions, columns = unsigned(positions), []
     for axis in range(shape.rank):
         stride = math.prod(shape[axis + 1 :])
         columns.append(positions // stride)

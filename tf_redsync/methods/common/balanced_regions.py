@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync.exchange import wire
+from tf_redsync.ops.message_layout import unsigned
 
 PIECES = 64
 
@@ -127,5 +128,5 @@ def with_starts(rows: tf.Tensor, starts: tf.Tensor) -> tf.Tensor:
 def without_starts(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Undo `with_starts`."""
     flags, starts, words = tf.split(rows, [wire.HEADER_WORDS, 1, -1], axis=1)
-    starts = tf.cast(tf.bitcast(starts[:, 0], tf.uint32), tf.int64)
+    starts = unsigned(starts[:, 0])
     return tf.concat([flags, words], axis=1), starts

@@ -184,8 +184,8 @@ def deliver_ternary(
     Returns:
         For every tensor the sum over workers.
     """
-    messages = yield AllGather(wire.message(wire.all_finite(tensors), wire.to_words(scalers)))
-    shared = tf.reduce_max(wire.from_words(messages[:, 1:]), axis=0)
+    messages = yield AllGather(wire.message(wire.all_finite(tensors), scalers))
+    shared = tf.reduce_max(wire.split(messages, len(tensors))[1], axis=0)
     clipped = [
         tf.clip_by_value(t, -c, c) for t, c in zip(tensors, tf.unstack(scalers), strict=True)
     ]

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tf_redsync.exchange import wire
 from tf_redsync.ops.merging import sparse_merge
-from tf_redsync.ops.message_layout import MessageLayout
+from tf_redsync.ops.message_layout import MessageLayout, unsigned
 
 
 class Rounds(NamedTuple):
@@ -59,7 +59,7 @@ def positions(indices: tf.Tensor, count: tf.Tensor, size: int) -> tf.Tensor:
         count: int32 scalar, how many slots are used. The others' positions are `size`.
         size: Elements of the tensor.
     """
-    used = tf.cast(tf.bitcast(indices, tf.uint32), tf.int64)
+    used = unsigned(indices)
     return tf.where(tf.range(indices.shape[0]) < count, used, tf.constant(size, tf.int64))
 
 

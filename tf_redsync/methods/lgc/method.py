@@ -173,7 +173,7 @@ class LGC(Sparsifier):
 
     @override
     def describe(self, spec: TensorSpec) -> str:
-        return f"code of {element_count(self.density, spec.size)} of {spec.size} elements"
+        return f"code of {self.k(spec)} of {spec.size} elements"
 
     @override
     def init(self, layout: BucketLayout) -> State:

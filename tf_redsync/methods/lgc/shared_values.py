@@ -13,6 +13,7 @@ from tf_redsync.codings.base import Room
 from tf_redsync.methods.lgc.autoencoder import Autoencoder
 from tf_redsync.ops import MessageLayout
 from tf_redsync.ops.codecs import Positions
+from tf_redsync.ops.message_layout import unsigned
 
 
 class Places(NamedTuple):
@@ -66,8 +67,7 @@ class Shape:
         at, used, start = [], [], 0
         for i, (size, indices) in enumerate(zip(self.sizes, positions.indices, strict=True)):
             own = tf.range(indices.shape[1]) < positions.counts[:, i : i + 1]
-            unsigned = tf.cast(tf.bitcast(indices, tf.uint32), tf.int64)
-            at.append(start + tf.where(own, unsigned, size - 1))
+            at.append(start + tf.where(own, unsigned(indices), size - 1))
             used.append(own)
             start += size
         return Places(tf.concat(at, axis=1), tf.concat(used, axis=1))
