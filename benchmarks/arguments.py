@@ -9,7 +9,7 @@ from typing import Any
 
 
 def add_step_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds what `benchmarks/training.py` trains with; `--steps` and `--warmup` are the caller's."""
+    """Adds what `step/training.py` trains with; `--steps` and `--warmup` are the caller's."""
     add = parser.add_argument
     add("--batch", type=int, help="examples per worker (default: the model's)")
     add("--density", type=float, default=0.001, help="of methods that have one")

@@ -1,18 +1,19 @@
-"""How the methods are set where all of them train the same small task.
+"""How the methods are set in the benchmarks: at their defaults, except for what stands here.
 
-Whatever `rs.methods.table()` lists is run with its defaults, except for what stands here.
+There are two uses. `make` is for small tasks, on which all methods train for some hundred steps;
+`for_steps` for measuring the steps of a large model, which need not converge.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tf_redsync as rs
-from tf_redsync.methods.base import registered
+if TYPE_CHECKING:
+    import tf_redsync as rs
 
-# For all methods that have the hyper-parameter. The task's tensors are small: at defaults meant for
-# large ones (0.1 %, dense below 128 KiB) hardly anything would be compressed.
+# On small tasks, for all methods that have the hyper-parameter. At defaults meant for large tensors
+# (0.1 %, dense below 128 KiB) hardly anything would be compressed.
 DENSITY = 0.01
 DENSE_BELOW = 4096
 
@@ -23,25 +24,47 @@ class Setting:
 
     Attributes:
         reason: Why.
-        votes: Whether it takes the learning rate for votes.
-        threshold: Whether it takes the threshold for gradients.
-        options: Other hyper-parameters.
+        task: Hyper-parameters on small tasks.
+        steps: Hyper-parameters where steps are measured.
+        votes: Whether it takes the learning rate for votes, on small tasks.
+        threshold: Whether it takes the threshold for gradients, on small tasks.
+        amsgrad: Whether the inner optimizer is `rs.AMSGrad`, where steps are measured.
+        learning_rate: Of the inner optimizer where steps are measured; `None` for that of all.
     """
 
-    reason: str
+    reason: str = "defaults"
+    task: dict[str, Any] = dataclasses.field(default_factory=dict)
+    steps: dict[str, Any] = dataclasses.field(default_factory=dict)
     votes: bool = False
     threshold: bool = False
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    amsgrad: bool = False
+    learning_rate: float | None = None
+
+    @property
+    def on_task(self) -> bool:
+        """Whether it differs from the defaults on small tasks."""
+        return bool(self.task or self.votes or self.threshold)
 
 
-_VOTES = "totals are -1, 0 or 1: a weight moves by the learning rate, however small its gradient"
-_TRIAL = "the threshold is one for gradients, so every task needs its own"
+_VOTES = Setting(
+    "totals are -1, 0 or 1: a weight moves by the learning rate, however small its gradient, so at "
+    "the rate of the others the loss of a large model would overflow",
+    votes=True,
+    learning_rate=1e-5,
+)
+_THRESHOLD = Setting("the threshold is for gradients: each task needs its own", threshold=True)
 EXCEPTIONS = {
-    "CDSGD": Setting("the default warm-up is longer than the task", options={"warm_up": None}),
-    "FixedThreshold": Setting(_TRIAL, threshold=True),
+    "CDSGD": Setting(
+        "the default warm-up is longer than the task; steps are measured as they are after it",
+        task={"warm_up": None},
+        steps={"warm_up": None},
+    ),
+    "CompAMS": Setting("it is made for AMSGrad", amsgrad=True, learning_rate=1e-4),
+    "FixedThreshold": _THRESHOLD,
     "LGC": Setting(
-        "stages 1 and 2 are longer than the task, and the autoencoder larger than its network",
-        options={
+        "stages 1 and 2 are longer than the task, and the autoencoder larger than its network; "
+        "steps are measured as they are after both stages, the second of a single step",
+        task={
             "dense_steps": 4,
             "training_steps": 12,
             "dense_ends": False,
@@ -49,18 +72,28 @@ EXCEPTIONS = {
             "decoder_channels": (16, 16),
             "code_channels": 1,
         },
+        steps={"dense_steps": 0, "training_steps": 1},
     ),
-    "SignSGD": Setting(_VOTES, votes=True),
-    "Signum": Setting(_VOTES, votes=True),
-    "Strom": Setting(_TRIAL, threshold=True),
+    "PacTrain": Setting(
+        "steps are measured as they are once it is compact", steps={"stable_steps": 0}
+    ),
+    "SignSGD": _VOTES,
+    "Signum": _VOTES,
+    "Strom": _THRESHOLD,
 }
-_PLAIN = Setting("defaults")
 
 
 def names() -> list[str]:
     """All public methods, `Dense` first."""
+    import tf_redsync as rs
+
     listed = [entry.name for entry in rs.methods.table().entries]
     return sorted(listed, key=lambda name: (name != "Dense", name))
+
+
+def setting_of(name: str) -> Setting:
+    """Returns what a method needs, defaults for those that need nothing."""
+    return EXCEPTIONS.get(name, Setting())
 
 
 def make(
@@ -74,19 +107,31 @@ def make(
         density: For methods that have it.
         dense_below: For methods that have it, bytes.
     """
-    cls, setting = registered()[name], EXCEPTIONS.get(name, _PLAIN)
-    fields = {f.name for f in dataclasses.fields(cls)}
-    given = {"density": density, "dense_below": dense_below}
-    options: dict[str, Any] = {k: v for k, v in given.items() if k in fields}
+    import tf_redsync as rs
+
+    cls, setting = _class_of(name), setting_of(name)
+    options = _known(cls, density=density, dense_below=dense_below)
     if issubclass(cls, rs.Coded):  # the sparsifier inside has them
         options["method"] = rs.TopK(density=density, dense_below=dense_below)
     if setting.threshold:
         options["threshold"] = threshold
-    return cls(**{**options, **setting.options})
+    return cls(**{**options, **setting.task})
+
+
+def for_steps(name: str, density: float, **options: Any) -> rs.Method:
+    """Returns the method as it is set where steps are measured.
+
+    Args:
+        name: One of `names()`.
+        density: For methods that have it.
+        **options: Other hyper-parameters.
+    """
+    cls = _class_of(name)
+    return cls(**{**_known(cls, density=density), **setting_of(name).steps, **options})
 
 
 def learning_rate(method: rs.Method, dense: float, votes: float) -> float:
-    """Returns the learning rate for a method.
+    """Returns the learning rate for a method on a small task.
 
     Momentum in the exchange makes every step 1 / (1 - momentum) times as long, so that is taken
     back, but for votes.
@@ -96,6 +141,18 @@ def learning_rate(method: rs.Method, dense: float, votes: float) -> float:
         dense: The rate for `Dense`.
         votes: The rate for methods whose totals are votes.
     """
-    if EXCEPTIONS.get(type(method).__name__, _PLAIN).votes:
+    if setting_of(type(method).__name__).votes:
         return votes
     return dense * (1.0 - method.momentum_in_exchange)
+
+
+def _class_of(name: str) -> Any:
+    from tf_redsync.methods.base import registered
+
+    return registered()[name]
+
+
+def _known(cls: type, **options: Any) -> dict[str, Any]:
+    """Those of the hyper-parameters that a class has."""
+    fields = {field.name for field in dataclasses.fields(cls)}
+    return {name: value for name, value in options.items() if name in fields}

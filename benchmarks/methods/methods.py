@@ -57,12 +57,12 @@ def measure(name: str, task: Any, args: argparse.Namespace) -> dict[str, Any]:
     rate = method_settings.learning_rate(method, args.learning_rate, args.vote_rate)
     row = digits_training.train(task, method, rate, args.steps)
     row |= method_time.measure(method, (args.side, args.side), args.workers, args.seconds)
-    reason = method_settings.EXCEPTIONS.get(name)
+    setting = method_settings.setting_of(name)
     return {
         **row,
         "learning_rate": rate,
         "config": method.get_config(),
-        "reason": reason.reason if reason else None,
+        "reason": setting.reason if setting.on_task else None,
     }
 
 

@@ -8,8 +8,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from benchmarks import netlab, scale_methods
+from benchmarks import netlab
 from benchmarks.models import WORKLOADS
+from benchmarks.scale import scale_methods
 from benchmarks.scale.traffic import buckets_of
 from benchmarks.workers import MeasurementError, measure, threads
 from tf_redsync import launch

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.scale import prediction
+from benchmarks.scale.scale_methods import DENSE, NAMES, NONE
 from benchmarks.scale.traffic import bytes_per_second
-from benchmarks.scale_methods import DENSE, NAMES, NONE
 
 # Okabe and Ito's colours, which colour-blind readers tell apart.
 COLOURS = dict(

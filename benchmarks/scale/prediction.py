@@ -29,8 +29,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.scale.scale_methods import NONE
 from benchmarks.scale.traffic import Bucket, Payload, hops
-from benchmarks.scale_methods import NONE
 
 FORWARD = 1 / 3  # of forward and backward pass: one product against two for each layer
 

@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import netlab, scale_methods
+from benchmarks import netlab
+from benchmarks.scale import scale_methods
 from benchmarks.scale.measure import FAST, NETWORK
-from benchmarks.training import make_barrier
+from benchmarks.step.training import make_barrier
 
 LEARNING_RATE = 1e-4  # all methods train the same weights, which should stay finite
 CHAIN = 16  # collectives that wait for each other: what calling a graph takes falls away

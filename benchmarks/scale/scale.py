@@ -26,11 +26,12 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from benchmarks import netlab, scale_methods
+from benchmarks import netlab
 from benchmarks.models import WORKLOADS
 from benchmarks.scale import (
     measure,
     prediction,
+    scale_methods,
 )
 from benchmarks.scale.traffic import bits_per_second, bytes_per_second
 

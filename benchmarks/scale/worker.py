@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import scale_methods
 from benchmarks.models import WORKLOADS, batches
+from benchmarks.scale import scale_methods
 from benchmarks.scale.measure import FAST
 from benchmarks.scale.probe import LEARNING_RATE, Cluster, calibration
-from benchmarks.training import DATA_BATCHES, make_step, write
+from benchmarks.step.training import DATA_BATCHES, make_step, write
 
 MOST_STEPS, FEWEST_STEPS = 20, 3
 

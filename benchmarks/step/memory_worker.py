@@ -7,7 +7,7 @@ import gc
 from pathlib import Path
 from typing import Any
 
-from benchmarks import step_methods, training
+from benchmarks.step import step_methods, training
 
 
 def process_bytes(name: str) -> int:

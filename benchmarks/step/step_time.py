@@ -29,9 +29,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from benchmarks import arguments, netlab, step_methods, workers
+from benchmarks import arguments, netlab, workers
 from benchmarks.models import WORKLOADS
-from benchmarks.step import step_report
+from benchmarks.step import step_methods, step_report
 
 
 class Progress:

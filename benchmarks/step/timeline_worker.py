@@ -7,8 +7,7 @@ import dataclasses
 import tempfile
 from typing import Any
 
-from benchmarks import step_methods, training
-from benchmarks.step import anatomy, trace_events
+from benchmarks.step import anatomy, step_methods, trace_events, training
 
 STEP = "train"
 _TYPES = {

@@ -11,7 +11,8 @@ import os
 import time
 from typing import Any
 
-from benchmarks import netlab, step_methods, training
+from benchmarks import netlab
+from benchmarks.step import step_methods, training
 
 
 def measured(args: argparse.Namespace) -> dict[str, Any]:

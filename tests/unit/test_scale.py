@@ -8,8 +8,8 @@ import subprocess
 import pytest
 
 import tf_redsync as rs
-from benchmarks import netlab, scale_methods
-from benchmarks.scale import measure, plot, prediction, scale
+from benchmarks import netlab
+from benchmarks.scale import measure, plot, prediction, scale, scale_methods
 from benchmarks.scale.prediction import Bucket, Cluster, Costs, Model, Payload, Software
 from benchmarks.scale.traffic import (
     PAYLOAD,

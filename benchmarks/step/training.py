@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import step_methods
 from benchmarks.models import DATA_BATCHES, WORKLOADS, Workload, batches
+from benchmarks.step import step_methods
 
 
 @dataclasses.dataclass(frozen=True)

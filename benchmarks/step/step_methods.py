@@ -1,14 +1,14 @@
-"""How the methods are set where the steps of a real training are measured.
+"""Methods by name, and their optimizers, where the steps of a real training are measured.
 
 All are at their defaults, of the density that the command line gives where they have one, with
-`keras.optimizers.SGD(LEARNING_RATE)` inside, except for what stands here.
+`keras.optimizers.SGD(LEARNING_RATE)` inside, except for what `benchmarks/method_settings.py` lists.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
+from benchmarks import method_settings
 from benchmarks.models import LEARNING_RATE
 
 MOMENTUM = 0.9
@@ -25,41 +25,6 @@ SPECIAL = {
 }
 # What these classes would be is above. `dense` in lower case is TensorFlow's.
 ALIASES = {"Dense": "rs_dense", "NoExchange": "none", "RedSync": "redsync"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """What one method needs.
-
-    Attributes:
-        reason: Why.
-        options: Hyper-parameters.
-        amsgrad: Whether the inner optimizer is `rs.AMSGrad`.
-        learning_rate: Of the inner optimizer.
-    """
-
-    reason: str
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    amsgrad: bool = False
-    learning_rate: float = LEARNING_RATE
-
-
-_VOTES = Setting(
-    "totals are -1, 0 or 1: at the rate of the others, weights and loss would overflow",
-    learning_rate=1e-5,
-)
-EXCEPTIONS = {
-    "CDSGD": Setting("steps are measured as they are after the warm-up", {"warm_up": None}),
-    "CompAMS": Setting("it is made for AMSGrad", amsgrad=True, learning_rate=1e-4),
-    "PacTrain": Setting("steps are measured as they are once it is compact", {"stable_steps": 0}),
-    "LGC": Setting(
-        "steps are measured as they are after both first stages, the second of a single step",
-        {"dense_steps": 0, "training_steps": 1},
-    ),
-    "SignSGD": _VOTES,
-    "Signum": _VOTES,
-}
-_PLAIN = Setting("defaults")
 
 
 def names() -> list[str]:
@@ -108,7 +73,6 @@ def method_for(name: str, density: float) -> Any:
         density: For methods that have it.
     """
     import tf_redsync as rs
-    from tf_redsync.methods.base import registered
 
     if name == "none":
         return rs.NoExchange()
@@ -120,10 +84,7 @@ def method_for(name: str, density: float) -> Any:
         return rs.RedSync(density=density, momentum=MOMENTUM if name == "redsync" else 0.0)
     if name == "auto":
         return rs.Auto(density=density)
-    cls = registered()[name]
-    has_density = any(field.name == "density" for field in dataclasses.fields(cls))
-    options = EXCEPTIONS.get(name, _PLAIN).options
-    return cls(**({"density": density} if has_density else {}), **options)
+    return method_settings.for_steps(name, density)
 
 
 def _barrier() -> Any:
@@ -158,14 +119,14 @@ def optimizer_for(name: str, density: float, bucket_bytes: int | None = None) ->
     """Returns the optimizer to measure; inside the strategy's scope."""
     import keras
 
-    setting = EXCEPTIONS.get(name, _PLAIN)
+    setting = method_settings.setting_of(name)
     if name == "dense":
-        return keras.optimizers.SGD(setting.learning_rate)
+        return keras.optimizers.SGD(LEARNING_RATE)
     import tf_redsync as rs
 
     make = rs.AMSGrad if setting.amsgrad else keras.optimizers.SGD
     options = {} if bucket_bytes is None else {"bucket_bytes": bucket_bytes}
-    inner = make(setting.learning_rate)
+    inner = make(setting.learning_rate or LEARNING_RATE)
     return rs.DistributedOptimizer(inner, method_for(name, density), **options)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
+
+from benchmarks import method_settings
 
 if TYPE_CHECKING:
     import tf_redsync as rs
@@ -31,12 +32,8 @@ def make(name: str, density: float) -> rs.Method:
         name: One of `NAMES`.
         density: For methods that have one.
     """
-    from tf_redsync.methods.base import registered
-
-    cls = registered()[name.split()[0]]
-    has_density = any(field.name == "density" for field in dataclasses.fields(cls))
-    options = {"density": density} if has_density else {}
-    return cls(**options, **({"quantized": True} if name.endswith(" quantized") else {}))
+    options = {"quantized": True} if name.endswith(" quantized") else {}
+    return method_settings.for_steps(name.split()[0], density, **options)
 
 
 def parse(text: str | None) -> list[str]:
