@@ -55,7 +55,7 @@ def test_message_is_near_the_entropy(laplace, density, value_bits):
 
 @pytest.mark.parametrize(("density", "captured"), [(0.001, 0.984), (0.01, 0.968)])
 def test_one_bit_carries_the_energy_of_the_top_k(laplace, density, captured):
-    """As the module's docstring says; more bits carry more."""
+    """As the class's docstring says; more bits carry more."""
     shares = []
     for value_bits in (1, 2, 4, 16):
         method = rs.CodedTopK(density=density, value_bits=value_bits)

@@ -1,6 +1,7 @@
 """docs/methods/ says what the docstrings say."""
 
 import dataclasses
+import re
 
 import tf_redsync as rs
 from tools import method_pages
@@ -36,3 +37,17 @@ def test_headings_arguments_and_formulas():
     assert "\n### Differences from the paper\n" in page
     assert "\n    v <- v + g\n" in page  # indented: a code block
     assert "| `density` | `0.01` | Fraction of the elements that is sent, in (0, 1]. |" in page
+
+
+def test_docstrings_stand_alone():
+    """`help(rs.TopK)` has the paper and the formulas, and refers to no docstring of a module."""
+    for kind, classes in method_pages.subjects().items():
+        for name, cls in classes:
+            docstring = method_pages.Docstring.of(cls)
+            assert "module's docstring" not in docstring.text, name
+            paper = getattr(cls, "paper", "-")
+            if re.search(r"\d{4}", paper):
+                assert re.split(r"[, ]", paper)[0] in docstring.text, f"{name}: no {paper}"
+            if kind == "Methods" and cls is not rs.NoExchange:
+                formulas = r"`.+ <- .+`|^    \S.* (<-|=|:|to all workers) "
+                assert re.search(formulas, docstring.text, flags=re.M), f"{name}: no formula"

@@ -1,4 +1,4 @@
-"""A bit for every element: the shortest code from a density of some 20 % on, and a plain one."""
+"""One bit for every element of a bucket, set where it is sent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tf_redsync.ops.codecs import Positions
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bitmap(IndexCoding):
-    """One bit for every element of a bucket, set where it is sent."""
+    """A bit for every element: the shortest code from a density of some 20 % on."""
 
     @override
     def words(self, room: Room) -> Any:

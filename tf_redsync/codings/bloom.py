@@ -1,33 +1,4 @@
-"""Bloom filters of positions, and what to send for the positions that they add.
-
-Burton H. Bloom (1970), "Space/time trade-offs in hash coding with allowable errors", CACM 13; for
-gradients, with the policies below: Xu et al. (2021), "DeepReduce", NeurIPS.
-
-Of r positions among n, a filter with a rate e of false positives has r log2(1 / e) / ln 2 bits and
-log2(1 / e) hashes. Sender and receivers query it for every element: P, all that it holds, has r
-elements and about e (n - r) false ones. The policy says which of them get values:
-
-    p0         all of P, true values, also of the false ones: |P| values
-    p1         r random elements of P, others in every step
-    p2         r elements of P, by conflicts: for each bit of the filter the elements of P that set
-               it; from the smallest of these sets on, one of each that is not taken yet
-    leftmost   the first r elements of P from a random place on, another one in every step
-
-All values are the true ones of these elements, so the total has no wrong ones; what was selected
-and gets no value waits in the residual. Only where one mean stands for all values of a tensor do
-false positives get it too, and the residual has to make up for that.
-
-A position costs 1.44 log2(1 / e) bits, which for small e is more than a Golomb code takes, and p0
-pays for its false positives with values.
-
-Differences from the paper
-
-* P1 draws others in every step, where a fixed seed would repeat itself. Hashes change as well.
-* Leftmost begins at another place in every step, and goes on at the beginning. From the beginning
-  on, a tensor's last elements would never be sent: there are always false positives before them.
-* Messages have room for the false positives that are to be expected and six standard deviations
-  more; what is beyond that waits.
-"""
+"""Bloom filters of positions, and what to send for the positions that they add."""
 
 from __future__ import annotations
 
@@ -52,9 +23,40 @@ POLICIES = ("p0", "p1", "p2", "leftmost")
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bloom(IndexCoding):
-    """A Bloom filter for each tensor: `[filters]`; see the module's docstring.
+    """Bloom filters of positions, and what to send for the positions that they add.
+
+    A Bloom filter for each tensor: `[filters]`.
 
     Policies other than p0 send `[counts]` before them.
+
+    Burton H. Bloom (1970), "Space/time trade-offs in hash coding with allowable errors", CACM 13;
+    for gradients, with the policies below: Xu et al. (2021), "DeepReduce", NeurIPS.
+
+    Of r positions among n, a filter with a rate e of false positives has r log2(1 / e) / ln 2 bits
+    and log2(1 / e) hashes. Sender and receivers query it for every element: P, all that it holds,
+    has r elements and about e (n - r) false ones. The policy says which of them get values:
+
+        p0         all of P, true values, also of the false ones: |P| values
+        p1         r random elements of P, others in every step
+        p2         r elements of P, by conflicts: for each bit of the filter the elements of P that
+                   set it; from the smallest of these sets on, one of each that is not taken yet
+        leftmost   the first r elements of P from a random place on, another one in every step
+
+    All values are the true ones of these elements, so the total has no wrong ones; what was
+    selected and gets no value waits in the residual. Only where one mean stands for all values of a
+    tensor do false positives get it too, and the residual has to make up for that.
+
+    A position costs 1.44 log2(1 / e) bits, which for small e is more than a Golomb code takes, and
+    p0 pays for its false positives with values.
+
+    Differences from the paper
+
+    * P1 draws others in every step, where a fixed seed would repeat itself. Hashes change as well.
+    * Leftmost begins at another place in every step, and goes on at the beginning. From the
+      beginning on, a tensor's last elements would never be sent: there are always false positives
+      before them.
+    * Messages have room for the false positives that are to be expected and six standard deviations
+      more; what is beyond that waits.
 
     Args:
         policy: `"p0"`, `"p1"`, `"p2"` or `"leftmost"`.

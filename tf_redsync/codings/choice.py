@@ -1,12 +1,4 @@
-"""The cheapest lossless coding of positions for the density at hand, and why.
-
-Lengths are static, so they can be compared before anything is sent. What random positions need at
-least is log2 of the number of ways to choose k of n elements.
-
-Lengths are compared and nothing else: at low densities Golomb codes win, or those of Elias and Fano
-by a word, from a third on a bitmap does, and in a bucket of a few positions whatever has the
-shortest head.
-"""
+"""The cheapest lossless coding of positions for the density at hand, and why."""
 
 from __future__ import annotations
 
@@ -113,7 +105,16 @@ def compare(sizes: Sequence[int], slots: Sequence[int]) -> Comparison:
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cheapest(IndexCoding):
-    """For every bucket the shortest of the lossless codings; `compare` shows them all.
+    """The cheapest lossless coding of positions for the density at hand, and why.
+
+    For every bucket the shortest of the lossless codings; `compare` shows them all.
+
+    Lengths are static, so they can be compared before anything is sent. What random positions need
+    at least is log2 of the number of ways to choose k of n elements.
+
+    Lengths are compared and nothing else: at low densities Golomb codes win, or those of Elias and
+    Fano by a word, from a third on a bitmap does, and in a bucket of a few positions whatever has
+    the shortest head.
 
     Example:
         >>> Cheapest().of(Room((1_000_000,), (10_000,)))

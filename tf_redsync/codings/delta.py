@@ -1,14 +1,4 @@
-"""Differences of positions, packed in groups of 32 with as many bits as the largest one needs.
-
-The usual way to store ascending integers where decoding must be fast: Daniel Lemire, Leonid Boytsov
-(2015), "Decoding billions of integers per second through vectorization", Software: Practice and
-Experience 45, arXiv 1209.2137; among the codings of sparse gradients: Xu et al. (2021),
-"DeepReduce", NeurIPS.
-
-A group of 32 differences of w bits takes w words, and 5 bits for w. There is room for the widest
-groups that n allows: one group's largest difference has w bits only if it leaps over 2^(w - 1)
-elements, so all groups share n out, evenly at worst.
-"""
+"""Differences of positions, packed in groups of 32 with as many bits as the largest one needs."""
 
 from __future__ import annotations
 
@@ -32,7 +22,19 @@ WIDTH = 5  # bits of the number of bits of a difference below 2^31
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeltaPacking(IndexCoding):
-    """Packed differences of one stream for a bucket: `[count] [widths] [groups]`."""
+    """Differences of positions, packed in groups of 32 with as many bits as the largest one needs.
+
+    Packed differences of one stream for a bucket: `[count] [widths] [groups]`.
+
+    The usual way to store ascending integers where decoding must be fast: Daniel Lemire, Leonid
+    Boytsov (2015), "Decoding billions of integers per second through vectorization", Software:
+    Practice and Experience 45, arXiv 1209.2137; among the codings of sparse gradients: Xu et al.
+    (2021), "DeepReduce", NeurIPS.
+
+    A group of 32 differences of w bits takes w words, and 5 bits for w. There is room for the
+    widest groups that n allows: one group's largest difference has w bits only if it leaps over
+    2^(w - 1) elements, so all groups share n out, evenly at worst.
+    """
 
     paper: ClassVar[str] = "Lemire, Boytsov 2015"
 

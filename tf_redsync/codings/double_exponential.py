@@ -1,17 +1,4 @@
-"""The sum of two exponentials, fitted to sorted magnitudes.
-
-Xu, Kostopoulou, Dutta, Li, Ntoulas, Kalnis (2021), "DeepReduce", NeurIPS: Fit-DExp. Magnitudes in
-descending order, y at x in [0, 1], are close to a e^(b x) + c e^(d x): four numbers a tensor.
-
-The fit needs no iteration (Jean Jacquelin, 2009, "Régressions et équations intégrales"): with the
-integrals S of y and SS of S, such a function fulfils
-
-    y = -b d SS + (b + d) S + p x + q
-
-exactly. Least squares give b + d and b d, hence b and d, and then, once more, a and c.
-
-What is sent: a, b, c, d as float32, and for every value its place, ceil(log2 k) bits, and sign.
-"""
+"""The sum of two exponentials, fitted to sorted magnitudes."""
 
 from __future__ import annotations
 
@@ -34,7 +21,22 @@ CLOSEST = 0.1  # b and d: closer ones would need large a and c that cancel each 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DoubleExponentialFit(FittedCurve):
-    """Fitted exponentials: `[a, b, c, d] [places and signs]` for each tensor.
+    """The sum of two exponentials, fitted to sorted magnitudes.
+
+    Fitted exponentials: `[a, b, c, d] [places and signs]` for each tensor.
+
+    Xu, Kostopoulou, Dutta, Li, Ntoulas, Kalnis (2021), "DeepReduce", NeurIPS: Fit-DExp. Magnitudes
+    in descending order, y at x in [0, 1], are close to a e^(b x) + c e^(d x): four numbers a
+    tensor.
+
+    The fit needs no iteration (Jean Jacquelin, 2009, "Régressions et équations intégrales"): with
+    the integrals S of y and SS of S, such a function fulfils
+
+        y = -b d SS + (b + d) S + p x + q
+
+    exactly. Least squares give b + d and b d, hence b and d, and then, once more, a and c.
+
+    What is sent: a, b, c, d as float32, and for every value its place, ceil(log2 k) bits, and sign.
 
     Args:
         least: Tensors that send fewer values than so many send them as float32; and so do those

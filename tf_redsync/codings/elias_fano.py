@@ -1,13 +1,4 @@
-"""Elias-Fano codes: at most 2 + log2(n / k) bits a position, whatever the positions are.
-
-Peter Elias (1974), "Efficient storage and retrieval by content and address of static files",
-Journal of the ACM 21; Robert M. Fano (1971), "On the number of bits required to implement an
-associative memory", MIT.
-
-Of k ascending positions below n, the low l = floor(log2(n / k)) bits are written as they are. The
-other bits, position i's being h_i, are a bitmap of k + (n >> l) bits, in which the bits h_i + i are
-set. The length does not depend on the positions, and nothing has to be read in sequence.
-"""
+"""Elias-Fano codes: at most 2 + log2(n / k) bits a position, whatever the positions are."""
 
 from __future__ import annotations
 
@@ -28,7 +19,19 @@ from tf_redsync.ops.codecs import Positions
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EliasFano(IndexCoding):
-    """Elias-Fano codes of one stream for a bucket: `[count] [low bits] [bitmap]`."""
+    """Elias-Fano codes: at most 2 + log2(n / k) bits a position, whatever the positions are.
+
+    Elias-Fano codes of one stream for a bucket: `[count] [low bits] [bitmap]`.
+
+    Peter Elias (1974), "Efficient storage and retrieval by content and address of static files",
+    Journal of the ACM 21; Robert M. Fano (1971), "On the number of bits required to implement an
+    associative memory", MIT.
+
+    Of k ascending positions below n, the low l = floor(log2(n / k)) bits are written as they are.
+    The other bits, position i's being h_i, are a bitmap of k + (n >> l) bits, in which the bits h_i
+    + i are set. The length does not depend on the positions, and nothing has to be read in
+    sequence.
+    """
 
     paper: ClassVar[str] = "Elias 1974; Fano 1971"
 

@@ -1,22 +1,4 @@
-"""Golomb codes of the gaps between positions, with room for the worst ones: 5 % above the entropy.
-
-Solomon W. Golomb (1966), "Run-length encodings", IEEE Transactions on Information Theory 12; for
-gradients: Sattler, Wiedemann, Müller, Samek (2019), "Sparse Binary Compression", IJCNN, arXiv
-1805.08768.
-
-A gap d is coded as (d - 1) >> b ones, a zero and the b low bits of d - 1. The gaps of k positions
-below n add up to n at most, so their code never has more than
-
-    k (1 + b) + ((n - k) >> b) bits
-
-whatever the positions are, which is 0.5 bits a position more than random ones need. Messages have
-that length, for the b that makes it least. Less room would be enough on average, but positions are
-not random: those of embeddings and of single layers cluster, take codes of nearly that length in
-every step, and what did not fit would be the same elements each time.
-
-Small tensors are often sent at a higher density than large ones. One b cannot serve both, so there
-is a stream of gaps for each density, as long as that makes the message shorter.
-"""
+"""Golomb codes of the gaps of all tensors of like density: for each, `[count, bits, code]`."""
 
 from __future__ import annotations
 
@@ -62,7 +44,26 @@ class Group(NamedTuple):
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Golomb(IndexCoding):
-    """Golomb codes of the gaps of all tensors of like density: for each, `[count, bits, code]`.
+    """Golomb codes of the gaps between positions, 5 % above the entropy.
+
+    For all tensors of like density together: `[count, bits, code]`.
+
+    Solomon W. Golomb (1966), "Run-length encodings", IEEE Transactions on Information Theory 12;
+    for gradients: Sattler, Wiedemann, Müller, Samek (2019), "Sparse Binary Compression", IJCNN,
+    arXiv 1805.08768.
+
+    A gap d is coded as (d - 1) >> b ones, a zero and the b low bits of d - 1. The gaps of k
+    positions below n add up to n at most, so their code never has more than
+
+        k (1 + b) + ((n - k) >> b) bits
+
+    whatever the positions are, which is 0.5 bits a position more than random ones need. Messages
+    have that length, for the b that makes it least. Less room would be enough on average, but
+    positions are not random: those of embeddings and of single layers cluster, take codes of nearly
+    that length in every step, and what did not fit would be the same elements each time.
+
+    Small tensors are often sent at a higher density than large ones. One b cannot serve both, so
+    there is a stream of gaps for each density, as long as that makes the message shorter.
 
     Example:
         >>> room = Room((1_000_000, 5_000, 800), (1_000, 500, 80))  # 0.1 %, and twice 10 %

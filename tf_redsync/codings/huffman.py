@@ -1,14 +1,4 @@
-"""Huffman codes of the bytes of indices, made for all indices below n.
-
-David A. Huffman (1952), "A method for the construction of minimum-redundancy codes", Proceedings of
-the IRE 40; among the codings of sparse gradients: Xu et al. (2021), "DeepReduce", NeurIPS.
-
-One table for the four bytes of 32-bit indices, from how often each byte occurs in 0 .. n - 1: all
-workers can compute it, and it needs no sending. High bytes take few values and get short codes, but
-the low ones are about uniform. It uses neither that positions ascend nor how many there are: of
-four million elements an index takes 26.9 bits on average at any density. There is room for the
-longest codes, of 28 bits, since positions are not random. It is here for comparison.
-"""
+"""Huffman codes of the bytes of indices, made for all indices below n."""
 
 from __future__ import annotations
 
@@ -35,7 +25,21 @@ LONGEST = 16  # bits of a code
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Huffman(IndexCoding):
-    """Huffman codes of one stream for a bucket: `[count] [code]`."""
+    """Huffman codes of the bytes of indices, made for all indices below n.
+
+    Huffman codes of one stream for a bucket: `[count] [code]`.
+
+    David A. Huffman (1952), "A method for the construction of minimum-redundancy codes",
+    Proceedings of the IRE 40; among the codings of sparse gradients: Xu et al. (2021),
+    "DeepReduce", NeurIPS.
+
+    One table for the four bytes of 32-bit indices, from how often each byte occurs in 0 .. n - 1:
+    all workers can compute it, and it needs no sending. High bytes take few values and get short
+    codes, but the low ones are about uniform. It uses neither that positions ascend nor how many
+    there are: of four million elements an index takes 26.9 bits on average at any density. There is
+    room for the longest codes, of 28 bits, since positions are not random. It is here for
+    comparison.
+    """
 
     paper: ClassVar[str] = "Huffman 1952"
 

@@ -1,22 +1,4 @@
-"""Polynomials fitted to sorted values.
-
-Xu, Kostopoulou, Dutta, Li, Ntoulas, Kalnis (2021), "DeepReduce", NeurIPS: Fit-Poly. Values in
-descending order are a curve that changes its sign once. Positive and negative values are cut into
-segments, short ones where the curve is steep, at the large magnitudes, and each gets a polynomial
-of degree 5 by least squares:
-
-    N positive values, from the largest on:     .., N / 300, N / 100, N / 30, N / 10, N / 5, N
-    M negative values, from the smallest on:    the same with M
-
-each of them the end of a segment, as far as it has 30 values and more. What is sent: how many
-values are positive, 6 coefficients a segment, and the place of every value, ceil(log2 k) bits.
-
-Differences from the paper
-
-* Each segment's positions are mapped to [-1, 1] and the fit is in float64: powers of 1 .. k would
-  make the equations too badly conditioned.
-* Messages have room for all segments that k values may take; those that are not needed are zeros.
-"""
+"""Polynomials fitted to sorted values."""
 
 from __future__ import annotations
 
@@ -47,7 +29,27 @@ COEFFICIENTS = 6
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolynomialFit(FittedCurve):
-    """Fitted polynomials: `[positive values] [coefficients] [places]` for each tensor.
+    """Polynomials fitted to sorted values.
+
+    Fitted polynomials: `[positive values] [coefficients] [places]` for each tensor.
+
+    Xu, Kostopoulou, Dutta, Li, Ntoulas, Kalnis (2021), "DeepReduce", NeurIPS: Fit-Poly. Values in
+    descending order are a curve that changes its sign once. Positive and negative values are cut
+    into segments, short ones where the curve is steep, at the large magnitudes, and each gets a
+    polynomial of degree 5 by least squares:
+
+        N positive values, from the largest on:     .., N / 300, N / 100, N / 30, N / 10, N / 5, N
+        M negative values, from the smallest on:    the same with M
+
+    each of them the end of a segment, as far as it has 30 values and more. What is sent: how many
+    values are positive, 6 coefficients a segment, and the place of every value, ceil(log2 k) bits.
+
+    Differences from the paper
+
+    * Each segment's positions are mapped to [-1, 1] and the fit is in float64: powers of 1 .. k
+      would make the equations too badly conditioned.
+    * Messages have room for all segments that k values may take; those that are not needed are
+      zeros.
 
     Args:
         least: Tensors that send fewer values than so many send them as float32; and so do those

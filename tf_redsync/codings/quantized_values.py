@@ -1,8 +1,4 @@
-"""Values by stochastic rounding to a few levels, in buckets with a norm each.
-
-Alistarh, Grubic, Li, Tomioka, Vojnovic (2017), "QSGD", NeurIPS, arXiv 1610.02132, of the selected
-values alone; as in Xu et al. (2021), "DeepReduce", NeurIPS, who take 127 levels and buckets of 512.
-"""
+"""Values by stochastic rounding to a few levels, in buckets with a norm each."""
 
 from __future__ import annotations
 
@@ -24,7 +20,13 @@ MODE = "stochastic"
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QSGDValues(ValueCoding):
-    """Stochastically rounded values: the message of `ops.quantize`.
+    """Values by stochastic rounding to a few levels, in buckets with a norm each.
+
+    Stochastically rounded values: the message of `ops.quantize`.
+
+    Alistarh, Grubic, Li, Tomioka, Vojnovic (2017), "QSGD", NeurIPS, arXiv 1610.02132, of the
+    selected values alone; as in Xu et al. (2021), "DeepReduce", NeurIPS, who take 127 levels and
+    buckets of 512.
 
     Args:
         levels: Magnitudes besides 0; a value takes `ceil(log2(2 levels + 1))` bits.

@@ -1,11 +1,4 @@
-"""Run lengths of a bitmap, in fields of equal width.
-
-Solomon W. Golomb (1966), "Run-length encodings", IEEE Transactions on Information Theory 12, has
-the idea; as one of the codings of sparse gradients: Xu et al. (2021), "DeepReduce", NeurIPS.
-
-A field of r bits with v < 2^r - 1 stands for v zeros and a one; v = 2^r - 1 for as many zeros and
-no one. k ones among n bits take k + n / (2^r - 1) fields at most, and r is the best one for that.
-"""
+"""Run lengths of a bitmap, in fields of equal width."""
 
 from __future__ import annotations
 
@@ -26,7 +19,18 @@ from tf_redsync.ops.codecs import Positions
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunLength(IndexCoding):
-    """Run lengths of one stream for a bucket: `[count] [fields]`."""
+    """Run lengths of a bitmap, in fields of equal width.
+
+    Run lengths of one stream for a bucket: `[count] [fields]`.
+
+    Solomon W. Golomb (1966), "Run-length encodings", IEEE Transactions on Information Theory 12,
+    has the idea; as one of the codings of sparse gradients: Xu et al. (2021), "DeepReduce",
+    NeurIPS.
+
+    A field of r bits with v < 2^r - 1 stands for v zeros and a one; v = 2^r - 1 for as many zeros
+    and no one. k ones among n bits take k + n / (2^r - 1) fields at most, and r is the best one for
+    that.
+    """
 
     paper: ClassVar[str] = "Golomb 1966"
 

@@ -1,23 +1,4 @@
-"""Values as a sign and one of a few magnitudes, which are conditional means.
-
-Felix Sattler, Simon Wiedemann, Klaus-Robert Müller, Wojciech Samek (2020), "Robust and
-Communication-Efficient Federated Learning from Non-IID Data", IEEE TNNLS, arXiv 1903.02891, send
-the signs of the selected elements and their mean magnitude. Here the magnitudes of a tensor may
-also be divided at their mean, each half again at its own mean, and so on:
-
-    C_1 = {all selected},    m_c = mean of |v| over C_c
-    C_2c = {v in C_c: |v| <= m_c},    C_2c+1 = {v in C_c: |v| > m_c}
-    code of v = [c - 2^(b - 1), v < 0],    value = +-m_c        2^(b - 1) <= c < 2^b
-
-with b bits for a value. Magnitudes above a threshold are about exponentially distributed: most of
-them just above it, a few far beyond. For one and for two magnitudes, means have a much smaller
-error than equal steps between the smallest and the largest one, linear or logarithmic. For eight
-they have not: there, logarithmic steps would be better for heavy tails. But more bits of a value
-are seldom worth their bytes; see `rs.CodedTopK`.
-
-Means are computed from magnitudes in units of 2^-31 of the power of two above the largest one,
-rounded down: sums of integers have the same bits in any order, on every device.
-"""
+"""Values as a sign and one of a few magnitudes, which are conditional means."""
 
 from __future__ import annotations
 
@@ -40,7 +21,27 @@ MAX_BITS = 4
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SignedLevels(ValueCoding):
-    """Signs, and magnitudes that are conditional means: `[levels of each tensor, codes of all]`.
+    """Values as a sign and one of a few magnitudes, which are conditional means.
+
+    Signs, and magnitudes that are conditional means: `[levels of each tensor, codes of all]`.
+
+    Felix Sattler, Simon Wiedemann, Klaus-Robert Müller, Wojciech Samek (2020), "Robust and
+    Communication-Efficient Federated Learning from Non-IID Data", IEEE TNNLS, arXiv 1903.02891,
+    send the signs of the selected elements and their mean magnitude. Here the magnitudes of a
+    tensor may also be divided at their mean, each half again at its own mean, and so on:
+
+        C_1 = {all selected},    m_c = mean of |v| over C_c
+        C_2c = {v in C_c: |v| <= m_c},    C_2c+1 = {v in C_c: |v| > m_c}
+        code of v = [c - 2^(b - 1), v < 0],    value = +-m_c        2^(b - 1) <= c < 2^b
+
+    with b bits for a value. Magnitudes above a threshold are about exponentially distributed: most
+    of them just above it, a few far beyond. For one and for two magnitudes, means have a much
+    smaller error than equal steps between the smallest and the largest one, linear or logarithmic.
+    For eight they have not: there, logarithmic steps would be better for heavy tails. But more bits
+    of a value are seldom worth their bytes; see `rs.CodedTopK`.
+
+    Means are computed from magnitudes in units of 2^-31 of the power of two above the largest one,
+    rounded down: sums of integers have the same bits in any order, on every device.
 
     Args:
         bits: Of a value, 1 to 4: a sign and one of `2^(bits - 1)` magnitudes, each of which takes

@@ -1,27 +1,4 @@
-"""CD-SGD: compression with a delay of one step, which a local update makes up for.
-
-Enda Yu, Dezun Dong, Yemao Xu, Shuo Ouyang, Xiangke Liao (2021), "CD-SGD: Distributed Stochastic
-Gradient Descent with Compression and Delay Compensation", ICPP, arXiv 2106.10796.
-
-With W the weights that all workers agree on, w a worker's own, r the residual, in every step:
-
-    g = gradient at w
-    W <- optimizer(W, sum over workers of what was sent of the last step's g)
-    w <- W - local_learning_rate g                  own point: the update that is still under way
-    send g while the next step's gradient is being computed: 2-bit codes of r + g, as `TwoBit`;
-    every k-th step all of g, and r waits           k-step correction
-
-With plain SGD of the same learning rate, the mean of the workers' w is where W would be without the
-delay, so on a quadratic, sent in full, CD-SGD takes the steps of synchronous SGD.
-
-Differences from the paper
-
-* No parameter server: codes are all-gathered, full gradients all-reduced, and every worker applies
-  the sum by the same optimizer. The gradient there is the sum that Keras expects.
-* The threshold is in units of the root mean square of r + g; see `TwoBit`.
-* Biases, norms and small tensors are sent in full in every step, with the same delay.
-* The first step after the warm-up applies a gradient of zero, and the last one's is not applied.
-"""
+"""Compression and delay compensation."""
 
 from __future__ import annotations
 
@@ -42,11 +19,34 @@ from tf_redsync.schedules import DenseWarmUp, check_warm_up
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CDSGD(TwoBit):
-    """Compression and delay compensation; see the module's docstring for the algorithm.
+    """CD-SGD: compression with a delay of one step, which a local update makes up for.
 
     The inner optimizer must be SGD, with or without momentum. The model's weights are each worker's
     own while it trains. Epochs end at weights that all agree on, and evaluations and saving begin
     with them; in a custom loop call `optimizer.exchange.to_consensus()`.
+
+    Enda Yu, Dezun Dong, Yemao Xu, Shuo Ouyang, Xiangke Liao (2021), "CD-SGD: Distributed Stochastic
+    Gradient Descent with Compression and Delay Compensation", ICPP, arXiv 2106.10796.
+
+    With W the weights that all workers agree on, w a worker's own, r the residual, in every step:
+
+        g = gradient at w
+        W <- optimizer(W, sum over workers of what was sent of the last step's g)
+        w <- W - local_learning_rate g              own point: the update that is still under way
+        send g while the next step's gradient is being computed: 2-bit codes of r + g, as `TwoBit`;
+        every k-th step all of g, and r waits           k-step correction
+
+    With plain SGD of the same learning rate, the mean of the workers' w is where W would be without
+    the delay, so on a quadratic, sent in full, CD-SGD takes the steps of synchronous SGD.
+
+    Differences from the paper
+
+    * No parameter server: codes are all-gathered, full gradients all-reduced, and every worker
+      applies the sum by the same optimizer. The gradient there is the sum that Keras expects.
+    * The threshold is in units of the root mean square of r + g; see `TwoBit`.
+    * Biases, norms and small tensors are sent in full in every step, with the same delay.
+    * The first step after the warm-up applies a gradient of zero, and the last one's is not
+      applied.
 
     Args:
         threshold: See `TwoBit`.

@@ -1,45 +1,4 @@
-"""Coded messages: the positions and values of any sparsifier in fewer bits.
-
-The split in two independent codings is that of Hang Xu, Kelly Kostopoulou, Aritra Dutta, Xin Li,
-Alexandros Ntoulas, Panos Kalnis (2021), "DeepReduce: A Sparse-tensor Communication Framework for
-Federated Deep Learning", NeurIPS.
-
-A sparsifier selects elements S of its tensors and sends [indices of S, values]. Here
-
-    message = [code of the indices, code of the values]     all-gather
-    S', c   = what all workers decode
-    total   = sum over workers of c on S'
-    residual <- what the sparsifier keeps, and what the codes have changed: p on S - c on S'
-
-with p the true values: rounding errors, positions that did not fit into a code of fixed length, and
-positions that a lossy code adds are all made up for in later steps.
-
-The paper's codings: `Bloom` with the policies P0, P1, P2 and leftmost, `RunLength` and `Huffman`
-for indices; `PolynomialFit`, `DoubleExponentialFit` and `QSGDValues` for values. The other ones are
-shorter: Golomb codes (the default, where they win) are 5 % above what random positions need at
-0.1 %, 6 % at 1 % and 9 % at 10 %, have room for any other positions, and lose nothing.
-
-Message over dense gradient, of 2^18 Laplace gradients, and in the paper (other nets):
-
-                                           10 %     paper          1 %      paper
-    top-k, as it is                        .200     .203, .207     .020     .020
-    Bloom, P0                              .140     .143, .148     .016     .015
-    Bloom, P0, QSGD (`DeepReduce`)         .058     .062, .071     .007
-    PolynomialFit, 32-bit indices          .147     .104, .109
-    PolynomialFit, Golomb                  .062                    .007
-    Golomb (`Coded`)                       .115                    .013
-    Golomb, QSGD                           .040
-
-Differences from the paper
-
-* Messages have a length that all workers can compute, so that one all-gather does. Codes of varying
-  length have room for the longest one.
-* Where the paper fits values and leaves indices as they are, it sends these in the order of the
-  sorted values. Here indices ascend, for the sake of their own coding, and every value's place in
-  the sorted order is sent, ceil(log2 k) bits, as where the paper combines both. With Golomb codes
-  that is shorter than 32 bits for an index.
-* No Deflate: there is nothing like it in TensorFlow's graphs.
-"""
+"""Coded messages: the positions and values of any sparsifier in fewer bits."""
 
 from __future__ import annotations
 
@@ -66,7 +25,48 @@ from tf_redsync.methods.topk import TopK
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Coded(MethodWrapper):
-    """A sparsifier whose messages are coded; see the module's docstring.
+    """Coded messages: the positions and values of any sparsifier in fewer bits.
+
+    The split in two independent codings is that of Hang Xu, Kelly Kostopoulou, Aritra Dutta, Xin
+    Li, Alexandros Ntoulas, Panos Kalnis (2021), "DeepReduce: A Sparse-tensor Communication
+    Framework for Federated Deep Learning", NeurIPS.
+
+    A sparsifier selects elements S of its tensors and sends [indices of S, values]. Here
+
+        message = [code of the indices, code of the values]     all-gather
+        S', c   = what all workers decode
+        total   = sum over workers of c on S'
+        residual <- what the sparsifier keeps, and what the codes have changed: p on S - c on S'
+
+    with p the true values: rounding errors, positions that did not fit into a code of fixed length,
+    and positions that a lossy code adds are all made up for in later steps.
+
+    The paper's codings: `Bloom` with the policies P0, P1, P2 and leftmost, `RunLength` and
+    `Huffman` for indices; `PolynomialFit`, `DoubleExponentialFit` and `QSGDValues` for values. The
+    other ones are shorter: Golomb codes (the default, where they win) are 5 % above what random
+    positions need at 0.1 %, 6 % at 1 % and 9 % at 10 %, have room for any other positions, and lose
+    nothing.
+
+    Message over dense gradient, of 2^18 Laplace gradients, and in the paper (other nets):
+
+                                               10 %     paper          1 %      paper
+        top-k, as it is                        .200     .203, .207     .020     .020
+        Bloom, P0                              .140     .143, .148     .016     .015
+        Bloom, P0, QSGD (`DeepReduce`)         .058     .062, .071     .007
+        PolynomialFit, 32-bit indices          .147     .104, .109
+        PolynomialFit, Golomb                  .062                    .007
+        Golomb (`Coded`)                       .115                    .013
+        Golomb, QSGD                           .040
+
+    Differences from the paper
+
+    * Messages have a length that all workers can compute, so that one all-gather does. Codes of
+      varying length have room for the longest one.
+    * Where the paper fits values and leaves indices as they are, it sends these in the order of the
+      sorted values. Here indices ascend, for the sake of their own coding, and every value's place
+      in the sorted order is sent, ceil(log2 k) bits, as where the paper combines both. With Golomb
+      codes that is shorter than 32 bits for an index.
+    * No Deflate: there is nothing like it in TensorFlow's graphs.
 
     Args:
         method: A method that sends selected elements: `TopK`, `RedSync`, `DGC`, `SIDCo`, `GMC`,
@@ -167,6 +167,10 @@ class Coded(MethodWrapper):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeepReduce(Coded):
     """`Coded` with DeepReduce's best pair: Bloom filters, policy P0, and QSGD values.
+
+    Hang Xu, Kelly Kostopoulou, Aritra Dutta, Xin Li, Alexandros Ntoulas, Panos Kalnis (2021),
+    "DeepReduce: A Sparse-tensor Communication Framework for Federated Deep Learning", NeurIPS. See
+    `Coded` for what is sent, and for what differs from the paper.
 
     Args:
         method: See `Coded`.

@@ -1,61 +1,4 @@
-"""Exact top-k with a coded message: a position and one to four bits for each element that is sent.
-
-Felix Sattler, Simon Wiedemann, Klaus-Robert Müller, Wojciech Samek (2020), "Robust and
-Communication-Efficient Federated Learning from Non-IID Data", IEEE Transactions on Neural Networks
-and Learning Systems, arXiv 1903.02891 ("sparse ternary compression"): what a worker sends is the
-sign of each of the k largest elements, their mean magnitude, and a Golomb code of the positions.
-
-Jiarui Fang, Haohuan Fu, Guangwen Yang, Cho-Jui Hsieh (2019), "RedSync: Reducing Synchronization
-Bandwidth for Distributed Deep Learning Training System", Journal of Parallel and Distributed
-Computing, arXiv 1808.04357: the selection, with momentum correction and masking of Lin et al.
-(2018).
-
-On every worker, with residual v and velocity u, for each tensor of n elements, k = density n:
-
-    u <- m u + g;  v <- v + u                   accumulate          (Nesterov: v <- v + u + g)
-    S  = the k largest of |v|                   exactly; the lower index among equals
-    q  = sign(v[S]) times a mean of |v[S]|      value_bits for each; see `codings.SignedLevels`
-    message = [Golomb code of S, means, codes of q]     one all-gather for a bucket of tensors
-    v[S] <- v[S] - q,  u[S] <- 0                error feedback, momentum factor masking
-    total = sum over workers of q on S
-
-An element takes 2 + log2(1 / density) bits for its position, whatever the positions are, and
-`value_bits` for its value: with n = 2^22 and a density of 0.1 % or 1 % a whole message with one bit
-a value is 4.6 % to 5.2 % above log2(C(n, k)) + k value_bits, which random positions need. One bit a
-value serves best: magnitudes above a threshold differ little, and what they differ by waits in the
-residual. The network of `benchmarks/methods/methods.py` ends with the same loss whether values
-have 1 bit or 16, which is 2.1 to 2.5 times the bytes. The share of the energy of the top-k that a
-message carries, and that share per bit of the message relative to one bit a value:
-
-| bits of a value | Laplace, 0.1 % | | Laplace, 1 % | | Student t(3), 1 % | |
-|---|---|---|---|---|---|---|
-| 1 | 98.4 % | 1 | 96.8 % | 1 | 74.7 % | 1 |
-| 2 | 99.3 % | 0.94 | 98.7 % | 0.92 | 83.0 % | 1.00 |
-| 3 | 99.8 % | 0.87 | 99.5 % | 0.84 | 88.9 % | 0.98 |
-| 4 | 99.9 % | 0.82 | 99.8 % | 0.78 | 93.0 % | 0.94 |
-| 16 | 100.0 % | 0.46 | 100.0 % | 0.39 | 100.0 % | 0.51 |
-
-(2^22 elements; `benchmarks/methods/value_bits.py`.)
-
-Biases and norms would cost more than everything else if they were all-reduced densely, as other
-methods do: 0.8 % of the weights of that network take 72 % of the bytes at a density of 1 %. In a
-code an element of them is no dearer than one of a matrix, so they travel in the same message, a
-tenth of their elements in each step.
-
-With `steps` above 1 the workers train alone in between, and g is the change of the weights since
-the last exchange; see `programs/local_steps.py`.
-
-Differences from the papers
-
-* Sparse ternary compression has no momentum correction, and compresses what a server sends, too;
-  here all workers add up what all have sent.
-* Magnitudes may have up to 3 bits more, or be bfloat16.
-* The positions of all tensors of a bucket with about the same density are one stream of gaps. Its
-  code has a fixed length, with room for the worst positions.
-* A density that changes from step to step would change the length of the code, so the only warm-up
-  is `DenseWarmUp`.
-* RedSync sends small tensors densely.
-"""
+"""The largest elements, exactly, in a coded message."""
 
 from __future__ import annotations
 
@@ -80,7 +23,65 @@ from tf_redsync.schedules import DenseWarmUp, check_warm_up
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CodedTopK(MomentumCorrected):
-    """The largest elements, exactly, in a coded message; see the module's docstring.
+    """Exact top-k with a coded message: a position and one to four bits for each element.
+
+    Felix Sattler, Simon Wiedemann, Klaus-Robert Müller, Wojciech Samek (2020), "Robust and
+    Communication-Efficient Federated Learning from Non-IID Data", IEEE Transactions on Neural
+    Networks and Learning Systems, arXiv 1903.02891 ("sparse ternary compression"): what a worker
+    sends is the sign of each of the k largest elements, their mean magnitude, and a Golomb code of
+    the positions.
+
+    Jiarui Fang, Haohuan Fu, Guangwen Yang, Cho-Jui Hsieh (2019), "RedSync: Reducing Synchronization
+    Bandwidth for Distributed Deep Learning Training System", Journal of Parallel and Distributed
+    Computing, arXiv 1808.04357: the selection, with momentum correction and masking of Lin et al.
+    (2018).
+
+    On every worker, with residual v and velocity u, for each tensor of n elements, k = density n:
+
+        u <- m u + g;  v <- v + u                   accumulate          (Nesterov: v <- v + u + g)
+        S  = the k largest of |v|                   exactly; the lower index among equals
+        q  = sign(v[S]) times a mean of |v[S]|      value_bits for each; see `codings.SignedLevels`
+        message = [Golomb code of S, means, codes of q]     one all-gather for a bucket of tensors
+        v[S] <- v[S] - q,  u[S] <- 0                error feedback, momentum factor masking
+        total = sum over workers of q on S
+
+    An element takes 2 + log2(1 / density) bits for its position, whatever the positions are, and
+    `value_bits` for its value: with n = 2^22 and a density of 0.1 % or 1 % a whole message with one
+    bit a value is 4.6 % to 5.2 % above log2(C(n, k)) + k value_bits, which random positions need.
+    One bit a value serves best: magnitudes above a threshold differ little, and what they differ by
+    waits in the residual. The network of `benchmarks/methods/methods.py` ends with the same loss
+    whether values have 1 bit or 16, which is 2.1 to 2.5 times the bytes. The share of the energy of
+    the top-k that a message carries, and that share per bit of the message relative to one bit a
+    value:
+
+    | bits of a value | Laplace, 0.1 % | | Laplace, 1 % | | Student t(3), 1 % | |
+    |---|---|---|---|---|---|---|
+    | 1 | 98.4 % | 1 | 96.8 % | 1 | 74.7 % | 1 |
+    | 2 | 99.3 % | 0.94 | 98.7 % | 0.92 | 83.0 % | 1.00 |
+    | 3 | 99.8 % | 0.87 | 99.5 % | 0.84 | 88.9 % | 0.98 |
+    | 4 | 99.9 % | 0.82 | 99.8 % | 0.78 | 93.0 % | 0.94 |
+    | 16 | 100.0 % | 0.46 | 100.0 % | 0.39 | 100.0 % | 0.51 |
+
+    (2^22 elements; `benchmarks/methods/value_bits.py`.)
+
+    Biases and norms would cost more than everything else if they were all-reduced densely, as other
+    methods do: 0.8 % of the weights of that network take 72 % of the bytes at a density of 1 %. In
+    a code an element of them is no dearer than one of a matrix, so they travel in the same message,
+    a tenth of their elements in each step.
+
+    With `steps` above 1 the workers train alone in between, and g is the change of the weights
+    since the last exchange; see `programs/local_steps.py`.
+
+    Differences from the papers
+
+    * Sparse ternary compression has no momentum correction, and compresses what a server sends,
+      too; here all workers add up what all have sent.
+    * Magnitudes may have up to 3 bits more, or be bfloat16.
+    * The positions of all tensors of a bucket with about the same density are one stream of gaps.
+      Its code has a fixed length, with room for the worst positions.
+    * A density that changes from step to step would change the length of the code, so the only
+      warm-up is `DenseWarmUp`.
+    * RedSync sends small tensors densely.
 
     Args:
         density: Fraction of a tensor's elements that is sent, in (0, 1]. A tensor of n elements

@@ -1,29 +1,4 @@
-"""COMP-AMS: AMSGrad over compressed gradients.
-
-Xiaoyun Li, Belhal Karimi, Ping Li (2022), "On Distributed Adaptive Optimization with Gradient
-Compression", ICLR, arXiv 2205.05632.
-
-On every worker, with gradient g, residual e and compressor C, and then on all alike:
-
-    c <- C(g + e),  e <- e + g - c
-    G = mean over workers of c
-    m <- beta_1 m + (1 - beta_1) G
-    v <- beta_2 v + (1 - beta_2) G^2,  h <- max(h, v)
-    w <- w - eta m / sqrt(h + epsilon)
-
-C is top-k, or "block-sign": for each tensor x of d elements, sign(x) ||x||_1 / d.
-
-This method is the first two lines; the others are `tf_redsync.AMSGrad`, an optimizer for Keras 3:
-
-    DistributedOptimizer(tf_redsync.AMSGrad(5e-4), tf_redsync.CompAMS(density=0.01))
-
-Why AMSGrad, and what other adaptive optimizers do with sparse totals: docs/adaptive.md.
-
-Differences from the paper
-
-* The server's part is done by every worker, from the same messages.
-* Biases, norms and small tensors are all-reduced densely.
-"""
+"""The exchange of COMP-AMS, for the optimizer `AMSGrad`."""
 
 from __future__ import annotations
 
@@ -46,7 +21,32 @@ COMPRESSORS = ("top_k", "block_sign")
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompAMS(Sparsifier):
-    """The exchange of COMP-AMS, for the optimizer `AMSGrad`; see the module's docstring.
+    """COMP-AMS: AMSGrad over compressed gradients.
+
+    Xiaoyun Li, Belhal Karimi, Ping Li (2022), "On Distributed Adaptive Optimization with Gradient
+    Compression", ICLR, arXiv 2205.05632.
+
+    On every worker, with gradient g, residual e and compressor C, and then on all alike:
+
+        c <- C(g + e),  e <- e + g - c
+        G = mean over workers of c
+        m <- beta_1 m + (1 - beta_1) G
+        v <- beta_2 v + (1 - beta_2) G^2,  h <- max(h, v)
+        w <- w - eta m / sqrt(h + epsilon)
+
+    C is top-k, or "block-sign": for each tensor x of d elements, sign(x) ||x||_1 / d.
+
+    This method is the first two lines; the others are `tf_redsync.AMSGrad`, an optimizer for Keras
+    3:
+
+        DistributedOptimizer(tf_redsync.AMSGrad(5e-4), tf_redsync.CompAMS(density=0.01))
+
+    Why AMSGrad, and what other adaptive optimizers do with sparse totals: docs/adaptive.md.
+
+    Differences from the paper
+
+    * The server's part is done by every worker, from the same messages.
+    * Biases, norms and small tensors are all-reduced densely.
 
     Args:
         compressor: `"top_k"` or `"block_sign"`.

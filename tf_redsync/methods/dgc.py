@@ -1,32 +1,4 @@
-"""Deep Gradient Compression: top-k by a threshold from a sample, with corrected momentum.
-
-Yujun Lin, Song Han, Huizi Mao, Yu Wang, William J. Dally (2018), "Deep Gradient Compression:
-Reducing the Communication Bandwidth for Distributed Training", ICLR, arXiv 1712.01887.
-
-For every large tensor, on every worker, with gradient g, velocity u, residual v, momentum m:
-
-    g <- g * min(1, clip_norm P^(-1/2) / ||g||)     local clipping, over all tensors, P workers
-    u <- m u + g                                    momentum correction (Nesterov: u <- m (u + g))
-    v <- v + u                                      accumulate          (Nesterov: v <- v + u + g)
-    t  = smallest of the largest k/n of a sample of |v|
-    t <- 0.8 t, at most 10 times, while fewer than 0.8 k elements reach it
-    S  = the elements with |v| >= t; if these are more than k, the k largest of them
-    message = [indices of S, values v[S]]           one all-gather for a whole bucket of tensors
-    v[S] <- 0,  u[S] <- 0                           residual and momentum factor masking
-    total = sum over workers of the messages        scatter-add, rank by rank
-
-The sample is every s-th element from a random start, s odd, so that it does not follow the rows of
-a matrix. In the first epochs the density falls stage by stage (`ExponentialWarmUp`).
-
-Differences from the paper
-
-* A message holds k elements, so all that pass are compared exactly as soon as they are more than k.
-  The authors' code does so from 1.3 k on, and below that sends the first k.
-* A sample has at least `10 / density` elements, so that no single one decides about a small tensor.
-* Here the exact selection is one native pass over memory, and the count of what reaches the
-  threshold takes another: `TopK`'s and `RedSync`'s selection is the faster one.
-* The weight decay is the inner optimizer's, applied after the exchange.
-"""
+"""Deep Gradient Compression."""
 
 from __future__ import annotations
 
@@ -50,7 +22,35 @@ SAMPLED_AT_LEAST = 10  # elements of the sample above the threshold
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DGC(MomentumCorrected):
-    """Deep Gradient Compression; see the module's docstring for the algorithm.
+    """Deep Gradient Compression: top-k by a threshold from a sample, with corrected momentum.
+
+    Yujun Lin, Song Han, Huizi Mao, Yu Wang, William J. Dally (2018), "Deep Gradient Compression:
+    Reducing the Communication Bandwidth for Distributed Training", ICLR, arXiv 1712.01887.
+
+    For every large tensor, on every worker, with gradient g, velocity u, residual v, momentum m:
+
+        g <- g * min(1, clip_norm P^(-1/2) / ||g||)     local clipping, over all tensors, P workers
+        u <- m u + g                                momentum correction (Nesterov: u <- m (u + g))
+        v <- v + u                                  accumulate          (Nesterov: v <- v + u + g)
+        t  = smallest of the largest k/n of a sample of |v|
+        t <- 0.8 t, at most 10 times, while fewer than 0.8 k elements reach it
+        S  = the elements with |v| >= t; if these are more than k, the k largest of them
+        message = [indices of S, values v[S]]           one all-gather for a whole bucket of tensors
+        v[S] <- 0,  u[S] <- 0                           residual and momentum factor masking
+        total = sum over workers of the messages        scatter-add, rank by rank
+
+    The sample is every s-th element from a random start, s odd, so that it does not follow the rows
+    of a matrix. In the first epochs the density falls stage by stage (`ExponentialWarmUp`).
+
+    Differences from the paper
+
+    * A message holds k elements, so all that pass are compared exactly as soon as they are more
+      than k. The authors' code does so from 1.3 k on, and below that sends the first k.
+    * A sample has at least `10 / density` elements, so that no single one decides about a small
+      tensor.
+    * Here the exact selection is one native pass over memory, and the count of what reaches the
+      threshold takes another: `TopK`'s and `RedSync`'s selection is the faster one.
+    * The weight decay is the inner optimizer's, applied after the exchange.
 
     Args:
         density: Fraction of a tensor's elements that is sent at most, in (0, 1]. A tensor of n

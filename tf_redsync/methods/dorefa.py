@@ -1,26 +1,4 @@
-"""DoReFa's gradients: uniform levels from -max to max, with noise before rounding.
-
-Shuchang Zhou, Yuxin Wu, Zekun Ni, Xinyu Zhou, He Wen, Yuheng Zou (2016), "DoReFa-Net: Training Low
-Bitwidth Convolutional Neural Networks with Low Bitwidth Gradients", arXiv 1606.06160, section 2.5.
-
-On every worker, for each tensor g and k bits, with c = max |g| and sigma uniform in [-1/2, 1/2]:
-
-    x    = g / (2 c) + 1/2 + sigma / (2^k - 1)
-    code = round((2^k - 1) x), in [0, 2^k - 1]           all-gather of codes and c
-    total = sum over workers of 2 c (code / (2^k - 1) - 1/2)
-
-Noise before rounding is rounding at random: right on average. There are 2^k levels and 0 is none of
-them, so a zero becomes one of the two around it.
-
-Differences from the paper
-
-* DoReFa quantises the gradient of each layer's output on its way back, with a maximum for every
-  example, to compute with few bits. Here the gradients of the weights are quantised the same way,
-  to send few bits, with a maximum for every tensor.
-* Biases, norms and small tensors are all-reduced densely.
-* Codes are rounded up with the probability that the noise would give them, by comparing with a
-  number in [0, 1); the distribution is the same.
-"""
+"""Uniform levels with noise."""
 
 from __future__ import annotations
 
@@ -41,7 +19,30 @@ MOST_BITS = 16
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DoReFa(StochasticQuantizer):
-    """Uniform levels with noise; see the module's docstring for the algorithm.
+    """DoReFa's gradients: uniform levels from -max to max, with noise before rounding.
+
+    Shuchang Zhou, Yuxin Wu, Zekun Ni, Xinyu Zhou, He Wen, Yuheng Zou (2016), "DoReFa-Net: Training
+    Low Bitwidth Convolutional Neural Networks with Low Bitwidth Gradients", arXiv 1606.06160,
+    section 2.5.
+
+    On every worker, for each tensor g and k bits, with c = max |g| and sigma uniform in [-1/2,
+    1/2]:
+
+        x    = g / (2 c) + 1/2 + sigma / (2^k - 1)
+        code = round((2^k - 1) x), in [0, 2^k - 1]           all-gather of codes and c
+        total = sum over workers of 2 c (code / (2^k - 1) - 1/2)
+
+    Noise before rounding is rounding at random: right on average. There are 2^k levels and 0 is
+    none of them, so a zero becomes one of the two around it.
+
+    Differences from the paper
+
+    * DoReFa quantises the gradient of each layer's output on its way back, with a maximum for every
+      example, to compute with few bits. Here the gradients of the weights are quantised the same
+      way, to send few bits, with a maximum for every tensor.
+    * Biases, norms and small tensors are all-reduced densely.
+    * Codes are rounded up with the probability that the noise would give them, by comparing with a
+      number in [0, 1); the distribution is the same.
 
     Args:
         bitwidth: k, bits of an element, in [1, 16].

@@ -1,34 +1,4 @@
-"""GMC and GMC+: sparse communication with one global momentum.
-
-Chang-Wei Shi, Shen-Yi Zhao, Yin-Peng Xie, Hao Gao, Wu-Jun Li (2019), "Global Momentum Compression
-for Sparse Communication in Distributed Learning", arXiv 1905.12948.
-
-Other sparsifiers with momentum keep a velocity on every worker, which follows that worker's own
-data. Here all workers add the same momentum, the last update, and it costs no communication. In the
-paper's units, updates, with learning rate eta, K workers, weights w, residual e, momentum beta:
-
-    a <- e + eta g(w - lambda e) + beta before      GMC: lambda = 0;  GMC+: 0 < lambda < 1
-    c <- C(a)                                       top-k, or a random block that all workers share
-    e <- a - c
-    before <- mean over workers of c,  w <- w - before
-
-Divided by K eta, which the compressor C lets pass, this is what a worker does here. It gets g / K
-and leaves the learning rate to the inner optimizer, SGD without momentum:
-
-    a <- v + g / K + (beta / K) before              v = e / (K eta)
-    c <- C(a),  v <- a - c
-    total <- sum over workers of c,  before <- total        an all-gather (top-k) or all-reduce
-
-and GMC+ computes its next gradient at w - lambda eta K v, a point of each worker's own.
-
-Differences from the paper
-
-* The two forms are the same as long as the learning rate is constant. If it changes from eta to
-  eta', residual and momentum shrink by eta' / eta here, as in SGD with a momentum of gradients;
-  in the paper's form they keep the size of the old rate.
-* Weight decay is the inner optimizer's, outside of the residual.
-* With random blocks GMC needs a small learning rate: use GMC+.
-"""
+"""GMC and GMC+: sparse communication with one global momentum."""
 
 from __future__ import annotations
 
@@ -54,7 +24,36 @@ SELECTIONS = ("top_k", "random_block")
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GMC(Sparsifier):
-    """Global momentum compression; see the module's docstring for the algorithm.
+    """Global momentum compression: a sparsifier with one momentum for all workers.
+
+    Chang-Wei Shi, Shen-Yi Zhao, Yin-Peng Xie, Hao Gao, Wu-Jun Li (2019), "Global Momentum
+    Compression for Sparse Communication in Distributed Learning", arXiv 1905.12948.
+
+    Other sparsifiers with momentum keep a velocity on every worker, which follows that worker's own
+    data. Here all workers add the same momentum, the last update, and it costs no communication. In
+    the paper's units, updates, with learning rate eta, K workers, weights w, residual e and
+    momentum beta:
+
+        a <- e + eta g(w) + beta before
+        c <- C(a)                               top-k, or a random block that all workers share
+        e <- a - c
+        before <- mean over workers of c,  w <- w - before
+
+    Divided by K eta, which the compressor C lets pass, this is what a worker does here. It gets
+    g / K and leaves the learning rate to the inner optimizer, SGD without momentum:
+
+        a <- v + g / K + (beta / K) before      v = e / (K eta)
+        c <- C(a),  v <- a - c
+        total <- sum over workers of c          an all-gather (top-k) or all-reduce
+        before <- total
+
+    Differences from the paper
+
+    * The two forms are the same as long as the learning rate is constant. If it changes from eta to
+      eta', residual and momentum shrink by eta' / eta here, as in SGD with a momentum of gradients;
+      in the paper's form they keep the size of the old rate.
+    * Weight decay is the inner optimizer's, outside of the residual.
+    * With random blocks GMC needs a small learning rate: use `GMCPlus`.
 
     Args:
         density: Fraction of the elements that is sent, in (0, 1].
@@ -163,10 +162,29 @@ class GMC(Sparsifier):
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GMCPlus(GMC):
-    """Global momentum compression with detached error feedback; see the module's docstring.
+    """GMC with detached error feedback: gradients are computed at a point of the worker's own.
 
-    Each worker computes its gradients where it would be if a part of its residual had been applied.
-    The weights that all agree on are those to evaluate and to save.
+    Chang-Wei Shi, Shen-Yi Zhao, Yin-Peng Xie, Hao Gao, Wu-Jun Li (2019), "Global Momentum
+    Compression for Sparse Communication in Distributed Learning", arXiv 1905.12948 (GMC+). An Xu,
+    Heng Huang (2021), "Detached Error Feedback for Distributed SGD with Random Sparsification",
+    arXiv 2004.05298; lambda = 0.3 is theirs.
+
+    As `GMC`, but each worker computes its gradients where it would be if a part of its residual had
+    been applied. With learning rate eta, K workers, weights w, residual e and momentum beta:
+
+        a <- e + eta g(w - lambda e) + beta before          0 < lambda < 1;  GMC: lambda = 0
+        c <- C(a)                               top-k, or a random block that all workers share
+        e <- a - c
+        before <- mean over workers of c,  w <- w - before
+
+    The weights w, on which all agree, are those to evaluate and to save.
+
+    Differences from the paper
+
+    * The two forms are the same as long as the learning rate is constant. If it changes from eta to
+      eta', residual and momentum shrink by eta' / eta here, as in SGD with a momentum of gradients;
+      in the paper's form they keep the size of the old rate.
+    * Weight decay is the inner optimizer's, outside of the residual.
 
     Args:
         density: Fraction of the elements that is sent, in (0, 1].
@@ -178,10 +196,6 @@ class GMCPlus(GMC):
 
     Raises:
         ValueError: for a hyper-parameter out of its range.
-
-    Reference:
-        An Xu, Heng Huang (2021), "Detached Error Feedback for Distributed SGD with Random
-        Sparsification", arXiv 2004.05298; lambda = 0.3 is theirs.
     """
 
     detached: float = 0.3

@@ -1,36 +1,4 @@
-"""gTop-k: the k largest of the sums of all workers' k largest elements, found in a tree.
-
-Shaohuai Shi, Qiang Wang, Kaiyong Zhao, Zhenheng Tang, Yuxin Wang, Xiang Huang, Xiaowen Chu (2019),
-"A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low Bandwidth
-Networks", ICDCS, arXiv 1901.04359.
-
-With top-k and an all-gather every worker receives the k elements of all K workers, and the total
-may have K k of them. Here two workers' messages are merged into one of k elements, and again, so
-that each of log2(K) rounds costs k elements. The gradients of a bucket are a vector of n elements.
-With gradient g, residual v, density k / n, and top(x) the k elements of x of largest magnitude:
-
-    v <- v + g;   x = top(v) of this worker
-    in every round:  x <- top(x + the partner's x)            both partners compute the same
-    total = x after the last round
-    v[j] <- 0 where x[j] was sent, and was kept in every round
-
-A worker sends 2 k log2(K) words, where the paper's tree and broadcast take 4 k log2(K) on its
-longest path. Memory and time of a round are those of k elements, not of n. With K = 2^m workers the
-total is, bit for bit, the same on all of them; other K take two rounds more, see
-`common/recursive_doubling.py`.
-
-Differences from the paper
-
-* Both partners of a round add up, as in recursive doubling, so that nothing is to be broadcast. The
-  partial sums are those of the paper's tree.
-* The paper returns a sent element to the residual if it is missing in the total. An element that a
-  partial sum has lost on the way, and that reaches the total by another branch, is lost there: its
-  sender takes it for delivered. Here a worker keeps what was dropped in any of its own rounds,
-  so the gradient is conserved.
-* Where K is no power of two, a worker that was handed another one's elements keeps what is dropped
-  of the sum of both.
-* The vector is a bucket, not the model. Small tensors, biases and norms are all-reduced densely.
-"""
+"""Top-k of the sum of all workers' top-k."""
 
 from __future__ import annotations
 
@@ -52,7 +20,40 @@ from tf_redsync.ops import MessageLayout
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GTopK(Sparsifier):
-    """Top-k of the sum of all workers' top-k; see the module's docstring for the algorithm.
+    """gTop-k: the k largest of the sums of all workers' k largest elements, found in a tree.
+
+    Shaohuai Shi, Qiang Wang, Kaiyong Zhao, Zhenheng Tang, Yuxin Wang, Xiang Huang, Xiaowen Chu
+    (2019), "A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low
+    Bandwidth Networks", ICDCS, arXiv 1901.04359.
+
+    With top-k and an all-gather every worker receives the k elements of all K workers, and the
+    total may have K k of them. Here two workers' messages are merged into one of k elements, and
+    again, so that each of log2(K) rounds costs k elements. The gradients of a bucket are a vector
+    of n elements. With gradient g, residual v, density k / n, and top(x) the k elements of x of
+    largest magnitude:
+
+        v <- v + g;   x = top(v) of this worker
+        in every round:  x <- top(x + the partner's x)            both partners compute the same
+        total = x after the last round
+        v[j] <- 0 where x[j] was sent, and was kept in every round
+
+    A worker sends 2 k log2(K) words, where the paper's tree and broadcast take 4 k log2(K) on its
+    longest path. Memory and time of a round are those of k elements, not of n. With K = 2^m workers
+    the total is, bit for bit, the same on all of them; other K take two rounds more, see
+    `common/recursive_doubling.py`.
+
+    Differences from the paper
+
+    * Both partners of a round add up, as in recursive doubling, so that nothing is to be broadcast.
+      The partial sums are those of the paper's tree.
+    * The paper returns a sent element to the residual if it is missing in the total. An element
+      that a partial sum has lost on the way, and that reaches the total by another branch, is lost
+      there: its sender takes it for delivered. Here a worker keeps what was dropped in any of its
+      own rounds, so the gradient is conserved.
+    * Where K is no power of two, a worker that was handed another one's elements keeps what is
+      dropped of the sum of both.
+    * The vector is a bucket, not the model. Small tensors, biases and norms are all-reduced
+      densely.
 
     Args:
         density: Fraction of a bucket's elements that a worker selects and that the total has, in

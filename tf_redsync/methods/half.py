@@ -1,23 +1,4 @@
-"""16-bit numbers on the wire, for dense gradients or for the values that another method sends.
-
-The cheapest compression there is, and the one that every other has to beat. On every worker, with
-gradient g, residual e, and H(x) the 16-bit number next to x:
-
-    p = g + e
-    total = the sum over workers of H(p), in float32, rounded by H once more
-    e <- p - what the total has of it
-
-Selected elements of a sparsifier are gathered as H(p), two in a word, and p - H(p) goes back into
-the residual: 48 bits an element rather than 64 (`codings/`).
-
-Formats. float16 has 11 significant bits between 6e-5 and 65504, bfloat16 has 8 and float32's range.
-What is too small for float16 waits in the residual. What is too large, or has too large a sum, is
-not finite: all workers skip the step, and `exchange.skipped` counts it. Gradients come divided by
-the number of workers, so that their sums hardly grow with it.
-
-Without error feedback the 16-bit numbers are all-reduced as they are, the usual practice: every
-partial sum is rounded, what is too small is lost, and there is no residual to store.
-"""
+"""Sums of values that travel in 16 bits."""
 
 from __future__ import annotations
 
@@ -40,7 +21,25 @@ from tf_redsync.methods.local_sgd import LocalSGD
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HalfPrecision(MethodWrapper):
-    """Sums of values that travel in 16 bits; see the module's docstring.
+    """16-bit numbers on the wire, for dense gradients or for the values that another method sends.
+
+    The cheapest compression there is, and the one that every other has to beat. On every worker,
+    with gradient g, residual e, and H(x) the 16-bit number next to x:
+
+        p = g + e
+        total = the sum over workers of H(p), in float32, rounded by H once more
+        e <- p - what the total has of it
+
+    Selected elements of a sparsifier are gathered as H(p), two in a word, and p - H(p) goes back
+    into the residual: 48 bits an element rather than 64 (`codings/`).
+
+    Formats. float16 has 11 significant bits between 6e-5 and 65504, bfloat16 has 8 and float32's
+    range. What is too small for float16 waits in the residual. What is too large, or has too large
+    a sum, is not finite: all workers skip the step, and `exchange.skipped` counts it. Gradients
+    come divided by the number of workers, so that their sums hardly grow with it.
+
+    Without error feedback the 16-bit numbers are all-reduced as they are, the usual practice: every
+    partial sum is rounded, what is too small is lost, and there is no residual to store.
 
     Args:
         method: Whose values: `None` for the dense gradients, else a method that sends values, such

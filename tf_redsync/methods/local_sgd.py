@@ -1,19 +1,4 @@
-"""Local SGD: workers train alone for some steps, then their weights are averaged.
-
-Sebastian U. Stich (2019), "Local SGD Converges Fast and Communicates Little", ICLR, arXiv
-1805.09767. H. Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Agüera y Arcas
-(2017), "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS.
-
-With W the weights that all agree on, on every worker, in rounds of `steps` steps:
-
-    w <- W;  in each step: w <- optimizer(w, gradient at w)
-    W <- W + mean over workers of (w - W)           one all-reduce
-
-Differences from the papers
-
-* All workers take part in every round, with the same number of steps.
-* Any optimizer of Keras does the local steps. Its slots are each worker's own and stay so.
-"""
+"""Averaged weights every so many steps."""
 
 from __future__ import annotations
 
@@ -31,11 +16,25 @@ from tf_redsync.methods.common.cadence import Cadence
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LocalSGD(Method):
-    """Averaged weights every so many steps; see the module's docstring for the algorithm.
+    """Local SGD: workers train alone for some steps, then their weights are averaged.
 
     Between two exchanges the workers' weights differ. A round ends early where an epoch ends and
     where an evaluation or saving begins, so that all agree on the weights there; in a custom loop
     call `optimizer.exchange.to_consensus()`.
+
+    Sebastian U. Stich (2019), "Local SGD Converges Fast and Communicates Little", ICLR, arXiv
+    1805.09767. H. Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Agüera y Arcas
+    (2017), "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS.
+
+    With W the weights that all agree on, on every worker, in rounds of `steps` steps:
+
+        w <- W;  in each step: w <- optimizer(w, gradient at w)
+        W <- W + mean over workers of (w - W)           one all-reduce
+
+    Differences from the papers
+
+    * All workers take part in every round, with the same number of steps.
+    * Any optimizer of Keras does the local steps. Its slots are each worker's own and stay so.
 
     Args:
         steps: Steps that each worker takes between two exchanges.

@@ -1,34 +1,4 @@
-"""PowerSGD and ACP-SGD: gradients as products of two thin matrices.
-
-Thijs Vogels, Sai Praneeth Karimireddy, Martin Jaggi (2019), "PowerSGD: Practical Low-Rank Gradient
-Compression for Distributed Optimization", NeurIPS, arXiv 1905.13727.
-Lin Zhang, Longteng Zhang, Shaohuai Shi, Xiaowen Chu, Bo Li (2023), "Evaluation and Optimization of
-Gradient Compression for Distributed Deep Learning", ICDCS, arXiv 2306.08881 (ACP-SGD).
-
-A tensor is a matrix of n rows and m columns. On every worker, with gradient G, residual E,
-M = G + E, rank r, P [n, r], Q [m, r]:
-
-    PowerSGD                                    ACP-SGD, even steps         ACP-SGD, odd steps
-    P = M Q           all-reduce of P           Q <- orth(Q)                P <- orth(P)
-    P <- orth(P)                                P = M Q                     Q = M^T P
-    Q = M^T P         all-reduce of Q           all-reduce of P             all-reduce of Q
-    total = P Q^T     E <- M - P Q_own^T        total = P Q^T               E <- M - (P Q^T)_own
-
-"own" is before the all-reduce. Q (and P) start out random, equal on all workers, and are kept from
-step to step: together the steps are a power iteration towards the leading singular vectors.
-
-Differences from the papers
-
-* The first axes of a tensor make the rows, the others the columns, split where n + m is least. For
-  dense and convolutional kernels these are [in, out] and [height width in, out], as in the papers
-  (whose PyTorch has the transposes), but for convolutions of few outputs: [height width, in out].
-  Attention's kernels [in, heads, size] are [in, heads size].
-* Sums instead of averages: the totals here are sums over workers.
-* The residual subtracts the worker's own product, P Q_own^T, not the common one. The sum over the
-  workers is the same; PowerSGD's authors do so in their later package.
-* orth is the QR decomposition. Workers must compute it to the same bits, so all should run on the
-  same kind of processor.
-"""
+"""PowerSGD and ACP-SGD: gradients as products of two thin matrices."""
 
 from __future__ import annotations
 
@@ -118,7 +88,35 @@ class _LowRank(Method):
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PowerSGD(_LowRank):
-    """Low-rank gradients by one step of power iteration; see the module's docstring.
+    """PowerSGD: low-rank gradients by one step of power iteration.
+
+    Thijs Vogels, Sai Praneeth Karimireddy, Martin Jaggi (2019), "PowerSGD: Practical Low-Rank
+    Gradient Compression for Distributed Optimization", NeurIPS, arXiv 1905.13727.
+
+    A tensor is a matrix of n rows and m columns. On every worker, with gradient G, residual E,
+    rank r, P [n, r], Q [m, r]:
+
+        M = G + E
+        P = M Q                     all-reduce of P
+        P <- orth(P)
+        Q = M^T P                   all-reduce of Q
+        total = P Q^T               with the Q of all workers
+        E <- M - P Q_own^T          with the Q before its all-reduce
+
+    Q starts out random, equal on all workers, and is kept from step to step: together the steps are
+    a power iteration towards the leading singular vectors.
+
+    Differences from the paper
+
+    * The first axes of a tensor make the rows, the others the columns, split where n + m is least.
+      For dense and convolutional kernels these are [in, out] and [height width in, out], as in the
+      paper (whose PyTorch has the transposes), but for convolutions of few outputs: [height width,
+      in out]. Attention's kernels [in, heads, size] are [in, heads size].
+    * Sums instead of averages: the totals here are sums over workers.
+    * The residual subtracts the worker's own product, not the common one. The sum over the workers
+      is the same; PowerSGD's authors do so in their later package.
+    * orth is the QR decomposition. Workers must compute it to the same bits, so all should run on
+      the same kind of processor.
 
     Args:
         rank: r, the number of columns of both factors; 1 to 4 for convolutional networks, 32 and
@@ -162,9 +160,38 @@ class PowerSGD(_LowRank):
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ACPSGD(_LowRank):
-    """Alternately compressed PowerSGD: one factor a step; see the module's docstring.
+    """ACP-SGD, alternately compressed PowerSGD: one factor in each step.
 
-    Half of PowerSGD's traffic and one all-reduce instead of two that wait for each other.
+    Lin Zhang, Longteng Zhang, Shaohuai Shi, Xiaowen Chu, Bo Li (2023), "Evaluation and Optimization
+    of Gradient Compression for Distributed Deep Learning", ICDCS, arXiv 2306.08881.
+
+    Half of PowerSGD's traffic, and one all-reduce instead of two that wait for each other. A tensor
+    is a matrix of n rows and m columns. On every worker, with gradient G, residual E, rank r,
+    P [n, r], Q [m, r]:
+
+        M = G + E
+        even steps                          odd steps
+        Q <- orth(Q)                        P <- orth(P)
+        P = M Q                             Q = M^T P
+        all-reduce of P                     all-reduce of Q
+        total = P Q^T                       total = P Q^T
+        E <- M - P_own Q^T                  E <- M - P Q_own^T
+
+    "own" is before the all-reduce. P and Q start out random, equal on all workers, and are kept
+    from step to step: together the steps are a power iteration towards the leading singular
+    vectors.
+
+    Differences from the paper
+
+    * The first axes of a tensor make the rows, the others the columns, split where n + m is least.
+      For dense and convolutional kernels these are [in, out] and [height width in, out], as in the
+      paper (whose PyTorch has the transposes), but for convolutions of few outputs: [height width,
+      in out]. Attention's kernels [in, heads, size] are [in, heads size].
+    * Sums instead of averages: the totals here are sums over workers.
+    * The residual subtracts the worker's own product, not the common one. The sum over the workers
+      is the same; PowerSGD's authors do so in their later package.
+    * orth is the QR decomposition. Workers must compute it to the same bits, so all should run on
+      the same kind of processor.
 
     Args:
         rank: r, the number of columns of both factors.

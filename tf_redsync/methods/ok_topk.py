@@ -1,43 +1,4 @@
-"""Ok-Topk: a sparse all-reduce of less than 6 k words, by thresholds that are reused.
-
-Shigang Li, Torsten Hoefler (2022), "Near-Optimal Sparse Allreduce for Distributed Deep Learning",
-PPoPP, arXiv 2201.07598.
-
-The gradients of a bucket are a vector of n elements, cut into K regions, and worker r adds up
-region r. With gradient g, residual v and density k / n, on every worker:
-
-    v <- v + g
-    every `threshold_interval` steps:  t = the k-th largest |v|
-    S = the elements with |v| >= t
-    those of S in region r go to worker r, for every r                one all-to-all
-    on worker r:  x = the sums of what arrived
-    every `threshold_interval` steps:  T = the k-th largest |x| of all workers
-                  the x with |x| >= T go to all workers               one all-gather
-    total = the K regions that were gathered, about k elements
-    v[j] <- 0 where j is in S, was sent, and total[j] is not 0
-
-Thresholds change slowly, so an exact top-k is needed rarely; in between, one pass over the vector
-compares. The regions hold equal shares of S: every `partition_interval` steps each worker proposes
-boundaries that share out its own S equally, and the averages of the proposals are the new ones.
-
-Messages have a fixed length: a row, to one worker or to all, has room for c = 1.25 k / K elements.
-A worker sends 2 c (K - 1) words in each of the collectives, 5 k (K - 1) / K in all and 6 (K - 1) of
-heads, whatever the data. The paper's bound is 6 k (K - 1) / K. Of what does not fit, the smallest
-elements wait in the residual, as does everything that is sent and does not survive.
-
-Differences from the paper
-
-* T is found without an exchange of its own. When thresholds are evaluated, workers gather the c
-  largest of their sums whatever T was, and T and the total are the k largest of all of them.
-* No sums are moved between workers to balance the all-gather. Regions balance it, and rows with
-  25 % more room than the mean take the rest; the paper moves data if a worker has four times the
-  mean.
-* Proposals for boundaries travel in the rows, one number each, and their averages in the gathered
-  messages. New boundaries are used from the next step on; the first are those of equal regions.
-* Between evaluations a threshold grows by 1.2 % in a step in which 1.25 k elements or more reach
-  it, and shrinks by as much if fewer than 2 k / 3 do, as in the authors' program.
-* No dense first steps (there: 512). Small tensors, biases and norms are all-reduced densely.
-"""
+"""Sparse all-reduce with reused thresholds."""
 
 from __future__ import annotations
 
@@ -66,7 +27,48 @@ FEWEST = 2 / 3
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OkTopk(Sparsifier):
-    """Sparse all-reduce with reused thresholds; see the module's docstring for the algorithm.
+    """Ok-Topk: a sparse all-reduce of less than 6 k words, by thresholds that are reused.
+
+    Shigang Li, Torsten Hoefler (2022), "Near-Optimal Sparse Allreduce for Distributed Deep
+    Learning", PPoPP, arXiv 2201.07598.
+
+    The gradients of a bucket are a vector of n elements, cut into K regions, and worker r adds up
+    region r. With gradient g, residual v and density k / n, on every worker:
+
+        v <- v + g
+        every `threshold_interval` steps:  t = the k-th largest |v|
+        S = the elements with |v| >= t
+        those of S in region r go to worker r, for every r                one all-to-all
+        on worker r:  x = the sums of what arrived
+        every `threshold_interval` steps:  T = the k-th largest |x| of all workers
+                      the x with |x| >= T go to all workers               one all-gather
+        total = the K regions that were gathered, about k elements
+        v[j] <- 0 where j is in S, was sent, and total[j] is not 0
+
+    Thresholds change slowly, so an exact top-k is needed rarely; in between, one pass over the
+    vector compares. The regions hold equal shares of S: every `partition_interval` steps each
+    worker proposes boundaries that share out its own S equally, and the averages of the proposals
+    are the new ones.
+
+    Messages have a fixed length: a row, to one worker or to all, has room for c = 1.25 k / K
+    elements. A worker sends 2 c (K - 1) words in each of the collectives, 5 k (K - 1) / K in all
+    and 6 (K - 1) of heads, whatever the data. The paper's bound is 6 k (K - 1) / K. Of what does
+    not fit, the smallest elements wait in the residual, as does everything that is sent and does
+    not survive.
+
+    Differences from the paper
+
+    * T is found without an exchange of its own. When thresholds are evaluated, workers gather the c
+      largest of their sums whatever T was, and T and the total are the k largest of all of them.
+    * No sums are moved between workers to balance the all-gather. Regions balance it, and rows with
+      25 % more room than the mean take the rest; the paper moves data if a worker has four times
+      the mean.
+    * Proposals for boundaries travel in the rows, one number each, and their averages in the
+      gathered messages. New boundaries are used from the next step on; the first are those of equal
+      regions.
+    * Between evaluations a threshold grows by 1.2 % in a step in which 1.25 k elements or more
+      reach it, and shrinks by as much if fewer than 2 k / 3 do, as in the authors' program.
+    * No dense first steps (there: 512). Small tensors, biases and norms are all-reduced densely.
 
     Args:
         density: Fraction k / n of a bucket's elements that the total is to have, in (0, 1].

@@ -1,31 +1,4 @@
-"""1-bit SGD: two values a tensor, a bit an element, and the error added to the next gradient.
-
-Frank Seide, Hao Fu, Jasha Droppo, Gang Li, Dong Yu (2014), "1-Bit Stochastic Gradient Descent and
-its Application to Data-Parallel Distributed Training of Speech DNNs", Interspeech.
-
-Q replaces every element of a block by the mean of the block's negative elements or by that of the
-others, whichever it belongs to. Every tensor is cut into K blocks, one for each of the K workers;
-of block b, worker b adds up what all have sent and quantises once more. On worker w, with gradient
-g and residual e:
-
-    p = g + e
-    Q(p[b]) goes to worker b, for every block b             one all-to-all
-    e[b] <- p[b] - Q(p[b])                                  for every b other than w
-    s = p[w] + sum over the other workers of their Q(p[w])
-    Q(s) goes to all workers                                one all-gather
-    e[w] <- s - Q(s)
-    total = the K blocks Q(s)
-
-A worker sends 2 (K - 1) / K bits an element, where an all-gather of codes takes K - 1.
-
-Differences from the paper
-
-* The owner of a block has one residual for it: what it would send to itself is not quantised, so
-  the only error there is that of the second quantisation. The paper has a residual for each.
-* The means are of the blocks of a tensor, not of the columns of a matrix.
-* Biases, norms and small tensors are all-reduced densely.
-* The residual is that of the gradient; AdaGrad, momentum and the like follow, in the optimizer.
-"""
+"""1-bit SGD in two quantised phases."""
 
 from __future__ import annotations
 
@@ -59,7 +32,33 @@ MODE = "two_level"
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OneBitSGD(Quantizer):
-    """1-bit SGD in two quantised phases; see the module's docstring for the algorithm.
+    """1-bit SGD: two values a tensor, a bit an element, and the error added to the next gradient.
+
+    Frank Seide, Hao Fu, Jasha Droppo, Gang Li, Dong Yu (2014), "1-Bit Stochastic Gradient Descent
+    and its Application to Data-Parallel Distributed Training of Speech DNNs", Interspeech.
+
+    Q replaces every element of a block by the mean of the block's negative elements or by that of
+    the others, whichever it belongs to. Every tensor is cut into K blocks, one for each of the K
+    workers; of block b, worker b adds up what all have sent and quantises once more. On worker w,
+    with gradient g and residual e:
+
+        p = g + e
+        Q(p[b]) goes to worker b, for every block b             one all-to-all
+        e[b] <- p[b] - Q(p[b])                                  for every b other than w
+        s = p[w] + sum over the other workers of their Q(p[w])
+        Q(s) goes to all workers                                one all-gather
+        e[w] <- s - Q(s)
+        total = the K blocks Q(s)
+
+    A worker sends 2 (K - 1) / K bits an element, where an all-gather of codes takes K - 1.
+
+    Differences from the paper
+
+    * The owner of a block has one residual for it: what it would send to itself is not quantised,
+      so the only error there is that of the second quantisation. The paper has a residual for each.
+    * The means are of the blocks of a tensor, not of the columns of a matrix.
+    * Biases, norms and small tensors are all-reduced densely.
+    * The residual is that of the gradient; AdaGrad, momentum and the like follow, in the optimizer.
 
     Args:
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.

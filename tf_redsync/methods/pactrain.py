@@ -1,36 +1,4 @@
-"""PacTrain: all workers know which weights are pruned, so only the gradients of the others travel.
-
-Yisu Wang, Ruilong Wu, Xinjiao Li, Dirk Kutscher (2025), "PacTrain: Pruning and Adaptive Sparse
-Gradient Compression for Efficient Collective Communication in Distributed Deep Learning", arXiv
-2505.18563.
-
-A share s of each weight matrix is pruned during training. With its mask m, 1 where a weight is kept
-and 0 where it is pruned, the same on all workers, and a gradient g of n elements, on every worker:
-
-    until the mask has been the same for T steps:
-        total = m * sum over workers of g                       one all-reduce of 32 n bits
-    from then on, with p the positions where m is 1:
-        compact = g[p]                                          ceil((1 - s) n) elements
-        total[p] = sum over workers of compact                  one all-reduce of 32 (1 - s) n bits
-        total = 0 elsewhere
-
-That totals are 0 where weights are pruned is what the paper calls gradient sparsity enforcement:
-these weights stay 0. Of the pruned model nothing is lost, so there is no residual, and the totals
-are those of dense exchanges. Codes of three values are optional: with c = max |compact| over all
-workers, -c, 0 or c, right on average, as TernGrad's with a shared scaler (`quantized.py`).
-
-The masks come from `tf_redsync.callbacks.Prune`, or from `optimizer.prune(...)` in a custom loop.
-
-Differences from the paper, of which only the abstract was at hand
-
-* The tracker watches the mask of the weights: it counts the steps since it was written. Zeros that
-  are seen in gradients say less. Where a ReLU is dead or no batch had the row of an embedding, the
-  gradient is 0 for a while, and what comes later would be lost.
-* A mask is agreed on when it is written, outside of the steps, so that in a step the tracker has
-  nothing to ask and all workers switch in the same one.
-* When to prune, by layer or over the model, and T are the user's choice.
-* Biases, norms and small tensors are neither pruned nor compressed.
-"""
+"""All-reduce of the gradients of unpruned weights."""
 
 from __future__ import annotations
 
@@ -71,10 +39,44 @@ def kept_elements(sparsity: float, size: int) -> int:
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PacTrain(Method):
-    """All-reduce of the gradients of unpruned weights; see the module's docstring.
+    """PacTrain: only the gradients of weights that are not pruned are exchanged.
 
     It needs something that prunes: give `tf_redsync.callbacks.Prune` to `fit`. Without it, and
     until it has pruned, all exchanges are dense.
+
+    Yisu Wang, Ruilong Wu, Xinjiao Li, Dirk Kutscher (2025), "PacTrain: Pruning and Adaptive Sparse
+    Gradient Compression for Efficient Collective Communication in Distributed Deep Learning", arXiv
+    2505.18563.
+
+    A share s of each weight matrix is pruned during training. With its mask m, 1 where a weight is
+    kept and 0 where it is pruned, the same on all workers, and a gradient g of n elements, on every
+    worker:
+
+        until the mask has been the same for T steps:
+            total = m * sum over workers of g                   one all-reduce of 32 n bits
+        from then on, with p the positions where m is 1:
+            compact = g[p]                                      ceil((1 - s) n) elements
+            total[p] = sum over workers of compact              one all-reduce of 32 (1 - s) n bits
+            total = 0 elsewhere
+
+    That totals are 0 where weights are pruned is what the paper calls gradient sparsity
+    enforcement: these weights stay 0. Of the pruned model nothing is lost, so there is no residual,
+    and the totals are those of dense exchanges. Codes of three values are optional: with c = max
+    |compact| over all workers, -c, 0 or c, right on average, as TernGrad's with a shared scaler
+    (`quantized.py`).
+
+    The masks come from `tf_redsync.callbacks.Prune`, or from `optimizer.prune(...)` in a custom
+    loop.
+
+    Differences from the paper, of which only the abstract was at hand
+
+    * The tracker watches the mask of the weights: it counts the steps since it was written. Zeros
+      that are seen in gradients say less. Where a ReLU is dead or no batch had the row of an
+      embedding, the gradient is 0 for a while, and what comes later would be lost.
+    * A mask is agreed on when it is written, outside of the steps, so that in a step the tracker
+      has nothing to ask and all workers switch in the same one.
+    * When to prune, by layer or over the model, and T are the user's choice.
+    * Biases, norms and small tensors are neither pruned nor compressed.
 
     Args:
         sparsity: s, the fraction of each tensor that is pruned at least, in [0, 1). Messages have

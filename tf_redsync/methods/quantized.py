@@ -1,32 +1,4 @@
-"""A few bits for every element, right on average: QSGD and TernGrad.
-
-Dan Alistarh, Demjan Grubic, Jerry Li, Ryota Tomioka, Milan Vojnovic (2017), "QSGD:
-Communication-Efficient SGD via Gradient Quantization and Encoding", NeurIPS, arXiv 1610.02132.
-Wei Wen, Cong Xu, Feng Yan, Chunpeng Wu, Yandan Wang, Yiran Chen, Hai Li (2017), "TernGrad: Ternary
-Gradients to Reduce Communication in Distributed Deep Learning", NeurIPS, arXiv 1705.07878.
-
-On every worker, with gradient g, in buckets (QSGD) or tensors (TernGrad) of d elements:
-
-    QSGD, s levels      c = ||g||_2, or max |g|         code: sign(g) s |g| / c, rounded up or down
-    TernGrad            c = min(max |g|, 2.5 sigma)     code: the same with s = 1, where |g| <= c
-
-    total = sum over workers of c code / s              one all-gather of codes and c
-
-Rounding is random, up as likely as to be right on average, so nothing is kept. Every worker draws
-numbers of its own: their errors are independent and cancel out in part.
-
-TernGrad's scaler sharing takes the largest c of all workers, by an all-gather of these numbers.
-The codes are integers of one unit then and can be added up on the way, in an all-reduce of numbers
-whose digits are sums of codes (`common/integer_sums.py`). This sends less than an all-gather of
-2-bit codes from 5 workers on, and rounds more coarsely.
-
-Differences from the papers
-
-* Biases, norms and small tensors are all-reduced densely.
-* QSGD: codes have a fixed length; there is no Elias coding.
-* TernGrad: sigma is about zero, the mean that the paper assumes; about the real mean it would be 0
-  for a constant tensor, and clip all of it away.
-"""
+"""QSGD and TernGrad: a few bits for every element, right on average."""
 
 from __future__ import annotations
 
@@ -57,9 +29,26 @@ NORMS = ("l2", "max")
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QSGD(StochasticQuantizer):
-    """Stochastic rounding to a few levels; see the module's docstring for the algorithm.
+    """QSGD: stochastic rounding to a few levels.
 
-    The variance that it adds is at most `min(d / s^2, sqrt(d) / s)` times the square of the norm.
+    Dan Alistarh, Demjan Grubic, Jerry Li, Ryota Tomioka, Milan Vojnovic (2017), "QSGD:
+    Communication-Efficient SGD via Gradient Quantization and Encoding", NeurIPS, arXiv 1610.02132.
+
+    On every worker, with gradient g, in buckets of d elements, with s levels:
+
+        c = ||g||_2, or max |g|
+        code = sign(g) s |g| / c, rounded up or down at random
+        total = sum over workers of c code / s              one all-gather of codes and c
+
+    Elements are rounded up or down at random, so that the expectation is exact and no residual is
+    needed. Every worker draws numbers of its own: the errors are independent and cancel out in
+    part. The variance that rounding adds is at most `min(d / s^2, sqrt(d) / s)` times the square of
+    the norm.
+
+    Differences from the paper
+
+    * Biases, norms and small tensors are all-reduced densely.
+    * Codes have a fixed length; there is no Elias coding.
 
     Args:
         levels: s, the number of magnitudes besides 0, at most 32767. A code has
@@ -115,7 +104,32 @@ class QSGD(StochasticQuantizer):
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TernGrad(StochasticQuantizer):
-    """Stochastic rounding to -1, 0 and 1; see the module's docstring for the algorithm.
+    """TernGrad: stochastic rounding to -1, 0 and 1.
+
+    Wei Wen, Cong Xu, Feng Yan, Chunpeng Wu, Yandan Wang, Yiran Chen, Hai Li (2017), "TernGrad:
+    Ternary Gradients to Reduce Communication in Distributed Deep Learning", NeurIPS, arXiv
+    1705.07878.
+
+    On every worker, for each tensor g:
+
+        c = min(max |g|, 2.5 sigma)                         elements beyond c are clipped
+        code = sign(g) with probability |g| / c, else 0
+        total = sum over workers of c code                  one all-gather of codes and c
+
+    Elements are rounded up or down at random, so that the expectation is exact and no residual is
+    needed. Every worker draws numbers of its own: the errors are independent and cancel out in
+    part.
+
+    Scaler sharing takes the largest c of all workers, by an all-gather of these numbers. The codes
+    are then integers of one unit and can be added up on the way, in an all-reduce of numbers whose
+    digits are sums of codes (`common/integer_sums.py`). This sends less than an all-gather of 2-bit
+    codes from 5 workers on, and rounds more coarsely.
+
+    Differences from the paper
+
+    * Biases, norms and small tensors are all-reduced densely.
+    * sigma is about zero, the mean that the paper assumes; about the real mean it would be 0 for a
+      constant tensor, and clip all of it away.
 
     Args:
         clip: Elements are clipped at so many standard deviations of their tensor; `None`: not.

@@ -1,37 +1,4 @@
-"""Quantised both ways, right on average: the quantiser of Quantized Frank-Wolfe.
-
-Mingrui Zhang, Lin Chen, Aryan Mokhtari, Hamed Hassani, Amin Karbasi (2020), "Quantized Frank-Wolfe:
-Faster Optimization, Lower Communication, and Projection Free", AISTATS, arXiv 1902.06332.
-
-The s-partition encoding Q_s of a vector g, with c = max |g|: |g_i| / c lies in one of s equal
-intervals of [0, 1],
-
-    l <= s |g_i| / c <= l + 1
-    Q_s(g)_i = sign(g_i) c (l + 1) / s     with probability s |g_i| / c - l
-               sign(g_i) c l / s           else
-
-which is g_i on average, with a variance of at most c^2 / (4 s^2). Sign and l take
-z(s) = ceil(log2(s + 1)) + 1 bits. What the server adds up is quantised once more, with s2 levels,
-before it goes back. Here every worker is the server of one block of K; on worker w, with its
-gradient g:
-
-    Q_s(g[b]) goes to worker b, for every block b           one all-to-all
-    t = g[w] + sum over the other workers of their Q_s(g[w])
-    Q_s2(t) goes to all workers                             one all-gather
-    total = the K blocks Q_s2(t)
-
-A worker sends (z(s) + z(s2)) (K - 1) / K bits an element, however many workers there are, where an
-all-gather of codes takes z(s) (K - 1). Nothing is kept; all numbers are drawn independently.
-
-Differences from the paper
-
-* The Frank-Wolfe step on the quantised gradient is the optimizer's business: any optimizer may take
-  the total. There is no variance reduction by gradients at two points either.
-* There is no server. What a worker tells itself is not quantised, and c is the largest magnitude of
-  a block of a tensor, since a block is a message of its own: both make the errors smaller.
-* s and s2 are constant; the paper's grow with the number of steps.
-* Biases, norms and small tensors are all-reduced densely.
-"""
+"""The s-partition encoding, twice."""
 
 from __future__ import annotations
 
@@ -64,7 +31,41 @@ MODE = "stochastic"
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantizedFW(StochasticQuantizer):
-    """The s-partition encoding, twice; see the module's docstring for the algorithm.
+    """Quantised both ways, right on average: the quantiser of Quantized Frank-Wolfe.
+
+    Mingrui Zhang, Lin Chen, Aryan Mokhtari, Hamed Hassani, Amin Karbasi (2020), "Quantized
+    Frank-Wolfe: Faster Optimization, Lower Communication, and Projection Free", AISTATS, arXiv
+    1902.06332.
+
+    The s-partition encoding Q_s of a vector g, with c = max |g|: |g_i| / c lies in one of s equal
+    intervals of [0, 1],
+
+        l <= s |g_i| / c <= l + 1
+        Q_s(g)_i = sign(g_i) c (l + 1) / s     with probability s |g_i| / c - l
+                   sign(g_i) c l / s           else
+
+    which is g_i on average, with a variance of at most c^2 / (4 s^2). Sign and l take z(s) =
+    ceil(log2(s + 1)) + 1 bits. What the server adds up is quantised once more, with s2 levels,
+    before it goes back. Here every worker is the server of one block of K; on worker w, with its
+    gradient g:
+
+        Q_s(g[b]) goes to worker b, for every block b           one all-to-all
+        t = g[w] + sum over the other workers of their Q_s(g[w])
+        Q_s2(t) goes to all workers                             one all-gather
+        total = the K blocks Q_s2(t)
+
+    A worker sends (z(s) + z(s2)) (K - 1) / K bits an element, however many workers there are, where
+    an all-gather of codes takes z(s) (K - 1). Nothing is kept; all numbers are drawn independently.
+
+    Differences from the paper
+
+    * The Frank-Wolfe step on the quantised gradient is the optimizer's business: any optimizer may
+      take the total. There is no variance reduction by gradients at two points either.
+    * There is no server. What a worker tells itself is not quantised, and c is the largest
+      magnitude of a block of a tensor, since a block is a message of its own: both make the errors
+      smaller.
+    * s and s2 are constant; the paper's grow with the number of steps.
+    * Biases, norms and small tensors are all-reduced densely.
 
     Args:
         levels: s, intervals of what a worker sends to those who add up, at most 32767.

@@ -1,23 +1,4 @@
-"""Random-k and random block: all workers send the same random elements, so sums do.
-
-Negar Foroutan Eghlidi, Martin Jaggi (2020), "Sparse Communication for Training Deep Networks",
-arXiv 2009.09271. Random block is also a baseline in Thijs Vogels, Sai Praneeth Karimireddy, Martin
-Jaggi (2019), "PowerSGD".
-
-On every worker, with gradient g and residual v, for each tensor of n elements:
-
-    v <- v + g
-    S = random k of n elements, or k elements in a row (wrapping around) from a random start
-        drawn from (seed, step, tensor): the same on all workers, so no index is sent
-    total[S] = sum over workers of v[S]             one all-reduce for all tensors
-    v[S] <- 0
-
-Differences from the paper
-
-* The values are not scaled by n / k: error feedback delivers the rest later, so scaling would count
-  it twice.
-* The same elements are drawn without repetition, by sorting random numbers.
-"""
+"""Random-k and random block: all workers send the same random elements."""
 
 from __future__ import annotations
 
@@ -95,7 +76,24 @@ class _SharedRandom(Sparsifier):
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RandomK(_SharedRandom):
-    """Random elements of each tensor; see the module's docstring for the algorithm.
+    """Random-k: all workers send the same random elements of each tensor.
+
+    Negar Foroutan Eghlidi, Martin Jaggi (2020), "Sparse Communication for Training Deep Networks",
+    arXiv 2009.09271.
+
+    On every worker, with gradient g and residual v, for each tensor of n elements:
+
+        v <- v + g
+        S = k random elements of n,
+            drawn from (seed, step, tensor): the same on all workers, so no index is sent
+        total[S] = sum over workers of v[S]             one all-reduce for all tensors
+        v[S] <- 0
+
+    Differences from the paper
+
+    * The values are not scaled by n / k: error feedback delivers the rest later, so scaling would
+      count it twice.
+    * Elements are drawn without repetition, by sorting random numbers.
 
     Args:
         density: Fraction of the elements that is sent, in (0, 1].
@@ -116,7 +114,24 @@ class RandomK(_SharedRandom):
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RandomBlock(_SharedRandom):
-    """A random block of each tensor; see the module's docstring for the algorithm.
+    """Random block: all workers send the same elements in a row of each tensor.
+
+    Negar Foroutan Eghlidi, Martin Jaggi (2020), "Sparse Communication for Training Deep Networks",
+    arXiv 2009.09271. It is also a baseline in Thijs Vogels, Sai Praneeth Karimireddy, Martin Jaggi
+    (2019), "PowerSGD", NeurIPS.
+
+    On every worker, with gradient g and residual v, for each tensor of n elements:
+
+        v <- v + g
+        S = k elements in a row, wrapping around, from a random start,
+            drawn from (seed, step, tensor): the same on all workers, so no index is sent
+        total[S] = sum over workers of v[S]             one all-reduce for all tensors
+        v[S] <- 0
+
+    Differences from the paper
+
+    * The values are not scaled by n / k: error feedback delivers the rest later, so scaling would
+      count it twice.
 
     Cheaper than random elements, since memory is read and written in a row. With error feedback
     alone it needs a moderate density: an element waits for about 1 / density steps.

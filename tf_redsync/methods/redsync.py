@@ -1,33 +1,4 @@
-"""RedSync: residual gradient compression by trimmed top-k or threshold search.
-
-Jiarui Fang, Haohuan Fu, Guangwen Yang, Cho-Jui Hsieh (2019), "RedSync: Reducing Synchronization
-Bandwidth for Distributed Deep Learning Training System", JPDC 133, arXiv 1808.04357.
-
-For every large tensor, on every worker, with gradient g, velocity u, residual v, momentum m:
-
-    u <- m u + g                                momentum correction (Nesterov: u <- m (u + g))
-    v <- v + u                                  accumulate          (Nesterov: v <- v + u + g)
-    S  = select(v, density)                     trimmed top-k, or binary search of a threshold
-    message = [indices of S, values v[S]]       one all-gather for a whole bucket of tensors
-    v[S] <- 0,  u[S] <- 0                       residual and momentum factor masking
-    total = sum over workers of the messages    scatter-add, rank by rank
-
-By size of the tensor (float32 bytes): below `dense_below` a dense all-reduce, up to
-`threshold_above` trimmed top-k, beyond it the threshold search, repeated every `search_interval`
-steps and reused in between. Biases and norms are always dense.
-
-Differences from the paper
-
-* Dense tensors get their momentum after the all-reduce; sparse ones before the selection.
-* Messages have room for k elements, so one all-gather does: a threshold search that ends outside
-  of its accepted band (heavy tails, one outlier, constant input) falls back to the exact top-k
-  instead of sending too little or too much.
-* The threshold search accepts 3k/4 < count <= k. The paper accepts up to 2k and sends a length of
-  its own with each message; the authors' code for CNNs accepts k/2 < count < 3k/2.
-* Indices are int32 bit patterns, never floats.
-* In the quantised form the quantisation error is dropped, as in the paper, so the conservation
-  law does not hold for it.
-"""
+"""Residual gradient compression."""
 
 from __future__ import annotations
 
@@ -50,7 +21,35 @@ SELECTIONS = ("auto", "exact", "trimmed", "threshold")
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RedSync(MomentumCorrected):
-    """Residual gradient compression; see the module's docstring for the algorithm.
+    """RedSync: residual gradient compression by trimmed top-k or threshold search.
+
+    Jiarui Fang, Haohuan Fu, Guangwen Yang, Cho-Jui Hsieh (2019), "RedSync: Reducing Synchronization
+    Bandwidth for Distributed Deep Learning Training System", JPDC 133, arXiv 1808.04357.
+
+    For every large tensor, on every worker, with gradient g, velocity u, residual v, momentum m:
+
+        u <- m u + g                                momentum correction (Nesterov: u <- m (u + g))
+        v <- v + u                                  accumulate          (Nesterov: v <- v + u + g)
+        S  = select(v, density)                     trimmed top-k, or binary search of a threshold
+        message = [indices of S, values v[S]]       one all-gather for a whole bucket of tensors
+        v[S] <- 0,  u[S] <- 0                       residual and momentum factor masking
+        total = sum over workers of the messages    scatter-add, rank by rank
+
+    By size of the tensor (float32 bytes): below `dense_below` a dense all-reduce, up to
+    `threshold_above` trimmed top-k, beyond it the threshold search, repeated every
+    `search_interval` steps and reused in between. Biases and norms are always dense.
+
+    Differences from the paper
+
+    * Dense tensors get their momentum after the all-reduce; sparse ones before the selection.
+    * Messages have room for k elements, so one all-gather does: a threshold search that ends
+      outside of its accepted band (heavy tails, one outlier, constant input) falls back to the
+      exact top-k instead of sending too little or too much.
+    * The threshold search accepts 3k/4 < count <= k. The paper accepts up to 2k and sends a length
+      of its own with each message; the authors' code for CNNs accepts k/2 < count < 3k/2.
+    * Indices are int32 bit patterns, never floats.
+    * In the quantised form the quantisation error is dropped, as in the paper, so the conservation
+      law does not hold for it.
 
     Args:
         density: Fraction of a tensor's elements that is sent, in (0, 1]. A tensor of n elements

@@ -1,29 +1,4 @@
-"""Sparse binary compression: local steps, then one signed mean a tensor and coded positions.
-
-Felix Sattler, Simon Wiedemann, Klaus-Robert Müller, Wojciech Samek (2019), "Sparse Binary
-Compression: Towards Distributed Deep Learning with minimal Communication", IJCNN, arXiv 1805.08768.
-
-On every worker, in rounds of `steps` steps, with dW the change of the weights in the round and R
-the residual, for each tensor of n elements, k = ceil(density n):
-
-    A = R + dW
-    v+ = the k largest of A,  v- = the k largest of -A,  m+, m- = their means
-    if m+ >= m-:  dW* = +m+ at the positions of v+,  else:  dW* = -m- at the positions of v-
-    R <- A - dW*;  momentum of the local optimizer <- 0 where dW* is not 0
-    message = [m of each tensor, Golomb code of the positions]          one all-gather
-    W <- W + mean over workers of dW*
-
-A gap d between positions is coded as (d - 1) >> b ones, a zero and the b low bits of d - 1. Of a
-fraction p of random positions that is b + 1 / (1 - (1 - p)^(2^b)) bits on average, of any positions
-b + 1 + (1 / p - 1) / 2^b at most.
-
-Differences from the paper
-
-* The positions of all tensors of a bucket with about the same density are one stream of gaps, so
-  that a small tensor costs one mean and no header.
-* Messages have a fixed length, with room for the worst positions: 3 % to 5 % more than on average.
-* Tensors below `dense_below` are averaged densely: with one sign a round they oscillate.
-"""
+"""Sparse binary compression."""
 
 from __future__ import annotations
 
@@ -52,11 +27,37 @@ _PRESETS = {1: (1, 0.001), 2: (10, 0.01), 3: (100, 0.01)}
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SBC(Sparsifier):
-    """Sparse binary compression; see the module's docstring for the algorithm.
+    """Sparse binary compression: local steps, then one signed mean a tensor and coded positions.
 
     Between two exchanges the workers' weights differ. A round ends early where an epoch ends and
     where an evaluation or saving begins, so that all agree on the weights there; in a custom loop
     call `optimizer.exchange.to_consensus()`.
+
+    Felix Sattler, Simon Wiedemann, Klaus-Robert Müller, Wojciech Samek (2019), "Sparse Binary
+    Compression: Towards Distributed Deep Learning with minimal Communication", IJCNN, arXiv
+    1805.08768.
+
+    On every worker, in rounds of `steps` steps, with dW the change of the weights in the round and
+    R the residual, for each tensor of n elements, k = ceil(density n):
+
+        A = R + dW
+        v+ = the k largest of A,  v- = the k largest of -A,  m+, m- = their means
+        if m+ >= m-:  dW* = +m+ at the positions of v+,  else:  dW* = -m- at the positions of v-
+        R <- A - dW*;  momentum of the local optimizer <- 0 where dW* is not 0
+        message = [m of each tensor, Golomb code of the positions]          one all-gather
+        W <- W + mean over workers of dW*
+
+    A gap d between positions is coded as (d - 1) >> b ones, a zero and the b low bits of d - 1. Of
+    a fraction p of random positions that is b + 1 / (1 - (1 - p)^(2^b)) bits on average, of any
+    positions b + 1 + (1 / p - 1) / 2^b at most.
+
+    Differences from the paper
+
+    * The positions of all tensors of a bucket with about the same density are one stream of gaps,
+      so that a small tensor costs one mean and no header.
+    * Messages have a fixed length, with room for the worst positions: 3 % to 5 % more than on
+      average.
+    * Tensors below `dense_below` are averaged densely: with one sign a round they oscillate.
 
     Args:
         steps: Steps that each worker takes between two exchanges.

@@ -1,40 +1,4 @@
-"""SIDCo: a threshold from a distribution that is fitted to the gradient.
-
-Ahmed M. Abdelmoniem, Ahmed Elzanaty, Mohamed-Slim Alouini, Marco Canini (2021), "An Efficient
-Statistical-based Gradient Compression Technique for Distributed Training Systems", MLSys, arXiv
-2101.10761.
-
-On every worker, with gradient g, residual v and density d, for each tensor of n elements:
-
-    v <- v + g,  a = |v|,  t = 0
-    for m = 1 .. M:                                 peaks over the last threshold
-        x = {a_j - t : a_j > t}
-        r = (wanted number of elements after stage m) / (number of x)
-        t <- t + F^-1(1 - r)                        F fitted to x by its moments
-    S = {|v| >= t};  message = [indices of S, values v[S]];  v[S] <- 0
-    total = sum over workers of the messages        one all-gather for a whole bucket of tensors
-
-After the first stage n / 4 elements are wanted, after the last one n d, and in between numbers that
-fall by equal factors. F, with mean mu and variance s^2 of x:
-
-    exponential         F^-1(1 - r) = -mu ln r
-    generalised Pareto  k = (mu^2/s^2 - 1) / 2, alpha = mu (mu^2/s^2 + 1) / 2,
-                        F^-1(1 - r) = alpha (1 - r^k) / k
-    gamma               shape and scale from mu and the mean of ln x; first stage only, then
-                        generalised Pareto
-
-Every `adapt_every` steps a tensor whose number of elements with |v| >= t was on average off by more
-than 20 % gets another stage.
-
-Differences from the paper
-
-* Stages count what is really above the last threshold instead of assuming that the fit was right,
-  so an error of one stage is made good by the next. More stages are then better for all tails; the
-  paper takes a stage away if too much passes, which for heavy tails makes it worse.
-* Two stages from the start instead of one.
-* Messages hold `2 d n` elements. If more reach the threshold the largest are sent, and the others
-  wait in the residual. If none does (a constant tensor), the largest `2 d n` are sent.
-"""
+"""Threshold from a fitted distribution."""
 
 from __future__ import annotations
 
@@ -59,7 +23,42 @@ ROOM = 2  # slots of a message for each element wanted
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SIDCo(Sparsifier):
-    """Threshold from a fitted distribution; see the module's docstring for the algorithm.
+    """SIDCo: a threshold from a distribution that is fitted to the gradient.
+
+    Ahmed M. Abdelmoniem, Ahmed Elzanaty, Mohamed-Slim Alouini, Marco Canini (2021), "An Efficient
+    Statistical-based Gradient Compression Technique for Distributed Training Systems", MLSys, arXiv
+    2101.10761.
+
+    On every worker, with gradient g, residual v and density d, for each tensor of n elements:
+
+        v <- v + g,  a = |v|,  t = 0
+        for m = 1 .. M:                                 peaks over the last threshold
+            x = {a_j - t : a_j > t}
+            r = (wanted number of elements after stage m) / (number of x)
+            t <- t + F^-1(1 - r)                        F fitted to x by its moments
+        S = {|v| >= t};  message = [indices of S, values v[S]];  v[S] <- 0
+        total = sum over workers of the messages        one all-gather for a whole bucket of tensors
+
+    After the first stage n / 4 elements are wanted, after the last one n d, and in between numbers
+    that fall by equal factors. F, with mean mu and variance s^2 of x:
+
+        exponential         F^-1(1 - r) = -mu ln r
+        generalised Pareto  k = (mu^2/s^2 - 1) / 2, alpha = mu (mu^2/s^2 + 1) / 2,
+                            F^-1(1 - r) = alpha (1 - r^k) / k
+        gamma               shape and scale from mu and the mean of ln x; first stage only, then
+                            generalised Pareto
+
+    Every `adapt_every` steps a tensor whose number of elements with |v| >= t was on average off by
+    more than 20 % gets another stage.
+
+    Differences from the paper
+
+    * Stages count what is really above the last threshold instead of assuming that the fit was
+      right, so an error of one stage is made good by the next. More stages are then better for all
+      tails; the paper takes a stage away if too much passes, which for heavy tails makes it worse.
+    * Two stages from the start instead of one.
+    * Messages hold `2 d n` elements. If more reach the threshold the largest are sent, and the
+      others wait in the residual. If none does (a constant tensor), the largest `2 d n` are sent.
 
     Args:
         density: Fraction of the elements that is wanted, in (0, 1]. A message has room for twice as

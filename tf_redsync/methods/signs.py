@@ -1,35 +1,4 @@
-"""Signs: SignSGD with majority vote, Signum, and signs with error feedback.
-
-Jeremy Bernstein, Yu-Xiang Wang, Kamyar Azizzadenesheli, Anima Anandkumar (2018), "signSGD:
-Compressed Optimisation for Non-Convex Problems", ICML, arXiv 1802.04434 (SignSGD, Signum).
-Sai Praneeth Karimireddy, Quentin Rebjock, Sebastian Stich, Martin Jaggi (2019), "Error Feedback
-Fixes SignSGD and other Gradient Compression Schemes", ICML, arXiv 1901.09847 (EF-SignSGD).
-
-On every worker, with gradient g, for each tensor of d elements:
-
-    SignSGD                       Signum                            EF-SignSGD, residual e
-    send sign(g)                  u <- m u + (1 - m) g              p = g + e
-                                  send sign(u)                      D = (||p||_1 / d) sign(p)
-    total = sign(sum of signs)    total = sign(sum of signs)        send D;  e <- p - D
-                                                                    total = sum of D
-
-all in one all-gather of a bit an element and a scale a tensor.
-
-SignSGD's and Signum's totals are -1, 0 and 1, whatever the gradient's unit: every step moves a
-weight by the learning rate or not at all, so it has to be much smaller than SGD's, like Adam's. All
-tensors are served, for a dense total next to these would need another learning rate. A tie of the
-votes, as an even number of workers can have, is 0: the weight stays.
-
-Differences from the papers
-
-* A bit has no value for zero. An element whose gradient is exactly 0 (a unit that is off, a word
-  that does not occur) votes for 1 and -1 in turn, by step and worker, where the usual code
-  `g >= 0` would vote for 1 always and make weights without a gradient drift.
-* EF-SignSGD's residual is in units of the gradient: the learning rate is applied to the total, by
-  the optimizer. The paper's is in units of the update; the two are the same while the learning
-  rate is constant. Biases, norms and small tensors are all-reduced densely.
-* With one worker SignSGD and Signum still take signs; EF-SignSGD is plain SGD then.
-"""
+"""SignSGD with majority vote, Signum, and signs with error feedback."""
 
 from __future__ import annotations
 
@@ -48,7 +17,27 @@ from tf_redsync.methods.common.quantizer import Quantizer, deliver_codes
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SignSGD(Method):
-    """The sign on which most workers agree; see the module's docstring for the algorithm.
+    """SignSGD with majority vote: the sign on which most workers agree.
+
+    Jeremy Bernstein, Yu-Xiang Wang, Kamyar Azizzadenesheli, Anima Anandkumar (2018), "signSGD:
+    Compressed Optimisation for Non-Convex Problems", ICML, arXiv 1802.04434.
+
+    On every worker, with gradient g, and one bit an element:
+
+        send sign(g)                            one all-gather
+        total = sign(sum over workers of signs)
+
+    Totals are -1, 0 and 1, whatever the gradient's unit: every step moves a weight by the learning
+    rate or not at all, so it has to be much smaller than SGD's, like Adam's. All tensors are
+    served, since dense totals next to these would need another learning rate. A tie of the votes,
+    as an even number of workers can have, is 0: the weight stays.
+
+    Differences from the paper
+
+    * A bit has no value for zero. An element whose gradient is exactly 0 (a unit that is off, a
+      word that does not occur) votes for 1 and -1 in turn, by step and worker, where the usual code
+      `g >= 0` would always vote for 1 and make weights without a gradient drift.
+    * With one worker the total is still the sign of its gradient.
 
     Example:
         >>> import keras, tf_redsync as rs
@@ -100,7 +89,28 @@ class SignSGD(Method):
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Signum(SignSGD):
-    """The majority of the signs of the workers' momenta; see the module's docstring.
+    """Signum: the majority of the signs of the workers' momenta.
+
+    Jeremy Bernstein, Yu-Xiang Wang, Kamyar Azizzadenesheli, Anima Anandkumar (2018), "signSGD:
+    Compressed Optimisation for Non-Convex Problems", ICML, arXiv 1802.04434.
+
+    On every worker, with gradient g, velocity u and momentum m, and one bit an element:
+
+        u <- m u + (1 - m) g
+        send sign(u)                            one all-gather
+        total = sign(sum over workers of signs)
+
+    Totals are -1, 0 and 1, whatever the gradient's unit: every step moves a weight by the learning
+    rate or not at all, so it has to be much smaller than SGD's, like Adam's. All tensors are
+    served, since dense totals next to these would need another learning rate. A tie of the votes,
+    as an even number of workers can have, is 0: the weight stays.
+
+    Differences from the paper
+
+    * A bit has no value for zero. An element whose gradient is exactly 0 (a unit that is off, a
+      word that does not occur) votes for 1 and -1 in turn, by step and worker, where the usual code
+      `g >= 0` would always vote for 1 and make weights without a gradient drift.
+    * With one worker the total is still the sign of its velocity.
 
     Args:
         momentum: m of the moving average of the gradient, in [0, 1). The inner optimizer must have
@@ -143,7 +153,27 @@ class Signum(SignSGD):
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EFSignSGD(Quantizer):
-    """Signs times the mean magnitude, with error feedback; see the module's docstring.
+    """EF-SignSGD: signs times the mean magnitude, with error feedback.
+
+    Sai Praneeth Karimireddy, Quentin Rebjock, Sebastian Stich, Martin Jaggi (2019), "Error Feedback
+    Fixes SignSGD and other Gradient Compression Schemes", ICML, arXiv 1901.09847.
+
+    On every worker, with gradient g and residual e, for each tensor of d elements:
+
+        p = g + e
+        D = (||p||_1 / d) sign(p)               a bit an element and a scale a tensor
+        send D;  e <- p - D                     one all-gather
+        total = sum over workers of D
+
+    Differences from the paper
+
+    * A bit has no value for zero: an element that is exactly 0 is sent as a positive one, and the
+      residual keeps the error.
+    * The residual is in units of the gradient: the learning rate is applied to the total, by the
+      optimizer. The paper's is in units of the update; the two are the same while the learning rate
+      is constant.
+    * Biases, norms and small tensors are all-reduced densely.
+    * With one worker it is plain SGD.
 
     Args:
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.

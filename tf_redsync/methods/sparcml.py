@@ -1,34 +1,4 @@
-"""SparCML: the sum of all workers' top-k by recursive doubling, of sparse or dense vectors.
-
-Cedric Renggli, Saleh Ashkboos, Mehdi Aghagolzadeh, Dan Alistarh, Torsten Hoefler (2019), "SparCML:
-High-Performance Sparse Communication for Machine Learning", SC, arXiv 1802.08021.
-
-Every worker selects as `TopK` does, with gradient g and residual v of each tensor:
-
-    v <- v + g;   x = the k elements of v with the largest |v|;   v <- v - x
-
-and the total is the sum of all x: nothing is dropped on the way. In round r = 0, 1, ... a worker
-and its partner exchange the sums of their 2^r workers and add them up:
-
-    x <- x + the partner's x
-
-The sum of 2^r workers has at most 2^r k elements, each an index and a value, so it is sent as a
-dense vector of n values where 2 * 2^r k >= n. Over all rounds that is min(2 * 2^r k, n) words each:
-2 k (K - 1) while sparse, in log2(K) messages rather than the K - 1 of an all-gather of top-k, and
-from then on n words a round. So it pays where latency counts, or where the sums of many workers
-come close to being dense, which an all-gather cannot use; SparDL and OkTopk send less.
-
-Differences from the paper
-
-* The representation changes by a static rule, from k, n and the round. The paper looks at the
-  data: at |x| + |y| > delta, for partners' x and y, with delta where both representations take the
-  same room. Messages have a fixed length here, so the room counts that x may need; where
-  workers chose the same elements a dense round comes sooner than it must.
-* It is the paper's recursive doubling. Its variants for large messages, a split and an all-gather
-  with sparse or dense results, and the quantisation of dense results are left out.
-* A round adds up dense vectors too; the paper's dense results come from a dense all-gather.
-* Small tensors, biases and norms are all-reduced densely.
-"""
+"""Top-k added up by recursive doubling."""
 
 from __future__ import annotations
 
@@ -51,7 +21,37 @@ from tf_redsync.ops import MessageLayout
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SparCML(Sparsifier):
-    """Top-k added up by recursive doubling; see the module's docstring for the algorithm.
+    """SparCML: the sum of all workers' top-k by recursive doubling, of sparse or dense vectors.
+
+    Cedric Renggli, Saleh Ashkboos, Mehdi Aghagolzadeh, Dan Alistarh, Torsten Hoefler (2019),
+    "SparCML: High-Performance Sparse Communication for Machine Learning", SC, arXiv 1802.08021.
+
+    Every worker selects as `TopK` does, with gradient g and residual v of each tensor:
+
+        v <- v + g;   x = the k elements of v with the largest |v|;   v <- v - x
+
+    and the total is the sum of all x: nothing is dropped on the way. In round r = 0, 1, ... a
+    worker and its partner exchange the sums of their 2^r workers and add them up:
+
+        x <- x + the partner's x
+
+    The sum of 2^r workers has at most 2^r k elements, each an index and a value, so it is sent as a
+    dense vector of n values where 2 * 2^r k >= n. Over all rounds that is min(2 * 2^r k, n) words
+    each: 2 k (K - 1) while sparse, in log2(K) messages rather than the K - 1 of an all-gather of
+    top-k, and from then on n words a round. So it pays where latency counts, or where the sums of
+    many workers come close to being dense, which an all-gather cannot use; SparDL and OkTopk send
+    less.
+
+    Differences from the paper
+
+    * The representation changes by a static rule, from k, n and the round. The paper looks at the
+      data: at |x| + |y| > delta, for partners' x and y, with delta where both representations take
+      the same room. Messages have a fixed length here, so the room counts that x may need; where
+      workers chose the same elements a dense round comes sooner than it must.
+    * It is the paper's recursive doubling. Its variants for large messages, a split and an
+      all-gather with sparse or dense results, and the quantisation of dense results are left out.
+    * A round adds up dense vectors too; the paper's dense results come from a dense all-gather.
+    * Small tensors, biases and norms are all-reduced densely.
 
     Args:
         density: Fraction of the elements of a tensor that a worker sends, in (0, 1].

@@ -1,41 +1,4 @@
-"""SparDL: sparse reduce-scatter and all-gather, for any number of workers.
-
-Minjun Zhao, Yichen Yin, Yuren Mao, Qing Liu, Lu Chen, Yunjun Gao (2024), "SparDL: Distributed Deep
-Learning Training with Efficient Sparse Communication", ICDE, arXiv 2304.00737.
-
-With top-k and an all-gather every worker sends its k elements to each of the K - 1 others, and the
-total may have K k of them. Here workers share the addition: the gradients of a bucket are a vector
-of n elements, cut into K blocks of ceil(n / K), and worker b adds up block b. With gradient g,
-residual v, density k / n, and top(X) the k / K largest elements of a block X, on every worker:
-
-    S = v + g
-    top(S[b]) goes to worker b, for every block b          one all-to-all
-    R[b] = S[b] - top(S[b])
-    on worker w:  T = R[w] + what arrived                  its own top(S[w]) is part of that
-                  top(T) goes to all workers               one all-gather
-                  R[w] = T - top(T)
-    total = the K blocks that were gathered, k elements
-    v[j] <- R[j] where total[j] is not 0, else S[j]
-
-The last line is the paper's global residual collection: an element that was sent, but is not in the
-total, goes back into the residuals of all who sent it.
-
-A worker sends 2 k (K - 1) / K words in each of the collectives, 4 k (K - 1) / K in all: this hardly
-grows with K, while an all-gather of k elements takes 2 k (K - 1).
-
-Differences from the paper
-
-* The reduce-scatter is one all-to-all. The paper has ceil(log2 K) rounds, in which workers pass
-  partial sums on to each other, cut down to their k / K largest elements each time. Either way a
-  worker sends K - 1 blocks of k / K elements, so the volume is the paper's; the paper's rounds as
-  all-to-alls, whose rows are equally long, would send more, up to K times. What is lost is latency:
-  K - 1 messages at a time instead of one in each of ceil(log2 K) rounds. The total captures as
-  much of the gradient: on random ones the error is that of the paper's rounds within 2 %.
-* No teams of workers (the paper's Spar-All-Gather with d > 1).
-* The blocks are those of a bucket, not of the model: selecting by blocks does not compare elements
-  of different blocks anyway, and buckets overlap with the backward pass. Small tensors, biases and
-  norms are all-reduced densely.
-"""
+"""Sparse reduce-scatter and all-gather."""
 
 from __future__ import annotations
 
@@ -62,7 +25,45 @@ from tf_redsync.ops.message_layout import MessageLayout
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SparDL(Sparsifier):
-    """Sparse reduce-scatter and all-gather; see the module's docstring for the algorithm.
+    """SparDL: sparse reduce-scatter and all-gather, for any number of workers.
+
+    Minjun Zhao, Yichen Yin, Yuren Mao, Qing Liu, Lu Chen, Yunjun Gao (2024), "SparDL: Distributed
+    Deep Learning Training with Efficient Sparse Communication", ICDE, arXiv 2304.00737.
+
+    With top-k and an all-gather every worker sends its k elements to each of the K - 1 others, and
+    the total may have K k of them. Here workers share the addition: the gradients of a bucket are a
+    vector of n elements, cut into K blocks of ceil(n / K), and worker b adds up block b. With
+    gradient g, residual v, density k / n, and top(X) the k / K largest elements of a block X, on
+    every worker:
+
+        S = v + g
+        top(S[b]) goes to worker b, for every block b          one all-to-all
+        R[b] = S[b] - top(S[b])
+        on worker w:  T = R[w] + what arrived                  its own top(S[w]) is part of that
+                      top(T) goes to all workers               one all-gather
+                      R[w] = T - top(T)
+        total = the K blocks that were gathered, k elements
+        v[j] <- R[j] where total[j] is not 0, else S[j]
+
+    The last line is the paper's global residual collection: an element that was sent, but is not in
+    the total, goes back into the residuals of all who sent it.
+
+    A worker sends 2 k (K - 1) / K words in each of the collectives, 4 k (K - 1) / K in all: this
+    hardly grows with K, while an all-gather of k elements takes 2 k (K - 1).
+
+    Differences from the paper
+
+    * The reduce-scatter is one all-to-all. The paper has ceil(log2 K) rounds, in which workers pass
+      partial sums on to each other, cut down to their k / K largest elements each time. Either way
+      a worker sends K - 1 blocks of k / K elements, so the volume is the paper's; the paper's
+      rounds as all-to-alls, whose rows are equally long, would send more, up to K times. What is
+      lost is latency: K - 1 messages at a time instead of one in each of ceil(log2 K) rounds. The
+      total captures as much of the gradient: on random ones the error is that of the paper's rounds
+      within 2 %.
+    * No teams of workers (the paper's Spar-All-Gather with d > 1).
+    * The blocks are those of a bucket, not of the model: selecting by blocks does not compare
+      elements of different blocks anyway, and buckets overlap with the backward pass. Small
+      tensors, biases and norms are all-reduced densely.
 
     Args:
         density: Fraction of a bucket's elements that the total has, in (0, 1]. Of each block of L

@@ -1,49 +1,4 @@
-"""Sparse dithering: uniform levels whose code is short because vectors have a norm.
-
-Alyazeed Albasyoni, Mher Safaryan, Laurent Condat, Peter Richtárik (2020), "Optimal Gradient
-Compression for Distributed and Federated Learning", arXiv 2010.03246.
-
-No code of b bits an element leaves less than alpha = 4^-b of every vector's squared norm: a tenth
-takes 1.66 bits. Uniform levels come close. On every worker, for each tensor of d elements, with
-gradient g and residual e:
-
-    p   = g + e
-    u   = p / ||p||,  h = sqrt(alpha / d)
-    k_j = |u_j| / (2 h), rounded,  s_j = sign(u_j)                 levels 2 h apart
-    c   = <p, s k> / ||s k||^2
-    all-gather of c and of the code of s k                         what all decode: c s k
-    total = sum over workers of c s k
-    e   = p - c s k
-
-||p - c s k||^2 <= alpha ||p||^2: no |u_j| is further than h from 2 h k_j, which makes alpha in all,
-and the best factor c of s k, which is sent in the place of the norm, is no worse than 2 h ||p||. Of
-a normal vector about alpha / 3 is left.
-
-The code is short as levels cannot be large everywhere. Let n be the number of levels that are not
-0. For those k_j <= |u_j| / (2 h) + 1/2, and their |u_j| add up to at most sqrt(n), so that
-
-    sum k_j <= sqrt(n d / alpha) / 2 + n / 2
-
-The zigzag number of s_j k_j is z = 2 k_j if s_j > 0, else 2 k_j - 1. Rice's code of z takes its low
-r bits as they are and z >> r zeros with a one at their end. With c negated if need be, at least
-half of the n signs are negative, and for r >= 1
-
-    sum (z >> r) <= (sum k_j - n / 2) / 2^(r - 1) <= d / (2^r sqrt(alpha))
-
-So r + 1 + 2^-r / sqrt(alpha) bits an element are enough for every vector: 3.58 at alpha = 0.1,
-where r = 1, of which a normal vector fills 2.88. A message of that length holds the low bits, and
-the ones and zeros as a bitmap, of all tensors of a bucket together.
-
-Differences from the paper
-
-* The paper counts the vectors (n, places, signs, and levels of a bounded sum) and gives each its
-  number: about 3.35 bits an element at alpha = 0.1. Such numbers have d digits; this code can be
-  written and read in parallel. Entropy codes would have a varying length, which messages here
-  cannot have.
-* The factor c takes the place of the paper's gamma ||p|| 2 h, gamma being a constant.
-* Only the deterministic form: it is biased, so there is error feedback. Biases, norms and
-  small tensors are all-reduced densely.
-"""
+"""Uniform levels in a short code."""
 
 from __future__ import annotations
 
@@ -72,7 +27,51 @@ TINY = float(np.finfo(np.float32).tiny)  # norms below have too few digits for t
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SparseDithering(Quantizer):
-    """Uniform levels in a short code; see the module's docstring for the algorithm.
+    """Sparse dithering: uniform levels whose code is short because vectors have a norm.
+
+    Alyazeed Albasyoni, Mher Safaryan, Laurent Condat, Peter Richtárik (2020), "Optimal Gradient
+    Compression for Distributed and Federated Learning", arXiv 2010.03246.
+
+    No code of b bits an element leaves less than alpha = 4^-b of every vector's squared norm: a
+    tenth takes 1.66 bits. Uniform levels come close. On every worker, for each tensor of d
+    elements, with gradient g and residual e:
+
+        p   = g + e
+        u   = p / ||p||,  h = sqrt(alpha / d)
+        k_j = |u_j| / (2 h), rounded,  s_j = sign(u_j)                 levels 2 h apart
+        c   = <p, s k> / ||s k||^2
+        all-gather of c and of the code of s k                         what all decode: c s k
+        total = sum over workers of c s k
+        e   = p - c s k
+
+    ||p - c s k||^2 <= alpha ||p||^2: no |u_j| is further than h from 2 h k_j, which makes alpha in
+    all, and the best factor c of s k, which is sent in the place of the norm, is no worse than 2 h
+    ||p||. Of a normal vector about alpha / 3 is left.
+
+    The code is short as levels cannot be large everywhere. Let n be the number of levels that are
+    not 0. For those k_j <= |u_j| / (2 h) + 1/2, and their |u_j| add up to at most sqrt(n), so that
+
+        sum k_j <= sqrt(n d / alpha) / 2 + n / 2
+
+    The zigzag number of s_j k_j is z = 2 k_j if s_j > 0, else 2 k_j - 1. Rice's code of z takes its
+    low r bits as they are and z >> r zeros with a one at their end. With c negated if need be, at
+    least half of the n signs are negative, and for r >= 1
+
+        sum (z >> r) <= (sum k_j - n / 2) / 2^(r - 1) <= d / (2^r sqrt(alpha))
+
+    So r + 1 + 2^-r / sqrt(alpha) bits an element are enough for every vector: 3.58 at alpha = 0.1,
+    where r = 1, of which a normal vector fills 2.88. A message of that length holds the low bits,
+    and the ones and zeros as a bitmap, of all tensors of a bucket together.
+
+    Differences from the paper
+
+    * The paper counts the vectors (n, places, signs, and levels of a bounded sum) and gives each
+      its number: about 3.35 bits an element at alpha = 0.1. Such numbers have d digits; this code
+      can be written and read in parallel. Entropy codes would have a varying length, which messages
+      here cannot have.
+    * The factor c takes the place of the paper's gamma ||p|| 2 h, gamma being a constant.
+    * Only the deterministic form: it is biased, so there is error feedback. Biases, norms and small
+      tensors are all-reduced densely.
 
     Args:
         alpha: Bound of the squared error, relative to the squared norm, in [1e-6, 1).

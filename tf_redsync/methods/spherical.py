@@ -1,41 +1,4 @@
-"""Spherical compression: the number of a random direction that is near enough.
-
-Alyazeed Albasyoni, Mher Safaryan, Laurent Condat, Peter Richtárik (2020), "Optimal Gradient
-Compression for Distributed and Federated Learning", arXiv 2010.03246.
-
-A stream of random unit vectors xi_1, xi_2, .. is the same on all workers. On every worker, for each
-block of d elements of each tensor, with gradient g and residual e:
-
-    p = g + e
-    k = the first with <xi_k, p> >= sqrt(1 - alpha) ||p||
-    all-gather of k and of c, a rounded <xi_k, p>, of all blocks
-    total = sum over workers of c xi_k
-    e = p - c xi_k
-
-which leaves at most alpha of a block's squared norm, before c is rounded. A vector is near enough
-with the probability q = I_alpha((d - 1) / 2, 1/2) / 2, I being the regularised incomplete beta
-function, so that log2(1 / q) bits are about what k takes. This tends to the fewest that any code
-could have, d log2(1 / alpha) / 2 bits, as d grows, but so does the work: 1 / q vectors to look at.
-
-    bits an element           d = 16    32      64      limit
-    alpha = 0.5               0.65      0.59    0.55    0.5
-    alpha = 0.9               0.20      0.15    0.12    0.076
-
-Differences from the paper
-
-* The paper's d is that of the gradient, out of reach as a search; blocks make it feasible, and cost
-  a factor for each.
-* A codebook of 2^b vectors: k has a fixed length of b bits, where a code of varying length would
-  take about log2(1 / q) + 1.5, and some blocks find no vector that is near enough: these take the
-  best one. With `nearest=True` all blocks do: of normal vectors, d = 16 and b = 5, this delivers a
-  quarter of the squared norm and not a fifth. The codebook is another one in every step, so that no
-  direction is missed for long.
-* c is the inner product, where the paper has sqrt(1 - alpha) ||p||: the best factor is as long to
-  send, never worse, and right for blocks without a near vector too. It takes 5 bits: one of 31
-  parts of the tensor's largest one, four to a factor of two, or 0.
-* The compressor is biased, so there is error feedback: it makes up for what is left out, the
-  rounding of c included. Biases, norms and small tensors are all-reduced densely.
-"""
+"""The number of a random direction for each block."""
 
 from __future__ import annotations
 
@@ -67,7 +30,44 @@ PRODUCTS = 2**22  # of blocks and vectors at a time: 16 MiB
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SphericalCompression(Quantizer):
-    """The number of a random direction for each block; see the module's docstring.
+    """Spherical compression: the number of a random direction that is near enough.
+
+    Alyazeed Albasyoni, Mher Safaryan, Laurent Condat, Peter Richtárik (2020), "Optimal Gradient
+    Compression for Distributed and Federated Learning", arXiv 2010.03246.
+
+    A stream of random unit vectors xi_1, xi_2, .. is the same on all workers. On every worker, for
+    each block of d elements of each tensor, with gradient g and residual e:
+
+        p = g + e
+        k = the first with <xi_k, p> >= sqrt(1 - alpha) ||p||
+        all-gather of k and of c, a rounded <xi_k, p>, of all blocks
+        total = sum over workers of c xi_k
+        e = p - c xi_k
+
+    which leaves at most alpha of a block's squared norm, before c is rounded. A vector is near
+    enough with the probability q = I_alpha((d - 1) / 2, 1/2) / 2, I being the regularised
+    incomplete beta function, so that log2(1 / q) bits are about what k takes. This tends to the
+    fewest that any code could have, d log2(1 / alpha) / 2 bits, as d grows, but so does the work: 1
+    / q vectors to look at.
+
+        bits an element           d = 16    32      64      limit
+        alpha = 0.5               0.65      0.59    0.55    0.5
+        alpha = 0.9               0.20      0.15    0.12    0.076
+
+    Differences from the paper
+
+    * The paper's d is that of the gradient, out of reach as a search; blocks make it feasible, and
+      cost a factor for each.
+    * A codebook of 2^b vectors: k has a fixed length of b bits, where a code of varying length
+      would take about log2(1 / q) + 1.5, and some blocks find no vector that is near enough: these
+      take the best one. With `nearest=True` all blocks do: of normal vectors, d = 16 and b = 5,
+      this delivers a quarter of the squared norm and not a fifth. The codebook is another one in
+      every step, so that no direction is missed for long.
+    * c is the inner product, where the paper has sqrt(1 - alpha) ||p||: the best factor is as long
+      to send, never worse, and right for blocks without a near vector too. It takes 5 bits: one of
+      31 parts of the tensor's largest one, four to a factor of two, or 0.
+    * The compressor is biased, so there is error feedback: it makes up for what is left out, the
+      rounding of c included. Biases, norms and small tensors are all-reduced densely.
 
     Args:
         alpha: Largest squared error of a block that is taken at once, relative to its squared norm,

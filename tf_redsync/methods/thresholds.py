@@ -1,29 +1,4 @@
-"""Fixed thresholds: send whatever is large, however much that is.
-
-Nikko Strom (2015), "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing",
-Interspeech. With values, as one of several sparsifications: Negar Foroutan Eghlidi, Martin Jaggi
-(2020), "Sparse Communication for Training Deep Networks", arXiv 2009.09271.
-
-On every worker, with gradient g, residual v and threshold tau:
-
-    v <- v + g
-    S  = the elements with |v| >= tau
-    FixedThreshold                                  Strom
-    message = [indices of S, values v[S]]           message = [index and sign of every element of S]
-    v[S] <- 0                                       v[S] <- v[S] - tau sign(v[S])
-    total = sum over workers of v[S]                total = sum over workers of tau sign(v[S])
-
-One all-gather serves a bucket of tensors. Strom's index and sign share a word, 31 bits and 1 bit.
-
-The threshold has to be found by trial for every model. It is compared with what the exchange gets
-to see, the gradient of a worker's batch divided by the number of workers.
-
-Differences from the papers
-
-* Messages have a fixed capacity, a fraction `density` of every tensor. If more elements reach the
-  threshold the largest of them are sent, and the others wait in the residual.
-* Strom sends asynchronously and codes the gaps between indices with fewer bits; not here.
-"""
+"""Fixed thresholds: send whatever is large, however much that is."""
 
 from __future__ import annotations
 
@@ -74,7 +49,26 @@ class _Threshold(Sparsifier):
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FixedThreshold(_Threshold):
-    """Send the elements that reach a threshold; see the module's docstring for the algorithm.
+    """Send the elements that reach a fixed threshold, with their values.
+
+    Negar Foroutan Eghlidi, Martin Jaggi (2020), "Sparse Communication for Training Deep Networks",
+    arXiv 2009.09271.
+
+    On every worker, with gradient g, residual v and threshold tau:
+
+        v <- v + g
+        S  = the elements with |v| >= tau
+        message = [indices of S, values v[S]]           one all-gather for a bucket of tensors
+        v[S] <- 0
+        total = sum over workers of v[S]
+
+    The threshold has to be found by trial for every model. It is compared with the gradient as the
+    exchange gets it: of a worker's batch, divided by the number of workers.
+
+    Differences from the paper
+
+    * Messages have a fixed capacity, a fraction `density` of every tensor. If more elements reach
+      the threshold the largest of them are sent, and the others wait in the residual.
 
     Args:
         threshold: tau, at least 0, in units of the gradient over the number of workers.
@@ -104,7 +98,29 @@ class FixedThreshold(_Threshold):
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Strom(_Threshold):
-    """Send signs of the elements that reach a threshold; see the module's docstring.
+    """Send the signs of the elements that reach a fixed threshold.
+
+    Nikko Strom (2015), "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing",
+    Interspeech.
+
+    On every worker, with gradient g, residual v and threshold tau:
+
+        v <- v + g
+        S  = the elements with |v| >= tau
+        message = [index and sign of every element of S]        one all-gather for a bucket
+        v[S] <- v[S] - tau sign(v[S])
+        total = sum over workers of tau sign(v[S])
+
+    Index and sign share a word, 31 bits and 1 bit.
+
+    The threshold has to be found by trial for every model. It is compared with the gradient as the
+    exchange gets it: of a worker's batch, divided by the number of workers.
+
+    Differences from the paper
+
+    * Messages have a fixed capacity, a fraction `density` of every tensor. If more elements reach
+      the threshold the largest of them are sent, and the others wait in the residual.
+    * Strom sends asynchronously and codes the gaps between indices with fewer bits; not here.
 
     Args:
         threshold: tau, above 0, in units of the gradient over the number of workers.

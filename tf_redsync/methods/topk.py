@@ -1,25 +1,4 @@
-"""Top-k with memory: send the largest elements, keep the others for later.
-
-Sebastian U. Stich, Jean-Baptiste Cordonnier, Martin Jaggi (2018), "Sparsified SGD with Memory",
-NeurIPS, arXiv 1809.07599. Selection by layer or in the whole model: Negar Foroutan Eghlidi, Martin
-Jaggi (2020), "Sparse Communication for Training Deep Networks", arXiv 2009.09271.
-
-On every worker, with gradient g and residual v:
-
-    v <- v + g
-    S  = the k elements of v with the largest |v|, of each tensor or of the whole model
-    message = [indices of S, values v[S]]           one all-gather
-    v[S] <- 0
-    total = sum over workers of the messages        scatter-add, rank by rank
-
-Differences from the paper
-
-* The residual is in units of the gradient: the learning rate is applied to the total, by the
-  optimizer. Mem-SGD keeps `learning rate * gradient`; the two are the same while the learning rate
-  is constant.
-* Biases, norms and small tensors are all-reduced densely, unless the selection is over the
-  whole model, which is over all tensors.
-"""
+"""Top-k with memory."""
 
 from __future__ import annotations
 
@@ -47,7 +26,27 @@ SCOPES = ("layer", "model")
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TopK(Sparsifier):
-    """Top-k with memory; see the module's docstring for the algorithm.
+    """Top-k with memory: send the largest elements, keep the others for later.
+
+    Sebastian U. Stich, Jean-Baptiste Cordonnier, Martin Jaggi (2018), "Sparsified SGD with Memory",
+    NeurIPS, arXiv 1809.07599. Selection by layer or in the whole model: Negar Foroutan Eghlidi,
+    Martin Jaggi (2020), "Sparse Communication for Training Deep Networks", arXiv 2009.09271.
+
+    On every worker, with gradient g and residual v:
+
+        v <- v + g
+        S  = the k elements of v with the largest |v|, of each tensor or of the whole model
+        message = [indices of S, values v[S]]           one all-gather
+        v[S] <- 0
+        total = sum over workers of the messages        scatter-add, rank by rank
+
+    Differences from the paper
+
+    * The residual is in units of the gradient: the learning rate is applied to the total, by the
+      optimizer. Mem-SGD keeps `learning rate * gradient`; the two are the same while the learning
+      rate is constant.
+    * Biases, norms and small tensors are all-reduced densely, unless the selection is over the
+      whole model, which is over all tensors.
 
     Args:
         density: Fraction of the elements that is sent, in (0, 1].

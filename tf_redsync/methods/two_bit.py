@@ -1,22 +1,4 @@
-"""2-bit: every element is a positive threshold, its negative, or zero, with error feedback.
-
-Nikko Strom (2015), "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing",
-Interspeech, for the rule; Apache MXNet (2017), "Gradient Compression", for the 2-bit codes.
-
-On every worker, with gradient g and residual e, for each tensor:
-
-    p = g + e,  c = threshold
-    code = 1 where p >= c, -1 where p <= -c, else 0
-    e <- p - c code
-    total = sum over workers of c code              one all-gather of codes and c
-
-Differences from the papers
-
-* The threshold is in units of the root mean square of p, of each tensor in each step, and at most
-  max |p|, so that something is always sent. The papers' is a constant, which fits neither another
-  batch size nor another number of workers: `unit="absolute"`.
-* Biases, norms and small tensors are all-reduced densely.
-"""
+"""Three values by a threshold, with error feedback."""
 
 from __future__ import annotations
 
@@ -37,7 +19,24 @@ UNITS = ("rms", "absolute")
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TwoBit(Quantizer):
-    """Three values by a threshold, with error feedback; see the module's docstring for it.
+    """2-bit: every element is a positive threshold, its negative, or zero, with error feedback.
+
+    Nikko Strom (2015), "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing",
+    Interspeech, for the rule; Apache MXNet (2017), "Gradient Compression", for the 2-bit codes.
+
+    On every worker, with gradient g and residual e, for each tensor:
+
+        p = g + e,  c = threshold
+        code = 1 where p >= c, -1 where p <= -c, else 0
+        e <- p - c code
+        total = sum over workers of c code              one all-gather of codes and c
+
+    Differences from the papers
+
+    * The threshold is in units of the root mean square of p, of each tensor in each step, and at
+      most max |p|, so that something is always sent. The papers' is a constant, which fits neither
+      another batch size nor another number of workers: `unit="absolute"`.
+    * Biases, norms and small tensors are all-reduced densely.
 
     Args:
         threshold: What is sent of an element that reaches it, above 0. With unit `"rms"` one

@@ -1,31 +1,4 @@
-"""Unbiased sparsification with the least variance for a number of elements.
-
-Jianqiao Wangni, Jialei Wang, Ji Liu, Tong Zhang (2018), "Gradient Sparsification for
-Communication-Efficient Distributed Optimization", NeurIPS, arXiv 1710.09854.
-
-On every worker, for each tensor g of n elements and density rho, element i is sent with a
-probability p_i in proportion to its magnitude, and made larger by as much:
-
-    p  <- min(rho n |g| / sum |g|, 1)                       the paper's algorithm 3
-    repeat:  I = elements with p < 1,  c = (rho n - n + |I|) / sum p[I],  stop if c <= 1
-             p[I] <- min(c p[I], 1)
-    S  = element i with probability p_i
-    message = [indices of S, values g[S] / p[S]]            one all-gather
-    total = sum over workers of the messages
-
-The total is right on average, with rho n elements of each worker on average, and a variance of
-sum g^2 (1 / p - 1), the smallest there is for sum p = rho n. Nothing is kept.
-
-Differences from the paper
-
-* Systematic sampling: with one u, uniform in [0, 1), those elements are taken in which the running
-  sum of p + u passes an integer. Each is taken with its probability, but their number is sum p
-  rounded up or down, not just on average. Messages then have a fixed length, and nothing overflows.
-* Elements with p < 1 have one magnitude, sum |g| / (rho n); it is sent for each of them, as for the
-  others. `Coded` shortens both; what its codes leave out is then kept in a residual, and added to
-  the next gradient.
-* Biases, norms and small tensors are all-reduced densely.
-"""
+"""Unbiased sparsification."""
 
 from __future__ import annotations
 
@@ -49,7 +22,34 @@ ROUNDS = 4  # at most; the paper finds two enough
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Wangni(Sparsifier):
-    """Unbiased sparsification; see the module's docstring for the algorithm.
+    """Unbiased sparsification with the least variance for a number of elements.
+
+    Jianqiao Wangni, Jialei Wang, Ji Liu, Tong Zhang (2018), "Gradient Sparsification for
+    Communication-Efficient Distributed Optimization", NeurIPS, arXiv 1710.09854.
+
+    On every worker, for each tensor g of n elements and density rho, element i is sent with a
+    probability p_i in proportion to its magnitude, and made larger by as much:
+
+        p  <- min(rho n |g| / sum |g|, 1)                       the paper's algorithm 3
+        repeat:  I = elements with p < 1,  c = (rho n - n + |I|) / sum p[I],  stop if c <= 1
+                 p[I] <- min(c p[I], 1)
+        S  = element i with probability p_i
+        message = [indices of S, values g[S] / p[S]]            one all-gather
+        total = sum over workers of the messages
+
+    The total is right on average, with rho n elements of each worker on average, and a variance of
+    sum g^2 (1 / p - 1), the smallest there is for sum p = rho n. Nothing is kept.
+
+    Differences from the paper
+
+    * Systematic sampling: with one u, uniform in [0, 1), those elements are taken in which the
+      running sum of p + u passes an integer. Each is taken with its probability, but their number
+      is sum p rounded up or down, not just on average. Messages then have a fixed length, and
+      nothing overflows.
+    * Elements with p < 1 have one magnitude, sum |g| / (rho n); it is sent for each of them, as for
+      the others. `Coded` shortens both; what its codes leave out is then kept in a residual, and
+      added to the next gradient.
+    * Biases, norms and small tensors are all-reduced densely.
 
     Args:
         density: Fraction of the elements that is sent, in (0, 1].

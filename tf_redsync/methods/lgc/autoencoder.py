@@ -1,18 +1,4 @@
-"""A convolutional autoencoder of vectors, as functions of one vector of parameters.
-
-    encoder   1 -> channels -> code_channels            each of `channels` halves the length
-    decoder   code_channels -> decoder_channels -> 1    each of `decoder_channels` doubles it
-
-Kernels have 3 taps and stride 2; those of the last layers of both have one tap, stride 1 and no
-activation, the others a leaky ReLU. With x an input of a layer and W its taps,
-
-    convolution               y[t] = x[2t] W0 + x[2t + 1] W1 + x[2t + 2] W2
-    transposed convolution    y[2t] = x[t] W0 + x[t - 1] W2,  y[2t + 1] = x[t] W1
-
-and zeros beyond the ends. Either is one product of matrices, forwards and backwards. Kernels for
-convolutions would do no less work, and on GPUs some of them add up in an order of their own, so
-that workers would decode the same code to different bits.
-"""
+"""A convolutional autoencoder of vectors."""
 
 from __future__ import annotations
 
@@ -40,7 +26,20 @@ class _Layer(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Autoencoder:
-    """See the module's docstring.
+    """A convolutional autoencoder of vectors, as functions of one vector of parameters.
+
+        encoder   1 -> channels -> code_channels            each of `channels` halves the length
+        decoder   code_channels -> decoder_channels -> 1    each of `decoder_channels` doubles it
+
+    Kernels have 3 taps and stride 2; those of the last layers of both have one tap, stride 1 and no
+    activation, the others a leaky ReLU. With x an input of a layer and W its taps,
+
+        convolution               y[t] = x[2t] W0 + x[2t + 1] W1 + x[2t + 2] W2
+        transposed convolution    y[2t] = x[t] W0 + x[t - 1] W2,  y[2t + 1] = x[t] W1
+
+    and zeros beyond the ends. Either is one product of matrices, forwards and backwards. Kernels
+    for convolutions would do no less work, and on GPUs some of them add up in an order of their
+    own, so that workers would decode the same code to different bits.
 
     Attributes:
         channels: Of the encoder's convolutions.

@@ -1,57 +1,4 @@
-"""LGC: a code of the sparse gradients, learned by an autoencoder while the model trains.
-
-Lusine Abrahamyan, Yiming Chen, Giannis Bekoulis, Nikos Deligiannis (2021), "Learned Gradient
-Compression for Distributed Deep Learning", IEEE Transactions on Neural Networks and Learning
-Systems, arXiv 2103.08870.
-
-Gradients of different workers have much in common. What they have in common is sent once, as the
-code that an encoder E makes of the selected values and a decoder D undoes. With K workers, residual
-v_i and gradient g_i of worker i, training goes through three stages:
-
-    1  all-reduce of the gradients
-    2  v_i <- v_i + g_i, of each tensor the density n largest elements are all-gathered: top-k
-       E and D are trained by these messages
-    3  S = the positions of a leader's largest elements, sent to all workers
-       x_i = v_i[S] / s_i                      s_i: root mean square of v_i[S]
-       q_i = what is decoded for worker i, see below
-       a_i = <q_i, v_i[S]> / <q_i, q_i>
-       total[S] = sum over workers of a_i q_i
-       v_i[S] <- v_i[S] - a_i q_i
-
-    variant "ring"      q_i = D(sum of s_i E(x_i) / sum of s_i)     all-reduce of codes
-    variant "server"    q_i = D(E(x_leader), x_i at the innovation)     all-gather of innovations
-
-The innovation is the few largest elements of x_i. The decoder's last layer sees them beside what
-the leader's code is decoded to. With means over elements and over pairs of workers, E and D descend
-
-    ring      1/2 mean (D(code) - sum s_i x_i / sum s_i)^2 + 1/2 mean (E(x_i) - E(x_j))^2
-    server    1/2 mean (q_i - x_i)^2                       + 1/2 mean (E(x_i) - E(x_j))^2
-
-by SGD. With the paper's sizes, `channels=(64, 128, 256, 64)`, 16 values become a code of 4.
-
-Nothing is lost: a_i q_i, the share of what was delivered that is worker i's, is the projection of
-its values on what was decoded. The shares add up to the total, and no share is longer than the
-values, so a bad autoencoder slows the delivery down and cannot make residuals grow.
-
-Differences from the paper
-
-* The lengths of decoded vectors are not trusted: a_i, one number of each worker, scales them. In
-  the ring that is one more, tiny all-reduce.
-* One decoder serves all workers, each with its own innovation and a_i; the paper's server has one
-  for every worker. A checkpoint passes between numbers of workers.
-* Nobody is the server: innovations are all-gathered, and each worker decodes all of them.
-* The leader takes turns, worker (step mod K). Else what others find large would wait for ever.
-* In stage 2 each worker takes its own positions for the leader's, with the values that the messages
-  have at them and 0 where others sent nothing. All descend the mean of their gradients of the loss,
-  each clipped to norm 1. So there are K examples a step, and parameters are equal to the bit on all
-  workers whatever the order in which their hardware adds up. It costs an all-reduce of E and D.
-* The learning rate of E and D is 0.1. In public code it is 0.001, at which normalised vectors teach
-  them next to nothing in 300 steps.
-* The leader's words travel in an all-reduce with zeros of the others (`broadcast.py`).
-* Positions are coded without loss (`indices`).
-* The first variable and the output layer are all-reduced densely (`dense_ends`), as small tensors,
-  biases and norms are. The paper's output layer is exempt from the code alone.
-"""
+"""Learned gradient compression."""
 
 from __future__ import annotations
 
@@ -79,9 +26,63 @@ VARIANTS = ("ring", "server")
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LGC(Sparsifier):
-    """Learned gradient compression; see the module's docstring for the algorithm.
+    """LGC: a code of the sparse gradients, learned by an autoencoder while the model trains.
 
     All tensors share one autoencoder, so they are exchanged together, after the backward pass.
+
+    Lusine Abrahamyan, Yiming Chen, Giannis Bekoulis, Nikos Deligiannis (2021), "Learned Gradient
+    Compression for Distributed Deep Learning", IEEE Transactions on Neural Networks and Learning
+    Systems, arXiv 2103.08870.
+
+    Gradients of different workers have much in common. What they have in common is sent once, as
+    the code that an encoder E makes of the selected values and a decoder D undoes. With K workers,
+    residual v_i and gradient g_i of worker i, training goes through three stages:
+
+        1  all-reduce of the gradients
+        2  v_i <- v_i + g_i, of each tensor the density n largest elements are all-gathered: top-k
+           E and D are trained by these messages
+        3  S = the positions of a leader's largest elements, sent to all workers
+           x_i = v_i[S] / s_i                      s_i: root mean square of v_i[S]
+           q_i = what is decoded for worker i, see below
+           a_i = <q_i, v_i[S]> / <q_i, q_i>
+           total[S] = sum over workers of a_i q_i
+           v_i[S] <- v_i[S] - a_i q_i
+
+        variant "ring"      q_i = D(sum of s_i E(x_i) / sum of s_i)       all-reduce of codes
+        variant "server"    q_i = D(E(x_leader), x_i at the innovation)   all-gather of innovations
+
+    The innovation is the few largest elements of x_i. The decoder's last layer sees them beside
+    what the leader's code is decoded to. With means over elements and over pairs of workers, E and
+    D descend
+
+        ring      1/2 mean (D(code) - sum s_i x_i / sum s_i)^2 + 1/2 mean (E(x_i) - E(x_j))^2
+        server    1/2 mean (q_i - x_i)^2                       + 1/2 mean (E(x_i) - E(x_j))^2
+
+    by SGD. With the paper's sizes, `channels=(64, 128, 256, 64)`, 16 values become a code of 4.
+
+    Nothing is lost: a_i q_i, the share of what was delivered that is worker i's, is the projection
+    of its values on what was decoded. The shares add up to the total, and no share is longer than
+    the values, so a bad autoencoder slows the delivery down and cannot make residuals grow.
+
+    Differences from the paper
+
+    * The lengths of decoded vectors are not trusted: a_i, one number of each worker, scales them.
+      In the ring that is one more, tiny all-reduce.
+    * One decoder serves all workers, each with its own innovation and a_i; the paper's server has
+      one for every worker. A checkpoint passes between numbers of workers.
+    * Nobody is the server: innovations are all-gathered, and each worker decodes all of them.
+    * The leader takes turns, worker (step mod K). Else what others find large would wait for ever.
+    * In stage 2 each worker takes its own positions for the leader's, with the values that the
+      messages have at them and 0 where others sent nothing. All descend the mean of their gradients
+      of the loss, each clipped to norm 1. So there are K examples a step, and parameters are equal
+      to the bit on all workers whatever the order in which their hardware adds up. It costs an
+      all-reduce of E and D.
+    * The learning rate of E and D is 0.1. In public code it is 0.001, at which normalised vectors
+      teach them next to nothing in 300 steps.
+    * The leader's words travel in an all-reduce with zeros of the others (`broadcast.py`).
+    * Positions are coded without loss (`indices`).
+    * The first variable and the output layer are all-reduced densely (`dense_ends`), as small
+      tensors, biases and norms are. The paper's output layer is exempt from the code alone.
 
     Args:
         variant: `"ring"`: codes of all workers are averaged; or `"server"`: one worker's code, and
