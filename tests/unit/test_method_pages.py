@@ -49,5 +49,5 @@ def test_docstrings_stand_alone():
             if re.search(r"\d{4}", paper):
                 assert re.split(r"[, ]", paper)[0] in docstring.text, f"{name}: no {paper}"
             if kind == "Methods" and cls not in (rs.NoExchange, rs.DeepReduce):
-                formulas = r"`.+ <- .+`|^    \S.* (<-|=|:|to all workers) "
+                formulas = r"`.+ <- .+`|^ {4,}\S.*( <-| =|:|to all workers)"
                 assert re.search(formulas, docstring.text, flags=re.M), f"{name}: no formula"
