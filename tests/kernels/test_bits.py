@@ -179,7 +179,7 @@ def test_bad_positions(backend, positions, count, names):
 EXTREMES = np.array([0, -1, 1, INT32.max, INT32.min, -5, 2**30, -(2**30)], np.int32)
 
 
-def room(numbers, rice: int) -> int:
+def capacity(numbers, rice: int) -> int:
     """Words of the bitmap that just suffice."""
     z = np.where(numbers < 0, -2 * numbers.astype(np.int64) - 1, 2 * numbers.astype(np.int64))
     return -(-int(((z >> rice) + 1).sum()) // 32)
@@ -191,7 +191,7 @@ def test_rice_codes(rice):
     rng, rows = np.random.default_rng(rice), {}
     for count in (*COUNTS, 3000):
         rows = [np.rint(2**rice * rng.laplace(size=count)).astype(np.int32) for _ in range(3)]
-        form = {"rice": rice, "bitmap_words": max(room(x, rice) for x in rows)}
+        form = {"rice": rice, "bitmap_words": max(capacity(x, rice) for x in rows)}
         codes = [rice_encode_numpy(x, **form) for x in rows]
         for row, expected in zip(rows, codes, strict=True):
             for backend, got in both(lambda: rice_encode(row, **form)).items():  # noqa: B023
@@ -207,7 +207,7 @@ def test_rice_codes(rice):
 @needs_native
 @pytest.mark.parametrize("rice", [20, 27, 30])
 def test_rice_codes_of_every_int32(rice):
-    form = {"rice": rice, "bitmap_words": room(EXTREMES, rice)}
+    form = {"rice": rice, "bitmap_words": capacity(EXTREMES, rice)}
     expected = rice_encode_numpy(EXTREMES, **form)
     for backend, got in both(lambda: rice_encode(EXTREMES, **form)).items():
         assert_same_bits(got, expected, backend)

@@ -134,9 +134,9 @@ class DeltaPacking(Code):
 
     def prepare(self):
         self.groups = math.ceil(self.k / 32)
-        self.room = self.widest()
+        self.capacity = self.widest()
         self.heads = math.ceil(5 * self.groups / 32)
-        self.words = 1 + self.heads + self.room
+        self.words = 1 + self.heads + self.capacity
 
     def widest(self):
         """One bit more for one group after the other, the cheapest first, while leaps are left."""
@@ -160,7 +160,7 @@ class DeltaPacking(Code):
         rows, widths = self.widths(stream)
         bits = [b for row, w in zip(rows, widths, strict=True) for g in row for b in field(g, w)]
         head = [np.int32([len(stream)]), padded(fields(widths, 5), self.heads)]
-        return np.concatenate([*head, padded(to_words(bits), self.room)])
+        return np.concatenate([*head, padded(to_words(bits), self.capacity)])
 
 
 class Huffman(Code):
@@ -170,15 +170,15 @@ class Huffman(Code):
         self.codes = huffman_codes(self.size)
         lengths = np.array([len(code) for code in self.codes])
         bytes_ = np.arange(self.size, dtype="<u4").view(np.uint8).reshape(-1, 4)
-        self.room = math.ceil(lengths[bytes_].sum(axis=1).max(initial=0) * self.k / 32)
-        self.words = 1 + self.room
+        self.capacity = math.ceil(lengths[bytes_].sum(axis=1).max(initial=0) * self.k / 32)
+        self.words = 1 + self.capacity
 
     def bits(self, position):
         return [b for t in range(4) for b in self.codes[int(position) >> 8 * t & 255]]
 
     def encode(self, stream):
         bits = [b for p in stream for b in self.bits(p)]
-        return np.concatenate([np.int32([len(stream)]), padded(to_words(bits), self.room)])
+        return np.concatenate([np.int32([len(stream)]), padded(to_words(bits), self.capacity)])
 
 
 def huffman_codes(size: int) -> list[list[int]]:

@@ -33,8 +33,8 @@ class BloomFilter:
         spread = math.sqrt(max(empty - (1 + throws / bits) * empty**2, 0) / bits)
         false = (1 - empty) ** self.hashes * (size - slots)
         by_bits = false * self.hashes * spread / (1 - empty)
-        room = slots + math.ceil(false + 6 * math.sqrt(false + by_bits**2)) + 4
-        self.positives_room = min(room, size)
+        capacity = slots + math.ceil(false + 6 * math.sqrt(false + by_bits**2)) + 4
+        self.positives_capacity = min(capacity, size)
 
     def build(self, chosen: np.ndarray, seed: int) -> np.ndarray:
         """Words of the filter."""
@@ -44,7 +44,7 @@ class BloomFilter:
     def positives(self, words: np.ndarray, seed: int) -> list[int]:
         """P: all that the filter holds, as far as there is room."""
         layout = {"words": [self.words], "hashes": [self.hashes]}
-        sizes, slots = [self.size], [self.positives_room]
+        sizes, slots = [self.size], [self.positives_capacity]
         (at,), counts = bloom_query_numpy([words], seed, sizes=sizes, slots=slots, **layout)
         return at[0, : counts[0, 0]].tolist()
 

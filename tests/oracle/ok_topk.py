@@ -30,7 +30,7 @@ class OkTopkOracle:
         self.shapes, self.workers = list(shapes), workers
         self.size = sum(int(np.prod(s)) for s in shapes)
         self.k = count(density, self.size)
-        self.room = min(self.size, math.ceil(1.25 * self.k))
+        self.capacity = min(self.size, math.ceil(1.25 * self.k))
         self.slots = min(self.size, math.ceil(1.25 * self.k / workers))
         self.every, self.iteration = (thresholds, partitions), 0
         self.own = [np.float32(0)] * workers
@@ -80,7 +80,7 @@ class OkTopkOracle:
         """Positions that a worker selects; moves its threshold."""
         threshold = kth_largest(x, self.k) if anew else self.own[worker]
         magnitudes = np.where(np.abs(x) >= threshold, np.abs(x), 0)
-        at = top_k_numpy(magnitudes, self.room)
+        at = top_k_numpy(magnitudes, self.capacity)
         self.own[worker] = threshold if anew else self.moved(threshold, at.size)
         return at
 

@@ -14,7 +14,7 @@ import numpy as np
 from tests.oracle.quantized import StochasticOracle
 
 
-def room(sparsity: float, size: int) -> int:
+def capacity(sparsity: float, size: int) -> int:
     """Elements that are left of `size`: all but the whole part of sparsity times size."""
     return size - int(Decimal(str(sparsity)) * size)
 
@@ -31,7 +31,7 @@ def masks_by_magnitude(
     masks = [np.zeros(w.shape, bool) for w in weights]
     for group in groups:
         ranked = sorted(group, key=lambda n: (-magnitude[n], n))
-        for i, j in ranked[: room(sparsity, len(group))]:
+        for i, j in ranked[: capacity(sparsity, len(group))]:
             masks[i].flat[j] = True
     return masks
 
@@ -67,15 +67,15 @@ class TernaryOracle:
     residuals = None
 
     def __init__(self, masks: Sequence[np.ndarray], sparsity: float, stream: Callable):
-        self.masks, self.rooms = list(masks), [room(sparsity, m.size) for m in masks]
-        self.ternary = StochasticOracle([(n,) for n in self.rooms], stream, shared=True)
+        self.masks, self.capacities = list(masks), [capacity(sparsity, m.size) for m in masks]
+        self.ternary = StochasticOracle([(n,) for n in self.capacities], stream, shared=True)
 
     def step(self, grads) -> list[np.ndarray]:
         """One step; `grads[worker][tensor]`. Returns the totals."""
         rows = [
             [
                 np.append(np.asarray(g)[m], np.zeros(n - m.sum(), np.float32)).astype(np.float32)
-                for g, m, n in zip(own, self.masks, self.rooms, strict=True)
+                for g, m, n in zip(own, self.masks, self.capacities, strict=True)
             ]
             for own in grads
         ]

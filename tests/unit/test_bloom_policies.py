@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.oracle.deep_reduce import BloomFilter
 from tf_redsync import codings
-from tf_redsync.codings.base import Room
+from tf_redsync.codings.base import Capacity
 from tf_redsync.codings.bloom import draws
 
 SIZES, SLOTS = (200, 5, 0, 40), (8, 5, 0, 1)
@@ -22,7 +22,7 @@ def encoded(coding, chosen, seed, sizes=SIZES, slots=SLOTS):
     padded = [np.pad(p, (0, k - len(p))) for p, k in zip(chosen, slots, strict=True)]
     counts = tf.constant([len(p) for p in chosen], tf.int32)
     indices = [tf.constant(p, tf.int32) for p in padded]
-    return coding.encode(indices, counts, Room(sizes, slots), tf.constant(seed))
+    return coding.encode(indices, counts, Capacity(sizes, slots), tf.constant(seed))
 
 
 def found(positions, row=0) -> list[list[int]]:
@@ -41,7 +41,7 @@ def expected(policy, chosen, seed, rate):
         positives = bloom.positives(filters[-1], seed)
         if policy != "p0":
             heads.append(len(own))
-        noise = draws(tf.constant(seed), i, bloom.positives_room).numpy()
+        noise = draws(tf.constant(seed), i, bloom.positives_capacity).numpy()
         first = np.argsort(noise[: len(positives)], kind="stable")[: len(own)]
         start = int((noise[:1] * np.float32(len(positives))).sum())
         positions.append({
@@ -66,16 +66,16 @@ def test_policies(policy, rate):
         coded = encoded(coding, chosen, 77)
         words, positions = expected(policy, chosen, 77, rate)
         np.testing.assert_array_equal(coded.words, words)
-        assert words.size == coding.words(Room(SIZES, SLOTS))
+        assert words.size == coding.words(Capacity(SIZES, SLOTS))
         counted = zip(coded.indices, coded.counts, strict=True)
         assert [np.array(at[:n]).tolist() for at, n in counted] == positions
         rows.append(words)
         sent.append(positions)
     rows, sent = [*rows, np.zeros_like(rows[0])], [*sent, [[]] * 4]
-    decoded = coding.decode(tf.constant(np.stack(rows)), Room(SIZES, SLOTS), tf.constant(77))
+    decoded = coding.decode(tf.constant(np.stack(rows)), Capacity(SIZES, SLOTS), tf.constant(77))
     assert [found(decoded, r) for r in range(3)] == sent
-    room = coding.received(Room(SIZES, SLOTS))
-    assert [at.shape[1] for at in decoded.indices] == list(room.slots)
+    capacity = coding.received(Capacity(SIZES, SLOTS))
+    assert [at.shape[1] for at in decoded.indices] == list(capacity.slots)
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.4])
@@ -119,15 +119,15 @@ def test_p2_finds_more_of_what_was_selected():
 @pytest.mark.parametrize("policy", ["p2"])
 def test_in_a_graph(policy):
     """All shapes are known there, as a collective needs; equal rows give equal positions."""
-    coding, room = codings.Bloom(policy=policy), Room((100,), (4,))
+    coding, capacity = codings.Bloom(policy=policy), Capacity((100,), (4,))
     chosen = tf.constant([3, 30, 31, 99])
 
     @tf.function
     def both(seed):
-        coded = coding.encode([chosen], tf.constant([4]), room, seed)
-        assert coded.words.shape == [coding.words(room)]
-        decoded = coding.decode(tf.stack([coded.words] * 2), room, seed)
-        assert decoded.indices[0].shape == [2, coding.received(room).slots[0]]
+        coded = coding.encode([chosen], tf.constant([4]), capacity, seed)
+        assert coded.words.shape == [coding.words(capacity)]
+        decoded = coding.decode(tf.stack([coded.words] * 2), capacity, seed)
+        assert decoded.indices[0].shape == [2, coding.received(capacity).slots[0]]
         return coded, decoded
 
     coded, decoded = both(tf.constant(9))
@@ -141,18 +141,18 @@ def test_in_a_graph(policy):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_malformed_words_are_harmless(policy):
     """Every word is a filter: positions that the tensors have, and no more than there is room."""
-    coding, room, rng = (
+    coding, capacity, rng = (
         codings.Bloom(policy=policy),
-        Room((200, 50), (8, 4)),
+        Capacity((200, 50), (8, 4)),
         np.random.default_rng(4),
     )
     for trial in range(8):
-        words = rng.integers(-(2**31), 2**31, (2, coding.words(room))).astype(np.int32)
+        words = rng.integers(-(2**31), 2**31, (2, coding.words(capacity))).astype(np.int32)
         if trial == 0:
             words[:] = -1
-        decoded = coding.decode(tf.constant(words), room, tf.constant(trial))
+        decoded = coding.decode(tf.constant(words), capacity, tf.constant(trial))
         for i, (size, slots) in enumerate(
-            zip(room.sizes, coding.received(room).slots, strict=True)
+            zip(capacity.sizes, coding.received(capacity).slots, strict=True)
         ):
             for r in range(2):
                 used = np.array(decoded.indices[i][r])[: max(decoded.counts[r, i], 0)]
@@ -174,6 +174,8 @@ def test_bad_arguments(make, words):
 
 
 def test_a_tensor_of_too_many_elements_is_refused():
-    room = Room((2**31,), (100,))
+    capacity = Capacity((2**31,), (100,))
     with pytest.raises(ValueError, match="at most 2147483647 elements.*RawIndices"):
-        codings.Bloom().decode(tf.zeros([1, codings.Bloom().words(room)], tf.int32), room, 0)
+        codings.Bloom().decode(
+            tf.zeros([1, codings.Bloom().words(capacity)], tf.int32), capacity, 0
+        )

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tf_redsync as rs
 from tests.oracle.coded import longest_bits
-from tf_redsync.codings import Golomb, Room
+from tf_redsync.codings import Capacity, Golomb
 from tf_redsync.exchange import loopback, wire
 from tf_redsync.exchange.driver import DryRun
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
@@ -40,7 +40,7 @@ def test_bits_per_position(p, bits):
     k = round(p * size)
     at = np.sort(np.random.default_rng(0).choice(size, k, replace=False))
     coded = Golomb().encode(
-        [tf.constant(at, tf.int32)], tf.constant([k]), Room((size,), (k,)), tf.constant(0)
+        [tf.constant(at, tf.int32)], tf.constant([k]), Capacity((size,), (k,)), tf.constant(0)
     )
     assert int(coded.counts[0]) == int(coded.words[0]) == k
     worst = min(longest_bits(size, k, b) for b in range(31))

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tf_redsync as rs
 from tf_redsync import codings
-from tf_redsync.codings.base import Room
+from tf_redsync.codings.base import Capacity
 from tf_redsync.exchange import loopback, wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods import from_config, serialize
@@ -115,7 +115,7 @@ def test_one_mean_for_every_tensor(indices):
     np.testing.assert_allclose(reached, expected[expected != 0], rtol=0.6)
     if isinstance(indices, codings.Golomb):
         np.testing.assert_array_equal(total, expected)
-    words = indices.words(Room((1200,), (60,)))
+    words = indices.words(Capacity((1200,), (60,)))
     assert wire.payload_bytes(step.requests[0]) == 4 * (1 + words + 1)
 
 
@@ -154,7 +154,9 @@ def test_spardl_rounds_each_message_by_numbers_of_its_own():
     grads = [[tf.concat([block, block], 0)]] * 2
     states = loopback.initial_states(method, layout)
     rows = loopback.run_step(method, layout, grads, states, 0).requests[0].messages.numpy()
-    words = codings.QSGDValues(levels=3).words(method.indices.received(Room((600,), (120,))).slots)
+    words = codings.QSGDValues(levels=3).words(
+        method.indices.received(Capacity((600,), (120,))).slots
+    )
     first, second = rows[:, :-words], rows[:, -words:]
     np.testing.assert_array_equal(first[0], first[1])
     assert np.any(second[0] != second[1])
@@ -294,7 +296,7 @@ def test_golomb_is_near_the_entropy(density):
     k = round(density * n)
     rng = np.random.default_rng(0)
     at = tf.constant(np.sort(rng.choice(n, k, replace=False)), tf.int32)
-    coded = codings.Golomb().encode([at], tf.constant([k]), Room((n,), (k,)), tf.constant(0))
+    coded = codings.Golomb().encode([at], tf.constant([k]), Capacity((n,), (k,)), tf.constant(0))
     assert coded.counts[0] == k
     bits, entropy = 32 * coded.words.shape[0] / k, log2_choices(n, k) / k
     assert 1.0 < bits / entropy < {0.001: 1.051, 0.01: 1.06, 0.1: 1.095}[density]
@@ -367,12 +369,19 @@ def test_the_comparison_says_why():
 def test_the_cheapest_is_used(density):
     """And what is used has the length that the table says."""
     n = 1_000_000
-    room = Room((n,), (round(density * n),))
-    comparison, coding = codings.compare(room.sizes, room.slots), codings.Cheapest().of(room)
+    capacity = Capacity((n,), (round(density * n),))
+    comparison, coding = (
+        codings.compare(capacity.sizes, capacity.slots),
+        codings.Cheapest().of(capacity),
+    )
     assert list(comparison.words.values()) == sorted(comparison.words.values())
     assert type(coding).__name__ == comparison.best
     assert comparison.best in (("Golomb", "EliasFano") if density < 0.35 else ("Bitmap",))
-    assert coding.words(room) == codings.Cheapest().words(room) == comparison.words[comparison.best]
+    assert (
+        coding.words(capacity)
+        == codings.Cheapest().words(capacity)
+        == comparison.words[comparison.best]
+    )
 
 
 @pytest.mark.parametrize(("sizes", "slots"), [([10], [11]), ([10, 3], [1]), ([10], [-1])])

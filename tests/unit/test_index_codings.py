@@ -8,7 +8,7 @@ from tests.oracle.coded import GolombStreams
 from tests.oracle.codings import LOSSLESS, code_of, huffman_codes
 from tf_redsync import codings
 from tf_redsync.codings import golomb
-from tf_redsync.codings.base import Room
+from tf_redsync.codings.base import Capacity
 from tf_redsync.ops import bits
 
 CODINGS = {
@@ -25,7 +25,7 @@ every_coding = pytest.mark.parametrize("name", CODINGS)
 SEED = tf.constant(5)
 
 # Sizes and slots of the tensors of a bucket.
-ROOMS = {
+CAPACITIES = {
     "one_of_one": ((1,), (1,)),
     "one": ((1000,), (1,)),
     "all": ((33,), (33,)),
@@ -56,7 +56,7 @@ def positions(kind, sizes, slots, rng) -> list[np.ndarray]:
 def encoded(coding, chosen, sizes, slots):
     padded = [np.pad(p, (0, k - len(p))) for p, k in zip(chosen, slots, strict=True)]
     counts = tf.constant([len(p) for p in chosen], tf.int32)
-    return coding.encode([tf.constant(p) for p in padded], counts, Room(sizes, slots), SEED)
+    return coding.encode([tf.constant(p) for p in padded], counts, Capacity(sizes, slots), SEED)
 
 
 def valid(indices, counts) -> list[list[int]]:
@@ -69,13 +69,13 @@ def valid(indices, counts) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("capacity", CAPACITIES)
 @every_coding
-def test_words_and_round_trip(name, room):
+def test_words_and_round_trip(name, capacity):
     """Words of the oracle; all workers' positions back, and none of a worker that sends zeros."""
-    coding, (sizes, slots), rng = CODINGS[name], ROOMS[room], np.random.default_rng(0)
+    coding, (sizes, slots), rng = CODINGS[name], CAPACITIES[capacity], np.random.default_rng(0)
     code = code_of(name, sizes, slots)
-    assert coding.words(Room(sizes, slots)) == code.words
+    assert coding.words(Capacity(sizes, slots)) == code.words
     rows, expected = [np.zeros(code.words, np.int32)], [[[]] * len(sizes)]
     starts = np.cumsum([0, *sizes[:-1]])
     for kind in KINDS:
@@ -89,7 +89,7 @@ def test_words_and_round_trip(name, room):
         expected.append(sent)
     for first in range(len(rows)):  # one row to four, every row among them
         some = rows[first : first + 1 + first % 4]
-        decoded = coding.decode(tf.constant(np.stack(some)), Room(sizes, slots), SEED)
+        decoded = coding.decode(tf.constant(np.stack(some)), Capacity(sizes, slots), SEED)
         for r in range(len(some)):
             found = valid([at[r] for at in decoded.indices], decoded.counts[r])
             assert found == expected[first + r]
@@ -122,7 +122,7 @@ def test_the_longest_codes_fit(name):
         chosen = [np.int32(p) for p in chosen]
         coded, sent = encoded(CODINGS[name], chosen, sizes, slots), [p.tolist() for p in chosen]
         assert valid(coded.indices, coded.counts) == sent, kind
-        decoded = CODINGS[name].decode(coded.words[tf.newaxis], Room(sizes, slots), SEED)
+        decoded = CODINGS[name].decode(coded.words[tf.newaxis], Capacity(sizes, slots), SEED)
         assert valid([at[0] for at in decoded.indices], decoded.counts[0]) == sent, kind
 
 
@@ -140,26 +140,26 @@ def test_the_reserve_is_tight(k):
 def test_streams_of_like_density():
     """Each density gets a stream of its own where that is shorter, and only there."""
     sizes, slots = (4_000_000, 512, 300_000, 2048, 1000), (4000, 51, 300, 205, 1)
-    found = [group.members for group in golomb.groups(Room(sizes, slots))]
+    found = [group.members for group in golomb.groups(Capacity(sizes, slots))]
     assert found == [(1, 3), (0, 2, 4)]
     together = GolombStreams([sum(sizes)], [sum(slots)]).words
-    assert codings.Golomb().words(Room(sizes, slots)) < 0.98 * together
-    assert len(golomb.groups(Room((4_000_000, 10), (4000, 1)))) == 1
+    assert codings.Golomb().words(Capacity(sizes, slots)) < 0.98 * together
+    assert len(golomb.groups(Capacity((4_000_000, 10), (4000, 1)))) == 1
 
 
 @pytest.mark.parametrize("name", [n for n in CODINGS if n not in ("RawIndices", "Cheapest")])
 def test_in_a_graph(name):
     """All shapes are known there, as a collective needs."""
     sizes, slots = (300, 7), (20, 3)
-    room, rng = Room(sizes, slots), np.random.default_rng(1)
+    capacity, rng = Capacity(sizes, slots), np.random.default_rng(1)
     chosen = positions("some", sizes, slots, rng)
     padded = [np.pad(p, (0, k - len(p))) for p, k in zip(chosen, slots, strict=True)]
 
     @tf.function
     def both(indices, counts, seed):
-        coded = CODINGS[name].encode(indices, counts, room, seed)
-        assert coded.words.shape == [CODINGS[name].words(room)]
-        decoded = CODINGS[name].decode(tf.stack([coded.words] * 3), room, seed)
+        coded = CODINGS[name].encode(indices, counts, capacity, seed)
+        assert coded.words.shape == [CODINGS[name].words(capacity)]
+        decoded = CODINGS[name].decode(tf.stack([coded.words] * 3), capacity, seed)
         assert [at.shape for at in decoded.indices] == [(3, k) for k in slots]
         return coded.words, decoded.indices, decoded.counts
 
@@ -176,7 +176,7 @@ def test_in_a_graph(name):
 def test_malformed_words(name):
     """An error, or positions that a tensor has; never a crash."""
     sizes, slots = (300, 7, 64), (30, 7, 5)
-    coding, room, rng = CODINGS[name], Room(sizes, slots), np.random.default_rng(2)
+    coding, capacity, rng = CODINGS[name], Capacity(sizes, slots), np.random.default_rng(2)
     good = encoded(coding, positions("full", sizes, slots, rng), sizes, slots).words.numpy()
     errors = 0
     for trial in range(21):
@@ -188,7 +188,7 @@ def test_malformed_words(name):
         else:
             words[1, 0] = rng.integers(-50, 100)
         try:
-            decoded = coding.decode(tf.constant(words), room, SEED)
+            decoded = coding.decode(tf.constant(words), capacity, SEED)
         except tf.errors.InvalidArgumentError as error:
             assert "messages" in str(error)
             errors += 1
@@ -219,7 +219,7 @@ def test_errors_name_what_is_wrong(name, words):
     elif name != "Golomb":
         code[0] = 2 if name == "EliasFano" else 4
     with pytest.raises(tf.errors.InvalidArgumentError, match=words):
-        CODINGS[name].decode(tf.constant(code)[tf.newaxis], Room(sizes, slots), SEED)
+        CODINGS[name].decode(tf.constant(code)[tf.newaxis], Capacity(sizes, slots), SEED)
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 257, 65_536, 1_000_003, 2**24 + 5, 2**31 - 1])
@@ -254,7 +254,14 @@ def test_fields_of_every_width():
 
 
 def test_a_bucket_of_too_many_elements_is_refused():
-    room = Room((2**31 - 1, 5), (10, 1))
+    capacity = Capacity((2**31 - 1, 5), (10, 1))
     with pytest.raises(ValueError, match="number the elements of a bucket in int32.*RawIndices"):
-        codings.Golomb().words(room)
-    assert codings.RawIndices().words(room) == 13
+        codings.Golomb().words(capacity)
+    assert codings.RawIndices().words(capacity) == 13
+
+
+def test_former_names():
+    with pytest.warns(DeprecationWarning, match="Use `codings.Capacity`"):
+        assert codings.Room is codings.Capacity
+    with pytest.warns(DeprecationWarning, match="Use `capacity`"):
+        assert codings.compare((10,), (2,)).room == codings.Capacity((10,), (2,))

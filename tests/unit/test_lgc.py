@@ -360,8 +360,8 @@ def test_bytes_per_step_are_those_of_the_last_stage():
     positions, codes = 16 * (2001 // 3), 4 * (2000 // 16 * 4 + 1)
     assert found == 1.5 * (positions + codes + 4)
     assert 600 < 1.5 * spec.bytes / found < 650
-    room = codings.Room((2_000_000,), (2000,))
-    coded = 16 * -(-codings.Cheapest().words(room) // 3) + codes + 4  # by default
+    capacity = codings.Capacity((2_000_000,), (2000,))
+    coded = 16 * -(-codings.Cheapest().words(capacity) // 3) + codes + 4  # by default
     assert 1300 < spec.bytes / coded < 1400
 
 

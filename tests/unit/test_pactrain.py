@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
-from tests.oracle.pactrain import PrunedOracle, room
+from tests.oracle.pactrain import PrunedOracle, capacity
 from tests.unit.test_gradient_exchange import SHAPES, build, gradients, make_step
 from tf_redsync.engine import masks
 from tf_redsync.exchange import loopback
@@ -24,7 +24,7 @@ def random_masks(sparsity, seed=0, more=0):
     for position in POSITIONS:
         shape = list(SHAPES.values())[position]
         mask = np.zeros(np.prod(shape), bool)
-        mask[rng.permutation(mask.size)[: room(sparsity, mask.size) + more]] = True
+        mask[rng.permutation(mask.size)[: capacity(sparsity, mask.size) + more]] = True
         found[position] = mask.reshape(shape)
     return found
 
@@ -37,7 +37,7 @@ def write(strategy, exchange, found):
 def sent(sparsity=None, workers=2):
     """Bytes of a step, dense or compact, by the formulas; biases and scales are always dense."""
     sizes = {name: int(np.prod(shape)) for name, shape in SHAPES.items()}
-    compact = {n: room(sparsity, sizes[n]) for n in PRUNED} if sparsity is not None else {}
+    compact = {n: capacity(sparsity, sizes[n]) for n in PRUNED} if sparsity is not None else {}
     return 2 * (workers - 1) / workers * 4 * sum((sizes | compact).values())
 
 
@@ -134,10 +134,10 @@ def test_one_worker_prunes_without_a_network(mirrored):
 
 
 @pytest.mark.parametrize("sparsity", [0.0, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.29, 0.999])
-def test_room(sparsity):
+def test_capacity(sparsity):
     for size in (0, 1, 2, 3, 10, 100, 999, 12_345_678):
-        assert kept_elements(sparsity, size) == room(sparsity, size)
-        assert kept_elements(np.float64(sparsity), size) == room(sparsity, size)
+        assert kept_elements(sparsity, size) == capacity(sparsity, size)
+        assert kept_elements(np.float64(sparsity), size) == capacity(sparsity, size)
 
 
 def one_step(method, mask, grads, number=0, phase="exchange"):

@@ -11,7 +11,7 @@ import tf_keras
 
 import tf_redsync as rs
 from tests.distributed import problems
-from tests.oracle.pactrain import masks_by_magnitude, room
+from tests.oracle.pactrain import capacity, masks_by_magnitude
 from tests.unit.test_optimizer_errors import refused
 from tf_redsync.keras.pruning import magnitude_masks
 
@@ -135,7 +135,7 @@ def test_scope_model_prunes_the_smaller_tensors_more():
     with pytest.warns(UserWarning, match="of the 64 weights"):
         wrapped.prune(0.5, scope="model")
     weights = [v.numpy() for i, v in enumerate(variables) if i != 1]
-    assert sum(np.count_nonzero(w) for w in weights) == room(0.5, 256)
+    assert sum(np.count_nonzero(w) for w in weights) == capacity(0.5, 256)
     assert np.count_nonzero(weights[1]) == 64
 
 
@@ -173,7 +173,7 @@ def kernels(model):
 
 def sent(sparsity):
     """Bytes of a step of two workers: kernels of (12, 48) and (48, 1), both biases dense."""
-    return 4 * (room(sparsity, 576) + room(sparsity, 48) + 49)
+    return 4 * (capacity(sparsity, 576) + capacity(sparsity, 48) + 49)
 
 
 DENSE = 4 * (576 + 48 + 49)
@@ -188,7 +188,7 @@ def test_fit_prunes_switches_saves_and_goes_on(mirrored, tmp_path):
         model.fit(problems.dataset(64, 8), verbose=0, callbacks=[prune, seen])
     assert seen.seen == [DENSE] * 5 + [sent(0.5)] * 3
     for kernel in kernels(model):
-        assert np.count_nonzero(kernel) == room(0.5, kernel.size)
+        assert np.count_nonzero(kernel) == capacity(0.5, kernel.size)
     path = tmp_path / "model.keras"
     model.save(path)
     with strategy.scope():
@@ -225,7 +225,7 @@ def test_epochs_and_portions(mirrored):
     )
     assert seen.seen[-1] == sent(0.25) and len(seen.seen) == 9
     for kernel in kernels(model):
-        assert np.count_nonzero(kernel) == room(0.75, kernel.size)
+        assert np.count_nonzero(kernel) == capacity(0.75, kernel.size)
 
 
 def test_tf_keras_prunes_before_its_first_step(mirrored):

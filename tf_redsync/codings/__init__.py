@@ -27,7 +27,10 @@ Bits of each position, of 2^22 elements, as `codings.compare` shows them:
 | `PolynomialFit`, `DoubleExponentialFit` | `ceil(log2 k)`, the place in the sorted order |
 """
 
-from tf_redsync.codings.base import IndexCoding, Room, ValueCoding
+import warnings
+from typing import Any
+
+from tf_redsync.codings.base import Capacity, IndexCoding, ValueCoding
 from tf_redsync.codings.bitmap import Bitmap
 from tf_redsync.codings.bloom import Bloom
 from tf_redsync.codings.choice import Cheapest, Comparison, compare
@@ -46,6 +49,7 @@ from tf_redsync.codings.signed_levels import SignedLevels
 __all__ = [
     "Bitmap",
     "Bloom",
+    "Capacity",
     "Cheapest",
     "Comparison",
     "DeltaPacking",
@@ -60,9 +64,19 @@ __all__ = [
     "PolynomialFit",
     "QSGDValues",
     "RawIndices",
-    "Room",
     "RunLength",
     "SignedLevels",
     "ValueCoding",
     "compare",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Room":
+        warnings.warn(
+            "`codings.Room` is deprecated. Use `codings.Capacity`.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return Capacity
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

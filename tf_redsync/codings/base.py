@@ -20,7 +20,7 @@ from tf_redsync.ops.codecs import Positions
 
 
 @dataclasses.dataclass(frozen=True)
-class Room:
+class Capacity:
     """What may be sent of the tensors of a bucket.
 
     Attributes:
@@ -72,7 +72,7 @@ class IndexCoding(Configurable):
     Attributes:
         lossless: Whether the code always stands for just the positions that it was made of. If not,
             others may be added, and some be left out for others to be in another step.
-        any_slots: Whether `Room.slots` may be tensors.
+        any_slots: Whether `Capacity.slots` may be tensors.
         paper: Authors and year.
     """
 
@@ -80,39 +80,39 @@ class IndexCoding(Configurable):
     any_slots: ClassVar[bool] = False
     paper: ClassVar[str] = "-"
 
-    def received(self, room: Room) -> Room:
-        """Return the room that decoded positions need; more than `room` if some are added."""
-        return room
+    def received(self, capacity: Capacity) -> Capacity:
+        """Return the capacity for decoded positions; more than `capacity` if some are added."""
+        return capacity
 
-    def words(self, room: Room) -> Any:
+    def words(self, capacity: Capacity) -> Any:
         """Return the length of the code in 32-bit words."""
         raise NotImplementedError
 
     def encode(
-        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
+        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, capacity: Capacity, seed: tf.Tensor
     ) -> CodedPositions:
         """Code positions.
 
         Args:
             indices: For every tensor int32 `[slots]`, of which the first `counts[i]` ascend.
             counts: int32 `[N]`.
-            room: Sizes and slots.
+            capacity: Sizes and slots.
             seed: int32 scalar, equal on all workers and another one in every step.
         """
         raise NotImplementedError
 
-    def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
+    def decode(self, words: tf.Tensor, capacity: Capacity, seed: tf.Tensor) -> Positions:
         """Decode what `encode` returned on each worker; words that are all 0 are no positions.
 
         A worker with something to send that is not finite sends zeros.
 
         Args:
             words: int32 `[workers, words]`.
-            room: As given to `encode`.
+            capacity: As given to `encode`.
             seed: As given to `encode`.
 
         Returns:
-            `Positions`, with `received(room).slots` entries for each tensor.
+            `Positions`, with `received(capacity).slots` entries for each tensor.
 
         Raises:
             tf.errors.InvalidArgumentError: when run, for words that no `encode` has made.

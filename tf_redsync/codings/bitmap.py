@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync.codings.base import CodedPositions, IndexCoding, Room
+from tf_redsync.codings.base import Capacity, CodedPositions, IndexCoding
 from tf_redsync.codings.streams import Stream
 from tf_redsync.config import register
 from tf_redsync.ops import bits
@@ -22,20 +22,20 @@ class Bitmap(IndexCoding):
     """A bit for every element: the shortest code from a density of some 20 % on."""
 
     @override
-    def words(self, room: Room) -> Any:
-        return -(-Stream(room).size // 32)
+    def words(self, capacity: Capacity) -> Any:
+        return -(-Stream(capacity).size // 32)
 
     @override
     def encode(
-        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
+        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, capacity: Capacity, seed: tf.Tensor
     ) -> CodedPositions:
-        stream = Stream(room)
+        stream = Stream(capacity)
         count = tf.reduce_sum(counts)
-        words = bits.bitmap(stream.merged(indices, counts), count, self.words(room))
+        words = bits.bitmap(stream.merged(indices, counts), count, self.words(capacity))
         return CodedPositions(words, list(indices), counts)
 
     @override
-    def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
-        stream = Stream(room)
+    def decode(self, words: tf.Tensor, capacity: Capacity, seed: tf.Tensor) -> Positions:
+        stream = Stream(capacity)
         at, count = bits.set_bits(words, stream.slots)
         return stream.separated(stream.checked(at, count), count)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks
-from tf_redsync.codings.base import CodedPositions, IndexCoding, Room, used
+from tf_redsync.codings.base import Capacity, CodedPositions, IndexCoding, used
 from tf_redsync.codings.conflicts import by_conflicts
 from tf_redsync.config import register
 from tf_redsync.ops.codecs import Positions, bloom_build, bloom_parameters, bloom_query
@@ -80,55 +80,55 @@ class Bloom(IndexCoding):
             checks.real("false_positive_rate", rate, **bounds)
 
     @override
-    def received(self, room: Room) -> Room:
+    def received(self, capacity: Capacity) -> Capacity:
         """With p0 a tensor gets room for its false positives too."""
         if self.policy != "p0":
-            return room
-        return Room(room.sizes, tuple(map(self._positives, room.sizes, room.slots)))
+            return capacity
+        return Capacity(capacity.sizes, tuple(map(self._positives, capacity.sizes, capacity.slots)))
 
     @override
-    def words(self, room: Room) -> Any:
-        return self._heads(room) + sum(self._filters(room).words)
+    def words(self, capacity: Capacity) -> Any:
+        return self._heads(capacity) + sum(self._filters(capacity).words)
 
     @override
     def encode(
-        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
+        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, capacity: Capacity, seed: tf.Tensor
     ) -> CodedPositions:
-        of = self._filters(room)
+        of = self._filters(capacity)
         filters = bloom_build(
-            indices, counts, seed, sizes=room.sizes, words=of.words, hashes=of.hashes
+            indices, counts, seed, sizes=capacity.sizes, words=of.words, hashes=of.hashes
         )
-        words = tf.concat([counts[: self._heads(room)], filters], axis=0)
-        positions = self.decode(words[tf.newaxis], room, seed)
+        words = tf.concat([counts[: self._heads(capacity)], filters], axis=0)
+        positions = self.decode(words[tf.newaxis], capacity, seed)
         found = [at[0] for at in positions.indices]
         return CodedPositions(words, found, positions.counts[0])
 
     @override
-    def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
-        of = self._filters(room)
-        if max(room.sizes) > MAX_COUNT:
+    def decode(self, words: tf.Tensor, capacity: Capacity, seed: tf.Tensor) -> Positions:
+        of = self._filters(capacity)
+        if max(capacity.sizes) > MAX_COUNT:
             raise ValueError(
                 f"`indices=Bloom(..)` takes tensors of at most {MAX_COUNT} elements. "
-                f"Received: sizes={room.sizes}. Use RawIndices, or split the variable."
+                f"Received: sizes={capacity.sizes}. Use RawIndices, or split the variable."
             )
-        heads, filters = tf.split(words, [self._heads(room), sum(of.words)], axis=1)
-        places = list(map(self._positives, room.sizes, room.slots))
+        heads, filters = tf.split(words, [self._heads(capacity), sum(of.words)], axis=1)
+        places = list(map(self._positives, capacity.sizes, capacity.slots))
         positives = bloom_query(
-            filters, seed, sizes=room.sizes, slots=places, words=of.words, hashes=of.hashes
+            filters, seed, sizes=capacity.sizes, slots=places, words=of.words, hashes=of.hashes
         )
         if self.policy == "p0":
             return positives
         counts = tf.minimum(heads, positives.counts)
         indices = []
-        for i, (at, slots) in enumerate(zip(positives.indices, room.slots, strict=True)):
+        for i, (at, slots) in enumerate(zip(positives.indices, capacity.slots, strict=True)):
             found, count = positives.counts[:, i : i + 1], counts[:, i : i + 1]
-            chosen = self._ordered(at, found, seed, i, room)[:, :slots]
+            chosen = self._ordered(at, found, seed, i, capacity)[:, :slots]
             valid = tf.range(slots) < count
             indices.append(used(tf.sort(tf.where(valid, chosen, tf.int32.max)), count))
         return Positions(indices, counts)
 
     def _ordered(
-        self, at: tf.Tensor, count: tf.Tensor, seed: tf.Tensor, number: int, room: Room
+        self, at: tf.Tensor, count: tf.Tensor, seed: tf.Tensor, number: int, capacity: Capacity
     ) -> tf.Tensor:
         """Positives of tensor `number`, those to take first in front; int32 `[workers, slots]`."""
         noise = draws(seed, number, at.shape[1])
@@ -137,7 +137,7 @@ class Bloom(IndexCoding):
             place = (first + tf.range(at.shape[1])) % tf.maximum(count, 1)
             return tf.gather(at, place, batch_dims=1)
         if self.policy == "p2":
-            of, limit = self._filters(room), room.slots[number]
+            of, limit = self._filters(capacity), capacity.slots[number]
             words, hashes = of.words[number], of.hashes[number]
             return by_conflicts(at, count, noise, seed, words=words, hashes=hashes, limit=limit)
         order = tf.argsort(tf.where(tf.range(at.shape[1]) < count, noise, 2.0), stable=True)
@@ -159,15 +159,15 @@ class Bloom(IndexCoding):
         deviation = math.sqrt(false + (false * hashes * spread / held) ** 2)
         return min(slots + math.ceil(false + 6 * deviation) + 4, size)
 
-    def _heads(self, room: Room) -> int:
+    def _heads(self, capacity: Capacity) -> int:
         """Words that tell how many positions were selected, which P0 does not ask."""
-        return 0 if self.policy == "p0" else len(room.slots)
+        return 0 if self.policy == "p0" else len(capacity.slots)
 
-    def _filters(self, room: Room) -> _Filters:
+    def _filters(self, capacity: Capacity) -> _Filters:
         """How long the filters are."""
         both = [
             bloom_parameters(slots, self._rate(size, slots))
-            for size, slots in zip(room.sizes, room.slots, strict=True)
+            for size, slots in zip(capacity.sizes, capacity.slots, strict=True)
         ]
         return _Filters([words for words, _ in both], [hashes for _, hashes in both])
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync.codings.base import CodedPositions, IndexCoding, Room
+from tf_redsync.codings.base import Capacity, CodedPositions, IndexCoding
 from tf_redsync.codings.bitmap import Bitmap
 from tf_redsync.codings.delta import DeltaPacking
 from tf_redsync.codings.elias_fano import EliasFano
@@ -38,14 +39,22 @@ class Comparison:
     """Codings of the positions of some tensors; `str` prints a table.
 
     Attributes:
-        room: Sizes and slots.
+        capacity: Sizes and slots.
         words: Length of the code in 32-bit words, by the name of the coding, shortest first.
         entropy: Bits that random positions need at least.
     """
 
-    room: Room
+    capacity: Capacity
     words: dict[str, int]
     entropy: float
+
+    @property
+    def room(self) -> Capacity:
+        """Former name of `capacity`."""
+        warnings.warn(
+            "`Comparison.room` is deprecated. Use `capacity`.", DeprecationWarning, stacklevel=2
+        )
+        return self.capacity
 
     @property
     def best(self) -> str:
@@ -54,14 +63,14 @@ class Comparison:
 
     @override
     def __str__(self) -> str:
-        k = max(sum(self.room.slots), 1)
+        k = max(sum(self.capacity.slots), 1)
         lines = [("coding", "bits a position", "over entropy")]
         for name, words in self.words.items():
             over = 32 * words / self.entropy - 1 if self.entropy else math.inf
             lines.append((name, f"{32 * words / k:.2f}", f"{100 * over:+.1f} %"))
         lines.append(("entropy", f"{self.entropy / k:.2f}", ""))
-        density = sum(self.room.slots) / max(sum(self.room.sizes), 1)
-        head = f"{sum(self.room.slots)} of {sum(self.room.sizes)} elements ({100 * density:.3g} %)"
+        slots, size = sum(self.capacity.slots), sum(self.capacity.sizes)
+        head = f"{slots} of {size} elements ({100 * slots / max(size, 1):.3g} %)"
         return "\n".join([head, *aligned(lines)])
 
 
@@ -95,11 +104,11 @@ def compare(sizes: Sequence[int], slots: Sequence[int]) -> Comparison:
             "`slots` must have one entry for each of `sizes`, of at most as many elements. "
             f"Received: sizes={list(sizes)}, slots={list(slots)}"
         )
-    room = Room(tuple(sizes), tuple(slots))
+    capacity = Capacity(tuple(sizes), tuple(slots))
     # Of equal lengths the one that stands first in the list: the simpler one.
-    words = sorted(((c.words(room), type(c).__name__) for c in LOSSLESS), key=lambda w: w[0])
+    words = sorted(((c.words(capacity), type(c).__name__) for c in LOSSLESS), key=lambda w: w[0])
     entropy = sum(_log2_choices(n, k) for n, k in zip(sizes, slots, strict=True))
-    return Comparison(room, {name: n for n, name in words}, entropy)
+    return Comparison(capacity, {name: n for n, name in words}, entropy)
 
 
 @register
@@ -117,28 +126,28 @@ class Cheapest(IndexCoding):
     the shortest head.
 
     Example:
-        >>> Cheapest().of(Room((1_000_000,), (10_000,)))
+        >>> Cheapest().of(Capacity((1_000_000,), (10_000,)))
         Golomb()
     """
 
-    def of(self, room: Room) -> IndexCoding:
+    def of(self, capacity: Capacity) -> IndexCoding:
         """Return the coding that is used."""
-        best = compare(room.sizes, room.slots).best
+        best = compare(capacity.sizes, capacity.slots).best
         return next(c for c in LOSSLESS if type(c).__name__ == best)
 
     @override
-    def words(self, room: Room) -> Any:
-        return self.of(room).words(room)
+    def words(self, capacity: Capacity) -> Any:
+        return self.of(capacity).words(capacity)
 
     @override
     def encode(
-        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
+        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, capacity: Capacity, seed: tf.Tensor
     ) -> CodedPositions:
-        return self.of(room).encode(indices, counts, room, seed)
+        return self.of(capacity).encode(indices, counts, capacity, seed)
 
     @override
-    def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
-        return self.of(room).decode(words, room, seed)
+    def decode(self, words: tf.Tensor, capacity: Capacity, seed: tf.Tensor) -> Positions:
+        return self.of(capacity).decode(words, capacity, seed)
 
 
 def _log2_choices(n: int, k: int) -> float:

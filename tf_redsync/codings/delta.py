@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync.codings.base import CodedPositions, IndexCoding, Room, used
+from tf_redsync.codings.base import Capacity, CodedPositions, IndexCoding, used
 from tf_redsync.codings.streams import Stream, gaps
 from tf_redsync.config import register
 from tf_redsync.ops import bits
@@ -39,14 +39,14 @@ class DeltaPacking(IndexCoding):
     paper: ClassVar[str] = "Lemire, Boytsov 2015"
 
     @override
-    def words(self, room: Room) -> Any:
-        return 1 + sum(_lengths(Stream(room)))
+    def words(self, capacity: Capacity) -> Any:
+        return 1 + sum(_lengths(Stream(capacity)))
 
     @override
     def encode(
-        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
+        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, capacity: Capacity, seed: tf.Tensor
     ) -> CodedPositions:
-        stream, words = Stream(room), _lengths(Stream(room))[1]
+        stream, words = Stream(capacity), _lengths(Stream(capacity))[1]
         at, count, groups = stream.merged(indices, counts), tf.reduce_sum(counts), _groups(stream)
         deltas = used(gaps(at) - 1, count)
         rows = tf.reshape(tf.pad(deltas, [[0, GROUP * groups - stream.slots]]), [groups, GROUP])
@@ -57,8 +57,8 @@ class DeltaPacking(IndexCoding):
         return CodedPositions(tf.concat(code, axis=0), list(indices), counts)
 
     @override
-    def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
-        stream, groups = Stream(room), _groups(Stream(room))
+    def decode(self, words: tf.Tensor, capacity: Capacity, seed: tf.Tensor) -> Positions:
+        stream, groups = Stream(capacity), _groups(Stream(capacity))
         count, width_words, code = tf.split(words, [1, *_lengths(stream)], axis=1)
         widths = bits.unpacked(width_words, WIDTH, groups)
         lengths = tf.repeat(widths, GROUP, axis=1)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync.codings.base import CodedPositions, IndexCoding, Room
+from tf_redsync.codings.base import Capacity, CodedPositions, IndexCoding
 from tf_redsync.codings.streams import Stream
 from tf_redsync.config import register
 from tf_redsync.ops import bits
@@ -36,14 +36,14 @@ class EliasFano(IndexCoding):
     paper: ClassVar[str] = "Elias 1974; Fano 1971"
 
     @override
-    def words(self, room: Room) -> Any:
-        return 1 + sum(_lengths(Stream(room)))
+    def words(self, capacity: Capacity) -> Any:
+        return 1 + sum(_lengths(Stream(capacity)))
 
     @override
     def encode(
-        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
+        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, capacity: Capacity, seed: tf.Tensor
     ) -> CodedPositions:
-        stream = Stream(room)
+        stream = Stream(capacity)
         at, count, low = stream.merged(indices, counts), tf.reduce_sum(counts), _low_bits(stream)
         high = tf.bitwise.right_shift(at, low) + tf.range(stream.slots)
         code = [
@@ -54,8 +54,8 @@ class EliasFano(IndexCoding):
         return CodedPositions(tf.concat(code, axis=0), list(indices), counts)
 
     @override
-    def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
-        stream = Stream(room)
+    def decode(self, words: tf.Tensor, capacity: Capacity, seed: tf.Tensor) -> Positions:
+        stream = Stream(capacity)
         count, low_words, high_words = tf.split(words, [1, *_lengths(stream)], axis=1)
         low = _low_bits(stream)
         high, found = bits.set_bits(high_words, stream.slots)

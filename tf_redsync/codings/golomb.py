@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync.codings.base import CodedPositions, IndexCoding, Room
+from tf_redsync.codings.base import Capacity, CodedPositions, IndexCoding
 from tf_redsync.codings.streams import Stream
 from tf_redsync.config import register
 from tf_redsync.ops.codecs import (
@@ -66,22 +66,22 @@ class Golomb(IndexCoding):
     there is a stream of gaps for each density, as long as that makes the message shorter.
 
     Example:
-        >>> room = Room((1_000_000, 5_000, 800), (1_000, 500, 80))  # 0.1 %, and twice 10 %
-        >>> [group.members for group in groups(room)], Golomb().words(room)
+        >>> capacity = Capacity((1_000_000, 5_000, 800), (1_000, 500, 80))  # 0.1 %, and twice 10 %
+        >>> [group.members for group in groups(capacity)], Golomb().words(capacity)
         ([(1, 2), (0,)], 471)
     """
 
     paper: ClassVar[str] = "Golomb 1966"
 
     @override
-    def words(self, room: Room) -> Any:
-        return sum(group.words for group in groups(room))
+    def words(self, capacity: Capacity) -> Any:
+        return sum(group.words for group in groups(capacity))
 
     @override
     def encode(
-        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
+        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, capacity: Capacity, seed: tf.Tensor
     ) -> CodedPositions:
-        parts, totals, streams = [], [], groups(room)
+        parts, totals, streams = [], [], groups(capacity)
         for members, stream, _ in streams:
             own = tf.gather(counts, members)
             parts.append(stream.merged([indices[i] for i in members], own))
@@ -91,8 +91,8 @@ class Golomb(IndexCoding):
         return CodedPositions(code, list(indices), counts)
 
     @override
-    def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
-        streams = groups(room)
+    def decode(self, words: tf.Tensor, capacity: Capacity, seed: tf.Tensor) -> Positions:
+        streams = groups(capacity)
         merged, counts = golomb_decode(
             words,
             sizes=[g.stream.size for g in streams],
@@ -105,14 +105,14 @@ class Golomb(IndexCoding):
             at, own = stream.separated(merged[i], counts[:, i : i + 1])
             indices.update(zip(members, at, strict=True))
             of_tensor.update(zip(members, tf.unstack(own, axis=1), strict=True))
-        order = range(len(room.slots))
+        order = range(len(capacity.slots))
         return Positions([indices[i] for i in order], tf.stack([of_tensor[i] for i in order], 1))
 
 
-def groups(room: Room) -> list[Group]:
+def groups(capacity: Capacity) -> list[Group]:
     """Divide tensors into streams, so that their codes are short; the densest ones first."""
     by_rice: dict[int, list[int]] = {}
-    for i, (size, slots) in enumerate(zip(room.sizes, room.slots, strict=True)):
+    for i, (size, slots) in enumerate(zip(capacity.sizes, capacity.slots, strict=True)):
         by_rice.setdefault(golomb_parameter(size, slots), []).append(i)
     # Neighbours share a stream where its head is dearer than their difference in density. The
     # shortest division of the first ones is that of fewer, and one group more.
@@ -122,13 +122,15 @@ def groups(room: Room) -> list[Group]:
         choices = []
         for first in range(last):
             members = tuple(sorted(itertools.chain(*ordered[first:last])))
-            group = _group(members, room)
+            group = _group(members, capacity)
             words, before = shortest[first]
             choices.append((words + group.words, [*before, group]))
         shortest.append(min(choices, key=lambda choice: choice[0]))
     return shortest[-1][1]
 
 
-def _group(members: tuple[int, ...], room: Room) -> Group:
-    own = Room(tuple(room.sizes[i] for i in members), tuple(room.slots[i] for i in members))
+def _group(members: tuple[int, ...], capacity: Capacity) -> Group:
+    own = Capacity(
+        tuple(capacity.sizes[i] for i in members), tuple(capacity.slots[i] for i in members)
+    )
     return Group(members, Stream(own), golomb_parameter(sum(own.sizes), sum(own.slots)))

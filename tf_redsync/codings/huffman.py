@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync.codings.base import CodedPositions, IndexCoding, Room
+from tf_redsync.codings.base import Capacity, CodedPositions, IndexCoding
 from tf_redsync.codings.streams import Stream
 from tf_redsync.config import register
 from tf_redsync.ops import bits
@@ -44,14 +44,14 @@ class Huffman(IndexCoding):
     paper: ClassVar[str] = "Huffman 1952"
 
     @override
-    def words(self, room: Room) -> Any:
-        return 1 + _code_words(Stream(room))
+    def words(self, capacity: Capacity) -> Any:
+        return 1 + _code_words(Stream(capacity))
 
     @override
     def encode(
-        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
+        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, capacity: Capacity, seed: tf.Tensor
     ) -> CodedPositions:
-        stream, words = Stream(room), _code_words(Stream(room))
+        stream, words = Stream(capacity), _code_words(Stream(capacity))
         lengths, codes = table(stream.size)
         at, count = stream.merged(indices, counts), tf.reduce_sum(counts)
         symbols = tf.bitwise.right_shift(at[:, tf.newaxis], tf.constant([0, 8, 16, 24])) & 255
@@ -65,8 +65,11 @@ class Huffman(IndexCoding):
         return CodedPositions(tf.concat([count[tf.newaxis], code], axis=0), list(indices), counts)
 
     @override
-    def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
-        stream, (count, code) = Stream(room), tf.split(words, [1, _code_words(Stream(room))], 1)
+    def decode(self, words: tf.Tensor, capacity: Capacity, seed: tf.Tensor) -> Positions:
+        stream, (count, code) = (
+            Stream(capacity),
+            tf.split(words, [1, _code_words(Stream(capacity))], 1),
+        )
         symbol_of, length_of = (tf.constant(t) for t in _lookup(stream.size))
         end = 32 * code.shape[1]
         # The code that would start at every bit, and where the next one does: leaps of 1, 2, 4 ..

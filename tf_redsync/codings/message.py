@@ -24,7 +24,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync.codings.base import CodedPositions, IndexCoding, Room, ValueCoding, used
+from tf_redsync.codings.base import Capacity, CodedPositions, IndexCoding, ValueCoding, used
 from tf_redsync.codings.plain import Float32, RawIndices
 from tf_redsync.exchange import wire
 from tf_redsync.ops.message_layout import MessageLayout, Parts
@@ -65,9 +65,9 @@ class MessageCoding:
         Returns:
             The coded message, all zero unless all that it stands for is finite; and the residuals.
         """
-        room, parts = _room(residuals, layout), layout.split(message)
+        capacity, parts = _capacity(residuals, layout), layout.split(message)
         selected = _with_means_repeated(parts)
-        coded = self.indices.encode(parts.indices, parts.counts, room, self.seed)
+        coded = self.indices.encode(parts.indices, parts.counts, capacity, self.seed)
         values = self._values_at(coded, selected, residuals)
         words = [parts.flags, coded.words]
         for i, mean in enumerate(parts.values):
@@ -104,13 +104,13 @@ class MessageCoding:
             Messages and their layout, as `ops.decode` takes them. A coding of positions that adds
             some has made its capacities larger.
         """
-        room = _room(like, layout)
-        received, own = self.indices.received(room), _with_values(layout)
+        capacity = _capacity(like, layout)
+        received, own = self.indices.received(capacity), _with_values(layout)
         slots, means = [received.slots[i] for i in own], len(layout.quantized) - len(own)
-        lengths = [wire.HEADER_WORDS, self.indices.words(room), means]
+        lengths = [wire.HEADER_WORDS, self.indices.words(capacity), means]
         lengths.append(self.values.words(slots) if own else 0)
         flags, words, mean_words, value_words = tf.split(messages, lengths, axis=1)
-        positions = self.indices.decode(words, room, self.seed)
+        positions = self.indices.decode(words, capacity, self.seed)
         decoded: list[tf.Tensor] = []
         if own:
             counts = tf.gather(positions.counts, own, axis=1)
@@ -143,9 +143,9 @@ def _with_values(layout: MessageLayout) -> list[int]:
     return [i for i, one_mean in enumerate(layout.quantized) if not one_mean]
 
 
-def _room(tensors: Sequence[tf.Tensor], layout: MessageLayout) -> Room:
+def _capacity(tensors: Sequence[tf.Tensor], layout: MessageLayout) -> Capacity:
     """Sizes of the tensors and slots of the selection's message."""
-    return Room(tuple(t.shape.num_elements() for t in tensors), layout.capacities)
+    return Capacity(tuple(t.shape.num_elements() for t in tensors), layout.capacities)
 
 
 def _with_means_repeated(parts: Parts) -> Parts:

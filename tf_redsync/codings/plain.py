@@ -11,10 +11,10 @@ from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.codings.base import (
+    Capacity,
     CodedPositions,
     CodedValues,
     IndexCoding,
-    Room,
     ValueCoding,
     used,
 )
@@ -33,18 +33,18 @@ class RawIndices(IndexCoding):
     any_slots: ClassVar[bool] = True
 
     @override
-    def words(self, room: Room) -> Any:
-        return len(room.slots) + sum(room.slots)
+    def words(self, capacity: Capacity) -> Any:
+        return len(capacity.slots) + sum(capacity.slots)
 
     @override
     def encode(
-        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
+        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, capacity: Capacity, seed: tf.Tensor
     ) -> CodedPositions:
         return CodedPositions(tf.concat([counts, *indices], axis=0), list(indices), counts)
 
     @override
-    def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
-        counts, *indices = tf.split(words, [len(room.slots), *room.slots], axis=1)
+    def decode(self, words: tf.Tensor, capacity: Capacity, seed: tf.Tensor) -> Positions:
+        counts, *indices = tf.split(words, [len(capacity.slots), *capacity.slots], axis=1)
         return Positions(indices, counts)
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync.codings.base import CodedPositions, IndexCoding, Room
+from tf_redsync.codings.base import Capacity, CodedPositions, IndexCoding
 from tf_redsync.codings.streams import Stream, gaps
 from tf_redsync.config import register
 from tf_redsync.ops import bits
@@ -35,15 +35,15 @@ class RunLength(IndexCoding):
     paper: ClassVar[str] = "Golomb 1966"
 
     @override
-    def words(self, room: Room) -> Any:
-        fields, width = _best(Stream(room))
+    def words(self, capacity: Capacity) -> Any:
+        fields, width = _best(Stream(capacity))
         return 1 + bits.packed_words(fields, width)
 
     @override
     def encode(
-        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, room: Room, seed: tf.Tensor
+        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, capacity: Capacity, seed: tf.Tensor
     ) -> CodedPositions:
-        stream, (fields, width) = Stream(room), _best(Stream(room))
+        stream, (fields, width) = Stream(capacity), _best(Stream(capacity))
         at, count, longest = stream.merged(indices, counts), tf.reduce_sum(counts), 2**width - 1
         zeros = gaps(at) - 1
         valid = tf.range(stream.slots) < count
@@ -55,8 +55,8 @@ class RunLength(IndexCoding):
         return CodedPositions(code, list(indices), counts)
 
     @override
-    def decode(self, words: tf.Tensor, room: Room, seed: tf.Tensor) -> Positions:
-        stream, (fields, width) = Stream(room), _best(Stream(room))
+    def decode(self, words: tf.Tensor, capacity: Capacity, seed: tf.Tensor) -> Positions:
+        stream, (fields, width) = Stream(capacity), _best(Stream(capacity))
         count, longest = words[:, :1], 2**width - 1
         codes = bits.unpacked(words[:, 1:], width, fields)
         is_last = tf.cast(codes < longest, tf.int32)

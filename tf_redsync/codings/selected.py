@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_redsync import ops
-from tf_redsync.codings.base import Room
+from tf_redsync.codings.base import Capacity
 from tf_redsync.codings.golomb import Golomb, groups
 from tf_redsync.codings.message import MessageCoding
 from tf_redsync.codings.plain import Half
@@ -115,9 +115,9 @@ def _one_op(
     **options: Any,
 ) -> Selected:
     k = layout.capacities
-    room = Room(tuple(g.shape.num_elements() for g in grads), k)
+    capacity = Capacity(tuple(g.shape.num_elements() for g in grads), k)
     streams, rice = [0] * len(k), []
-    for number, group in enumerate(groups(room)):
+    for number, group in enumerate(groups(capacity)):
         rice.append(group.rice)
         for i in group.members:
             streams[i] = number

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tf_redsync.codings.base import Room
+from tf_redsync.codings.base import Capacity
 from tf_redsync.ops.codecs import Positions
 
 MAX_STREAM = 2**31 - 1
@@ -19,10 +19,10 @@ class Stream:
     """The tensors of a bucket, flattened one after the other.
 
     Attributes:
-        room: Sizes and slots; all known while the graph is built.
+        capacity: Sizes and slots; all known while the graph is built.
     """
 
-    room: Room
+    capacity: Capacity
 
     @property
     def size(self) -> int:
@@ -31,7 +31,7 @@ class Stream:
         Raises:
             ValueError: when positions in the stream do not fit into int32.
         """
-        size = sum(self.room.sizes)
+        size = sum(self.capacity.sizes)
         if size > MAX_STREAM:
             raise ValueError(
                 "`indices` other than RawIndices number the elements of a bucket in int32: it may "
@@ -43,12 +43,12 @@ class Stream:
     @property
     def slots(self) -> int:
         """Slots of all tensors."""
-        return sum(self.room.slots)
+        return sum(self.capacity.slots)
 
     @property
     def starts(self) -> np.ndarray:
         """Where each tensor starts in the stream, and where the last one ends; int32 `[N + 1]`."""
-        return np.cumsum([0, *self.room.sizes]).astype(np.int32)
+        return np.cumsum([0, *self.capacity.sizes]).astype(np.int32)
 
     def merged(self, indices: Sequence[tf.Tensor], counts: tf.Tensor) -> tf.Tensor:
         """Return positions in the stream, int32 `[slots]`, ascending; 0 after the last one."""
@@ -97,14 +97,14 @@ class Stream:
         """
         if self.slots == 0:  # only empty tensors, or none to send of
             workers = tf.shape(stream)[0]
-            nothing = [tf.zeros([workers, 0], tf.int32) for _ in self.room.slots]
+            nothing = [tf.zeros([workers, 0], tf.int32) for _ in self.capacity.slots]
             return Positions(nothing, tf.zeros([workers, len(nothing)], tf.int32))
         sorted_ = tf.where(tf.range(self.slots) < count, stream, MAX_STREAM)
         starts = tf.broadcast_to(self.starts, [tf.shape(stream)[0], len(self.starts)])
         first = tf.searchsorted(sorted_, starts)  # of each tensor, int32 [workers, N + 1]
         counts = first[:, 1:] - first[:, :-1]
         indices = []
-        for i, (slots, start) in enumerate(zip(self.room.slots, self.starts[:-1], strict=True)):
+        for i, (slots, start) in enumerate(zip(self.capacity.slots, self.starts[:-1], strict=True)):
             place = tf.minimum(first[:, i : i + 1] + tf.range(slots), self.slots - 1)
             at = tf.gather(stream, place, batch_dims=1) - start
             indices.append(tf.where(tf.range(slots) < counts[:, i : i + 1], at, 0))

@@ -155,9 +155,9 @@ class _Sent(NamedTuple):
     """What a worker selected and sent: all of it, as positions and values, and the rows."""
 
     rows: tf.Tensor  # int32 [K, words]
-    positions: tf.Tensor  # int64 [room], the vector's size in unused slots
-    values: tf.Tensor  # float32 [room], 0 in unused slots
-    fits: tf.Tensor  # bool [room], whether it is in a row
+    positions: tf.Tensor  # int64 [capacity], the vector's size in unused slots
+    values: tf.Tensor  # float32 [capacity], 0 in unused slots
+    fits: tf.Tensor  # bool [capacity], whether it is in a row
 
     def left(self, residual: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
         """Put back into the residual what is not in the total."""

@@ -178,19 +178,20 @@ class PacTrain(Method):
         """
         positions, fits = [], True
         for spec, mask in zip(layout.specs, masks, strict=True):
-            flat, room = np.ravel(mask), kept_elements(self.sparsity, spec.size)
+            flat, capacity = np.ravel(mask), kept_elements(self.sparsity, spec.size)
             kept = np.flatnonzero(flat)
-            if kept.size > room:
+            if kept.size > capacity:
                 fits = False
                 warnings.warn(
                     f"PacTrain goes on with dense exchanges: {kept.size:,} of the {spec.size:,} "
                     f"weights of {spec.name!r} are kept, and sparsity={self.sparsity} has room for "
-                    f"{room:,}. Prune more of this variable, or use a smaller sparsity in PacTrain "
-                    f"(here at most {math.floor(1e4 * (1 - kept.size / spec.size)) / 1e4}).",
+                    f"{capacity:,}. Prune more of this variable, or use a smaller sparsity in "
+                    "PacTrain (here at most "
+                    f"{math.floor(1e4 * (1 - kept.size / spec.size)) / 1e4}).",
                     stacklevel=2,
                 )
             # Where fewer are kept, pruned ones fill up: the positions are distinct at any rate.
-            positions.append(np.concatenate([kept, np.flatnonzero(~flat)])[:room])
+            positions.append(np.concatenate([kept, np.flatnonzero(~flat)])[:capacity])
         return {
             "mask": [tf.convert_to_tensor(m, tf.bool) for m in masks],
             "positions": [tf.convert_to_tensor(p, tf.int64) for p in positions],

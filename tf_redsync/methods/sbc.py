@@ -9,7 +9,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks, feedback, ops
-from tf_redsync.codings.base import Room
+from tf_redsync.codings.base import Capacity
 from tf_redsync.codings.golomb import Golomb
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import TensorSpec
@@ -127,14 +127,14 @@ class SBC(Sparsifier):
         """Here the gradients are the changes of the weights."""
         specs = ctx.layout.specs
         layout = MessageLayout.of(self.counts(ctx.layout), quantized=True)
-        room = Room(tuple(s.size for s in specs), layout.capacities)
+        capacities = Capacity(tuple(s.size for s in specs), layout.capacities)
         sums = [
             r + g for r, g in zip(state["residual"], feedback.scaled(grads, ctx.scale), strict=True)
         ]
         finite, means, positions, counts = _select(sums, layout)
-        coded = Golomb().encode(positions, counts, room, tf.constant(0))
+        coded = Golomb().encode(positions, counts, capacities, tf.constant(0))
         messages = yield AllGather(wire.message(finite, tf.stack(means), coded.words))
-        totals = _add_up(messages, layout, room, sums)
+        totals = _add_up(messages, layout, capacities, sums)
         residuals = [
             tf.tensor_scatter_nd_sub(tf.reshape(a, [-1]), at[:n, tf.newaxis], tf.fill([n], mean))
             for a, at, n, mean in zip(
@@ -176,11 +176,11 @@ def _select(
 
 
 def _add_up(
-    messages: tf.Tensor, layout: MessageLayout, room: Room, like: list[tf.Tensor]
+    messages: tf.Tensor, layout: MessageLayout, capacities: Capacity, like: list[tf.Tensor]
 ) -> list[tf.Tensor]:
     """Sums of the messages of all workers, of the shapes of `like`."""
     flags, means, words = wire.split(messages, len(like))
-    positions = Golomb().decode(words, room, tf.constant(0))
+    positions = Golomb().decode(words, capacities, tf.constant(0))
     values = tf.split(means, len(like), axis=1)
     parts = Parts(flags, positions.counts, positions.indices, values)
     return ops.decode(layout.join(parts), layout, like)

@@ -17,7 +17,7 @@ from tf_redsync.methods.common.sparsifier import Sparsifier, capacity, deliver, 
 DISTRIBUTIONS = ("exponential", "gamma", "generalized_pareto")
 FIRST_RATIO = 0.25  # of the elements pass the first of several stages
 TOLERANCE = 0.2  # of the achieved number of elements, before a stage is added
-ROOM = 2  # slots of a message for each element wanted
+SLACK = 2  # slots of a message for each element wanted
 
 
 @register
@@ -117,12 +117,12 @@ class SIDCo(Sparsifier):
             threshold, reached = self.threshold(spec.size, magnitudes, fit[0])
             thresholds.append(tf.where(reached > 0.0, threshold, 0.0))
             stages.append(self.adapted(spec.size, fit, reached))
-        room = [capacity(ROOM * self.k(s), s.size) for s in ctx.layout.specs]
+        capacities = [capacity(SLACK * self.k(s), s.size) for s in ctx.layout.specs]
         selection = ops.accumulate_and_select(
             grads,
             state["residual"],
             [],
-            room,
+            capacities,
             tf.stack(thresholds),
             selectors="fixed",
             scale=ctx.scale,

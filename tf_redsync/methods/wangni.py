@@ -108,18 +108,18 @@ class Wangni(Sparsifier):
         grads, residuals = feedback.scaled(grads, ctx.scale), state.get("residual")
         if residuals is not None:
             grads = [v + g for v, g in zip(residuals, grads, strict=True)]
-        parts, room = [], []
+        parts, capacities = [], []
         for spec, grad in zip(ctx.layout.specs, grads, strict=True):
             seed = of_worker(stream(self.seed, ctx.step, spec.position), ctx.rank)
             # One more than probabilities add up to, in case that they are rounded up.
-            room.append(capacity(self.k(spec) + 1, spec.size))
+            capacities.append(capacity(self.k(spec) + 1, spec.size))
             u = uniform([], seed, tf.float64)
-            parts.append(_part(tf.reshape(grad, [-1]), self.density, u, room[-1]))
+            parts.append(_part(tf.reshape(grad, [-1]), self.density, u, capacities[-1]))
         counts, indices, values = zip(*parts, strict=True)
-        layout = MessageLayout.of(room)
+        layout = MessageLayout.of(capacities)
         message = layout.message(wire.all_finite(grads), tf.stack(counts), indices, values)
         nothing = [tf.zeros_like(g) for g in grads]
-        selection = Selection(message, nothing, [], tf.zeros([len(room)]), layout)
+        selection = Selection(message, nothing, [], tf.zeros([len(capacities)]), layout)
         totals, left_out = yield from deliver(ctx, selection, grads)
         return totals, state if residuals is None else {"residual": left_out}
 

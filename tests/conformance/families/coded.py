@@ -28,7 +28,7 @@ def index_words(method, sizes, k):
         blooms = [deep_reduce.BloomFilter(n, m, None) for n, m in zip(sizes, k, strict=True)]
         words = sum(b.words for b in blooms)
         if method.indices.policy == "p0":
-            return words, [b.positives_room for b in blooms]
+            return words, [b.positives_capacity for b in blooms]
         return len(k) + words, k
     return code_of(type(method.indices).__name__, sizes, k).words, k
 

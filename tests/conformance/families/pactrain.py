@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_redsync as rs
 from tests.conformance.descriptor import Descriptor
 from tests.conformance.families.quantized import scalers_and_sums
-from tests.oracle.pactrain import PrunedOracle, TernaryOracle, room
+from tests.oracle.pactrain import PrunedOracle, TernaryOracle, capacity
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather, AllReduce
 from tf_redsync.methods.base import stream
@@ -17,7 +17,7 @@ def masks(method, specs):
     found, rng = [], np.random.default_rng(len(specs))
     for i, spec in enumerate(specs):
         mask = np.zeros(spec.size, bool)
-        kept = max(0, room(method.sparsity, spec.size) - i % 3)
+        kept = max(0, capacity(method.sparsity, spec.size) - i % 3)
         mask[rng.permutation(spec.size)[:kept]] = True
         found.append(mask.reshape(spec.shape))
     return found
@@ -30,12 +30,12 @@ def pruned(method, specs):
 
 def kept_values(method, specs, step):
     """32 (1 - s) bits an element."""
-    return [4 * sum(room(method.sparsity, s.size) for s in specs)]
+    return [4 * sum(capacity(method.sparsity, s.size) for s in specs)]
 
 
 def scalers_and_kept_sums(method, specs, step):
     """TernGrad's, of tensors of (1 - s) n elements."""
-    rows = [TensorSpec(s.name, (room(method.sparsity, s.size),)) for s in specs]
+    rows = [TensorSpec(s.name, (capacity(method.sparsity, s.size),)) for s in specs]
     return scalers_and_sums(method, rows, step)
 
 

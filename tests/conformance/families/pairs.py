@@ -22,7 +22,7 @@ def k_elements(method, specs, step):
 
 
 def union(method, specs, step):
-    """Room for twice as many elements in each round, or all values if that is no longer."""
+    """Capacity for twice as many elements in each round, or all values if that is no longer."""
     sizes = [s.size for s in specs]
     k = [count(method.density, n) for n in sizes]
 

@@ -54,7 +54,7 @@ def proposals(positions: tf.Tensor, count: tf.Tensor, workers: int, size: int) -
     """Return where regions would begin that share out the positions equally, int64 `[K]`.
 
     Args:
-        positions: int64 `[room]`, of which the first `count` ascend.
+        positions: int64 `[capacity]`, of which the first `count` ascend.
         count: int32 scalar. Without positions the regions are of equal length.
         workers: K.
         size: Elements of the vector.
@@ -72,7 +72,7 @@ class Shares(NamedTuple):
         counts: int32 `[K, 1]`.
         indices: int32 `[K, slots]`, the bits of their positions.
         values: float32 `[K, slots]`.
-        fits: bool `[room]`, which elements are in a row.
+        fits: bool `[capacity]`, which elements are in a row.
     """
 
     counts: tf.Tensor
@@ -87,23 +87,23 @@ def shared_out(
     """Put elements into a row for the worker of their region; the largest, if not all fit.
 
     Args:
-        positions: int64 `[room]`, ascending; of unused slots the vector's size.
-        indices: int32 `[room]`, their bits.
-        values: float32 `[room]`.
+        positions: int64 `[capacity]`, ascending; of unused slots the vector's size.
+        indices: int32 `[capacity]`, their bits.
+        values: float32 `[capacity]`.
         ends: From `edges`.
-        slots: Room of a row.
+        slots: Capacity of a row.
     """
-    workers, room = ends.shape[0] - 1, positions.shape[0]
+    workers, capacity = ends.shape[0] - 1, positions.shape[0]
     region = tf.searchsorted(ends[1:], positions, side="right")  # of unused slots K
     first = tf.searchsorted(region, tf.range(workers + 1))
-    place = tf.range(room) - tf.gather(first, region)
+    place = tf.range(capacity) - tf.gather(first, region)
     # By region and then by magnitude. Regions ascend before and after, so places stay the same.
     order = tf.argsort(-tf.abs(values), stable=True)
     order = tf.gather(order, tf.argsort(tf.gather(region, order), stable=True))
     fits = tf.cast((place < slots) & (region < workers), tf.int32)
-    fits = tf.scatter_nd(order[:, tf.newaxis], fits, [room])
+    fits = tf.scatter_nd(order[:, tf.newaxis], fits, [capacity])
     before = tf.cumsum(fits, exclusive=True)
-    before -= tf.gather(before, tf.minimum(tf.gather(first, region), room - 1))
+    before -= tf.gather(before, tf.minimum(tf.gather(first, region), capacity - 1))
     target = tf.where(fits > 0, region * slots + before, workers * slots)
     counts = tf.math.unsorted_segment_sum(fits, region, workers + 1)[:workers, tf.newaxis]
     indices, words = (
@@ -113,9 +113,9 @@ def shared_out(
     return Shares(counts, indices, wire.from_words(words), fits > 0)
 
 
-def placed(targets: tf.Tensor, words: tf.Tensor, room: int) -> tf.Tensor:
-    """Return int32 words at their targets, each another one below `room`; others are left out."""
-    return tf.scatter_nd(targets[:, tf.newaxis], words, [room + 1])[:room]
+def placed(targets: tf.Tensor, words: tf.Tensor, capacity: int) -> tf.Tensor:
+    """Return int32 words at their targets, each below `capacity`; others are left out."""
+    return tf.scatter_nd(targets[:, tf.newaxis], words, [capacity + 1])[:capacity]
 
 
 def with_starts(rows: tf.Tensor, starts: tf.Tensor) -> tf.Tensor:

@@ -39,8 +39,8 @@ def leader_words(
     """
     positions, values = read(message[tf.newaxis], shape.layout)
     at, (counts,) = [i[0] for i in positions.indices], tf.unstack(positions.counts, num=1)
-    coded = indices.encode(at, counts, shape.room, NO_SEED)
-    words = tf.ensure_shape(coded.words, [indices.words(shape.room)])
+    coded = indices.encode(at, counts, shape.capacity, NO_SEED)
+    words = tf.ensure_shape(coded.words, [indices.words(shape.capacity)])
     if not model.innovation:
         return words
     values = tf.where(shape.places(positions).used, values, 0.0)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tf_redsync import ops
-from tf_redsync.codings.base import Room
+from tf_redsync.codings.base import Capacity
 from tf_redsync.methods.lgc.autoencoder import Autoencoder
 from tf_redsync.ops import MessageLayout
 from tf_redsync.ops.codecs import Positions
@@ -45,9 +45,9 @@ class Shape:
     length: int
 
     @property
-    def room(self) -> Room:
+    def capacity(self) -> Capacity:
         """For codings of the positions."""
-        return Room(self.sizes, self.k)
+        return Capacity(self.sizes, self.k)
 
     @property
     def layout(self) -> MessageLayout:
