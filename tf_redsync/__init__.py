@@ -178,7 +178,7 @@ def __dir__() -> list[str]:
 
 
 def _check_backend() -> None:
-    """Refuse a Keras on JAX or PyTorch, which `tf.distribute` knows nothing of."""
+    """Refuse a Keras on JAX or PyTorch, which `tf.distribute` does not support."""
     backend = os.environ.get("KERAS_BACKEND") or "tensorflow"
     if backend == "tensorflow":  # then the import needs nothing else
         requirements.check_tensorflow()

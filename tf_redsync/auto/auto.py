@@ -188,7 +188,7 @@ def measure(auto: Auto, network: Network, announce: bool) -> Measured:
 
 
 def say(text: str) -> None:
-    """Log a text; where nobody listens to the log of the library, print it."""
+    """Log a text at level INFO, or print it where that level is not enabled."""
     if _logger.isEnabledFor(logging.INFO):
         _logger.info("%s", text)
     else:

@@ -31,7 +31,7 @@ THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns `count` different TCP ports nobody listens on.
+    """Returns `count` different free TCP ports.
 
     They lie below the range from which the kernel takes the ports of outgoing connections: a worker
     binds its port seconds after it was chosen, and no connection may take it in the meantime.

@@ -24,7 +24,7 @@ KEPT_LINES = 400  # kept in memory per worker
 TIMEOUT_EXIT_CODE = 124  # as timeout(1)
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.05
-_DRAIN_READS = 64  # of 64 KiB: a pipe holds less, unless somebody keeps writing into it
+_DRAIN_READS = 64  # of 64 KiB: a pipe holds less, unless a process keeps writing into it
 _LONGEST_LINE = 1 << 20  # bytes; a longer one is cut
 
 

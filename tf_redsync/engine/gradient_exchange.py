@@ -40,7 +40,7 @@ class GradientExchange(tf.Module):
         strategy: In whose scope this was built.
         resolved: What the methods are assigned by: the policy, or what `Auto` decided.
         rate: Returns the optimizer's learning rate.
-        awaited: Whether somebody will bring what methods wait for; see `Cadence.waits_for`.
+        awaited: Whether a pruning callback is registered; see `Cadence.waits_for`.
     """
 
     def __init__(

@@ -95,7 +95,7 @@ class KeysOfLauncher:
 
 
 def new_purpose(strategy: tf.distribute.Strategy) -> int:
-    """Return a number, from 1, for somebody's collectives; workers must ask in the same order."""
+    """Return a number, from 1, for a user of collectives; workers must ask in the same order."""
     extended = strategy.extended
     extended.collective_purposes = getattr(extended, "collective_purposes", 0) + 1
     return extended.collective_purposes

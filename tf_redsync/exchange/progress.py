@@ -191,7 +191,7 @@ class Judge:
     def _late(self, now: float, limit: float) -> str | None:
         workers = self._workers.items()
         late = [r for r, w in workers if w.behind is not None and now - w.behind >= limit]
-        if not late:  # nobody has gone on, but somebody waits
+        if not late:  # no worker has gone on, but one waits
             if not any(self._waits_in_vain(r, limit, now) for r, _ in workers):
                 return None
             begun = max(w.report.agreements for _, w in workers)

@@ -4,7 +4,7 @@ All workers skip the same steps, and count alike. With local steps (`programs/lo
 worker skips by itself; its count becomes known to all when a round ends.
 
 Which worker and which variable is looked for only in the step that will be told of, before the
-exchange: a gradient that somebody looks at afterwards could not give its memory to the residual.
+exchange: the residual could not reuse the memory of a gradient that is read afterwards.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Skips:
             if self._network.in_branches:
                 suspects = self._network.all_gather(own[tf.newaxis])[:, 0]
                 ranks = tf.range(self._network.workers)
-            else:  # each replica speaks for itself
+            else:  # each replica warns by itself
                 suspects, ranks = own[tf.newaxis], rank[tf.newaxis]
             tf.py_function(self._tell, [streak, self.total.read_value(), ranks, suspects], [])
 

@@ -6,7 +6,7 @@ coordination service. The chief's judges (`progress.py`) and answers everyone; b
 thread of every worker ends the collectives of its process, and what waits in them gets the text.
 
 Keys are numbered and deleted when they are read: the service does not overwrite, and a question
-that is given up is not forgotten there. So nobody asks for a key that will not come.
+that is given up is not forgotten there. So no thread asks for a key that will not come.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ class _Thread(threading.Thread):
         return True
 
     def _ask(self, key: str, seconds: float) -> str | None:
-        """Wait for what somebody publishes."""
+        """Wait for what another worker publishes."""
         try:
             return self._store.get_config_key_value(f"{_PREFIX}/{key}", int(1000 * seconds))
         except tf.errors.DeadlineExceededError:

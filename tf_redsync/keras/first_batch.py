@@ -3,7 +3,7 @@
 Before Keras 3 traces a step it builds model, metrics and loss from the shapes and dtypes of a
 batch, and gets one for all replicas by `strategy.reduce("MEAN", batch, axis=None)`. Most of what a
 batch may hold has no mean (strings, bools, ragged and sparse tensors), workers may have different
-numbers of rows, and nobody looks at the numbers. So each worker takes its first replica's.
+numbers of rows, and the numbers are not used. So each worker takes its first replica's.
 
 Names of Keras used here, besides those of `KerasTensor`: `_maybe_symbolic_build(iterator,
 data_batch)` and `_distribute_strategy` of a model.

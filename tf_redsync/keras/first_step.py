@@ -1,4 +1,4 @@
-"""Create an optimizer's variables in its first step, where nobody has called `build` before.
+"""Create an optimizer's variables in its first step, where `build` has not been called before.
 
 A first step is in a replica context, mostly inside of a function that is being traced, and may be
 in a nested function or a branch. Variables that are distributed over replicas, and everything that

@@ -1,4 +1,4 @@
-"""Our own part in `fit`, `evaluate` and `predict`: a callback that nobody has to remember.
+"""What the library does in `fit`, `evaluate` and `predict`, by a callback of its own.
 
 Keras tells an optimizer nothing of epochs, evaluations and the end of a training. Every run of a
 model passes `CallbackList.set_model`, in Keras 3 and in tf_keras; `install` puts a `FitHook` there,

@@ -1,7 +1,7 @@
 """Weights of each worker's own are brought together before Keras reads or writes them.
 
 With local steps and with points of each worker's own, the model's variables differ from worker to
-worker between two exchanges. Nobody has to remember that: the `FitHook` calls `bring_together`
+worker between two exchanges. The `FitHook` calls `bring_together`
 where epochs end and where evaluations and predictions begin, and so do the model's methods that
 save.
 

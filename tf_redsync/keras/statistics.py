@@ -43,7 +43,7 @@ def is_statistic(variable: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def drifts_apart(variable: Any) -> bool:
-    """Whether nobody else brings a statistic's copies together.
+    """Whether nothing else makes a statistic's copies equal.
 
     tf_keras lets TensorFlow do it, when they are read outside of a replica.
     """

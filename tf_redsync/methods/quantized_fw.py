@@ -59,7 +59,7 @@ class QuantizedFW(StochasticQuantizer):
 
     Differences from the paper
 
-    * The Frank-Wolfe step on the quantised gradient is the optimizer's business: any optimizer may
+    * The Frank-Wolfe step on the quantised gradient is left to the optimizer: any optimizer may
       take the total. There is no variance reduction by gradients at two points either.
     * There is no server. What a worker tells itself is not quantised, and c is the largest
       magnitude of a block of a tensor, since a block is a message of its own: both make the errors

@@ -85,7 +85,7 @@ class Trial(EveryStep):
 
     @override
     def interrupt(self) -> None:
-        """Nobody will know how long the step before took."""
+        """Discard the time of the step before."""
         self.times.last.assign(tf.constant(float("nan"), tf.float64), read_value=False)
 
     def _judged(self, grads, network: Network) -> tuple[tf.Tensor, tf.Tensor]:

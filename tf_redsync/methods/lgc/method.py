@@ -70,7 +70,7 @@ class LGC(Sparsifier):
       In the ring that is one more, tiny all-reduce.
     * One decoder serves all workers, each with its own innovation and a_i; the paper's server has
       one for every worker. A checkpoint passes between numbers of workers.
-    * Nobody is the server: innovations are all-gathered, and each worker decodes all of them.
+    * There is no server: innovations are all-gathered, and each worker decodes all of them.
     * The leader takes turns, worker (step mod K). Else what others find large would wait for ever.
     * In stage 2 each worker takes its own positions for the leader's, with the values that the
       messages have at them and 0 where others sent nothing. All descend the mean of their gradients
