@@ -88,7 +88,8 @@ has() {
 }
 
 : >"$log"
-packages=('setuptools>=70.1')
+# Of TensorFlow's many modules few are ever imported: Python compiles those when they are.
+packages=(--no-compile 'setuptools>=70.1')
 has tensorflow || packages+=('tensorflow>=2.16' 'tf_keras>=2.16')
 step "installing TensorFlow (a few minutes the first time)" "${pip[@]}" install "${packages[@]}"
 if ! has tf_keras; then
