@@ -182,6 +182,7 @@ def _check_backend() -> None:
     backend = os.environ.get("KERAS_BACKEND") or "tensorflow"
     if backend == "tensorflow":  # then the import needs nothing else
         requirements.check_tensorflow()
+        requirements.check_legacy_keras()
         backend = importlib.import_module("keras").backend.backend()
     if backend != "tensorflow":
         raise ImportError(

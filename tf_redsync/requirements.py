@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
+import os
+import warnings
 
 _OLDEST = (2, 16)
 
@@ -46,3 +49,12 @@ def no_tf_keras() -> ImportError:
         "tf_keras is not installed. Optimizers of tf_keras and of TensorFlow Addons need it, in "
         f"the version of TensorFlow: {command}"
     )
+
+
+def check_legacy_keras() -> None:
+    """Warns where `tf.keras` is to be tf_keras and cannot: TensorFlow's error does not say so."""
+    wanted = os.environ.get("TF_USE_LEGACY_KERAS") in ("true", "True", "1")
+    if wanted and importlib.util.find_spec("tf_keras") is None:
+        warnings.warn(
+            f"TF_USE_LEGACY_KERAS is set, so `tf.keras` is tf_keras. {no_tf_keras()}", stacklevel=2
+        )

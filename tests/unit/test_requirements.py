@@ -53,6 +53,18 @@ def test_tf_keras_does_not_bring_a_second_tensorflow(monkeypatch, installed):
     assert ("--no-deps" in said) == (installed != "tensorflow")
 
 
+@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize("wanted", ["1", "0"])
+def test_legacy_keras_without_tf_keras(monkeypatch, recwarn, wanted, installed):
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", wanted)
+    if not installed:
+        monkeypatch.setitem(sys.modules, "tf_keras", None)
+    requirements.check_legacy_keras()
+    said = [str(w.message) for w in recwarn if "TF_USE_LEGACY_KERAS" in str(w.message)]
+    assert len(said) == (wanted == "1" and not installed)
+    assert all("pip install 'tf_keras==" in text for text in said)
+
+
 PROGRAM = """
 import sys
 sys.modules["tf_keras"] = None
