@@ -13,7 +13,7 @@ from tf_redsync.keras import pruning
 
 
 class ConsensusWeights(keras.callbacks.Callback):
-    """Does nothing any more: every `fit`, `evaluate` and `predict` does it, with or without it.
+    """Deprecated, without effect: `fit`, `evaluate` and `predict` do this by themselves.
 
     With local steps (`LocalSGD`, `SBC`) and with points of each worker's own (`CDSGD`) the model's
     weights differ from worker to worker between two exchanges. They are brought together before
@@ -77,7 +77,7 @@ class Prune(keras.callbacks.Callback):
         self._done = False
 
     def on_train_begin(self, logs: dict | None = None) -> None:
-        """Announce the masks to the exchange; see that it is not too late."""
+        """Announce the masks to the exchange; check that it is not too late."""
         exchange = _exchange_of(self)
         pruning.check_methods(exchange.policy, type(self).__name__)
         exchange.awaited = True

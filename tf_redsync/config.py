@@ -113,7 +113,7 @@ def _made(cls: type, config: Any, lookup: Lookup | None) -> Any:
 
 
 def required(cls: type) -> list[dataclasses.Field]:
-    """Return the fields of a dataclass that its constructor has no value for."""
+    """Return the fields of a dataclass that have no default."""
     missing = dataclasses.MISSING
     return [
         f

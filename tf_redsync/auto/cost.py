@@ -160,7 +160,7 @@ def _messages(method: Any, layout: BucketLayout, phase: str) -> Steps:
 
 
 def _has_formula(method: Any, phase: str) -> bool:
-    """Whether `payloads` speaks of this exchange, and not of one that a subclass has replaced."""
+    """Whether `payloads` describes this exchange, and not one that a subclass has replaced."""
     defined = ({"exchange", "payloads"} & set(vars(cls)) for cls in type(method).__mro__)
     return phase == "exchange" and "payloads" in next(names for names in defined if names)
 

@@ -278,7 +278,7 @@ class Job:
             worker.send(signal.SIGKILL)
 
     def close(self) -> None:
-        """Nothing survives, whatever happened before."""
+        """End all processes, whatever happened before."""
         self.kill_all()
         for worker in list(self._alive):
             os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)

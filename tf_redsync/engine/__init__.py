@@ -1,1 +1,1 @@
-"""What runs a step for one optimizer: who the worker is, its state, the exchange, its checks."""
+"""What runs a step for one optimizer: its worker, its state, the exchange and its checks."""

@@ -1,4 +1,4 @@
-"""What must be equal on all workers, compared now and then: weights, bit by bit, and learning rate.
+"""Periodic comparison of what must be equal on all workers: weights, bit by bit, and learning rate.
 
 In the first step of a run, and in every `every`-th one after it, all workers gather a fingerprint
 of each weight, in a branch on a counter that is equal on all of them. Workers that compute the same
@@ -50,7 +50,7 @@ class Shared:
 
 
 class Drift:
-    """Compares, every so many steps.
+    """Compares, every `every` steps.
 
     Args:
         network: What carries requests; in branches, too.
@@ -76,7 +76,7 @@ class Drift:
         self._steps = state.counter("drift_steps")
 
     def step(self) -> None:
-        """A step is over: compare, if it is time. All workers call it."""
+        """Compare after a step, if it is due. All workers call it."""
         steps = self._steps.read_value()
         self._steps.assign_add(1, read_value=False)
         tf.cond(tf.equal(steps % self._every, 0), self._compare, lambda: None)

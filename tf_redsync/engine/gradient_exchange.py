@@ -1,4 +1,4 @@
-"""The exchange of a whole model: layout, state, one step. Knows nothing of Keras."""
+"""The exchange of a whole model: layout, state, one step. Independent of Keras."""
 
 from __future__ import annotations
 

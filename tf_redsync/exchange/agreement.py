@@ -124,7 +124,7 @@ def _exchange(strategy: tf.distribute.Strategy, what: str) -> str:
 
 
 def _verdict(chief: str, texts: dict[int, str]) -> str:
-    """Compare what the chief and the other workers have to say: what they do, and have created."""
+    """Compare the reports of all workers: what they do, and what they have created."""
     own, others = json.loads(chief), {rank: json.loads(text) for rank, text in texts.items()}
     different = {r: said for r, said in others.items() if _compared(said) != _compared(own)}
     if not different:

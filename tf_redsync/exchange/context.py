@@ -1,4 +1,4 @@
-"""What an exchange is told about the step that it is a part of."""
+"""The context of an exchange: what it needs to know about its step."""
 
 from __future__ import annotations
 

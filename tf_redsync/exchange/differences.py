@@ -1,4 +1,4 @@
-"""The difference between what workers say, if they say it in JSON: not what they have in common."""
+"""The differences between the workers' reports in JSON, without what they have in common."""
 
 from __future__ import annotations
 

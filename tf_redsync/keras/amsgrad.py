@@ -16,7 +16,7 @@ from tf_redsync import checks
 
 @keras.saving.register_keras_serializable(package="tf_redsync", name="AMSGrad")
 class AMSGrad(keras.optimizers.Optimizer):
-    """Adam whose second moment never falls, as COMP-AMS has it.
+    """AMSGrad in the form of COMP-AMS: Adam whose second moment never decreases.
 
         m <- beta_1 m + (1 - beta_1) g
         v <- beta_2 v + (1 - beta_2) g^2,  h <- max(h, v)

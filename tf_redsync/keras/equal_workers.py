@@ -1,4 +1,4 @@
-"""What all workers must have alike, as far as Keras knows it: configurations, weights, rates.
+"""What must be equal on all workers, as Keras has it: configurations, weights, learning rates.
 
 Compared by texts when an optimizer is built and when epochs begin, and by `engine/drift.py` in
 training.

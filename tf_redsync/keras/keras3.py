@@ -1,4 +1,4 @@
-"""Adapter for Keras 3 optimizers.
+"""Wrapper of Keras 3 optimizers.
 
 Private names of Keras 3 used here, all on the *instance* of the inner optimizer:
 `_all_reduce_sum_gradients(grads_and_vars)` is called after unscaling and clipping and sums over

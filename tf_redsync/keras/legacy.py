@@ -1,4 +1,4 @@
-"""Adapter for `tf.keras.optimizers.legacy` optimizers, the family of TensorFlow Addons.
+"""Wrapper of `tf.keras.optimizers.legacy` optimizers, the family of TensorFlow Addons.
 
 Private names of the inner *instance* used here: `_aggregate_gradients(grads_and_vars)` sums over
 replicas; `_distributed_apply(strategy, grads_and_vars, apply_state, name)` applies the sums.

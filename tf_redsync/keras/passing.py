@@ -1,4 +1,4 @@
-"""What is read from or written to a wrapper and means the optimizer inside it.
+"""Attributes of a wrapper that are those of the optimizer inside it.
 
 A wrapper is an optimizer of its family, so it has the family's attributes itself: a weight decay, a
 norm to clip to, and so on, which nobody would ever look at. They are taken from it, so that Python

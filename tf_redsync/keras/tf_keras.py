@@ -1,4 +1,4 @@
-"""Adapter for tf_keras (Keras 2) optimizers.
+"""Wrapper of tf_keras (Keras 2) optimizers.
 
 Names of the inner *instance* used here: `aggregate_gradients(grads_and_vars)`, public, sums over
 replicas; `_distributed_apply_gradients_fn(strategy, grads_and_vars)`, private, applies the sums.

@@ -31,7 +31,7 @@ from tf_redsync.policy import Assignment, Policy, Resolved
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """What one tensor has of an exchange: the bucket, the bytes sent, the seconds."""
+    """One tensor's part of an exchange: the bucket, the bytes sent, the seconds."""
 
     bucket: int
     sent: float

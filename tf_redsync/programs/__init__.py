@@ -26,7 +26,7 @@ def for_buckets(
     trial_steps: int = 0,
     create: Create = replica_variable,
 ) -> EveryStep:
-    """Return the program that the buckets' methods ask for; `Policy` sees to it that they agree.
+    """Return the program that the buckets' methods ask for; `Policy` ensures that they agree.
 
     Args:
         buckets: The buckets.

@@ -123,7 +123,7 @@ class EveryStep:
         return {}
 
     def interrupt(self) -> None:
-        """Hear that this step leaves the exchange out, by a check of gradients before it."""
+        """Note that a check of the gradients has this step skip the exchange."""
 
     def before_update(self, consensus: Consensus) -> None:
         """Prepare the weights for the optimizer's update, after `run`, where they are `own`."""

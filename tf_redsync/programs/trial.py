@@ -36,7 +36,7 @@ COMPRESSED, DENSE = 1, 2  # verdicts; 0 before there is one
 
 
 class Trial(EveryStep):
-    """See the module's docstring.
+    """Compressed and dense exchanges in turn at first, then whichever made the steps shorter.
 
     Args:
         buckets: The buckets.
@@ -122,7 +122,7 @@ class Trial(EveryStep):
 
     @override
     def bytes_per_step(self, workers: int) -> float:
-        """As things are: dense bytes once that is the verdict."""
+        """Of the exchange in use: dense bytes if the trial ended so."""
         if int(self.times.verdict.numpy()) != DENSE:
             return super().bytes_per_step(workers)
         return dense_bytes([s for b in self.buckets for s in b.layout.specs], workers)
