@@ -20,15 +20,21 @@ _FIRST = {type(d.method): name for name, d in reversed(TABLE.items())}
 
 
 def worker_counts(name: str) -> tuple[int, ...]:
-    """Return the numbers of workers to try: fewer for the further variants of a method."""
-    full = DEEP or _FIRST[type(TABLE[name].method)] == name
-    return WORKERS if full else (1, 3, 8)
+    """Return the numbers of workers to try: fewer for the further variants of a method.
+
+    Pairs and blocks need a number that is no power of two, and two rounds or more: 7 and 3 do.
+    """
+    first = _FIRST[type(TABLE[name].method)] == name
+    if DEEP:
+        return WORKERS
+    return (1, 2, 3, 7) if first else (3,)
 
 
 def cases(names=TABLE, counts=WORKERS) -> list[tuple[str, int]]:
     """Return names with those of `counts` that are to be tried, or else with 3 workers."""
-    return [
-        (name, workers)
-        for name in names
-        for workers in [w for w in worker_counts(name) if w in counts] or [3]
-    ]
+    return [(name, workers) for name in names for workers in counts_of(name, counts)]
+
+
+def counts_of(name: str, counts=WORKERS) -> list[int]:
+    """Return those of `counts` that are to be tried with a method, or else 3."""
+    return [w for w in worker_counts(name) if w in counts] or [3]

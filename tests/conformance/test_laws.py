@@ -17,19 +17,41 @@ from tests.conformance.harness import (
     run,
     tensors,
 )
-from tests.conformance.table import TABLE, cases
+from tests.conformance.table import TABLE, cases, counts_of
+from tests.deep import DEEP
+from tests.loops import loop
 from tf_redsync.exchange import loopback, wire
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather
 
 PHASES = ("exchange", "dense_exchange")
-every_method = pytest.mark.parametrize("name", TABLE)
-every_case = pytest.mark.parametrize(("name", "workers"), cases())
-every_phase = pytest.mark.parametrize(
-    ("name", "phase", "workers"),
-    [(name, "exchange", workers) for name, workers in cases()]
-    + [(name, "dense_exchange", workers) for name in TABLE for workers in (1, 3)],
-)
+
+
+def every_phase(test):
+    """A test of each method, which goes over phases and numbers of workers."""
+
+    def phases(name):
+        cases = [("exchange", workers) for workers in counts_of(name)]
+        cases += [("dense_exchange", workers) for workers in ((1, 3) if DEEP else (3,))]
+        return [{"phase": phase, "workers": workers} for phase, workers in cases]
+
+    return of_each_method(phases, test)
+
+
+def of_each_method(cases, test):
+    """A test of each method, which goes over `cases(name)`; an error says in which one."""
+
+    @pytest.mark.parametrize("name", TABLE)
+    def run(name):
+        for case in cases(name):
+            try:
+                test(name=name, **case)
+            except Exception as error:
+                error.add_note(f"{name}: {case}")
+                raise
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
 
 
 def test_table_covers_every_public_method():
@@ -94,11 +116,13 @@ def momentum_sgd(grads: list, method) -> list:
     return applied
 
 
-@pytest.mark.parametrize(
-    ("name", "workers"), cases([n for n, d in TABLE.items() if d.full is not None])
-)
-def test_sending_everything_is_uncompressed_sgd(name, workers):
-    descriptor = TABLE[name]
+@pytest.mark.parametrize("name", [n for n, d in TABLE.items() if d.full is not None])
+def test_sending_everything_is_uncompressed_sgd(name):
+    for workers in counts_of(name):
+        check_everything_sent(TABLE[name], workers)
+
+
+def check_everything_sent(descriptor, workers):
     tolerance = workers * max(2e-6, descriptor.tolerance)
     records = run(descriptor.full, workers, descriptor.specs)
     applied = momentum_sgd([r.grads for r in records], descriptor.full)
@@ -117,6 +141,7 @@ def test_sending_everything_is_uncompressed_sgd(name, workers):
 
 @every_phase
 def test_all_workers_get_the_same_bits(name, workers, phase):
+    """One worker has none to differ from."""
     for record in recorded(name, workers, phase):
         if TABLE[name].agrees or phase == "dense_exchange":
             for totals in record.totals[1:]:
@@ -126,7 +151,7 @@ def test_all_workers_get_the_same_bits(name, workers, phase):
             assert len(distinct) > 1, "the method agrees on totals; declare it"
 
 
-@pytest.mark.parametrize(("name", "workers"), cases(counts=(2, 7)))
+@pytest.mark.parametrize(("name", "workers"), cases(counts=(2, 7) if DEEP else (2,)))
 def test_same_inputs_same_bits(name, workers):
     descriptor = TABLE[name]
     again = run(descriptor.method, workers, descriptor.specs, start=descriptor.start)
@@ -152,13 +177,18 @@ def test_totals_and_states_keep_their_form(name, workers, phase):
                 assert np.isfinite(new).all()
 
 
-@every_case
-def test_shared_state_is_equal_on_all_workers(name, workers):
-    kinds = TABLE[name].method.state_kinds
-    for record in recorded(name, workers):
-        for key in (k for k, kind in kinds.items() if kind == "shared"):
-            for state in record.new_states[1:]:
-                assert_equal_bits(state[key], record.new_states[0][key])
+def shared(name) -> list[str]:
+    """What of a method's state all workers have in common."""
+    return [key for key, kind in TABLE[name].method.state_kinds.items() if kind == "shared"]
+
+
+@pytest.mark.parametrize("name", [name for name in TABLE if shared(name)])
+def test_shared_state_is_equal_on_all_workers(name):
+    for workers in counts_of(name):
+        for record in recorded(name, workers):
+            for key in shared(name):
+                for state in record.new_states[1:]:
+                    assert_equal_bits(state[key], record.new_states[0][key])
 
 
 # ------------------------------------------------------------------------------ on the wire
@@ -203,12 +233,15 @@ def test_bytes_and_messages(name, workers, phase):
                 assert rows.dtype == np.int32 and np.all(rows[:, 0] == 1)
 
 
-@pytest.mark.parametrize(("name", "workers"), cases(counts=(3,)))
+def has_a_formula(method) -> bool:
+    """Whether what it sends is the same from the first step on."""
+    return not (method.density_changes or method.cadence.phases)
+
+
+@loop("name, workers", cases([n for n, d in TABLE.items() if has_a_formula(d.method)], (3,)))
 def test_formulas_and_periods(name, workers):
     """`payloads`, where a method has it, is what it asks for; and after `period` it asks again."""
     method = TABLE[name].method
-    if method.density_changes or method.cadence.phases:
-        return  # what is sent after the warm-up is
     layout = BucketLayout(TABLE[name].specs, workers)
     records = recorded(name, workers)
     found = [[(type(q), int(wire.payload_bytes(q))) for q in r.step.requests] for r in records]
@@ -227,11 +260,19 @@ def test_a_period_is_no_longer_than_it_must_be():
 # ------------------------------------------------------------------------------- not finite
 
 
-@pytest.mark.parametrize(
-    ("name", "workers", "bad"),
-    [(*case, np.nan) for case in cases(counts=(1, 2, 7))]
-    + [(name, 2, bad) for name in TABLE for bad in (np.inf, -np.inf)],
-)
+def bad_values(name):
+    """A NaN on a few workers; where pairs pass flags on, on as many as need more than one round."""
+    pairs = PairGather in TABLE[name].kinds(7)
+    counts = counts_of(name, (1, 2, 7) if DEEP or pairs else (1, 2))
+    infinite = [{"workers": 2, "bad": sign * np.inf} for sign in (1, -1)]
+    return [{"workers": workers, "bad": np.nan} for workers in counts] + infinite
+
+
+def every_bad_value(test):
+    return of_each_method(bad_values, test)
+
+
+@every_bad_value
 def test_one_bad_value_stops_the_step_everywhere(name, workers, bad):
     descriptor = TABLE[name]
     layout = BucketLayout(descriptor.specs, workers)
@@ -284,7 +325,7 @@ def test_infinities_that_cancel_are_found():
         assert not loopback.run_step(method, layout, tensors(grads), states, 0).finite
 
 
-@pytest.mark.parametrize("name", ["dense", "redsync_exact"])
+@loop("name", ["dense", "redsync_exact"])
 def test_a_sum_that_overflows_is_not_finite(name):
     """Each worker's value is a float32, their sum is not: no worker may apply it."""
     grads = make_grads(0, 2)
@@ -298,7 +339,7 @@ def test_a_sum_that_overflows_is_not_finite(name):
 # -------------------------------------------------------------------------------- interface
 
 
-@every_method
+@loop("name", TABLE)
 def test_config_round_trip(name):
     method = TABLE[name].method
     again = rs.methods.from_config(json.loads(json.dumps(rs.methods.serialize(method))))
@@ -306,14 +347,13 @@ def test_config_round_trip(name):
     assert again.get_config() == method.get_config()
 
 
-@every_method
-def test_methods_are_frozen(name):
-    method = TABLE[name].method
-    with pytest.raises(AttributeError):
-        method.momentum = 0.5
+def test_methods_are_frozen():
+    for method in {type(d.method): d.method for d in TABLE.values()}.values():
+        with pytest.raises(AttributeError):
+            method.momentum = 0.5
 
 
-@every_method
+@loop("name", TABLE)
 def test_interface(name):
     method = TABLE[name].method
     fallback = method.dense()

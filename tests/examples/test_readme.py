@@ -12,6 +12,8 @@ import sys
 import numpy as np
 import pytest
 
+from tests.loops import loop
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = ["README.md", "CONTRIBUTING.md"]
 _FENCE = re.compile(r"^( *)```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
@@ -106,7 +108,7 @@ def test_commands_name_existing_scripts_modules_and_flags(page):
 DOCS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md"))
 
 
-@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md", *DOCS])
+@loop("page", [*PAGES, "CHANGELOG.md", *DOCS])
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)", (ROOT / page).read_text()):
         if not target.startswith("https://"):
@@ -161,6 +163,8 @@ import numpy as np
 # Whichever is imported first, Keras must find the optimizer's class.
 import {first}
 import {second}
+from tests.loops import loop
+from tests.loops import loop
 
 folder = pathlib.Path(sys.argv[1])
 model = keras.models.load_model(folder / "model.keras")

@@ -5,6 +5,7 @@ import pytest
 
 from tests.gpu.calls import decode, descend
 from tests.gpu.inputs import assert_same_bits, make_inputs
+from tests.loops import loop
 from tests.oracle.redsync import accumulate_and_select_numpy, decode_numpy
 
 SIZES = (0, 1, 31, 1000, 8192, 50_000)
@@ -19,9 +20,9 @@ def make_messages(k, sizes, ranks, **form):
     return np.stack(rows)
 
 
-@pytest.mark.parametrize("quantized", [False, True])
-@pytest.mark.parametrize("selector", ["exact", "threshold"])
-@pytest.mark.parametrize("ranks", [1, 3, 150])
+@loop("quantized", [False, True])
+@loop("selector", ["exact", "threshold"])
+@loop("ranks", [1, 3, 150])
 def test_equals_the_oracle(device, ranks, selector, quantized):
     sizes = SIZES[:4] if ranks > 100 else SIZES
     k = [min(n, max(1, n // 20)) for n in sizes]
@@ -51,7 +52,7 @@ def test_more_tensors_than_a_launch(device):
     assert (error.field, error.tensor, error.slot) == (b"index", 149, 2)
 
 
-@pytest.mark.parametrize(
+@loop(
     ("word", "value", "names"),
     [
         (0, 7, (b"flag", -1, 0, 1)),

@@ -5,6 +5,7 @@ import pytest
 
 from tests.gpu.codec_calls import golomb_decode, golomb_encode
 from tests.gpu.inputs import assert_same_bits
+from tests.loops import loop
 from tests.oracle.positions import (
     golomb_bits_numpy,
     golomb_capacity,
@@ -70,7 +71,7 @@ def test_decoding(device, ranks):
     assert_same_bits([*indices, counts], [*expected[0], expected[1]], ranks)
 
 
-@pytest.mark.parametrize("rice", range(0, 31, 3))
+@loop("rice", range(0, 31, 3))
 def test_states_across_chunks(device, rice):
     # Whatever the state at the end of a chunk: gaps of about as many bits as a code has.
     size, slots = 2**32 - 1, 400
@@ -128,7 +129,7 @@ def test_bad_positions(device, where, value, names, must):
     assert error.names() == names and error.must_be() == must
 
 
-@pytest.mark.parametrize(
+@loop(
     ("bits", "count", "length", "names", "must"),
     [
         ([], 5, 0, ("count", 1, 1, 0, 5), "in [0, 4]"),

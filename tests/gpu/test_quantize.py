@@ -5,6 +5,7 @@ import pytest
 
 from tests.gpu.codec_calls import dequantize_sum, quantize
 from tests.gpu.inputs import assert_same_bits, make_inputs
+from tests.loops import loop
 from tests.oracle.quantization import (
     SCALES,
     bucket_slices,
@@ -45,7 +46,7 @@ def make_messages(sizes, form, bucket_size=None, ranks=2):
 
 
 @every_format
-@pytest.mark.parametrize("bucket_size", [None, 32, 96])
+@loop("bucket_size", [None, 32, 96])
 def test_codes_are_the_oracle_s(device, form, bucket_size):
     for turn, kind in enumerate(("normal", "student_t", "ties", "zero")):
         tensors, scales = make_inputs(kind, SIZES)[0], make_scales(SIZES, form, bucket_size)
@@ -61,8 +62,8 @@ def test_codes_are_the_oracle_s(device, form, bucket_size):
 
 
 @every_format
-@pytest.mark.parametrize("bucket_size", [None, 96])
-@pytest.mark.parametrize("ranks", [0, 1, 5])
+@loop("bucket_size", [None, 96])
+@loop("ranks", [0, 1, 5])
 def test_sum_of_ranks(device, form, bucket_size, ranks):
     options = {**form, "bucket_size": bucket_size}
     messages = make_messages(SIZES, form, bucket_size, max(ranks, 1))[:ranks]
@@ -89,7 +90,7 @@ def test_more_tensors_than_a_launch(device):
 
 
 @every_format
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@loop("bad", [np.nan, np.inf, -np.inf])
 def test_not_finite(device, form, bad):
     sizes = (31, 5000)
     for tensor, at in ((0, 30), (1, 0), (1, 4999)):
@@ -120,7 +121,7 @@ def test_denormals_become_zero_or_the_smallest_power_of_two(device):
     assert set(np.abs(left[0])) == {0, np.float32(2.0**-126)}  # denormals count as zero here
 
 
-@pytest.mark.parametrize("form", FORMATS[:-1], ids=str)
+@loop("form", FORMATS[:-1])
 def test_denormals_are_zero(device, form):
     x = (make_inputs("normal", (500,))[0][0] * 1e-39).astype(np.float32)
     scales = make_scales((500,), form, 32)

@@ -5,6 +5,7 @@ import pytest
 
 from tests.gpu.calls import MISALIGNED, select
 from tests.gpu.inputs import KINDS, assert_same_bits, make_inputs
+from tests.loops import loop
 from tests.oracle.redsync import above_ratio_numpy, accumulate_and_select_numpy, top_k_numpy
 
 SELECTORS = ("exact", "trimmed", "threshold")
@@ -33,9 +34,9 @@ def check(device, inputs, k, ratios, what, *, in_place=False, misalign=0, **opti
     return got
 
 
-@pytest.mark.parametrize("quantized", [False, True], ids=["values", "quantized"])
-@pytest.mark.parametrize("selector", SELECTORS)
-@pytest.mark.parametrize("kind", KINDS)
+@loop("quantized", [False, True])
+@loop("selector", SELECTORS)
+@loop("kind", KINDS)
 def test_equals_the_oracle(device, kind, selector, quantized):
     inputs = make_inputs(kind, SIZES)
     form = {"selectors": [selector] * len(SIZES), "quantized": [quantized] * len(SIZES)}
@@ -51,8 +52,8 @@ def test_equals_the_oracle(device, kind, selector, quantized):
             )  # fmt: skip
 
 
-@pytest.mark.parametrize("selector", SELECTORS)
-@pytest.mark.parametrize("kind", KINDS)
+@loop("selector", SELECTORS)
+@loop("kind", KINDS)
 def test_many_chunks(device, kind, selector):
     # A predicted threshold, and, where the prediction fails, the histograms.
     sizes = (300_001, 200_000)
@@ -95,8 +96,8 @@ def test_more_ties_than_the_pool_holds(device):
                       selectors=[selector], quantized=[quantized])  # fmt: skip
 
 
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize("selector", SELECTORS)
+@loop("bad", [np.inf, -np.inf, np.nan])
+@loop("selector", SELECTORS)
 def test_not_finite(device, selector, bad):
     sizes = (31, 0, 100_000)
     for tensor, where in ((0, 30), (2, 0), (2, sizes[2] - 1)):

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.kernels.common import needs_native
+from tests.loops import loop
 from tf_redsync import ops
 from tf_redsync.ops import backends, native
 
@@ -85,7 +86,7 @@ GOOD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@loop(
     ("change", "error", "text"),
     [
         ({"grads": [], "residuals": [], "selectors": [], "quantized": []}, ValueError, "`grads`"),

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.kernels.common import assert_same_bits, both, needs_native, on
+from tests.loops import loop
 from tests.oracle.bits import (
     bitmap_numpy,
     pack_numpy,
@@ -39,8 +40,8 @@ def refused(backend, run, *names: str) -> None:
 
 
 @needs_native
-@pytest.mark.parametrize("width", [0, 1, 2, 3, 5, 8, 13, 16, 17, 31, 32])
-@pytest.mark.parametrize("rows", [(), (0,), (1,), (3,), (2, 2)])
+@loop("width", [0, 1, 2, 3, 5, 8, 13, 16, 17, 31, 32])
+@loop("rows", [(), (0,), (1,), (3,), (2, 2)])
 def test_codes_of_every_width(width, rows):
     """High bits of the codes are left out."""
     for count in COUNTS:
@@ -155,8 +156,8 @@ def test_the_last_bit_of_a_word():
         assert positions.shape == (0, 4) and counts.shape == (0, 1)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(
+@loop("backend", BACKENDS)
+@loop(
     ("positions", "count", "names"),
     [
         ([3, 9, 64], 3, ["index", "64"]),
@@ -316,7 +317,7 @@ def ops_of_bits():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@loop(
     ("run", "text"),
     [
         (lambda: bits.packed([1], 33), r"`bits` must be in \[0, 32\].*33"),
@@ -338,7 +339,7 @@ def test_wrong_arguments(run, text):
 
 
 @needs_native
-@pytest.mark.parametrize(
+@loop(
     ("op", "arguments", "text"),
     [
         ("pack_bits", {"codes": [1], "bits": 33}, "`bits` must be in .*33"),

@@ -13,6 +13,7 @@ from tests.kernels.common import (
     needs_native,
     select,
 )
+from tests.loops import loop
 from tests.oracle.redsync import decode_numpy
 
 BACKENDS = ("native", "tensorflow")
@@ -55,8 +56,8 @@ def test_flag_zero_contributes_nothing():
 
 
 @needs_native
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(
+@loop("backend", BACKENDS)
+@loop(
     ("word", "value", "names"),
     [
         (0, 7, ["flag", "7"]),

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.kernels.common import assert_same_bits, both, needs_native, on
+from tests.loops import loop
 from tests.oracle.positions import golomb_bits_numpy, golomb_decode_numpy, golomb_encode_numpy
 from tf_redsync.ops import codecs
 
@@ -27,8 +28,8 @@ def make(density: float, rank: int = 0):
 
 
 @needs_native
-@pytest.mark.parametrize("density", [0.001, 0.01, 0.1, 0.5, 1.0])
-@pytest.mark.parametrize("shift", [-2, 0, 5])  # bits more than the best
+@loop("density", [0.001, 0.01, 0.1, 0.5, 1.0])
+@loop("shift", [-2, 0, 5])  # bits more than the best
 def test_backends_and_oracle_agree(density, shift):
     n = 10_000
     rice = [max(codecs.golomb_parameter(n, int(density * n)) + shift, 0)] * len(SIZES)
@@ -102,8 +103,8 @@ def test_parameter():
 
 
 @needs_native
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(
+@loop("backend", BACKENDS)
+@loop(
     ("indices", "count", "names"),
     [
         ([3, 1, 7], 3, ["index", "tensor 1", "1"]),

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tests.kernels.common import assert_same_bits, both, needs_native, on
 from tests.kernels.test_golomb import choose
+from tests.loops import loop
 from tests.oracle.merging import sparse_merge_numpy
 from tf_redsync.ops import codecs
 
@@ -35,8 +36,8 @@ def merged(result):
 
 
 @needs_native
-@pytest.mark.parametrize("kind", ["ties", "normal"])
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+@loop("kind", ["ties", "normal"])
+@loop("ranks", [1, 2, 3, 5, 8])
 def test_backends_and_oracle_agree(ranks, kind):
     for k in ((0, 0, 0, 0), (0, 1, 7, 100), (3, 2, 500, 5000)):
         blocks = make(ranks, kind, seed=k[2])
@@ -69,8 +70,8 @@ def test_ties_and_cancelling_values():
 
 
 @needs_native
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(
+@loop("backend", BACKENDS)
+@loop(
     ("where", "at", "value", "names"),
     [
         ("counts", (1, 2), 31, ["count", "tensor 2", "31"]),

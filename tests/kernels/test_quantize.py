@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.kernels.common import assert_same_bits, both, make_inputs, needs_native, on
+from tests.loops import loop
 from tests.oracle.quantization import (
     RANDOM,
     dequantize_sum_numpy,
@@ -67,7 +68,7 @@ def test_generator_is_philox():
 
 @needs_native
 @every_format
-@pytest.mark.parametrize("bucket_size", [None, 32, 96, 512])
+@loop("bucket_size", [None, 32, 96, 512])
 def test_backends_and_oracle_agree(form, bucket_size):
     for kind in ("normal", "student_t", "ties", "zero", "denormal"):
         tensors = make_inputs(kind, SIZES)[0]
@@ -86,7 +87,7 @@ def test_backends_and_oracle_agree(form, bucket_size):
 
 @needs_native
 @every_format
-@pytest.mark.parametrize("bucket_size", [None, 96])
+@loop("bucket_size", [None, 96])
 def test_sum_of_ranks(form, bucket_size):
     options = {**form, "bucket_size": bucket_size}
     like = [np.full(n, np.nan, np.float32) for n in SIZES]  # shapes only
@@ -178,7 +179,7 @@ def test_uniform_numbers_are_uniform():
 
 @needs_native
 @every_format
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@loop("bad", [np.nan, np.inf, -np.inf])
 def test_not_finite(form, bad):
     sizes, where = (31, 5000), [(0, 30), (1, 0), (1, 4999)]
     for tensor, at in where:
@@ -194,7 +195,7 @@ def test_not_finite(form, bad):
 
 
 @needs_native
-@pytest.mark.parametrize("backend", ["native", "tensorflow"])
+@loop("backend", ["native", "tensorflow"])
 @pytest.mark.parametrize(
     ("form", "bad_code"),
     [
@@ -262,7 +263,7 @@ def test_wrong_arguments(backend):
     assert not nobody[0].any()
 
 
-@pytest.mark.parametrize(
+@loop(
     ("change", "text"),
     [
         ({"tensors": []}, "`tensors` must hold at least one"),

@@ -14,6 +14,7 @@ from tests.kernels.common import (
     needs_native,
     select,
 )
+from tests.loops import loop
 from tests.oracle.redsync import accumulate_and_select_numpy
 
 SELECTORS = ("exact", "trimmed", "threshold")
@@ -30,8 +31,8 @@ def oracle(inputs, k, ratios, *, momentum=(0.0, False), **options):
 
 @needs_native
 @pytest.mark.parametrize("quantized", [False, True], ids=["values", "quantized"])
-@pytest.mark.parametrize("selector", SELECTORS)
-@pytest.mark.parametrize("kind", KINDS)
+@loop("selector", SELECTORS)
+@loop("kind", KINDS)
 def test_backends_and_oracle_agree(kind, selector, quantized):
     layout = {"selectors": [selector] * len(SIZES), "quantized": [quantized] * len(SIZES)}
     inputs = make_inputs(kind)
@@ -53,8 +54,8 @@ def test_backends_and_oracle_agree(kind, selector, quantized):
 
 
 @needs_native
-@pytest.mark.parametrize("selector", SELECTORS)
-@pytest.mark.parametrize("kind", ["normal", "clustered", "constant", "ties", "sparse", "outlier"])
+@loop("selector", SELECTORS)
+@loop("kind", ["normal", "clustered", "constant", "ties", "sparse", "outlier"])
 def test_large_tensors(kind, selector):
     # Several blocks, a predicted threshold, and, where the prediction fails, the histograms.
     sizes = (300_001, 200_000)
@@ -68,7 +69,7 @@ def test_large_tensors(kind, selector):
 
 @needs_native
 @pytest.mark.parametrize("quantized", [False, True], ids=["values", "quantized"])
-@pytest.mark.parametrize("kind", KINDS)
+@loop("kind", KINDS)
 def test_fixed_threshold(kind, quantized):
     # Too few pass, too many pass, all pass; a capacity of all elements; a tie with the threshold.
     sizes = (*SIZES, 50_000)
@@ -101,9 +102,9 @@ def test_fixed_threshold_out_of_range(backend):
 
 
 @needs_native
-@pytest.mark.parametrize("large", [False, True])
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize("selector", SELECTORS)
+@loop("large", [False, True])
+@loop("bad", [np.inf, -np.inf, np.nan])
+@loop("selector", SELECTORS)
 def test_not_finite(selector, bad, large):
     sizes = (31, 100_000 if large else 4097)
     options = {"selectors": [selector] * 2, "quantized": [False, True]}
@@ -230,8 +231,8 @@ def test_state_takes_the_memory_of_gradients_that_nothing_else_needs(momentum):
 
 
 @needs_native
-@pytest.mark.parametrize("backend", ["native", "tensorflow"])
-@pytest.mark.parametrize(
+@loop("backend", ["native", "tensorflow"])
+@loop(
     ("change", "text"),
     [
         ({"k": [0, 3]}, "`k` must be in"),

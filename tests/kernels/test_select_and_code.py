@@ -13,6 +13,7 @@ from tests.kernels.common import (
     needs_native,
     on,
 )
+from tests.loops import loop
 from tests.oracle.coded_top_k import decode_numpy, select_and_code_numpy
 from tf_redsync import ops
 from tf_redsync.codings import selected
@@ -55,7 +56,7 @@ CASES += [("laplace", bits) for bits in selected.VALUE_BITS if ("laplace", bits)
 
 
 @needs_native
-@pytest.mark.parametrize(("kind", "value_bits"), CASES)
+@loop(("kind", "value_bits"), CASES)
 def test_all_ways_and_the_oracle_agree(kind, value_bits):
     turn = value_bits % 3
     name, momentum = list(MOMENTA.items())[turn]

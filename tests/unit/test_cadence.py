@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tests.loops import loop
 from tests.oracle.coded import longest_bits
 from tf_redsync.codings import Capacity, Golomb
 from tf_redsync.exchange import loopback, wire
@@ -150,7 +151,7 @@ def test_bytes_per_step_are_means_over_a_round():
     assert program(rs.CDSGD(full_every=4)).bytes_per_step(2) == (3 * codes + 4 * 4096) / 4
 
 
-@pytest.mark.parametrize(
+@loop(
     ("make", "words"),
     [
         (lambda: rs.LocalSGD(steps=0), "`steps` must be an integer >= 1. Received: steps=0"),

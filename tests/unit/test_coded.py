@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tests.loops import loop
 from tf_redsync import codings
 from tf_redsync.codings.base import Capacity
 from tf_redsync.exchange import loopback, wire
@@ -192,7 +193,7 @@ def test_a_falling_density_needs_codes_of_any_length(inside, options, names):
 # ----------------------------------------------------------------------------------- bad arguments
 
 
-@pytest.mark.parametrize(
+@loop(
     ("make", "words"),
     [
         (lambda: rs.Coded(method=rs.Dense()), "`method` must send selected elements.*Dense"),

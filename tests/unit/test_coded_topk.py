@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tests.loops import loop
 from tf_redsync import codings
 from tf_redsync.codings.signed_levels import conditional_means
 from tf_redsync.exchange import loopback, wire
@@ -142,7 +143,7 @@ def test_halves_at_the_mean_beat_equal_steps():
                 assert ours < np.square(values - back(low + (cell + 0.5) * step)).sum()
 
 
-@pytest.mark.parametrize(
+@loop(
     ("options", "text"),
     [
         ({"density": 0.0}, "`density` must be in"),

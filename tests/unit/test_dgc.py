@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tests.loops import loop
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -29,8 +30,8 @@ def one_step(method, values):
     return np.array(loopback.run_step(method, layout, grads, states, 0).totals[0][0])
 
 
-@pytest.mark.parametrize("density", [0.01, 0.001])
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@loop("density", [0.01, 0.001])
+@loop("name", DISTRIBUTIONS)
 def test_about_k_elements_are_sent_and_they_are_the_largest(name, density):
     values = DISTRIBUTIONS[name](np.random.default_rng(3))
     k = int(density * SIZE)
@@ -118,7 +119,7 @@ def test_dense_tensors_get_the_same_momentum():
     assert "rank 1" in method.refuses(TensorSpec("bias", (5000,)))
 
 
-@pytest.mark.parametrize(
+@loop(
     "options",
     [
         {"density": 0.0},

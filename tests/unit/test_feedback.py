@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.loops import loop
 from tf_redsync import feedback
 
 
@@ -47,8 +48,8 @@ def test_scaled():
         np.testing.assert_array_equal(scaled, np.float32(0.5) * g)
 
 
-@pytest.mark.parametrize("workers", [1, 4, 7])
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@loop("workers", [1, 4, 7])
+@loop("scale", [1e-3, 1.0, 1e3])
 def test_local_clip_scale(scale, workers):
     grads = arrays(2, scale)
     norm = np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in grads))

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tests.loops import loop
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.driver import DryRun, drive
@@ -143,8 +144,8 @@ SELECT = (
 )
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("method", SELECT, ids=lambda m: type(m).__name__)
+@loop("dtype", ["float16", "bfloat16"])
+@loop("method", SELECT)
 def test_selected_values_are_rounded_and_the_errors_kept(method, dtype):
     specs = (TensorSpec("a", (31, 17), position=0), TensorSpec("b", (9, 9), position=1))
     layout, wrapped = BucketLayout(specs, 3), rs.HalfPrecision(method=method, dtype=dtype)

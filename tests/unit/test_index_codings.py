@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.loops import loop
 from tests.oracle.coded import GolombStreams
 from tests.oracle.codings import LOSSLESS, code_of, huffman_codes
 from tf_redsync import codings
@@ -21,7 +22,7 @@ CODINGS = {
     "Golomb": codings.Golomb(),
     "Cheapest": codings.Cheapest(),
 }
-every_coding = pytest.mark.parametrize("name", CODINGS)
+every_coding = loop("name", CODINGS)
 SEED = tf.constant(5)
 
 # Sizes and slots of the tensors of a bucket.
@@ -69,7 +70,7 @@ def valid(indices, counts) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("capacity", CAPACITIES)
+@loop("capacity", CAPACITIES)
 @every_coding
 def test_words_and_round_trip(name, capacity):
     """Words of the oracle; all workers' positions back, and none of a worker that sends zeros."""

@@ -3,6 +3,7 @@
 import pytest
 
 import tf_redsync as rs
+from tests.loops import loop
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
 
 A, B = rs.Dense(), rs.RedSync()
@@ -71,7 +72,7 @@ def test_bad_bucket_bytes(bucket_bytes):
         buckets([(1, A)], bucket_bytes=bucket_bytes)
 
 
-@pytest.mark.parametrize(
+@loop(
     ("name", "shape", "expected"),
     [
         ("dense/kernel", (3, 4), False),

@@ -10,6 +10,7 @@ import tf_redsync as rs
 from benchmarks.methods.digits_task import Digits
 from benchmarks.methods.digits_training import Training, first_steps
 from tests.conformance.families.lgc import SMALL
+from tests.loops import loop
 from tests.oracle.lgc import Network
 from tests.oracle.sparse import MemoryOracle, top_k_by_layer
 from tf_redsync import codings
@@ -408,7 +409,7 @@ def test_what_is_all_reduced_densely(spec, words):
         assert rs.LGC(dense_ends=False).refuses(spec) is None
 
 
-@pytest.mark.parametrize(
+@loop(
     ("options", "words"),
     [
         (

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tests.loops import loop
 from tf_redsync.auto import cost
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets, tensor_spec
@@ -122,7 +123,7 @@ def test_who_is_served():
     assert method.describe(TensorSpec("conv", (3, 3, 64, 128))) == "rank 4 of 576 x 128"
 
 
-@pytest.mark.parametrize(
+@loop(
     ("shape", "matrix"),
     [
         ((768, 12, 64), (768, 768)),  # attention: query, key and value; [in, heads, size]
@@ -203,8 +204,8 @@ def test_full_rank_of_an_attention_kernel_is_exact():
     assert all(np.abs(s["residual"][0]).max() < 1e-5 for s in states)
 
 
-@pytest.mark.parametrize("cls", [rs.PowerSGD, rs.ACPSGD])
-@pytest.mark.parametrize(
+@loop("cls", [rs.PowerSGD, rs.ACPSGD])
+@loop(
     "options",
     [{"rank": 0}, {"rank": 1.5}, {"min_compression_rate": -1}, {"seed": -1}, {"seed": "x"}],
 )

@@ -12,6 +12,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_redsync as rs
+from tests.loops import loop
 
 ROOT = Path(__file__).resolve().parents[2]
 KERAS = {"keras": keras, "tf_keras": tf_keras}
@@ -107,7 +108,7 @@ def assert_close(found, expected):
             np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize(
+@loop(
     ("library", "name"),
     [
         ("keras", "sgd"), ("keras", "momentum"), ("keras", "nesterov"), ("keras", "adam"),

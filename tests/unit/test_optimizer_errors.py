@@ -11,13 +11,14 @@ import tensorflow as tf
 import tf_keras
 
 import tf_redsync as rs
+from tests.loops import loop
 
 FAMILIES = {
     "keras": keras.optimizers,
     "tf_keras": tf_keras.optimizers,
     "legacy": tf_keras.optimizers.legacy,
 }
-every_family = pytest.mark.parametrize("family", FAMILIES)
+every_family = loop("family", FAMILIES)
 
 
 def refused(kind, make, *words):
@@ -65,7 +66,7 @@ def test_editors_see_what_can_be_given_and_asked():
     assert asked | {"apply_gradients", "iterations", "inner_optimizer"} <= found
 
 
-@pytest.mark.parametrize("value", ["redsync", 0.001, rs.RedSync, [rs.Dense()]])
+@loop("value", ["redsync", 0.001, rs.RedSync, [rs.Dense()]])
 @every_family
 def test_not_a_method(family, value):
     refused(
@@ -102,7 +103,7 @@ BOTH_SIDES = [
 ]
 
 
-@pytest.mark.parametrize(("make", "argument", "name"), BOTH_SIDES)
+@loop(("make", "argument", "name"), BOTH_SIDES)
 @every_family
 def test_momentum_on_both_sides(family, make, argument, name):
     inner = make(FAMILIES[family])

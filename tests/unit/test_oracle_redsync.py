@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.loops import loop
 from tests.oracle import redsync as oracle
 
 N = 20_000
@@ -21,7 +22,7 @@ INPUTS = {
     "huge": 1e37 * _RNG.standard_normal(N),
 }
 INPUTS = {name: x.astype(np.float32) for name, x in INPUTS.items()}
-by_input = pytest.mark.parametrize("name", INPUTS)
+by_input = loop("name", INPUTS)
 
 
 def f32(*values):
@@ -180,8 +181,8 @@ def test_empty_tensor_and_several_tensors():
     assert ratios.tolist() == [-1, -1]
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("where", ["gradient", "residual", "velocity", "overflow"])
+@loop("value", [np.nan, np.inf, -np.inf])
+@loop("where", ["gradient", "residual", "velocity", "overflow"])
 def test_not_finite_is_flagged(value, where):
     g, v, u = f32(1, 2, 3), f32(0, 0, 0), f32(0, 0, 0)
     if where == "overflow":  # finite inputs, infinite sum
@@ -197,7 +198,7 @@ def test_not_finite_is_flagged(value, where):
 
 
 @by_input
-@pytest.mark.parametrize("k", [1, 2, 20, 777, N - 1])
+@loop("k", [1, 2, 20, 777, N - 1])
 def test_trimmed_is_exact(name, k):
     a = np.abs(INPUTS[name])
     expected = np.sort(np.lexsort((np.arange(N), -a))[:k])  # another sort than the oracle's
@@ -207,7 +208,7 @@ def test_trimmed_is_exact(name, k):
 
 
 @by_input
-@pytest.mark.parametrize("side", [1, -1])
+@loop("side", [1, -1])
 def test_trimmed_is_exact_on_signed_values(name, side):
     a = np.float32(side) * INPUTS[name]
     chosen = oracle.trimmed_top_k_numpy(a, 20)
@@ -216,7 +217,7 @@ def test_trimmed_is_exact_on_signed_values(name, side):
 
 
 @by_input
-@pytest.mark.parametrize("k", [1, 2, 3, 20, 777, N // 2, N - 1])
+@loop("k", [1, 2, 3, 20, 777, N // 2, N - 1])
 def test_threshold_is_in_the_band_or_exact(name, k):
     a = np.abs(INPUTS[name])
     chosen, ratio = oracle.threshold_search_numpy(a, k)
@@ -281,8 +282,8 @@ def sums(per_worker, i):
     return sum(np.asarray(w[i], np.float64) for w in per_worker)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 5])
-@pytest.mark.parametrize("selector", oracle.SELECTORS)
+@loop("workers", [1, 2, 3, 5])
+@loop("selector", oracle.SELECTORS)
 def test_conservation(workers, selector):
     """Sum over workers of gradient and old residual = total + sum of the new residuals."""
     selectors = [selector, "dense", selector, selector, selector]

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tests.loops import loop
 from tests.oracle.pactrain import PrunedOracle, capacity
 from tests.unit.test_gradient_exchange import SHAPES, build, gradients, make_step
 from tf_redsync.engine import masks
@@ -133,7 +134,7 @@ def test_one_worker_prunes_without_a_network(mirrored):
     assert float(exchange.bytes_sent.numpy()) == 0.0
 
 
-@pytest.mark.parametrize("sparsity", [0.0, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.29, 0.999])
+@loop("sparsity", [0.0, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.29, 0.999])
 def test_capacity(sparsity):
     for size in (0, 1, 2, 3, 10, 100, 999, 12_345_678):
         assert kept_elements(sparsity, size) == capacity(sparsity, size)
@@ -223,7 +224,7 @@ def test_who_is_served_and_what_it_says():
     assert rs.Dense().cadence.waits_for == ""
 
 
-@pytest.mark.parametrize(
+@loop(
     ("name", "value"),
     [
         ("sparsity", 1.0),

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tests.loops import loop
 from tf_redsync.auto import cost
 from tf_redsync.exchange import loopback, wire
 from tf_redsync.exchange.collectives import Alone, PublicCollectives
@@ -40,8 +41,8 @@ def with_distance(distance):
     return method
 
 
-@pytest.mark.parametrize("distance", [1, 2, 4, 8])
-@pytest.mark.parametrize("workers", [1, 2, 5, 8])
+@loop("distance", [1, 2, 4, 8])
+@loop("workers", [1, 2, 5, 8])
 def test_loopback(workers, distance):
     layout, grads = BucketLayout((SPEC,), workers), [[tf.zeros([1])]] * workers
     method, states = with_distance(distance), [{}] * workers
@@ -102,7 +103,7 @@ def test_partners_differ_in_one_bit(distance):
         PairGather(tf.zeros([1], tf.int32), distance)
 
 
-@pytest.mark.parametrize("workers", range(1, 18))
+@loop("workers", range(1, 18))
 def test_after_the_rounds_all_know_of_all(workers):
     """Followed on sets of ranks; and nobody is counted twice."""
     first, doubling, last = recursive_doubling.rounds(workers)

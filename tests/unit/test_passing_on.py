@@ -9,11 +9,12 @@ import tensorflow as tf
 import tf_keras
 
 import tf_redsync as rs
+from tests.loops import loop
 
 legacy = tf_keras.optimizers.legacy
 FAMILIES = {"keras": keras.optimizers, "tf_keras": tf_keras.optimizers, "legacy": legacy}
-every_family = pytest.mark.parametrize("family", FAMILIES)
-newer = pytest.mark.parametrize("family", ["keras", "tf_keras"])
+every_family = loop("family", FAMILIES)
+newer = loop("family", ["keras", "tf_keras"])
 
 
 def wrapped(optimizer, method=None):
@@ -46,7 +47,7 @@ SETTINGS = {  # of what: value, and the gradients that show it
 
 
 @every_family
-@pytest.mark.parametrize("name", SETTINGS)
+@loop("name", SETTINGS)
 def test_set_before_the_first_step_acts(family, name):
     """As if it had been set on the plain optimizer before it was wrapped."""
     if family == "legacy" and name in ("weight_decay", "momentum"):
@@ -83,7 +84,7 @@ def test_exclude_from_weight_decay(family):
 
 
 @newer
-@pytest.mark.parametrize("name", ["weight_decay", "clipnorm", "use_ema", "beta_1", "epsilon"])
+@loop("name", ["weight_decay", "clipnorm", "use_ema", "beta_1", "epsilon"])
 def test_constants_of_a_traced_step_are_refused_after_it(family, name):
     optimizer = wrapped(FAMILIES[family].Adam(0.1))
     stepped(optimizer)

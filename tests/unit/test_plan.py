@@ -14,6 +14,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_redsync as rs
+from tests.loops import loop
 from tf_redsync.auto import cost, probe
 from tf_redsync.auto.decision import Measured
 from tf_redsync.cli import plan
@@ -109,7 +110,7 @@ def build_for(size):
     return linear()
 
 
-@pytest.mark.parametrize(
+@loop(
     ("returned", "words"),
     [
         ({"model": 1}, "must return a built Keras model.*Received: dict"),
@@ -373,7 +374,7 @@ def test_density_is_for_what_has_one():
     assert choice.parse(" DGC(momentum=0.9) ", 0.02) == rs.DGC(momentum=0.9, density=0.02)
 
 
-@pytest.mark.parametrize(
+@loop(
     ("text", "density"),
     [
         ("Redsync", None),

@@ -6,6 +6,7 @@ import re
 import pytest
 
 import tf_redsync as rs
+from tests.loops import loop
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.explanation import Explanation, Row, dense_bytes
 from tf_redsync.methods import from_config, serialize
@@ -120,7 +121,7 @@ def test_config_round_trip():
     assert from_config(json.loads(json.dumps(serialize(policy)))) == policy
 
 
-@pytest.mark.parametrize(
+@loop(
     ("make", "words"),
     [
         (lambda: rs.Policy(default="redsync"), ["`default`", "'redsync'"]),

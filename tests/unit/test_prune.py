@@ -11,6 +11,7 @@ import tf_keras
 
 import tf_redsync as rs
 from tests.distributed import problems
+from tests.loops import loop
 from tests.oracle.pactrain import capacity, masks_by_magnitude
 from tests.unit.test_optimizer_errors import refused
 from tf_redsync.keras.pruning import magnitude_masks
@@ -86,7 +87,7 @@ def made(optimizer, method=METHOD):
     return wrapped, variables, step
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@loop("name", OPTIMIZERS)
 def test_pruned_weights_stay_zero(name):
     wrapped, variables, step = made(OPTIMIZERS[name]())
     for number in range(3):

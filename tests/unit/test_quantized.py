@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tests.loops import loop
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
@@ -119,7 +120,7 @@ def test_a_constant_tensor_is_exact():
         np.testing.assert_allclose(total_of(method, [g, g])[0], 2 * g, rtol=1e-6)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5, 8, 17, 64, 1000])
+@loop("workers", [1, 2, 3, 4, 5, 8, 17, 64, 1000])
 def test_digits_add_up(workers):
     rng = np.random.default_rng(workers)
     codes = rng.integers(-1, 2, (min(workers, 20), 101)).astype("f4")
@@ -243,7 +244,7 @@ def test_who_is_served():
     assert rs.QSGD().refuses(last) is None
 
 
-@pytest.mark.parametrize(
+@loop(
     ("cls", "name", "value"),
     [
         (rs.QSGD, "levels", 0),

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tests.loops import loop
 from tests.oracle import redsync as oracle
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.context import Context
@@ -78,8 +79,8 @@ def gradients(rng, step, workers):
     return [[one(worker, shape) for shape in SHAPES] for worker in range(workers)]
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
-@pytest.mark.parametrize("name", VARIANTS)
+@loop("workers", [1, 2, 3, 4])
+@loop("name", VARIANTS)
 def test_equals_the_oracle(name, workers):
     method = rs.RedSync(**{"density": 0.05, **VARIANTS[name]})
     reference = make_oracle(VARIANTS[name], workers)
@@ -174,7 +175,7 @@ def test_initial_state():
     assert rs.RedSync().init(layout)["velocity"] == []
 
 
-@pytest.mark.parametrize(
+@loop(
     "options",
     [
         {"density": 0.0}, {"density": -0.1}, {"density": 1.5}, {"density": float("nan")},

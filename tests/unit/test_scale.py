@@ -19,6 +19,7 @@ from benchmarks.scale.traffic import (
     bytes_per_second,
     hops,
 )
+from tests.loops import loop
 from tf_redsync.auto import cost
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
 
@@ -50,8 +51,8 @@ SPECS = [
 ]
 
 
-@pytest.mark.parametrize("name", scale_methods.NAMES)
-@pytest.mark.parametrize("workers", [2, 33])
+@loop("name", scale_methods.NAMES)
+@loop("workers", [2, 33])
 def test_bytes_are_those_of_a_dry_run(name, workers):
     method = scale_methods.make(name, 0.01)
     assignments = [(a.spec, a.method) for a in rs.Policy(default=method).assign(SPECS)]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tf_redsync as rs
+from tests.loops import loop
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods import from_config, serialize
 
@@ -59,9 +60,7 @@ def test_bad_steps(steps):
     assert "`steps_per_stage`" in str(error.value) and repr(steps) in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "densities", [(), [0.5], 0.5, (0.5, 0.0), (1.5,), (0.1, 0.2), ("a",), (float("nan"),), None]
-)
+@loop("densities", [(), [0.5], 0.5, (0.5, 0.0), (1.5,), (0.1, 0.2), ("a",), (float("nan"),), None])
 def test_bad_densities(densities):
     with pytest.raises(ValueError, match="`densities`.*Received: densities="):
         rs.ExponentialWarmUp(10, densities)

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tests.loops import loop
 from tests.oracle.sidco import gamma_quantile, lower_gamma, threshold_numpy
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -22,7 +23,7 @@ INPUTS = {
         np.exp(rng.standard_normal(SIZE)) * rng.standard_normal(SIZE) * (rng.random(SIZE) < 0.67)
     ),
 }
-every_distribution = pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+every_distribution = loop("distribution", DISTRIBUTIONS)
 
 
 def run(method, gradient, steps, workers=1):
@@ -37,8 +38,8 @@ def run(method, gradient, steps, workers=1):
 
 
 @every_distribution
-@pytest.mark.parametrize("density", [0.01, 0.001])
-@pytest.mark.parametrize("name", INPUTS)
+@loop("density", [0.01, 0.001])
+@loop("name", INPUTS)
 def test_achieved_density(name, density, distribution):
     """Within 20 % of what is wanted, once the number of stages has settled."""
     rng, wanted = np.random.default_rng(5), density * SIZE
@@ -64,7 +65,7 @@ def test_achieved_density_with_memory():
 
 
 @every_distribution
-@pytest.mark.parametrize("stages", [2, 3, 5])
+@loop("stages", [2, 3, 5])
 def test_threshold_is_that_of_numpy(distribution, stages):
     method = rs.SIDCo(density=0.004, distribution=distribution)
     for name, inputs in INPUTS.items():
@@ -95,7 +96,7 @@ def test_scale_does_not_matter(distribution, scale):
 
 
 @every_distribution
-@pytest.mark.parametrize(
+@loop(
     ("values", "low", "high"),
     [
         (np.zeros(SIZE), 0, 0),

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_redsync as rs
+from tests.loops import loop
 
 SHAPES = ((8, 6), (6,))
 LEGACY = tf_keras.optimizers.legacy
@@ -119,7 +120,7 @@ def default_strategy():
     return tf.distribute.get_strategy()
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@loop("name", OPTIMIZERS)
 def test_bad_steps_leave_no_trace(name):
     """A run with bad steps in between equals the run without, and that of the plain optimizer."""
     with_bad = Training(name, default_strategy(), rs.Dense())

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tests.loops import loop
 from tests.oracle.spardl import SparDLOracle, paper_rounds
 from tests.oracle.sparse import count
 from tf_redsync.exchange import loopback, wire
@@ -13,7 +14,7 @@ from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 SHAPES = ((30, 40), (70, 10), (97,))
 SIZE = 1200 + 700 + 97
 WORKERS = (1, 2, 3, 4, 5, 6, 7, 8, 14)
-all_workers = pytest.mark.parametrize("workers", WORKERS)
+all_workers = loop("workers", WORKERS)
 
 
 def specs_of(shapes):

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tests.loops import loop
 from tests.oracle.ok_topk import OkTopkOracle
 from tests.oracle.sparse import count
 from tests.oracle.trees import GTopKOracle, SparCMLOracle, largest, paper_tree
@@ -17,7 +18,7 @@ from tf_redsync.methods.common import balanced_regions
 SHAPES = ((30, 40), (70, 10), (97,))
 SIZE = 1200 + 700 + 97
 METHODS = (rs.GTopK, rs.SparCML, rs.OkTopk)
-every_method = pytest.mark.parametrize("cls", METHODS)
+every_method = loop("cls", METHODS)
 
 
 def draw(rng, workers, shapes=SHAPES):
@@ -110,8 +111,8 @@ def test_gtopk_closes_the_papers_leak():
 # ---------------------------------------------------------------------------------- SparCML
 
 
-@pytest.mark.parametrize("workers", [2, 3, 8])
-@pytest.mark.parametrize("density", [0.01, 0.2, 0.7])
+@loop("workers", [2, 3, 8])
+@loop("density", [0.01, 0.2, 0.7])
 def test_sparcml_has_the_total_of_top_k(workers, density):
     rng = np.random.default_rng(0)
     steps = [draw(rng, workers) for _ in range(2)]
@@ -222,7 +223,7 @@ def test_regions_survive_another_number_of_workers(workers):
 
 
 @every_method
-@pytest.mark.parametrize("shapes", [((),), ((2,), (0, 4)), ((0,),), ((7,), (1, 1))])
+@loop("shapes", [((),), ((2,), (0, 4)), ((0,),), ((7,), (1, 1))])
 def test_few_elements(cls, shapes):
     rng = np.random.default_rng(0)
     for grads, old, step in train(cls(), [draw(rng, 3, shapes)] * 3, shapes):
@@ -243,7 +244,7 @@ def test_all_zero_gradients_and_then_bad_ones(cls, bad):
 
 
 @every_method
-@pytest.mark.parametrize(("workers", "other"), [(2, 1), (3, 1), (3, 2), (4, 1), (4, 3)])
+@loop(("workers", "other"), [(2, 1), (3, 1), (3, 2), (4, 1), (4, 3)])
 def test_a_sum_that_overflows_stops_the_step(cls, workers, other):
     """In every round: the first one, the last one, and where workers hand over."""
     grads = draw(np.random.default_rng(0), workers)
@@ -265,7 +266,7 @@ def test_the_graph_gives_the_bits_of_eager_steps(cls, workers):
         assert graph.bytes_sent == eager.bytes_sent
 
 
-@pytest.mark.parametrize(
+@loop(
     ("cls", "options"),
     [
         *[(cls, {"density": d}) for cls in METHODS for d in (0.0, 1.5, "x")],

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tests.loops import loop
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.methods.base import stream
@@ -91,10 +92,8 @@ def test_what_is_chosen_does_not_depend_on_the_data():
         np.testing.assert_array_equal(np.equal(first, 0), np.equal(second, 0))
 
 
-@pytest.mark.parametrize("cls", [rs.TopK, rs.RandomK, rs.RandomBlock])
-@pytest.mark.parametrize(
-    "options", [{"density": 0.0}, {"density": 1.5}, {"density": "x"}, {"dense_below": -1}]
-)
+@loop("cls", [rs.TopK, rs.RandomK, rs.RandomBlock])
+@loop("options", [{"density": 0.0}, {"density": 1.5}, {"density": "x"}, {"dense_below": -1}])
 def test_bad_input(cls, options):
     ((name, value),) = options.items()
     with pytest.raises(ValueError, match=f"`{name}`.*Received: {name}={value!r}"):

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tests.loops import loop
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.methods.spherical import FACTORS, index_cost
@@ -199,7 +200,7 @@ def test_a_bad_value_stops_the_step(bad):
     assert not run(rs.SphericalCompression(), [np.ones_like(g), g]).finite
 
 
-@pytest.mark.parametrize(
+@loop(
     ("options", "name"),
     [
         ({"alpha": 0.0}, "alpha"),

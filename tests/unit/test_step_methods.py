@@ -7,6 +7,7 @@ import pytest
 
 import tf_redsync as rs
 from benchmarks.step import step_methods
+from tests.loops import loop
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
 from tf_redsync.programs import for_buckets
 
@@ -46,7 +47,7 @@ def test_bad_names(text, words):
         step_methods.parse(text)
 
 
-@pytest.mark.parametrize("name", [n for n in step_methods.names() if n != "dense"])
+@loop("name", [n for n in step_methods.names() if n != "dense"])
 def test_every_method_is_made_and_wrapped(name):
     made = step_methods.method_for(name, 0.125)
     if isinstance(made, rs.Method):

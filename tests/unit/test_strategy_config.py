@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tests.loops import loop
 from tf_redsync.tf_config import check_tf_config
 
 
@@ -89,7 +90,7 @@ MALFORMED = {
 }
 
 
-@pytest.mark.parametrize("name", MALFORMED)
+@loop("name", MALFORMED)
 def test_malformed(name):
     text, problem = MALFORMED[name]
     with pytest.raises(ValueError) as error:

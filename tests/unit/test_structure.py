@@ -16,6 +16,7 @@ from tensorflow.python.distribute import cross_device_ops, cross_device_utils
 from tensorflow.python.eager import context
 
 import tf_redsync as rs
+from tests.loops import loop
 
 PACKAGE = Path(rs.__file__).parent
 SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in PACKAGE.rglob("*.py")}
@@ -329,7 +330,7 @@ def test_functions_are_short():
 # -------------------------------------------------------------------------------- docstrings
 
 
-@pytest.mark.parametrize("module", sorted(m for m, text in SOURCES.items() if ">>> " in text))
+@loop("module", sorted(m for m, text in SOURCES.items() if ">>> " in text))
 def test_doctests(module):
     name = "tf_redsync." + module.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
     result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tests.loops import loop
 from tests.unit.test_optimizer_errors import refused
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -47,7 +48,7 @@ def test_there_are_candidates():
     assert not {"Dense", "SBC", "LocalSGD", "CDSGD", "SignSGD", "NoExchange"} & names
 
 
-@pytest.mark.parametrize("method", candidates(), ids=repr)
+@loop("method", candidates())
 def test_a_dense_step_delivers_everything(method):
     rng = np.random.default_rng(0)
 

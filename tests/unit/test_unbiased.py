@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tests.loops import loop
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.ops.quantized_format import code_bits
@@ -48,7 +49,7 @@ def assert_right_on_average(total, expected):
     assert error.std() > 0.01  # rounding was not trivial
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@loop("workers", [1, 3])
 @every_method
 def test_totals_are_right_on_average(method, workers):
     row, rows = samples()
@@ -95,8 +96,8 @@ def test_natural_takes_a_power_of_two_next_to_each_element():
     assert np.all((sent <= 2 * true) & (true <= 2 * sent) & (np.sign(total) == np.sign(g))[g != 0])
 
 
-@pytest.mark.parametrize(("mantissa", "variance"), [(4 / 3, 1 / 8), (1.0, 0.0), (1.5, 1 / 9)])
-@pytest.mark.parametrize("exponent", [-100, 0, 100])
+@loop(("mantissa", "variance"), [(4 / 3, 1 / 8), (1.0, 0.0), (1.5, 1 / 9)])
+@loop("exponent", [-100, 0, 100])
 def test_variance_of_natural_is_at_most_an_eighth(mantissa, exponent, variance):
     """(t - 1) (2 - t) / t^2, which has its maximum of 1/8 at t = 4/3."""
     t = np.float32(mantissa * 2.0**exponent)
@@ -186,7 +187,7 @@ def test_bits_of_an_element():
     assert bits(rs.QuantizedFW(sum_levels=127)) == 7 / 8 * 12 * n + 2 * 7 * 64
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@loop("bad", [np.nan, np.inf, -np.inf])
 @every_method
 def test_a_bad_value_stops_the_step(method, bad):
     g = np.ones((20, 30), np.float32)
@@ -194,7 +195,7 @@ def test_a_bad_value_stops_the_step(method, bad):
     assert not run(method, [np.ones_like(g), g]).finite
 
 
-@pytest.mark.parametrize("shape", [(), (0, 4), (1,)])
+@loop("shape", [(), (0, 4), (1,)])
 @every_method
 def test_scalars_and_empty_tensors(method, shape):
     total = total_of(method, [np.full(shape, 2.0)] * 2)
@@ -209,7 +210,7 @@ def test_who_is_served():
         assert method.dense() == rs.Dense() and not method.conserves
 
 
-@pytest.mark.parametrize(
+@loop(
     ("cls", "name", "value"),
     [
         (rs.NaturalCompression, "seed", -1),

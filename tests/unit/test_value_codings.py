@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.loops import loop
 from tests.oracle import deep_reduce as oracle
 from tf_redsync import codings
 
@@ -16,7 +17,7 @@ CODINGS = {
     "polynomial": codings.PolynomialFit(least=0),
     "exponential": codings.DoubleExponentialFit(least=0),
 }
-every_coding = pytest.mark.parametrize("name", CODINGS)
+every_coding = loop("name", CODINGS)
 
 
 def encoded(coding, values, counts=None, stream=STREAM):
@@ -117,9 +118,7 @@ def test_malformed_words(name):
         assert [t.shape for t in decoded] == [(2, 200), (2, 3)]
 
 
-@pytest.mark.parametrize(
-    "values", [np.zeros(200), np.full(200, -3.0), np.ones(200), np.eye(200)[7]]
-)
+@loop("values", [np.zeros(200), np.full(200, -3.0), np.ones(200), np.eye(200)[7]])
 @every_coding
 def test_curves_without_a_shape(name, values):
     """All zero, all equal, one that is not zero: no division by zero, nothing made up."""
@@ -158,8 +157,8 @@ def test_qsgd_workers_round_on_their_own():
 # ------------------------------------------------------------------------------------ curves
 
 
-@pytest.mark.parametrize("k", [30, 211, 1000, 20_000])
-@pytest.mark.parametrize("kind", ["normal", "laplace", "exponential"])
+@loop("k", [30, 211, 1000, 20_000])
+@loop("kind", ["normal", "laplace", "exponential"])
 def test_polynomials_are_the_least_squares_of_numpy(kind, k):
     """Of every segment, positive and negative values apart."""
     values = largest(kind, k)

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tests.loops import loop
 from tests.oracle.unbiased import greedy_probabilities
 from tf_redsync import codings
 from tf_redsync.exchange import loopback
@@ -19,7 +20,7 @@ INPUTS = {
     "constant": np.full(2000, -0.3),
     "mostly zero": RNG.standard_normal(2000) * (RNG.random(2000) < 0.3),
 }
-every_input = pytest.mark.parametrize("name", INPUTS)
+every_input = loop("name", INPUTS)
 DENSITIES = (0.002, 0.05, 0.25)
 
 
@@ -47,7 +48,7 @@ def variance(g, p):
     return np.sum(g[used] ** 2 * (1 / p[used] - 1))
 
 
-@pytest.mark.parametrize("density", DENSITIES)
+@loop("density", DENSITIES)
 @every_input
 def test_probabilities_are_those_of_the_greedy_algorithm(name, density):
     g, count = INPUTS[name], round(2000 * density)
@@ -58,7 +59,7 @@ def test_probabilities_are_those_of_the_greedy_algorithm(name, density):
     assert found.min() >= 0 and found.max() <= 1
 
 
-@pytest.mark.parametrize("density", DENSITIES)
+@loop("density", DENSITIES)
 @every_input
 def test_variance_is_near_the_least_one(name, density):
     g, count = np.float64(INPUTS[name].astype("f4")), round(2000 * density)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.loops import loop
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather
 
@@ -53,7 +54,7 @@ def test_bytes_of_a_length_that_depends_on_the_step():
     assert total.dtype == tf.float64 and total == 56.0
 
 
-@pytest.mark.parametrize(
+@loop(
     ("request_", "reply", "finite"),
     [
         (AllGather(None), [[1, 7], [1, 0]], True),
