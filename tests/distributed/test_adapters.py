@@ -73,10 +73,10 @@ def train_family(family, fit_on_plain_strategy):
     [
         ("keras3", False),
         ("tf_keras", True),
-        ("tf_keras", False),
+        pytest.param("tf_keras", False, marks=pytest.mark.deep),
         ("LAMB", False),
-        ("SGDW", False),
-        ("LazyAdam", False),
+        pytest.param("SGDW", False, marks=pytest.mark.deep),
+        pytest.param("LazyAdam", False, marks=pytest.mark.deep),
         ("Lookahead", True),
     ],
 )

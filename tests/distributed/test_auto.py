@@ -43,7 +43,9 @@ def fit_with_auto(family):
     }
 
 
-@pytest.mark.parametrize("family", ["keras3", "tf_keras", "legacy"])
+@pytest.mark.parametrize(
+    "family", ["keras3", "tf_keras", pytest.param("legacy", marks=pytest.mark.deep)]
+)
 def test_a_small_model_stays_dense(family):
     env = None if family == "keras3" else LEGACY
     first, second = run_workers(fit_with_auto, args=(family,), env=env, timeout=240)
@@ -161,7 +163,9 @@ def test_trial_keeps_compression():
     assert first["bytes_per_step"] < 100
 
 
-@pytest.mark.parametrize("slow_phase", ["exchange", "dense_exchange"])
+@pytest.mark.parametrize(
+    "slow_phase", ["exchange", pytest.param("dense_exchange", marks=pytest.mark.deep)]
+)
 def test_trial_with_a_loss_scale_that_overflows(slow_phase):
     """A step before one that is skipped has no time; it is tried again."""
     bad = (2, 6, 9)  # in the first steps, after a compressed one, and after a dense one

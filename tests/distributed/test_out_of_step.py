@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.deep import DEEP
 from tests.distributed.cluster import LEGACY, fail_workers, run_workers
 
 # What only worker 0 does, and a part of its text. Of worker 1 the text is only known to be another
@@ -22,6 +23,8 @@ CASES = {
     "reduce": "reduce float32 by SUM",
     "restore": "restore the exchange's state at step 4",
 }
+# One for each way to find it: in a request of all workers, at a mark of `fit`, by its arguments.
+USUAL = ["checkpoint by the chief", "early stopping", "steps per execution", "reduce"]
 FEWER = "fewer batches"
 
 
@@ -117,7 +120,12 @@ def differ(family, folder, cases):
 
 @pytest.mark.parametrize(
     ("family", "cases"),
-    [("keras3", list(CASES)), ("tf_keras", ["checkpoint by the chief", "early stopping"])],
+    [
+        ("keras3", list(CASES) if DEEP else USUAL),
+        pytest.param(
+            "tf_keras", ["checkpoint by the chief", "early stopping"], marks=pytest.mark.deep
+        ),
+    ],
 )
 def test_what_one_worker_does_alone_is_an_error_on_all(family, cases, tmp_path):
     both = run_workers(differ, args=(family, str(tmp_path), cases), env=LEGACY, timeout=200)

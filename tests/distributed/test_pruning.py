@@ -100,7 +100,7 @@ def train_both(family, folder):
     return results
 
 
-@pytest.fixture(scope="module", params=("keras3", "tf_keras"))
+@pytest.fixture(scope="module", params=("keras3", pytest.param("tf_keras", marks=pytest.mark.deep)))
 def trained(request, tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("saved"))
     env = LEGACY if request.param == "tf_keras" else None

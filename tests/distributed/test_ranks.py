@@ -21,18 +21,8 @@ STEPS = 2
 # A tensor that most methods send densely, and two that they compress.
 POSITIONS = (2, 6, 9)
 # Those that take a row for a worker, or a worker for a row.
-BY_RANK = (
-    "half_float16",
-    "one_bit_sgd",
-    "quantized_fw",
-    "spardl",
-    "ok_topk",
-    "gtopk",
-    "sparcml",
-    "lgc_ring",
-    "qsgd",
-    "redsync_auto",
-)
+# One for each pattern of requests.
+BY_RANK = ("one_bit_sgd", "ok_topk", "gtopk", "lgc_ring", "redsync_auto")
 NAMES = tuple(TABLE) if DEEP else BY_RANK
 
 

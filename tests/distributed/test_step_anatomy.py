@@ -51,6 +51,7 @@ def test_timeline(tmp_path):
     assert sum(e["name"] == "train" for e in spans) == 2
 
 
+@pytest.mark.deep  # tests/unit/test_memory_benchmark.py asks for its parts
 def test_memory(tmp_path):
     """The copies that a method needs are its state, and what a skipped step must leave alone."""
     report = tmp_path / "memory.json"

@@ -172,6 +172,7 @@ def test_bad_arguments(capsys, args, words):
 
 
 @pytest.mark.distributed
+@pytest.mark.deep  # the report of what `test_wire_bytes_agree_with_the_library` runs too
 def test_loopback_report(tmp_path):
     report = tmp_path / "report.json"
     methods = "none,rs_dense"

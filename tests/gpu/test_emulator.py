@@ -24,6 +24,8 @@ def test_on_a_gpu():
 
 
 @needs_compiler
+@pytest.mark.deep  # a minute: the tests of this folder again, slower
+@pytest.mark.timeout(600)
 def test_sanitizers(tmp_path):
     # In a process of its own: the sanitizer must be loaded before everything else.
     runtime = subprocess.run(

@@ -64,6 +64,7 @@ def test_all_versions_give_the_same_bits(program):
     assert len({digest for _, digest in results}) == 1, results
 
 
+@pytest.mark.deep  # a minute, and gigabytes
 @pytest.mark.parametrize("name", ["large_tensors", "large_codecs"])
 def test_more_than_two_to_the_31_elements(build, name):
     """Sizes have 64 bits, and positions 32 without a sign."""

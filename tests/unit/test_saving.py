@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.distributed import forks
+from tests.distributed.cluster import ENVIRONMENT
+
 PROGRAM = """
 import sys, os
 import numpy as np
@@ -183,13 +186,11 @@ with strategy.scope():
 
 @pytest.mark.parametrize("case", CASES)
 def test_saving(case, tmp_path):
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    environment = {**os.environ, "PYTHONPATH": root}
-    if "keras, " not in case:
-        environment["TF_USE_LEGACY_KERAS"] = "0"
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM + CASES[case])
     ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM + CASES[case], str(tmp_path)],
-        env=environment,
+        forks.command(ENVIRONMENT, program, str(tmp_path)),
+        env={**os.environ, **ENVIRONMENT},
         capture_output=True,
         text=True,
         timeout=150,
