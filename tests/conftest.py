@@ -36,9 +36,9 @@ def pytest_collection_modifyitems(config, items):
         if _DISTRIBUTED in item.path.parents:
             item.add_marker(pytest.mark.distributed)
     if not config.getoption("deep"):
-        left_out = [item for item in items if item.get_closest_marker("deep")]
+        left_out = [i for i in items if any(map(i.get_closest_marker, ("deep", "timing")))]
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("deep")]
+        items[:] = [i for i in items if i not in left_out]
 
 
 @pytest.hookimpl(optionalhook=True)

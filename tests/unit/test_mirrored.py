@@ -12,6 +12,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_redsync as rs
+from tests.deep import DEEP
 from tests.loops import loop
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,9 +112,11 @@ def assert_close(found, expected):
 @loop(
     ("library", "name"),
     [
-        ("keras", "sgd"), ("keras", "momentum"), ("keras", "nesterov"), ("keras", "adam"),
-        ("tf_keras", "sgd"), ("tf_keras", "momentum"), ("tf_keras", "adam"),
-        ("tf_keras", "legacy_sgd"), ("tf_keras", "legacy_adam"),
+        ("keras", "nesterov"), ("keras", "adam"), ("tf_keras", "adam"), ("tf_keras", "legacy_sgd"),
+        *([
+            ("keras", "sgd"), ("keras", "momentum"), ("tf_keras", "sgd"), ("tf_keras", "momentum"),
+            ("tf_keras", "legacy_adam"),
+        ] if DEEP else []),
     ],
 )  # fmt: skip
 def test_density_one_is_the_plain_optimizer(mirrored, library, name):
@@ -208,7 +211,7 @@ def rows():
     return x.reshape(-1, WIDTH), y.reshape(-1)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.deep), 3])
 def test_fit_evaluate_and_predict(mirrored, workers):
     """The last of the batches of 24 is uneven for 3 replicas; Keras itself evaluates even ones."""
     strategy, (x, y) = mirrored(workers), rows()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import netlab
+from tests.deep import DEEP
 from tf_redsync import launch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,6 +67,7 @@ def wait_until_gone(pid):
         time.sleep(0.05)
 
 
+@pytest.mark.timing
 @needs_root
 def test_rate_and_counters():
     size = 8_000_000
@@ -78,6 +80,7 @@ def test_rate_and_counters():
     assert netlab.namespaces_of(os.getpid()) == []
 
 
+@pytest.mark.timing
 @needs_root
 def test_a_faster_link_is_faster():
     with netlab.network(2, "10gbit") as lab:
@@ -102,8 +105,11 @@ def test_nothing_is_left_after_a_failed_command(monkeypatch):
     assert netlab.namespaces_of(os.getpid()) == []
 
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL) if DEEP else (signal.SIGKILL,)
+
+
 @needs_root
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_nothing_is_left_after_a_signal(number):
     # A job that a shell has put into the background ignores SIGINT, and so would its children.
     code = "import signal, time\nfrom benchmarks import netlab\n"

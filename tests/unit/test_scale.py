@@ -320,6 +320,7 @@ def test_more_workers_than_memory_are_refused():
 # ------------------------------------------------------------------------- measured for real
 
 
+@pytest.mark.timing
 @pytest.mark.distributed
 def test_two_workers_are_measured(monkeypatch):
     for variable in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):

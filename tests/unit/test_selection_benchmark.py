@@ -27,7 +27,7 @@ def run(*flags):
 
 def test_rows_of_all_ops(tmp_path):
     found = run("--log2_sizes", "10", "--densities", "0.01", "--inputs", "normal,constant",
-                "--momentum", "0,0.9", "--seconds", "0.2", "--json", str(tmp_path / "rows.json"),
+                "--momentum", "0,0.9", "--seconds", "0.02", "--json", str(tmp_path / "rows.json"),
                 "--plot", str(tmp_path / "rows.png"))  # fmt: skip
     assert found.returncode == 0, found.stderr[-3000:]
     rows = json.loads((tmp_path / "rows.json").read_text())

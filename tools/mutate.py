@@ -1,0 +1,215 @@
+"""Breaks the most central functions, one small change each, and says which tests notice.
+
+    python tools/mutate.py                  # all; some minutes each
+    python tools/mutate.py --only drive     # those whose names hold the text
+    python tools/mutate.py --list
+
+The package is copied into a temporary folder with its tests; nothing is changed here. A mutation
+that survives is a hole in the tests that a commit runs. One whose text is not found any more has to
+be written anew. Not part of the suite.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+COPIED = ("tf_redsync", "tests", "benchmarks", "examples", "tools", "pyproject.toml", "README.md")
+LAWS = "tests/conformance/test_laws.py"
+ORACLES = "tests/conformance/test_oracles.py"
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    """A change, and where it has to be noticed.
+
+    Attributes:
+        name: Of what is broken.
+        file: Below `tf_redsync`.
+        old: Text that stands there once.
+        new: What stands there instead.
+        tests: Arguments of pytest; one of its tests has to fail.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+MUTATIONS = (
+    Mutation(
+        "top-k of the reference: one element fewer",
+        "ops/reference/selection.py",
+        "    values, indices = tf.math.top_k(a, k)\n",
+        "    values, indices = tf.math.top_k(a, tf.maximum(k - 1, 0))\n",
+        ("tests/unit/test_selection_quality.py", "-k", "select_sweep"),
+    ),
+    Mutation(
+        "residual of the reference: what was sent stays in it",
+        "ops/reference/selection.py",
+        "new_v.append(tf.reshape(_zero_at(v, indices), shape))",
+        "new_v.append(tf.reshape(v, shape))",
+        ("tests/unit/test_selection_quality.py", "-k", "select_sweep"),
+    ),
+    Mutation(
+        "residual of the native op: the old one comes back",
+        "ops/native.py",
+        "    message, residuals, velocities, ratios = load().redsync_accumulate_and_select(",
+        '    residuals = arguments["residuals"]\n'
+        "    message, _, velocities, ratios = load().redsync_accumulate_and_select(",
+        (LAWS, "-k", "conservation and top_k"),
+    ),
+    Mutation(
+        "momentum masking is left out",
+        "ops/reference/selection.py",
+        "new_u.append(tf.reshape(_zero_at(flat_u, indices), shape) if masking else u)",
+        "new_u.append(u)",
+        ("tests/unit/test_selection_quality.py", "-k", "select_sweep"),
+    ),
+    Mutation(
+        "threshold search: another band",
+        "ops/reference/selection.py",
+        "        return 4 * nnz <= 3 * k64\n",
+        "        return 4 * nnz <= 2 * k64\n",
+        ("tests/unit/test_selection_quality.py", "-k", "select_sweep"),
+    ),
+    Mutation(
+        "momentum correction: Nesterov's without its second term",
+        "feedback.py",
+        "        return [u + g for u, g in zip(new, grads, strict=True)], new\n",
+        "        return list(new), new\n",
+        ("tests/unit/test_feedback.py",),
+    ),
+    Mutation(
+        "driver: one finite answer is enough",
+        "exchange/driver.py",
+        "agreed = tf.reduce_all(finite) if finite",
+        "agreed = tf.reduce_any(finite) if finite",
+        (LAWS, "-k", "one_bad_value and one_bit_sgd", "tests/unit/test_driver.py"),
+    ),
+    Mutation(
+        "driver: bytes of one request alone",
+        "exchange/driver.py",
+        "bytes_sent = bytes_sent + wire.sent_bytes",
+        "bytes_sent = wire.sent_bytes",
+        (LAWS, "-k", "bytes_and_messages and quantized_fw"),
+    ),
+    Mutation(
+        "order of answers: an all-to-all gives what was sent",
+        "exchange/loopback.py",
+        "    return [table[:, to] for to in range(len(requests))]",
+        "    return [table[to] for to in range(len(requests))]",
+        (ORACLES, "-k", "one_bit_sgd or quantized_fw"),
+    ),
+    Mutation(
+        "order of answers: rows as TensorFlow sorts them",
+        "exchange/collectives.py",
+        "        return self._order.by_rank(rows)\n",
+        "        return rows\n",
+        ("tests/distributed/test_ranks.py",),
+    ),
+    Mutation(
+        "wire: the flag is the last word",
+        "exchange/wire.py",
+        "    return tf.concat([tf.cast(finite, tf.int32)[tf.newaxis], words], axis=0)\n",
+        "    return tf.concat([words, tf.cast(finite, tf.int32)[tf.newaxis]], axis=0)\n",
+        ("tests/unit/test_wire.py",),
+    ),
+    Mutation(
+        "wire: a message that is not finite keeps its payload",
+        "exchange/wire.py",
+        "    return tf.where(finite, with_header(finite, words), 0)\n",
+        "    return with_header(finite, words)\n",
+        (LAWS, "-k", "one_bad_value and (natural or random)"),
+    ),
+    Mutation(
+        "agreement: nobody differs",
+        "exchange/agreement.py",
+        "if _compared(said) != _compared(own)}",
+        "if False}",
+        ("tests/unit/test_drift.py", "tests/distributed/test_disagreement.py", "-k", "differ"),
+    ),
+    Mutation(
+        "optimizer: a step that is not finite is applied",
+        "keras/adapter.py",
+        "            tf.cond(self.skipping.finite, apply, lambda: tf.constant(False))\n",
+        "            apply()\n",
+        ("tests/unit/test_skipped_steps.py",),
+    ),
+    Mutation(
+        "optimizer: totals go to other variables",
+        "keras/adapter.py",
+        "        return list(zip(totals, [v for _, v in pairs], strict=True))\n",
+        "        return list(zip(totals, [v for _, v in pairs][::-1], strict=True))\n",
+        ("tests/unit/test_mirrored.py", "-k", "density_one"),
+    ),
+)
+
+
+def outcome(mutation: Mutation, copy: Path, timeout: float) -> str:
+    """Return "caught", "survived" or what else happened; the copy is as before afterwards."""
+    path = copy / "tf_redsync" / mutation.file
+    text = path.read_text(encoding="utf-8")
+    if text.count(mutation.old) != 1:
+        return f"NOT TRIED: the text stands {text.count(mutation.old)} times in {mutation.file}"
+    path.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
+    words = [sys.executable, "-m", "pytest", "-n0", "-x", "-q", "-p", "no:cacheprovider"]
+    try:
+        done = subprocess.run(
+            [*words, *mutation.tests],
+            cwd=copy,
+            env={**os.environ, "PYTHONPATH": str(copy)},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"NOT TRIED: no end after {timeout:g} s"
+    finally:
+        path.write_text(text, encoding="utf-8")
+    if done.returncode == 1:
+        named = [line for line in done.stdout.splitlines() if line.startswith("FAILED ")]
+        return (
+            f"caught by {named[0].split(' - ')[0].removeprefix('FAILED ')}" if named else "caught"
+        )
+    if done.returncode == 0:
+        return "SURVIVED"
+    return f"NOT TRIED: pytest ended with {done.returncode}\n{(done.stdout + done.stderr)[-800:]}"
+
+
+def main() -> int:
+    """Command line; 0 if all that was tried was caught, and nothing could not be tried."""
+    parser = argparse.ArgumentParser(description="Which tests notice a broken function?")
+    parser.add_argument("--only", default="", help="mutations whose names hold this text")
+    parser.add_argument("--list", action="store_true", help="print names and do nothing")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds for each mutation")
+    args = parser.parse_args()
+    chosen = [m for m in MUTATIONS if args.only in m.name]
+    if args.list:
+        print("\n".join(m.name for m in chosen))
+        return 0
+    caught = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for name in COPIED:
+            source, target = ROOT / name, Path(folder) / name
+            (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+        for mutation in chosen:
+            found = outcome(mutation, Path(folder), args.timeout)
+            caught += found.startswith("caught")
+            print(f"{mutation.name}: {found}", flush=True)
+    print(f"{caught} of {len(chosen)} caught")
+    return int(caught != len(chosen))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
