@@ -9,12 +9,14 @@ from tf_redsync.methods.comp_ams import CompAMS
 from tf_redsync.methods.dense import Dense, NoExchange
 from tf_redsync.methods.dgc import DGC
 from tf_redsync.methods.dorefa import DoReFa
+from tf_redsync.methods.ef21 import EF21
 from tf_redsync.methods.gmc import GMC, GMCPlus
 from tf_redsync.methods.gtopk import GTopK
 from tf_redsync.methods.half import HalfPrecision
 from tf_redsync.methods.lgc import LGC
 from tf_redsync.methods.local_sgd import LocalSGD
 from tf_redsync.methods.low_rank import ACPSGD, PowerSGD
+from tf_redsync.methods.ms_topk import MSTopK
 from tf_redsync.methods.natural import NaturalCompression
 from tf_redsync.methods.ok_topk import OkTopk
 from tf_redsync.methods.one_bit import OneBitSGD
@@ -46,6 +48,7 @@ __all__ = [
     "DeepReduce",
     "Dense",
     "DoReFa",
+    "EF21",
     "EFSignSGD",
     "FixedThreshold",
     "GMC",
@@ -54,6 +57,7 @@ __all__ = [
     "HalfPrecision",
     "LGC",
     "LocalSGD",
+    "MSTopK",
     "Method",
     "NaturalCompression",
     "NoExchange",

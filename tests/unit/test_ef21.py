@@ -1,0 +1,35 @@
+"""EF21 comes to the sum of gradients that stay the same, and then stays there."""
+
+import numpy as np
+import tensorflow as tf
+
+import tf_redsync as rs
+from tf_redsync.exchange import loopback
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+
+SPECS = (TensorSpec("w", (20, 10)),)
+
+
+def test_constant_gradients_are_learned_in_one_over_density_steps():
+    method, layout = rs.EF21(density=0.25), BucketLayout(SPECS, 3)
+    rng = np.random.default_rng(3)
+    grads = [rng.normal(size=(20, 10)).astype("f4") for _ in range(3)]
+    states, wrong = loopback.initial_states(method, layout), []
+    for number in range(6):
+        step = loopback.run_step(method, layout, [[tf.constant(g)] for g in grads], states, number)
+        states = step.states
+        wrong.append(float(np.abs(step.totals[0][0].numpy() - sum(grads)).max()))
+    assert wrong[0] > 0.1 and wrong[2] > 1e-3
+    assert max(wrong[3:]) < 1e-5  # where a residual would have brought some elements twice
+
+
+def test_the_total_is_the_sum_of_the_estimates():
+    method, layout = rs.EF21(density=0.1), BucketLayout(SPECS, 2)
+    rng, states = np.random.default_rng(5), loopback.initial_states(method, layout)
+    for number in range(10):
+        grads = [[tf.constant(rng.normal(size=(20, 10)), tf.float32)] for _ in range(2)]
+        step = loopback.run_step(method, layout, grads, states, number)
+        states = step.states
+        estimates = sum(s["estimate"][0].numpy() for s in states)
+        np.testing.assert_allclose(step.totals[0][0], estimates, atol=1e-5)
+        np.testing.assert_array_equal(states[0]["total"][0], states[1]["total"][0])

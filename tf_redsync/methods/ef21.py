@@ -1,0 +1,104 @@
+"""EF21."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import tensorflow as tf
+from typing_extensions import override
+
+from tf_redsync import feedback, ops
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.requests import AllGather
+from tf_redsync.methods.base import Context, Exchange, Payloads, State, register
+from tf_redsync.methods.common.sparsifier import Sparsifier, selected_payloads
+from tf_redsync.ops import MessageLayout
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EF21(Sparsifier):
+    """EF21: workers send how their gradient differs from what the others know of it.
+
+    Peter Richtárik, Igor Sokolov, Ilyas Fatkhullin (2021), "EF21: A New, Simpler, Theoretically
+    Better, and Practically Faster Error Feedback", NeurIPS, arXiv 2106.05203.
+
+    On every worker i, with gradient grad_i, an estimate g_i of it that the others know too, and g,
+    the sum of all estimates, which starts at 0 as they do:
+
+        c_i = C(grad_i - g_i)                           C: the k largest elements of each tensor
+        message = [indices of c_i, values of c_i]       one all-gather
+        g_i <- g_i + c_i
+        g   <- g + sum over workers of c_i
+        total = g
+
+    There is no residual: what is not sent is in the next difference anyway. Once gradients stop
+    changing, differences go to 0, and the total to their sum; a residual would go on changing. The
+    total is dense in every step, so optimizers such as Adam see all of it.
+
+    Differences from the paper
+
+    * Sums instead of averages: the totals here are sums over workers.
+    * Every worker keeps g, in the place of a server.
+    * Biases, norms and small tensors are all-reduced densely.
+
+    The paper's theory is for gradients of all of a worker's data. The noise of small batches stays
+    in the estimates until the element is sent again, so it takes larger batches than a residual
+    does.
+
+    Args:
+        density: Fraction of the elements that is sent, in (0, 1].
+        dense_below: Tensors of fewer float32 bytes are all-reduced densely.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+
+    Example:
+        >>> EF21(density=0.01).waiting_steps
+        1.0
+    """
+
+    state_kinds: ClassVar[dict[str, str]] = {"estimate": "sum", "total": "shared"}
+    paper: ClassVar[str] = "Richtárik, Sokolov, Fatkhullin 2021"
+    requests: ClassVar[str] = "all-gather of indices and values"
+    bits: ClassVar[str] = "64 density"
+    rounds_values: ClassVar[bool] = False  # estimates must be what the others have received
+
+    @property
+    @override
+    def conserves(self) -> bool:
+        """A total is of estimates, and there is no residual."""
+        return False
+
+    @property
+    @override
+    def waiting_steps(self) -> float:
+        """The total has all elements in every step."""
+        return 1.0
+
+    @override
+    def describe(self, spec: TensorSpec) -> str:
+        return f"changes of {self.k(spec)} elements"
+
+    @override
+    def init(self, layout: BucketLayout) -> State:
+        zeros = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
+        return {"estimate": zeros, "total": list(zeros)}
+
+    @override
+    def payloads(self, layout: BucketLayout, step: int) -> Payloads:
+        return selected_payloads(MessageLayout.of(self.counts(layout)))
+
+    @override
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        estimates, totals = state["estimate"], state["total"]
+        grads = feedback.scaled(grads, ctx.scale)
+        found = ops.select_top_k(grads, [-e for e in estimates], self.counts(ctx.layout))
+        messages = yield AllGather(found.message)
+        changes = ops.decode(messages, found.layout, grads)
+        # The selection has taken the elements that are sent out of the differences.
+        own = [g - e - r for g, e, r in zip(grads, estimates, found.residuals, strict=True)]
+        totals = [t + c for t, c in zip(totals, changes, strict=True)]
+        estimates = [e + c for e, c in zip(estimates, own, strict=True)]
+        return totals, {"estimate": estimates, "total": totals}
