@@ -114,7 +114,7 @@ def accumulate_and_select(
         residuals=residuals,
         velocities=velocities,
         k=tf.convert_to_tensor(k, tf.int32),
-        ratios=tf.fill([n], -1.0) if ratios is None else tf.convert_to_tensor(ratios, tf.float32),
+        ratios=tf.convert_to_tensor([-1.0] * n if ratios is None else ratios, tf.float32),
         layout=MessageLayout.of(k, quantized),
         selectors=selectors,
         momentum=float(momentum),
