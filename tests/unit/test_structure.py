@@ -292,6 +292,7 @@ LONG_MODULES = {
     "cli/processes.py": "supervision of worker processes, one subject",
     "keras/adapter.py": "all that is put in the place of the all-reduce and around the update",
     "strategy.py": "one strategy",
+    "methods/low_rank.py": "two methods that share their matrices, and what both papers say",
     "exchange/watchdog.py": "one protocol between two threads",
 }
 LONG_FUNCTIONS = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -127,7 +128,7 @@ def bloom_query(
     return Positions(*found)
 
 
-def _filter_layout(sizes, words, hashes, length: int) -> dict[str, tuple[int, ...]]:
+def _filter_layout(sizes: Any, words: Any, hashes: Any, length: int) -> dict[str, tuple[int, ...]]:
     return {
         "sizes": check_ints("sizes", sizes, 0, MAX_WORD, length),
         "words": check_ints("words", words, 1, MAX_WORDS, length),

@@ -106,7 +106,14 @@ def check_decode(like: Sequence[tf.Tensor], layout: MessageLayout) -> None:
         )
 
 
-def check_select(grads, residuals, velocities, selectors, quantized, momentum: float) -> None:
+def check_select(
+    grads: Sequence[tf.Tensor],
+    residuals: Sequence[tf.Tensor],
+    velocities: Sequence[tf.Tensor],
+    selectors: Sequence[str],
+    quantized: Sequence[bool],
+    momentum: float,
+) -> None:
     """Checks the arguments of `accumulate_and_select` while the graph is built.
 
     Raises:

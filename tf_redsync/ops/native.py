@@ -9,6 +9,7 @@ import mmap
 import pathlib
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -50,7 +51,7 @@ def check(path: pathlib.Path = LIBRARY) -> None:
 
 
 @functools.cache
-def load():
+def load() -> Any:
     """Loads the native library once per process.
 
     Returns:
@@ -113,7 +114,7 @@ def _say_no_gpu_kernels() -> None:
     )
 
 
-def accumulate_and_select(*, layout: MessageLayout, **arguments) -> Selection:
+def accumulate_and_select(*, layout: MessageLayout, **arguments: Any) -> Selection:
     """See `tf_redsync.ops.accumulate_and_select`; all arguments are given and already checked."""
     message, residuals, velocities, ratios = load().redsync_accumulate_and_select(
         quantized=layout.quantized, **arguments
