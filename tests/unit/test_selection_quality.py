@@ -318,7 +318,8 @@ def test_results_do_not_depend_on_the_number_of_threads():
     """The comparison above again, in a process with four threads."""
     if os.environ.get("TF_NUM_INTRAOP_THREADS") == "4":
         pytest.skip("this is the inner run")
-    chosen = "large_tensor or (native and (test_select_sweep or decode_sweep))"
+    chosen = "native and (large_tensor or test_select_sweep or decode_sweep)"
+    chosen += " or large_tensor" if DEEP else ""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     result = subprocess.run(
         [*command, "-k", chosen, __file__],
