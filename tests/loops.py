@@ -25,6 +25,8 @@ def loop(names, cases):
     names = [n.strip() for n in names.split(",")] if isinstance(names, str) else list(names)
     cases = [tuple(case) if len(names) > 1 else (case,) for case in cases]
     assert cases, "a loop over nothing tests nothing"
+    marked = [v for case in cases for v in case if hasattr(v, "marks")]
+    assert not marked, f"no case of a loop can have a mark: {marked}"
 
     def decorate(test):
         @functools.wraps(test)

@@ -156,7 +156,7 @@ def test_the_last_bit_of_a_word():
         assert positions.shape == (0, 4) and counts.shape == (0, 1)
 
 
-@loop("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @loop(
     ("positions", "count", "names"),
     [

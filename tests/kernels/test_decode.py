@@ -56,7 +56,7 @@ def test_flag_zero_contributes_nothing():
 
 
 @needs_native
-@loop("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @loop(
     ("word", "value", "names"),
     [

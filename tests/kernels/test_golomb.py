@@ -103,7 +103,7 @@ def test_parameter():
 
 
 @needs_native
-@loop("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @loop(
     ("indices", "count", "names"),
     [

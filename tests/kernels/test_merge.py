@@ -70,7 +70,7 @@ def test_ties_and_cancelling_values():
 
 
 @needs_native
-@loop("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @loop(
     ("where", "at", "value", "names"),
     [
