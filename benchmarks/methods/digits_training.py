@@ -17,7 +17,7 @@ from tf_redsync.exchange import loopback, wire
 from tf_redsync.exchange.layout import Bucket, make_buckets
 from tf_redsync.keras import pruning
 from tf_redsync.policy import Policy
-from tf_redsync.programs.branches import phase_at
+from tf_redsync.programs.plan import phase_at
 
 Tensors = list[tf.Tensor]
 

@@ -10,20 +10,18 @@ collective on anything else would deadlock.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_redsync.auto import cost
-from tf_redsync.exchange import wire
-from tf_redsync.exchange.context import Context
-from tf_redsync.exchange.driver import Network, Outcome, drive
+from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.skips import Skips
 from tf_redsync.exchange.state import Consensus, StateVariables
-from tf_redsync.methods.base import Exchange, Method, State
-from tf_redsync.programs.branches import choose, in_turn, phase_at
+from tf_redsync.methods.base import State
+from tf_redsync.programs.plan import Inputs, dense_plan, joined, split, whole
 
 
 class EveryStep:
@@ -49,6 +47,10 @@ class EveryStep:
 
     def __init__(self, buckets: Sequence[Bucket]):
         self.buckets = tuple(buckets)
+        may_be_dense = any(b.method.cadence.may_be_dense for b in self.buckets)
+        self.alone = dense_plan(self.buckets)  # one worker has nothing to compress for
+        self.whole = whole(self.buckets)
+        self.parts = split(self.buckets) if may_be_dense else (self.whole,)
 
     def init(self, bucket: Bucket) -> tuple[State, dict[str, str]]:
         """Return a bucket's first state and the kinds of what is in it; see `exchange/state.py`."""
@@ -74,48 +76,12 @@ class EveryStep:
         Returns:
             For every bucket `(totals, new_state)`; the agreed finiteness; bytes sent.
         """
-        dense = self._dense_at(step, states) if network.workers > 1 else None
-
-        def of(program: EveryStep, grads, states) -> Outcome:
-            phase = program.either(grads, states, scale, step, network)
-            return choose(None if program.always_dense else dense, phase, network)
-
-        return of(self, grads, states) if dense is None else self.apart(of, grads, states)
-
-    @property
-    def always_dense(self) -> bool:
-        """Whether all methods do the same in dense and in other steps."""
-        return all(type(b.method).exchange is type(b.method).dense_exchange for b in self.buckets)
-
-    def apart(
-        self,
-        of: Callable[[EveryStep, list[list[tf.Tensor]], list[State]], Outcome],
-        grads: Sequence[list[tf.Tensor]],
-        states: Sequence[State],
-    ) -> Outcome:
-        """Exchange the buckets whose methods are always dense after, and apart from, the others.
-
-        So they need not stand in the branches of a step that may be dense: these are traced, and
-        optimised by TensorFlow, twice. Returns the outcome for all buckets.
-
-        Args:
-            of: Exchanges the buckets of a program: gets it, their gradients and their states.
-            grads: For every bucket, its gradients.
-            states: For every bucket, its state.
-        """
-        split: tuple[list[int], list[int]] = ([], [])
-        for i, bucket in enumerate(self.buckets):
-            split[EveryStep([bucket]).always_dense].append(i)
-        results: list[Any] = [None] * len(self.buckets)
-        finite, sent = [], 0.0
-        for part in filter(None, split):
-            program = EveryStep([self.buckets[i] for i in part])
-            outcome = of(program, [grads[i] for i in part], [states[i] for i in part])
-            for i, result in zip(part, outcome.results, strict=True):
-                results[i] = result
-            finite.append(outcome.finite)
-            sent += tf.cast(outcome.bytes_sent, tf.float64)
-        return Outcome(results, tf.reduce_all(finite), sent)
+        inputs = Inputs(grads, states, scale, step, network)
+        if network.workers == 1:
+            return self.alone.run(inputs)
+        is_dense = self._dense_at(step, states)
+        outcomes = [part.run(inputs.of(part.positions), is_dense) for part in self.parts]
+        return joined(self.parts, outcomes)
 
     def always_stored(self, state: State) -> State:
         """Return what of a new state is stored even if the step is not finite."""
@@ -153,41 +119,6 @@ class EveryStep:
         self, consensus: Consensus, states: Sequence[StateVariables], network: Network
     ) -> None:
         """Make the model's weights those that all workers agree on."""
-
-    def either(self, grads, states, scale, step, network) -> Callable[[bool], Outcome]:
-        """What runs either the dense or the compressed exchange of everything."""
-        alone = network.workers == 1  # nothing to compress for
-        phases = [phase for b in self.buckets for phase in b.method.cadence.phases]
-        ends = [] if alone else sorted({end for end, _ in phases})
-
-        def run(dense_phase: bool) -> Outcome:
-            def dense(method: Method) -> bool:
-                return alone or (dense_phase and method.cadence.may_be_dense)
-
-            def from_step(start: int) -> Outcome:
-                def exchange(method: Method, g, state, ctx: Context) -> Exchange:
-                    name = "dense_exchange" if dense(method) else phase_at(method, start)
-                    return getattr(method, name)(g, state, ctx)
-
-                return self.drive(exchange, dense, grads, states, scale, step, network)
-
-            return in_turn(step, ends, from_step, network)
-
-        return run
-
-    def drive(self, exchange, dense, grads, states, scale, step, network) -> Outcome:
-        """Drive one exchange a bucket, and look at the totals that are not all-reduced."""
-        exchanges, looked_at, rank = [], [], network.rank()
-        for i, (bucket, g, s) in enumerate(zip(self.buckets, grads, states, strict=True)):
-            exchanges.append(
-                exchange(bucket.method, g, s, Context(bucket.layout, rank, step, scale))
-            )
-            if bucket.method.totals_may_overflow and not dense(bucket.method):
-                looked_at.append(i)
-        outcome = drive(exchanges, network)
-        totals = [total for i in looked_at for total in outcome.results[i][0]]
-        outcome.finite &= wire.totals_are_finite(totals)
-        return outcome
 
     def _dense_at(self, step: tf.Tensor, states: Sequence[State]) -> tf.Tensor | None:
         """Whether methods with a dense phase are in it, all together; `None` if there is none."""

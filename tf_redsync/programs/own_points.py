@@ -24,6 +24,7 @@ from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.state import Consensus
 from tf_redsync.programs.branches import choose
 from tf_redsync.programs.every_step import EveryStep
+from tf_redsync.programs.plan import Inputs, run_stages
 
 
 class OwnPoints(EveryStep):
@@ -60,14 +61,18 @@ class OwnPoints(EveryStep):
             return super().run(grads, states, scale, step, network)
         pending = [state["pending"] for state in states]
         inner = [{n: v for n, v in state.items() if n != "pending"} for state in states]
-        late = self.either(pending, inner, scale, step, network)
-        now = self.either(grads, inner, scale, step, network)
+        now = Inputs(grads, inner, scale, step, network)
+        late = dataclasses.replace(now, grads=pending)
         full = tf.equal(step % self.dense_every, 0) if self.dense_every else None
-        outcome = choose(
-            self._warming,
-            lambda warming: now(True) if warming else choose(full, late, network),
-            network,
-        )
+        if self._warming is None:
+            outcome = self.whole.run(late, full)
+        else:
+            outcome = choose(
+                self._warming,
+                lambda: run_stages(self.whole.dense or self.whole.compressed, now),
+                lambda: self.whole.run(late, full),
+                network,
+            )
         if self._warming is not None:
             now_sent = self._warming
             grads = [[tf.where(now_sent, tf.zeros_like(g), g) for g in b] for b in grads]

@@ -15,6 +15,8 @@ optimised by TensorFlow, twice.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -22,14 +24,16 @@ from typing import Any
 import tensorflow as tf
 from typing_extensions import override
 
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.exchange.state import Create, StepTimes
 from tf_redsync.explanation import dense_bytes
-from tf_redsync.methods.base import Exchange
+from tf_redsync.methods.base import Exchange, Method, State
 from tf_redsync.programs.branches import choose
 from tf_redsync.programs.every_step import EveryStep
+from tf_redsync.programs.plan import Grads, Inputs, Part, Plan, dense_plan, joined, split
 
 START_UP_STEPS = 3  # the first ones trace, allocate, and find their thresholds
 COMPRESSED, DENSE = 1, 2  # verdicts; 0 before there is one
@@ -46,6 +50,7 @@ class Trial(EveryStep):
 
     def __init__(self, buckets: Sequence[Bucket], steps: int, create: Create):
         super().__init__(buckets)
+        self.parts = split(self.buckets)
         self.period = math.lcm(*(b.method.period for b in buckets))
         self.turns = -(-steps // self.period)  # of either kind
         self.measured = 2 * self.turns * self.period
@@ -67,18 +72,18 @@ class Trial(EveryStep):
         dense = (measured & tf.equal(turn % 2, 1)) | tf.equal(verdict, DENSE)
         delivered = self.times.delivered.read_value()
 
-        def of(program: EveryStep, grads, states) -> Outcome:
-            if program.always_dense:
-                return program.run(grads, states, scale, step, network)
-
-            def phase(now_dense: bool) -> Outcome:
-                if now_dense:
-                    return _dense(program, delivered, grads, states, scale, step, network)
-                return program.run(grads, states, scale, step, network)
-
-            return choose(dense, phase, network)
-
-        outcome = self.apart(of, grads, states)
+        is_dense = self._dense_at(step, states)
+        inputs = Inputs(grads, states, scale, step, network)
+        outcomes = []
+        for part in self.parts:
+            own = inputs.of(part.positions)
+            compressed = functools.partial(part.run, own, is_dense)
+            if part.dense is None:
+                outcomes.append(compressed())
+            else:
+                delivering = functools.partial(_delivering(part, delivered).run, own)
+                outcomes.append(choose(dense, delivering, compressed, network))
+        outcome = joined(self.parts, outcomes)
         done = dense & (outcome.finite | tf.equal(delivered, 1))
         self.times.delivered.assign(tf.cast(done, tf.int64), read_value=False)
         return outcome
@@ -128,16 +133,17 @@ class Trial(EveryStep):
         return dense_bytes([s for b in self.buckets for s in b.layout.specs], workers)
 
 
-def _dense(
-    program: EveryStep, delivered: tf.Tensor, grads, states, scale, step, network: Network
-) -> Outcome:
-    """All buckets of a program densely, with their residuals unless these are `delivered`."""
+def _delivering(part: Part, delivered: tf.Tensor) -> Plan:
+    """The dense exchange of a part's buckets with their residuals, unless these are `delivered`."""
 
-    def exchange(method, g, state, ctx):
-        run = method.dense_exchange(g, state, ctx)
-        return _with_residual(run, state["residual"], tf.equal(delivered, 1))
+    def run(method: Method, grads: Grads, state: State, ctx: Context) -> Exchange:
+        dense = method.dense_exchange(grads, state, ctx)
+        return _with_residual(dense, state["residual"], tf.equal(delivered, 1))
 
-    return program.drive(exchange, lambda _: True, grads, states, scale, step, network)
+    plan = dense_plan(part.compressed[0].plan.buckets)
+    return dataclasses.replace(
+        plan, runs=tuple(functools.partial(run, b.method) for b in plan.buckets)
+    )
 
 
 def _with_residual(exchange: Exchange, residual: list[tf.Tensor], delivered: tf.Tensor) -> Exchange:

@@ -1,0 +1,205 @@
+"""What runs in a step, as data: for every bucket one of its method's exchanges.
+
+A `Plan` is chosen from the methods alone, when a program is made; a step only drives it. Where
+steps differ, there is a list of `Stage`s, and the step's number says which one it is in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tf_redsync.exchange import wire
+from tf_redsync.exchange.context import Context
+from tf_redsync.exchange.driver import Network, Outcome, drive
+from tf_redsync.exchange.layout import Bucket
+from tf_redsync.methods.base import Exchange, Method, State
+from tf_redsync.programs.branches import choose
+
+Grads = list[tf.Tensor]
+Run = Callable[[Grads, State, Context], Exchange]  # a method's `exchange`, or what stands for it
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What a step starts from.
+
+    Attributes:
+        grads: For every bucket, its float32 gradients.
+        states: For every bucket, its state.
+        scale: A factor for all gradients or `None`.
+        step: int64 scalar, number of exchanges so far.
+        network: What carries the requests.
+    """
+
+    grads: Sequence[Grads]
+    states: Sequence[State]
+    scale: tf.Tensor | None
+    step: tf.Tensor
+    network: Network
+
+    def of(self, positions: Sequence[int]) -> Inputs:
+        """Return the inputs of some of the buckets."""
+        return dataclasses.replace(
+            self,
+            grads=[self.grads[i] for i in positions],
+            states=[self.states[i] for i in positions],
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """One exchange for each bucket.
+
+    Attributes:
+        buckets: The buckets, in the order in which they are exchanged.
+        runs: Their exchanges.
+        looked_at: Whether their totals may overflow, and are looked at.
+    """
+
+    buckets: tuple[Bucket, ...]
+    runs: tuple[Run, ...]
+    looked_at: tuple[bool, ...]
+
+    def run(self, inputs: Inputs) -> Outcome:
+        """Exchange one step's gradients."""
+        rank = inputs.network.rank()
+        buckets = zip(self.buckets, self.runs, inputs.grads, inputs.states, strict=True)
+        exchanges = [
+            run(grads, state, Context(bucket.layout, rank, inputs.step, inputs.scale))
+            for bucket, run, grads, state in buckets
+        ]
+        outcome = drive(exchanges, inputs.network)
+        totals = [
+            total
+            for (totals, _), looked_at in zip(outcome.results, self.looked_at, strict=True)
+            if looked_at
+            for total in totals
+        ]
+        outcome.finite &= wire.totals_are_finite(totals)
+        return outcome
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A plan, and the step from which on it is the one to run."""
+
+    start: int
+    plan: Plan
+
+
+def dense_plan(buckets: Sequence[Bucket]) -> Plan:
+    """Return the plan in which every bucket is exchanged densely."""
+    runs = tuple(b.method.dense_exchange for b in buckets)
+    return Plan(tuple(buckets), runs, (False,) * len(buckets))
+
+
+def stages(buckets: Sequence[Bucket], dense: bool) -> tuple[Stage, ...]:
+    """Return what buckets run, stage by stage.
+
+    Args:
+        buckets: The buckets.
+        dense: Whether methods that have dense steps are in one.
+    """
+    starts = {0} | {until for b in buckets for until, _ in b.method.cadence.phases}
+    return tuple(Stage(start, _plan(buckets, dense, start)) for start in sorted(starts))
+
+
+def phase_at(method: Method, step: int) -> str:
+    """Return the name of the exchange that a method runs at a step that is not dense."""
+    return next((name for until, name in method.cadence.phases if step < until), "exchange")
+
+
+def run_stages(plans: Sequence[Stage], inputs: Inputs) -> Outcome:
+    """Run the plan of the last stage that has started."""
+    (first, *later) = plans
+    if not later:
+        return first.plan.run(inputs)
+    return choose(
+        inputs.step < later[0].start,
+        lambda: first.plan.run(inputs),
+        lambda: run_stages(later, inputs),
+        inputs.network,
+    )
+
+
+def _plan(buckets: Sequence[Bucket], dense: bool, start: int) -> Plan:
+    runs, looked_at = [], []
+    for bucket in buckets:
+        method, is_dense = bucket.method, dense and bucket.method.cadence.may_be_dense
+        runs.append(getattr(method, "dense_exchange" if is_dense else phase_at(method, start)))
+        looked_at.append(method.totals_may_overflow and not is_dense)
+    return Plan(tuple(buckets), tuple(runs), tuple(looked_at))
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Buckets that are exchanged together, in dense steps and in the others.
+
+    Attributes:
+        positions: Which of the program's buckets.
+        dense: What they run in dense steps; `None` if that is the same.
+        compressed: What they run in other steps.
+    """
+
+    positions: tuple[int, ...]
+    dense: tuple[Stage, ...] | None
+    compressed: tuple[Stage, ...]
+
+    def run(self, inputs: Inputs, is_dense: tf.Tensor | None) -> Outcome:
+        """Exchange one step's gradients.
+
+        Args:
+            inputs: Of this part's buckets.
+            is_dense: Bool scalar, equal on all workers; `None` for never.
+        """
+        dense = self.dense
+        if dense is None or is_dense is None:
+            return run_stages(self.compressed, inputs)
+        return choose(
+            is_dense,
+            lambda: run_stages(dense, inputs),
+            lambda: run_stages(self.compressed, inputs),
+            inputs.network,
+        )
+
+
+def whole(buckets: Sequence[Bucket]) -> Part:
+    """Return all buckets as one part."""
+    return _part(buckets, range(len(buckets)))
+
+
+def split(buckets: Sequence[Bucket]) -> tuple[Part, ...]:
+    """Return the buckets in two parts, the ones whose methods are always dense after the others.
+
+    So they need not stand in the branches of a step that may be dense: these are traced, and
+    optimised by TensorFlow, twice.
+    """
+    always = [_always_dense(b.method) for b in buckets]
+    positions = ([i for i, a in enumerate(always) if a == last] for last in (False, True))
+    return tuple(_part(buckets, p) for p in positions if p)
+
+
+def joined(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> Outcome:
+    """Return the outcome of all buckets, from those of their parts."""
+    found = {
+        position: result
+        for part, outcome in zip(parts, outcomes, strict=True)
+        for position, result in zip(part.positions, outcome.results, strict=True)
+    }
+    finite = tf.reduce_all([o.finite for o in outcomes])
+    sent = tf.add_n([tf.cast(o.bytes_sent, tf.float64) for o in outcomes])
+    return Outcome([found[i] for i in sorted(found)], finite, sent)
+
+
+def _part(buckets: Sequence[Bucket], positions: Sequence[int]) -> Part:
+    own = [buckets[i] for i in positions]
+    same = all(_always_dense(b.method) for b in own)
+    return Part(tuple(positions), None if same else stages(own, True), stages(own, False))
+
+
+def _always_dense(method: Method) -> bool:
+    """Whether a method does the same in dense and in other steps."""
+    return type(method).exchange is type(method).dense_exchange
