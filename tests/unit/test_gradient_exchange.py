@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tf_redsync as rs
 from tests.oracle import redsync as oracle
-from tf_redsync.engine.gradient_exchange import GradientExchange
+from tf_redsync.engine.unbuilt import UnbuiltExchange
 from tf_redsync.exchange import agreement
 
 SHAPES = {"embedding": (40, 5), "kernel": (30, 20), "bias": (20,), "scale": (), "out": (20, 11)}
@@ -29,9 +29,8 @@ def build(strategy, policy, variables=None, **options):
         policy = rs.Policy(default=policy)
     with strategy.scope(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        exchange = GradientExchange(policy, **options)
-        exchange.build(make_variables() if variables is None else variables)
-    return exchange
+        unbuilt = UnbuiltExchange(policy, **options)
+        return unbuilt.build(make_variables() if variables is None else variables)
 
 
 def make_step(strategy, exchange, traced=True):
@@ -371,7 +370,7 @@ def test_the_state_is_agreed_on_in_one_round(mirrored, monkeypatch, method):
 
     monkeypatch.setattr(agreement, "agreed", agreed)
     with tf.variable_creator_scope(create):
-        GradientExchange(rs.Policy(default=method)).build(
+        UnbuiltExchange(rs.Policy(default=method)).build(
             [tf.Variable(tf.zeros([30, 40]), name="w")]
         )
     assert created[0] == 0 and set(created[1:]) == {1} and len(created) > 5
@@ -394,7 +393,7 @@ def test_state_of_an_earlier_version(mirrored):
 
 @pytest.mark.parametrize("use", ["explain", "bytes_per_step", "total_state", "restore_total_state"])
 def test_before_build(use):
-    exchange = GradientExchange(rs.Policy(default=rs.Dense()))
+    exchange = UnbuiltExchange(rs.Policy(default=rs.Dense()))
     arguments = [{}] if use == "restore_total_state" else []
     with pytest.raises(RuntimeError, match=f"`{use}` needs the model's variables.*build"):
         getattr(exchange, use)(*arguments)
@@ -403,13 +402,13 @@ def test_before_build(use):
 def test_one_worker_is_warned(mirrored):
     with pytest.warns(UserWarning, match="one worker.*launch -n 2.*MirroredStrategy"):
         with mirrored(1).scope():
-            GradientExchange(rs.Policy(default=SPARSE)).build(make_variables())
+            UnbuiltExchange(rs.Policy(default=SPARSE)).build(make_variables())
 
 
 def test_unsupported_strategy():
     strategy = tf.distribute.experimental.CentralStorageStrategy(["CPU:0"])
     with strategy.scope(), pytest.raises(ValueError) as error:
-        GradientExchange(rs.Policy(default=rs.Dense())).build([])
+        UnbuiltExchange(rs.Policy(default=rs.Dense())).build([])
     assert "the strategy must be MultiWorkerMirroredStrategy" in str(error.value)
     assert "Received: strategy=CentralStorageStrategy" in str(error.value)
 
@@ -430,7 +429,7 @@ def test_jit_compile_is_refused_while_tracing(mirrored, workers):
 
 def test_no_strategy():
     with pytest.warns(UserWarning, match="one worker"):
-        exchange = GradientExchange(rs.Policy(default=SPARSE))
+        exchange = UnbuiltExchange(rs.Policy(default=SPARSE))
         exchange.build(make_variables())
     (total,), finite = exchange([tf.fill(SHAPES["out"], 2.0)], [4])
     assert finite

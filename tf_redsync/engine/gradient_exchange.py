@@ -1,124 +1,100 @@
-"""The exchange of a whole model: layout, state, one step. Independent of Keras."""
+"""The exchange of a whole model: its state, one step. Independent of Keras."""
 
 from __future__ import annotations
 
-import json
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_redsync import explanation
-from tf_redsync.config import serialize
 from tf_redsync.engine import masks, saved_state, workers
-from tf_redsync.exchange import agreement, collectives, skips, state
-from tf_redsync.exchange.layout import (
-    DEFAULT_BUCKET_BYTES,
-    GRADIENT_DTYPES,
-    make_buckets,
-    tensor_spec,
-)
+from tf_redsync.exchange import collectives, skips, state
+from tf_redsync.exchange.layout import GRADIENT_DTYPES, Bucket, TensorSpec
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal
-from tf_redsync.policy import Policy, Undecided
+from tf_redsync.policy import Assignment, Policy, Resolved, Undecided
 from tf_redsync.programs import for_buckets
 
 
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What the workers have agreed to exchange, and how; see `UnbuiltExchange.build`.
+
+    Attributes:
+        strategy: In whose scope the exchange is built.
+        worker: What a worker is, and its network.
+        specs: The trainable variables, in the optimizer's order.
+        policy: What was given for a policy.
+        resolved: What the methods are assigned by: the policy, or what `Auto` decided.
+        assignments: The variables' methods.
+        buckets: The buckets, in the order in which they are exchanged.
+        max_skipped: See `exchange/skips.py`; 0 for no limit.
+    """
+
+    strategy: tf.distribute.Strategy
+    worker: workers.Replica
+    specs: tuple[TensorSpec, ...]
+    policy: Policy | Undecided
+    resolved: Resolved
+    assignments: list[Assignment]
+    buckets: list[Bucket]
+    max_skipped: int
+
+
 class GradientExchange(tf.Module):
-    """Replaces the all-reduce of gradients for one optimizer.
+    """Replaces the all-reduce of gradients for one optimizer. Made by `UnbuiltExchange.build`.
 
     Args:
-        policy: Chooses a method for every variable: a `Policy`, or what becomes one, as `Auto`.
-        bucket_bytes: See `make_buckets`.
-        direct_collectives: Use single-round collectives where the strategy has them.
-        two_levels: Whether a process with several replicas is one worker; see `workers.py`.
-        max_skipped_steps: See `exchange/skips.py`.
+        setup: What the workers have agreed on.
+        weights: The trainable variables as TensorFlow has them.
+        rate: Returns the optimizer's learning rate.
+        awaited: Whether a pruning callback is registered; see `Cadence.waits_for`.
 
     Attributes:
         step: int64 variable, number of steps so far, skipped ones included.
         skipped: int64 variable, number of steps that were not finite; see `exchange/skips.py`.
         bytes_sent: float64 variable, bytes this worker sent in the last step.
-        strategy: In whose scope this was built.
-        resolved: What the methods are assigned by: the policy, or what `Auto` decided.
-        rate: Returns the optimizer's learning rate.
-        awaited: Whether a pruning callback is registered; see `Cadence.waits_for`.
+        states: For every bucket, the variables of its state.
+        consensus: The weights that all workers agree on, where each has its own; else `None`.
+        program: What runs when.
+        network: What carries requests between the workers.
+        workers: Their number.
     """
+
+    built = True
 
     def __init__(
         self,
-        policy: Policy | Undecided,
-        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
-        direct_collectives: bool = True,
-        two_levels: bool | None = None,
-        max_skipped_steps: int | None = skips.DEFAULT_LIMIT,
+        setup: Setup,
+        weights: Sequence[tf.Variable],
+        rate: Callable[[], Any] | None = None,
+        awaited: bool = False,
     ):
         super().__init__(name="gradient_exchange")
-        self.policy = policy
-        self._bucket_bytes = bucket_bytes
-        self._direct = direct_collectives
-        self._two_levels = two_levels
-        self._max_skipped = max_skipped_steps or 0
-        self.built = self.awaited = False
-        self.rate: Callable[[], Any] | None = None
-        self._present: set[int] | None = None
-        self._gather: Callable[[], Any] | None = None  # see `to_consensus`
-
-    def build(
-        self,
-        variables: Sequence[Any],
-        sparse_totals: bool = False,
-        weights: Sequence[tf.Variable] | None = None,
-        described: dict[str, Any] | None = None,
-    ) -> None:
-        """Lay out the buckets, create the state, and make sure that all workers do the same.
-
-        Args:
-            variables: The trainable variables, all of them, in the optimizer's order. Call it in
-                the strategy's scope, outside of any replica.
-            sparse_totals: Whether the caller takes totals in coordinate form (`ops/sparse.py`).
-            weights: The same variables as TensorFlow has them, if these are not.
-            described: What else workers must have alike, as JSON has it.
-
-        Raises:
-            ValueError: for an unsupported strategy or dtype.
-            Disagreement: when workers have different models or methods.
-        """
-        self.strategy = strategy = tf.distribute.get_strategy()
-        collectives.check_supported(strategy)
-        self._worker = workers.this_worker(strategy, self._two_levels, self._direct)
-        self.network, self.workers = self._worker.network, self._worker.network.workers
-        self.specs = tuple(tensor_spec(v, i) for i, v in enumerate(variables))
-        agreement.agree(strategy, self._describe(described))
-        self.resolved = self.policy.resolve(self.specs, strategy, self.network, self._bucket_bytes)
-        self.assignments = self.resolved.assign(self.specs)
-        buckets = make_buckets(
-            [(a.spec, a.method) for a in self.assignments],
-            self.workers,
-            self._bucket_bytes,
-            sparse_totals
-            and all(s.dtype == "float32" for s in self.specs)
-            and not any(a.method.cadence.local_steps for a in self.assignments),
-        )
-        with agreement.agreed(strategy, "create the state of the exchange"):  # of all its variables
-            self._create_state(buckets, variables if weights is None else weights)
-        workers.warn_if_alone(strategy, self.workers, self._two_levels)
-        self.built = True
-
-    def _create_state(self, buckets: Sequence[Any], weights: Sequence[Any]) -> None:
-        """Create all variables; which ones they are follows from what the workers agreed on."""
-        trial_steps = self.resolved.trial_steps if self.network.in_branches else 0
-        create = self._worker.variable
-        self.program = for_buckets(buckets, self.workers, trial_steps, create)
+        self.strategy, self.specs = setup.strategy, setup.specs
+        self.policy, self.resolved = setup.policy, setup.resolved
+        self.assignments = setup.assignments
+        self.rate, self.awaited = rate, awaited
+        self._worker, self.network = setup.worker, setup.worker.network
+        self.workers = self.network.workers
+        trial_steps = setup.resolved.trial_steps if self.network.in_branches else 0
+        create = setup.worker.variable
+        self.program = for_buckets(setup.buckets, self.workers, trial_steps, create)
         self.step = state.counter("exchange_step")
-        self.skips = skips.of_program(self.program, self.specs, self.network, self._max_skipped)
+        self.skips = skips.of_program(self.program, self.specs, self.network, setup.max_skipped)
         self.skipped = self.skips.total
         self.bytes_sent = state.float_counter("exchange_bytes_sent")
         self.states = [
-            state.StateVariables(*self.program.init(b), b.layout.index, create) for b in buckets
+            state.StateVariables(*self.program.init(b), b.layout.index, create)
+            for b in setup.buckets
         ]
         self.consensus: state.Consensus | None = None
         if self.program.own_weights:
             collectives.check_one_replica(self.strategy, self.network)
             self.consensus = state.Consensus(weights)
+        self._present: set[int] | None = None
+        self._gather: Callable[[], Any] | None = None  # see `to_consensus`
 
     def __call__(
         self, grads: Sequence[tf.Tensor | tf.IndexedSlices], positions: Sequence[int]
@@ -185,6 +161,41 @@ class GradientExchange(tf.Module):
         }
         return [totals[p] for p in sums], outcome.finite
 
+    def agree_on_finite(self, finite: tf.Tensor, grads: Sequence[Any]) -> tf.Tensor:
+        """Return whether gradients are finite on all workers, in a replica context.
+
+        For a check that comes before the exchange, which is left out if the answer is no; such a
+        step is counted here.
+
+        Args:
+            finite: Bool scalar, of this replica.
+            grads: Its gradients, some of them perhaps `None`.
+        """
+
+        def count(sums: Sequence[tf.Tensor]) -> tf.Tensor:
+            failures, flags = sums
+            agreed = tf.equal(self.network.all_reduce([failures])[0], 0.0)
+            tf.cond(agreed, lambda: None, lambda: self._skip(flags))
+            return agreed
+
+        def flags() -> tf.Tensor:
+            tensors = [tf.zeros([]) if g is None else tf.convert_to_tensor(g) for g in grads]
+            return skips.not_finite(tensors)
+
+        here = tf.cond(finite, lambda: tf.zeros([len(grads)]), flags)
+        self.skips.note(tf.distribute.get_strategy())
+        return self._worker.run(count, [1.0 - tf.cast(finite, tf.float32), here])
+
+    def _skip(self, flags: tf.Tensor) -> None:
+        """Count a step that leaves the exchange out."""
+        self.program.interrupt()
+        if self.consensus is not None:
+            self.program.before_update(self.consensus)
+        if self.program.own_steps:
+            self.skips.count_here(tf.constant(False), lambda: flags)
+        else:
+            self.skips.skip(flags)
+
     def in_worker(self, function: Callable[[list[tf.Tensor]], Any], tensors: Sequence[tf.Tensor]):
         """Call `function` once for this worker, in a replica context; see `workers.Replica.run`."""
         return self._worker.run(function, tensors)
@@ -238,7 +249,7 @@ class GradientExchange(tf.Module):
         Does nothing for methods whose weights are always the same on all workers. Between two steps
         and outside of any replica; with several workers all of them must call it.
         """
-        if not self.built or self.consensus is None:
+        if self.consensus is None:
             return
         if self._gather is None:
             arguments = (self.consensus, self.states, self.network)
@@ -283,12 +294,7 @@ class GradientExchange(tf.Module):
         return dense
 
     def explain(self) -> explanation.Explanation:
-        """Return a table of what happens to every variable.
-
-        Raises:
-            RuntimeError: before `build`.
-        """
-        self._require_built("explain")
+        """Return a table of what happens to every variable."""
         return explanation.explain(
             self.assignments,
             self.program.buckets,
@@ -299,12 +305,7 @@ class GradientExchange(tf.Module):
         )
 
     def bytes_per_step(self) -> float:
-        """Bytes that this worker sends in a step after warm-up, by the costs of ring collectives.
-
-        Raises:
-            RuntimeError: before `build`.
-        """
-        self._require_built("bytes_per_step")
+        """Return the bytes that this worker sends in a step after warm-up, in ring collectives."""
         return self.program.bytes_per_step(self.workers)
 
     def total_state(self) -> dict[str, Any]:
@@ -312,7 +313,6 @@ class GradientExchange(tf.Module):
 
         With several workers this is a collective: all of them must call it.
         """
-        self._require_built("total_state")
         return saved_state.total(self)
 
     def restore_total_state(self, arrays: dict[str, Any]) -> None:
@@ -321,28 +321,7 @@ class GradientExchange(tf.Module):
         Raises:
             ValueError: when the arrays are not those of this exchange.
         """
-        self._require_built("restore_total_state")
         saved_state.restore(self, arrays)
-
-    def _require_built(self, what: str) -> None:
-        if not self.built:
-            raise RuntimeError(
-                f"`{what}` needs the model's variables: call `optimizer.build(variables)` or train "
-                "a step first."
-            )
-
-    def _describe(self, described: dict[str, Any] | None) -> str:
-        return json.dumps(
-            {
-                "policy": serialize(self.policy),
-                "bucket_bytes": self._bucket_bytes,
-                "two_levels": self._two_levels,
-                "max_skipped_steps": self._max_skipped,
-                "replicas": self.strategy.num_replicas_in_sync,
-                "trainable_variables": [f"{s.dtype}{list(s.shape)}" for s in self.specs],
-                **(described or {}),
-            }
-        )
 
 
 def _like(total: Any, grad) -> Any:

@@ -183,42 +183,6 @@ def of_program(program: Any, specs: Sequence[TensorSpec], network: Network, limi
     return program.skips
 
 
-def agree_on_finite(exchange: Any, finite: tf.Tensor, grads: Sequence[Any]) -> tf.Tensor:
-    """Return whether gradients are finite on all workers, in a replica context.
-
-    For a check that comes before the exchange, which is left out if the answer is no; such a step
-    is counted here.
-
-    Args:
-        exchange: A `GradientExchange`.
-        finite: Bool scalar, of this replica.
-        grads: Its gradients, some of them perhaps `None`.
-    """
-    skips, program, network = exchange.skips, exchange.program, exchange.network
-
-    def skip(flags: tf.Tensor) -> None:
-        program.interrupt()
-        if exchange.consensus is not None:
-            program.before_update(exchange.consensus)
-        if program.own_steps:
-            skips.count_here(tf.constant(False), lambda: flags)
-        else:
-            skips.skip(flags)
-
-    def count(sums: Sequence[tf.Tensor]) -> tf.Tensor:
-        failures, flags = sums
-        agreed = tf.equal(network.all_reduce([failures])[0], 0.0)
-        tf.cond(agreed, lambda: None, lambda: skip(flags))
-        return agreed
-
-    def flags() -> tf.Tensor:
-        return not_finite([tf.zeros([]) if g is None else tf.convert_to_tensor(g) for g in grads])
-
-    here = tf.cond(finite, lambda: tf.zeros([len(grads)]), flags)
-    skips.note(tf.distribute.get_strategy())
-    return exchange.in_worker(count, [1.0 - tf.cast(finite, tf.float32), here])
-
-
 def not_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Return a vector with 1.0 for each tensor with an element that is not finite, else 0.0."""
     return tf.stack([tf.cast(~tf.reduce_all(tf.math.is_finite(t)), tf.float32) for t in tensors])

@@ -18,8 +18,8 @@ from tf_redsync.auto import Auto
 from tf_redsync.engine import masks, workers
 from tf_redsync.engine.drift import DEFAULT_EVERY, Drift
 from tf_redsync.engine.gradient_exchange import GradientExchange
+from tf_redsync.engine.unbuilt import UnbuiltExchange
 from tf_redsync.exchange import strategy_hooks
-from tf_redsync.exchange.skips import agree_on_finite
 from tf_redsync.keras import adafactor, conflicts, equal_workers, own_weights, pruning, slots
 from tf_redsync.keras.skipping import Skipping
 from tf_redsync.methods.base import Method, from_config
@@ -35,7 +35,7 @@ class Adapter:
         method: A method, a `Policy`, `Auto`, a config of one of them, or `None` for `Auto()`.
         check_every: See `DistributedOptimizer`.
         on_drift: See `DistributedOptimizer`.
-        options: Keyword arguments of `GradientExchange`.
+        options: Keyword arguments of `UnbuiltExchange`.
 
     Raises:
         ValueError: for something that cannot be wrapped, or momentum on both sides.
@@ -53,7 +53,10 @@ class Adapter:
         _check_unwrapped(inner)
         self._inner = inner
         # To the user's line, from here through the adapter and `DistributedOptimizer`.
-        self.exchange = GradientExchange(self._suited(stacklevel=8), **options)
+        suited = self._suited(stacklevel=8)
+        self.exchange: GradientExchange | UnbuiltExchange = UnbuiltExchange(
+            suited, rate=lambda: self.rate(), **options
+        )
         self._entered = 0  # see `entered`
         self._asked = False  # whether the optimizer has ever called `aggregate`
         self.skipping = Skipping()
@@ -70,7 +73,6 @@ class Adapter:
         self.slots: Callable[[], Sequence[Sequence[Any]]] = lambda: slots.all_slots(
             inner, self._variables
         )
-        self.exchange.rate = lambda: self.rate()
 
     def _suited(self, stacklevel: int) -> Policy | Auto:
         def warn(text: str) -> None:
@@ -108,15 +110,15 @@ class Adapter:
         workers.check_in_scope([slots.tf_variable(v) for v in variables])
 
     def build(self, variables: Sequence[Any], sparse_totals: bool = False) -> None:
-        """Create the state for `variables`; see `GradientExchange.build`."""
-        if self.exchange.built:
+        """Make the exchange of `variables`; see `UnbuiltExchange.build`."""
+        if not isinstance(self.exchange, UnbuiltExchange):
             return
         tensors = [slots.tf_variable(v) for v in variables]
         conflicts.check_accumulation(self._inner)
         self._positions = {slots.key(v): i for i, v in enumerate(tensors)}
         described = equal_workers.describe(self._inner, self.saving)
         described |= {"check_every": self._check_every, "on_drift": self._on_drift}
-        self.exchange.build(variables, sparse_totals, tensors, described)
+        self.exchange = self.exchange.build(variables, sparse_totals, tensors, described)
         own_weights.register(self.exchange)
         self._variables = tuple(tensors)
         adafactor.keep_positive(self._inner)
@@ -151,7 +153,7 @@ class Adapter:
         """
         if self._variables and not self._asked:
             raise conflicts.never_asks(self._inner)
-        if self.exchange.built and self.exchange.consensus is not None:
+        if self.exchange.consensus is not None:
             self.exchange.finish_step(tf.cast(self.rate(), tf.float32))
         drift = self._drift
         if drift is not None:
@@ -179,11 +181,6 @@ class Adapter:
                 "gradients must be applied in a replica context: inside the function that is "
                 "given to `strategy.run`."
             )
-        if not self.exchange.built:
-            raise RuntimeError(
-                "the optimizer is not built. Call `optimizer.build(model.trainable_variables)` "
-                "inside `strategy.scope()`, or give the first step the variables, too."
-            )
         pairs = [(g, v) for g, v in grads_and_vars if g is not None]
         positions = [self._position(v) for _, v in pairs]
         totals, finite = self.exchange([g for g, _ in pairs], positions)
@@ -199,7 +196,7 @@ class Adapter:
         Raises:
             ValueError: where the sums are not the same on all workers.
         """
-        if self.exchange.built and self.exchange.program.own_weights:
+        if self.exchange.consensus is not None:
             raise ValueError(
                 "a LossScaleOptimizer of tf_keras needs sums that all workers agree on in every "
                 f"step. Received: method={type(self.policy.default).__name__}. Use another method, "
@@ -242,7 +239,7 @@ class Adapter:
         """Wrap a check of a replica's gradients: true only if it holds on all replicas."""
 
         def check_everywhere(grads: Any) -> Any:
-            return agree_on_finite(self.exchange, check_finite(grads), grads)
+            return self.exchange.agree_on_finite(check_finite(grads), grads)
 
         return check_everywhere
 

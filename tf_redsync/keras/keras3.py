@@ -69,7 +69,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         self._adapter.check_scope(variables)
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(variables)
-        self._adapter.build(
+        self.build_exchange(
             variables, sparse_totals=_is_plain_sgd(conflicts.innermost(self.inner_optimizer))
         )
         self.built = True

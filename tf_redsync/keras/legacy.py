@@ -55,7 +55,6 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         super().__init__(name=name or f"distributed_{applies._name}")
         adapter = self.wrap(inner_optimizer, method, options)
         self._track_trackable(inner_optimizer, "inner_optimizer")
-        self._track_trackable(self.exchange, "exchange")
         scaled = applies is not inner_optimizer
         applies._aggregate_gradients = adapter.aggregate_or_nan if scaled else adapter.aggregate
         returns = {"otherwise": tf.no_op} if scaled else {}  # as its other branch does
@@ -70,7 +69,8 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         self._adapter.check_scope(var_list)
         self.inner_optimizer._create_all_weights(var_list)
         self._built_for = tuple(var_list)
-        self._adapter.build(var_list)
+        self.build_exchange(var_list)
+        self._track_trackable(self.exchange, "exchange", overwrite=True)
 
     @override
     def apply_gradients(

@@ -72,6 +72,10 @@ class PassingOn:
         else:
             self.pass_on(name, value)
 
+    def set_own(self, name: str, value: Any) -> None:
+        """Set an attribute of this, which users cannot."""
+        super().__setattr__(name, value)
+
     def pass_on(self, name: str, value: Any) -> None:
         """Set an attribute of the inner optimizer.
 

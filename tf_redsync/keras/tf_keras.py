@@ -58,7 +58,7 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         """Create the inner optimizer's variables and the exchange's state."""
         self._adapter.check_scope(var_list)
         self.inner_optimizer.build(var_list)
-        self._adapter.build(var_list)
+        self.build_exchange(var_list)
 
     @override
     def apply_gradients(

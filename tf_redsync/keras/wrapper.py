@@ -25,7 +25,8 @@ class Wrapper(PassingOn):
 
     Attributes:
         inner_optimizer: The wrapped optimizer. Learning rate and iterations are its own.
-        exchange: The `GradientExchange`; counters `step`, `skipped`, `bytes_sent`.
+        exchange: The `GradientExchange`, with counters `step`, `skipped`, `bytes_sent`; before
+            `build` an `UnbuiltExchange`.
     """
 
     saving: ClassVar[ModuleType]  # the family's `saving` module
@@ -47,6 +48,12 @@ class Wrapper(PassingOn):
         self.inner_optimizer = inner_optimizer
         self.forget_own()
         return self._adapter
+
+    def build_exchange(self, variables: Sequence[Any], sparse_totals: bool = False) -> None:
+        """Make the exchange of the inner optimizer's variables, if that is not done."""
+        self._adapter.build(variables, sparse_totals)
+        if self.exchange is not self._adapter.exchange:
+            self.set_own("exchange", self._adapter.exchange)
 
     def build_once(self, variables: Sequence[Any]) -> None:
         """Build with the variables of the first step, unless `build` was called before it."""
