@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -126,15 +127,19 @@ class GradientExchange(tf.Module):
         self.skips.note(self.strategy)
         workers.enter_step(self.strategy)
         totals, finite = self._worker.run(
-            lambda sums: self._exchange(dict(zip(positions, sums, strict=True))),
-            self._dense_gradients(grads, positions),
+            functools.partial(self._exchange, positions), self._dense_gradients(grads, positions)
         )
         return [_like(t, g) for t, g in zip(totals, grads, strict=True)], finite
 
-    def _exchange(self, sums: dict[int, tf.Tensor]) -> tuple[list[Any], tf.Tensor]:
-        """Exchange this worker's gradients, by position; return the totals in their order."""
+    def _exchange(
+        self, positions: Sequence[int], sums: Sequence[tf.Tensor]
+    ) -> tuple[list[Any], tf.Tensor]:
+        """Exchange this worker's gradients; return the totals in their order."""
+        present = dict(zip(positions, sums, strict=True))
         dense = {
-            s.position: sums[s.position] if s.position in sums else tf.zeros(s.shape, tf.float32)
+            s.position: present[s.position]
+            if s.position in present
+            else tf.zeros(s.shape, tf.float32)
             for s in self.specs
         }
         step = self.step.read_value()
@@ -150,7 +155,7 @@ class GradientExchange(tf.Module):
             step,
             self.network,
         )
-        self._keep_absent(outcome, states, set(sums))
+        self._keep_absent(outcome, states, set(present))
         self._commit(outcome, states, flags)
         if self.consensus is not None:
             self.program.before_update(self.consensus)
@@ -159,7 +164,7 @@ class GradientExchange(tf.Module):
             for bucket, (bucket_totals, _) in zip(buckets, outcome.results, strict=True)
             for spec, total in zip(bucket.layout.specs, bucket_totals, strict=True)
         }
-        return [totals[p] for p in sums], outcome.finite
+        return [totals[p] for p in positions], outcome.finite
 
     def agree_on_finite(self, finite: tf.Tensor, grads: Sequence[Any]) -> tf.Tensor:
         """Return whether gradients are finite on all workers, in a replica context.

@@ -34,7 +34,7 @@ def for_buckets(
         trial_steps: Steps of either kind, dense and compressed, in a trial; 0 for none.
         create: Makes a variable of which each worker has its own; see `exchange/state.py`.
     """
-    if trial_steps:
+    if workers > 1 and trial_steps:
         return Trial(buckets, trial_steps, create)
     cadences = [b.method.cadence for b in buckets]
     if workers > 1 and cadences and cadences[0].local_steps:

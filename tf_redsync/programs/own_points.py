@@ -24,7 +24,7 @@ from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.state import Consensus
 from tf_redsync.programs.branches import choose
 from tf_redsync.programs.every_step import EveryStep
-from tf_redsync.programs.plan import Inputs, run_stages
+from tf_redsync.programs.plan import Inputs
 
 
 class OwnPoints(EveryStep):
@@ -69,7 +69,7 @@ class OwnPoints(EveryStep):
         else:
             outcome = choose(
                 self._warming,
-                lambda: run_stages(self.whole.dense or self.whole.compressed, now),
+                lambda: (self.whole.dense or self.whole.compressed).run(now),
                 lambda: self.whole.run(late, full),
                 network,
             )

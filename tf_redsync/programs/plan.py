@@ -1,7 +1,8 @@
 """What runs in a step, as data: for every bucket one of its method's exchanges.
 
 A `Plan` is chosen from the methods alone, when a program is made; a step only drives it. Where
-steps differ, there is a list of `Stage`s, and the step's number says which one it is in.
+methods go through `Phases`, the step's number says which plan it is, and where there are dense
+steps and others, an agreed flag does (`Part`).
 """
 
 from __future__ import annotations
@@ -83,11 +84,21 @@ class Plan:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
-    """A plan, and the step from which on it is the one to run."""
+class Phases:
+    """One plan before a step, and another one from it on."""
 
-    start: int
-    plan: Plan
+    until: int
+    before: Plan
+    after: Plan | Phases
+
+    def run(self, inputs: Inputs) -> Outcome:
+        """Exchange one step's gradients."""
+        return choose(
+            inputs.step < self.until,
+            lambda: self.before.run(inputs),
+            lambda: self.after.run(inputs),
+            inputs.network,
+        )
 
 
 def dense_plan(buckets: Sequence[Bucket]) -> Plan:
@@ -96,33 +107,24 @@ def dense_plan(buckets: Sequence[Bucket]) -> Plan:
     return Plan(tuple(buckets), runs, (False,) * len(buckets))
 
 
-def stages(buckets: Sequence[Bucket], dense: bool) -> tuple[Stage, ...]:
-    """Return what buckets run, stage by stage.
+def plan_of(buckets: Sequence[Bucket], dense: bool) -> Plan | Phases:
+    """Return what buckets run.
 
     Args:
         buckets: The buckets.
         dense: Whether methods that have dense steps are in one.
     """
-    starts = {0} | {until for b in buckets for until, _ in b.method.cadence.phases}
-    return tuple(Stage(start, _plan(buckets, dense, start)) for start in sorted(starts))
+    ends = sorted({until for b in buckets for until, _ in b.method.cadence.phases})
+    *earlier, found = (_plan(buckets, dense, start) for start in (0, *ends))
+    plan: Plan | Phases = found
+    for until, before in zip(reversed(ends), reversed(earlier), strict=True):
+        plan = Phases(until, before, plan)
+    return plan
 
 
 def phase_at(method: Method, step: int) -> str:
     """Return the name of the exchange that a method runs at a step that is not dense."""
     return next((name for until, name in method.cadence.phases if step < until), "exchange")
-
-
-def run_stages(plans: Sequence[Stage], inputs: Inputs) -> Outcome:
-    """Run the plan of the last stage that has started."""
-    (first, *later) = plans
-    if not later:
-        return first.plan.run(inputs)
-    return choose(
-        inputs.step < later[0].start,
-        lambda: first.plan.run(inputs),
-        lambda: run_stages(later, inputs),
-        inputs.network,
-    )
 
 
 def _plan(buckets: Sequence[Bucket], dense: bool, start: int) -> Plan:
@@ -145,8 +147,8 @@ class Part:
     """
 
     positions: tuple[int, ...]
-    dense: tuple[Stage, ...] | None
-    compressed: tuple[Stage, ...]
+    dense: Plan | Phases | None
+    compressed: Plan | Phases
 
     def run(self, inputs: Inputs, is_dense: tf.Tensor | None) -> Outcome:
         """Exchange one step's gradients.
@@ -157,11 +159,11 @@ class Part:
         """
         dense = self.dense
         if dense is None or is_dense is None:
-            return run_stages(self.compressed, inputs)
+            return self.compressed.run(inputs)
         return choose(
             is_dense,
-            lambda: run_stages(dense, inputs),
-            lambda: run_stages(self.compressed, inputs),
+            lambda: dense.run(inputs),
+            lambda: self.compressed.run(inputs),
             inputs.network,
         )
 
@@ -197,7 +199,8 @@ def joined(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> Outcome:
 def _part(buckets: Sequence[Bucket], positions: Sequence[int]) -> Part:
     own = [buckets[i] for i in positions]
     same = all(_always_dense(b.method) for b in own)
-    return Part(tuple(positions), None if same else stages(own, True), stages(own, False))
+    dense = None if same else plan_of(own, dense=True)
+    return Part(tuple(positions), dense, plan_of(own, dense=False))
 
 
 def _always_dense(method: Method) -> bool:

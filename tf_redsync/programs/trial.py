@@ -33,7 +33,7 @@ from tf_redsync.explanation import dense_bytes
 from tf_redsync.methods.base import Exchange, Method, State
 from tf_redsync.programs.branches import choose
 from tf_redsync.programs.every_step import EveryStep
-from tf_redsync.programs.plan import Grads, Inputs, Part, Plan, dense_plan, joined, split
+from tf_redsync.programs.plan import Grads, Inputs, Plan, dense_plan, joined, split
 
 START_UP_STEPS = 3  # the first ones trace, allocate, and find their thresholds
 COMPRESSED, DENSE = 1, 2  # verdicts; 0 before there is one
@@ -81,8 +81,10 @@ class Trial(EveryStep):
             if part.dense is None:
                 outcomes.append(compressed())
             else:
-                delivering = functools.partial(_delivering(part, delivered).run, own)
-                outcomes.append(choose(dense, delivering, compressed, network))
+                plan = _delivering([self.buckets[i] for i in part.positions], delivered)
+                outcomes.append(
+                    choose(dense, functools.partial(plan.run, own), compressed, network)
+                )
         outcome = joined(self.parts, outcomes)
         done = dense & (outcome.finite | tf.equal(delivered, 1))
         self.times.delivered.assign(tf.cast(done, tf.int64), read_value=False)
@@ -133,17 +135,15 @@ class Trial(EveryStep):
         return dense_bytes([s for b in self.buckets for s in b.layout.specs], workers)
 
 
-def _delivering(part: Part, delivered: tf.Tensor) -> Plan:
-    """The dense exchange of a part's buckets with their residuals, unless these are `delivered`."""
+def _delivering(buckets: Sequence[Bucket], delivered: tf.Tensor) -> Plan:
+    """The dense exchange of buckets with their residuals, unless these are `delivered`."""
 
     def run(method: Method, grads: Grads, state: State, ctx: Context) -> Exchange:
         dense = method.dense_exchange(grads, state, ctx)
         return _with_residual(dense, state["residual"], tf.equal(delivered, 1))
 
-    plan = dense_plan(part.compressed[0].plan.buckets)
-    return dataclasses.replace(
-        plan, runs=tuple(functools.partial(run, b.method) for b in plan.buckets)
-    )
+    runs = tuple(functools.partial(run, b.method) for b in buckets)
+    return dataclasses.replace(dense_plan(buckets), runs=runs)
 
 
 def _with_residual(exchange: Exchange, residual: list[tf.Tensor], delivered: tf.Tensor) -> Exchange:
