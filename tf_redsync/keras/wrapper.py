@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from tf_redsync.auto import Auto
 from tf_redsync.config import from_config, serialize
 from tf_redsync.engine.gradient_exchange import GradientExchange
+from tf_redsync.engine.unbuilt import UnbuiltExchange
 from tf_redsync.explanation import Explanation
 from tf_redsync.keras import conflicts, first_step
 from tf_redsync.keras.adapter import Adapter
@@ -34,7 +35,7 @@ class Wrapper(PassingOn):
 
     name: str
     inner_optimizer: Any
-    exchange: GradientExchange
+    exchange: GradientExchange | UnbuiltExchange
     _adapter: Adapter
     build: Callable[[Sequence[Any]], None]
     apply_gradients: Callable[..., Any]
