@@ -112,19 +112,6 @@ class UnbuiltExchange:
         self._made = made
         return made
 
-    def __call__(self, grads: Sequence[Any], positions: Sequence[int]) -> Any:
-        """Refuse to exchange anything.
-
-        Raises:
-            RuntimeError: always, unless the exchange is made by now.
-        """
-        if self._made is not None:
-            return self._made(grads, positions)
-        raise RuntimeError(
-            "the optimizer is not built. Call `optimizer.build(model.trainable_variables)` "
-            "inside `strategy.scope()`, or give the first step the variables, too."
-        )
-
     def to_consensus(self) -> None:
         """Do nothing: where there are no variables all workers agree on them."""
         if self._made is not None:

@@ -181,6 +181,11 @@ class Adapter:
                 "gradients must be applied in a replica context: inside the function that is "
                 "given to `strategy.run`."
             )
+        if isinstance(self.exchange, UnbuiltExchange):
+            raise RuntimeError(
+                "the optimizer is not built. Call `optimizer.build(model.trainable_variables)` "
+                "inside `strategy.scope()`, or give the first step the variables, too."
+            )
         pairs = [(g, v) for g, v in grads_and_vars if g is not None]
         positions = [self._position(v) for _, v in pairs]
         totals, finite = self.exchange([g for g, _ in pairs], positions)
