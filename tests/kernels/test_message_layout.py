@@ -97,7 +97,9 @@ def test_what_is_known_is_static():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="`quantized` must have one entry per tensor.* 2 .* 3 k"):
+    with pytest.raises(
+        ValueError, match="`k` and `quantized` must have one entry per tensor.* 2 .* 3 k"
+    ):
         MessageLayout.of([1, 2, 3], [True, False])
     with pytest.raises(ValueError, match="`layout` must .* 2 capacities, 1 like"):
         ops.decode(tf.constant([MESSAGE]), LAYOUT, X[:1])

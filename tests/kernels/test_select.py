@@ -238,7 +238,6 @@ def test_state_takes_the_memory_of_gradients_that_nothing_else_needs(momentum):
         ({"k": [0, 3]}, "`k` must be in"),
         ({"k": [1, 5000]}, "`k` must be in"),
         ({"k": [-1, 3]}, "`k` must be in"),
-        ({"k": [1, 3, 4]}, "k"),
         ({"ratios": [0.5]}, "ratios"),
         ({"side": 0}, "`side` must be"),
     ],
@@ -248,6 +247,19 @@ def test_errors_when_run(backend, change, text):
     arguments = {"k": [1, 3], "ratios": [-1, -1], "side": 1, **change}
     with pytest.raises(tf.errors.InvalidArgumentError, match=text):
         select(backend, inputs, selectors=["exact"] * 2, quantized=[True, True], **arguments)
+
+
+def test_k_of_another_length():
+    inputs = make_inputs("normal", (31, 1000))
+    with pytest.raises(ValueError, match="`k` and `quantized` must have one entry per tensor"):
+        select(
+            "tensorflow",
+            inputs,
+            [1, 3, 4],
+            [-1, -1],
+            selectors=["exact"] * 2,
+            quantized=[True, True],
+        )
 
 
 @pytest.mark.parametrize("backend", [pytest.param("native", marks=needs_native), "tensorflow"])

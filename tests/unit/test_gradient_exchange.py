@@ -429,8 +429,7 @@ def test_jit_compile_is_refused_while_tracing(mirrored, workers):
 
 def test_no_strategy():
     with pytest.warns(UserWarning, match="one worker"):
-        exchange = UnbuiltExchange(rs.Policy(default=SPARSE))
-        exchange.build(make_variables())
+        exchange = UnbuiltExchange(rs.Policy(default=SPARSE)).build(make_variables())
     (total,), finite = exchange([tf.fill(SHAPES["out"], 2.0)], [4])
     assert finite
     np.testing.assert_array_equal(total, np.full(SHAPES["out"], 2.0))

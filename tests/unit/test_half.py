@@ -140,6 +140,7 @@ SELECT = (
     rs.FixedThreshold(threshold=0.1, density=0.2, dense_below=0),
     rs.SparDL(density=0.2, dense_below=0),
     rs.CompAMS(density=0.2, dense_below=0),
+    rs.MSTopK(density=0.2, dense_below=0),
     rs.LocalSGD(steps=3),
 )
 

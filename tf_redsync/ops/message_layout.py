@@ -86,7 +86,7 @@ class MessageLayout:
             quantized = [quantized] * len(capacities)
         if len(quantized) != len(capacities):
             raise ValueError(
-                "`quantized` must have one entry per tensor. Received: "
+                "`k` and `quantized` must have one entry per tensor. Received: "
                 f"{len(quantized)} quantized for {len(capacities)} k."
             )
         return cls(capacities, tuple(map(bool, quantized)))
