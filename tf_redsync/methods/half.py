@@ -72,8 +72,8 @@ class HalfPrecision(MethodWrapper):
             raise ValueError(
                 "`method` must be None for the dense gradients, or a method that sends values, "
                 "such as RedSync, DGC, TopK, MSTopK, SIDCo, GMC, FixedThreshold, SparDL, "
-                "RandomK, RandomBlock, PowerSGD, ACPSGD or LocalSGD: what others send are no numbers to "
-                "round, and Coded rounds by itself, with values=codings.Half(). "
+                "RandomK, RandomBlock, PowerSGD, ACPSGD or LocalSGD: what others send are no "
+                "numbers to round, and Coded rounds by itself, with values=codings.Half(). "
                 f"Received: method={self.method!r}"
             )
 
