@@ -63,8 +63,10 @@ def run_workers(program, workers=2, args=(), env=None, timeout=120, grace=10, ch
         return [_load(path) for path in saved]
 
 
-def fail_workers(program, workers=2, args=(), env=None, timeout=120, grace=10):
+def fail_workers(program, workers=2, args=(), env=None, timeout=120, grace=75):
     """Runs a `program` that has to fail on every worker of itself, that is without SIGKILL.
+
+    The grace is longer than an iterator of tf.data may take to end while it tunes itself: a minute.
 
     Returns:
       The last lines of each worker, in task order.

@@ -147,6 +147,7 @@ def test_what_one_worker_does_alone_is_an_error_on_all(family, cases, tmp_path):
 def stop_one():
     """Worker 2 of three is stopped, as by a debugger, in the middle of training."""
     import keras
+    import tensorflow as tf
 
     import tf_redsync as rs
     from tests.distributed import problems
@@ -164,7 +165,11 @@ def stop_one():
                 os.kill(os.getpid(), signal.SIGSTOP)
     else:
         here = keras.callbacks.Callback()
-    model.fit(problems.dataset(60, 15).repeat(), steps_per_epoch=20, verbose=0, callbacks=[here])
+    # An iterator that goes while tf.data tunes itself may wait a minute for that, after the error.
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    data = problems.dataset(60, 15).repeat().with_options(options)
+    model.fit(data, steps_per_epoch=20, verbose=0, callbacks=[here])
 
 
 def test_a_stopped_worker_is_named():
