@@ -138,18 +138,23 @@ def _verdict(chief: str, texts: dict[int, str]) -> str:
 
 
 def _compared(said: list[Any]) -> tuple[str, list[str]]:
-    """Return what must be equal: Keras numbers names, also of layers that one worker has alone."""
+    """Return what must be equal."""
     what, created = said
-    return what, [re.sub(r"_\d+\b", "", text) for text in created]
+    return what, [_without_numbers(text) for text in created]
 
 
 def _first_difference(all_said: list[list[Any]]) -> list[str]:
     """Return the first variable that is not the same for all, or what all are about to do."""
     rows = itertools.zip_longest(*(created for _, created in all_said))
     for row in rows:
-        if len({text and re.sub(r"_\d+\b", "", text) for text in row}) > 1:
-            return [text or f"{what}" for text, (what, _) in zip(row, all_said, strict=True)]
+        if len({text and _without_numbers(text) for text in row}) > 1:
+            return [text or what for text, (what, _) in zip(row, all_said, strict=True)]
     return [what for what, _ in all_said]
+
+
+def _without_numbers(text: str) -> str:
+    """Keras numbers names, also by layers that one worker has alone."""
+    return re.sub(r"_\d+\b", "", text)
 
 
 def _wait_for(key: str, rank: int) -> str:

@@ -121,14 +121,13 @@ class Judge:
                 worker.behind = now
 
     def _still(self, rank: int, seconds: float, now: float) -> bool:
-        """Whether a worker is in its program, and has not moved for some time."""
-        worker = self._workers[rank]
-        return not worker.report.ended and now - worker.moved >= seconds
+        """Whether a worker is in its program, and reports that it has not moved for some time.
 
-    def _reports(self, rank: int, now: float) -> bool:
-        """Whether a worker's last report is about now: a stopped process's is about the past."""
-        heard = self._workers[rank].heard
-        return heard is not None and now - heard < GONE_SECONDS
+        The last report of a process that was stopped is about the past.
+        """
+        worker = self._workers[rank]
+        reports = worker.heard is not None and now - worker.heard < GONE_SECONDS
+        return reports and not worker.report.ended and now - worker.moved >= seconds
 
     def _failed(self, now: float, limit: float) -> str | None:
         del now, limit
@@ -143,7 +142,6 @@ class Judge:
         for gone, other in self._pairs():
             end, rest = self._workers[gone].report, self._workers[other].report
             needed = rest.waits is not None or rest.step > end.step
-            needed = needed and self._reports(other, now)
             if end.ended and needed and self._still(other, min(GONE_SECONDS, limit), now):
                 return f"worker {gone} has ended its program, and worker {other} waits for it:"
         return None
@@ -163,7 +161,6 @@ class Judge:
         for waiting, other in self._pairs():
             here, there = self._workers[waiting].report, self._workers[other].report
             apart = here.waits is not None and there.waits is None and there.step > here.step
-            apart = apart and self._reports(waiting, now) and self._reports(other, now)
             if apart and self._still(waiting, seconds, now) and self._still(other, seconds, now):
                 return (
                     f"the workers do different things: worker {waiting} is about to: {here.waits}; "
@@ -179,8 +176,7 @@ class Judge:
             if not agrees or there.broadcasts is None or there.agreements >= here.agreements:
                 continue
             seconds = min(STALLED_SECONDS + there.broadcasts / SLOW_NETWORK, limit)
-            still = self._still(waiting, seconds, now) and self._still(other, seconds, now)
-            if still and self._reports(waiting, now) and self._reports(other, now):
+            if self._still(waiting, seconds, now) and self._still(other, seconds, now):
                 return (
                     f"the workers do different things: worker {waiting} is about to: {here.waits}; "
                     f"worker {other} is about to: {there.waits}. All must create the same "
@@ -207,7 +203,7 @@ class Judge:
     def _waits_in_vain(self, rank: int, limit: float, now: float) -> bool:
         report = self._workers[rank].report
         seconds = limit + (report.broadcasts or 0) / SLOW_NETWORK
-        return bool(report.waits) and self._still(rank, seconds, now) and self._reports(rank, now)
+        return bool(report.waits) and self._still(rank, seconds, now)
 
     def _pairs(self) -> Iterator[tuple[int, int]]:
         return itertools.permutations(self._workers, 2)
