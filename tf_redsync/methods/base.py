@@ -168,9 +168,12 @@ class Method(FormerHooks, Configurable):
         return weights
 
     def init(self, layout: BucketLayout) -> State:
-        """Return the state of one worker before the first step."""
-        del layout
-        return {}
+        """Return the state of one worker before the first step.
+
+        Zeros for every tensor, under each name of `state_kinds`.
+        """
+        zeros = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
+        return {name: list(zeros) for name in self.state_kinds}
 
     def payloads(self, layout: BucketLayout, step: int) -> Payloads | None:
         """Return what `exchange` asks for, where a formula tells; `None`: a trace has to.

@@ -82,11 +82,6 @@ class EF21(Sparsifier):
         return f"changes of {self.k(spec)} elements"
 
     @override
-    def init(self, layout: BucketLayout) -> State:
-        zeros = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
-        return {"estimate": zeros, "total": list(zeros)}
-
-    @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:
         return selected_payloads(MessageLayout.of(self.counts(layout)))
 

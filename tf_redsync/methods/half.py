@@ -111,11 +111,7 @@ class HalfPrecision(MethodWrapper):
 
     @override
     def init(self, layout: BucketLayout) -> State:
-        if self._sums is not None:
-            return self._sums.init(layout)
-        return {
-            name: [tf.zeros(s.shape, tf.float32) for s in layout.specs] for name in self.state_kinds
-        }
+        return Method.init(self, layout) if self._sums is None else self._sums.init(layout)
 
     @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads | None:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks, feedback
-from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.methods.base import Context, Exchange, Method, State, register
 from tf_redsync.methods.common.quantizer import Quantizer, deliver_codes
 
@@ -135,10 +135,6 @@ class Signum(SignSGD):
     @override
     def describe(self, spec: TensorSpec) -> str:
         return "majority of the momenta's signs"
-
-    @override
-    def init(self, layout: BucketLayout) -> State:
-        return {"velocity": [tf.zeros(s.shape, tf.float32) for s in layout.specs]}
 
     @override
     def directions(

@@ -11,9 +11,9 @@ from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.exchange import wire
-from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.requests import AllGather, AllReduce, Request
-from tf_redsync.methods.base import Context, Method, State, stream
+from tf_redsync.methods.base import Context, Method, stream
 from tf_redsync.methods.common.integer_sums import packed_digits, unpacked_digits
 from tf_redsync.methods.common.sparsifier import DENSE_BELOW, flat, too_small
 from tf_redsync.methods.dense import Dense
@@ -44,12 +44,6 @@ class Quantizer(Method):
     @override
     def dense(self) -> Method:
         return Dense()
-
-    @override
-    def init(self, layout: BucketLayout) -> State:
-        """Zeros for every tensor, under each name of the state."""
-        zeros = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
-        return {name: list(zeros) for name in self.state_kinds}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from tf_redsync.codings.plain import Half
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather, Request
-from tf_redsync.methods.base import Context, Method, Payloads, State
+from tf_redsync.methods.base import Context, Method, Payloads
 from tf_redsync.methods.dense import Dense
 from tf_redsync.ops.message_layout import MessageLayout
 from tf_redsync.ops.sparse import coordinates, is_short
@@ -90,10 +90,6 @@ class Sparsifier(Method):
     @override
     def dense(self) -> Method:
         return Dense()
-
-    @override
-    def init(self, layout: BucketLayout) -> State:
-        return {"residual": [tf.zeros(s.shape, tf.float32) for s in layout.specs]}
 
 
 def deliver(
