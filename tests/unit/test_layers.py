@@ -13,7 +13,14 @@ PACKAGE = Path(rs.__file__).parent
 # Bottom up. A module belongs to the entry that says most of its path, and may import what is in its
 # own layer and below.
 LAYERS = (
-    ("checks.py", "config.py", "requirements.py", "tables.py", "tf_config.py"),
+    (
+        "checks.py",
+        "config.py",
+        "requirements.py",
+        "stopping.py",
+        "tables.py",
+        "tf_config.py",
+    ),
     ("ops/",),
     ("exchange/",),
     ("codings/",),

@@ -1,0 +1,120 @@
+"""Signals that ask a training to stop, on real processes without TensorFlow."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tf_redsync import stopping
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAD = """
+import ctypes, os, signal, sys, time
+from tf_redsync import stopping
+stopping.SAME_SECONDS = 0.3
+requests = stopping.Requests()
+requests.listen()
+"""
+
+
+@pytest.fixture
+def requests():
+    made = stopping.Requests()
+    made.listen()
+    yield made
+    made.close()
+
+
+def wait_for(condition, seconds=10):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "condition not reached"
+        time.sleep(0.01)
+
+
+def script(body):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-c", HEAD + body],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("number", stopping.SIGNALS)
+def test_a_signal_is_a_request(requests, number):
+    assert requests.requested is None
+    os.kill(os.getpid(), number)
+    wait_for(lambda: requests.requested == signal.Signals(number).name)
+    os.kill(os.getpid(), number)  # the same one, by another way: this process goes on
+
+
+def test_handlers_are_there_between_listen_and_close_only():
+    before = {number: signal.getsignal(number) for number in stopping.SIGNALS}
+    requests = stopping.Requests()
+    requests.listen()
+    requests.listen()
+    assert all(signal.getsignal(number) is not handler for number, handler in before.items())
+    requests.close()
+    requests.close()
+    assert {number: signal.getsignal(number) for number in stopping.SIGNALS} == before
+    wait_for(lambda: all(thread.name != "stopping" for thread in threading.enumerate()))
+
+
+def test_who_listened_to_signals_before_still_does(requests):
+    requests.close()
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    before = signal.set_wakeup_fd(write)
+    try:
+        requests.listen()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert os.read(read, 1) == bytes([signal.SIGUSR1])
+        requests.close()
+        assert signal.set_wakeup_fd(before) == write
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(read)
+        os.close(write)
+
+
+def test_outside_of_the_main_thread_it_warns(caplog):
+    requests = stopping.Requests()
+    thread = threading.Thread(target=requests.listen)
+    thread.start()
+    thread.join()
+    assert "does not run in the main thread" in caplog.text
+    requests.close()
+
+
+def test_stopped_ends_the_program_by_the_exit_code():
+    body = "try:\n    raise stopping.Stopped\nexcept Exception:\n    sys.exit(3)"
+    with script(body) as process:
+        assert process.wait(20) == stopping.EXIT_CODE == 75
+
+
+# Between bytecodes, and in a call of C that no handler of Python interrupts.
+WAITS = {
+    "python": "while True:\n    time.sleep(0.01)",
+    "c": "mutex = ctypes.create_string_buffer(64)\n"
+    "lock = ctypes.CDLL(None).pthread_mutex_lock\nlock(mutex)\nlock(mutex)",
+}
+
+
+@pytest.mark.parametrize("waits", WAITS)
+def test_a_second_signal_ends_the_process_at_once_wherever_it_waits(waits):
+    with script("print('ready', flush=True)\n" + WAITS[waits]) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGUSR1)
+        assert "SIGUSR1: all workers make a checkpoint" in process.stderr.readline()
+        time.sleep(0.4)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 128 + signal.SIGTERM
