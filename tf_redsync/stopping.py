@@ -1,7 +1,7 @@
 """SIGTERM and SIGUSR1: a scheduler asks this process to stop, with some time left to save.
 
-Knows signals and the exit code, but neither training nor checkpoints. A callback listens while `fit`
-runs, asks `requested` after each step, has the workers agree, saves, and raises `Stopped`.
+Knows signals and the exit code, but neither training nor checkpoints. A callback listens while
+`fit` runs, asks `requested` after each step, has the workers agree, saves, and raises `Stopped`.
 """
 
 from __future__ import annotations

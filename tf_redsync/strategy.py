@@ -21,6 +21,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_redsync import environment
 from tf_redsync.exchange import (
     agreement,
     collective_keys,
@@ -28,10 +29,13 @@ from tf_redsync.exchange import (
     coordination,
     dtypes,
     groups,
+    rendezvous,
     watchdog,
 )
 from tf_redsync.keras import first_batch, fit_hook, statistics
 from tf_redsync.tf_config import check_tf_config
+
+_LEAST_HEARTBEAT = 10.0  # seconds: the watchdog reports every two
 
 fit_hook.install(keras.callbacks)
 first_batch.install(keras.Model)
@@ -49,10 +53,18 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             entered, training ends on all of them with an error that says where each one is.
             `None` waits for ever. Default: 600.
         communication_options: As of TensorFlow's strategy, without a `timeout_seconds` of its own.
+        start_timeout: How many seconds the workers wait for each other here, saying for whom, until
+            an error names who is missing; may be `float("inf")`. Default: that of the environment,
+            `TF_REDSYNC_START_TIMEOUT`, else 600.
+        heartbeat_seconds: After how long without a sign of life a worker's process is lost and
+            training ends, above 10; the watchdog says so after half of it. Default: that of the
+            environment, `TF_REDSYNC_HEARTBEAT_SECONDS`, else 60, or any time with
+            `timeout_seconds=None`.
 
     Raises:
         ValueError: for a malformed TF_CONFIG, a port in use, a bad timeout, or one in
             `communication_options`.
+        StartError: if not all workers came in time, or if this process is one too many.
 
     Example:
         strategy = tf_redsync.MultiWorkerMirroredStrategy()
@@ -65,18 +77,36 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         cluster_resolver: Any = None,
         timeout_seconds: float | None = watchdog.DEFAULT_TIMEOUT_SECONDS,
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
+        start_timeout: float | None = None,
+        heartbeat_seconds: float | None = None,
     ) -> None:
         _check_timeout(timeout_seconds)
         _check_communication_options(communication_options)
+        start_timeout = (
+            environment.seconds("start_timeout", start_timeout, environment.START_TIMEOUT)
+            or rendezvous.DEFAULT_TIMEOUT_SECONDS
+        )
+        heartbeat_seconds = environment.seconds(
+            "heartbeat_seconds", heartbeat_seconds, environment.HEARTBEAT, low=_LEAST_HEARTBEAT
+        )
         if cluster_resolver is None:
             check_tf_config(os.environ.get("TF_CONFIG"))
-        with coordination.heartbeats(timeout_seconds and watchdog.lost_after(timeout_seconds)):
+            cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        cluster = rendezvous.Cluster.of(cluster_resolver)
+        if cluster is not None:
+            rendezvous.meet(cluster, start_timeout)
+        lost = watchdog.lost_after(timeout_seconds, heartbeat_seconds)
+        with coordination.limits(lost, start_timeout):
             super().__init__(cluster_resolver, communication_options)
         if collectives.worker_count(self) > 1:
             collective_keys.keep(self)
             dtypes.allow_all(self)
-            watchdog.start(self, timeout_seconds)
-            agreement.agree(self, f"start with the strategy's timeout_seconds={timeout_seconds}")
+            watchdog.start(self, timeout_seconds, heartbeat_seconds)
+            agreement.agree(
+                self,
+                f"start with the strategy's timeout_seconds={timeout_seconds}, "
+                f"heartbeat_seconds={heartbeat_seconds}",
+            )
         self._eager_assignments = statistics.EagerAssignments()
         # By `tf.function`s that were given to `run`, see `_lifted`.
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()

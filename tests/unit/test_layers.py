@@ -16,6 +16,7 @@ LAYERS = (
     (
         "checks.py",
         "config.py",
+        "environment.py",
         "requirements.py",
         "stopping.py",
         "tables.py",

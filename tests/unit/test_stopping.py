@@ -1,21 +1,23 @@
 """Signals that ask a training to stop, on real processes without TensorFlow."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from tf_redsync import stopping
 
-ROOT = Path(__file__).resolve().parents[2]
-HEAD = """
-import ctypes, os, signal, sys, time
-from tf_redsync import stopping
+# By its path: the package would import TensorFlow.
+HEAD = f"""
+import ctypes, importlib.util, os, signal, sys, time
+spec = importlib.util.spec_from_file_location("stopping", {stopping.__file__!r})
+stopping = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(stopping)
 stopping.SAME_SECONDS = 0.3
 requests = stopping.Requests()
 requests.listen()
@@ -37,15 +39,15 @@ def wait_for(condition, seconds=10):
         time.sleep(0.01)
 
 
+@contextlib.contextmanager
 def script(body):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        [sys.executable, "-c", HEAD + body],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-c", HEAD + body]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("number", stopping.SIGNALS)

@@ -41,19 +41,20 @@ def answers(task: str) -> bool:
 
 
 @contextmanager
-def heartbeats(seconds: float | None) -> Iterator[None]:
-    """Within this context, let a strategy start the service with another time limit.
-
-    After this time without a sign of life TensorFlow itself ends the collectives of all workers, by
-    a text that says nothing of steps. Its own limit is 10 s.
+def limits(heartbeat: float | None, start: float) -> Iterator[None]:
+    """Within this context, let a strategy start the service with other time limits.
 
     Args:
-        seconds: The limit; `None` for a pause of any length.
+        heartbeat: Seconds without a sign of life of a process, after which TensorFlow itself ends
+            the collectives of all workers, by a text that says nothing of steps; `None` for a pause
+            of any length. Its own limit is 10 s.
+        start: Seconds that it waits for all processes to come. Its own limit is an hour.
     """
     runtime = _context.context()
-    limit = int(1000 * (seconds or _A_DAY))
     runtime.configure_coordination_service = functools.partial(
-        runtime.configure_coordination_service, heartbeat_timeout_in_ms=limit
+        runtime.configure_coordination_service,
+        heartbeat_timeout_in_ms=int(1000 * min(heartbeat or _A_DAY, _A_DAY)),
+        cluster_register_timeout_in_ms=int(1000 * min(start, _A_DAY)),
     )
     try:
         yield

@@ -78,12 +78,18 @@ class Judge:
         timeout_seconds: How long one may wait for another; `None` for ever, and then there is
             never a verdict.
         answers: Whether the process of a rank answers; takes some seconds.
+        silent_seconds: After how many seconds without a report a worker has to answer.
     """
 
     def __init__(
-        self, ranks: Iterable[int], timeout_seconds: float | None, answers: Callable[[int], bool]
+        self,
+        ranks: Iterable[int],
+        timeout_seconds: float | None,
+        answers: Callable[[int], bool],
+        silent_seconds: float = SILENT_SECONDS,
     ):
         self.timeout_seconds = timeout_seconds
+        self.silent_seconds = silent_seconds
         self._answers = answers
         self._workers = {rank: _Worker() for rank in ranks}
 
@@ -148,7 +154,8 @@ class Judge:
 
     def _silent(self, now: float, limit: float) -> str | None:
         for rank, worker in self._workers.items():
-            silent = worker.heard is not None and now - worker.heard >= min(SILENT_SECONDS, limit)
+            seconds = min(self.silent_seconds, limit)
+            silent = worker.heard is not None and now - worker.heard >= seconds
             if silent and not worker.report.ended and not self._answers(rank):
                 return (
                     f"worker {rank} does not answer: its process was stopped or killed, or its "

@@ -62,14 +62,20 @@ class _Process:
 _process = _Process()
 
 
-def start(strategy: tf.distribute.Strategy, timeout_seconds: float | None) -> None:
+def start(
+    strategy: tf.distribute.Strategy,
+    timeout_seconds: float | None,
+    heartbeat_seconds: float | None = None,
+) -> None:
     """Watch the workers of a strategy; with one worker, or without a limit, nothing happens.
 
     Args:
         strategy: A strategy, the same on all workers.
         timeout_seconds: How long a worker may be behind the others, equal on all workers. That of
             the last strategy counts.
+        heartbeat_seconds: As of `lost_after`.
     """
+    silent_seconds = SILENT_SECONDS if heartbeat_seconds is None else heartbeat_seconds / 2
     if collectives.worker_count(strategy) == 1:
         return
     if _process.steps is None:
@@ -77,17 +83,28 @@ def start(strategy: tf.distribute.Strategy, timeout_seconds: float | None) -> No
             _process.steps = collectives.OneDeviceVariable(tf.zeros([], tf.int64), trainable=False)
     if _process.thread is not None:
         _process.thread.judge.timeout_seconds = timeout_seconds
+        _process.thread.judge.silent_seconds = silent_seconds
     elif timeout_seconds is not None:
-        _process.thread = _Thread(strategy, timeout_seconds)
+        _process.thread = _Thread(strategy, timeout_seconds, silent_seconds)
         _process.thread.start()
         atexit.register(_process.thread.end)
 
 
-def lost_after(timeout_seconds: float) -> float:
+def lost_after(timeout_seconds: float | None, heartbeat_seconds: float | None) -> float | None:
     """After how many seconds without a sign of life TensorFlow itself may end a training.
 
-    Only what has no watchdog any more: it says what happened, and at which step.
+    Only what has no watchdog any more: it says what happened, and at which step. So it speaks
+    earlier, after half of `heartbeat_seconds` if they are given.
+
+    Args:
+        timeout_seconds: The watchdog's; `None` without one.
+        heartbeat_seconds: What the user has given, if anything.
+
+    Returns:
+        The seconds; `None` for ever.
     """
+    if heartbeat_seconds is not None or timeout_seconds is None:
+        return heartbeat_seconds
     return min(timeout_seconds, SILENT_SECONDS) + 30.0
 
 
@@ -139,7 +156,9 @@ def verdict() -> str | None:
 class _Thread(threading.Thread):
     """Reports, judges or asks the chief, and ends collectives."""
 
-    def __init__(self, strategy: tf.distribute.Strategy, timeout_seconds: float):
+    def __init__(
+        self, strategy: tf.distribute.Strategy, timeout_seconds: float, silent_seconds: float
+    ):
         super().__init__(name="tf_redsync_watchdog", daemon=True)
         workers = collectives.worker_count(strategy)
         self._rank, self._tasks = collectives.worker_rank(strategy), groups.task_names(strategy)
@@ -149,7 +168,12 @@ class _Thread(threading.Thread):
         self._now = 0.0
         self._tick = time.monotonic()
         ranks = range(workers) if self._rank == 0 else (0, self._rank)
-        self.judge = Judge(ranks, timeout_seconds, lambda r: coordination.answers(self._tasks[r]))
+        self.judge = Judge(
+            ranks,
+            timeout_seconds,
+            lambda rank: coordination.answers(self._tasks[rank]),
+            silent_seconds,
+        )
         self._others = range(1, workers)
 
     def end(self) -> None:

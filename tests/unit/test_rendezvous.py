@@ -1,0 +1,327 @@
+"""Workers that look for each other before TensorFlow starts: each one a thread, no TensorFlow."""
+
+import contextlib
+import dataclasses
+import random
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.loops import loop
+from tf_redsync import environment
+from tf_redsync.cli.launch import free_ports
+from tf_redsync.exchange import greetings, rendezvous
+from tf_redsync.exchange.rendezvous import Cluster, StartError
+
+# What servers and clients of gRPC say first.
+SETTINGS = b"\x00\x00\x12\x04\x00\x00\x00\x00\x00\x00\x03\x7f\xff\xff\xff"
+CALL = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch):
+    for name in (environment.HANDSHAKE, environment.JOB):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Missing workers are named after tenths of seconds."""
+    monkeypatch.setattr(rendezvous, "_moments", lambda: (0.1, 0.2, 0.4, 0.8))
+
+
+@pytest.fixture
+def started():
+    """A function that starts a worker and returns a future of its `meet`."""
+    with ThreadPoolExecutor(32) as pool:
+        yield lambda cluster, rank, timeout=10.0: pool.submit(
+            rendezvous.meet, dataclasses.replace(cluster, rank=rank), timeout
+        )
+
+
+def cluster(workers, ports=None):
+    addresses = tuple(f"127.0.0.1:{port}" for port in ports or free_ports(workers))
+    return Cluster(addresses, tuple(f"worker:{i}" for i in range(workers)), 0)
+
+
+def elsewhere(one, rank, port):
+    """The cluster as seen by a process for which a worker is at another port."""
+    addresses = list(one.addresses)
+    addresses[rank] = f"127.0.0.1:{port}"
+    return dataclasses.replace(one, addresses=tuple(addresses))
+
+
+@contextlib.contextmanager
+def listening(address, says):
+    """A server at an address that tells everyone the same."""
+
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = server.accept()
+                with contextlib.suppress(OSError):
+                    connection.sendall(says)
+                kept.append(connection)
+
+    kept = []
+    with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))) as server:
+        threading.Thread(target=serve, daemon=True).start()
+        yield
+        server.shutdown(socket.SHUT_RDWR)
+    for connection in kept:
+        connection.close()
+
+
+def problem(future):
+    with pytest.raises(StartError) as error:
+        future.result(20)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_workers_meet_in_any_order(started, order):
+    three = cluster(3)
+    futures = []
+    for rank in order:
+        futures.append(started(three, rank))
+        time.sleep(0.1)
+        assert len(futures) == 3 or not any(future.done() for future in futures)
+    began = time.monotonic()
+    for future in futures:
+        future.result(10)
+    assert time.monotonic() - began < 1.0
+    for address in three.addresses:  # all are free for TensorFlow
+        with socket.create_server(("", int(address.rpartition(":")[2]))):
+            pass
+
+
+def test_many_workers_meet_and_nobody_goes_before_the_last(started):
+    many = cluster(12)
+    futures = [started(many, rank) for rank in range(11)]
+    time.sleep(0.5)
+    assert not any(future.done() for future in futures)
+    for future in [*futures, started(many, 11)]:
+        future.result(10)
+
+
+def test_a_missing_worker_is_named_by_all_and_ends_the_wait(started, soon, caplog):
+    four = cluster(4)
+    futures = [started(four, rank, timeout=1.0 + rank / 10) for rank in (0, 1, 3)]
+    missing = f"worker 2 at {four.addresses[2]}"
+    for future in futures:
+        text = problem(future)
+        assert f"missing:\n{missing}: nothing listens there\nStart them" in text
+        assert "Received: start_timeout=1" in text and "worker 3" not in text
+    said = [r.getMessage() for r in caplog.records if "waiting for" in r.getMessage()]
+    assert f"waiting for {missing} (0 s): nothing listens there" in said
+
+
+def test_a_missing_chief(started, soon, caplog):
+    two = cluster(2)
+    text = problem(started(two, 1, timeout=0.5))
+    assert f"missing:\nworker 0 at {two.addresses[0]}: nothing listens there" in text
+    assert f"waiting for worker 0 at {two.addresses[0]}" in caplog.text
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_second_process_with_an_index_ends_alone(started, rank):
+    """On another machine: it has a port of its own, and calls the address in TF_CONFIG."""
+    three = cluster(3)
+    futures = {other: started(three, other) for other in (0, 1)}
+    time.sleep(0.3)
+
+    class Second(rendezvous._Chief if rank == 0 else rendezvous._Member):
+        pass
+
+    text = second(dataclasses.replace(three, rank=rank))
+    assert f"worker {rank} at {three.addresses[rank]} is running already: another process" in text
+    assert f"Received: task=worker:{rank} in TF_CONFIG" in text
+    for future in (*futures.values(), started(three, 2)):
+        future.result(10)
+
+
+def second(one):
+    """What ends a process that listens elsewhere than TF_CONFIG says, as on another machine."""
+    port = free_ports(1)[0]
+    listener = rendezvous._listener
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor() as pool:
+        patch.setattr(rendezvous, "_listener", lambda c: listener(elsewhere(c, c.rank, port)))
+        return problem(pool.submit(rendezvous.meet, one, 5.0))
+
+
+def test_a_second_process_on_this_machine(started):
+    two = cluster(2)
+    first = started(two, 0)
+    time.sleep(0.2)
+    assert "its port" in problem(started(two, 0))
+    started(two, 1).result(10)
+    first.result(10)
+
+
+def test_a_second_process_beside_a_running_job():
+    two = cluster(2)
+    with listening(two.addresses[0], SETTINGS), listening(two.addresses[1], SETTINGS):
+        for rank in range(2):
+            text = second(dataclasses.replace(two, rank=rank))
+            assert f"running already: TensorFlow's server answers at {two.addresses[rank]}" in text
+
+
+def test_a_process_that_is_not_at_its_address_is_refused_when_the_right_one_comes(started):
+    three = cluster(3)
+    chief = started(three, 0)
+    wrong = elsewhere(three, 1, free_ports(1)[0])
+    impostor = started(wrong, 1)
+    time.sleep(0.5)
+    assert not impostor.done()
+    right = started(three, 1)
+    assert "worker 0 finds that another process answers" in problem(impostor)
+    for future in (started(three, 2), chief, right):
+        future.result(10)
+
+
+def test_an_earlier_run_is_waited_for(started, soon, caplog):
+    two = cluster(2)
+    with listening(two.addresses[0], SETTINGS):
+        member = started(two, 1)
+        time.sleep(0.6)
+        assert not member.done()
+    assert "TensorFlow's server is running there already: an earlier run" in caplog.text
+    assert "TF_REDSYNC_HANDSHAKE=0" in caplog.text
+    started(two, 0).result(10)
+    member.result(10)
+
+
+def test_workers_without_a_handshake_are_named(started):
+    three = cluster(3)
+    chief = started(three, 0, timeout=1.0)
+    time.sleep(0.3)
+    with listening(three.addresses[1], SETTINGS):
+        host, _, port = three.addresses[0].rpartition(":")
+        with socket.create_connection((host, int(port))) as older:
+            older.sendall(CALL)
+            text = problem(chief)
+    assert f"{three.addresses[1]}: TensorFlow's server is running there already" in text
+    assert f"{three.addresses[2]}: nothing listens there" in text
+
+
+def test_workers_of_other_jobs_are_refused(started, monkeypatch):
+    two = cluster(2)
+    three = Cluster((*two.addresses, "127.0.0.1:1"), ("worker:0", "worker:1", "worker:2"), 0)
+    chief = started(two, 0)
+    assert "is not worker 0: it is of a cluster of 2 workers" in problem(started(three, 1))
+    assert not chief.done()
+    monkeypatch.setenv(environment.JOB, "b")
+    assert "TF_REDSYNC_JOB='' there, 'b' here" in problem(started(two, 1))
+    monkeypatch.delenv(environment.JOB)
+    started(two, 1).result(10)
+    chief.result(10)
+
+
+def test_two_that_do_not_reach_each_other_are_named(started, soon, caplog):
+    three = cluster(3)
+    closed = free_ports(1)[0]
+    futures = [started(three, 0, 1.5), started(elsewhere(three, 2, closed), 1, 2.0)]
+    for future in (*futures, started(three, 2, 2.0)):
+        text = problem(future)
+        assert f"worker 1, which has to reach worker 2 at 127.0.0.1:{closed}: nothing" in text
+    assert f"waiting for worker 1, which has to reach worker 2 at 127.0.0.1:{closed}" in caplog.text
+
+
+def test_wrong_addresses_are_said(started):
+    three = cluster(3)
+    a, b, c = three.addresses
+    text = problem(started(dataclasses.replace(three, addresses=(b, a, c)), 0, 0.4))
+    assert "missing" in text
+    chief = started(dataclasses.replace(three, addresses=(a, c, b)), 0, 1.0)
+    member = started(three, 1, 1.0)
+    assert "worker 1 answers there: is `task` or `cluster` in TF_CONFIG wrong?" in problem(chief)
+    with pytest.raises(StartError):
+        member.result(10)
+
+
+def test_a_worker_that_goes_away_is_missing_again(started):
+    three = cluster(3)
+    chief = started(three, 0)
+    meeting = rendezvous._Member(dataclasses.replace(three, rank=1), 10.0)
+    with ThreadPoolExecutor() as pool:
+        import asyncio
+
+        gone = pool.submit(lambda: asyncio.run(meeting.run()))
+        time.sleep(0.4)
+        meeting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            gone.result(10)
+    other = started(three, 2)
+    time.sleep(0.3)
+    assert not chief.done() and not other.done()
+    for future in (started(three, 1), chief, other):
+        future.result(10)
+
+
+def test_whatever_comes_to_the_port_the_workers_meet(started):
+    two = cluster(2)
+    chief = started(two, 0)
+    host, _, port = two.addresses[0].rpartition(":")
+    time.sleep(0.2)
+    rng = random.Random(0)
+    texts = [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"tf_redsync {}\n",
+        b"tf_redsync []\n",
+        b"tf_redsync " + b"[" * 100_000 + b"\n",
+        b'tf_redsync {"rank": -1, "tasks": ["worker:0", "worker:1"], "job": "", "nonce": "", '
+        b'"join": true}\n',
+        b'tf_redsync {"rank": 7, "tasks": ["worker:0", "worker:1"], "job": "", "nonce": "", '
+        b'"join": true}\n',
+        b"tf_redsync " + b"x" * (greetings.LIMIT + 10) + b"\n",
+        *(rng.randbytes(rng.randrange(100)) for _ in range(50)),
+    ]
+    kept = []
+    for text in texts:
+        connection = socket.create_connection((host, int(port)))
+        with contextlib.suppress(OSError):
+            connection.sendall(text)
+        kept.append(connection)
+    for future in (started(two, 1), chief):
+        future.result(10)
+    for connection in kept:
+        connection.close()
+
+
+def test_it_can_be_switched_off(monkeypatch):
+    monkeypatch.setenv(environment.HANDSHAKE, "0")
+    rendezvous.meet(cluster(2), 1.0)
+    monkeypatch.setenv(environment.HANDSHAKE, "off")
+    with pytest.raises(ValueError, match="`TF_REDSYNC_HANDSHAKE` must be 0 or 1.*'off'"):
+        rendezvous.meet(cluster(2), 1.0)
+
+
+ARGUMENTS = {
+    "negative": (-1.0, None, "`start_timeout` must be a number of seconds above 0"),
+    "nan": (float("nan"), None, "Received: start_timeout=nan"),
+    "text": ("10", None, "Received: start_timeout='10'"),
+    "environment": (None, "ten", "`VARIABLE` must be a number of seconds.*VARIABLE='ten'"),
+    "environment_zero": (None, "0", "VARIABLE='0'"),
+}
+
+
+@loop("name", ARGUMENTS)
+def test_bad_seconds(name):
+    value, variable, words = ARGUMENTS[name]
+    with pytest.MonkeyPatch.context() as patch:
+        if variable is not None:
+            patch.setenv("VARIABLE", variable)
+        with pytest.raises(ValueError, match=words):
+            environment.seconds("start_timeout", value, "VARIABLE")
+
+
+def test_an_argument_counts_more_than_the_environment(monkeypatch):
+    assert environment.seconds("a", None, "VARIABLE") is None
+    monkeypatch.setenv("VARIABLE", "7.5")
+    assert environment.seconds("a", None, "VARIABLE") == 7.5
+    assert environment.seconds("a", 3, "VARIABLE") == 3
+    assert environment.seconds("a", float("inf"), "VARIABLE") == float("inf")
