@@ -21,7 +21,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_redsync import environment
 from tf_redsync.exchange import (
     agreement,
     collective_keys,
@@ -32,10 +31,9 @@ from tf_redsync.exchange import (
     rendezvous,
     watchdog,
 )
+from tf_redsync.exchange.cluster import Cluster
 from tf_redsync.keras import first_batch, fit_hook, statistics
 from tf_redsync.tf_config import check_tf_config
-
-_LEAST_HEARTBEAT = 10.0  # seconds: the watchdog reports every two
 
 fit_hook.install(keras.callbacks)
 first_batch.install(keras.Model)
@@ -82,31 +80,21 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     ) -> None:
         _check_timeout(timeout_seconds)
         _check_communication_options(communication_options)
-        start_timeout = (
-            environment.seconds("start_timeout", start_timeout, environment.START_TIMEOUT)
-            or rendezvous.DEFAULT_TIMEOUT_SECONDS
-        )
-        heartbeat_seconds = environment.seconds(
-            "heartbeat_seconds", heartbeat_seconds, environment.HEARTBEAT, low=_LEAST_HEARTBEAT
-        )
+        heartbeat_seconds = watchdog.heartbeat(heartbeat_seconds)
         if cluster_resolver is None:
             check_tf_config(os.environ.get("TF_CONFIG"))
             cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        cluster = rendezvous.Cluster.of(cluster_resolver)
-        if cluster is not None:
-            rendezvous.meet(cluster, start_timeout)
-        lost = watchdog.lost_after(timeout_seconds, heartbeat_seconds)
-        with coordination.limits(lost, start_timeout):
+        start_timeout = rendezvous.meet(Cluster.of(cluster_resolver), start_timeout)
+        with coordination.limits(
+            watchdog.lost_after(timeout_seconds, heartbeat_seconds), start_timeout
+        ):
             super().__init__(cluster_resolver, communication_options)
         if collectives.worker_count(self) > 1:
             collective_keys.keep(self)
             dtypes.allow_all(self)
             watchdog.start(self, timeout_seconds, heartbeat_seconds)
-            agreement.agree(
-                self,
-                f"start with the strategy's timeout_seconds={timeout_seconds}, "
-                f"heartbeat_seconds={heartbeat_seconds}",
-            )
+            times = f"timeout_seconds={timeout_seconds}, heartbeat_seconds={heartbeat_seconds}"
+            agreement.agree(self, f"start with the strategy's {times}")
         self._eager_assignments = statistics.EagerAssignments()
         # By `tf.function`s that were given to `run`, see `_lifted`.
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()

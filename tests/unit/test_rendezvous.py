@@ -1,5 +1,6 @@
 """Workers that look for each other before TensorFlow starts: each one a thread, no TensorFlow."""
 
+import asyncio
 import contextlib
 import dataclasses
 import random
@@ -13,8 +14,10 @@ import pytest
 from tests.loops import loop
 from tf_redsync import environment
 from tf_redsync.cli.launch import free_ports
-from tf_redsync.exchange import greetings, rendezvous
-from tf_redsync.exchange.rendezvous import Cluster, StartError
+from tf_redsync.exchange import cluster as clusters
+from tf_redsync.exchange import greetings, meeting, rendezvous
+from tf_redsync.exchange.cluster import Cluster, StartError
+from tf_redsync.exchange.member import Member
 
 # What servers and clients of gRPC say first.
 SETTINGS = b"\x00\x00\x12\x04\x00\x00\x00\x00\x00\x00\x03\x7f\xff\xff\xff"
@@ -30,7 +33,7 @@ def no_environment(monkeypatch):
 @pytest.fixture
 def soon(monkeypatch):
     """Missing workers are named after tenths of seconds."""
-    monkeypatch.setattr(rendezvous, "_moments", lambda: (0.1, 0.2, 0.4, 0.8))
+    monkeypatch.setattr(meeting, "_moments", lambda: (0.1, 0.2, 0.4, 0.8))
 
 
 @pytest.fixture
@@ -132,10 +135,6 @@ def test_a_second_process_with_an_index_ends_alone(started, rank):
     three = cluster(3)
     futures = {other: started(three, other) for other in (0, 1)}
     time.sleep(0.3)
-
-    class Second(rendezvous._Chief if rank == 0 else rendezvous._Member):
-        pass
-
     text = second(dataclasses.replace(three, rank=rank))
     assert f"worker {rank} at {three.addresses[rank]} is running already: another process" in text
     assert f"Received: task=worker:{rank} in TF_CONFIG" in text
@@ -146,9 +145,9 @@ def test_a_second_process_with_an_index_ends_alone(started, rank):
 def second(one):
     """What ends a process that listens elsewhere than TF_CONFIG says, as on another machine."""
     port = free_ports(1)[0]
-    listener = rendezvous._listener
+    listener = clusters.listener
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor() as pool:
-        patch.setattr(rendezvous, "_listener", lambda c: listener(elsewhere(c, c.rank, port)))
+        patch.setattr(clusters, "listener", lambda c: listener(elsewhere(c, c.rank, port)))
         return problem(pool.submit(rendezvous.meet, one, 5.0))
 
 
@@ -245,13 +244,11 @@ def test_wrong_addresses_are_said(started):
 def test_a_worker_that_goes_away_is_missing_again(started):
     three = cluster(3)
     chief = started(three, 0)
-    meeting = rendezvous._Member(dataclasses.replace(three, rank=1), 10.0)
+    member = Member(dataclasses.replace(three, rank=1), 10.0)
     with ThreadPoolExecutor() as pool:
-        import asyncio
-
-        gone = pool.submit(lambda: asyncio.run(meeting.run()))
+        gone = pool.submit(lambda: asyncio.run(member.run()))
         time.sleep(0.4)
-        meeting.cancel()
+        member.cancel()
         with pytest.raises(asyncio.CancelledError):
             gone.result(10)
     other = started(three, 2)

@@ -113,7 +113,7 @@ def defined_names() -> set[str]:
     names = set()
     for tree in TREES.values():
         for node in ast.walk(tree):
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 names.add(node.name)
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                 if dotted(node.value) == "self":

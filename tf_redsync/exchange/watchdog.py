@@ -25,6 +25,7 @@ from typing import Any
 import tensorflow as tf
 from typing_extensions import override
 
+from tf_redsync import environment
 from tf_redsync.exchange import collectives, coordination, groups
 from tf_redsync.exchange.progress import SILENT_SECONDS, Judge, Report
 
@@ -88,6 +89,17 @@ def start(
         _process.thread = _Thread(strategy, timeout_seconds, silent_seconds)
         _process.thread.start()
         atexit.register(_process.thread.end)
+
+
+def heartbeat(heartbeat_seconds: float | None) -> float | None:
+    """Return what the user has given, here or in the environment, if anything.
+
+    Raises:
+        ValueError: for what is no time above 10 s.
+    """
+    return environment.seconds(
+        "heartbeat_seconds", heartbeat_seconds, environment.HEARTBEAT, low=5 * PERIOD_SECONDS
+    )
 
 
 def lost_after(timeout_seconds: float | None, heartbeat_seconds: float | None) -> float | None:

@@ -1,0 +1,192 @@
+"""What chief and members do alike to meet (`rendezvous.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any
+
+from tf_redsync import environment
+from tf_redsync.exchange import cluster as clusters
+from tf_redsync.exchange import greetings
+from tf_redsync.exchange.cluster import Cluster, StartError, taken
+from tf_redsync.exchange.greetings import Identity, Line, NoAnswer
+
+OLDER = (
+    "an earlier run that has not ended, a worker of an older tf_redsync, or one with "
+    f"{environment.HANDSHAKE}=0, which must then be set for all workers"
+)
+_MAX_NAMES = 8
+_logger = logging.getLogger("tf_redsync")
+
+
+class Meeting:
+    """Listens, answers, calls itself, and says for whom it waits."""
+
+    def __init__(self, cluster: Cluster, timeout: float):
+        self.cluster = cluster
+        self.timeout = timeout
+        self.me = Identity(cluster.rank, cluster.tasks, os.environ.get(environment.JOB, ""))
+        self._started = time.monotonic()
+        self._main: tuple[asyncio.AbstractEventLoop, asyncio.Task] | None = None
+
+    async def run(self) -> None:
+        """Return when all have met."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._main = asyncio.get_running_loop(), task
+        beside: list[asyncio.Task] = []
+        try:
+            with clusters.listener(self.cluster) as port:
+                server = await asyncio.start_server(self._answer, sock=port, limit=greetings.LIMIT)
+                beside = [asyncio.create_task(self._speak())]
+                await self._in_time(self._first([self.meet(), self._call_myself()]))
+                server.close()
+        finally:
+            for one in beside:
+                one.cancel()
+
+    def cancel(self) -> None:
+        """End it, from another thread."""
+        if self._main is not None:
+            loop, task = self._main
+            with contextlib.suppress(RuntimeError):  # it has ended
+                loop.call_soon_threadsafe(task.cancel)
+
+    async def meet(self) -> None:
+        """Play this process's part."""
+        raise NotImplementedError
+
+    def end(self, text: str) -> None:
+        """Tell the others that it is over."""
+        raise NotImplementedError
+
+    def waits(self) -> list[tuple[str, str]]:
+        """For whom this process waits, and why that one is not there."""
+        raise NotImplementedError
+
+    async def greet(self, words: dict[str, Any], line: Line) -> None:
+        """Answer a call that is more than a question who is here."""
+
+    async def _in_time(self, meeting: Coroutine[Any, Any, None]) -> None:
+        seconds = None if self.timeout == float("inf") else self.timeout
+        try:
+            await asyncio.wait_for(meeting, seconds)
+        except asyncio.TimeoutError:
+            text = (
+                f"the workers did not all come within {self.timeout:g} s; missing:\n"
+                + "\n".join(f"{who}: {why}" for who, why in self.waits())
+                + "\nStart them, or give the strategy a larger `start_timeout`. Received: "
+                f"start_timeout={self.timeout:g}"
+            )
+            self.end(text)
+            raise StartError(text) from None
+        except StartError as error:
+            self.end(str(error))
+            raise
+
+    async def _first(self, both: Sequence[Coroutine[Any, Any, None]]) -> None:
+        """Return with the first of two, the meeting, or raise what either raises."""
+        main, beside = (asyncio.ensure_future(one) for one in both)
+        try:
+            await asyncio.wait((main, beside), return_when=asyncio.FIRST_COMPLETED)
+            if beside.done():
+                beside.result()
+            await main
+        finally:
+            main.cancel()
+            beside.cancel()
+
+    async def _call_myself(self) -> None:
+        address = self.cluster.addresses[self.cluster.rank]
+        try:
+            other = await greetings.ask(address, self.me)
+        except NoAnswer as error:
+            if error.serves:
+                raise taken(self.cluster, f"TensorFlow's server answers at {address}") from None
+            _logger.warning(
+                "this process does not reach itself at %s, its address in TF_CONFIG (%s): is that "
+                "another machine's?",
+                address,
+                error,
+            )
+        else:
+            if other.nonce != self.me.nonce:
+                raise taken(self.cluster, f"another process answers at {address}")
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = Line(reader, writer)
+        try:
+            words = await line.hear()
+            line.tell(**vars(self.me))
+            await self.greet(words, line)
+            await line.flush()
+        except NoAnswer as error:
+            if error.calls:
+                self.heard_of_tensorflow()
+        except asyncio.CancelledError:  # the meeting is over
+            pass
+        finally:
+            line.close()
+
+    def heard_of_tensorflow(self) -> None:
+        """Some worker has started TensorFlow without a meeting."""
+
+    async def _speak(self) -> None:
+        for seconds in _moments():
+            await asyncio.sleep(max(0.0, self._started + seconds - time.monotonic()))
+            waits = self.waits()
+            for who, why in waits[:_MAX_NAMES]:
+                _logger.warning("waiting for %s (%d s): %s", who, seconds, why)
+            if len(waits) > _MAX_NAMES:
+                _logger.warning("and for %d more workers", len(waits) - _MAX_NAMES)
+
+    def differs(self, other: Identity) -> str:
+        """Return in words why another process is not of this job, or nothing."""
+        if other.tasks != self.me.tasks:
+            return (
+                f"it is of a cluster of {len(other.tasks)} workers ({_few(other.tasks)}), and this "
+                f"process of one of {len(self.me.tasks)} ({_few(self.me.tasks)})"
+            )
+        if other.job != self.me.job:
+            return (
+                f"it is of another job: {environment.JOB}={other.job!r} there, {self.me.job!r} here"
+            )
+        return ""
+
+
+async def why_not(meeting: Meeting, rank: int) -> str:
+    """Return why a worker is not reached, or nothing if it is."""
+    try:
+        other = await greetings.ask(meeting.cluster.addresses[rank], meeting.me)
+    except NoAnswer as error:
+        return f"{error}: {OLDER}" if error.serves else str(error)
+    if other.rank != rank:
+        return f"worker {other.rank} answers there: is `task` or `cluster` in TF_CONFIG wrong?"
+    return meeting.differs(other)
+
+
+def pauses() -> Iterator[float]:
+    """Seconds between attempts: short at first, since local workers start within a second."""
+    seconds = 0.05
+    while True:
+        yield seconds
+        seconds = min(1.2 * seconds, 1.0)
+
+
+def _moments() -> Iterator[int]:
+    """Seconds from the start at which a missing worker is named."""
+    yield from (3, 10, 20)
+    seconds = 30
+    while True:
+        yield seconds
+        seconds += 30
+
+
+def _few(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MAX_NAMES])
+    return shown if len(names) <= _MAX_NAMES else f"{shown}, ..."
