@@ -24,7 +24,16 @@ from setuptools.command.build_ext import build_ext
 ROOT = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "custom_ops"))
 
-from build_library import SOURCES, NativeBuild, NativeBuildError, say  # noqa: E402
+from build_library import (  # noqa: E402
+    PRELOAD_SOURCES,
+    SOURCES,
+    NativeBuild,
+    NativeBuildError,
+    build_preload,
+    say,
+)
+
+LOOPBACK_ONLY = "tf_redsync.cli._loopback_only"
 
 
 class BuildNative(build_ext):
@@ -42,6 +51,8 @@ class BuildNative(build_ext):
 
     def build_extension(self, ext):
         target = pathlib.Path(self.get_ext_fullpath(ext.name)).resolve()
+        if ext.name == LOOPBACK_ONLY:
+            return self.build_loopback_only(target)
         try:
             build = NativeBuild(pathlib.Path(self.build_temp).resolve() / "objects")
             build.run(target)
@@ -60,8 +71,20 @@ class BuildNative(build_ext):
                 f"tf_redsync: GPU kernels: {build.gpu}"
             )
 
+    def build_loopback_only(self, target):
+        try:
+            build_preload(target)
+        except NativeBuildError as error:
+            say(
+                f"tf_redsync: {target.name} IS NOT BUILT. {error}\ntf_redsync: the installation "
+                "goes on; workers' ports will be reachable from outside (docs/security.md)."
+            )
 
+
+extensions = [Extension("tf_redsync.ops._redsync_ops", SOURCES, optional=True)]
+if PRELOAD_SOURCES and sys.platform == "linux":
+    extensions.append(Extension(LOOPBACK_ONLY, PRELOAD_SOURCES, optional=True))
 setup(
-    ext_modules=[Extension("tf_redsync.ops._redsync_ops", SOURCES, optional=True)],
+    ext_modules=extensions,
     cmdclass={"build_ext": BuildNative},
 )

@@ -41,6 +41,7 @@ def find(*lists):
 
 SOURCES = find("CORE_SOURCES", "OP_SOURCES")
 CUDA_SOURCES, GPU_SOURCES = find("CUDA_SOURCES"), find("GPU_OP_SOURCES")
+PRELOAD_SOURCES = find("PRELOAD_SOURCES")
 
 
 @functools.cache
@@ -189,6 +190,16 @@ class NativeBuild:
             say(f"tf_redsync: THE GPU KERNELS ARE NOT BUILT. {problem}")
         self.gpu = f"none: {self._cuda.get('missing', 'the build of the CUDA sources failed')}"
         return self._link(target, sources, plans, [])
+
+
+def build_preload(target):
+    """Makes the library that the launcher preloads into workers."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(target.name + ".partial")
+    cxx = shlex.split(os.environ.get("CXX", "g++"))
+    sources = [*PRELOAD_SOURCES, "-ldl", "-o", str(partial)]
+    run_compiler([*cxx, *LISTS["FLAGS"], "-shared", *sources], ROOT)
+    os.replace(partial, target)
 
 
 def processors():

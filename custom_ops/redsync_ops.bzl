@@ -12,6 +12,7 @@ load(
     "GPU_OP_SOURCES",
     "OP_HEADERS",
     "OP_SOURCES",
+    "PRELOAD_SOURCES",
     "QUIET",
 )
 
@@ -79,4 +80,15 @@ def op_library(name, core):
         ],
         visibility = ["//visibility:public"],
         deps = [core, "@local_config_tf//:headers"],
+    )
+
+def preload_library(name):
+    """The library that the launcher preloads into workers."""
+    native.cc_binary(
+        name = name,
+        srcs = _glob(PRELOAD_SOURCES),
+        copts = FLAGS,
+        linkopts = ["-ldl"],
+        linkshared = True,
+        visibility = ["//visibility:public"],
     )

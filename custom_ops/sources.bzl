@@ -18,6 +18,9 @@ CUDA_HEADERS = ["core/gpu/**/*.cuh"]
 # Kernels that call it, left out with it. C++ and TensorFlow, no CUDA header.
 GPU_OP_SOURCES = ["kernels/gpu/*.cc"]
 
+# A library of its own, which the launcher preloads into workers. Neither core nor TensorFlow.
+PRELOAD_SOURCES = ["preload/*.cc"]
+
 # No contraction to fused multiply-add: results equal those of separate operations, bit for bit.
 FLAGS = ["-O3", "-std=c++17", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-DNDEBUG"]
 # TensorFlow deprecates names for which its older versions have no replacement.

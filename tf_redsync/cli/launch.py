@@ -2,6 +2,7 @@
 
     python -m tf_redsync.launch -n 2 train.py --any --absl=flags
     python -m tf_redsync.launch -n 2 --timeout 600 --log_dir build/logs -m package.train --epochs=3
+    python -m tf_redsync.launch -n 2 --isolate yes train.py
 
 Every worker is a process of its own with a `TF_CONFIG` that lists all workers on free ports of the
 loopback interface. The launcher never imports TensorFlow. A worker that waits in a collective for
@@ -23,6 +24,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tf_redsync.cli import isolation
 from tf_redsync.cli.processes import Job, LaunchResult, Worker, WorkerResult
 
 __all__ = ["LaunchResult", "WorkerResult", "free_ports", "main", "run", "tf_config"]
@@ -200,6 +202,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--threads", type=int, help="threads per worker (default: cores // n)")
     parser.add_argument("--log_dir", help="worker_<i>.log per worker; only worker 0 is printed")
+    parser.add_argument(
+        "--isolate",
+        choices=isolation.CHOICES,
+        default="auto",
+        help="keep others from the workers' ports. auto: other machines, where that is possible; "
+        "yes: everyone, by a network namespace, in which the script has no network; no: nobody",
+    )
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="module to run")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="script.py and its arguments")
     return parser
@@ -224,9 +233,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     try:
+        command = _command(args)
         return run(
-            _command(args),
+            command,
             args.workers,
+            env=isolation.isolate(args.isolate),
             timeout=args.timeout,
             grace=args.grace,
             threads=args.threads,

@@ -1,0 +1,124 @@
+"""Who reaches the workers' ports: other machines, other users, or nobody. Without TensorFlow."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tf_redsync.cli import isolation, launch
+
+ROOT = Path(__file__).resolve().parents[2]
+needs_library = pytest.mark.skipif(
+    not isolation.loopback_only(), reason=f"{isolation.LIBRARY.name} is not built"
+)
+# A worker that listens as TensorFlow's server does, on all interfaces, and on a port of its own;
+# then it says where it can be reached, in the place of somebody at the other end of an interface.
+SERVER = """
+import json, os, socket, sys
+own = int(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"][0].rpartition(":")[2])
+found = {}
+kinds = [(socket.AF_INET, ""), (socket.AF_INET6, "::")]
+for kind, any_address in kinds if os.path.exists("/proc/net/if_inet6") else kinds[:1]:
+    for port in (own, 0):
+        with socket.socket(kind) as server:
+            if kind == socket.AF_INET6:  # both, as gRPC has it
+                server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind((any_address, port))
+            server.listen()
+            for address in ("127.0.0.1", "127.0.0.2"):  # the second: any address of this machine
+                with socket.socket() as client:
+                    code = client.connect_ex((address, server.getsockname()[1]))
+                found[f"{kind.name} {'own' if port else 'other'} {address}"] = code == 0
+found["interfaces"] = [name for _, name in socket.if_nameindex()]
+found["user"] = os.getuid()
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def where(tmp_path, choice) -> tuple[dict, str]:
+    """What the server of one worker says, and what the launcher does on standard error."""
+    path = tmp_path / "server.py"
+    path.write_text(SERVER)
+    command = [sys.executable, "-m", "tf_redsync.launch", "-n", "1", *choice, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.removeprefix("[worker 0] ")), done.stderr
+
+
+def reached(found, which) -> set[bool]:
+    return {ok for key, ok in found.items() if f" {which} 127" in key}
+
+
+@needs_library
+def test_by_default_only_this_machine_reaches_the_workers_ports(tmp_path):
+    found, said = where(tmp_path, [])
+    for kind in {key.split()[0] for key in found if key.startswith("AF_")}:
+        assert found[f"{kind} own 127.0.0.1"] and not found[f"{kind} own 127.0.0.2"]
+    assert reached(found, "other") == {True}, "other ports are the script's"
+    assert "warning" not in said
+
+
+def test_without_isolation_everyone_reaches_them(tmp_path):
+    """The tests above and below can fail."""
+    found, said = where(tmp_path, ["--isolate", "no"])
+    assert reached(found, "own") == reached(found, "other") == {True}
+    assert "warning" not in said
+
+
+def test_in_a_namespace_there_is_no_other_interface(tmp_path):
+    program = "from tf_redsync.cli import isolation; isolation.enter_namespace()"
+    trial = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    if trial.returncode:
+        pytest.skip(f"no network namespace: {trial.stderr.splitlines()[-1]}")
+    found, said = where(tmp_path, ["--isolate", "yes"])
+    assert found["interfaces"] == ["lo"] and found["AF_INET own 127.0.0.1"]
+    assert found["user"] == os.getuid() and "warning" not in said
+
+
+def test_a_namespace_that_may_not_be_made_is_an_error(tmp_path, monkeypatch):
+    """Found out before this process has lost its network, and before a worker starts."""
+
+    def refuse(what):
+        raise PermissionError(1, "unshare: not allowed")
+
+    monkeypatch.setattr(isolation, "_unshare", refuse)
+    path = tmp_path / "script.py"
+    path.write_text("print('started')")
+    before = socket.if_nameindex()
+    with pytest.raises(ValueError, match="unshare: not allowed.*isolate='yes'.*--isolate auto"):
+        isolation.isolate("yes")
+    with pytest.raises(SystemExit) as ended:
+        launch.main(["-n", "2", "--isolate", "yes", str(path)])
+    assert ended.value.code == 2 and socket.if_nameindex() == before
+
+
+def test_one_line_warns_where_ports_stay_open(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(isolation, "LIBRARY", tmp_path / "_loopback_only.so")
+    monkeypatch.setattr(isolation, "reachable_through", lambda: ["eth0", "wlan0"])
+    assert isolation.isolate("auto") == {}
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "warning" in line and "eth0, wlan0" in line and "--isolate yes" in line
+    monkeypatch.setattr(isolation, "reachable_through", list)
+    assert isolation.isolate("auto") == {} == isolation.isolate("no")
+    assert capsys.readouterr().err == ""
+
+
+def test_other_preloaded_libraries_stay(monkeypatch, tmp_path):
+    library = tmp_path / "_loopback_only.so"
+    library.touch()
+    monkeypatch.setattr(isolation, "LIBRARY", library)
+    assert isolation.isolate("auto") == {"LD_PRELOAD": str(library)}
+    monkeypatch.setenv("LD_PRELOAD", "/usr/lib/other.so")
+    assert isolation.isolate("auto") == {"LD_PRELOAD": f"{library}:/usr/lib/other.so"}

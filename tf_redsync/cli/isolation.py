@@ -1,0 +1,142 @@
+"""Keeps the workers' ports from others: TensorFlow's server listens on all interfaces.
+
+Whoever reaches such a port can run operations in the worker, so it is as if the worker's account
+had no password. Two ways to close them, for workers that all run on this machine:
+
+* `loopback_only()`: a library that is preloaded into the workers binds the ports that TF_CONFIG
+  lists to 127.0.0.1, and changes nothing else. Other users of this machine still reach them.
+* `enter_namespace()`: the workers get a network of their own with nothing but a loopback interface.
+  Nothing outside reaches them, and they reach nothing outside either: no downloads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+import sys
+from pathlib import Path
+
+CHOICES = ("auto", "yes", "no")
+LIBRARY = Path(__file__).with_name("_loopback_only.so")
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_INTERFACE = struct.Struct("16sH14x")  # struct ifreq: name, flags
+
+
+def isolate(choice: str) -> dict[str, str]:
+    """Isolates workers that this process will start.
+
+    Args:
+      choice: "yes": by a namespace, which this process enters as well. "auto": by the loopback
+        address where that is possible, otherwise one line on standard error warns. "no": nothing.
+
+    Returns:
+      Variables for the workers' environment.
+
+    Raises:
+      ValueError: for "yes" where this process may not make a network namespace.
+    """
+    if choice == "yes":
+        enter_namespace()
+        return {}
+    if choice == "no":
+        return {}
+    variables = loopback_only()
+    if not variables and (interfaces := reachable_through()):
+        print(
+            "tf_redsync.launch: warning: the workers' ports can be reached from outside through "
+            f"{', '.join(interfaces)}, and whoever reaches one can run operations in the worker. "
+            f"{LIBRARY.name} is not built here, which would close them; --isolate yes does, and "
+            "--isolate no accepts it. See docs/security.md.",
+            file=sys.stderr,
+        )
+    return variables
+
+
+def loopback_only() -> dict[str, str]:
+    """Returns what lets workers listen on the loopback interface alone; empty if not built."""
+    if not LIBRARY.is_file() or not sys.platform.startswith("linux"):
+        return {}
+    others = os.environ.get("LD_PRELOAD", "")
+    return {"LD_PRELOAD": f"{LIBRARY}:{others}" if others else str(LIBRARY)}
+
+
+def reachable_through() -> list[str]:
+    """Returns the names of the interfaces, other than the loopback one, that are up."""
+    try:
+        names = [name for _, name in socket.if_nameindex()]
+    except OSError:
+        return []
+    return [name for name in names if _flags(name) & _IFF_UP and not name.startswith("lo")]
+
+
+def enter_namespace() -> None:
+    """Moves this process into a network namespace with nothing but a loopback interface.
+
+    Raises:
+      ValueError: where it may not make one; then nothing has changed.
+    """
+    # What fails half-way would leave this process without a network: a child tries it first.
+    problem = _problem_of_a_child()
+    if problem:
+        raise ValueError(
+            f"this process may not make a network namespace ({problem}). Received: isolate='yes'. "
+            "Use --isolate auto, or run the launcher as root, or allow user namespaces "
+            "(kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0; "
+            "in a container: --cap-add SYS_ADMIN). See docs/security.md."
+        )
+    _enter()
+
+
+def _problem_of_a_child() -> str:
+    """Why a child could not enter a namespace; empty if it could."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        text = "it was killed"
+        try:
+            _enter()
+            text = ""
+        except OSError as error:
+            text = str(error)
+        finally:
+            os.write(writer, text.encode())
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, encoding="utf-8") as pipe:
+        text = pipe.read()
+    status = os.waitpid(child, 0)[1]
+    return text or (f"a trial ended with status {status}" if status else "")
+
+
+def _enter() -> None:
+    user, group = os.getuid(), os.getgid()
+    try:
+        _unshare(_CLONE_NEWNET)  # root needs no user namespace
+    except PermissionError:
+        _unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
+        own = Path("/proc/self")
+        with contextlib.suppress(FileNotFoundError):  # before Linux 3.19
+            (own / "setgroups").write_text("deny")
+        (own / "uid_map").write_text(f"{user} {user} 1")
+        (own / "gid_map").write_text(f"{group} {group} 1")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        up = _INTERFACE.pack(b"lo", _flags("lo") | _IFF_UP)
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, up)
+
+
+def _unshare(what: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(what):
+        number = ctypes.get_errno()
+        raise OSError(number, f"unshare: {os.strerror(number)}")
+
+
+def _flags(interface: str) -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = _INTERFACE.pack(interface.encode(), 0)
+        return int(_INTERFACE.unpack(fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request))[1])
