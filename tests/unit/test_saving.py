@@ -63,9 +63,11 @@ with strategy.scope():
     model.compile(rs.DistributedOptimizer(keras.optimizers.Adam(0.01), METHOD), "mse")
     model.optimizer.build(model.trainable_variables)
     import warnings
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         model.load_weights(path)
+    texts = [str(w.message) for w in caught]
+    assert len(texts) == 1 and "at iteration 3, but what was loaded has nothing of the" in texts[0]
 assert int(model.optimizer.iterations.numpy()) == 3
 for mine, theirs in zip(model.optimizer.variables, plain.optimizer.variables, strict=True):
     np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
@@ -82,7 +84,12 @@ path = os.path.join(folder, "a.keras")
 saved = compiled(METHOD)
 saved.save(path)
 other = compiled(rs.RedSync(density=0.1, dense_below=16, momentum=0.9))
-other.load_weights(path)  # weights and optimizer variables only
+import warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    other.load_weights(path)  # weights and optimizer variables only
+texts = [str(w.message) for w in caught]
+assert len(texts) == 1 and "begins anew" in texts[0] and "velocity" in texts[0], texts
 try:
     other.optimizer.exchange.restore_total_state(saved.optimizer.exchange.total_state())
     raise AssertionError("loaded")

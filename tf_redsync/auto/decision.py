@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from typing_extensions import override
 
 from tf_redsync.auto import cost
+from tf_redsync.config import from_config, serialize
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Method
-from tf_redsync.policy import Assignment, or_dense
+from tf_redsync.policy import Assignment, Policy, or_dense
 from tf_redsync.tables import aligned
 
 
@@ -93,3 +95,54 @@ class Decision:
             row = [str(i), str(len(c.specs)), f"{elements:,}", *times, type(c.method).__name__]
             rows.append(row)
         return "\n".join([*lines, *aligned(rows, range(len(head)))])
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """A decision of an earlier run, which this one goes on with.
+
+    Attributes:
+        methods: Of the variables, by position.
+        trial_steps: See `tf_redsync.policy.Resolved`.
+    """
+
+    methods: tuple[Method, ...]
+    trial_steps: int
+
+    def assign(self, specs: Sequence[TensorSpec]) -> list[Assignment]:
+        """Return the method of each of `specs`, in their order; see `Policy.assign`.
+
+        Raises:
+            ValueError: for a decision about other variables.
+        """
+        if len(specs) != len(self.methods):
+            raise ValueError(
+                f"what Auto decided in the run that was saved is for {len(self.methods)} "
+                f"variables, and the model has {len(specs)}. Load it into the model that was saved."
+            )
+        marked = Policy(default=self.methods[0]).mark_output_layer(specs)
+        why = "as in the run that was saved"
+        return [or_dense(s, m, why) for s, m in zip(marked, self.methods, strict=True)]
+
+    @override
+    def __str__(self) -> str:
+        return "tf_redsync.Auto: what it chose in the run that was saved"
+
+
+def described(assignments: Sequence[Assignment], trial_steps: int) -> dict[str, Any]:
+    """Return a decision as JSON has it, for `kept`."""
+    methods = [serialize(a.method) for a in assignments]
+    return {"methods": methods, "trial_steps": trial_steps}
+
+
+def kept(found: dict[str, Any]) -> Kept:
+    """Return the decision that `described` was asked of.
+
+    Raises:
+        ValueError: for anything else, or for a method that is not known.
+    """
+    if set(found) != {"methods", "trial_steps"} or not found["methods"]:
+        raise ValueError(
+            "what Auto decided must have 'methods' and 'trial_steps'. Received: " + repr(found)
+        )
+    return Kept(tuple(from_config(m) for m in found["methods"]), int(found["trial_steps"]))

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import explanation
-from tf_redsync.engine import masks, saved_state, workers
+from tf_redsync.engine import masks, saved_state, total_state, workers
 from tf_redsync.exchange import collectives, skips, state
 from tf_redsync.exchange.layout import GRADIENT_DTYPES, Bucket, TensorSpec
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal
@@ -29,7 +30,7 @@ class Setup:
         policy: What was given for a policy.
         resolved: What the methods are assigned by: the policy, or what `Auto` decided.
         assignments: The variables' methods.
-        buckets: The buckets, in the order in which they are exchanged.
+        buckets: Makes the buckets of assignments, in the order in which they are exchanged.
         max_skipped: See `exchange/skips.py`; 0 for no limit.
     """
 
@@ -39,11 +40,11 @@ class Setup:
     policy: Policy | Undecided
     resolved: Resolved
     assignments: list[Assignment]
-    buckets: list[Bucket]
+    buckets: Callable[[list[Assignment]], list[Bucket]]
     max_skipped: int
 
 
-class GradientExchange(tf.Module):
+class GradientExchange(saved_state.Saved):
     """Replaces the all-reduce of gradients for one optimizer. Made by `UnbuiltExchange.build`.
 
     Args:
@@ -61,6 +62,11 @@ class GradientExchange(tf.Module):
         program: What runs when.
         network: What carries requests between the workers.
         workers: Their number.
+        weights: Returns the trainable variables.
+        own_variables: The optimizer's, where each worker's are its own; see `LocalSteps`.
+        run: A number that is this run's, for what is saved in it.
+        fresh: Whether its state is the first one, and not one that was restored.
+        called: Whether a step has been traced or run.
     """
 
     built = True
@@ -74,28 +80,36 @@ class GradientExchange(tf.Module):
     ):
         super().__init__(name="gradient_exchange")
         self.strategy, self.specs = setup.strategy, setup.specs
-        self.policy, self.resolved = setup.policy, setup.resolved
-        self.assignments = setup.assignments
+        self.policy, self._buckets_of = setup.policy, setup.buckets
         self.rate, self.awaited = rate, awaited
         self._worker, self.network = setup.worker, setup.worker.network
         self.workers = self.network.workers
-        trial_steps = setup.resolved.trial_steps if self.network.in_branches else 0
-        create = setup.worker.variable
-        self.program = for_buckets(setup.buckets, self.workers, trial_steps, create)
         self.step = state.counter("exchange_step")
+        self.bytes_sent = state.float_counter("exchange_bytes_sent")
+        self.create_state(setup.resolved, setup.assignments)
         self.skips = skips.of_program(self.program, self.specs, self.network, setup.max_skipped)
         self.skipped = self.skips.total
-        self.bytes_sent = state.float_counter("exchange_bytes_sent")
-        self.states = [
-            state.StateVariables(*self.program.init(b), b.layout.index, create)
-            for b in setup.buckets
-        ]
         self.consensus: state.Consensus | None = None
         if self.program.own_weights:
             collectives.check_one_replica(self.strategy, self.network)
             self.consensus = state.Consensus(weights)
+        kept, number = tuple(weights), state.drawn("exchange_run")
+        self.weights = lambda: kept  # not a list: these are the model's, which saves them
+        self.run = int(state.copies(number, self.strategy)[0].numpy())
+        self.own_variables: tuple[tf.Variable, ...] = ()
+        self.fresh, self.called = True, False
         self._present: set[int] | None = None
         self._gather: Callable[[], Any] | None = None  # see `to_consensus`
+
+    @override
+    def create_state(self, resolved: Resolved, assignments: list[Assignment]) -> None:
+        self.resolved, self.assignments = resolved, assignments
+        buckets, create = self._buckets_of(assignments), self._worker.variable
+        trial_steps = resolved.trial_steps if self.network.in_branches else 0
+        self.program = for_buckets(buckets, self.workers, trial_steps, create)
+        self.states = [
+            state.StateVariables(*self.program.init(b), b.layout.index, create) for b in buckets
+        ]
 
     def __call__(
         self, grads: Sequence[tf.Tensor | tf.IndexedSlices], positions: Sequence[int]
@@ -122,6 +136,7 @@ class GradientExchange(tf.Module):
                 "`jit_compile=True` is not supported: XLA has no all-gather for this strategy. "
                 "Received: jit_compile=True. Compile the model with jit_compile=False."
             )
+        self.called = True
         self._check_present(set(positions))
         masks.warn_of_waiting(self)
         self.skips.note(self.strategy)
@@ -251,17 +266,17 @@ class GradientExchange(tf.Module):
     def to_consensus(self) -> None:
         """Make the model's weights those that all workers agree on: to evaluate or save them.
 
-        Does nothing for methods whose weights are always the same on all workers. Between two steps
-        and outside of any replica; with several workers all of them must call it.
+        Does nothing while they are, and for methods whose weights are always the same on all
+        workers. Between two steps and outside of any replica; otherwise all workers must call it.
         """
-        if self.consensus is None:
+        if self.consensus is None or not self.apart:
             return
         if self._gather is None:
             arguments = (self.consensus, self.states, self.network)
             self._gather = tf.function(
                 lambda: self.strategy.run(self.program.to_consensus, arguments)
             )
-        with saved_state.agreed(self, "bring the workers' weights together"):
+        with total_state.agreed(self, "bring the workers' weights together"):
             self._gather()
             collectives.average_statistics(self.strategy)
 
@@ -312,21 +327,6 @@ class GradientExchange(tf.Module):
     def bytes_per_step(self) -> float:
         """Return the bytes that this worker sends in a step after warm-up, in ring collectives."""
         return self.program.bytes_per_step(self.workers)
-
-    def total_state(self) -> dict[str, Any]:
-        """Return the state as arrays: per-worker parts summed or averaged over the workers.
-
-        With several workers this is a collective: all of them must call it.
-        """
-        return saved_state.total(self)
-
-    def restore_total_state(self, arrays: dict[str, Any]) -> None:
-        """Assign what `total_state` returned; sums are given to the workers in equal shares.
-
-        Raises:
-            ValueError: when the arrays are not those of this exchange.
-        """
-        saved_state.restore(self, arrays)
 
 
 def _like(total: Any, grad) -> Any:

@@ -1,78 +1,166 @@
-"""The exchange's state as arrays: what a `.keras` file keeps of it."""
+"""What of an exchange is saved and restored: each worker's own part, sums, and in checkpoints."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+import io
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
+from tf_redsync.auto import decision
+from tf_redsync.engine import masks, restoring, total_state, worker_state
 from tf_redsync.exchange import agreement
-from tf_redsync.exchange.state import HostVariable
+from tf_redsync.policy import Assignment, Resolved
+from tf_redsync.programs import EveryStep
+
+# What a checkpoint has of an exchange, and what it had by earlier versions.
+_IN_CHECKPOINT = "worker_state"
+_FORMERLY_IN_CHECKPOINT = ("step", "skipped", "bytes_sent", "states", "consensus")
 
 
-def total(exchange: Any) -> dict[str, Any]:
-    """Return the state; see `GradientExchange.total_state`."""
-    with agreed(exchange, "save the exchange's state"):
-        return {
-            name: (v.total() if isinstance(v, HostVariable) else v).numpy()
-            for name, v in _named_variables(exchange)
-        }
+class InCheckpoint(tf.train.experimental.PythonState):
+    """This worker's part as one value of a `tf.train.Checkpoint`: the bytes of an `.npz` archive.
 
-
-def restore(exchange: Any, arrays: dict[str, Any]) -> None:
-    """Assign the state; see `GradientExchange.restore_total_state`.
-
-    Where `Auto` has chosen other methods than in the run that saved, or an earlier version saved
-    another state of the same method, the saved residuals have no place; that is a warning, and for
-    everything else an error.
+    Args:
+        exchange: Returns the exchange, a built one.
     """
-    with agreed(exchange, "restore the exchange's state"):
-        _restore(exchange, arrays)
+
+    def __init__(self, exchange: Callable[[], Any]):
+        self._exchange = exchange
+
+    @override
+    def serialize(self) -> bytes:
+        archive = io.BytesIO()
+        np.savez(archive, allow_pickle=False, **worker_state.capture(self._exchange()))
+        return archive.getvalue()
+
+    @override
+    def deserialize(self, string_value: bytes) -> None:
+        with np.load(io.BytesIO(string_value), allow_pickle=False) as archive:
+            restoring.restore_or_warn(self._exchange(), [dict(archive)])
 
 
-def _restore(exchange: Any, arrays: dict[str, Any]) -> None:
-    variables = dict(_named_variables(exchange))
-    shapes = {n: tuple(v.shape) for n, v in variables.items()}
-    found = {n: tuple(a.shape) for n, a in arrays.items()}
-    if shapes != found:
-        chosen = exchange.resolved is not exchange.policy
-        former = any(b.method.former_states for b in exchange.program.buckets)
-        if not (chosen or former):
+class Saved(tf.Module):
+    """The methods of a `GradientExchange` that save and restore its state."""
+
+    strategy: tf.distribute.Strategy
+    program: EveryStep
+    skips: Any
+    consensus: Any
+    policy: Any
+    resolved: Any
+    assignments: Any
+    specs: Any
+    awaited: bool
+    fresh: bool
+    called: bool
+
+    def __init__(self, name: str):
+        super().__init__(name=name)
+        self._in_checkpoint = InCheckpoint(lambda: self)
+
+    def create_state(self, resolved: Resolved, assignments: list[Assignment]) -> None:
+        """Create the program and the state's variables, in the strategy's scope."""
+        raise NotImplementedError
+
+    @property
+    def apart(self) -> bool:
+        """Whether the model's weights are each worker's own now; the same on all workers."""
+        return self.consensus is not None and int(self.consensus.steps.numpy()) > 0
+
+    def worker_state(self) -> dict[str, np.ndarray]:
+        """Return this worker's own state: all that later steps depend on, as arrays of numbers.
+
+        The state of one process, by flat names: its rank, the number of workers and the step;
+        counters; its residuals, velocities and whatever else its methods keep; and, where the
+        weights are each worker's own at the moment, its weights. Nothing is asked of other workers,
+        so any of them may call it at any time between two steps.
+        """
+        return worker_state.capture(self)
+
+    def restore_worker_states(self, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Set the state to what `worker_state` returned on the workers of one save.
+
+        All workers must call it, between two steps, each with all the parts it has: its own one, or
+        those of several ranks, or of all. If there are as many workers as then, and each has its
+        own part, training goes on bit by bit as it would have. Otherwise what all parts hold
+        together is given to the workers in equal shares, as `restore_total_state` does; each part
+        counts once, also if several workers have it.
+
+        Call it once the model's and the optimizer's variables are restored.
+
+        Args:
+            parts: What `worker_state` returned, on one worker or several. This worker may have
+                none if others have some.
+
+        Raises:
+            ValueError: on all workers, for parts of different saves, of another model or method, or
+                with numbers that cannot be; and if no worker has a part.
+            Disagreement: where workers do not restore the state at the same step.
+        """
+        if not restoring.restore(self, parts):
             raise ValueError(
-                "the saved state of the exchange is that of another model or method. Expected "
-                f"{shapes}. Received: {found}. Load with compile=False and compile anew."
+                "`parts` must hold a part on one worker at least. Received: none on any worker."
             )
-        reason = f"{type(exchange.policy).__name__} has chosen other methods than in"
-        warnings.warn(
-            f"{reason if chosen else 'the state has another form than that of'} the run that was "
-            "saved, so the saved residuals (what was not delivered yet) are dropped.",
-            stacklevel=5,
-        )
-        variables = {name: variables[name] for name in ("step", "skipped")}
-    for name, variable in variables.items():
-        if isinstance(variable, HostVariable):
-            variable.restore_total(tf.convert_to_tensor(arrays[name]))
-        else:
-            variable.assign(arrays[name])
 
+    def restored(self) -> None:
+        """Note that the state is now one that was saved."""
+        self.fresh = False
+        self.program.resumed()
+        if masks.any_pruned(self):
+            self.awaited = True
 
-def agreed(exchange: Any, what: str) -> AbstractContextManager[None]:
-    """Agree with all workers on `what`, at the same step; see `agreement.agreed`."""
-    return agreement.agreed(exchange.strategy, f"{what} at step {int(exchange.step.numpy())}")
+    def decision(self) -> dict[str, Any] | None:
+        """Return what `Auto` has chosen, as JSON has it; `None` where the user chose."""
+        if self.resolved is self.policy:
+            return None
+        return decision.described(self.assignments, self.resolved.trial_steps)
 
+    def keep_decision(self, found: dict[str, Any] | None) -> None:
+        """Go on with what `Auto` chose in another run, if no step has been traced yet.
 
-def _named_variables(exchange: Any) -> Iterator[tuple[str, tf.Variable]]:
-    yield "step", exchange.step
-    yield "skipped", exchange.skipped
-    if exchange.consensus is not None:
-        yield "consensus/steps", exchange.consensus.steps
-        yield "consensus/rounds", exchange.consensus.rounds
-        for i, variable in enumerate(exchange.consensus.agreed):
-            yield f"consensus/{i}", variable
-    for bucket, variables in enumerate(exchange.states):
-        for name, group in variables.variables_by_name.items():
-            for i, variable in enumerate(group):
-                yield f"bucket_{bucket}/{name}/{i}", variable
+        Args:
+            found: What `decision` returned there, the same on all workers.
+        """
+        if found is None or self.decision() in (None, found) or self.called:
+            return
+        resolved = decision.kept(found)
+        assignments = resolved.assign(self.specs)
+        with agreement.agreed(self.strategy, "create the state that Auto chose in another run"):
+            with self.strategy.scope():
+                self.create_state(resolved, assignments)
+        self.program.skips = self.skips
+
+    def total_state(self) -> dict[str, Any]:
+        """Return the state as arrays: per-worker parts summed or averaged over the workers.
+
+        With several workers this is a collective: all of them must call it.
+        """
+        return total_state.total(self)
+
+    def restore_total_state(self, arrays: dict[str, Any]) -> None:
+        """Assign what `total_state` returned; sums are given to the workers in equal shares.
+
+        Raises:
+            ValueError: when the arrays are not those of this exchange.
+        """
+        total_state.restore(self, arrays)
+
+    @override
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        """What a checkpoint has of this: the worker's part. A SavedModel has nothing.
+
+        Earlier versions had its variables there, the sums; they are still found by these names.
+        """
+        del kwargs
+        return {_IN_CHECKPOINT: self._in_checkpoint} if save_type == "checkpoint" else {}
+
+    @override
+    def _lookup_dependency(self, name: str, cached_dependencies: Any = None) -> Any:
+        del cached_dependencies
+        if name in _FORMERLY_IN_CHECKPOINT:
+            return getattr(self, name, None)
+        return self._in_checkpoint if name == _IN_CHECKPOINT else None

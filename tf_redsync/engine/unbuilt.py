@@ -14,14 +14,22 @@ from tf_redsync.engine.gradient_exchange import GradientExchange, Setup
 from tf_redsync.exchange import agreement, collectives, skips
 from tf_redsync.exchange.layout import (
     DEFAULT_BUCKET_BYTES,
+    Bucket,
     TensorSpec,
     make_buckets,
     tensor_spec,
 )
-from tf_redsync.policy import Policy, Undecided
+from tf_redsync.policy import Assignment, Policy, Undecided
 
 # What `GradientExchange` tells of a model's variables.
-_OF_VARIABLES = ("explain", "bytes_per_step", "total_state", "restore_total_state")
+_OF_VARIABLES = (
+    "explain",
+    "bytes_per_step",
+    "worker_state",
+    "restore_worker_states",
+    "total_state",
+    "restore_total_state",
+)
 
 
 class UnbuiltExchange:
@@ -93,14 +101,17 @@ class UnbuiltExchange:
         agreement.agree(strategy, self._describe(strategy, specs, described))
         resolved = self.policy.resolve(specs, strategy, worker.network, self._bucket_bytes)
         assignments = resolved.assign(specs)
-        buckets = make_buckets(
-            [(a.spec, a.method) for a in assignments],
-            worker.network.workers,
-            self._bucket_bytes,
-            sparse_totals
-            and all(s.dtype == "float32" for s in specs)
-            and not any(a.method.cadence.local_steps for a in assignments),
-        )
+
+        def buckets(assigned: list[Assignment]) -> list[Bucket]:
+            return make_buckets(
+                [(a.spec, a.method) for a in assigned],
+                worker.network.workers,
+                self._bucket_bytes,
+                sparse_totals
+                and all(s.dtype == "float32" for s in specs)
+                and not any(a.method.cadence.local_steps for a in assigned),
+            )
+
         setup = Setup(
             strategy, worker, specs, self.policy, resolved, assignments, buckets, self._max_skipped
         )

@@ -24,6 +24,7 @@ _SLICE_SECONDS = 5  # of waiting, between two looks at what the watchdog found
 _WARN_SECONDS = 20
 _PREFIX = "tf_redsync/agree"
 _sequence = itertools.count()
+_told = itertools.count()
 _covered: list[str] = []  # what an outer agreement covers
 _created: list[str] = []  # variables of which no agreement knows yet
 
@@ -57,6 +58,31 @@ def agree(strategy: tf.distribute.Strategy, what: str) -> None:
     if verdict != "agreed":
         raise Disagreement(verdict)
     _created.clear()
+
+
+def everyones(strategy: tf.distribute.Strategy, what: str, text: str) -> list[str]:
+    """Return the texts of all workers, by rank, without a collective.
+
+    Args:
+        strategy: As in `agree`.
+        what: What all of them are about to do; see `agree`.
+        text: This worker's.
+
+    Raises:
+        Disagreement: on every worker, where they are not about to do the same.
+    """
+    workers = collectives.worker_count(strategy)
+    if workers == 1:
+        return [text]
+    agree(strategy, what)
+    number, rank = next(_told), collectives.worker_rank(strategy)
+    store = coordination.key_value_store()
+    store.set_config_key_value(f"{_PREFIX}/told/{number}/{rank}", text)
+    with watchdog.waiting_for_agreement(what):
+        texts = [_wait_for(f"told/{number}/{r}", r) for r in range(workers)]
+    if number:  # everyone has told the next text, so everyone has read the last ones
+        store.delete_config_key_value(f"{_PREFIX}/told/{number - 1}/{rank}")
+    return texts
 
 
 @contextmanager

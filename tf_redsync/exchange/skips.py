@@ -54,6 +54,15 @@ class Skips:
         self._here_in_round = state.counter("exchange_skipped_in_round")
         self._here_first = state.counter("exchange_not_finite_here")
 
+    @property
+    def here_only(self) -> dict[str, tf.Variable]:
+        """With local steps: what this worker alone knows, by name."""
+        return {
+            "here": self.here,
+            "here_in_round": self._here_in_round,
+            "here_first": self._here_first,
+        }
+
     def note(self, strategy: tf.distribute.Strategy) -> None:
         """Let our strategy ask, after the step that is traced, whether it was skipped."""
         streak = self.here if self._own_steps else self.in_a_row

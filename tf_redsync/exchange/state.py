@@ -15,6 +15,7 @@ others. Both are saved in the same form, so either restores what the other one h
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -50,6 +51,7 @@ class StateVariables(tf.Module):
         create: Create,
     ):
         super().__init__(name=f"bucket_{index}")
+        self.kinds = dict(kinds)
         self.variables_by_name: dict[str, list[Any]] = {
             name: [create(value, kinds[name], f"{name}_{i}") for i, value in enumerate(group)]
             for name, group in values.items()
@@ -184,9 +186,20 @@ class StepTimes:
         self.seconds = create(tf.zeros([length], tf.float64), "mean", "trial_seconds")
 
 
+def copies(variable: Any, strategy: tf.distribute.Strategy) -> tuple[tf.Variable, ...]:
+    """Return this process's copies of a variable: one for each replica that has its own."""
+    return tuple(strategy.experimental_local_results(variable))
+
+
 def counter(name: str) -> tf.Variable:
     """An int64 variable that is equal on all replicas and starts at 0."""
     return tf.Variable(tf.zeros([], tf.int64), trainable=False, name=name)
+
+
+def drawn(name: str) -> tf.Variable:
+    """An int64 variable with a random number that is the same on all workers: the chief's."""
+    number = int.from_bytes(os.urandom(7), "little")
+    return tf.Variable(tf.constant(number, tf.int64), trainable=False, name=name)
 
 
 def float_counter(name: str) -> tf.Variable:

@@ -65,7 +65,6 @@ class Adapter:
         self._drift: Drift | None = None
         self._positions: dict[Any, int] = {}
         self._variables: tuple[tf.Variable, ...] = ()
-        self._masks: dict[int, Any] = {}
         # The family's way to the learning rate in a step, to the momentum by variable, and to all
         # slots: a list by variable for each kind.
         self.rate: Callable[[], Any] = lambda: inner.learning_rate
@@ -122,12 +121,12 @@ class Adapter:
         own_weights.register(self.exchange)
         self._variables = tuple(tensors)
         adafactor.keep_positive(self._inner)
-        self._masks = masks.variables(self.exchange)
         program = self.exchange.program
         if isinstance(program, LocalSteps):
             local = tf.distribute.get_strategy().experimental_local_results
             momenta = [slots.tf_variable(m) for m in self.momenta()]
             program.momenta = {i: [local(m)[0]] for i, m in enumerate(momenta) if m is not None}
+            self.exchange.own_variables = tuple(slots.all_variables(self._inner))
         self._drift = equal_workers.drift_of(
             self.exchange,
             self._inner,
@@ -222,10 +221,11 @@ class Adapter:
         def update_if_finite(
             distribution: Any, grads_and_vars: Any, *args: Any, **kwargs: Any
         ) -> Any:
+            found = masks.variables(self.exchange)
             masked = [
-                (v, self._masks[self._position(v)])
+                (v, found[self._position(v)])
                 for _, v in grads_and_vars
-                if self._position(v) in self._masks
+                if self._position(v) in found
             ]
 
             def apply() -> Any:

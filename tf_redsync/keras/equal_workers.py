@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tf_redsync.engine.drift import Drift, Shared
 from tf_redsync.exchange import agreement, strategy_hooks
-from tf_redsync.keras.slots import tf_variable
+from tf_redsync.keras.slots import all_variables
 
 _NOT_COMPARED = ("name",)  # numbered by what else a worker has created
 
@@ -95,8 +95,7 @@ def drift_of(
         return {"learning rate": rate(), "iterations": tf.convert_to_tensor(inner.iterations)}
 
     def all_slots() -> list[Shared]:
-        listed = () if own_steps else inner.variables
-        found = [tf_variable(v) for v in (listed() if callable(listed) else listed)]
+        found = [] if own_steps else all_variables(inner)
         return [Shared(v.name, local(v)) for v in found if v.dtype.is_floating]
 
     return Drift(network, every, on_drift, numbers, weights, all_slots)

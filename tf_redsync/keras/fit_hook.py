@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from tf_redsync.exchange import agreement, strategy_hooks
-from tf_redsync.keras import equal_workers, own_weights
+from tf_redsync.keras import equal_workers, own_weights, saved_exchange
 
 _METHODS = ("fit", "evaluate", "predict", "save", "save_weights", "load_weights")
 
@@ -93,6 +93,10 @@ class FitHook:
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Before the first step of an epoch."""
         self._agree(f"begin epoch {epoch + 1}")
+        exchange = exchange_of(self.model)
+        if exchange is not None and exchange.built:  # others have restored by now
+            begun = self.model.optimizer.iterations
+            saved_exchange.warn_if_fresh(exchange, begun, "this run has restored")
         equal_workers.compare_rate(self.model, f"epoch {epoch} begins")
         self._skipped = skipped_steps(self.model)
 

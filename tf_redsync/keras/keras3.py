@@ -17,7 +17,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync.exchange import collectives
-from tf_redsync.keras import conflicts, fit_hook, own_weights
+from tf_redsync.keras import conflicts, fit_hook, own_weights, saved_exchange
 from tf_redsync.keras.passing import Inner
 from tf_redsync.keras.wrapper import Wrapper
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal, descend
@@ -38,6 +38,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
     """
 
     saving = keras.saving
+    saved_exchange = saved_exchange.class_of(keras.losses.Loss)
     inner_from_config = staticmethod(keras.optimizers.deserialize)
     set_weights = Inner()
 
@@ -120,19 +121,11 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         """Load what `save_own_variables` of this or of the plain optimizer stored."""
         self.inner_optimizer.load_own_variables(store)
 
-    def save_assets(self, dir_path: str) -> None:
-        """Store the exchange's state (residuals summed over workers) beside the variables.
-
-        With several workers this is a collective: all of them must save.
-        """
-        if self.exchange.built:
-            np.savez(os.path.join(dir_path, _STATE_FILE), **self.exchange.total_state())
-
     def load_assets(self, dir_path: str) -> None:
-        """Load the exchange's state if the file has one, in equal shares for all workers."""
+        """Load the sums over all workers that files of earlier versions have."""
         path = os.path.join(dir_path, _STATE_FILE) if dir_path else ""
         if path and os.path.exists(path) and self.exchange.built:
-            with np.load(path) as arrays:
+            with np.load(path, allow_pickle=False) as arrays:
                 self.exchange.restore_total_state(dict(arrays))
 
     @override

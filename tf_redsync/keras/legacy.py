@@ -13,7 +13,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import requirements
-from tf_redsync.keras import conflicts, fit_hook, own_weights
+from tf_redsync.keras import conflicts, fit_hook, own_weights, saved_exchange
 from tf_redsync.keras.passing import Inner
 from tf_redsync.keras.tf_keras import SCALING
 from tf_redsync.keras.wrapper import Wrapper
@@ -39,6 +39,7 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
     """
 
     saving = tf_keras.saving
+    saved_exchange = saved_exchange.class_of(tf_keras.losses.Loss)
     inner_from_config = staticmethod(tf_keras.optimizers.deserialize)
     clipnorm = Inner()
     clipvalue = Inner()

@@ -47,7 +47,7 @@ def check_together(exchange: Any) -> None:
     Raises:
         ValueError: while they are each worker's own.
     """
-    if exchange.consensus is not None and int(exchange.consensus.steps.numpy()) > 0:
+    if exchange.built and exchange.apart:
         raise ValueError(
             "the model's weights are each worker's own now, since its method exchanges them only "
             "now and then. Call `optimizer.exchange.to_consensus()` on all workers before saving, "

@@ -41,6 +41,12 @@ def all_slots(inner: Any, variables: Sequence[tf.Variable]) -> list[list[Any]]:
     return found
 
 
+def all_variables(inner: Any) -> list[tf.Variable]:
+    """All variables of an optimizer of any family: slots, its counter, its learning rate."""
+    listed = inner.variables
+    return [tf_variable(v) for v in (listed() if callable(listed) else listed)]
+
+
 def tf_variable(variable: Any) -> tf.Variable:
     """The `tf.Variable` of a Keras 3 variable, or the variable itself."""
     return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)

@@ -12,7 +12,7 @@ from typing import Any
 from typing_extensions import override
 
 from tf_redsync import requirements
-from tf_redsync.keras import conflicts, fit_hook, own_weights
+from tf_redsync.keras import conflicts, fit_hook, own_weights, saved_exchange
 from tf_redsync.keras.passing import Inner
 from tf_redsync.keras.wrapper import Wrapper
 
@@ -35,6 +35,7 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
     """
 
     saving = tf_keras.saving
+    saved_exchange = saved_exchange.class_of(tf_keras.losses.Loss)
     inner_from_config = staticmethod(tf_keras.optimizers.deserialize)
     set_weights = Inner()
     compute_gradients = Inner()  # of scaled losses, in a LossScaleOptimizer

@@ -12,7 +12,7 @@ from tf_redsync.config import from_config, serialize
 from tf_redsync.engine.gradient_exchange import GradientExchange
 from tf_redsync.engine.unbuilt import UnbuiltExchange
 from tf_redsync.explanation import Explanation
-from tf_redsync.keras import conflicts, first_step
+from tf_redsync.keras import conflicts, first_step, saved_exchange
 from tf_redsync.keras.adapter import Adapter
 from tf_redsync.keras.passing import PassingOn
 from tf_redsync.methods.base import Method
@@ -32,6 +32,7 @@ class Wrapper(PassingOn):
 
     saving: ClassVar[ModuleType]  # the family's `saving` module
     inner_from_config: Callable[..., Any]
+    saved_exchange: ClassVar[type[saved_exchange.SavedExchange]]  # of the family
 
     name: str
     inner_optimizer: Any
@@ -48,6 +49,8 @@ class Wrapper(PassingOn):
         self.exchange = self._adapter.exchange
         self.inner_optimizer = inner_optimizer
         self.forget_own()
+        saved = self.saved_exchange(lambda: self.exchange, lambda: self.iterations)
+        self.set_own(saved_exchange.ATTRIBUTE, saved)
         return self._adapter
 
     def build_exchange(self, variables: Sequence[Any], sparse_totals: bool = False) -> None:

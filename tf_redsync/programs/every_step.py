@@ -91,6 +91,9 @@ class EveryStep:
     def interrupt(self) -> None:
         """Note that a check of the gradients has this step skip the exchange."""
 
+    def resumed(self) -> None:
+        """Note that the state is now that of another process, which has been restored."""
+
     def before_update(self, consensus: Consensus) -> None:
         """Prepare the weights for the optimizer's update, after `run`, where they are `own`."""
 

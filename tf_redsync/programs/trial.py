@@ -95,6 +95,11 @@ class Trial(EveryStep):
         """Discard the time of the step before."""
         self.times.last.assign(tf.constant(float("nan"), tf.float64), read_value=False)
 
+    @override
+    def resumed(self) -> None:
+        """Time goes on from now: that of the last step ended with another process."""
+        self.times.last.assign(tf.timestamp(), read_value=False)
+
     def _judged(self, grads, network: Network) -> tuple[tf.Tensor, tf.Tensor]:
         """Note the time of the last step. Return this one's number, and after the trial a verdict.
 

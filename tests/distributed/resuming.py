@@ -1,0 +1,241 @@
+"""Training that is saved, and goes on in other processes; imported inside the workers.
+
+`straight` trains `STEPS` steps and saves after `SAVED` of them, in all formats; `resumed` loads in
+other processes and goes on. What both leave behind of each step is compared by the tests.
+"""
+
+import hashlib
+import json
+import pathlib
+import traceback
+import zlib
+
+import numpy as np
+
+STEPS, SAVED, BATCH = 30, 13, 8
+FORMATS = {
+    "keras3": ("checkpoint", "keras", "weights"),
+    "tf_keras": ("checkpoint", "keras", "weights", "tf_weights"),
+    "legacy": ("checkpoint", "tf_weights"),
+}
+
+
+def cases():
+    """Methods of each kind: what is saved of them, and when they exchange."""
+    import tf_redsync as rs
+
+    small = {"dense_below": 16}
+    return {
+        "redsync": rs.RedSync(density=0.1, momentum=0.9, threshold_above=16, **small),
+        "dense": rs.Dense(momentum=0.9),
+        "power_sgd": rs.PowerSGD(rank=2, min_compression_rate=0),
+        "acp_sgd": rs.ACPSGD(rank=2, min_compression_rate=0),
+        "ok_topk": rs.OkTopk(density=0.1, threshold_interval=4, partition_interval=8, **small),
+        "cd_sgd": rs.CDSGD(full_every=3, warm_up=rs.DenseWarmUp(5), **small),
+        "local_sgd": rs.LocalSGD(steps=4),
+        "sbc": rs.SBC(steps=3, density=0.3, **small),
+        "auto": rs.Auto(candidates=(rs.RedSync(density=0.1, **small),), trial_steps=2),
+        "auto in its trial": rs.Auto(
+            candidates=(rs.RedSync(density=0.1, **small),), trial_steps=20
+        ),
+    }
+
+
+def named(name):
+    """A case, or a method of the table by its name."""
+    from benchmarks import method_settings
+
+    found = cases()
+    if name in found:
+        return found[name]
+    return method_settings.make(name, threshold=0.5, density=0.1, dense_below=16)
+
+
+class Training:
+    """One model with its optimizer on this worker, and what it leaves of every step."""
+
+    def __init__(self, strategy, family, name, load=None):
+        """`load(training)` is called between the compilation and the first step."""
+        import tensorflow as tf
+
+        import tf_redsync as rs
+        from benchmarks import method_settings
+        from tests.distributed import problems
+
+        keras = library(family)
+        self.strategy, self.keras, self.seed = strategy, keras, zlib.crc32(name.encode()) % 1000
+        method = named(name)
+        rate = 0.02
+        if name not in cases():
+            rate = method_settings.learning_rate(method, dense=0.02, votes=0.005)
+        momentum = 0.0 if getattr(method, "momentum_in_exchange", 0) else 0.5
+        optimizers = keras.optimizers.legacy if family == "legacy" else keras.optimizers
+        if type(method).__name__ == "CompAMS":
+            inner = lambda: rs.AMSGrad(0.01)  # noqa: E731
+        else:
+            inner = lambda: optimizers.SGD(rate, momentum=momentum)  # noqa: E731
+        if load is None or not load.makes_the_model:
+            with strategy.scope():
+                self.model = problems.network(keras)
+                self.model.compile(rs.DistributedOptimizer(inner(), method), "mse")
+                self.model.optimizer.build(self.model.trainable_variables)
+        if load is not None:
+            load(self)
+        model, optimizer = self.model, self.model.optimizer
+
+        def replica_step(x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+                loss = loss / strategy.num_replicas_in_sync
+            grads = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
+
+        self._step = tf.function(lambda x, y: strategy.run(replica_step, (x, y)))
+        self.rank = problems.rank()
+
+    def train(self, first, last):
+        """Steps `first` to `last`; returns a hash of this worker's weights after each."""
+        import tensorflow as tf
+
+        digests = []
+        for step in range(first, last):
+            generator = np.random.default_rng([self.seed, step, self.rank])
+            x = generator.standard_normal((BATCH, 12)).astype(np.float32)
+            y = x @ np.arange(12, dtype=np.float32)[:, None] / 12 + self.rank
+            self._step(tf.constant(x), tf.constant(y.astype(np.float32)))
+            digests.append(self.digest())
+        return digests
+
+    def digest(self):
+        local = self.strategy.experimental_local_results
+        weights = [getattr(v, "value", v) if self.is_keras3 else v for v in self.model.weights]
+        data = b"".join(local(w)[0].numpy().tobytes() for w in weights)
+        return hashlib.sha256(data).hexdigest()[:16]
+
+    @property
+    def is_keras3(self):
+        return self.keras.__name__ == "keras"
+
+    def state(self):
+        """Hashes of this worker's part of the state, without what is the run's."""
+        part = self.model.optimizer.exchange.worker_state()
+        passing = ("about", "trial/seconds")
+        return {
+            name: hashlib.sha256(array.tobytes()).hexdigest()[:16]
+            for name, array in part.items()
+            if name not in passing
+        }
+
+    def save(self, folder, form):
+        import tensorflow as tf
+
+        path = pathlib.Path(folder) / f"{form}_{self.rank}"
+        if form == "checkpoint":
+            tf.train.Checkpoint(model=self.model, optimizer=self.model.optimizer).write(str(path))
+        elif form == "keras":
+            self.model.save(f"{path}.keras")
+        else:
+            self.model.save_weights(f"{path}.weights.h5" if form == "weights" else str(path))
+
+
+class Load:
+    """Loads what `Training.save` has written."""
+
+    def __init__(self, folder, form):
+        self.folder, self.form = folder, form
+        self.makes_the_model = form == "keras"
+
+    def __call__(self, training):
+        import tensorflow as tf
+
+        from tests.distributed import problems
+
+        path = pathlib.Path(self.folder) / f"{self.form}_{problems.rank()}"
+        if self.form == "keras":
+            with training.strategy.scope():
+                training.model = training.keras.models.load_model(f"{path}.keras")
+        elif self.form == "checkpoint":
+            model = training.model
+            checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+            checkpoint.read(str(path)).assert_existing_objects_matched()
+        else:
+            path = f"{path}.weights.h5" if self.form == "weights" else str(path)
+            training.model.load_weights(path)
+
+
+def library(family):
+    if family == "keras3":
+        import keras
+    else:
+        import tf_keras as keras
+    return keras
+
+
+def straight(folder, family, names, together):
+    """Trains each case without a break, with a save on the way.
+
+    Methods with weights of each worker's own save files of the consensus: with `together` they go
+    there at the same step.
+    """
+    import tf_redsync as rs
+    from tf_redsync.auto import auto
+
+    def compressed(self, specs, measured):
+        methods = self.methods
+        return auto.Choice(specs, methods, (1.0, 0.5), methods[1])
+
+    auto.Auto._choice = compressed  # what a measurement here would not choose
+    strategy = rs.MultiWorkerMirroredStrategy()
+
+    def run(name):
+        training = Training(strategy, family, name)
+        digests = training.train(0, SAVED)
+        into = pathlib.Path(folder) / name
+        into.mkdir(exist_ok=True)
+        exchange = training.model.optimizer.exchange
+        before = training.state()
+        forms = FORMATS[family]
+        if together:
+            exchange.to_consensus()
+            before = training.state()
+        elif exchange.consensus is not None:
+            forms = ("checkpoint",)
+        for form in forms:
+            training.save(into, form)
+        changed = [n for n, value in training.state().items() if before.get(n) != value]
+        digests += training.train(SAVED, STEPS)
+        return {"digests": digests, "state": training.state(), "changed": changed, "forms": forms}
+
+    return _each(names, run)
+
+
+def resumed(folder, family, names, forms, together):
+    """Loads each case, in each format that there is, and goes on."""
+    import tf_redsync as rs
+
+    strategy = rs.MultiWorkerMirroredStrategy()
+
+    def run(name):
+        results = {}
+        for form in forms[name]:
+            load = Load(pathlib.Path(folder) / name, form)
+            training = Training(strategy, family, name, load)
+            digests = training.train(SAVED, STEPS)
+            results[form] = {"digests": digests, "state": training.state()}
+        return results
+
+    return _each(names, run)
+
+
+def _each(names, run):
+    import time
+
+    results = {}
+    for name in names:
+        began = time.monotonic()
+        try:
+            results[name] = run(name)
+        except Exception:
+            results[name] = {"error": traceback.format_exc()}
+        print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
+    return {"results": json.dumps(results)}

@@ -1,0 +1,79 @@
+"""The exchange's state as sums over the workers: what earlier versions saved."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import tensorflow as tf
+
+from tf_redsync.exchange import agreement
+from tf_redsync.exchange.state import HostVariable
+
+
+def total(exchange: Any) -> dict[str, Any]:
+    """Return the state; see `GradientExchange.total_state`."""
+    with agreed(exchange, "save the exchange's state"):
+        return {
+            name: (v.total() if isinstance(v, HostVariable) else v).numpy()
+            for name, v in _named_variables(exchange)
+        }
+
+
+def restore(exchange: Any, arrays: dict[str, Any]) -> None:
+    """Assign the state; see `GradientExchange.restore_total_state`.
+
+    Where `Auto` has chosen other methods than in the run that saved, or an earlier version saved
+    another state of the same method, the saved residuals have no place; that is a warning, and for
+    everything else an error.
+    """
+    with agreed(exchange, "restore the exchange's state"):
+        _restore(exchange, arrays)
+    exchange.restored()
+
+
+def _restore(exchange: Any, arrays: dict[str, Any]) -> None:
+    variables = dict(_named_variables(exchange))
+    shapes = {n: tuple(v.shape) for n, v in variables.items()}
+    found = {n: tuple(a.shape) for n, a in arrays.items()}
+    if shapes != found:
+        chosen = exchange.resolved is not exchange.policy
+        former = any(b.method.former_states for b in exchange.program.buckets)
+        if not (chosen or former):
+            raise ValueError(
+                "the saved state of the exchange is that of another model or method. Expected "
+                f"{shapes}. Received: {found}. Load with compile=False and compile anew."
+            )
+        reason = f"{type(exchange.policy).__name__} has chosen other methods than in"
+        warnings.warn(
+            f"{reason if chosen else 'the state has another form than that of'} the run that was "
+            "saved, so the saved residuals (what was not delivered yet) are dropped.",
+            stacklevel=5,
+        )
+        variables = {name: variables[name] for name in ("step", "skipped")}
+    for name, variable in variables.items():
+        if isinstance(variable, HostVariable):
+            variable.restore_total(tf.convert_to_tensor(arrays[name]))
+        else:
+            variable.assign(arrays[name])
+
+
+def agreed(exchange: Any, what: str) -> AbstractContextManager[None]:
+    """Agree with all workers on `what`, at the same step; see `agreement.agreed`."""
+    return agreement.agreed(exchange.strategy, f"{what} at step {int(exchange.step.numpy())}")
+
+
+def _named_variables(exchange: Any) -> Iterator[tuple[str, tf.Variable]]:
+    yield "step", exchange.step
+    yield "skipped", exchange.skipped
+    if exchange.consensus is not None:
+        yield "consensus/steps", exchange.consensus.steps
+        yield "consensus/rounds", exchange.consensus.rounds
+        for i, variable in enumerate(exchange.consensus.agreed):
+            yield f"consensus/{i}", variable
+    for bucket, variables in enumerate(exchange.states):
+        for name, group in variables.variables_by_name.items():
+            for i, variable in enumerate(group):
+                yield f"bucket_{bucket}/{name}/{i}", variable
