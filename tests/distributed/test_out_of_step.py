@@ -119,9 +119,7 @@ def differ(family, cases):
     ("family", "cases"),
     [
         ("keras3", list(CASES) if DEEP else USUAL),
-        pytest.param(
-            "tf_keras", ["sums by the chief", "early stopping"], marks=pytest.mark.deep
-        ),
+        pytest.param("tf_keras", ["sums by the chief", "early stopping"], marks=pytest.mark.deep),
     ],
 )
 def test_what_one_worker_does_alone_is_an_error_on_all(family, cases):
