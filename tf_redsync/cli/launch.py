@@ -1,78 +1,54 @@
-"""Starts the workers of one job on this machine.
+"""Starts the workers of one job on this machine, again if they fail.
 
     python -m tf_redsync.launch -n 2 train.py --any --absl=flags
-    python -m tf_redsync.launch -n 2 --timeout 600 --log_dir build/logs -m package.train --epochs=3
+    python -m tf_redsync.launch -n 2 --max-restarts 3 --log_dir logs -m package.train --epochs=3
     python -m tf_redsync.launch -n 2 --isolate yes train.py
 
 Every worker is a process of its own with a `TF_CONFIG` that lists all workers on free ports of the
 loopback interface. The launcher never imports TensorFlow. A worker that waits in a collective for
 a dead peer ignores SIGTERM, so whatever has not ended after the grace period gets SIGKILL, with its
-whole process group. For several machines set `TF_CONFIG` yourself and start the script directly.
+whole process group. On several machines each one's launcher starts the worker that its TF_CONFIG
+names: leave -n out (docs/launching.md).
 """
 
 from __future__ import annotations
 
-import argparse
+import collections
 import contextlib
-import importlib.util
-import json
 import os
-import random
 import signal
-import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tf_redsync.cli import isolation
-from tf_redsync.cli.processes import Job, LaunchResult, Worker, WorkerResult
+from tf_redsync import environment
+from tf_redsync.cli import isolation, options
+from tf_redsync.cli.processes import Ends, Job, LaunchResult, Worker, WorkerResult
+from tf_redsync.cli.restarts import NotStarted, run_attempts
+from tf_redsync.cli.surroundings import (
+    THREAD_VARIABLES,
+    default_threads,
+    for_workers,
+    free_ports,
+    rank_in,
+    tf_config,
+)
 
-__all__ = ["LaunchResult", "WorkerResult", "free_ports", "main", "run", "tf_config"]
-
-THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
-
-
-def free_ports(count: int) -> list[int]:
-    """Returns `count` different free TCP ports.
-
-    They lie below the range from which the kernel takes the ports of outgoing connections: a worker
-    binds its port seconds after it was chosen, and no connection may take it in the meantime.
-    """
-    try:
-        limits = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
-        end = int(limits.split()[0])
-    except (OSError, ValueError):
-        end = 32768
-    start = 15000 if end > 16000 else 1024
-    ports: list[int] = []
-    with contextlib.ExitStack() as bound:
-        for _ in range(10000):
-            if len(ports) == count:
-                return ports
-            port = random.SystemRandom().randrange(start, end)
-            probe = bound.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                ports.append(port)
-    raise RuntimeError(f"No {count} free TCP ports between {start} and {end} on 127.0.0.1.")
-
-
-def tf_config(addresses: Sequence[str], index: int) -> str:
-    """Returns the TF_CONFIG (JSON) of worker `index` among `addresses` ("host:port")."""
-    cluster = {"worker": list(addresses)}
-    return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
-
-
-def default_threads(workers: int) -> int:
-    """Returns the usable cores divided by the number of workers, at least 1."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return max(1, cores // workers)
+__all__ = [
+    "THREAD_VARIABLES",
+    "LaunchResult",
+    "WorkerResult",
+    "default_threads",
+    "free_ports",
+    "main",
+    "run",
+    "tf_config",
+]
 
 
 def run(
     command: Sequence[str],
-    workers: int,
+    workers: int | None,
     *,
     env: Mapping[str, str] | None = None,
     timeout: float | None = None,
@@ -84,12 +60,17 @@ def run(
     wrappers: Sequence[Sequence[str]] | None = None,
     worker_env: Sequence[Mapping[str, str]] | None = None,
     forward_signals: bool = False,
+    max_restarts: int = 0,
+    min_workers: int | None = None,
+    start_timeout: float | None = None,
+    stop_grace: float = 120.0,
 ) -> LaunchResult:
     """Runs `command` once per worker and returns when all have ended.
 
     Args:
       command: the program and its arguments, equal for all workers.
-      workers: number of workers, at least 1.
+      workers: number of workers, at least 1. `None`: the one that this process's TF_CONFIG names;
+        the others are started elsewhere.
       env: variables added to this process's environment, for all workers.
       timeout: seconds until SIGTERM, then `grace` seconds until SIGKILL; None for no limit.
       grace: seconds the others get after a worker has failed, before SIGKILL.
@@ -97,65 +78,55 @@ def run(
         TF_NUM_INTRAOP_THREADS and so on where they are set, else cores // workers.
       log_dir: directory for `worker_<i>.log`; only worker 0 is then echoed.
       echo: whether to print the workers' output, each line after its `[worker i]`.
-      addresses: "host:port" per worker; default: free ports of 127.0.0.1.
+      addresses: "host:port" per worker; default: free ports of 127.0.0.1, new ones at a restart.
       wrappers: per worker, words put before the command, e.g. `ip netns exec NAME`.
       worker_env: per worker, variables added after `env`.
-      forward_signals: whether SIGINT, SIGTERM and SIGHUP are passed on to the workers (main thread
-        only). Otherwise an interrupt ends the workers at once by SIGKILL.
+      forward_signals: whether SIGINT, SIGTERM, SIGHUP and SIGUSR1 are passed on to the workers
+        (main thread only). Otherwise an interrupt ends the workers at once by SIGKILL.
+      max_restarts: how often the job is started again after a worker has failed.
+      min_workers: with how many workers it may be started again; default: all. See `Restarts`.
+      start_timeout: the strategy's, where the program does not give it one.
+      stop_grace: seconds after SIGTERM and SIGUSR1, in which workers make a checkpoint, before
+        SIGKILL.
 
     Returns:
       A `LaunchResult`. A failing worker is not an exception.
 
     Raises:
-      ValueError: an argument is out of range, or the environment already holds a TF_CONFIG.
+      ValueError: an argument is out of range, the environment already holds a TF_CONFIG, or it
+        holds none and `workers` is `None`.
     """
-    _validate(workers, timeout, grace, threads)
-    addresses = addresses or [f"127.0.0.1:{port}" for port in free_ports(workers)]
+    options.check(workers, timeout, grace, threads, stop_grace, start_timeout)
+    count = workers or 1
+    restarts = options.restarts(count, max_restarts, min_workers)
     logs = Path(log_dir) if log_dir else None
     if logs:
         logs.mkdir(parents=True, exist_ok=True)
-    base = _environment(workers, threads, env)
-    job = Job(timeout, grace, echo)
-    try:
-        with _forwarding(job) if forward_signals else contextlib.nullcontext():
-            for i in range(workers):
-                extra = {"TF_CONFIG": tf_config(addresses, i), **(worker_env or [{}] * workers)[i]}
-                argv = [*(wrappers[i] if wrappers else ()), *command]
-                log = logs / f"worker_{i}.log" if logs else None
-                job.add(Worker(i, argv, {**base, **extra}, log, _printer(i, echo, bool(logs))))
-            return job.supervise()
-    finally:
-        job.close()
+    base = for_workers(count, threads, start_timeout, env)
+    ends = Ends(timeout, grace, stop_grace)
+    signals: collections.deque[int] = collections.deque()
 
+    def start(job: Job) -> None:
+        places = restarts.places
+        ports = iter(free_ports(len(places))) if workers and not addresses else iter(())
+        at = [addresses[p] if addresses else f"127.0.0.1:{next(ports, 0)}" for p in places]
+        for i, place in enumerate(places):
+            extra = {environment.RESTART: str(restarts.attempt)}
+            if workers:
+                extra["TF_CONFIG"] = tf_config(at, i)
+            extra |= (worker_env or [{}] * count)[place]
+            number = i if workers else rank_in(os.environ["TF_CONFIG"])
+            argv = [*(wrappers[place] if wrappers else ()), *command]
+            log = logs / f"worker_{number}.log" if logs else None
+            printer = _printer(number, echo, bool(logs))
+            try:
+                worker = Worker(number, argv, {**base, **extra}, log, printer, restarts.attempt > 0)
+            except OSError as error:
+                raise NotStarted(place, error) from error
+            job.add(worker)
 
-def _validate(workers: int, timeout: float | None, grace: float, threads: int | None) -> None:
-    if workers < 1:
-        raise ValueError(f"`workers` (-n) must be at least 1. Received: workers={workers}.")
-    if timeout is not None and not timeout > 0:
-        raise ValueError(f"`timeout` must be positive seconds. Received: timeout={timeout}.")
-    if not grace >= 0:
-        raise ValueError(f"`grace` must be at least 0 seconds. Received: grace={grace}.")
-    if threads is not None and threads < 1:
-        raise ValueError(f"`threads` must be at least 1. Received: threads={threads}.")
-    if os.environ.get("TF_CONFIG"):
-        raise ValueError(
-            "TF_CONFIG is already set, but the launcher writes its own: it starts all workers on "
-            "this one machine. Either unset TF_CONFIG, or, for several machines, start the script "
-            f"itself on each of them. Received: TF_CONFIG={os.environ['TF_CONFIG']}"
-        )
-
-
-def _environment(
-    workers: int, threads: int | None, env: Mapping[str, str] | None
-) -> dict[str, str]:
-    """This process's environment, `env`, and thread counts the user has not set."""
-    merged = {"PYTHONUNBUFFERED": "1", **os.environ, **(env or {})}
-    for name in THREAD_VARIABLES:
-        if threads is not None:
-            merged[name] = str(threads)
-        else:
-            merged.setdefault(name, str(default_threads(workers)))
-    return merged
+    with _forwarding(signals) if forward_signals else contextlib.nullcontext():
+        return run_attempts(lambda: Job(ends, echo, signals), start, restarts)
 
 
 def _printer(index: int, echo: bool, has_log: bool) -> Callable[[bytes], None] | None:
@@ -177,10 +148,10 @@ def _printer(index: int, echo: bool, has_log: bool) -> Callable[[bytes], None] |
 
 
 @contextlib.contextmanager
-def _forwarding(job: Job) -> Iterator[None]:
-    """Hands SIGINT, SIGTERM and SIGHUP to the job while the block runs."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {n: signal.signal(n, lambda number, _: job.interrupt(number)) for n in numbers}
+def _forwarding(signals: collections.deque[int]) -> Iterator[None]:
+    """Notes signals for the job, which passes them on, while the block runs."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    before = {n: signal.signal(n, lambda number, _: signals.append(number)) for n in numbers}
     try:
         yield
     finally:
@@ -188,62 +159,27 @@ def _forwarding(job: Job) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m tf_redsync.launch",
-        usage="%(prog)s -n WORKERS [options] (script.py | -m module) [arguments of the script]",
-        description="Starts a script on several worker processes of this machine under TF_CONFIG.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("-n", "--workers", type=int, required=True, help="number of workers")
-    parser.add_argument("--timeout", type=float, help="seconds until all workers are ended")
-    parser.add_argument(
-        "--grace", type=float, default=10.0, help="seconds between the end of the job and SIGKILL"
-    )
-    parser.add_argument("--threads", type=int, help="threads per worker (default: cores // n)")
-    parser.add_argument("--log_dir", help="worker_<i>.log per worker; only worker 0 is printed")
-    parser.add_argument(
-        "--isolate",
-        choices=isolation.CHOICES,
-        default="auto",
-        help="keep others from the workers' ports. auto: other machines, where that is possible; "
-        "yes: everyone, by a network namespace, in which the script has no network; no: nobody",
-    )
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="module to run")
-    parser.add_argument("script", nargs=argparse.REMAINDER, help="script.py and its arguments")
-    return parser
-
-
-def _command(args: argparse.Namespace) -> list[str]:
-    """The workers' command; raises ValueError if there is nothing to run."""
-    if args.module:
-        # Only the top package is looked up: finding a submodule would import its parents.
-        if importlib.util.find_spec(args.module[0].partition(".")[0]) is None:
-            raise ValueError(f"No module to run is named {args.module[0]!r} (-m).")
-        return [sys.executable, "-m", *args.module]
-    if not args.script:
-        raise ValueError("No script. Give `script.py` or `-m module` after the launcher's options.")
-    if not Path(args.script[0]).is_file():
-        raise ValueError(f"The script does not exist. Received: {args.script[0]!r}.")
-    return [sys.executable, *args.script]
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code of the job (2 for bad arguments)."""
-    parser = _parser()
+    parser = options.parser()
     args = parser.parse_args(argv)
     try:
-        command = _command(args)
+        command = options.command(args)
         return run(
             command,
             args.workers,
-            env=isolation.isolate(args.isolate),
+            # The worker of a TF_CONFIG is there for other machines.
+            env=isolation.isolate(args.isolate) if args.workers is not None else None,
             timeout=args.timeout,
             grace=args.grace,
             threads=args.threads,
             log_dir=args.log_dir,
             echo=True,
             forward_signals=True,
+            max_restarts=args.max_restarts,
+            min_workers=args.min_workers,
+            start_timeout=args.start_timeout,
+            stop_grace=args.stop_grace,
         ).exit_code
     except ValueError as error:
         parser.error(str(error))

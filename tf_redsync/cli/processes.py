@@ -19,6 +19,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from tf_redsync import stopping
+from tf_redsync.cli import causes
+
 TAIL_LINES = 20  # shown of a worker that failed
 KEPT_LINES = 400  # kept in memory per worker
 TIMEOUT_EXIT_CODE = 124  # as timeout(1)
@@ -54,13 +57,41 @@ class LaunchResult:
     Attributes:
       workers: one `WorkerResult` per worker, in task order.
       exit_code: 0, or the first failing worker's code (128 + s if signal `s` ended it), 124 after
-        the timeout, 128 + s if the launcher was interrupted by signal `s`.
+        the timeout, 128 + s if the launcher was interrupted by signal `s`, or 75 if the workers
+        then have stopped with a checkpoint.
       message: what went wrong, with the failing worker's last lines; empty after success.
+      restarts: how often the job was started again.
+      first_failed: which of the workers failed of itself, before the others, if one did and the job
+        was not being ended.
     """
 
     workers: tuple[WorkerResult, ...]
     exit_code: int
     message: str
+    restarts: int = 0
+    first_failed: int | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether a worker has failed, and not the job been stopped."""
+        return self.first_failed is not None
+
+
+@dataclasses.dataclass(frozen=True)
+class Ends:
+    """When a job ends that does not of itself.
+
+    Attributes:
+      timeout: seconds from here on; None for no limit.
+      grace: seconds between the failure of a worker and SIGKILL for the others.
+      stop_grace: seconds between SIGTERM or SIGUSR1 and SIGKILL.
+      start: from where `timeout` counts.
+    """
+
+    timeout: float | None
+    grace: float
+    stop_grace: float
+    start: float = dataclasses.field(default_factory=time.monotonic)
 
 
 @functools.cache
@@ -87,6 +118,7 @@ class Worker:
         env: Mapping[str, str],
         log: Path | None,
         printer: Callable[[bytes], None] | None,
+        append: bool = False,
     ):
         self.index = index
         self.returncode: int | None = None
@@ -95,7 +127,8 @@ class Worker:
         self._printer = printer
         self._partial = b""
         self._lines: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
-        self._log = log.open("wb") if log else None
+        self.failed_at: float | None = None  # when it printed its last traceback
+        self._log = log.open("ab" if append else "wb") if log else None
         self._start = time.monotonic()
         _libc()  # loaded here, since between fork and exec only system calls are safe
         self.process = subprocess.Popen(
@@ -135,6 +168,8 @@ class Worker:
             # A progress bar rewrites its line with "\r": only the last state is kept.
             text = lines.decode("utf-8", "replace").rstrip("\n")
             self._lines.extend(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+            if causes.TRACEBACK in text:
+                self.failed_at = time.monotonic()
             if self._printer:
                 self._printer(lines)
 
@@ -178,28 +213,26 @@ class Worker:
 class Job:
     """The workers of one run and the clock that ends them."""
 
-    def __init__(self, timeout: float | None, grace: float, echo: bool):
-        self._timeout = timeout
-        self._grace = grace
+    def __init__(self, ends: Ends, echo: bool, signals: collections.deque[int]):
+        self._ends = ends
         self._echo = echo
-        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._deadline = None if ends.timeout is None else ends.start + ends.timeout
         self._kill_at: float | None = None
         self._workers: list[Worker] = []
         self._alive: list[Worker] = []
         self._selector = selectors.DefaultSelector()
         self._messages: list[str] = []
         self._exit_code = 0
-        self._signals: collections.deque[int] = collections.deque()
+        self._failed: list[causes.End] = []
+        self._signals = signals  # as they come to the launcher
+        self._asked_at: float | None = None  # when one asked for a checkpoint
+        self._ending = False  # for another reason than a worker that failed
 
     def add(self, worker: Worker) -> None:
         """Takes a started worker under supervision."""
         self._workers.append(worker)
         self._alive.append(worker)
         self._selector.register(worker.pipe, selectors.EVENT_READ, worker)
-
-    def interrupt(self, number: int) -> None:
-        """Called by the signal handler: the signal is handled in the loop."""
-        self._signals.append(number)
 
     def supervise(self) -> LaunchResult:
         """Returns when all workers have ended, of themselves or by SIGKILL."""
@@ -211,8 +244,17 @@ class Job:
                 self._finish(worker)
                 self._after(worker)
             self._clock(time.monotonic())
+        first = causes.first(self._failed)
+        if first is not None:
+            self.say(first[1])
         results = tuple(worker.result() for worker in self._workers)
-        return LaunchResult(results, self._exit_code, "\n".join(self._messages))
+        numbers = [worker.index for worker in self._workers]
+        return LaunchResult(
+            results,
+            self._exit_code,
+            "\n".join(self._messages),
+            first_failed=None if first is None or self._ending else numbers.index(first[0]),
+        )
 
     def _finish(self, worker: Worker) -> None:
         self._alive.remove(worker)
@@ -221,39 +263,60 @@ class Job:
         worker.finish()
 
     def _after(self, worker: Worker) -> None:
-        """The first failure is the one reported: the others fail because of it."""
+        """The first end but success is the one reported: the others end because of it."""
         code = worker.returncode or 0
-        if not code or worker.killed or self._exit_code:
+        if not code or worker.killed:
             return
+        if code == stopping.EXIT_CODE and not self._failed:
+            self._stopped(worker)
+        elif not self._exit_code or self._failed:
+            at = worker.failed_at or time.monotonic()
+            self._failed.append(causes.End(worker.index, code, worker.tail(KEPT_LINES), at))
+            if len(self._failed) == 1:
+                self._report(worker, code)
+
+    def _stopped(self, worker: Worker) -> None:
+        if self._exit_code not in (stopping.EXIT_CODE, TIMEOUT_EXIT_CODE):
+            self._exit_code = stopping.EXIT_CODE
+            self.say(f"worker {worker.index} has stopped on request: exit code {self._exit_code}.")
+            self._kill_within(self._ends.stop_grace)
+
+    def _report(self, worker: Worker, code: int) -> None:
         self._exit_code = 128 - code if code < 0 else code
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "failed"
         tail = worker.tail(TAIL_LINES).replace("\n", "\n    ")
-        self._say(
+        self.say(
             f"worker {worker.index} {how}: exit code {self._exit_code}. "
             f"Its last {TAIL_LINES} lines:\n    {tail or '(no output)'}"
         )
         if self._alive:
-            self._say(f"{self._names()} may go on for {self._grace:g} s, then SIGKILL.")
-            self._kill_within(self._grace)
+            self.say(f"{self._names()} may go on for {self._ends.grace:g} s, then SIGKILL.")
+            self._kill_within(self._ends.grace)
 
     def _clock(self, now: float) -> None:
         while self._signals:
             number = self._signals.popleft()
+            asks = number in stopping.SIGNALS
+            if asks and self._asked_at is not None and now - self._asked_at < stopping.SAME_SECONDS:
+                continue
+            self._asked_at = now if asks else self._asked_at
             if self._kill_at is None:
-                self._say(f"{signal.Signals(number).name}: passed on to {self._names()}.")
-            self._stop(128 + number, number, self._grace if self._kill_at is None else 0)
+                self.say(f"{signal.Signals(number).name}: passed on to {self._names()}.")
+            grace = self._ends.stop_grace if asks else self._ends.grace
+            self._stop(128 + number, number, grace if self._kill_at is None else 0)
         if self._deadline is not None and now >= self._deadline and self._alive:
             self._deadline = None
-            self._say(f"timeout: {self._names()} still running after {self._timeout:g} s.")
-            self._stop(TIMEOUT_EXIT_CODE, signal.SIGTERM, self._grace)
+            self.say(f"timeout: {self._names()} still running after {self._ends.timeout:g} s.")
+            self._stop(TIMEOUT_EXIT_CODE, signal.SIGTERM, self._ends.grace)
         if self._kill_at is not None and now >= self._kill_at and self._alive:
-            self._say(f"{self._names()} did not end: killed by SIGKILL.")
+            self.say(f"{self._names()} did not end: killed by SIGKILL.")
             for worker in self._alive:
                 worker.killed = True
             self._kill_at = None
             self.kill_all()
 
     def _stop(self, exit_code: int, number: int, grace: float) -> None:
+        self._ending = True
         self._exit_code = self._exit_code or exit_code
         for worker in self._alive:
             worker.send(number)
@@ -267,7 +330,8 @@ class Job:
         names = ", ".join(str(worker.index) for worker in self._alive)
         return f"worker{'s' if len(self._alive) > 1 else ''} {names}"
 
-    def _say(self, message: str) -> None:
+    def say(self, message: str) -> None:
+        """Prints a line, and keeps it for the result."""
         self._messages.append(message)
         if self._echo:
             print(f"[launch] {message}", file=sys.stderr, flush=True)

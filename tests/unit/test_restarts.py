@@ -1,0 +1,298 @@
+"""The launcher after a failure: who failed first, restarts, stops on request. No TensorFlow."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.loops import loop
+from tf_redsync import stopping
+from tf_redsync.cli import causes, launch
+from tf_redsync.cli.restarts import Restarts
+
+ROOT = Path(__file__).resolve().parents[2]
+CLI = [sys.executable, "-m", "tf_redsync.launch"]
+HEAD = """
+import json, os, signal, sys, time
+config = json.loads(os.environ['TF_CONFIG'])
+index, workers = config['task']['index'], len(config['cluster']['worker'])
+attempt = int(os.environ['TF_REDSYNC_RESTART'])
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_tf_config(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def job(tmp_path, body, workers, **kwargs):
+    path = tmp_path / "train.py"
+    path.write_text(HEAD + body)
+    return launch.run([sys.executable, str(path)], workers, timeout=30, grace=0.5, **kwargs)
+
+
+# --------------------------------------------------------------------------------- restarts
+
+
+def test_a_job_starts_again_on_new_ports(tmp_path):
+    body = """
+print(attempt, workers, config['cluster']['worker'][0], os.environ['TF_REDSYNC_JOB'], flush=True)
+if attempt < 2 and index == 1:
+    raise ValueError('not yet')
+if attempt < 2:
+    time.sleep(60)
+"""
+    logs = tmp_path / "logs"
+    result = job(tmp_path, body, 2, max_restarts=3, log_dir=logs)
+    assert result.exit_code == 0 and result.restarts == 2 and not result.failed
+    assert "restart 1 with 2 workers; 2 left." in result.message
+    assert "restart 2 with 2 workers; 1 left." in result.message
+    lines = [line.split() for line in (logs / "worker_0.log").read_text().splitlines()]
+    attempts, counts, addresses, jobs = zip(*lines, strict=True)
+    assert attempts == ("0", "1", "2") and set(counts) == {"2"}
+    assert len(set(addresses)) == 3 and len(set(jobs)) == 1
+
+
+def test_restarts_come_to_an_end(tmp_path):
+    result = job(tmp_path, "sys.exit(5)", 1, max_restarts=2)
+    assert result.exit_code == 5 and result.restarts == 2 and result.failed
+    assert result.message.endswith("worker 0 failed first: exit code 5; its last line: (no output)")
+
+
+def test_a_worker_that_always_dies_at_once_is_left_out(tmp_path):
+    body = """
+if os.environ['PLACE'] == 'b':
+    raise OSError('broken')
+time.sleep(0.2 if workers == 2 else 60)
+print(os.environ['PLACE'], index, workers)
+"""
+    places = [{"PLACE": place} for place in "abc"]
+    result = job(tmp_path, body, 3, max_restarts=5, min_workers=2, worker_env=places)
+    assert result.exit_code == 0 and result.restarts == 2
+    assert "restart 1 with 3 workers; 4 left." in result.message
+    assert "restart 2 with 2 workers without it: worker 1 has failed first" in result.message
+    assert [worker.output for worker in result.workers] == ["a 0 2", "c 1 2"]
+
+
+def test_a_worker_that_cannot_be_started_is_left_out(tmp_path):
+    wrappers = [[], ["/no/such/program"]]
+    result = job(tmp_path, "print(workers)", 2, max_restarts=1, min_workers=1, wrappers=wrappers)
+    assert result.exit_code == 0 and result.workers[0].output == "1"
+    assert "/no/such/program" in result.message
+    for how in ({"max_restarts": 1}, {"min_workers": 1}):
+        with pytest.raises(OSError, match="/no/such/program"):
+            job(tmp_path, "print(workers)", 2, wrappers=wrappers, **how)
+
+
+def test_the_rule():
+    rule = Restarts(left=9, min_workers=2, places=[0, 1, 2, 3])
+
+    def after(first, seconds):
+        assert rule.again(first, seconds) is not None
+        return rule.places
+
+    assert after(1, 5.0) == [0, 1, 2, 3]
+    assert after(2, 5.0) == [0, 1, 2, 3]  # another one
+    assert after(2, 500.0) == [0, 1, 2, 3]  # not at once
+    assert after(2, 5.0) == [0, 1, 3]
+    assert after(2, 5.0) == [0, 1, 3]  # 3 by its place
+    assert after(2, 5.0) == [0, 1]
+    assert after(1, 5.0) == after(1, 5.0) == [0, 1]  # no fewer
+    assert rule.attempt == 8 and rule.left == 1
+    assert rule.again(None, 5.0) and rule.again(None, 5.0) is None
+
+
+def test_the_one_worker_of_a_tf_config(tmp_path, monkeypatch):
+    """What each machine's launcher does."""
+    task = {"type": "worker", "index": 1}
+    config = json.dumps({"cluster": {"chief": ["a:1"], "worker": ["b:2", "c:3"]}, "task": task})
+    monkeypatch.setenv("TF_CONFIG", config)
+    path = tmp_path / "train.py"
+    path.write_text(HEAD + "print(json.dumps(config), attempt)\nsys.exit(3 * (attempt < 1))")
+    done = cli(["--max-restarts", "1", str(path)])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "".join(f"[worker 2] {config} {attempt}\n" for attempt in (0, 1))
+
+
+# ------------------------------------------------------------------------------------- stops
+
+
+def cli(args, **kwargs):
+    return subprocess.run(
+        [*CLI, *args], capture_output=True, text=True, timeout=30, check=False, **kwargs
+    )
+
+
+STOPS = """
+def stop(number, _):
+    time.sleep(0.3)
+    print('saved', flush=True)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGUSR1, stop)
+print('ready', flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", stopping.SIGNALS)
+def test_the_launcher_passes_the_exit_code_on_and_does_not_restart(tmp_path, number):
+    path = tmp_path / "train.py"
+    path.write_text(HEAD + STOPS)
+    args = [*CLI, "-n", "2", "--grace", "0", "--max-restarts", "3", str(path)]
+    with subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        ready = [run.stdout.readline() for _ in range(2)]
+        assert sorted(ready) == ["[worker 0] ready\n", "[worker 1] ready\n"]
+        run.send_signal(number)
+        time.sleep(0.1)
+        run.send_signal(number)  # as schedulers do that signal all processes: not a second request
+        out, err = run.communicate(timeout=20)
+    assert run.returncode == stopping.EXIT_CODE, err
+    assert sorted(out.splitlines()) == ["[worker 0] saved", "[worker 1] saved"]
+    assert "has stopped on request: exit code 75" in err and "restart" not in err
+
+
+def test_a_worker_that_stops_by_itself_stops_the_job(tmp_path):
+    body = "time.sleep(0.3 * index)\nsys.exit(75 if index == 0 else 1)"
+    result = job(tmp_path, body, 2, max_restarts=3)
+    assert result.exit_code == 75 and result.restarts == 0 and not result.failed
+
+
+def test_no_restart_after_a_signal_or_the_timeout(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(HEAD + "print('ready', flush=True)\nif index: sys.exit(3)\ntime.sleep(60)")
+    args = [*CLI, "-n", "2", "--grace", "20", "--max-restarts", "3", str(path)]
+    with subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        while "may go on for 20 s" not in run.stderr.readline():
+            pass
+        run.send_signal(signal.SIGTERM)
+        _, err = run.communicate(timeout=20)
+    assert run.returncode == 3 and "restart" not in err
+    result = launch.run([sys.executable, "-c", "import time; time.sleep(60)"], 1, timeout=0.5)
+    assert result.exit_code == 124 and not result.failed
+
+
+# ----------------------------------------------------------------------------- the first cause
+
+
+def test_the_last_line_names_the_first_cause(tmp_path):
+    """Worker 0 fails because of worker 1, and ends before it."""
+    body = """
+def train():
+    if index == 1:
+        raise ValueError('bad batch')
+    time.sleep(0.5)
+    class AbortedError(Exception): pass
+    raise AbortedError('Collective ops is aborted by: worker 1 has gone')
+try:
+    train()
+finally:
+    if index == 1:
+        import traceback
+        traceback.print_exc()
+        time.sleep(1)
+"""
+    (tmp_path / "train.py").write_text(HEAD + body)
+    done = cli(["-n", "2", "train.py"], cwd=tmp_path)
+    assert done.returncode == 1
+    line = HEAD.count("\n") + 4
+    assert done.stderr.splitlines()[-1] == (
+        f"[launch] worker 1 failed first: ValueError: bad batch (train.py:{line})"
+    )
+
+
+FRAMES = (
+    'Traceback (most recent call last):\n  File "/home/me/train.py", line 31, in <module>\n'
+    "    f()\n"
+    '  File "/v/lib/python3.11/site-packages/keras/src/utils.py", line 7, in g\n    raise e\n'
+)
+OUTPUTS = {
+    "an_error": (FRAMES + "ValueError: bad batch", "ValueError: bad batch (/home/me/train.py:31)"),
+    "without_a_message": (FRAMES + "KeyboardInterrupt", "KeyboardInterrupt (/home/me/train.py:31)"),
+    "of_a_module": (FRAMES + "a.b.Odd: x: y\nmore", "Odd: x: y (/home/me/train.py:31)"),
+    "the_last_of_two": (
+        f"{FRAMES}KeyError: 1\n\nDuring handling of the above exception, another exception "
+        f"occurred:\n\n{FRAMES}ValueError: bad",
+        "ValueError: bad (/home/me/train.py:31)",
+    ),
+    "of_a_graph": (
+        f"{FRAMES}tensorflow.python.framework.errors_impl.InvalidArgumentError: Graph execution "
+        'error:\n\nDetected at node Check defined at (most recent call last):\n  File "/a.py", '
+        "line 1, in <module>\n\nIndex 7 is out of range\n\t [[{{node Check}}]] [Op:__inference_1]",
+        "InvalidArgumentError: Index 7 is out of range (/home/me/train.py:31)",
+    ),
+    "in_a_library_alone": (
+        FRAMES.replace("/home/me/train.py", "<frozen runpy>") + "OSError: full",
+        "OSError: full (/v/lib/python3.11/site-packages/keras/src/utils.py:7)",
+    ),
+    "no_traceback": ("one\ntwo\n\n", "exit code 1; its last line: two"),
+    "a_torn_traceback": (FRAMES, "exit code 1; its last line:     raise e"),
+    "nothing": ("", "exit code 1; its last line: (no output)"),
+}
+
+
+@loop("name", OUTPUTS)
+def test_causes(name):
+    output, text = OUTPUTS[name]
+    assert causes.first([causes.End(4, 1, output, 0.0)]) == (4, f"worker 4 failed first: {text}")
+
+
+VICTIMS = (
+    "tensorflow.python.framework.errors_impl.AbortedError: Collective ops is aborted by: x",
+    "tensorflow.python.framework.errors_impl.UnavailableError: Socket closed",
+    "tf_redsync.exchange.agreement.Disagreement: worker 1 has ended its program, and worker 0 "
+    "waits for it:",
+)
+
+
+@loop("error", VICTIMS)
+def test_who_fails_because_of_another_one_is_not_the_first(error):
+    victim = causes.End(0, 1, FRAMES + error, 1.0)
+    later = causes.End(1, 1, FRAMES + "ValueError: bad", 2.0)
+    assert causes.first([victim, later])[0] == 1
+    assert causes.first([victim, causes.End(1, -9, "", 2.0)]) == (
+        1,
+        "worker 1 failed first: ended by SIGKILL, perhaps for want of memory",
+    )
+    assert causes.first([victim])[1].startswith("worker 0 failed first: ")
+
+
+def test_of_several_the_earliest_and_all_that_fail_alike():
+    ends = [causes.End(i, 1, FRAMES + f"ValueError: {i // 2}", 3.0 - i) for i in range(3)]
+    assert causes.first(ends)[1].startswith("worker 2 failed first: ValueError: 1")
+    assert causes.first(ends[:2]) == (
+        1,
+        "workers 0, 1 failed alike: ValueError: 0 (/home/me/train.py:31)",
+    )
+    assert causes.first([]) is None
+
+
+BAD = {
+    "restarts": (["-n", "2", "--max-restarts", "-1"], "`max_restarts` must be at least 0"),
+    "no_workers": (["-n", "2", "--min-workers", "0"], "`min_workers` must be from 1 to the number"),
+    "more_workers": (["-n", "2", "--min-workers", "3"], "Received: min_workers=3"),
+    "grace": (["-n", "2", "--stop-grace", "-1"], "`stop_grace` must be at least 0"),
+    "start_timeout": (["-n", "2", "--start-timeout", "0"], "`start_timeout` must be positive"),
+    "nothing": ([], "give -n/--workers for workers on this machine, or set TF_CONFIG"),
+}
+
+
+@loop("name", BAD)
+def test_bad_arguments(name, capsys):
+    args, words = BAD[name]
+    with pytest.raises(SystemExit) as error:
+        launch.main([*args, __file__])
+    assert error.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_the_start_timeout_comes_to_the_workers(tmp_path):
+    body = "print(os.environ['TF_REDSYNC_START_TIMEOUT'])"
+    assert job(tmp_path, body, 1, start_timeout=45.0).workers[0].output == "45"
+    assert "TF_REDSYNC_START_TIMEOUT" not in os.environ

@@ -1,0 +1,82 @@
+"""What the launcher gives a worker: ports, TF_CONFIG, environment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tf_redsync import environment
+
+THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
+
+
+def free_ports(count: int) -> list[int]:
+    """Returns `count` different free TCP ports.
+
+    They lie below the range from which the kernel takes the ports of outgoing connections: a worker
+    binds its port seconds after it was chosen, and no connection may take it in the meantime.
+    """
+    try:
+        limits = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
+        end = int(limits.split()[0])
+    except (OSError, ValueError):
+        end = 32768
+    start = 15000 if end > 16000 else 1024
+    ports: list[int] = []
+    with contextlib.ExitStack() as bound:
+        for _ in range(10000):
+            if len(ports) == count:
+                return ports
+            port = random.SystemRandom().randrange(start, end)
+            probe = bound.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                ports.append(port)
+    raise RuntimeError(f"No {count} free TCP ports between {start} and {end} on 127.0.0.1.")
+
+
+def tf_config(addresses: Sequence[str], index: int) -> str:
+    """Returns the TF_CONFIG (JSON) of worker `index` among `addresses` ("host:port")."""
+    cluster = {"worker": list(addresses)}
+    return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
+
+
+def default_threads(workers: int) -> int:
+    """Returns the usable cores divided by the number of workers, at least 1."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, cores // workers)
+
+
+def rank_in(text: str) -> int:
+    """Returns the worker's number in a TF_CONFIG, the chief's being 0; 0 if that cannot be said."""
+    try:
+        config = json.loads(text)
+        task, chiefs = config["task"], config["cluster"].get("chief", [])
+        return int(task["index"]) + (len(chiefs) if task["type"] == "worker" else 0)
+    except (ValueError, KeyError, TypeError, AttributeError):  # the worker will say so
+        return 0
+
+
+def for_workers(
+    workers: int,
+    threads: int | None,
+    start_timeout: float | None,
+    env: Mapping[str, str] | None,
+) -> dict[str, str]:
+    """Returns this process's environment, `env`, and what the user has not set."""
+    merged = {"PYTHONUNBUFFERED": "1", **os.environ, **(env or {})}
+    for name in THREAD_VARIABLES:
+        if threads is not None:
+            merged[name] = str(threads)
+        else:
+            merged.setdefault(name, str(default_threads(workers)))
+    merged.setdefault(environment.JOB, os.urandom(4).hex())
+    if start_timeout is not None:
+        merged[environment.START_TIMEOUT] = f"{start_timeout:g}"
+    return merged
