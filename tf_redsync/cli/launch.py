@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import os
 import signal
 import sys
@@ -24,7 +25,7 @@ from pathlib import Path
 from tf_redsync import environment
 from tf_redsync.cli import isolation, options
 from tf_redsync.cli.processes import Ends, Job, LaunchResult, Worker, WorkerResult
-from tf_redsync.cli.restarts import NotStarted, run_attempts
+from tf_redsync.cli.restarts import NotStarted, Restarts, run_attempts
 from tf_redsync.cli.surroundings import (
     THREAD_VARIABLES,
     default_threads,
@@ -102,31 +103,58 @@ def run(
     logs = Path(log_dir) if log_dir else None
     if logs:
         logs.mkdir(parents=True, exist_ok=True)
-    base = for_workers(count, threads, start_timeout, env)
     ends = Ends(timeout, grace, stop_grace)
     signals: collections.deque[int] = collections.deque()
+    start = _Starter(
+        command=command,
+        alone=workers is None,
+        base=for_workers(count, threads, start_timeout, env),
+        addresses=addresses,
+        wrappers=wrappers or [()] * count,
+        worker_env=worker_env or [{}] * count,
+        logs=logs,
+        echo=echo,
+        restarts=restarts,
+    )
+    with _forwarding(signals) if forward_signals else contextlib.nullcontext():
+        return run_attempts(lambda: Job(ends, echo, signals), start, restarts)
 
-    def start(job: Job) -> None:
-        places = restarts.places
-        ports = iter(free_ports(len(places))) if workers and not addresses else iter(())
-        at = [addresses[p] if addresses else f"127.0.0.1:{next(ports, 0)}" for p in places]
+
+@dataclasses.dataclass(frozen=True)
+class _Starter:
+    """Starts the workers of an attempt. `alone`: the one that TF_CONFIG names, and no other."""
+
+    command: Sequence[str]
+    alone: bool
+    base: Mapping[str, str]
+    addresses: Sequence[str] | None
+    wrappers: Sequence[Sequence[str]]
+    worker_env: Sequence[Mapping[str, str]]
+    logs: Path | None
+    echo: bool
+    restarts: Restarts
+
+    def __call__(self, job: Job) -> None:
+        places = self.restarts.places
+        if self.alone:
+            at: Sequence[str] = ()
+        elif self.addresses:
+            at = [self.addresses[place] for place in places]
+        else:
+            at = [f"127.0.0.1:{port}" for port in free_ports(len(places))]
         for i, place in enumerate(places):
-            extra = {environment.RESTART: str(restarts.attempt)}
-            if workers:
-                extra["TF_CONFIG"] = tf_config(at, i)
-            extra |= (worker_env or [{}] * count)[place]
-            number = i if workers else rank_in(os.environ["TF_CONFIG"])
-            argv = [*(wrappers[place] if wrappers else ()), *command]
-            log = logs / f"worker_{number}.log" if logs else None
-            printer = _printer(number, echo, bool(logs))
+            number = rank_in(os.environ["TF_CONFIG"]) if self.alone else i
+            config = {} if self.alone else {"TF_CONFIG": tf_config(at, i)}
+            attempt = {environment.RESTART: str(self.restarts.attempt)}
+            env = {**self.base, **config, **attempt, **self.worker_env[place]}
+            log = self.logs / f"worker_{number}.log" if self.logs else None
+            printer = _printer(number, self.echo, bool(self.logs))
+            argv = [*self.wrappers[place], *self.command]
             try:
-                worker = Worker(number, argv, {**base, **extra}, log, printer, restarts.attempt > 0)
+                worker = Worker(number, argv, env, log, printer, self.restarts.attempt > 0)
             except OSError as error:
                 raise NotStarted(place, error) from error
             job.add(worker)
-
-    with _forwarding(signals) if forward_signals else contextlib.nullcontext():
-        return run_attempts(lambda: Job(ends, echo, signals), start, restarts)
 
 
 def _printer(index: int, echo: bool, has_log: bool) -> Callable[[bytes], None] | None:

@@ -7,9 +7,61 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from tf_redsync.cli import isolation
 from tf_redsync.cli.restarts import Restarts
+
+# By name: what `ArgumentParser.add_argument` takes.
+_FLAGS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+    (
+        ("-n", "--workers"),
+        {"type": int, "help": "number of workers; without it, that of TF_CONFIG alone"},
+    ),
+    (
+        ("--max-restarts",),
+        {"type": int, "default": 0, "help": "starts of the job after a failure (0)"},
+    ),
+    (
+        ("--min-workers",),
+        {"type": int, "help": "with how many workers the job may go on (all)"},
+    ),
+    (("--timeout",), {"type": float, "help": "seconds until all workers are ended"}),
+    (
+        ("--start-timeout",),
+        {"type": float, "help": "seconds that workers wait for each other at the start (600)"},
+    ),
+    (
+        ("--grace",),
+        {
+            "type": float,
+            "default": 10.0,
+            "help": "seconds between the end of the job and SIGKILL (10)",
+        },
+    ),
+    (
+        ("--stop-grace",),
+        {
+            "type": float,
+            "default": 120.0,
+            "help": "seconds for a checkpoint after SIGTERM or SIGUSR1, before SIGKILL (120)",
+        },
+    ),
+    (("--threads",), {"type": int, "help": "threads per worker (cores // n)"}),
+    (("--log_dir",), {"help": "worker_<i>.log per worker; only worker 0 is printed"}),
+    (
+        ("--isolate",),
+        {
+            "choices": isolation.CHOICES,
+            "default": "auto",
+            "help": "keep others from the workers' ports. auto: other machines, where that is "
+            "possible; yes: everyone, by a network namespace, in which the script has no network; "
+            "no: nobody",
+        },
+    ),
+    (("-m",), {"dest": "module", "nargs": argparse.REMAINDER, "help": "module to run"}),
+    (("script",), {"nargs": argparse.REMAINDER, "help": "script.py and its arguments"}),
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -20,39 +72,8 @@ def parser() -> argparse.ArgumentParser:
         description="Starts a script on several worker processes of this machine under TF_CONFIG.",
         allow_abbrev=False,
     )
-    made.add_argument(
-        "-n", "--workers", type=int, help="number of workers; without it, that of TF_CONFIG alone"
-    )
-    made.add_argument(
-        "--max-restarts", type=int, default=0, help="starts of the job after a failure (default 0)"
-    )
-    made.add_argument(
-        "--min-workers", type=int, help="with how many workers the job may go on (default: all)"
-    )
-    made.add_argument(
-        "--start-timeout", type=float, help="seconds that workers wait for each other (600)"
-    )
-    made.add_argument(
-        "--stop-grace",
-        type=float,
-        default=120.0,
-        help="seconds for a checkpoint after SIGTERM or SIGUSR1, before SIGKILL (120)",
-    )
-    made.add_argument("--timeout", type=float, help="seconds until all workers are ended")
-    made.add_argument(
-        "--grace", type=float, default=10.0, help="seconds between the end of the job and SIGKILL"
-    )
-    made.add_argument("--threads", type=int, help="threads per worker (default: cores // n)")
-    made.add_argument("--log_dir", help="worker_<i>.log per worker; only worker 0 is printed")
-    made.add_argument(
-        "--isolate",
-        choices=isolation.CHOICES,
-        default="auto",
-        help="keep others from the workers' ports. auto: other machines, where that is possible; "
-        "yes: everyone, by a network namespace, in which the script has no network; no: nobody",
-    )
-    made.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="module to run")
-    made.add_argument("script", nargs=argparse.REMAINDER, help="script.py and its arguments")
+    for names, options in _FLAGS:
+        made.add_argument(*names, **options)
     return made
 
 
