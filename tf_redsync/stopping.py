@@ -1,7 +1,7 @@
 """SIGTERM and SIGUSR1: a scheduler asks this process to stop, with some time left to save.
 
 Knows signals and the exit code, but neither training nor checkpoints. A callback listens while
-`fit` runs, asks `requested` after each step, has the workers agree, saves, and raises `Stopped`.
+`fit` runs, has the workers agree on a step, saves, and raises `Stopped`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
-from types import FrameType
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
 from typing import Any
 
 # EX_TEMPFAIL of sysexits.h: "a temporary failure; the user is invited to retry". No failure of
 # Python (1, 2), of a shell (126, 127), of timeout(1) (124), of a signal (128 and more).
 EXIT_CODE = 75
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+NAMES = tuple(number.name for number in SIGNALS)
 # A scheduler may signal every process of a job, and the launcher passes on what it gets.
 SAME_SECONDS = 5.0
 _logger = logging.getLogger("tf_redsync")
@@ -38,28 +41,26 @@ class Stopped(SystemExit):
 class Requests:
     """What SIGTERM and SIGUSR1 ask for, between `listen` and `close`.
 
-    The first one is a request. Another one, `SAME_SECONDS` later or more, ends the process at once,
-    by 128 + its number, also while the main thread waits in TensorFlow, where no handler of Python
-    runs: signals come through a file to a thread of its own.
+    The first one is a request, while the main thread is in the `fit` that has called `listen`.
+    Another one, `SAME_SECONDS` later or more, ends the process at once, by 128 + its number, also
+    while the main thread waits in TensorFlow, where no handler of Python runs: signals come through
+    a file to a thread of its own. After a `fit` that has ended by an error, signals do what they
+    did before it.
+
+    Args:
+        ask: Called in that thread with the name of the signal.
     """
 
-    def __init__(self) -> None:
-        self._requested: str | None = None
-        self._since = 0.0
+    def __init__(self, ask: Callable[[str], None]) -> None:
+        self._ask = ask
+        self._since: float | None = None  # when there was a request
+        self._fit: CodeType | None = None
         self._before: dict[int, Any] = {}
         self._file = -1  # of who listened before
         self._sockets: tuple[socket.socket, socket.socket] | None = None
 
-    @property
-    def requested(self) -> str | None:
-        """The name of the signal that has asked for the end, or `None`."""
-        return self._requested
-
     def listen(self) -> None:
-        """Take over the signals; outside of the main thread, where Python cannot, warn.
-
-        A signal that came before the last `close` is still a request.
-        """
+        """Take over the signals; outside of the main thread, where Python cannot, warn."""
         if self._sockets is not None:
             return
         if threading.current_thread() is not threading.main_thread():
@@ -68,10 +69,11 @@ class Requests:
                 "they end this process."
             )
             return
+        self._fit = next((c for c in _running(sys._getframe()) if c.co_name == "fit"), None)
         self._sockets = read, write = socket.socketpair()
         write.setblocking(False)
         self._file = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
-        self._before = {number: signal.signal(number, _nothing) for number in SIGNALS}
+        self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
         arguments = (read, self._file)
         threading.Thread(target=self._hear, args=arguments, daemon=True, name="stopping").start()
 
@@ -96,20 +98,36 @@ class Requests:
                     if number in SIGNALS:
                         self._take(signal.Signals(number))
 
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        """In the main thread, when it comes to it. That there is a handler wakes the other one."""
+        if not self._in_fit(frame):
+            self.close()
+            os.kill(os.getpid(), number)
+
+    def _in_fit(self, frame: FrameType | None) -> bool:
+        return self._fit is None or self._fit in _running(frame)
+
     def _take(self, number: signal.Signals) -> None:
-        if self._requested is not None:
+        main = threading.main_thread().ident
+        if main is not None and not self._in_fit(sys._current_frames().get(main)):
+            return
+        if self._since is not None:
             if time.monotonic() - self._since < SAME_SECONDS:
                 return
             _logger.error("%s: a further signal: this process ends at once", number.name)
             os._exit(128 + number)
-        self._requested, self._since = number.name, time.monotonic()
+        self._since = time.monotonic()
         _logger.warning(
             "%s: all workers make a checkpoint at the end of a step and end by exit code %d; a "
             "further signal ends this process at once",
             number.name,
             EXIT_CODE,
         )
+        self._ask(number.name)
 
 
-def _nothing(number: int, frame: FrameType | None) -> None:
-    """Be there, so that Python writes the signal into the file."""
+def _running(frame: FrameType | None) -> Iterator[CodeType]:
+    """The functions that run, from the innermost one."""
+    while frame is not None:
+        yield frame.f_code
+        frame = frame.f_back

@@ -126,7 +126,7 @@ def defined_names() -> set[str]:
 
 
 # Private names of the standard library: not what the rule is about.
-STANDARD_LIBRARY = {"sys._getframe", "os._exit"}
+STANDARD_LIBRARY = {"sys._getframe", "sys._current_frames", "os._exit"}
 
 
 def private_attributes_of_others(tree, own: set[str]) -> list[str]:
