@@ -1,7 +1,7 @@
 """SIGTERM and SIGUSR1: a scheduler asks this process to stop, with some time left to save.
 
 Knows signals and the exit code, but neither training nor checkpoints. A callback listens while
-`fit` runs, has the workers agree on a step, saves, and raises `Stopped`.
+`fit` runs, looks at `requested` after each step, has the workers agree, saves, raises `Stopped`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
@@ -22,7 +22,6 @@ from typing import Any
 # Python (1, 2), of a shell (126, 127), of timeout(1) (124), of a signal (128 and more).
 EXIT_CODE = 75
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-NAMES = tuple(number.name for number in SIGNALS)
 # A scheduler may signal every process of a job, and the launcher passes on what it gets.
 SAME_SECONDS = 5.0
 _logger = logging.getLogger("tf_redsync")
@@ -46,21 +45,26 @@ class Requests:
     while the main thread waits in TensorFlow, where no handler of Python runs: signals come through
     a file to a thread of its own. After a `fit` that has ended by an error, signals do what they
     did before it.
-
-    Args:
-        ask: Called in that thread with the name of the signal.
     """
 
-    def __init__(self, ask: Callable[[str], None]) -> None:
-        self._ask = ask
-        self._since: float | None = None  # when there was a request
+    def __init__(self) -> None:
+        self._requested: str | None = None
+        self._since = 0.0
         self._fit: CodeType | None = None
         self._before: dict[int, Any] = {}
         self._file = -1  # of who listened before
         self._sockets: tuple[socket.socket, socket.socket] | None = None
 
+    @property
+    def requested(self) -> str | None:
+        """The name of the signal that has asked for the end, or `None`."""
+        return self._requested
+
     def listen(self) -> None:
-        """Take over the signals; outside of the main thread, where Python cannot, warn."""
+        """Take over the signals; outside of the main thread, where Python cannot, warn.
+
+        A signal that came before the last `close` is still a request.
+        """
         if self._sockets is not None:
             return
         if threading.current_thread() is not threading.main_thread():
@@ -111,19 +115,18 @@ class Requests:
         main = threading.main_thread().ident
         if main is not None and not self._in_fit(sys._current_frames().get(main)):
             return
-        if self._since is not None:
+        if self._requested is not None:
             if time.monotonic() - self._since < SAME_SECONDS:
                 return
             _logger.error("%s: a further signal: this process ends at once", number.name)
             os._exit(128 + number)
-        self._since = time.monotonic()
+        self._requested, self._since = number.name, time.monotonic()
         _logger.warning(
             "%s: all workers make a checkpoint at the end of a step and end by exit code %d; a "
             "further signal ends this process at once",
             number.name,
             EXIT_CODE,
         )
-        self._ask(number.name)
 
 
 def _running(frame: FrameType | None) -> Iterator[CodeType]:
