@@ -25,9 +25,18 @@ def regression(rows: int, seed: int = 0):
 
 def dataset(rows: int, batch: int):
     """A dataset of global batches that `tf.distribute` shards by rows among the workers."""
-    data = tf.data.Dataset.from_tensor_slices(regression(rows)).batch(batch)
+    return sharded(tf.data.Dataset.from_tensor_slices(regression(rows)).batch(batch))
+
+
+def sharded(data):
+    """`data` with options for tests: every worker gets its rows of each batch.
+
+    An iterator that goes while tf.data tunes itself waits for the tuning thread, which may sleep
+    for as long as the iterator has lived: nothing is tuned here.
+    """
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    options.autotune.enabled = False
     return data.with_options(options)
 
 
@@ -64,10 +73,8 @@ def train_loop(strategy, model, optimizer, data, epochs: int) -> tuple[list[floa
     def step(batch):
         return strategy.reduce("SUM", strategy.run(replica_step, args=(batch,)), axis=None)
 
-    distributed = strategy.experimental_distribute_dataset(data)
     losses, digests = [], []
-    for _ in range(epochs):
-        for batch in distributed:
-            losses.append(float(step(batch)))
-            digests.append(digest(model))
+    for batch in strategy.experimental_distribute_dataset(data.repeat(epochs)):
+        losses.append(float(step(batch)))
+        digests.append(digest(model))
     return losses, digests

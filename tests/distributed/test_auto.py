@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.deep import DEEP
 from tests.distributed.cluster import LEGACY, run_workers
 
 LEARNING_RATE = 0.01
@@ -44,7 +45,7 @@ def fit_with_auto(family):
 
 
 @pytest.mark.parametrize(
-    "family", ["keras3", "tf_keras", pytest.param("legacy", marks=pytest.mark.deep)]
+    "family", ["keras3", *(pytest.param(f, marks=pytest.mark.deep) for f in ("tf_keras", "legacy"))]
 )
 def test_a_small_model_stays_dense(family):
     env = None if family == "keras3" else LEGACY
@@ -57,7 +58,19 @@ def test_a_small_model_stays_dense(family):
     assert set(first["methods"]) == {"Dense"}
 
 
-def train_with_trial(slow_phase, bad=None):
+def train_with_trials(trials):
+    """Train in each trial; what was found by the trial's number."""
+    import tf_redsync as rs
+
+    strategy = rs.MultiWorkerMirroredStrategy()
+    found = {}
+    for number, (slow_phase, bad) in enumerate(trials):
+        results = train_with_trial(strategy, slow_phase, bad)
+        found |= {f"{number}/{key}": value for key, value in results.items()}
+    return found
+
+
+def train_with_trial(strategy, slow_phase, bad=None):
     """Train what `Auto` compresses, one phase of which sleeps; the loss is linear in the weights.
 
     So gradients do not depend on the weights, and weights tell the sum of what was delivered. With
@@ -93,7 +106,6 @@ def train_with_trial(slow_phase, bad=None):
 
     # A network on which everything is predicted to gain, whatever it is.
     probe.link = lambda *_: cost.Link.of(rate=1e3, latency=0.0)
-    strategy = rs.MultiWorkerMirroredStrategy()
     auto = rs.Auto(candidates=(Sleepy(density=0.01, dense_below=0),), trial_steps=3)
     with strategy.scope():
         keras.utils.set_random_seed(1)
@@ -149,27 +161,42 @@ def check_trial(first, second, phases="ccccdcdcd"):
     return dense[len(phases) :]
 
 
-def test_trial_falls_back_to_dense():
-    first, second = run_workers(train_with_trial, args=("exchange",), timeout=240)
+BAD = (2, 6, 9)  # in the first steps, after a compressed one, and after a dense one
+TRIALS = [("exchange", None), ("dense_exchange", None), ("exchange", BAD)]
+TRIALS += [("dense_exchange", BAD)] if DEEP else []
+
+
+@pytest.fixture(scope="module")
+def tried():
+    """What both workers found, by slow phase and bad steps."""
+    both = run_workers(train_with_trials, args=(TRIALS,), timeout=240)
+    return {
+        trial: [
+            {k.split("/")[1]: v for k, v in worker.items() if k.startswith(f"{number}/")}
+            for worker in both
+        ]
+        for number, trial in enumerate(TRIALS)
+    }
+
+
+def test_trial_falls_back_to_dense(tried):
+    first, second = tried["exchange", None]
     assert check_trial(first, second).all()
     assert not first["residual"].any() and not second["residual"].any()
     assert first["bytes_per_step"] == 576 * 4
 
 
-def test_trial_keeps_compression():
-    first, second = run_workers(train_with_trial, args=("dense_exchange",), timeout=240)
+def test_trial_keeps_compression(tried):
+    first, second = tried["dense_exchange", None]
     assert not check_trial(first, second).any()
     assert first["residual"].any()
     assert first["bytes_per_step"] < 100
 
 
-@pytest.mark.parametrize(
-    "slow_phase", ["exchange", pytest.param("dense_exchange", marks=pytest.mark.deep)]
-)
-def test_trial_with_a_loss_scale_that_overflows(slow_phase):
+@pytest.mark.parametrize("slow_phase", [phase for phase, bad in TRIALS if bad])
+def test_trial_with_a_loss_scale_that_overflows(tried, slow_phase):
     """A step before one that is skipped has no time; it is tried again."""
-    bad = (2, 6, 9)  # in the first steps, after a compressed one, and after a dense one
-    first, second = run_workers(train_with_trial, args=(slow_phase, bad), timeout=240)
+    first, second = tried[slow_phase, BAD]
     left = check_trial(first, second, "ccccccddcdcd")
     assert left.all() == (slow_phase == "exchange") and left.any() == left.all()
     assert first["skipped"] == second["skipped"] == 3

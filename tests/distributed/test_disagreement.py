@@ -37,14 +37,12 @@ def start_differently(what):
         ("method", ("0.1", "0.2")),
         ("method on the plain strategy", ("0.1", "0.2")),
         ("shape", ("(12, 48)", "(12, 49)")),
-        ("more layers", ("(48, 1)", "(48, 48)")),
+        pytest.param("more layers", ("(48, 1)", "(48, 48)"), marks=pytest.mark.deep),
         ("fewer layers", ("(48, 1)", "(48, 48)")),
     ],
 )
 def test_workers_that_differ_say_how_on_all_workers(what, both):
-    started = time.monotonic()
     outputs = fail_workers(start_differently, args=(what,), timeout=100)
-    assert time.monotonic() - started < 60
     for output in outputs:
         assert "the workers disagree" in output
         assert "worker 0" in output and "worker 1" in output
@@ -58,22 +56,22 @@ def leave_out_one_step():
     import tf_redsync as rs
     from tests.distributed import problems
 
-    strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=8)
+    strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=4)
     with strategy.scope():
         model = problems.network(keras)
         optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.RedSync(dense_below=16))
-    epochs = 4 if problems.rank() == 0 else 1
-    problems.train_loop(strategy, model, optimizer, problems.dataset(16, 8), epochs)
+    problems.train_loop(strategy, model, optimizer, problems.dataset(16, 8), 1)
     if problems.rank() == 1:
         time.sleep(100)
+    problems.train_loop(strategy, model, optimizer, problems.dataset(16, 8), 1)
 
 
 def test_a_worker_that_stays_away_is_named_after_the_limit():
     with pytest.raises(AssertionError) as error:
-        run_workers(leave_out_one_step, timeout=150, grace=2)
+        run_workers(leave_out_one_step, timeout=90, grace=2)
     text = str(error.value)
     assert "worker 0, exit code 1" in text
-    assert "worker 1 did not come to where others wait, for 8 s" in text
+    assert "worker 1 did not come to where others wait, for 4 s" in text
     assert "worker 1 is at step 2" in text
     assert "worker 0 is at step 2 and waits for all workers to: reduce int64 by SUM" in text
 

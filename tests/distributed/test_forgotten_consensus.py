@@ -2,10 +2,11 @@
 
 import pytest
 
+from tests.deep import DEEP
 from tests.distributed.cluster import LEGACY, run_workers
 
 STEPS = 7  # an epoch; rounds have 4
-CASES = ["keras3 LocalSGD", "tf_keras SBC", "legacy LocalSGD"]
+CASES = ["keras3 LocalSGD", "tf_keras SBC", *(["legacy LocalSGD"] if DEEP else [])]
 
 
 def use_as_always(folder, cases):

@@ -94,9 +94,9 @@ def differ(family, cases):
 
     def slow():
         """Worker 1 is late, and nobody has gone on: no case."""
-        progress.STALLED_SECONDS, before = 2.0, progress.STALLED_SECONDS
+        progress.STALLED_SECONDS, before = 1.0, progress.STALLED_SECONDS
         try:
-            late = callbacks.LambdaCallback(on_epoch_end=lambda *_: time.sleep(6 * rank))
+            late = callbacks.LambdaCallback(on_epoch_end=lambda *_: time.sleep(3 * rank))
             compiled().fit(data, epochs=2, verbose=0, callbacks=[late])
         finally:
             progress.STALLED_SECONDS = before
@@ -104,14 +104,12 @@ def differ(family, cases):
     result = {}
     slow()
     for case in (*cases, FEWER):
-        started = time.monotonic()
         try:
             run(case)
         except Exception as error:
             result[case] = f"{type(error).__name__}: {error}"
         else:
             result[case] = "no error"
-        result[f"{case}, seconds"] = time.monotonic() - started
     return result
 
 
@@ -131,12 +129,10 @@ def test_what_one_worker_does_alone_is_an_error_on_all(family, cases):
             chief, other = text.split("\nworker 0: ")[1].split("\nworker 1: ")
             assert CASES[case] in chief, f"{case}: {text}"
             assert other != chief
-            assert seen[f"{case}, seconds"] < 30
     for seen in both:
         text = seen[FEWER]
         assert "the workers do different things: worker 0 is about to: " in text, text
         assert "; worker 1 has entered a further step" in text
-        assert seen[f"{FEWER}, seconds"] < 30
 
 
 def stop_one():
@@ -147,7 +143,7 @@ def stop_one():
     import tf_redsync as rs
     from tests.distributed import problems
 
-    strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=15)
+    strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=8)
     with strategy.scope():
         model = problems.network(keras)
         model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.RedSync()), "mse")
@@ -168,17 +164,15 @@ def stop_one():
 
 
 def test_a_stopped_worker_is_named():
-    started = time.monotonic()
     with pytest.raises(AssertionError) as error:
         # It ends the stopped one by SIGKILL.
         fail_workers(stop_one, workers=3, env=LEGACY, timeout=150, grace=20)
-    assert time.monotonic() - started < 145
     texts = str(error.value).split("--- worker ")[1:]
     for rank, text in enumerate(texts[:2]):
         assert text.startswith(f"{rank}, exit code 1")
         assert "worker 2 does not answer" in text, text
         # Its last report may be of the agreement before the first step.
         where = r"worker 2 is at step [0-6](, after| and waits for all workers to): .*; last heard"
-        assert re.search(where + r" of \d\d s ago", text), text
+        assert re.search(where + r" of \d+ s ago", text), text
         assert "worker 0 is at step 7" in text and "worker 1 is at step 7" in text
     assert texts[2].startswith("2, exit code -9")

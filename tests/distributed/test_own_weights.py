@@ -293,8 +293,8 @@ def fit_apart():
             model = problems.network(keras, normalized=True)
             optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.02, momentum=0.5), method)
             model.compile(optimizer=optimizer, loss="mse")
-        train, test = problems.dataset(112, 16), problems.dataset(32, 16)
-        history = model.fit(train, validation_data=test, epochs=8, verbose=0, callbacks=[Digest()])
+        train, test = problems.dataset(112, 16).repeat(3), problems.dataset(32, 16)
+        history = model.fit(train, validation_data=test, epochs=3, verbose=0, callbacks=[Digest()])
         norm = model.layers[1]
         local = strategy.experimental_local_results(norm.moving_mean.value)[0]
         weights = [strategy.experimental_local_results(v.value)[0] for v in model.weights]
@@ -306,6 +306,9 @@ def fit_apart():
         results[f"{name}/validated"] = digests["validated"]
         results[f"{name}/epoch"] = digests["epoch"]
         # Weights that are loaded between two calls of `fit` are where training goes on.
+        results[f"{name}/norm before"] = float(
+            sum(np.abs(w).sum() for w in model.get_weights()[:2])
+        )
         model.set_weights([np.zeros_like(w) for w in model.get_weights()])
         model.fit(train, epochs=1, steps_per_epoch=1, verbose=0)
         results[f"{name}/norm"] = float(sum(np.abs(w).sum() for w in model.get_weights()[:2]))
@@ -318,9 +321,9 @@ def test_fit_evaluates_and_ends_at_the_consensus():
     for name in ("sbc", "cd_sgd"):
         loss = first[f"{name}/loss"]
         assert np.isfinite(loss).all() and loss[-1] < 0.7 * loss[0]
-        assert len(set(first[f"{name}/validated"])) == 8
+        assert len(set(first[f"{name}/validated"])) == 3
         for key in ("val_loss", "moving_mean", "own", "validated", "epoch", "bytes"):
             found = first[f"{name}/{key}"]
             np.testing.assert_array_equal(found, second[f"{name}/{key}"], f"{name}/{key}")
         assert np.abs(first[f"{name}/moving_mean"]).max() > 0
-        assert first[f"{name}/norm"] < 1.0
+        assert first[f"{name}/norm"] < 0.1 * first[f"{name}/norm before"]

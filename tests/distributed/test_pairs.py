@@ -53,7 +53,9 @@ def gather_and_train(training):
     return found
 
 
-@pytest.mark.parametrize(("workers", "training"), [(2, False), (4, True)])
+@pytest.mark.parametrize(
+    ("workers", "training"), [pytest.param(2, False, marks=pytest.mark.deep), (4, True)]
+)
 def test_pairs_of_workers(workers, training):
     results = run_workers(gather_and_train, workers=workers, args=(training,), timeout=150)
     for name in ("direct", "public"):

@@ -22,7 +22,7 @@ STEPS = 2
 POSITIONS = (2, 6, 9)
 # Those that take a row for a worker, or a worker for a row.
 # One for each pattern of requests.
-BY_RANK = ("one_bit_sgd", "ok_topk", "gtopk", "lgc_ring", "redsync_auto")
+BY_RANK = ("one_bit_sgd", "gtopk", "redsync_auto")
 NAMES = tuple(TABLE) if DEEP else BY_RANK
 
 

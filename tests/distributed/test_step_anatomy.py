@@ -27,6 +27,7 @@ def run(script, *args, timeout=300):
     return done.stdout
 
 
+@pytest.mark.deep  # tests/unit/test_timeline.py asks for its parts
 def test_timeline(tmp_path):
     files = {name: tmp_path / f"{name}.json" for name in ("trace", "json")}
     flags = [f"--{name}={path}" for name, path in files.items()]

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks import netlab, workers
 from benchmarks.step import step_report, step_time
+from tests.deep import DEEP
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMETERS = 784 * 2048 + 5 * 2048 * 2048 + 2048 * 10 + 6 * 2048 + 10
@@ -197,21 +198,25 @@ def test_loopback_report(tmp_path):
 def test_wire_bytes_agree_with_the_library(tmp_path):
     report = tmp_path / "report.json"
     flags = ["--rate", "1gbit", "--model", "mlp", "--batch", "2", "--rounds", "1", "--steps", "4"]
-    done = run(*flags, "--methods", "dense,redsync", "--warmup", "1", "--json", str(report))
+    methods = "dense,redsync" if DEEP else "redsync"
+    done = run(*flags, "--methods", methods, "--warmup", "1", "--json", str(report))
     assert done.returncode == 0, done.stderr
     rows = json.loads(report.read_text())["methods"]
-    assert rows["dense"]["bytes_per_step"] == 4 * PARAMETERS
     # Index and value of every thousandth element, and the small tensors as they are.
     assert 0.0015 < rows["redsync"]["bytes_per_step"] / (4 * PARAMETERS) < 0.01
     # Headers, acknowledgements and the calls themselves come on top.
-    for name, overhead in (("dense", 1.05), ("redsync", 1.5)):
-        counted, wire = rows[name]["bytes_per_step"], rows[name]["wire_bytes_per_step"]
-        assert counted <= wire < overhead * counted, name
-    # 90 MB at 1 Gbit/s take 0.72 s: the limit is there.
-    assert rows["dense"]["step_ms"] > 700
+    assert list(rows) == methods.split(",")
+    for name, row in rows.items():
+        counted, wire = row["bytes_per_step"], row["wire_bytes_per_step"]
+        assert counted <= wire < {"dense": 1.05, "redsync": 1.5}[name] * counted, name
+    if "dense" in rows:
+        assert rows["dense"]["bytes_per_step"] == 4 * PARAMETERS
+        # 90 MB at 1 Gbit/s take 0.72 s: the limit is there.
+        assert rows["dense"]["step_ms"] > 700
 
 
 @pytest.mark.distributed
+@pytest.mark.deep  # what a failing worker says: tests/unit/test_launch.py
 def test_a_failing_worker_is_reported():
     done = run("--rate", "none", "--methods", "redsync", "--density", "7", "--rounds", "1")
     assert done.returncode == 1

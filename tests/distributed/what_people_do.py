@@ -16,6 +16,7 @@ from tests.distributed import problems
 # By name: the function, libraries, ways, and the rest.
 ROWS = {}
 BATCH, BATCHES = 16, 4
+PASSES = 3  # over the data in an epoch: to start one takes as long as twenty steps
 
 
 def row(function=None, *, libraries=("keras3", "tf_keras", "addons"), fit_only=False, **extra):
@@ -68,7 +69,7 @@ class Trainer:
         """Inputs and targets."""
         return problems.regression(BATCH * BATCHES)
 
-    def train(self, build, data, loss="mse", optimizer=None, epochs=5, options=None, **fit):
+    def train(self, build, data, loss="mse", optimizer=None, epochs=2, options=None, **fit):
         """Build and train a model; return the losses of the epochs.
 
         Args:
@@ -94,14 +95,12 @@ class Trainer:
             wrapped = self.wrap((optimizer or self.adam)())
             model.compile(wrapped, loss=loss, **(options or {}))
 
-    def go_on(self, model, data, loss="mse", epochs=5, **fit):
+    def go_on(self, model, data, loss="mse", epochs=2, **fit):
         """Train a compiled model."""
         if model not in self.models:
             self.models.append(model)
-        dataset = tf.data.Dataset.from_tensor_slices(data).batch(BATCH)
-        policy = tf.data.Options()
-        policy.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-        dataset = dataset.with_options(policy)
+        dataset = tf.data.Dataset.from_tensor_slices(data).batch(BATCH).repeat(PASSES)
+        dataset = problems.sharded(dataset)
         if self.way == "loop":
             return self._loop(model, dataset, self.keras.losses.get(loss), epochs)
         return model.fit(dataset, epochs=epochs, verbose=0, **fit).history["loss"]
@@ -422,7 +421,7 @@ def unfrozen_later(t):
     layer.trainable = True
     before = [np.array(w) for w in layer.get_weights()]
     t.compile(t.models[-1])
-    losses = [*losses, *t.go_on(t.models[-1], t.regression(), epochs=3)]
+    losses = [*losses, *t.go_on(t.models[-1], t.regression())]
     assert any(np.any(a != b) for a, b in zip(before, layer.get_weights(), strict=True))
     return losses
 
@@ -433,7 +432,7 @@ def early_stopping(t):
     losses = t.train(
         t.mlp(),
         t.regression(),
-        epochs=9,
+        epochs=5,
         callbacks=[stop],
         validation_data=problems.dataset(16, 16),
     )
@@ -465,7 +464,7 @@ def run_eagerly(t):
 
 @row(slow=True)
 def three_thousand_steps(t):
-    losses = t.train(t.mlp(), t.regression(), epochs=3000 // BATCHES)
+    losses = t.train(t.mlp(), t.regression(), epochs=3000 // (PASSES * BATCHES))
     return [*losses[:1], *losses[-1:]]
 
 

@@ -6,6 +6,7 @@ import pytest
 import tf_keras
 
 import tf_redsync as rs
+from tf_redsync.keras import fit_hook
 from tf_redsync.keras.fit_hook import FitHook
 
 EVENTS = (
@@ -42,3 +43,18 @@ def test_other_models_have_none():
     model.compile("sgd", "mse")
     found = keras.callbacks.CallbackList([], model=model).callbacks
     assert not any(isinstance(c, FitHook) for c in found)
+
+
+def test_the_method_of_a_model_is_named_and_none_of_a_users_own():
+    seen = []
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    note = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda *_: seen.append(fit_hook.method_of_a_model())
+    )
+    model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0, callbacks=[note])
+
+    def fit():
+        return fit_hook.method_of_a_model()
+
+    assert [*seen, fit()] == [" in `fit`", ""]

@@ -143,9 +143,12 @@ def method_of_a_model() -> str:
     """Name the method of a Keras model that is being called, for a text about what it does."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name in _METHODS and hasattr(
-            frame.f_locals.get("self"), "distribute_strategy"
-        ):
+        # Not by its `self`: `f_locals` would keep the frame's values alive, iterators among them.
+        if frame.f_code.co_name in _METHODS and _is_keras(frame.f_globals.get("__name__", "")):
             return f" in `{frame.f_code.co_name}`"
         frame = frame.f_back
     return ""
+
+
+def _is_keras(module: str) -> bool:
+    return module.partition(".")[0] in ("keras", "tf_keras")
