@@ -6,16 +6,19 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from tests.deep import DEEP
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.requests import AllGather, AllReduce, PairGather
 
 # Ranks 0 to 4, one element, no element, primes, and sizes around powers of two.
-SHAPES = ((), (1,), (13,), (1, 1), (0, 3), (31, 5), (257, 3), (3, 4, 5), (2, 3, 1, 4), (64, 33))
+SHAPES = ((), (1,), (13,), (0, 3), (31, 5), (257, 3), (2, 3, 1, 4), (64, 33))
+if DEEP:
+    SHAPES = ((1, 1), (3, 4, 5), *SHAPES)
 SPECS = tuple(
     TensorSpec(f"layer/{i}", shape, position=i, output_layer=i == len(SHAPES) - 1)
     for i, shape in enumerate(SHAPES)
 )
-WORKERS = (1, 2, 3, 4, 7, 8)
+WORKERS = (1, 2, 3, 4, 5, 7, 8)
 
 
 def dense_payload(method, specs, step) -> list[int]:

@@ -9,6 +9,7 @@ import pkgutil
 from tests.conformance import families
 from tests.conformance.descriptor import WORKERS
 from tests.deep import DEEP
+from tf_redsync.exchange.requests import PairGather
 
 TABLE = {}
 for module in pkgutil.iter_modules(families.__path__, families.__name__ + "."):
@@ -22,12 +23,23 @@ _FIRST = {type(d.method): name for name, d in reversed(TABLE.items())}
 def worker_counts(name: str) -> tuple[int, ...]:
     """Return the numbers of workers to try: fewer for the further variants of a method.
 
-    Pairs and blocks need a number that is no power of two, and two rounds or more: 7 and 3 do.
+    Blocks need a number that is no power of two, pairs one that leaves several without a partner.
     """
-    first = _FIRST[type(TABLE[name].method)] == name
     if DEEP:
         return WORKERS
-    return (1, 2, 3, 7) if first else (3,)
+    if not is_first(name):
+        return (3,)
+    return (1, 2, 3, 5) if in_pairs(name) else (1, 2, 3)
+
+
+def is_first(name: str) -> bool:
+    """Return whether an entry is the first of its method."""
+    return _FIRST[type(TABLE[name].method)] == name
+
+
+def in_pairs(name: str) -> bool:
+    """Return whether a method exchanges with one partner after another."""
+    return PairGather in TABLE[name].kinds(5)
 
 
 def cases(names=TABLE, counts=WORKERS) -> list[tuple[str, int]]:

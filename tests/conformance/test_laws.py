@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
-from tests.conformance.descriptor import SPECS, dense_payload
+from tests.conformance.descriptor import SHAPES, SPECS, WORKERS, dense_payload
 from tests.conformance.harness import (
     assert_equal_bits,
     copied,
@@ -17,7 +17,7 @@ from tests.conformance.harness import (
     run,
     tensors,
 )
-from tests.conformance.table import TABLE, cases, counts_of
+from tests.conformance.table import TABLE, cases, counts_of, in_pairs, is_first
 from tests.deep import DEEP
 from tests.loops import loop
 from tf_redsync.exchange import loopback, wire
@@ -25,17 +25,37 @@ from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather
 
 PHASES = ("exchange", "dense_exchange")
+MIDDLE = SHAPES.index((31, 5))
 
 
 def every_phase(test):
     """A test of each method, which goes over phases and numbers of workers."""
 
     def phases(name):
-        cases = [("exchange", workers) for workers in counts_of(name)]
-        cases += [("dense_exchange", workers) for workers in ((1, 3) if DEEP else (3,))]
+        counts = WORKERS if DEEP else (1, 3, 5)  # two workers: against the oracle, in test_oracles
+        cases = [("exchange", workers) for workers in counts_of(name, counts)]
+        if DEEP or has_a_new_dense_exchange(name):
+            cases += [("dense_exchange", workers) for workers in ((1, 3) if DEEP else (3,))]
         return [{"phase": phase, "workers": workers} for phase, workers in cases]
 
     return of_each_method(phases, test)
+
+
+def dense_kind(name) -> tuple:
+    """What a method's dense exchange depends on; sizes and densities are nothing to it."""
+    method = TABLE[name].method
+    inner = getattr(method, "method", None)
+    traits = ("momentum", "nesterov", "gathers", "served_only")
+    found = [bool(getattr(m, t, False)) for m in (method, inner, TABLE[name]) for t in traits]
+    return type(method), type(inner), *found, frozenset(method.state_kinds)
+
+
+_FIRST_DENSE = {dense_kind(name): name for name in reversed(TABLE)}
+
+
+def has_a_new_dense_exchange(name) -> bool:
+    """Whether no entry before has the same dense exchange."""
+    return _FIRST_DENSE[dense_kind(name)] == name
 
 
 def of_each_method(cases, test):
@@ -118,7 +138,7 @@ def momentum_sgd(grads: list, method) -> list:
 
 @pytest.mark.parametrize("name", [n for n, d in TABLE.items() if d.full is not None])
 def test_sending_everything_is_uncompressed_sgd(name):
-    for workers in counts_of(name):
+    for workers in counts_of(name, WORKERS if DEEP else (1, 3)):
         check_everything_sent(TABLE[name], workers)
 
 
@@ -151,13 +171,18 @@ def test_all_workers_get_the_same_bits(name, workers, phase):
             assert len(distinct) > 1, "the method agrees on totals; declare it"
 
 
-@pytest.mark.parametrize(("name", "workers"), cases(counts=(2, 7) if DEEP else (2,)))
-def test_same_inputs_same_bits(name, workers):
-    descriptor = TABLE[name]
-    again = run(descriptor.method, workers, descriptor.specs, start=descriptor.start)
-    for first, second in zip(recorded(name, workers), again, strict=True):
-        assert_equal_bits(second.totals, first.totals)
-        assert_equal_bits(second.new_states, first.new_states)
+@pytest.mark.parametrize("name", TABLE)
+def test_same_inputs_same_bits(name):
+    """Once more the first state, and the last step from the state before it."""
+    descriptor, workers = TABLE[name], 3
+    layout = BucketLayout(descriptor.specs, workers)
+    first, *_, last = recorded(name, workers)
+    initial = initial_states(descriptor.method, layout, descriptor.start)
+    assert_equal_bits(copied(initial), first.old_states)
+    grads, states = tensors(last.grads), tensors(last.old_states)
+    again = loopback.run_step(descriptor.method, layout, grads, states, last.number)
+    assert_equal_bits(copied(again.totals), last.totals)
+    assert_equal_bits(copied(again.states), last.new_states)
 
 
 @every_phase
@@ -261,11 +286,23 @@ def test_a_period_is_no_longer_than_it_must_be():
 
 
 def bad_values(name):
-    """A NaN on a few workers; where pairs pass flags on, on as many as need more than one round."""
-    pairs = PairGather in TABLE[name].kinds(7)
-    counts = counts_of(name, (1, 2, 7) if DEEP or pairs else (1, 2))
-    infinite = [{"workers": 2, "bad": sign * np.inf} for sign in (1, -1)]
-    return [{"workers": workers, "bad": np.nan} for workers in counts] + infinite
+    """What is bad, on how many workers, on which of them, in which tensor and phase.
+
+    NaN at both ends, infinities of either sign, one worker alone; where pairs pass flags on, as
+    many workers as need more than one round.
+    """
+    if DEEP:
+        counts = [(w, np.nan) for w in counts_of(name)] + [(2, np.inf), (2, -np.inf)]
+        cases = [(*c, end, phase) for c in counts for phase in PHASES for end in (0, -1)]
+    else:
+        cases = [(3, np.nan, 0, PHASES[0]), (3, np.inf, -1, PHASES[0]), (3, -np.inf, 0, PHASES[0])]
+        if has_a_new_dense_exchange(name):
+            cases += [(3, np.nan, 0, PHASES[1]), (3, np.inf, -1, PHASES[1])]
+        if is_first(name):
+            cases += [(3, np.nan, -1, PHASES[0]), (1, np.nan, -1, PHASES[0])]
+        if is_first(name) and in_pairs(name):
+            cases += [(5, np.nan, end, PHASES[0]) for end in (0, -1)]
+    return [dict(zip(("workers", "bad", "end", "phase"), case, strict=True)) for case in cases]
 
 
 def every_bad_value(test):
@@ -273,28 +310,25 @@ def every_bad_value(test):
 
 
 @every_bad_value
-def test_one_bad_value_stops_the_step_everywhere(name, workers, bad):
+def test_one_bad_value_stops_the_step_everywhere(name, workers, bad, end, phase):
     descriptor = TABLE[name]
     layout = BucketLayout(descriptor.specs, workers)
-    shapes = [s.shape for s in layout.specs]
-    before = recorded(name, workers)[0].step
-    for phase in PHASES:
-        for worker, tensor in ((0, 0), (workers - 1, len(shapes) - 1)):
-            grads = make_grads(1, workers, shapes)
-            grads[worker][tensor].flat[-1:] = bad
-            states = before.states
-            old = copied(states)
-            step = loopback.run_step(descriptor.method, layout, tensors(grads), states, 1, phase)
-            if not descriptor.agrees and phase == "exchange":
-                assert step.finite  # nobody is asked, so nobody knows
-                continue
-            assert not step.finite
-            assert_equal_bits(copied(step.states), old, "a step that is not finite changed a state")
-            if worker == 0 and descriptor.gathers and phase == "exchange":
-                first = next(r for r in step.requests if not isinstance(r, AllReduce))
-                assert not message_rows(first).any(), "flag and payload must be 0"
+    grads = make_grads(1, workers, [s.shape for s in layout.specs])
+    grads[end][end].flat[-1:] = bad
+    states = recorded(name, workers)[0].step.states
+    old = copied(states)
+    step = loopback.run_step(descriptor.method, layout, tensors(grads), states, 1, phase)
+    if not descriptor.agrees and phase == "exchange":
+        assert step.finite  # nobody is asked, so nobody knows
+        return
+    assert not step.finite
+    assert_equal_bits(copied(step.states), old, "a step that is not finite changed a state")
+    if end == 0 and descriptor.gathers and phase == "exchange":
+        first = next(r for r in step.requests if not isinstance(r, AllReduce))
+        assert not message_rows(first).any(), "flag and payload must be 0"
 
 
+@pytest.mark.deep  # that no state changes and that equal inputs give equal bits is asked above
 @pytest.mark.parametrize("name", [n for n, d in TABLE.items() if d.agrees])
 def test_a_bad_step_leaves_no_trace(name):
     """Steps 0, bad, 2 give the bits of steps 0, 2 (with the step numbers 0 and 2)."""
@@ -319,7 +353,7 @@ def test_infinities_that_cancel_are_found():
     """+inf on one worker and -inf on another: their sum is a NaN, not a number."""
     for name in ("dense", "redsync_exact"):
         grads = make_grads(0, 2)
-        grads[0][5].flat[0], grads[1][5].flat[0] = np.inf, -np.inf
+        grads[0][MIDDLE].flat[0], grads[1][MIDDLE].flat[0] = np.inf, -np.inf
         method, layout = TABLE[name].method, BucketLayout(SPECS, 2)
         states = loopback.initial_states(method, layout)
         assert not loopback.run_step(method, layout, tensors(grads), states, 0).finite
@@ -329,7 +363,7 @@ def test_infinities_that_cancel_are_found():
 def test_a_sum_that_overflows_is_not_finite(name):
     """Each worker's value is a float32, their sum is not: no worker may apply it."""
     grads = make_grads(0, 2)
-    grads[0][5].flat[0] = grads[1][5].flat[0] = 2.5e38
+    grads[0][MIDDLE].flat[0] = grads[1][MIDDLE].flat[0] = 2.5e38
     method, layout = TABLE[name].method, BucketLayout(SPECS, 2)
     states = loopback.initial_states(method, layout)
     step = loopback.run_step(method, layout, tensors(grads), states, 0)

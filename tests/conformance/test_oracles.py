@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tf_redsync as rs
+from tests.conformance.descriptor import WORKERS
 from tests.conformance.harness import initial_states, make_grads, tensors
 from tests.conformance.table import TABLE, cases
 from tests.deep import DEEP
@@ -17,7 +18,7 @@ from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout
 
 # Eager steps of the pure-TensorFlow ops take a tenth of a second each.
-STEPS = 50 if rs.ops.backend() == "native" else 11
+STEPS = (50 if DEEP else 20) if rs.ops.backend() == "native" else 11
 # From here on a graph is faster: tracing it takes as long as 15 to 30 eager steps.
 TRACED_FROM = 30
 
@@ -33,7 +34,8 @@ def assert_near(found, expected, tolerance, what):
 
 
 @pytest.mark.parametrize(
-    ("name", "workers"), cases([n for n, d in TABLE.items() if d.oracle is not None])
+    ("name", "workers"),
+    cases([n for n, d in TABLE.items() if d.oracle is not None], WORKERS if DEEP else (2, 3, 5)),
 )
 def test_equals_the_oracle(name, workers):
     descriptor = TABLE[name]

@@ -15,6 +15,7 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.deep import DEEP
 from tests.kernels.common import make_inputs, needs_native, on
 from tests.oracle.bits import bitmap_numpy, rice_decode_numpy, rice_encode_numpy, write_numpy
 from tests.oracle.coded_top_k import decode_numpy as decode_coded_numpy
@@ -41,7 +42,7 @@ EXAMPLES = os.environ.get("FUZZ_EXAMPLES")
 RANKS = 3
 FLOATS = [np.nan, -np.nan, np.inf, -np.inf, -0.0, 0.0, 1.0, -1.5, 1e-42, -1e-42, 3e38, -3e38]
 fuzz = settings(
-    max_examples=int(EXAMPLES or 150), derandomize=not EXAMPLES, database=None, deadline=None,
+    max_examples=int(EXAMPLES or (150 if DEEP else 60)), derandomize=not EXAMPLES, database=None, deadline=None,
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
 

@@ -89,6 +89,7 @@ def query(tmp_path, expression: str) -> list[str]:
     return sorted(label.removeprefix("//").replace(":", "/") for label in labels)
 
 
+@pytest.mark.deep  # Without a source `bazel test` would not link, or its library not load.
 @pytest.mark.skipif(shutil.which("bazel") is None, reason="there is no bazel")
 def test_bazel_builds_what_setup_builds(tmp_path, setup_sources):
     labels = (

@@ -86,8 +86,15 @@ def by_keras(name, wrap, strategy):
     return np.asarray(table.embeddings.numpy())
 
 
-@pytest.mark.parametrize("name", FORMULAS)
-@pytest.mark.parametrize("method", [rs.RedSync(density=1.0), rs.Dense()], ids=["redsync", "dense"])
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        *((rs.RedSync(density=1.0), name) for name in FORMULAS),
+        (rs.Dense(), "Adam"),
+        *(pytest.param(rs.Dense(), n, marks=pytest.mark.deep) for n in ("RMSprop", "Adagrad")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
 def test_density_one_is_the_formula(name, method):
     two = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     found = by_keras(name, lambda inner: rs.DistributedOptimizer(inner, method), two)

@@ -45,8 +45,13 @@ def trained(strategy, family, traced, builds):
     return model, optimizer, len(variables() if callable(variables) else variables)
 
 
-@pytest.mark.parametrize("traced", [True, False], ids=["traced", "eager"])
-@pytest.mark.parametrize("family", INNER)
+def ways():
+    """Traced steps in each library; eager ones in one of them, and with `--deep` in all."""
+    rest = [pytest.param(f, False, marks=pytest.mark.deep) for f in INNER if f != "keras"]
+    return [*((family, True) for family in INNER), ("keras", False), *rest]
+
+
+@pytest.mark.parametrize(("family", "traced"), ways())
 def test_the_first_step_builds(mirrored, family, traced):
     strategy = mirrored(2)
     expected, _, count = trained(strategy, family, traced, builds=True)

@@ -7,7 +7,7 @@ from benchmarks.methods import frontier
 
 
 def test_rows_and_picture(tmp_path, capsys):
-    flags = ["--only", "Dense", "--only", "CodedTopK", "--steps", "20", "--seeds", "2"]
+    flags = ["--only", "Dense", "--only", "CodedTopK", "--steps", "4", "--seeds", "2"]
     args = frontier.parse([*flags, "--workers", "2"])
     rows = frontier.run(args)
     assert [row["name"] for row in rows] == ["Dense"] + len(frontier.DENSITIES) * ["CodedTopK"]

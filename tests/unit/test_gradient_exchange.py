@@ -96,13 +96,16 @@ ORACLES = {
     ("name", "workers", "options"),
     [
         ("dense", 2, {}),
-        ("sparse", 3, {"bucket_bytes": 1000}),
+        ("sparse", 3, {"direct_collectives": False, "bucket_bytes": 1000}),
         ("sparse", 1, {}),
-        ("everything", 2, {}),
-        ("everything", 4, {"direct_collectives": False, "bucket_bytes": 1000}),
-        ("quantized", 3, {}),
+        ("everything", 2, {"bucket_bytes": 1000}),
+        pytest.param(
+            "everything", 4, {"direct_collectives": False, "bucket_bytes": 1000},
+            marks=pytest.mark.deep,
+        ),
+        ("quantized", 2, {}),
     ],
-)
+)  # fmt: skip
 def test_equals_the_oracle(mirrored, name, workers, options):
     method, arguments = ORACLES[name]
     strategy = mirrored(workers)
