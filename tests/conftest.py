@@ -53,6 +53,7 @@ def pytest_xdist_make_scheduler(config, log):
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.split("::")[0]
-            return "distributed" if file.startswith("tests/distributed/") else file
+            folder = file.split("/")[1]  # what is below tests/ with workers: forks of one process
+            return folder if folder in ("distributed", "examples") else file
 
     return ByFile(config, log)

@@ -12,7 +12,10 @@ import sys
 import numpy as np
 import pytest
 
+from tests.distributed import forks
+from tests.distributed.cluster import ENVIRONMENT
 from tests.loops import loop
+from tf_redsync import launch
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = ["README.md", "CONTRIBUTING.md"]
@@ -163,8 +166,6 @@ import numpy as np
 # Whichever is imported first, Keras must find the optimizer's class.
 import {first}
 import {second}
-from tests.loops import loop
-from tests.loops import loop
 
 folder = pathlib.Path(sys.argv[1])
 model = keras.models.load_model(folder / "model.keras")
@@ -176,26 +177,22 @@ np.testing.assert_allclose(np.sort(model.predict(x), 0), np.sort(saved, 0), atol
 """
 
 
-def run_command(command, cwd):
+def run_python(code, cwd, *arguments):
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path}
+    command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200
     )
-
-
-def run_python(code, cwd, *arguments):
-    return run_command([sys.executable, "-c", code, *arguments], cwd)
 
 
 @pytest.mark.distributed
 def test_the_first_example_runs_as_it_stands(tmp_path):
     (tmp_path / "block.py").write_text(blocks("README.md", "python")[0])
     (tmp_path / "run.py").write_text(_RUN_BLOCK)
-    command = [sys.executable, "-m", "tf_redsync.launch", "-n", "2", "--timeout", "150"]
-    command += ["run.py", "block.py", str(tmp_path)]
-    done = run_command(command, tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    words = [tmp_path / "run.py", tmp_path / "block.py", tmp_path]
+    job = launch.run(forks.command(ENVIRONMENT, *map(str, words)), 2, env=ENVIRONMENT, timeout=150)
+    assert job.exit_code == 0, [worker.output for worker in job.workers]
 
     ends = [np.load(tmp_path / str(worker) / "end.npz") for worker in range(2)]
     assert "arr_5" in ends[0]

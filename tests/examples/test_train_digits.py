@@ -1,4 +1,7 @@
-"""The quickstart's script on two real workers, by the launcher and under a TF_CONFIG by hand."""
+"""The quickstart's script on two real workers, by the launcher and under a TF_CONFIG by hand.
+
+Only what is about the launcher's command line starts Python anew; other workers are forks.
+"""
 
 import importlib.util
 import json
@@ -10,6 +13,10 @@ import sys
 
 import numpy as np
 import pytest
+
+from tests.distributed import forks
+from tests.distributed.cluster import ENVIRONMENT
+from tf_redsync import launch as launcher
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples/train_digits.py"
@@ -29,13 +36,25 @@ def environment(**extra):
     return {**os.environ, "PYTHONPATH": path, **extra}
 
 
-def launch(out, *flags, workers=2):
-    command = [sys.executable, "-m", "tf_redsync.launch", "-n", str(workers), "--timeout", "150"]
+def script(*flags):
+    """The words that run the script in a fork of one process with all imports."""
+    return forks.command(ENVIRONMENT, SCRIPT, *flags)
+
+
+def train(out, *flags):
+    """Runs the script on two workers, started by the launcher's command line."""
+    command = [sys.executable, "-m", "tf_redsync.launch", "-n", "2", "--timeout", "150"]
     command += [str(SCRIPT), f"--out={out}", *flags]
     done = subprocess.run(
         command, env=environment(), cwd=out.parent, capture_output=True, text=True, timeout=200
     )
-    return done
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def train_forks(out, *flags):
+    """Runs the script on two workers, started by the launcher's function."""
+    job = launcher.run(script(f"--out={out}", *flags), 2, env=ENVIRONMENT, timeout=150, threads=1)
+    assert job.exit_code == 0, [worker.output for worker in job.workers]
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +63,8 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("digits")
     found = {}
     for name, flags in load_quickstart().RUNS.items():
-        done = launch(folder / f"{name}.json", *flags, "--epochs=2")
-        assert done.returncode == 0, done.stdout + done.stderr
+        start = train if name == "redsync" else train_forks
+        start(folder / f"{name}.json", *flags, "--epochs=2")
         found[name] = json.loads((folder / f"{name}.json").read_text())
     return found
 
@@ -114,8 +133,6 @@ def test_smoothing_is_a_trailing_mean():
 
 @pytest.mark.distributed
 def test_under_a_tf_config_written_by_hand_with_data_of_my_own(tmp_path):
-    from tf_redsync import launch as launcher
-
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, [96, 6, 6], dtype=np.uint8)
     labels = rng.integers(0, 3, [96])
@@ -125,8 +142,8 @@ def test_under_a_tf_config_written_by_hand_with_data_of_my_own(tmp_path):
     )  # fmt: skip
     hosts = [f"127.0.0.1:{port}" for port in launcher.free_ports(2)]
     out = tmp_path / "result.json"
-    command = [sys.executable, str(SCRIPT), "--method=redsync", "--epochs=1", "--batch_size=8"]
-    command += [f"--data_dir={tmp_path}", f"--out={out}", "--optimizer=adam", "--density=0.05"]
+    flags = ["--method=redsync", "--epochs=1", "--batch_size=8", f"--data_dir={tmp_path}"]
+    command = script(*flags, f"--out={out}", "--optimizer=adam", "--density=0.05")
     workers = []
     try:
         for index in range(2):
@@ -153,7 +170,7 @@ def test_under_a_tf_config_written_by_hand_with_data_of_my_own(tmp_path):
 def test_alone_it_trains_on_one_worker_and_warns(tmp_path):
     out = tmp_path / "alone.json"
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--method=redsync", "--epochs=1", f"--out={out}"],
+        script("--method=redsync", "--epochs=1", f"--out={out}"),
         env=environment(),
         capture_output=True,
         text=True,
@@ -176,7 +193,7 @@ def test_alone_it_trains_on_one_worker_and_warns(tmp_path):
 )
 def test_bad_flags_end_with_an_error_that_names_them(tmp_path, flags, message):
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--epochs=1", *flags],
+        script("--epochs=1", *flags),
         env=environment(),
         cwd=tmp_path,
         capture_output=True,

@@ -13,8 +13,9 @@ def make(kind, n):
 
 def test_rows(device, monkeypatch):
     monkeypatch.setattr(gpu, "RUNS", 2)
-    rows = gpu.measure([8192, 20000], [0.01], ["normal"], [0.0, 0.9], device=device, make=make)
-    for n in (8192, 20000):
+    monkeypatch.setattr(gpu, "WARM_UP", 1)
+    rows = gpu.measure([4096, 10000], [0.01], ["normal"], [0.0, 0.9], device=device, make=make)
+    for n in (4096, 10000):
         for momentum in (0.0, 0.9):
             found = [r for r in rows if (r["n"], r["momentum"]) == (n, momentum)]
             assert {"exact", "threshold", "decode8", "copy"} <= {r["op"] for r in found}

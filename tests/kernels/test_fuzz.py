@@ -42,7 +42,8 @@ EXAMPLES = os.environ.get("FUZZ_EXAMPLES")
 RANKS = 3
 FLOATS = [np.nan, -np.nan, np.inf, -np.inf, -0.0, 0.0, 1.0, -1.5, 1e-42, -1e-42, 3e38, -3e38]
 fuzz = settings(
-    max_examples=int(EXAMPLES or (150 if DEEP else 60)), derandomize=not EXAMPLES, database=None, deadline=None,
+    max_examples=int(EXAMPLES or (150 if DEEP else 60)), derandomize=not EXAMPLES,
+    database=None, deadline=None,
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
 

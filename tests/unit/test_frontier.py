@@ -7,11 +7,11 @@ from benchmarks.methods import frontier
 
 
 def test_rows_and_picture(tmp_path, capsys):
-    flags = ["--only", "Dense", "--only", "CodedTopK", "--steps", "4", "--seeds", "2"]
+    flags = ["--only", "Dense", "--only", "TopK", "--steps", "4", "--seeds", "2"]
     args = frontier.parse([*flags, "--workers", "2"])
     rows = frontier.run(args)
-    assert [row["name"] for row in rows] == ["Dense"] + len(frontier.DENSITIES) * ["CodedTopK"]
-    assert "6/6 CodedTopK 10.0%" in capsys.readouterr().out
+    assert [row["name"] for row in rows] == ["Dense"] + len(frontier.DENSITIES) * ["TopK"]
+    assert "6/6 TopK 10.0%" in capsys.readouterr().out
     bits = [row["bits"] for row in rows[1:]]
     assert bits == sorted(bits) and len(set(bits)) == len(bits) and bits[-1] < rows[0]["bits"] == 32
     assert all(0 < row["loss"] < np.log(10) + 0.2 for row in rows)
