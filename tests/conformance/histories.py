@@ -1,0 +1,158 @@
+"""Workers of the loopback whose state is saved and restored by the code that training uses."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tests.conformance.descriptor import Descriptor
+from tf_redsync.engine import saved_state
+from tf_redsync.exchange import loopback
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+
+
+class _Value:
+    """What the state's code needs of a variable, around an array."""
+
+    def __init__(self, array: Any):
+        self.assign(array)
+
+    def assign(self, array: Any) -> None:
+        self._array = np.array(array, copy=True)
+        self.dtype, self.shape = tf.as_dtype(self._array.dtype), self._array.shape
+
+    def numpy(self) -> np.ndarray:
+        return self._array
+
+
+class _OneProcess:
+    """A strategy whose replicas are all workers of this process, as those of one machine's GPUs."""
+
+    extended = None  # which knows of no other process
+
+    def experimental_local_results(self, value: Any) -> tuple:
+        return value if isinstance(value, tuple) else (value,)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bucket:
+    method: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class _Program:
+    buckets: tuple[_Bucket, ...]
+    own_steps: bool = False
+
+    def resumed(self) -> None:
+        pass
+
+
+@dataclasses.dataclass
+class _Skips:
+    in_a_row: _Value
+
+
+@dataclasses.dataclass
+class _States:
+    variables_by_name: dict[str, list[tuple[_Value, ...]]]
+    kinds: dict[str, str]
+
+
+class Workers(saved_state.Saved):
+    """All workers of an exchange of one bucket, in lockstep, with weights of their own.
+
+    What saves and restores its state is `engine/saved_state.py`, as in training.
+
+    Args:
+        descriptor: Of the method.
+        specs: The tensors.
+        workers: Number of workers.
+    """
+
+    def __init__(self, descriptor: Descriptor, specs: tuple[TensorSpec, ...], workers: int):
+        super().__init__("loopback_exchange")
+        self.method, self.workers, self.run = descriptor.method, workers, 1
+        self.layout = BucketLayout(specs, workers)
+        self.strategy, self.consensus, self.network = _OneProcess(), None, None
+        self.policy = self.resolved = object()
+        self.program = _Program((_Bucket(self.method),))
+        self.step, self.skipped = _Value(np.int64(0)), _Value(np.int64(0))
+        self.skips = _Skips(_Value(np.int64(0)))
+        if descriptor.start is None:
+            state = self.method.init(self.layout)
+        else:
+            state = descriptor.start(self.method, specs)
+        copies = {
+            name: [tuple(_Value(np.asarray(t)) for _ in range(workers)) for t in tensors]
+            for name, tensors in state.items()
+        }
+        self.states = [_States(copies, dict(self.method.state_kinds))]
+        self.weights_of = [[np.zeros(s.shape, np.float32) for s in specs] for _ in range(workers)]
+
+    def read(self) -> list[dict[str, list[tf.Tensor]]]:
+        """By worker, its state."""
+        groups = self.states[0].variables_by_name.items()
+        return [
+            {name: [tf.constant(c[rank].numpy()) for c in group] for name, group in groups}
+            for rank in range(self.workers)
+        ]
+
+    def phase(self) -> str:
+        """What the method does in the next step, by its cadence."""
+        step, cadence = int(self.step.numpy()), self.method.cadence
+        phase = "dense_exchange" if step < cadence.warm_up_steps else "exchange"
+        return next((name for until, name in cadence.phases if step < until), phase)
+
+    def train(self, grads: list[list[np.ndarray]], rate: float) -> loopback.LoopbackStep:
+        """One step of all workers; one that is not finite changes nothing but a counter."""
+        inputs = [[tf.constant(g) for g in one] for one in grads]
+        step = int(self.step.numpy())
+        found = loopback.run_step(self.method, self.layout, inputs, self.read(), step, self.phase())
+        if not found.finite:
+            self.skipped.assign(self.skipped.numpy() + 1)
+            self.skips.in_a_row.assign(self.skips.in_a_row.numpy() + 1)
+            return found
+        for rank, (state, totals) in enumerate(zip(found.states, found.totals, strict=True)):
+            for name, group in self.states[0].variables_by_name.items():
+                for copies, value in zip(group, state[name], strict=True):
+                    copies[rank].assign(value)
+            for weight, total in zip(self.weights_of[rank], totals, strict=True):
+                weight -= np.float32(rate / self.workers) * np.asarray(total)
+        self.step.assign(step + 1)
+        self.skips.in_a_row.assign(np.int64(0))
+        return found
+
+    def residuals(self) -> list[np.ndarray]:
+        """By tensor, the sum over the workers of what was not delivered yet."""
+        group = self.states[0].variables_by_name.get("residual")
+        if group is None:
+            return [np.zeros(s.shape) for s in self.layout.specs]
+        return [sum(np.float64(c.numpy()) for c in copies) for copies in group]
+
+    def bits(self) -> list[bytes]:
+        """All of the state and the weights of all workers, to compare."""
+        states = tf.nest.flatten(self.read())
+        arrays = [np.asarray(value) for value in states] + tf.nest.flatten(self.weights_of)
+        return [array.tobytes() for array in arrays]
+
+    def save(self) -> bytes:
+        """Return a file."""
+        weights = {f"weight/{i}": w for i, w in enumerate(self.weights_of[0])}
+        file = io.BytesIO()
+        np.savez(file, **self.worker_state(), **weights)
+        return file.getvalue()
+
+    def load(self, file: bytes) -> None:
+        """Go on from what any number of workers have saved."""
+        with np.load(io.BytesIO(file), allow_pickle=False) as archive:
+            found = dict(archive)
+        for i in range(len(self.layout.specs)):
+            weight = found.pop(f"weight/{i}")
+            for own in self.weights_of:
+                own[i] = weight.copy()
+        self.restore_worker_states([found])
