@@ -147,6 +147,7 @@ def second(one):
     port = free_ports(1)[0]
     listener = clusters.listener
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor() as pool:
+        patch.setattr(rendezvous, "hold", lambda cluster: None)
         patch.setattr(clusters, "listener", lambda c: listener(elsewhere(c, c.rank, port)))
         return problem(pool.submit(rendezvous.meet, one, 5.0))
 

@@ -1,0 +1,123 @@
+"""Workers that start together: a missing one, one too many, one that pauses."""
+
+import dataclasses
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from tests.distributed import cluster, forks
+from tests.distributed.cluster import ENVIRONMENT, run_workers
+from tests.unit.test_rendezvous import second
+from tf_redsync import launch
+from tf_redsync.exchange import rendezvous
+from tf_redsync.exchange.cluster import Cluster, StartError
+
+pytestmark = pytest.mark.distributed
+
+
+def train(steps, folder):
+    """Trains; worker 1 says when there were some steps."""
+    import json
+    import os
+    import time
+    from pathlib import Path
+
+    import keras
+    import tensorflow as tf
+
+    import tf_redsync as rs
+
+    index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    strategy = rs.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+        optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.01), rs.RedSync(density=0.1))
+        model.compile(optimizer, "mse")
+    data = tf.data.Dataset.from_tensors((tf.ones((4, 4)), tf.ones((4, 1)))).repeat(steps)
+
+    def pause(batch, logs):
+        if batch == 5 and index == 1:
+            Path(folder, "pid").write_text(f"{os.getpid()} {os.environ['TF_CONFIG']}")
+        time.sleep(0.05)
+
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=pause)
+    model.fit(data, epochs=1, verbose=0, callbacks=[callback])
+    return {"step": int(optimizer.exchange.step.numpy())}
+
+
+def running(folder):
+    """The second worker's process, and the cluster, once there were some steps."""
+    end = time.monotonic() + 60
+    while not (folder / "pid").exists() or "}}" not in (folder / "pid").read_text():
+        assert time.monotonic() < end, "no steps"
+        time.sleep(0.05)
+    pid, config = (folder / "pid").read_text().split(" ", 1)
+    addresses = tuple(json.loads(config)["cluster"]["worker"])
+    return int(pid), Cluster(addresses, tuple(f"worker:{i}" for i in range(len(addresses))), 0)
+
+
+def job(steps, folder):
+    """A job in a thread; its result is in the list when the thread has ended."""
+    results = []
+    thread = threading.Thread(
+        target=lambda: results.append(run_workers(train, args=(steps, str(folder))))
+    )
+    thread.start()
+    return thread, results
+
+
+def test_one_too_many_ends_alone(tmp_path):
+    """Both workers' tasks are taken a second time, beside a job that trains."""
+    thread, results = job(80, tmp_path)
+    _, workers = running(tmp_path)
+    for rank in (1, 0):
+        text = second(dataclasses.replace(workers, rank=rank))
+        assert f"running already: TensorFlow's server answers at {workers.addresses[rank]}" in text
+    # That was from another machine; on this one:
+    with pytest.raises(StartError, match="another process of this machine has its port"):
+        rendezvous.meet(workers, 5.0)
+    assert thread.is_alive()
+    thread.join(60)
+    assert [result["step"] for result in results[0]] == [80, 80]
+
+
+def test_a_missing_worker_is_named_and_ends_the_wait():
+    addresses = [f"127.0.0.1:{port}" for port in launch.free_ports(2)]
+    task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": 0}}
+    own = {"TF_CONFIG": json.dumps(task), "TF_REDSYNC_START_TIMEOUT": "4"}
+    command = forks.command(ENVIRONMENT, cluster.__file__, __file__, "start", "[]")
+    job = launch.run(command, 1, env=ENVIRONMENT, worker_env=[own], timeout=60)
+    text = job.workers[0].output
+    assert job.exit_code == 1 and job.workers[0].seconds < 20, text
+    missing = f"worker 1 at {addresses[1]}"
+    assert f"waiting for {missing} (3 s): nothing listens there" in text
+    assert f"missing:\n{missing}: nothing listens there\nStart them" in text
+    assert job.message.splitlines()[-1].startswith(
+        "worker 0 failed first: StartError: the workers did not all come within 4 s"
+    )
+
+
+def start():
+    import tf_redsync as rs
+
+    rs.MultiWorkerMirroredStrategy()
+
+
+@pytest.mark.deep
+def test_a_worker_may_be_stopped_for_20_seconds(tmp_path):
+    thread, results = job(200, tmp_path)
+    pid, workers = running(tmp_path)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        # While it cannot answer, a second one waits, and harms nobody.
+        with pytest.raises(StartError, match="did not all come"):
+            raise StartError(second(dataclasses.replace(workers, rank=1)))
+        time.sleep(15)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    thread.join(60)
+    assert [result["step"] for result in results[0]] == [200, 200]
