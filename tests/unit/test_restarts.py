@@ -227,6 +227,12 @@ OUTPUTS = {
         "line 1, in <module>\n\nIndex 7 is out of range\n\t [[{{node Check}}]] [Op:__inference_1]",
         "InvalidArgumentError: Index 7 is out of range (/home/me/train.py:31)",
     ),
+    "of_a_pipeline": (
+        FRAMES + "a.b.InvalidArgumentError: {{function_node __wrapped__Next_device_/job:worker}} "
+        "Error in user-defined function: bad batch [Op:IteratorGetNext] name:",
+        "InvalidArgumentError: Error in user-defined function: bad batch [Op:IteratorGetNext] "
+        "name: (/home/me/train.py:31)",
+    ),
     "in_a_library_alone": (
         FRAMES.replace("/home/me/train.py", "<frozen runpy>") + "OSError: full",
         "OSError: full (/v/lib/python3.11/site-packages/keras/src/utils.py:7)",

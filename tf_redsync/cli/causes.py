@@ -20,6 +20,7 @@ _PACKAGE = str(Path(__file__).resolve().parents[1])
 _FRAME = re.compile(r'^\s*File "(.+?)", line (\d+)')
 _ERROR = re.compile(r"^([A-Za-z_][\w.<>]*)(?:: (.*))?$")
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<|__autograph_generated_file")
+_NODE = re.compile(r"^\{\{function_node .*?\}\} ")
 # Errors of TensorFlow at workers whose peer went away, and what the watchdog says of such.
 _VICTIMS = ("AbortedError", "UnavailableError", "CancelledError", "DeadlineExceededError")
 _OF_VICTIMS = re.compile(
@@ -96,7 +97,7 @@ def _of_traceback(lines: Sequence[str]) -> tuple[str, str, str] | None:
             error = _ERROR.match(line)
             if error is None:
                 return None
-            message = _message(error[2] or "", lines[number + 1 :])
+            message = _NODE.sub("", _message(error[2] or "", lines[number + 1 :]))
             return error[1].rpartition(".")[2], message, _place(places)
     return None
 
