@@ -62,14 +62,33 @@ def _cuda_objects():
         objects.append(object)
     return objects
 
+def _together(name, pattern):
+    """One source that includes all that match: TensorFlow's headers take longer than all the rest."""
+    sources = _glob([pattern])
+    native.genrule(
+        name = name,
+        srcs = sources,
+        outs = [name + ".cc"],
+        cmd = "printf '#include \"%s\"\\n' $(SRCS) > $@",
+    )
+    native.cc_library(
+        name = name + "_parts",
+        textual_hdrs = sources,
+    )
+
 def op_library(name, core):
     """The shared library that TensorFlow loads."""
     objects = _cuda_objects()
-    kernels = OP_SOURCES + (GPU_OP_SOURCES if objects else [])
+    patterns = OP_SOURCES + (GPU_OP_SOURCES if objects else [])
+    units = []
+    for pattern in patterns:
+        unit = "all_of_" + "_".join([p for p in pattern.split("/") if "*" not in p])
+        _together(unit, pattern)
+        units.append(unit)
     gpu = CUDA["text"] if objects else "none: " + CUDA.get("missing", "there are no sources")
     native.cc_binary(
         name = name,
-        srcs = _glob(kernels + OP_HEADERS) + objects,
+        srcs = [unit + ".cc" for unit in units] + _glob(OP_HEADERS) + objects,
         copts = TENSORFLOW["compile_flags"] + FLAGS + QUIET,
         linkopts = (CUDA["link_flags"] if objects else []) + TENSORFLOW["link_flags"],
         linkshared = True,
@@ -79,7 +98,7 @@ def op_library(name, core):
             "REDSYNC_GPU_BUILD='\"%s\"'" % gpu,
         ],
         visibility = ["//visibility:public"],
-        deps = [core, "@local_config_tf//:headers"],
+        deps = [core, "@local_config_tf//:headers"] + [unit + "_parts" for unit in units],
     )
 
 def preload_library(name):

@@ -3,7 +3,6 @@
 
 namespace redsync {
 
-using ::tensorflow::Status;
 using ::tensorflow::errors::InvalidArgument;
 using ::tensorflow::shape_inference::DimensionHandle;
 using ::tensorflow::shape_inference::InferenceContext;
@@ -12,7 +11,7 @@ using ::tensorflow::shape_inference::ShapeHandle;
 namespace {
 
 // An attribute that is a length or a number of bits.
-Status Length(InferenceContext* c, const char* name, int64_t high, int64_t* value) {
+tensorflow::Status Length(InferenceContext* c, const char* name, int64_t high, int64_t* value) {
   TF_RETURN_IF_ERROR(c->GetAttr(name, value));
   if (*value >= 0 && *value <= high) return ::tensorflow::OkStatus();
   return InvalidArgument("`", name, "` must be in [0, ", high, "]. Received: ", name, "=", *value,
@@ -25,7 +24,7 @@ int64_t Words(int64_t count, int64_t bits) { return (count * bits + 31) / 32; }
 constexpr int64_t kMaxLength = INT64_MAX / 64;
 constexpr int64_t kMaxBits = 32, kMaxRice = 30, kMaxBitmapWords = int64_t{1} << 26;
 
-Status PackBitsShape(InferenceContext* c) {
+tensorflow::Status PackBitsShape(InferenceContext* c) {
   int64_t bits;
   ShapeHandle codes;
   TF_RETURN_IF_ERROR(Length(c, "bits", kMaxBits, &bits));
@@ -37,7 +36,7 @@ Status PackBitsShape(InferenceContext* c) {
   return c->set_output("words", {codes});
 }
 
-Status UnpackBitsShape(InferenceContext* c) {
+tensorflow::Status UnpackBitsShape(InferenceContext* c) {
   int64_t bits, count;
   ShapeHandle words;
   TF_RETURN_IF_ERROR(Length(c, "bits", kMaxBits, &bits));
@@ -46,7 +45,7 @@ Status UnpackBitsShape(InferenceContext* c) {
   return c->set_output("codes", {c->Matrix(c->Dim(words, 0), count)});
 }
 
-Status WriteBitsShape(InferenceContext* c) {
+tensorflow::Status WriteBitsShape(InferenceContext* c) {
   int64_t size;
   ShapeHandle codes;
   TF_RETURN_IF_ERROR(Length(c, "size", kMaxLength, &size));
@@ -55,7 +54,7 @@ Status WriteBitsShape(InferenceContext* c) {
   return c->set_output("words", {c->Vector(size)});
 }
 
-Status BitmapShape(InferenceContext* c) {
+tensorflow::Status BitmapShape(InferenceContext* c) {
   int64_t size;
   ShapeHandle unused;
   TF_RETURN_IF_ERROR(Length(c, "size", kMaxBitmapWords, &size));
@@ -64,7 +63,7 @@ Status BitmapShape(InferenceContext* c) {
   return c->set_output("words", {c->Vector(size)});
 }
 
-Status SetBitsShape(InferenceContext* c) {
+tensorflow::Status SetBitsShape(InferenceContext* c) {
   int64_t slots;
   ShapeHandle words;
   TF_RETURN_IF_ERROR(Length(c, "slots", INT32_MAX, &slots));
@@ -73,7 +72,7 @@ Status SetBitsShape(InferenceContext* c) {
   return c->set_output("counts", {c->Matrix(c->Dim(words, 0), 1)});
 }
 
-Status RiceEncodeShape(InferenceContext* c) {
+tensorflow::Status RiceEncodeShape(InferenceContext* c) {
   int64_t rice, bitmap;
   ShapeHandle numbers;
   TF_RETURN_IF_ERROR(Length(c, "rice", kMaxRice, &rice));
@@ -84,7 +83,7 @@ Status RiceEncodeShape(InferenceContext* c) {
   return c->set_output("code", {c->Vector(Words(c->Value(count), rice) + bitmap)});
 }
 
-Status RiceDecodeShape(InferenceContext* c) {
+tensorflow::Status RiceDecodeShape(InferenceContext* c) {
   int64_t rice, bitmap, count;
   ShapeHandle codes;
   TF_RETURN_IF_ERROR(Length(c, "rice", kMaxRice, &rice));

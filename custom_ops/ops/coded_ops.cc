@@ -5,7 +5,6 @@
 
 namespace redsync {
 
-using ::tensorflow::Status;
 using ::tensorflow::errors::InvalidArgument;
 using ::tensorflow::shape_inference::DimensionHandle;
 using ::tensorflow::shape_inference::InferenceContext;
@@ -16,9 +15,9 @@ namespace {
 constexpr int kMaxLevelBits = 4, kHalfBits = 16;  // As in core/cpu/levels.h.
 
 // Words of the codes of positions; unknown if a shape is, or an attribute that the kernel refuses.
-Status PositionWords(InferenceContext* c, const std::vector<ShapeHandle>& grads,
-                     const std::vector<int64_t>& k, const std::vector<int64_t>& streams,
-                     const std::vector<int64_t>& rice, DimensionHandle* words) {
+tensorflow::Status PositionWords(InferenceContext* c, const std::vector<ShapeHandle>& grads,
+                                 const std::vector<int64_t>& k, const std::vector<int64_t>& streams,
+                                 const std::vector<int64_t>& rice, DimensionHandle* words) {
   *words = c->UnknownDim();
   std::vector<int64_t> sizes(rice.size()), slots(rice.size());
   for (size_t i = 0; i < grads.size(); ++i) {
@@ -38,7 +37,7 @@ Status PositionWords(InferenceContext* c, const std::vector<ShapeHandle>& grads,
   return ::tensorflow::OkStatus();
 }
 
-Status SelectAndCodeShape(InferenceContext* c) {
+tensorflow::Status SelectAndCodeShape(InferenceContext* c) {
   std::vector<ShapeHandle> grads, residuals, velocities;
   float momentum;
   std::vector<int64_t> k, streams, rice;

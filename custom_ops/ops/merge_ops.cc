@@ -3,7 +3,6 @@
 
 namespace redsync {
 
-using ::tensorflow::Status;
 using ::tensorflow::errors::InvalidArgument;
 using ::tensorflow::shape_inference::DimensionHandle;
 using ::tensorflow::shape_inference::InferenceContext;
@@ -11,7 +10,7 @@ using ::tensorflow::shape_inference::ShapeHandle;
 
 namespace {
 
-Status MergeShape(InferenceContext* c) {
+tensorflow::Status MergeShape(InferenceContext* c) {
   int n;
   std::vector<int64_t> sizes, k;
   TF_RETURN_IF_ERROR(c->GetAttr("N", &n));

@@ -5,7 +5,6 @@
 
 namespace redsync {
 
-using ::tensorflow::Status;
 using ::tensorflow::errors::InvalidArgument;
 using ::tensorflow::shape_inference::DimensionHandle;
 using ::tensorflow::shape_inference::InferenceContext;
@@ -14,7 +13,8 @@ using ::tensorflow::shape_inference::ShapeHandle;
 namespace {
 
 // A list of ints, one per tensor.
-Status List(InferenceContext* c, const char* name, int n, std::vector<int64_t>* values) {
+tensorflow::Status List(InferenceContext* c, const char* name, int n,
+                        std::vector<int64_t>* values) {
   values->clear();  // GetAttr appends.
   TF_RETURN_IF_ERROR(c->GetAttr(name, values));
   if (static_cast<int>(values->size()) == n) return ::tensorflow::OkStatus();
@@ -23,14 +23,14 @@ Status List(InferenceContext* c, const char* name, int n, std::vector<int64_t>* 
 }
 
 // Inputs 0 .. n - 1 are vectors, input n has one entry for each.
-Status VectorsAndCounts(InferenceContext* c, int n) {
+tensorflow::Status VectorsAndCounts(InferenceContext* c, int n) {
   ShapeHandle unused;
   for (int i = 0; i < n; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &unused));
   return c->Merge(c->input(n), c->Vector(n), &unused);
 }
 
 // Outputs `indices` [P, slots[i]] and `counts` [P, N]; input 0 is [P, words].
-Status PositionsShape(InferenceContext* c, int n, DimensionHandle words) {
+tensorflow::Status PositionsShape(InferenceContext* c, int n, DimensionHandle words) {
   ShapeHandle messages;
   std::vector<int64_t> slots;
   TF_RETURN_IF_ERROR(List(c, "slots", n, &slots));
@@ -45,7 +45,7 @@ Status PositionsShape(InferenceContext* c, int n, DimensionHandle words) {
   return c->set_output("counts", {c->Matrix(ranks, n)});
 }
 
-Status GolombEncodeShape(InferenceContext* c) {
+tensorflow::Status GolombEncodeShape(InferenceContext* c) {
   int n;
   std::vector<int64_t> sizes, rice;
   TF_RETURN_IF_ERROR(c->GetAttr("N", &n));
@@ -67,7 +67,7 @@ Status GolombEncodeShape(InferenceContext* c) {
   return c->set_output("message", {c->Vector(words)});
 }
 
-Status GolombDecodeShape(InferenceContext* c) {
+tensorflow::Status GolombDecodeShape(InferenceContext* c) {
   int n;
   std::vector<int64_t> unused;
   TF_RETURN_IF_ERROR(c->GetAttr("N", &n));
@@ -76,7 +76,7 @@ Status GolombDecodeShape(InferenceContext* c) {
   return PositionsShape(c, n, c->UnknownDim());
 }
 
-Status FilterWords(InferenceContext* c, int n, DimensionHandle* words) {
+tensorflow::Status FilterWords(InferenceContext* c, int n, DimensionHandle* words) {
   std::vector<int64_t> unused, lengths;
   TF_RETURN_IF_ERROR(List(c, "sizes", n, &unused));
   TF_RETURN_IF_ERROR(List(c, "hashes", n, &unused));
@@ -87,7 +87,7 @@ Status FilterWords(InferenceContext* c, int n, DimensionHandle* words) {
   return ::tensorflow::OkStatus();
 }
 
-Status BloomBuildShape(InferenceContext* c) {
+tensorflow::Status BloomBuildShape(InferenceContext* c) {
   int n;
   ShapeHandle unused;
   DimensionHandle words;
@@ -98,7 +98,7 @@ Status BloomBuildShape(InferenceContext* c) {
   return c->set_output("filters", {c->Vector(words)});
 }
 
-Status BloomQueryShape(InferenceContext* c) {
+tensorflow::Status BloomQueryShape(InferenceContext* c) {
   int n;
   ShapeHandle unused;
   DimensionHandle words;

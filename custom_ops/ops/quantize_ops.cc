@@ -4,7 +4,6 @@
 
 namespace redsync {
 
-using ::tensorflow::Status;
 using ::tensorflow::shape_inference::DimensionHandle;
 using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
@@ -12,8 +11,8 @@ using ::tensorflow::shape_inference::ShapeHandle;
 namespace {
 
 // Words of a message, if all sizes are known: [flag, scales.., codes..].
-Status QuantizedWords(InferenceContext* c, const std::vector<ShapeHandle>& shapes,
-                      DimensionHandle* words) {
+tensorflow::Status QuantizedWords(InferenceContext* c, const std::vector<ShapeHandle>& shapes,
+                                  DimensionHandle* words) {
   QuantizeFormat format;
   TF_RETURN_IF_ERROR(ReadFormat(c, &format));
   int64_t total = 1;
@@ -28,7 +27,7 @@ Status QuantizedWords(InferenceContext* c, const std::vector<ShapeHandle>& shape
   return ::tensorflow::OkStatus();
 }
 
-Status QuantizeShape(InferenceContext* c) {
+tensorflow::Status QuantizeShape(InferenceContext* c) {
   std::vector<ShapeHandle> tensors;
   TF_RETURN_IF_ERROR(c->input("tensors", &tensors));
   int n = tensors.size(), errors;
@@ -46,7 +45,7 @@ Status QuantizeShape(InferenceContext* c) {
   return c->set_output("errors", tensors);
 }
 
-Status DequantizeShape(InferenceContext* c) {
+tensorflow::Status DequantizeShape(InferenceContext* c) {
   std::vector<ShapeHandle> like;
   TF_RETURN_IF_ERROR(c->input("like", &like));
   ShapeHandle messages;

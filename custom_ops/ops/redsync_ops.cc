@@ -6,7 +6,6 @@
 
 namespace redsync {
 
-using ::tensorflow::Status;
 using ::tensorflow::shape_inference::DimensionHandle;
 using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
@@ -14,8 +13,8 @@ using ::tensorflow::shape_inference::ShapeHandle;
 namespace {
 
 // Words of the message if `k` and all sizes are known, else unknown.
-Status MessageWords(InferenceContext* c, const ::tensorflow::Tensor* k,
-                    const std::vector<ShapeHandle>& shapes, DimensionHandle* words) {
+tensorflow::Status MessageWords(InferenceContext* c, const ::tensorflow::Tensor* k,
+                                const std::vector<ShapeHandle>& shapes, DimensionHandle* words) {
   std::vector<std::string> selectors;
   std::vector<bool> quantized;
   TF_RETURN_IF_ERROR(c->GetAttr("selectors", &selectors));
@@ -37,7 +36,7 @@ Status MessageWords(InferenceContext* c, const ::tensorflow::Tensor* k,
   return ::tensorflow::OkStatus();
 }
 
-Status SelectShape(InferenceContext* c) {
+tensorflow::Status SelectShape(InferenceContext* c) {
   std::vector<ShapeHandle> grads, residuals, velocities;
   TF_RETURN_IF_ERROR(c->input("grads", &grads));
   TF_RETURN_IF_ERROR(c->input("residuals", &residuals));
@@ -77,7 +76,7 @@ Status SelectShape(InferenceContext* c) {
   return c->set_output("new_ratios", {c->Vector(n)});
 }
 
-Status DecodeShape(InferenceContext* c) {
+tensorflow::Status DecodeShape(InferenceContext* c) {
   std::vector<ShapeHandle> like;
   TF_RETURN_IF_ERROR(c->input("like", &like));
   ShapeHandle messages, k;
@@ -91,7 +90,7 @@ Status DecodeShape(InferenceContext* c) {
   return c->set_output("totals", like);
 }
 
-Status DescendShape(InferenceContext* context) {
+tensorflow::Status DescendShape(InferenceContext* context) {
   ShapeHandle indices, unused;
   TF_RETURN_IF_ERROR(context->WithRank(context->input(1), 1, &indices));
   TF_RETURN_IF_ERROR(context->Merge(indices, context->input(2), &unused));
