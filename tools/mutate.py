@@ -90,6 +90,20 @@ MUTATIONS = (
         ("tests/unit/test_feedback.py",),
     ),
     Mutation(
+        "dense exchange: momentum stays as it was",
+        "methods/common/momentum_correction.py",
+        '        return totals, {**state, "velocity": velocity}\n',
+        "        return totals, state\n",
+        ("tests/unit/test_gradient_exchange.py", "-k", "oracle and everything"),
+    ),
+    Mutation(
+        "pairs: all rounds have the partners of the first",
+        "exchange/loopback.py",
+        "        lower = [rank & ~first.distance for rank in range(len(requests))]\n",
+        "        lower = [rank & ~1 for rank in range(len(requests))]\n",
+        (ORACLES, "-k", "gtopk or sparcml"),
+    ),
+    Mutation(
         "driver: one finite answer is enough",
         "exchange/driver.py",
         "agreed = tf.reduce_all(finite) if finite",

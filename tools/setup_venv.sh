@@ -88,7 +88,8 @@ has() {
 }
 
 : >"$log"
-# Of TensorFlow's many modules few are ever imported: Python compiles those when they are.
+# Of the many modules of TensorFlow, SciPy and others few are ever imported: Python compiles those when
+# they are.
 packages=(--no-compile 'setuptools>=70.1')
 has tensorflow || packages+=('tensorflow>=2.16' 'tf_keras>=2.16')
 step "installing TensorFlow (a few minutes the first time)" "${pip[@]}" install "${packages[@]}"
@@ -100,7 +101,7 @@ if ! has tf_keras; then
 fi
 # Without isolation, which would download setuptools once more.
 step "installing tf_redsync[$extras] and building its native library" \
-  "${pip[@]}" install --no-build-isolation --verbose --editable ".[$extras]"
+  "${pip[@]}" install --no-build-isolation --no-compile --verbose --editable ".[$extras]"
 
 backend=$(env -u TF_REDSYNC_BACKEND TF_CPP_MIN_LOG_LEVEL=2 CUDA_VISIBLE_DEVICES=-1 "$venv/bin/python" -c \
   'from tf_redsync import ops; print(ops.backend())' 2>>"$log" | tail -n 1) || true
