@@ -16,6 +16,7 @@ or by SIGKILL after `timeout` seconds. Workers are forks of one process, see `fo
 import importlib.util
 import json
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -79,6 +80,25 @@ def fail_workers(program, workers=2, args=(), env=None, timeout=120, grace=75):
     if any(worker.returncode == 0 or worker.killed for worker in job.workers):
         raise AssertionError("Every worker had to fail of itself.\n" + _report(job, []))
     return [worker.output for worker in job.workers]
+
+
+def kill_workers(program, workers=2, args=(), env=None, timeout=120):
+    """Runs a `program` that ends by SIGKILL on every worker, of its own hand.
+
+    Returns:
+      What each of them saved before, as `run_workers` does.
+
+    Raises:
+      AssertionError: a worker ended in another way, or saved nothing.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        job = _launch(program, workers, args, env, timeout, 10, Path(folder))
+        saved = [Path(folder) / f"result_{i}" for i in range(workers)]
+        missing = [i for i, path in enumerate(saved) if not path.exists()]
+        ended = {worker.returncode for worker in job.workers}
+        if ended != {-signal.SIGKILL} or missing:
+            raise AssertionError(_report(job, missing))
+        return [_load(path) for path in saved]
 
 
 def save(**values):

@@ -30,6 +30,7 @@ ADAPTERS = (
     "keras/keras3.py",
     "keras/tf_keras.py",
     "keras/legacy.py",
+    "keras/position.py",
     "keras/slots.py",
 )
 TENSORFLOW_ADAPTERS = ("exchange/collectives.py", "exchange/coordination.py", "exchange/groups.py")
@@ -268,6 +269,7 @@ FORBIDDEN = {
     "programs/": ("keras", "tf_keras"),
     "engine/": ("keras", "tf_keras"),
     "ops/": ("tf.distribute", "keras"),
+    "checkpoints/": ("tf", "tensorflow", "keras", "tf_keras"),
 }  # fmt: skip
 
 

@@ -24,7 +24,6 @@ _SLICE_SECONDS = 5  # of waiting, between two looks at what the watchdog found
 _WARN_SECONDS = 20
 _PREFIX = "tf_redsync/agree"
 _sequence = itertools.count()
-_told = itertools.count()
 _covered: list[str] = []  # what an outer agreement covers
 _created: list[str] = []  # variables of which no agreement knows yet
 
@@ -49,40 +48,35 @@ def agree(strategy: tf.distribute.Strategy, what: str) -> None:
     Raises:
         Disagreement: on every worker, with the differing texts, when they are not all equal.
     """
-    if collectives.worker_count(strategy) == 1 or _covered:
-        return
-    if not collectives.counts_steps(strategy):  # ours is watched since it was made
-        watchdog.start(strategy, watchdog.DEFAULT_TIMEOUT_SECONDS)
-    with watchdog.waiting_for_agreement(what):
-        verdict = _exchange(strategy, what)
-    if verdict != "agreed":
-        raise Disagreement(verdict)
-    _created.clear()
+    if collectives.worker_count(strategy) > 1 and not _covered:
+        _agree_and_tell(strategy, what, "")
 
 
 def everyones(strategy: tf.distribute.Strategy, what: str, text: str) -> list[str]:
-    """Return the texts of all workers, by rank, without a collective.
+    """Agree on `what`, and return the texts of all workers, by rank; without a collective.
 
     Args:
         strategy: As in `agree`.
         what: What all of them are about to do; see `agree`.
-        text: This worker's.
+        text: This worker's, of a few kilobytes: the chief's process holds them all.
 
     Raises:
         Disagreement: on every worker, where they are not about to do the same.
     """
-    workers = collectives.worker_count(strategy)
-    if workers == 1:
+    if collectives.worker_count(strategy) == 1:
         return [text]
-    agree(strategy, what)
-    number, rank = next(_told), collectives.worker_rank(strategy)
-    store = coordination.key_value_store()
-    store.set_config_key_value(f"{_PREFIX}/told/{number}/{rank}", text)
+    return _agree_and_tell(strategy, what, text)
+
+
+def _agree_and_tell(strategy: tf.distribute.Strategy, what: str, told: str) -> list[str]:
+    if not collectives.counts_steps(strategy):  # ours is watched since it was made
+        watchdog.start(strategy, watchdog.DEFAULT_TIMEOUT_SECONDS)
     with watchdog.waiting_for_agreement(what):
-        texts = [_wait_for(f"told/{number}/{r}", r) for r in range(workers)]
-    if number:  # everyone has told the next text, so everyone has read the last ones
-        store.delete_config_key_value(f"{_PREFIX}/told/{number - 1}/{rank}")
-    return texts
+        verdict, all_told = _exchange(strategy, what, told)
+    if verdict != "agreed":
+        raise Disagreement(verdict)
+    _created.clear()
+    return all_told
 
 
 @contextmanager
@@ -133,25 +127,28 @@ def create_variable(create: Callable[..., tf.Variable], arguments: dict[str, Any
         watchdog.end_broadcast()
 
 
-def _exchange(strategy: tf.distribute.Strategy, what: str) -> str:
-    """Publish this worker's text; return the chief's verdict."""
-    what = json.dumps([what, _created])
+def _exchange(strategy: tf.distribute.Strategy, what: str, told: str) -> tuple[str, list[str]]:
+    """Publish this worker's text; return the chief's verdict, and what all have told."""
+    what = json.dumps([what, _created, told])
     number, rank = next(_sequence), collectives.worker_rank(strategy)
     store = coordination.key_value_store()
     if rank != 0:
         store.set_config_key_value(f"{_PREFIX}/{number}/{rank}", what)
-        return _wait_for(f"{number}/verdict", 0)
+        verdict, all_told = json.loads(_wait_for(f"{number}/verdict", 0))
+        return verdict, all_told
     workers = collectives.worker_count(strategy)
-    verdict = _verdict(what, {r: _wait_for(f"{number}/{r}", r) for r in range(1, workers)})
+    texts = {r: _wait_for(f"{number}/{r}", r) for r in range(1, workers)}
+    reports = [json.loads(text) for text in (what, *texts.values())]
+    verdict, all_told = _verdict(reports), [said[-1] for said in reports]
     if number:  # everyone is here, so everyone has read the last verdict
         store.delete_config_key_value(f"{_PREFIX}/{number - 1}")
-    store.set_config_key_value(f"{_PREFIX}/{number}/verdict", verdict)
-    return verdict
+    store.set_config_key_value(f"{_PREFIX}/{number}/verdict", json.dumps([verdict, all_told]))
+    return verdict, all_told
 
 
-def _verdict(chief: str, texts: dict[int, str]) -> str:
-    """Compare the reports of all workers: what they do, and what they have created."""
-    own, others = json.loads(chief), {rank: json.loads(text) for rank, text in texts.items()}
+def _verdict(reports: list[list[Any]]) -> str:
+    """Compare the reports of all workers, by rank: what they do, and what they have created."""
+    own, others = reports[0], dict(enumerate(reports[1:], 1))
     different = {r: said for r, said in others.items() if _compared(said) != _compared(own)}
     if not different:
         return "agreed"
@@ -165,17 +162,17 @@ def _verdict(chief: str, texts: dict[int, str]) -> str:
 
 def _compared(said: list[Any]) -> tuple[str, list[str]]:
     """Return what must be equal."""
-    what, created = said
+    what, created, _ = said
     return what, [_without_numbers(text) for text in created]
 
 
 def _first_difference(all_said: list[list[Any]]) -> list[str]:
     """Return the first variable that is not the same for all, or what all are about to do."""
-    rows = itertools.zip_longest(*(created for _, created in all_said))
+    rows = itertools.zip_longest(*(created for _, created, _ in all_said))
     for row in rows:
         if len({text and _without_numbers(text) for text in row}) > 1:
-            return [text or what for text, (what, _) in zip(row, all_said, strict=True)]
-    return [what for what, _ in all_said]
+            return [text or what for text, (what, *_) in zip(row, all_said, strict=True)]
+    return [what for what, *_ in all_said]
 
 
 def _without_numbers(text: str) -> str:

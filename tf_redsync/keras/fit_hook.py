@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from tf_redsync.exchange import agreement, strategy_hooks
-from tf_redsync.keras import equal_workers, own_weights, saved_exchange
+from tf_redsync.keras import backups, equal_workers, own_weights, saved_exchange
 
 _METHODS = ("fit", "evaluate", "predict", "save", "save_weights", "load_weights")
 
@@ -38,11 +38,21 @@ def install(callbacks_module: Any) -> None:
     def with_hook(self: Any, model: Any) -> None:
         concerned = model is not None and concerns(model)
         if concerned and not any(isinstance(c, FitHook) for c in self.callbacks):
-            self.callbacks.insert(0, hook_class())
+            hook = hook_class()
+            hook.callbacks = self.callbacks
+            self.callbacks.insert(0, hook)
+            self.callbacks.sort(key=_order)
         set_model(self, model)
 
     with_hook.hook_class = hook_class  # type: ignore[attr-defined]
     container.set_model = with_hook
+
+
+def _order(callback: Any) -> int:
+    """The hook, then what is to come before the others, by its `comes_first`."""
+    if isinstance(callback, FitHook):
+        return 0
+    return 1 if getattr(callback, "comes_first", False) else 2
 
 
 def concerns(model: Any) -> bool:
@@ -69,6 +79,8 @@ class FitHook:
     """
 
     model: Any
+    callbacks: list[Any]  # all of them
+    _restores = False  # whether one of Keras's own does
     _skipped = 0  # steps, before this epoch
 
     # What tf_keras asks of a callback. There are no hooks by the batch: they would cost a step.
@@ -87,11 +99,15 @@ class FitHook:
         """Before the first step of `fit`."""
         epochs = getattr(self, "params", {}).get("epochs")
         per = _steps_per_execution(self.model)
-        self._agree(f"begin `fit` of {epochs} epochs with steps_per_execution={per}")
+        what = f"begin `fit` of {epochs} epochs with steps_per_execution={per}"
+        self._restores = backups.check(self.model, self.callbacks, self._at_a_step(what))
         own_weights.bring_together(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Before the first step of an epoch."""
+        if self._restores:
+            self._restores = False
+            backups.check_equal(self.model, epoch)
         self._agree(f"begin epoch {epoch + 1}")
         exchange = exchange_of(self.model)
         if exchange is not None and exchange.built:  # others have restored by now
@@ -125,10 +141,13 @@ class FitHook:
 
     def _agree(self, what: str) -> None:
         """All workers are to do the same at the same step: none waits for another in vain."""
+        agreement.agree(self.model.distribute_strategy, self._at_a_step(what))
+
+    def _at_a_step(self, what: str) -> str:
         exchange = exchange_of(self.model)
         if exchange is not None and exchange.built:
             what += f" at step {int(exchange.step.numpy())}"
-        agreement.agree(self.model.distribute_strategy, what)
+        return what
 
 
 def _steps_per_execution(model: Any) -> int:

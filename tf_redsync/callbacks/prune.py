@@ -1,4 +1,4 @@
-"""Callbacks for `fit` of Keras 3; `Prune` also for that of tf_keras."""
+"""`Prune`, and a callback that is not needed any more."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import warnings
 from typing import Any
 
 import keras
+from typing_extensions import override
 
 from tf_redsync import checks
+from tf_redsync.callbacks.common import OfBothKeras, exchange_of
 from tf_redsync.engine import masks
 from tf_redsync.keras import pruning
 
@@ -26,7 +28,7 @@ class ConsensusWeights(keras.callbacks.Callback):
     """
 
 
-class Prune(keras.callbacks.Callback):
+class Prune(OfBothKeras):
     """Prunes the weights that `PacTrain` exchanges, once, and keeps them at 0 from then on.
 
     The smallest magnitudes of the variables that `PacTrain` serves, kernels but not biases or
@@ -78,7 +80,7 @@ class Prune(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Announce the masks to the exchange; check that it is not too late."""
-        exchange = _exchange_of(self)
+        exchange = exchange_of(self)
         pruning.check_methods(exchange.policy, type(self).__name__)
         exchange.awaited = True
         self._done = False
@@ -110,11 +112,11 @@ class Prune(keras.callbacks.Callback):
             )
 
     def _step(self) -> int:
-        exchange = _exchange_of(self)
+        exchange = exchange_of(self)
         return int(exchange.step.numpy()) if exchange.built else 0
 
     def _must_be_pruned(self, name: str, value: int, now: str) -> None:
-        exchange = _exchange_of(self)
+        exchange = exchange_of(self)
         if not (exchange.built and masks.any_pruned(exchange)):
             raise ValueError(
                 f"`{name}` of `Prune` is in the past, and nothing is pruned: training goes on with "
@@ -136,26 +138,6 @@ class Prune(keras.callbacks.Callback):
             optimizer.prune(self.sparsity, self.scope)
         self._done = True
 
-    # What tf_keras asks of a callback, besides the hooks that both have.
-    _supports_tf_logs = True
-
+    @override
     def _implements_train_batch_hooks(self) -> bool:
         return self.at_step is not None
-
-    def _implements_test_batch_hooks(self) -> bool:
-        return False
-
-    def _implements_predict_batch_hooks(self) -> bool:
-        return False
-
-
-def _exchange_of(callback: keras.callbacks.Callback) -> Any:
-    """The exchange of the model's optimizer."""
-    optimizer = callback.model.optimizer
-    exchange = getattr(optimizer, "exchange", None)
-    if exchange is None:
-        raise ValueError(
-            f"`{type(callback).__name__}` needs a model that is compiled with a "
-            f"tf_redsync.DistributedOptimizer. Received: optimizer={type(optimizer).__name__}."
-        )
-    return exchange

@@ -1,0 +1,229 @@
+"""The store of checkpoints: killed, full, damaged, foreign, and never half of anything."""
+
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.unit import checkpoint_saves as saves
+from tf_redsync.checkpoints import arrays, manifest
+from tf_redsync.checkpoints.manifest import Manifest, Refused
+from tf_redsync.checkpoints.store import Store
+
+
+@pytest.fixture
+def memory():
+    """A directory in memory: these tests end processes, not machines."""
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=shared) as folder:
+        yield Path(folder) / "checkpoints"
+
+
+def kill(*arguments):
+    done = subprocess.run(
+        [sys.executable, saves.__file__, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=550,
+    )
+    assert not done.returncode, done.stdout + done.stderr
+    return int(done.stdout)
+
+
+def saved(directory, count=2):
+    store = Store(directory)
+    saves.save_all(store, count)
+    return store
+
+
+# ------------------------------------------------------------------------------------- interrupted
+
+
+def test_killed_after_every_operation_on_the_disk(memory):
+    assert kill("everywhere", memory) > 50
+
+
+@pytest.mark.parametrize("count", [30, pytest.param(200, marks=pytest.mark.deep)])
+def test_killed_at_random_moments(memory, count):
+    assert kill("whenever", memory, count, 1) >= count / 10
+
+
+def test_the_search_finds_a_manifest_that_comes_first(memory, monkeypatch):
+    """What is wrong on purpose: a checkpoint that exists before its parts do."""
+    monkeypatch.setattr(manifest, "NAME", "part-00001.npz")
+    with pytest.raises((Refused, AssertionError)):
+        saves.newest(saved(memory))
+
+
+def test_what_is_renamed_is_on_the_disk_before_and_its_name_after(memory):
+    log = []
+    with saves.each_operation(lambda _, name, path: log.append((name, str(path)))):
+        saved(memory)
+    renamed = [i for i, (name, _) in enumerate(log) if name == "replace"]
+    assert len(renamed) == 7  # a token, four parts, two manifests
+    assert all(log[i - 1][0] == log[i + 1][0] == "fsync" for i in renamed)
+    assert not any(log[i][1].endswith(".part") for i in range(len(log)) if log[i][0] == "unlink")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_a_disk_that_fails_anywhere_leaves_the_checkpoint_before(memory, code):
+    def fail(at):
+        def then(number, name, path):
+            if number == at:
+                raise OSError(code, os.strerror(code))
+
+        return then
+
+    tried = 0
+    for at in range(100):
+        directory = memory / str(at)
+        store = saved(directory)
+        try:
+            with saves.each_operation(fail(at)) as done:
+                saves.save_all(store, 3)
+        except OSError as error:
+            assert error.errno == code
+        assert saves.newest(store) in (1, 2)
+        saves.save_all(store, 4)
+        assert saves.newest(store) == 3
+        tried += done[0] > at
+    assert 10 < tried < 100
+
+
+def test_errors_of_the_disk_name_the_path_and_a_remedy(memory):
+    memory.mkdir()
+    (memory / "file").write_text("")
+    with pytest.raises(OSError, match=r"file/x.*is a file: give `Checkpoint` a directory"):
+        Store(memory / "file" / "x").leave_token("job", 0)
+    with pytest.raises(OSError, match=r"/proc/checkpoints.*Give `Checkpoint` a directory"):
+        Store("/proc/checkpoints").leave_token("job", 0)
+
+
+# ----------------------------------------------------------------------------------------- damaged
+
+
+def _truncate(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _format(number):
+    def change(path):
+        values = json.loads(path.read_text())
+        path.write_text(json.dumps({**values, "format": number}))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "words"),
+    [
+        ("part-00001.npz", _truncate, "part-00001.npz has .* bytes, and .* were written"),
+        ("part-00000.npz", _flip, "part-00000.npz is damaged"),
+        ("part-00001.npz", Path.unlink, "part-00001.npz is missing"),
+        ("manifest.json", _truncate, "manifest.json is damaged"),
+        ("manifest.json", _flip, "manifest.json is damaged"),
+        ("manifest.json", _format(2), "a newer version of tf_redsync, in format 2"),
+        ("manifest.json", _format(0), "another version of tf_redsync, in format 0"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_by_name(memory, file, damage, words):
+    store = saved(memory)
+    newest, before = store.numbers()
+    damage(store.path(newest) / file)
+    with pytest.raises(Refused, match=words):
+        store.verify(newest, store.manifest(newest).parts)
+    store.verify(before, store.manifest(before).parts)
+
+
+def test_each_bit_of_a_manifest_counts(memory):
+    store = saved(memory, 1)
+    path = store.path(1) / manifest.NAME
+    good, found = path.read_bytes(), store.manifest(1)
+    for place in range(0, len(good), 3):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 4]) + good[place + 1 :])
+        try:
+            assert store.manifest(1) == found  # a space was a space
+        except Refused:
+            pass
+
+
+def test_old_ones_go_and_those_of_others_stay(memory):
+    store = saved(memory, 3)
+    assert store.numbers() == [3, 2]
+    path = store.path(7)
+    path.mkdir()
+    other = Manifest(1, 1, 0, (), {"kind": {"method": "DGC"}, "variables": {}}, {})
+    store.commit(7, other)
+    store.remove_old(1, saves.SUBJECT)
+    assert store.numbers() == [7, 3]
+    store.remove_old(1, saves.SUBJECT, refused=[3])
+    assert store.numbers() == [7, 3]
+    (store.path(3) / "part-00000.npz.part").write_text("")
+    store.path(8).mkdir()
+    (store.path(8) / "part-00000.npz").write_text("")
+    assert store.next_number() == 9
+    removed = store.remove_leftovers()
+    assert sorted(removed) == ["checkpoint-000003/part-00000.npz.part", "checkpoint-000008"]
+    assert store.numbers() == [7, 3] and store.next_number() == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"kind": {"method": "DGC"}}, "another method: DGC, and not RedSync"),
+        ({"variables": {"model": []}}, "another model, with 0 variables and not 1"),
+        (
+            {"variables": {"model": [["v", "float32", [3, 4]]]}},
+            r"another model: w is float32\[3, 4\] in it, and float32\[50\] here",
+        ),
+        ({"variables": {"model": [["v", "float32", [50]]]}}, "^$"),
+    ],
+)
+def test_what_is_of_another_model_says_by_what(change, words):
+    assert re.search(words, manifest.differences(saves.SUBJECT, saves.SUBJECT | change))
+
+
+# ------------------------------------------------------------------------------------------ arrays
+
+
+def test_arrays_of_all_dtypes_come_back(tmp_path):
+    values = {
+        "a/b": np.arange(6, dtype=np.int64).reshape(2, 3),
+        "flag": np.asarray(True),
+        "scalar": np.float32(2.5),
+        "half": np.ones([3], ml_dtypes.bfloat16) * 3,
+        "eight": np.ones([2, 2], ml_dtypes.float8_e4m3fn),
+        "empty": np.zeros([0, 4], np.uint8),
+        "dtypes": np.zeros(2),
+        "file": np.zeros(1),
+    }
+    arrays.save(tmp_path / "a.npz", values)
+    loaded = arrays.load(tmp_path / "a.npz", lambda name: getattr(ml_dtypes, name))
+    assert loaded.keys() == values.keys()
+    for name, value in values.items():
+        assert loaded[name].dtype == value.dtype and loaded[name].shape == value.shape
+        assert loaded[name].tobytes() == value.tobytes()
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_only_numbers_are_saved_and_read(tmp_path):
+    with pytest.raises(TypeError, match="only numbers can be saved"):
+        arrays.save(tmp_path / "a.npz", {"a": np.asarray([{}])})
+    np.savez(tmp_path / "b.npz", a=np.asarray([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match=r"b.npz cannot be read"):
+        arrays.load(tmp_path / "b.npz")
+    assert not (tmp_path / "a.npz").exists()

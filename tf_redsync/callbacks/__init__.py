@@ -1,0 +1,8 @@
+"""Callbacks for `fit`: of Keras 3, and all but `ConsensusWeights` also of tf_keras."""
+
+from __future__ import annotations
+
+from tf_redsync.callbacks.checkpoint import Checkpoint
+from tf_redsync.callbacks.prune import ConsensusWeights, Prune
+
+__all__ = ["Checkpoint", "ConsensusWeights", "Prune"]

@@ -1,0 +1,1 @@
+"""Checkpoints on disk, written by several workers: plain Python and numpy, without TensorFlow."""

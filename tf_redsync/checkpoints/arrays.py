@@ -1,0 +1,67 @@
+"""Named arrays as one `.npz` file, without pickle.
+
+numpy writes dtypes that it does not know, bfloat16 for one, as bytes without a name. They are
+stored as unsigned integers of their size, and their names in one more array.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from tf_redsync.checkpoints import files
+
+_DTYPES = "dtypes"  # the array with the dtypes' names, as JSON in UTF-8
+_PREFIX = "arrays/"
+
+
+def save(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Write arrays to a file, see `files.write`.
+
+    Raises:
+        TypeError: for arrays of objects.
+    """
+    plain, named = {}, {}
+    for name, value in arrays.items():
+        array = np.asarray(value)
+        if array.dtype.hasobject:
+            raise TypeError(f"only numbers can be saved. Received: {name} of {array.dtype}")
+        if array.dtype.kind == "V":
+            named[name] = array.dtype.name
+            array = array.view(f"u{array.dtype.itemsize}")
+        plain[_PREFIX + name] = array
+    plain[_DTYPES] = np.frombuffer(json.dumps(named).encode(), np.uint8)
+
+    def content(file: IO[bytes]) -> None:
+        np.savez(file, **plain)  # type: ignore[arg-type]
+
+    files.write(path, content)
+
+
+def load(path: Path, dtype_of: Any = np.dtype) -> dict[str, np.ndarray]:
+    """Read what `save` wrote.
+
+    Args:
+        path: The file.
+        dtype_of: From a name that numpy does not know to the dtype.
+
+    Raises:
+        ValueError: for a file that is not whole, or not one of `save`.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            named = json.loads(bytes(archive[_DTYPES]))
+            loaded = {
+                key.removeprefix(_PREFIX): archive[key] for key in archive.files if key != _DTYPES
+            }
+    except OSError:
+        raise
+    except Exception as error:  # zip and numpy raise whatever they meet
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    return {
+        name: array.view(dtype_of(named[name])) if name in named else array
+        for name, array in loaded.items()
+    }

@@ -1,0 +1,82 @@
+"""Files that are there as a whole or not at all, whenever the process or the machine dies.
+
+Everything that changes a disk goes through the functions of `os` that are named here, one by one,
+so that a test can end the process after each of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+TEMPORARY = ".part"  # what the names of files end in that are not complete
+
+
+def write(path: Path, content: Callable[[IO[bytes]], None]) -> None:
+    """Write a file under a temporary name, to the disk, and only then give it its name.
+
+    Args:
+        path: Where it is to be; what is there is replaced.
+        content: Writes to the open file that it gets.
+
+    Raises:
+        OSError: where that is not possible; the temporary file is gone then, if it can be.
+    """
+    temporary = path.with_name(path.name + TEMPORARY)
+    try:
+        with open(temporary, "wb") as file:
+            content(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    sync_directory(path.parent)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory that may be there already, and see to it that its name is on the disk."""
+    if path.is_dir():
+        return
+    if not path.parent.exists():
+        make_directory(path.parent)
+    with contextlib.suppress(FileExistsError):  # another worker was faster
+        os.mkdir(path)
+    if not path.is_dir():
+        raise NotADirectoryError(f"{path} is a file")
+    sync_directory(path.parent)
+
+
+def remove_files(directory: Path) -> None:
+    """Remove a directory and the files in it; what is gone already is no error."""
+    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+        remove_file(path)
+    with contextlib.suppress(FileNotFoundError):
+        os.rmdir(directory)
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file; one that is gone already is no error."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def sync_directory(path: Path) -> None:
+    """Bring the names in a directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's content, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

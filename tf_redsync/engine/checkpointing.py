@@ -1,0 +1,308 @@
+"""Checkpoints of all workers together: they agree on every one that is written or restored.
+
+What goes wrong on one worker is known to all before any of them goes on, so they write the same
+checkpoints and start from the same one. Nothing here is a collective: they tell each other texts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import uuid
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_redsync.checkpoints.manifest import Manifest, Part, Refused, checksum, differences
+from tf_redsync.checkpoints.store import Store
+from tf_redsync.exchange import agreement, collectives
+
+Arrays = dict[str, np.ndarray]
+_SHARED, _OWN = "shared/", "own/"
+_logger = logging.getLogger("tf_redsync")
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A checkpoint that all workers can use.
+
+    Attributes:
+        path: Where it is.
+        manifest: What it is of.
+        shared: The values that this worker starts with.
+        own: What this worker alone has, or, where another number of workers wrote it, what each of
+            them had, by rank.
+    """
+
+    path: Path
+    manifest: Manifest
+    shared: Arrays
+    own: list[Arrays]
+
+
+class Checkpoints:
+    """The checkpoints of a job in a directory, or in one for each machine.
+
+    All workers make one, and call its methods in the same order.
+
+    Args:
+        strategy: Whose workers they are.
+        directory: Where the checkpoints are, as this worker sees it.
+        keep: How many stay.
+        when: When they are made, for the other workers to compare.
+
+    Raises:
+        OSError: on all workers, if one of them cannot write there.
+    """
+
+    def __init__(
+        self, strategy: tf.distribute.Strategy, directory: str | Path, keep: int, when: str
+    ):
+        self._strategy, self._keep = strategy, keep
+        self._store = Store(directory)
+        self._rank = collectives.worker_rank(strategy)
+        self._workers = collectives.worker_count(strategy)
+        # Who sees the same directory has one leader in it, which writes what all have in common.
+        what = f"keep {keep} checkpoints, one {when}"
+        self._leaders = leaders(strategy, self._store, what)
+        told = [self._store.numbers(), self._store.next_number()]
+        all_told = [json.loads(t) for t in self._gather("list checkpoints", json.dumps(told))]
+        self._numbers = sorted({n for numbers, _ in all_told for n in numbers}, reverse=True)
+        self._next = max(following for _, following in all_told)
+        self._refused: dict[int, str] = {}
+        self._last: Path | None = None
+
+    @property
+    def _leads(self) -> bool:
+        return self._leaders[self._rank] == self._rank
+
+    def _gather(self, what: str, told: str) -> list[str]:
+        return agreement.everyones(self._strategy, what, told)
+
+    def _tidy(self, remove: Callable[[], Any]) -> None:
+        """Remove files that are in nobody's way; whether that works concerns nobody else."""
+        try:
+            remove()
+        except OSError as error:
+            warnings.warn(f"cannot remove old files: {error}", stacklevel=4)
+
+    # ---------------------------------------------------------------------------------- restoring
+
+    def restore(
+        self, subject: dict[str, Any], use: Callable[[Found], None], dtype_of: Any = np.dtype
+    ) -> Found | None:
+        """Use the newest checkpoint that all workers can use; `None` where there are none.
+
+        Those that are refused are named in a warning, with the reason, and so is the one that is
+        used instead.
+
+        Args:
+            subject: What it must be of; see `manifest.differences`.
+            use: Takes the values over. It raises a `ValueError`, before it changes anything, for
+                those that do not suit.
+            dtype_of: See `arrays.load`.
+
+        Raises:
+            ValueError: if there are checkpoints, and none of them can be used.
+        """
+        found = next(
+            filter(None, (self._try(n, subject, use, dtype_of) for n in self._numbers)), None
+        )
+        refused = "".join(f"\n{self._store.path(n)}: {r}" for n, r in self._refused.items())
+        if found is None and refused:
+            raise ValueError(
+                "no checkpoint can be used. Give `Checkpoint` another directory, or move these "
+                f"away to begin anew.{refused}"
+            )
+        if found is not None:
+            self._last = found.path
+            if refused:
+                warnings.warn(
+                    f"training goes on from {found.path} ({found.manifest}), and not from what "
+                    f"cannot be used:{refused}",
+                    stacklevel=3,
+                )
+            _logger.info("training goes on from %s: %s", found.path, found.manifest)
+        if self._leads:
+            self._tidy(self._store.remove_leftovers)
+        return found
+
+    def _try(
+        self,
+        number: int,
+        subject: dict[str, Any],
+        use: Callable[[Found], None],
+        dtype_of: Any,
+    ) -> Found | None:
+        """Use a checkpoint if all workers can."""
+        name, found, failed, which = self._store.path(number).name, None, "", ""
+        try:
+            found = self._read(number, subject, dtype_of)
+            which = checksum(found.manifest)
+        except Refused as error:
+            failed = str(error)
+        told = [json.loads(t) for t in self._gather(f"read {name}", json.dumps([failed, which]))]
+        all_failed = [failed for failed, _ in told]
+        if not any(all_failed) and len({which for _, which in told}) > 1:
+            all_failed = ["the workers see different checkpoints under this name"]
+        if not any(all_failed):
+            assert found is not None
+            try:
+                use(found)
+            except ValueError as error:
+                failed = str(error)
+            all_failed = self._gather(f"restore {name}", failed)
+            if not any(all_failed):
+                return found
+        self._refused[number] = _by_worker(all_failed)
+        return None
+
+    def _read(self, number: int, subject: dict[str, Any], dtype_of: Any) -> Found:
+        """Verify and read what this worker needs of a checkpoint."""
+        described = self._store.manifest(number)
+        different = differences(subject, described.subject)
+        if different:
+            raise Refused(different)
+        parts = described.parts
+        wanted = [parts[self._rank]] if described.workers == self._workers else list(parts)
+        whole = next((p for p in self._store.here(number, parts) if p.whole), None)
+        if whole is None:
+            raise Refused("no part in this directory holds the model")
+        self._store.verify(number, dict.fromkeys([*wanted, whole]))
+        read = {
+            p.rank: self._store.read_part(number, p.rank, dtype_of)
+            for p in dict.fromkeys([*wanted, whole])
+        }
+        shared = _of(_SHARED, read[whole.rank])
+        if described.workers == self._workers:
+            shared |= _of(_SHARED, read[self._rank])
+        own = [_of(_OWN, read[p.rank]) for p in wanted]
+        return Found(self._store.path(number), described, shared, own)
+
+    # ------------------------------------------------------------------------------------- saving
+
+    def save(
+        self,
+        described: Manifest,
+        shared: Mapping[str, Callable[[], np.ndarray]],
+        own: Arrays,
+        compared: Collection[str],
+    ) -> bool:
+        """Write a checkpoint; whether there is one now, on all workers alike.
+
+        If not, a warning on all of them says why, and the one before stays.
+
+        Args:
+            described: Its manifest, without parts; the same on all workers.
+            shared: What reads the values that workers have in common; their leaders write them.
+            own: Values of this worker alone.
+            compared: Names of values in `shared` that may differ after all; who has others than its
+                leader writes them, too.
+        """
+        number, path = self._next, self._store.path(self._next)
+        self._next += 1
+        name = f"{path.name} at step {described.step}"
+        values = self._values(f"save {name}", shared, compared)
+        values |= {_OWN + n: value for n, value in own.items()}
+        failed, written = self._write(number, values)
+        results = [
+            json.loads(t) for t in self._gather(f"commit {name}", json.dumps([failed, written]))
+        ]
+        all_failed = [failed for failed, _ in results]
+        if not any(all_failed):
+            parts = tuple(Part(**part) for _, part in results)
+            whole = dataclasses.replace(described, parts=parts)
+            failed = _failure(lambda: self._store.commit(number, whole)) if self._leads else ""
+            all_failed = self._gather(f"keep {name}", failed)
+        if any(all_failed):
+            self._give_up(number, described.step, all_failed)
+            return False
+        self._last = path
+        if self._leads:
+            self._tidy(lambda: self._store.remove_old(self._keep, described.subject, self._refused))
+        return True
+
+    def _values(
+        self, what: str, shared: Mapping[str, Callable[[], np.ndarray]], compared: Collection[str]
+    ) -> Arrays:
+        """What this worker writes of the values that workers have in common."""
+        digests = {n: _digest(shared[n]()) for n in compared}
+        told = self._gather(what, json.dumps(digests) if self._leads else "")
+        if self._leads:
+            return {_SHARED + n: read() for n, read in shared.items()}
+        theirs = json.loads(told[self._leaders[self._rank]])
+        return {_SHARED + n: shared[n]() for n in compared if theirs.get(n) != digests[n]}
+
+    def _write(self, number: int, values: Arrays) -> tuple[str, dict[str, Any]]:
+        """Write this worker's part; return why that failed, or `""` and what it is."""
+        try:
+            part = self._store.write_part(number, self._rank, values, whole=self._leads)
+        except OSError as error:
+            return str(error), {}
+        return "", dataclasses.asdict(part)
+
+    def _give_up(self, number: int, step: int, failed: list[str]) -> None:
+        """Go on without a checkpoint that could not be written."""
+        if self._leads:
+            self._tidy(lambda: self._store.remove(number))
+        last = f"The last one is {self._last}" if self._last else "There is none before it"
+        warnings.warn(
+            f"{self._store.path(number)} could not be saved at step {step}; training goes on. "
+            f"{last}.\n{_by_worker(failed)}",
+            stacklevel=4,
+        )
+
+
+def _failure(action: Callable[[], Any]) -> str:
+    """Do something; return why the disk did not let it, or `""`."""
+    try:
+        action()
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def leaders(strategy: tf.distribute.Strategy, store: Store, what: str) -> list[int]:
+    """For each worker, the first one that sees the same directory; all workers call it.
+
+    Args:
+        strategy: Whose workers they are.
+        store: The directory as this worker sees it. It is made if there is none.
+        what: Why, for an agreement.
+
+    Raises:
+        OSError: on all workers, if one of them cannot write there.
+    """
+    rank = collectives.worker_rank(strategy)
+    job = agreement.everyones(strategy, what, uuid.uuid4().hex)[0]
+    failed = _failure(lambda: store.leave_token(job, rank))
+    all_failed = agreement.everyones(strategy, f"{what}: write", failed)
+    first = min([rank, *store.tokens(job)]) if not failed else rank
+    found = [int(text) for text in agreement.everyones(strategy, f"{what}: look", str(first))]
+    with contextlib.suppress(OSError):
+        store.remove_token(job, rank)
+    if any(all_failed):
+        raise OSError(_by_worker(all_failed))
+    return found
+
+
+def _by_worker(told: list[str]) -> str:
+    """What some workers have told; once if it is the same."""
+    if len(set(told)) == 1:
+        return told[0]
+    return "; ".join(f"worker {rank}: {text}" for rank, text in enumerate(told) if text)
+
+
+def _digest(value: np.ndarray) -> str:
+    return hashlib.blake2b(np.ascontiguousarray(value).tobytes(), digest_size=8).hexdigest()
+
+
+def _of(prefix: str, values: Arrays) -> Arrays:
+    return {n.removeprefix(prefix): v for n, v in values.items() if n.startswith(prefix)}

@@ -1,0 +1,138 @@
+"""Keras's own callbacks that save, on several workers: they work, or `fit` says at once why not.
+
+Those of Keras 3 know nothing of workers: each one writes to the path that it was given. Those of
+tf_keras write the chief's files, to which the others contribute, and all restore from them.
+
+Names of Keras used here, all public: the classes of `KINDS`, and their `filepath` and `backup_dir`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_redsync.checkpoints.store import Store
+from tf_redsync.engine import checkpointing
+from tf_redsync.exchange import agreement, collectives
+
+BACKUP, MODEL = "BackupAndRestore", "ModelCheckpoint"
+KINDS = (BACKUP, MODEL)
+_OURS = "or use tf_redsync.callbacks.Checkpoint on all workers"
+
+
+def check(model: Any, callbacks: Sequence[Any], what: str) -> bool:
+    """Agree that `fit` begins, and check what is going to save.
+
+    Args:
+        model: The one that is trained.
+        callbacks: All of them, of this worker.
+        what: For the agreement.
+
+    Returns:
+        Whether there is a backup to restore, on any worker.
+
+    Raises:
+        ValueError: on all workers, for what would lose or spoil files.
+    """
+    strategy = model.distribute_strategy
+    found = [entry for c in callbacks for entry in _entry(c)]
+    all_found = [json.loads(t) for t in agreement.everyones(strategy, what, json.dumps(found))]
+    if any(kind == BACKUP for kind, *_ in found) and any(map(_restores, callbacks)):
+        raise ValueError(
+            "`BackupAndRestore` and `Checkpoint` both restore when `fit` begins. Give it one of "
+            "them."
+        )
+    if collectives.worker_count(strategy) == 1:
+        return False
+    for kind in KINDS:
+        entries = [[e for e in entries if e[0] == kind] for entries in all_found]
+        who = [rank for rank, listed in enumerate(entries) if listed]
+        if kind == BACKUP and 0 < len(who) < len(entries):
+            raise ValueError(
+                f"only {_names(who)} of {len(entries)} workers have a `BackupAndRestore`: after a "
+                f"restart the others would begin with other weights. Give it to all, {_OURS}."
+            )
+        for place in range(max(map(len, entries))):
+            _check_place(strategy, kind, [e[place] if place < len(e) else None for e in entries])
+    return any(kind == BACKUP for listed in all_found for kind, *_ in listed)
+
+
+def check_equal(model: Any, epoch: int) -> None:
+    """Check that all workers have restored the same backup.
+
+    Raises:
+        ValueError: on all workers, for backups of different moments.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for weight in model.trainable_variables:
+        digest.update(np.ascontiguousarray(weight.numpy()).tobytes())
+    own = [epoch + 1, digest.hexdigest()]
+    told = agreement.everyones(model.distribute_strategy, "compare backups", json.dumps(own))
+    if len(set(told)) > 1:
+        lines = [
+            f"worker {rank}: epoch {number}, weights {weights}"
+            for rank, (number, weights) in enumerate(map(json.loads, told))
+        ]
+        raise ValueError(
+            "the workers have restored backups of different moments; one of them was killed while "
+            f"the others saved. Remove the backups of all, {_OURS}, which cannot be torn.\n"
+            + "\n".join(lines)
+        )
+
+
+def _entry(callback: Any) -> list[list[str]]:
+    """What a callback writes, if it is one of Keras's: its kind, family, folder and file."""
+    for base in type(callback).__mro__:
+        family = base.__module__.partition(".")[0]
+        if base.__name__ in KINDS and family in ("keras", "tf_keras"):
+            backup = base.__name__ == BACKUP
+            path = os.fspath(callback.backup_dir if backup else callback.filepath)
+            folder, file = (path, "") if backup else os.path.split(path.partition("{")[0])
+            return [[base.__name__, family, folder or ".", file]]
+    return []
+
+
+def _restores(callback: Any) -> bool:
+    return getattr(callback, "comes_first", False)
+
+
+def _check_place(strategy: tf.distribute.Strategy, kind: str, entries: list[Any]) -> None:
+    """Check where all workers write by one of their callbacks."""
+    written = [e for e in entries if e]
+    if len(written) < 2:
+        return
+    own = entries[collectives.worker_rank(strategy)] or written[0]
+    family, folder, file = own[1:]
+    if family == "tf_keras" and kind == MODEL:
+        return  # it writes the chief's file, and temporary ones
+    leaders = [0] * len(entries)
+    if not any("://" in e[2] for e in written):  # else all see what is there
+        leaders = checkpointing.leaders(strategy, Store(folder), f"look where {kind} writes")
+    if family == "tf_keras":
+        if set(leaders) != {0}:
+            raise ValueError(
+                "`BackupAndRestore` of tf_keras writes the chief's directory only, and all workers "
+                f"restore from it. Received: backup_dir={folder!r} on this worker. Give all "
+                f"workers one directory that all of them see, {_OURS}."
+            )
+        return
+    places = [(leader, e[3]) for leader, e in zip(leaders, entries, strict=True) if e]
+    ranks = [rank for rank, e in enumerate(entries) if e]
+    same = [r for r, p in zip(ranks, places, strict=True) if places.count(p) > 1]
+    if same:
+        alone = f" give `{kind}` to the chief alone," if kind == MODEL else ""
+        raise ValueError(
+            f"{_names(same)} would write the same file by `{kind}`. Received: "
+            f"{os.path.join(folder, file)} on this worker. Give each worker a path of its own,"
+            f"{alone} {_OURS}."
+        )
+
+
+def _names(ranks: Sequence[int]) -> str:
+    return f"worker{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
