@@ -289,6 +289,8 @@ def test_floors_do_not_look_up():
 # ------------------------------------------------------------------------------------ sizes
 
 LONG_MODULES = {
+    "callbacks/checkpoint.py": "one callback, and what users read about it",
+    "engine/checkpointing.py": "one protocol: restoring and saving in the same rounds",
     "engine/gradient_exchange.py": "one step from gradients to totals, read in one piece",
     "exchange/collectives.py": "the one place for private TensorFlow: network, cluster",
     "cli/processes.py": "supervision of worker processes, one subject",

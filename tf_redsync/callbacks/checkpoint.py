@@ -8,10 +8,8 @@ import os
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tf_redsync import checks, stopping
 from tf_redsync.callbacks.common import OfBothKeras, exchange_of
@@ -22,7 +20,6 @@ from tf_redsync.exchange.common_step import CommonStep
 from tf_redsync.keras import training_state
 from tf_redsync.keras.position import Position
 
-_EXCHANGE = "exchange/"
 _TIMER, _SIGNAL = "it is time", "signal "  # requests by the chief's clock, and of a scheduler
 _EVERY = (
     "`every` must be 'epoch', a number of steps from 1, or a positive datetime.timedelta. "
@@ -125,7 +122,7 @@ class Checkpoint(OfBothKeras):
         self._position = Position(self.model)
         self._metrics: dict[str, np.ndarray] = {}
         self._first_epoch: int | None = None
-        found = self._files.restore(self._subject, self._use, _dtype_of)
+        found = self._files.restore(self._subject, self._use)
         if found is not None:
             self._go_on(found.manifest)
         self._warn_of_order(in_the_middle=found is not None and found.manifest.batch > 0)
@@ -144,9 +141,8 @@ class Checkpoint(OfBothKeras):
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Drop the batches that were seen; save what the end of the last epoch asked for."""
         self._position.epoch_begins()
-        if self._metrics:  # Keras has reset them
-            training_state.assign(training_state.metrics(self.model), self._metrics)
-            self._metrics = {}
+        training_state.restore_metrics(self.model, self._metrics)  # Keras has reset them
+        self._metrics = {}
         if self._first_epoch is None:
             self._first_epoch = epoch
         self._epoch, self._batch = epoch, 0
@@ -229,9 +225,9 @@ class Checkpoint(OfBothKeras):
             self.when_saved(asked, saved)
 
     def _save(self, epoch: int, batch: int, reason: str, finished: int) -> bool:
-        model, exchange = self.model, exchange_of(self)
+        model = self.model
         described = Manifest(
-            step=int(exchange.step.numpy()),
+            step=int(exchange_of(self).step.numpy()),
             epoch=epoch,
             batch=batch,
             parts=(),
@@ -241,34 +237,16 @@ class Checkpoint(OfBothKeras):
             finished=finished,
             reason=reason,
         )
-        named = training_state.variables(model)
-        own = {f"{_EXCHANGE}{n}": v for n, v in exchange.worker_state().items()}
-        if batch:
-            metrics = training_state.metrics(model)
-            own |= {n: read() for n, read in training_state.readers(metrics).items()}
-            own |= training_state.of_replicas(metrics)
-        own |= training_state.of_replicas(named)
         return self._files.save(
-            described, training_state.readers(named), own, training_state.own(model)
+            described,
+            training_state.shared(model),
+            training_state.own(model, with_metrics=batch > 0),
+            training_state.perhaps_own(model),
         )
 
     def _use(self, found: Found) -> None:
         """Take over what a checkpoint holds."""
-        named = training_state.variables(self.model)
-        if set(named) != set(found.shared):
-            raise ValueError("it holds other variables")
-        parts = [
-            {n.removeprefix(_EXCHANGE): v for n, v in own.items() if n.startswith(_EXCHANGE)}
-            for own in found.own
-        ]
-        same = found.manifest.workers == collectives.worker_count(self.model.distribute_strategy)
-        own = found.own[0] if same else {}
-        training_state.assign(named, found.shared | own)
-        exchange_of(self).restore_worker_states(parts)
-        metrics = training_state.metrics(self.model)
-        self._metrics = {n: v for n, v in own.items() if n.partition("@")[0] in metrics}
-        if set(metrics) - set(self._metrics):  # others than in the run that was saved
-            self._metrics = {}
+        self._metrics = training_state.take_over(self.model, found)
 
     def _go_on(self, described: Manifest) -> None:
         """Let `fit` begin where a checkpoint ended."""
@@ -284,7 +262,3 @@ class Checkpoint(OfBothKeras):
             )
         self._first_epoch = described.first_epoch
         self._position.go_on(epoch, described.batch, described.epoch - described.first_epoch)
-
-
-def _dtype_of(name: str) -> Any:
-    return tf.as_dtype(name).as_numpy_dtype

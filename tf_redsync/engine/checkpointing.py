@@ -6,12 +6,10 @@ checkpoints and start from the same one. Nothing here is a collective: they tell
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import logging
-import uuid
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -22,6 +20,7 @@ import tensorflow as tf
 
 from tf_redsync.checkpoints.manifest import Manifest, Part, Refused, checksum, differences
 from tf_redsync.checkpoints.store import Store
+from tf_redsync.engine.leaders import by_worker, failure, leaders
 from tf_redsync.exchange import agreement, collectives
 
 Arrays = dict[str, np.ndarray]
@@ -95,9 +94,7 @@ class Checkpoints:
 
     # ---------------------------------------------------------------------------------- restoring
 
-    def restore(
-        self, subject: dict[str, Any], use: Callable[[Found], None], dtype_of: Any = np.dtype
-    ) -> Found | None:
+    def restore(self, subject: dict[str, Any], use: Callable[[Found], None]) -> Found | None:
         """Use the newest checkpoint that all workers can use; `None` where there are none.
 
         Those that are refused are named in a warning, with the reason, and so is the one that is
@@ -105,16 +102,12 @@ class Checkpoints:
 
         Args:
             subject: What it must be of; see `manifest.differences`.
-            use: Takes the values over. It raises a `ValueError`, before it changes anything, for
-                those that do not suit.
-            dtype_of: See `arrays.load`.
+            use: Takes the values over, or raises a `ValueError` for those that do not suit.
 
         Raises:
             ValueError: if there are checkpoints, and none of them can be used.
         """
-        found = next(
-            filter(None, (self._try(n, subject, use, dtype_of) for n in self._numbers)), None
-        )
+        found = next(filter(None, (self._try(n, subject, use) for n in self._numbers)), None)
         refused = "".join(f"\n{self._store.path(n)}: {r}" for n, r in self._refused.items())
         if found is None and refused:
             raise ValueError(
@@ -139,12 +132,11 @@ class Checkpoints:
         number: int,
         subject: dict[str, Any],
         use: Callable[[Found], None],
-        dtype_of: Any,
     ) -> Found | None:
         """Use a checkpoint if all workers can."""
         name, found, failed, which = self._store.path(number).name, None, "", ""
         try:
-            found = self._read(number, subject, dtype_of)
+            found = self._read(number, subject)
             which = checksum(found.manifest)
         except Refused as error:
             failed = str(error)
@@ -161,10 +153,10 @@ class Checkpoints:
             all_failed = self._gather(f"restore {name}", failed)
             if not any(all_failed):
                 return found
-        self._refused[number] = _by_worker(all_failed)
+        self._refused[number] = by_worker(all_failed)
         return None
 
-    def _read(self, number: int, subject: dict[str, Any], dtype_of: Any) -> Found:
+    def _read(self, number: int, subject: dict[str, Any]) -> Found:
         """Verify and read what this worker needs of a checkpoint."""
         described = self._store.manifest(number)
         different = differences(subject, described.subject)
@@ -177,7 +169,7 @@ class Checkpoints:
             raise Refused("no part in this directory holds the model")
         self._store.verify(number, dict.fromkeys([*wanted, whole]))
         read = {
-            p.rank: self._store.read_part(number, p.rank, dtype_of)
+            p.rank: self._store.read_part(number, p.rank, _dtype_of)
             for p in dict.fromkeys([*wanted, whole])
         }
         shared = _of(_SHARED, read[whole.rank])
@@ -219,7 +211,7 @@ class Checkpoints:
         if not any(all_failed):
             parts = tuple(Part(**part) for _, part in results)
             whole = dataclasses.replace(described, parts=parts)
-            failed = _failure(lambda: self._store.commit(number, whole)) if self._leads else ""
+            failed = failure(lambda: self._store.commit(number, whole)) if self._leads else ""
             all_failed = self._gather(f"keep {name}", failed)
         if any(all_failed):
             self._give_up(number, described.step, all_failed)
@@ -255,49 +247,9 @@ class Checkpoints:
         last = f"The last one is {self._last}" if self._last else "There is none before it"
         warnings.warn(
             f"{self._store.path(number)} could not be saved at step {step}; training goes on. "
-            f"{last}.\n{_by_worker(failed)}",
+            f"{last}.\n{by_worker(failed)}",
             stacklevel=4,
         )
-
-
-def _failure(action: Callable[[], Any]) -> str:
-    """Do something; return why the disk did not let it, or `""`."""
-    try:
-        action()
-    except OSError as error:
-        return str(error)
-    return ""
-
-
-def leaders(strategy: tf.distribute.Strategy, store: Store, what: str) -> list[int]:
-    """For each worker, the first one that sees the same directory; all workers call it.
-
-    Args:
-        strategy: Whose workers they are.
-        store: The directory as this worker sees it. It is made if there is none.
-        what: Why, for an agreement.
-
-    Raises:
-        OSError: on all workers, if one of them cannot write there.
-    """
-    rank = collectives.worker_rank(strategy)
-    job = agreement.everyones(strategy, what, uuid.uuid4().hex)[0]
-    failed = _failure(lambda: store.leave_token(job, rank))
-    all_failed = agreement.everyones(strategy, f"{what}: write", failed)
-    first = min([rank, *store.tokens(job)]) if not failed else rank
-    found = [int(text) for text in agreement.everyones(strategy, f"{what}: look", str(first))]
-    with contextlib.suppress(OSError):
-        store.remove_token(job, rank)
-    if any(all_failed):
-        raise OSError(_by_worker(all_failed))
-    return found
-
-
-def _by_worker(told: list[str]) -> str:
-    """What some workers have told; once if it is the same."""
-    if len(set(told)) == 1:
-        return told[0]
-    return "; ".join(f"worker {rank}: {text}" for rank, text in enumerate(told) if text)
 
 
 def _digest(value: np.ndarray) -> str:
@@ -306,3 +258,8 @@ def _digest(value: np.ndarray) -> str:
 
 def _of(prefix: str, values: Arrays) -> Arrays:
     return {n.removeprefix(prefix): v for n, v in values.items() if n.startswith(prefix)}
+
+
+def _dtype_of(name: str) -> Any:
+    """The dtype of numpy for one that only TensorFlow knows."""
+    return tf.as_dtype(name).as_numpy_dtype

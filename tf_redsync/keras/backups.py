@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync.checkpoints.store import Store
-from tf_redsync.engine import checkpointing
+from tf_redsync.engine.leaders import leaders
 from tf_redsync.exchange import agreement, collectives
 
 BACKUP, MODEL = "BackupAndRestore", "ModelCheckpoint"
@@ -111,18 +111,18 @@ def _check_place(strategy: tf.distribute.Strategy, kind: str, entries: list[Any]
     family, folder, file = own[1:]
     if family == "tf_keras" and kind == MODEL:
         return  # it writes the chief's file, and temporary ones
-    leaders = [0] * len(entries)
+    first = [0] * len(entries)
     if not any("://" in e[2] for e in written):  # else all see what is there
-        leaders = checkpointing.leaders(strategy, Store(folder), f"look where {kind} writes")
+        first = leaders(strategy, Store(folder), f"look where {kind} writes")
     if family == "tf_keras":
-        if set(leaders) != {0}:
+        if set(first) != {0}:
             raise ValueError(
                 "`BackupAndRestore` of tf_keras writes the chief's directory only, and all workers "
                 f"restore from it. Received: backup_dir={folder!r} on this worker. Give all "
                 f"workers one directory that all of them see, {_OURS}."
             )
         return
-    places = [(leader, e[3]) for leader, e in zip(leaders, entries, strict=True) if e]
+    places = [(leader, e[3]) for leader, e in zip(first, entries, strict=True) if e]
     ranks = [rank for rank, e in enumerate(entries) if e]
     same = [r for r, p in zip(ranks, places, strict=True) if places.count(p) > 1]
     if same:

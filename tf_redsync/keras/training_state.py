@@ -1,6 +1,6 @@
 """What training has changed in a model and its optimizer, as arrays, and back.
 
-The exchange's own state is not here. Names of Keras used here, all public: a model's `variables`
+Names of Keras used here, all public: a model's `variables`
 and `metrics`, an optimizer's `variables`.
 """
 
@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tf_redsync.engine.checkpointing import Found
+from tf_redsync.exchange import collectives
 from tf_redsync.keras import conflicts
 from tf_redsync.keras.slots import tf_variable
 
-MODEL, OPTIMIZER, METRICS = "model", "optimizer", "metrics"
-_REPLICA = "@"  # before a replica's number, where it has a value of its own
+_MODEL, _OPTIMIZER, _METRICS, _EXCHANGE = "model", "optimizer", "metrics", "exchange/"
+_REPLICA = "@"  # before a replica's number, in the names of its values
 
 
 def build(model: Any) -> None:
@@ -38,53 +40,82 @@ def build(model: Any) -> None:
             model.optimizer.build(model.trainable_variables)
 
 
-def variables(model: Any) -> dict[str, Any]:
-    """All variables that steps change, metrics left out, by names of their own."""
-    return {**_numbered(MODEL, model.variables), **_numbered(OPTIMIZER, _of_optimizer(model))}
+def shared(model: Any) -> dict[str, Callable[[], np.ndarray]]:
+    """What reads the variables that steps change and workers have in common, by names."""
+    return {name: copies[0].numpy for name, copies in _variables(model).items()}
 
 
-def metrics(model: Any) -> dict[str, Any]:
-    """The variables of a model's metrics."""
-    return _numbered(METRICS, [v for metric in model.metrics for v in metric.variables])
+def perhaps_own(model: Any) -> set[str]:
+    """Names in `shared` that workers may have values of their own of, statistics for example.
 
-
-def own(model: Any) -> set[str]:
-    """Names of `variables` that workers may have values of their own of, besides the weights.
-
-    Weights of each worker's own are in the exchange's state, with the slots that go with them.
+    Not the weights: where each worker has its own, the exchange has them in its state.
     """
     trainable = {id(tf_variable(v)) for v in model.trainable_variables}
-    return {n for n, v in _numbered(MODEL, model.variables).items() if id(v) not in trainable}
+    return {
+        f"{_MODEL}/{i}"
+        for i, v in enumerate(model.variables)
+        if id(tf_variable(v)) not in trainable
+    }
 
 
-def readers(named: Mapping[str, Any]) -> dict[str, Callable[[], np.ndarray]]:
-    """What reads this worker's values of some variables, without the other workers."""
-    return {name: copies[0].numpy for name, copies in _copies(named)}
+def own(model: Any, with_metrics: bool) -> dict[str, np.ndarray]:
+    """This worker's own values: of the exchange, of metrics, of further replicas in this process.
 
-
-def of_replicas(named: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The values of further replicas of this process that are not those of its first one."""
-    found = {}
-    for name, copies in _copies(named):
+    Args:
+        model: Between two steps.
+        with_metrics: Whether an epoch goes on.
+    """
+    values = {f"{_EXCHANGE}{n}": v for n, v in _of_exchange(model).items()}
+    for name, copies in _variables(model).items():
+        first = copies[0].numpy() if len(copies) > 1 else None
         for i, copy in enumerate(copies[1:], 1):
             value = copy.numpy()
-            if value.tobytes() != copies[0].numpy().tobytes():
-                found[f"{name}{_REPLICA}{i}"] = value
-    return found
+            if first is not None and value.tobytes() != first.tobytes():
+                values[f"{name}{_REPLICA}{i}"] = value
+    if with_metrics:
+        for name, copies in _metrics(model).items():
+            values |= {f"{name}{_REPLICA}{i}": c.numpy() for i, c in enumerate(copies)}
+    return values
 
 
-def assign(named: Mapping[str, Any], values: Mapping[str, np.ndarray]) -> None:
-    """Give all replicas of this process what `readers` and `of_replicas` have read."""
-    for name, copies in _copies(named):
+def take_over(model: Any, found: Found) -> dict[str, np.ndarray]:
+    """Set a model to what a checkpoint holds; return the values of its metrics.
+
+    All workers call it.
+
+    Raises:
+        ValueError: for a state of the exchange that is of another model or method.
+    """
+    as_many = found.manifest.workers == collectives.worker_count(model.distribute_strategy)
+    own = found.own[0] if as_many else {}
+    for name, copies in _variables(model).items():
         for i, copy in enumerate(copies):
-            copy.assign(values.get(f"{name}{_REPLICA}{i}", values[name]))
+            copy.assign(own.get(f"{name}{_REPLICA}{i}", found.shared[name]))
+    parts = [
+        {n.removeprefix(_EXCHANGE): v for n, v in part.items() if n.startswith(_EXCHANGE)}
+        for part in found.own
+    ]
+    _restore_exchange(model, parts)
+    return {n: v for n, v in own.items() if n.startswith(f"{_METRICS}/")}
+
+
+def restore_metrics(model: Any, values: dict[str, np.ndarray]) -> None:
+    """Let metrics go on; nothing happens if the model now has others."""
+    copies = {
+        f"{name}{_REPLICA}{i}": copy
+        for name, group in _metrics(model).items()
+        for i, copy in enumerate(group)
+    }
+    if values.keys() == copies.keys():
+        for name, copy in copies.items():
+            copy.assign(values[name])
 
 
 def subject(model: Any) -> dict[str, Any]:
     """What a checkpoint must be of to suit a model; see `manifest.differences`."""
     optimizer = model.optimizer
     inner = conflicts.innermost(optimizer.inner_optimizer)
-    of = {MODEL: model.variables, OPTIMIZER: _of_optimizer(model)}
+    of = {_MODEL: model.variables, _OPTIMIZER: _of_optimizer(model)}
     return {
         "kind": {
             "optimizer": type(inner).__name__,
@@ -109,13 +140,45 @@ def _of_optimizer(model: Any) -> list[Any]:
     return list(listed() if callable(listed) else listed)
 
 
-def _numbered(prefix: str, listed: Any) -> dict[str, Any]:
-    return {f"{prefix}/{i}": tf_variable(v) for i, v in enumerate(listed)}
+def _of_exchange(model: Any) -> dict[str, np.ndarray]:
+    exchange = model.optimizer.exchange
+    if hasattr(exchange, "worker_state"):
+        return exchange.worker_state()
+    return {name: v.numpy() for name, v in _of_this_worker(exchange)}
 
 
-def _copies(named: Mapping[str, Any]) -> Iterator[tuple[str, tuple[tf.Variable, ...]]]:
-    for name, variable in named.items():
-        yield name, getattr(variable, "values", (variable,))
+def _restore_exchange(model: Any, parts: list[dict[str, np.ndarray]]) -> None:
+    exchange = model.optimizer.exchange
+    if hasattr(exchange, "restore_worker_states"):
+        exchange.restore_worker_states(parts)
+        return
+    if len(parts) > 1 or exchange.consensus is not None:
+        raise ValueError("another number of workers")
+    for name, variable in _of_this_worker(exchange):
+        variable.assign(parts[0][name])
+
+
+def _of_this_worker(exchange: Any) -> Iterator[tuple[str, tf.Variable]]:
+    yield "step", exchange.step
+    yield "skipped", exchange.skipped
+    for bucket, variables in enumerate(exchange.states):
+        for name, group in variables.variables_by_name.items():
+            for i, v in enumerate(group):
+                yield f"{bucket}/{name}/{i}", getattr(v, "values", (v,))[0]
+
+
+def _variables(model: Any) -> dict[str, tuple[tf.Variable, ...]]:
+    """For each variable that steps change, the copies in this process; without metrics."""
+    return {**_copies(_MODEL, model.variables), **_copies(_OPTIMIZER, _of_optimizer(model))}
+
+
+def _metrics(model: Any) -> dict[str, tuple[tf.Variable, ...]]:
+    return _copies(_METRICS, [v for metric in model.metrics for v in metric.variables])
+
+
+def _copies(prefix: str, listed: Sequence[Any]) -> dict[str, tuple[tf.Variable, ...]]:
+    named = {f"{prefix}/{i}": tf_variable(v) for i, v in enumerate(listed)}
+    return {name: tuple(getattr(v, "values", (v,))) for name, v in named.items()}
 
 
 def _form(variable: tf.Variable) -> list[Any]:

@@ -1,0 +1,306 @@
+"""`Checkpoint` with one worker: where `fit` goes on, in all libraries and with all kinds of data."""
+
+import datetime
+import itertools
+import os
+import signal
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tf_redsync as rs
+from tests.deep import DEEP
+from tests.loops import loop
+from tf_redsync import stopping
+
+pytestmark = pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")
+
+ROWS, BATCH, EPOCHS = 40, 4, 3  # ten steps an epoch
+STEPS = ROWS // BATCH
+
+
+class Interrupted(Exception):
+    pass
+
+
+def arrays():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=[ROWS, 5]).astype(np.float32)
+    return x, (x @ rng.normal(size=[5, 1]) + 0.1).astype(np.float32)
+
+
+def dataset():
+    return tf.data.Dataset.from_tensor_slices(arrays())
+
+
+# What `fit` gets as data, as a function, and its other arguments.
+DATA = {
+    "shuffled anew": (lambda: dataset().shuffle(20, seed=3).batch(BATCH), {}),
+    "shuffled once": (
+        lambda: dataset().shuffle(20, seed=3, reshuffle_each_iteration=False).batch(BATCH),
+        {},
+    ),
+    "repeated": (
+        lambda: dataset().shuffle(20, seed=3).repeat().batch(BATCH),
+        {"steps_per_epoch": STEPS},
+    ),
+    "of unknown size": (
+        lambda: dataset().shuffle(20, seed=3).filter(lambda x, y: True).batch(BATCH),
+        {},
+    ),
+    "several steps at once": (
+        lambda: dataset().shuffle(20, seed=3).batch(BATCH),
+        {"steps_per_execution": 2},
+    ),
+}
+FAMILIES = {
+    "keras3": (keras, lambda: keras.optimizers.Adam(0.01)),
+    "tf_keras": (tf_keras, lambda: tf_keras.optimizers.Adam(0.01)),
+    "legacy": (tf_keras, lambda: tf_keras.optimizers.legacy.Adam(0.01)),
+}
+
+
+def model_of(family, width=6, **compiled):
+    library, optimizer = FAMILIES[family]
+    library.utils.set_random_seed(1)
+    layers = [library.layers.Input([5]), library.layers.Dense(width, activation="relu")]
+    if family == "keras3":
+        layers.append(library.layers.Dropout(0.4, seed=2))
+    layers += [library.layers.BatchNormalization(), library.layers.Dense(1)]
+    model = library.Sequential(layers)
+    wrapped = rs.DistributedOptimizer(optimizer(), rs.RedSync(density=0.1, dense_below=1))
+    model.compile(wrapped, "mse", metrics=["mae"], **compiled)
+    return model
+
+
+def recorder(library, at=None):
+    """Notes what callbacks are told, and interrupts at the end of a step, from 1."""
+
+    class Recorder(library.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.batches, self.epochs, self.steps = [], {}, 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.batches.append(batch)
+            self.steps += 1
+            if self.steps == at:
+                raise Interrupted
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.epochs[epoch] = (float(logs["loss"]), float(logs["mae"]))
+
+    return Recorder()
+
+
+def train(family, data, directory, at=None, every=4, epochs=EPOCHS, callbacks=(), **arguments):
+    per = {k: arguments.pop(k) for k in list(arguments) if k == "steps_per_execution"}
+    model = model_of(family, **per)
+    seen = recorder(FAMILIES[family][0], at)
+    checkpoint = rs.callbacks.Checkpoint(directory, every=every)
+    every_one = [seen, *callbacks, checkpoint]
+    try:
+        model.fit(data(), epochs=epochs, verbose=0, callbacks=every_one, **arguments)
+    except Interrupted:
+        assert at is not None
+    return model, seen
+
+
+def equal(one, other):
+    pairs = itertools.zip_longest(one.get_weights(), other.get_weights())
+    return all(np.array_equal(a, b) for a, b in pairs)
+
+
+SHORT = [("keras3", "shuffled anew"), ("keras3", "repeated"), ("tf_keras", "shuffled anew")]
+CASES = [case for case in itertools.product(FAMILIES, DATA) if case in SHORT or DEEP]
+
+
+@pytest.mark.timeout(1200 if DEEP else 120)
+@loop("family, kind", CASES)
+def test_it_goes_on_to_the_bit(family, kind, tmp_path_factory):
+    data, arguments = DATA[kind]
+    folder = tmp_path_factory.mktemp("checkpoints")
+    whole, all_seen = train(family, data, folder / "whole", **arguments)
+    at = 17 // arguments.get("steps_per_execution", 1)
+    train(family, data, folder / "part", at=at, **arguments)  # in the second epoch
+    rest, seen = train(family, data, folder / "part", **arguments)
+    assert equal(whole, rest)
+    assert seen.batches[0] in (6, 7) and 0 not in seen.batches[:2]
+    assert seen.epochs == {epoch: all_seen.epochs[epoch] for epoch in (1, 2)}
+
+
+def test_what_other_callbacks_do_is_saved_and_the_end_is_the_end(tmp_path):
+    """Keras's own beside it, in whatever order; then a run that ended, one more epoch, others."""
+    data = DATA["shuffled anew"][0]
+
+    def others(folder):
+        folder.mkdir(exist_ok=True)
+        return [
+            keras.callbacks.ReduceLROnPlateau(monitor="loss", min_delta=9.0, patience=1),
+            keras.callbacks.EarlyStopping(monitor="loss", patience=9),
+            keras.callbacks.CSVLogger(str(folder / "log.csv"), append=True),
+            keras.callbacks.ModelCheckpoint(str(folder / "{epoch}.keras")),
+            keras.callbacks.TensorBoard(str(folder / "board")),
+        ]
+
+    def fit(name, **kwargs):
+        folder = tmp_path / name
+        return train("keras3", data, folder / "ck", callbacks=others(folder), **kwargs)
+
+    whole, _ = fit("whole", every="epoch", epochs=2)
+    fit("part", every="epoch", epochs=2, at=STEPS + 3)
+    rest, seen = fit("part", every="epoch", epochs=2)
+    assert list(seen.epochs) == [1] and equal(whole, rest)
+    rates = [float(m.optimizer.learning_rate.numpy()) for m in (whole, rest)]
+    assert rates[0] == pytest.approx(0.001) and len(set(rates)) == 1  # reduced after an epoch
+    assert len((tmp_path / "part" / "log.csv").read_text().splitlines()) == 3
+    assert sorted(p.name for p in (tmp_path / "part").glob("*.keras")) == ["1.keras", "2.keras"]
+
+    with pytest.warns(UserWarning, match="nothing left to do: .*/ck holds its end, after epoch 2"):
+        again, seen = fit("part", every="epoch", epochs=2)
+    assert equal(again, rest) and not seen.batches
+    more, seen = fit("part", every=7, epochs=3)
+    assert list(seen.epochs) == [2]
+    names = sorted(p.name for p in (tmp_path / "part" / "ck").iterdir())
+    assert len(names) == 2 and names[-1] > "checkpoint-000002"
+
+
+def test_it_saves_when_it_is_asked_to(tmp_path):
+    data, said = DATA["shuffled once"][0], []
+    checkpoint = rs.callbacks.Checkpoint(tmp_path / "a", every=datetime.timedelta(seconds=0.001))
+    checkpoint.save_now("before")
+    checkpoint.when_saved = lambda *args: said.append(args)
+    model = model_of("keras3")
+    asks = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: batch == 4 and checkpoint.save_now("fourth")
+    )
+    model.fit(data(), verbose=0, callbacks=[asks, checkpoint])
+    assert said == [("before", True), ("fourth", True)]
+    assert max(int(p.name[-6:]) for p in (tmp_path / "a").iterdir()) > 5  # it was time again
+
+    def stop(reason, saved):
+        raise Interrupted(reason)
+
+    checkpoint = rs.callbacks.Checkpoint(tmp_path / "b", every=100)
+    checkpoint.when_saved = stop
+    with pytest.raises(Interrupted, match="fourth"):
+        model.fit(data(), verbose=0, callbacks=[asks, checkpoint])
+
+    checkpoint = rs.callbacks.Checkpoint(tmp_path / "c", every=100)
+    signals = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: batch == 2 and os.kill(os.getpid(), signal.SIGTERM)
+    )
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(stopping.Stopped) as raised:
+        model.fit(dataset().repeat().batch(2), steps_per_epoch=5000, verbose=0,
+                  callbacks=[signals, checkpoint])  # fmt: skip
+    assert raised.value.code == 75 and len(list((tmp_path / "c").iterdir())) == 1
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_full_disk_is_a_warning_and_the_last_one_stays(tmp_path, monkeypatch):
+    from tf_redsync.checkpoints import files
+
+    model, replace, calls = model_of("keras3"), os.replace, []
+
+    def full(source, target):
+        calls.append(target)
+        if "checkpoint-000002" in str(target):
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(files.os, "replace", full)
+    checkpoint = rs.callbacks.Checkpoint(tmp_path, every=4, keep=1)
+    words = r"checkpoint-000002 could not be saved at step 8; .* is .*-000001\.(.|\n)*disk is full"
+    with pytest.warns(UserWarning, match=words):
+        model.fit(DATA["shuffled once"][0](), verbose=0, callbacks=[checkpoint])
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-000003"]
+
+
+def test_one_of_another_model_is_refused_by_name(tmp_path):
+    data = DATA["shuffled once"][0]
+    train("keras3", data, tmp_path, epochs=1)
+    checkpoint = rs.callbacks.Checkpoint(tmp_path)
+    words = r"no checkpoint can be used(.|\n)*-000003: it is of another model: .*kernel is float32"
+    with pytest.raises(ValueError, match=words):
+        model_of("keras3", width=7).fit(data(), verbose=0, callbacks=[checkpoint])
+    assert len(list(tmp_path.iterdir())) == 2
+    for path in sorted(tmp_path.iterdir())[1:]:
+        (path / "part-00000.npz").write_bytes(b"")
+    with pytest.warns(UserWarning, match=r"-000002 \(step 8.*\n.*-000003: .* has 0 bytes"):
+        train("keras3", data, tmp_path, epochs=1)
+
+
+WORDS = {
+    "shuffled without a seed": lambda: dataset().shuffle(9).batch(4),
+    "arrays are shuffled": arrays,
+    "come from Python": lambda: itertools.repeat(tuple(a[:4] for a in arrays())),
+}
+
+
+@loop("family", ["keras3", "tf_keras"])
+@loop("words", WORDS)
+def test_data_of_another_order_are_warned_of(family, words):
+    from tf_redsync.keras import position
+
+    library, told = FAMILIES[family][0], []
+
+    class Look(library.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            told.append(position.Position(self.model).doubts)
+            raise Interrupted
+
+    model, data = model_of(family), WORDS[words]()
+    pair = data if isinstance(data, tuple) else (data, None)
+    with pytest.raises(Interrupted):
+        model.fit(*pair, steps_per_epoch=3, verbose=0, callbacks=[Look()])
+    assert words in told[0]
+    with pytest.raises(Interrupted):
+        model.fit(DATA["repeated"][0](), steps_per_epoch=3, verbose=0, callbacks=[Look()])
+    assert told[1] == ""
+
+
+def test_less_data_than_were_seen_is_an_error(tmp_path):
+    train("keras3", DATA["shuffled once"][0], tmp_path, at=9, every=4)
+    with pytest.raises(ValueError, match="the data have fewer batches than training has seen"):
+        train("keras3", lambda: dataset().take(12).batch(BATCH), tmp_path)
+
+
+@loop(
+    "arguments, words",
+    [
+        ({"directory": ""}, "`directory` must be a path. Received: directory=''"),
+        ({"directory": 3}, "`directory` must be a path"),
+        ({"every": "minute"}, "Received: every='minute'"),
+        ({"every": 0}, "`every` must be 'epoch', a number of steps from 1"),
+        ({"every": True}, "Received: every=True"),
+        ({"every": datetime.timedelta(0)}, "a positive datetime.timedelta"),
+        ({"keep": 0}, "`keep` must be an integer >= 1"),
+    ],
+)
+def test_bad_arguments(arguments, words):
+    with pytest.raises(ValueError) as raised:
+        rs.callbacks.Checkpoint(**{"directory": "x", **arguments})
+    assert words in str(raised.value)
+
+
+def test_models_that_it_cannot_save(tmp_path):
+    data = dataset().batch(4)
+    checkpoint = rs.callbacks.Checkpoint(tmp_path)
+    model = keras.Sequential([keras.layers.Input([5]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="`Checkpoint` needs .* tf_redsync.DistributedOptimizer"):
+        model.fit(data, verbose=0, callbacks=[checkpoint])
+    model = tf_keras.Sequential([tf_keras.layers.Dense(1)])
+    model.compile(rs.DistributedOptimizer(tf_keras.optimizers.SGD(0.1), rs.Dense()), "mse")
+    with pytest.raises(ValueError, match="needs a model that is built when `fit` begins"):
+        model.fit(data, verbose=0, callbacks=[checkpoint])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"/file/.*: give `Checkpoint` a directory"):
+        train("keras3", lambda: data, tmp_path / "file" / "x")
+    backup = keras.callbacks.BackupAndRestore(str(tmp_path / "b"))
+    with pytest.raises(ValueError, match="both restore when `fit` begins"):
+        train("keras3", lambda: data, tmp_path / "c", callbacks=[backup])
