@@ -126,3 +126,158 @@ def test_a_killed_run_goes_on_to_the_bit(family, tmp_path):
                 np.testing.assert_array_equal(before[name], after[name], name)
         np.testing.assert_array_equal(before["epochs"][1:], after["epochs"])
         assert after["batches"].tolist()[:5] == [2, 3, 4, 5, 0]  # after 8 steps
+
+
+# ------------------------------------------------------------------- what goes wrong on one worker
+
+
+def _messages(warned):
+    return [str(w.message) for w in warned]
+
+
+def _warned(action):
+    """What an action warns of, and the exception that it ends by."""
+    import warnings
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            action()
+            error = ""
+        except (Exception, SystemExit) as raised:
+            error = f"{type(raised).__name__} {raised}"
+    return "\n".join(str(w.message) for w in warned), error
+
+
+def what_one_worker_does(directory):
+    """Everything that must be the same on all workers, in one job; returns what each has seen."""
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tests.distributed.problems import rank
+    from tf_redsync.checkpoints.store import Store
+
+    strategy, me, seen = rs.MultiWorkerMirroredStrategy(), rank(), {}
+    keras, model = _model("keras3", _method(), strategy)
+    callbacks = keras.callbacks
+
+    def fit(*given, epochs=1):
+        return _warned(lambda: model.fit(_data(), epochs=epochs, verbose=0, callbacks=[*given]))
+
+    def steps():
+        return int(model.optimizer.exchange.step.numpy())
+
+    # Only the chief has one, and then a directory that one worker cannot write to.
+    seen["chief"] = fit(*[rs.callbacks.Checkpoint(f"{directory}/chief")][: 1 - me])[1]
+    seen["proc"] = fit(rs.callbacks.Checkpoint("/proc/x" if me else f"{directory}/proc"))[1]
+
+    # A disk that is full on one worker for one save.
+    write_part = Store.write_part
+
+    def full(store, number, *args, **kwargs):
+        if me and number == 2:
+            raise OSError(28, f"cannot write {store.path(number)}: no space. Make room")
+        return write_part(store, number, *args, **kwargs)
+
+    Store.write_part = full
+    seen["full"], seen["full error"] = fit(rs.callbacks.Checkpoint(f"{directory}/full", every=2))
+    seen["full left"] = " ".join(sorted(os.listdir(f"{directory}/full")))
+    Store.write_part = write_part
+
+    # A directory for each worker, then a damaged part on one of them.
+    own = f"{directory}/own{me}"
+    before = steps()
+    seen["own"] = "".join(fit(rs.callbacks.Checkpoint(own, every=4)))
+    if me:
+        os.truncate(f"{own}/checkpoint-000002/part-00001.npz", 100)
+    seen["damaged"], seen["damaged error"] = fit(rs.callbacks.Checkpoint(own, every=4))
+    seen["damaged steps"] = steps() - before  # 4 of 6, and the other 2 again
+
+    # One worker asks, in a thread; one gets a signal.
+    asked, at = rs.callbacks.Checkpoint(f"{directory}/asked", every=10**6), []
+    asked.when_saved = lambda reason, saved: at.append([reason, saved, steps()])
+
+    def ask(batch, logs):
+        if me and batch == 20:
+            asked.save_now("worker 1 has asked")
+
+    def kill(batch, logs):
+        if me and batch == 20:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    long = _data().repeat(100)
+    first = steps()
+    model.fit(
+        long.take(200),
+        verbose=0,
+        callbacks=[asked, callbacks.LambdaCallback(on_train_batch_end=ask)],
+    )
+    [[seen["asked"], seen["asked saved"], step]] = at
+    seen["asked step"] = step - first
+    signalled = [
+        rs.callbacks.Checkpoint(f"{directory}/signal", every=10**6),
+        callbacks.LambdaCallback(on_train_batch_end=kill),
+    ]
+    first = steps()
+    seen["signal"] = _warned(lambda: model.fit(long, verbose=0, callbacks=signalled))[1]
+    seen["signal step"] = steps() - first
+
+    # By the chief's clock, while the other one's runs wild.
+    import datetime
+    import time
+
+    if me:
+        time.monotonic, real = lambda: 10.0 * real(), time.monotonic
+    timer = rs.callbacks.Checkpoint(f"{directory}/timer", every=datetime.timedelta(seconds=0.2))
+    model.fit(long.take(150), verbose=0, callbacks=[timer])
+    seen["timer"] = len(os.listdir(f"{directory}/timer"))
+    if me:
+        time.monotonic = real
+
+    # Keras's own.
+    def backup(path):
+        return callbacks.BackupAndRestore(path, delete_checkpoint=False)
+
+    seen["backup of one"] = fit(*[backup(f"{directory}/b")][: 1 - me])[1]
+    seen["backup of all"] = fit(backup(f"{directory}/b"))[1]
+    seen["backup of each"] = fit(backup(f"{directory}/b{me}"))[1]
+    model.optimizer.learning_rate = 0.01  # the others go on, and one backup is of before
+    if not me:
+        os.rename(f"{directory}/b0", f"{directory}/old")
+    seen["more"] = fit(backup(f"{directory}/b{me}"), epochs=2)[1]
+    seen["models of all"] = fit(callbacks.ModelCheckpoint(f"{directory}/m.weights.h5"))[1]
+    each = callbacks.ModelCheckpoint(f"{directory}/m{me}.weights.h5", save_weights_only=True)
+    seen["models of each"] = fit(each)[1]
+    seen["tf"] = tf.__version__
+    return seen
+
+
+def test_workers_agree_on_what_goes_wrong_on_one_of_them(tmp_path):
+    both = run_workers(what_one_worker_does, args=(str(tmp_path),), timeout=240)
+    for me, seen in enumerate(both):
+        assert "worker 0: keep 2 checkpoints" in seen["chief"], seen["chief"]
+        assert seen["proc"].startswith("OSError") and "cannot write /proc/x" in seen["proc"]
+
+        assert "checkpoint-000002 could not be saved at step 4; training goes on" in seen["full"]
+        assert "worker 1: " in seen["full"] and "Make room" in seen["full"]
+        assert seen["full error"] == "" and seen["full left"] == (
+            "checkpoint-000001 checkpoint-000003"
+        )
+        assert seen["own"] == ""
+        assert seen["damaged error"] == ""
+        assert f"goes on from {tmp_path}/own{me}/checkpoint-000001" in seen["damaged"]
+        assert "checkpoint-000002: worker 1: part-00001.npz has 100 bytes" in seen["damaged"]
+
+        assert seen["asked"] == "worker 1 has asked" and seen["asked saved"]
+        assert 20 < seen["asked step"] < 120
+        assert seen["signal"] == "Stopped 75" and 20 < seen["signal step"] < 500
+        assert seen["timer"] == 2
+
+        assert "only worker 0 of 2 workers have a `BackupAndRestore`" in seen["backup of one"]
+        assert "workers 0, 1 would write the same file" in seen["backup of all"]
+        assert seen["backup of each"] == ""
+        assert "backups of different moments" in seen["more"], seen["more"]
+        assert "would write the same file by `ModelCheckpoint`" in seen["models of all"]
+        assert seen["models of each"] == ""
+    for name in ("asked step", "signal step", "damaged steps"):
+        assert both[0][name] == both[1][name]

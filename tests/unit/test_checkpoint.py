@@ -1,4 +1,4 @@
-"""`Checkpoint` with one worker: where `fit` goes on, in all libraries and with all kinds of data."""
+"""`Checkpoint` with one worker: where `fit` goes on, in all libraries, with all kinds of data."""
 
 import datetime
 import itertools
