@@ -1,14 +1,14 @@
 """What training has changed in a model and its optimizer, as arrays, and back.
 
-Names of Keras used here, all public: a model's `variables`
-and `metrics`, an optimizer's `variables`.
+Names of Keras used here, all public: a model's `variables` and `metrics`, an optimizer's
+`variables`.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,7 @@ def own(model: Any, with_metrics: bool) -> dict[str, np.ndarray]:
         model: Between two steps.
         with_metrics: Whether an epoch goes on.
     """
-    values = {f"{_EXCHANGE}{n}": v for n, v in _of_exchange(model).items()}
+    values = {f"{_EXCHANGE}{n}": v for n, v in model.optimizer.exchange.worker_state().items()}
     for name, copies in _variables(model).items():
         first = copies[0].numpy() if len(copies) > 1 else None
         for i, copy in enumerate(copies[1:], 1):
@@ -95,12 +95,12 @@ def take_over(model: Any, found: Found) -> dict[str, np.ndarray]:
         {n.removeprefix(_EXCHANGE): v for n, v in part.items() if n.startswith(_EXCHANGE)}
         for part in found.own
     ]
-    _restore_exchange(model, parts)
+    model.optimizer.exchange.restore_worker_states(parts)
     return {n: v for n, v in own.items() if n.startswith(f"{_METRICS}/")}
 
 
 def restore_metrics(model: Any, values: dict[str, np.ndarray]) -> None:
-    """Let metrics go on; nothing happens if the model now has others."""
+    """Let metrics go on, unless the model's are made in its first step only, or are others."""
     copies = {
         f"{name}{_REPLICA}{i}": copy
         for name, group in _metrics(model).items()
@@ -138,33 +138,6 @@ def versions(model: Any) -> dict[str, str]:
 def _of_optimizer(model: Any) -> list[Any]:
     listed = model.optimizer.variables
     return list(listed() if callable(listed) else listed)
-
-
-def _of_exchange(model: Any) -> dict[str, np.ndarray]:
-    exchange = model.optimizer.exchange
-    if hasattr(exchange, "worker_state"):
-        return exchange.worker_state()
-    return {name: v.numpy() for name, v in _of_this_worker(exchange)}
-
-
-def _restore_exchange(model: Any, parts: list[dict[str, np.ndarray]]) -> None:
-    exchange = model.optimizer.exchange
-    if hasattr(exchange, "restore_worker_states"):
-        exchange.restore_worker_states(parts)
-        return
-    if len(parts) > 1 or exchange.consensus is not None:
-        raise ValueError("another number of workers")
-    for name, variable in _of_this_worker(exchange):
-        variable.assign(parts[0][name])
-
-
-def _of_this_worker(exchange: Any) -> Iterator[tuple[str, tf.Variable]]:
-    yield "step", exchange.step
-    yield "skipped", exchange.skipped
-    for bucket, variables in enumerate(exchange.states):
-        for name, group in variables.variables_by_name.items():
-            for i, v in enumerate(group):
-                yield f"{bucket}/{name}/{i}", getattr(v, "values", (v,))[0]
 
 
 def _variables(model: Any) -> dict[str, tuple[tf.Variable, ...]]:
