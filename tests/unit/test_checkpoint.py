@@ -92,6 +92,8 @@ def recorder(library, at=None):
 
         def on_epoch_end(self, epoch, logs=None):
             self.epochs[epoch] = (float(logs["loss"]), float(logs["mae"]))
+            if epoch == 0:
+                self.model.optimizer.learning_rate = 0.004
 
     return Recorder()
 

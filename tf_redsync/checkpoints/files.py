@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 TEMPORARY = ".part"  # what the names of files end in that are not complete
+_BLOCK = 1 << 20  # bytes
 
 
 def write(path: Path, content: Callable[[IO[bytes]], None]) -> None:
@@ -78,5 +79,8 @@ def sync_directory(path: Path) -> None:
 
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file's content, in hexadecimal digits."""
+    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tf_redsync.engine.checkpointing import Found
 from tf_redsync.exchange import collectives
-from tf_redsync.keras import conflicts
+from tf_redsync.keras import conflicts, slots
 from tf_redsync.keras.slots import tf_variable
 
 _MODEL, _OPTIMIZER, _METRICS, _EXCHANGE = "model", "optimizer", "metrics", "exchange/"
@@ -136,8 +136,16 @@ def versions(model: Any) -> dict[str, str]:
 
 
 def _of_optimizer(model: Any) -> list[Any]:
-    listed = model.optimizer.variables
-    return list(listed() if callable(listed) else listed)
+    """An optimizer's variables; of tf_keras with those that it does not list: a learning rate."""
+    optimizer = model.optimizer
+    found: list[Any] = list(slots.all_variables(optimizer))
+    if type(optimizer).saving.__name__.startswith("tf_keras"):
+        known = {slots.key(tf_variable(v)) for v in [*found, *model.variables]}
+        for tracked in tf.train.TrackableView(optimizer.inner_optimizer).descendants():
+            if isinstance(tracked, tf.Variable) and slots.key(tracked) not in known:
+                known.add(slots.key(tracked))
+                found.append(tracked)
+    return found
 
 
 def _variables(model: Any) -> dict[str, tuple[tf.Variable, ...]]:
