@@ -263,7 +263,7 @@ def test_workers_agree_on_what_goes_wrong_on_one_of_them(tmp_path):
         assert seen["full error"] == "" and seen["full left"] == (
             "checkpoint-000001 checkpoint-000003"
         )
-        assert seen["own"] == ""
+        assert "checkpoint" not in seen["own"].lower()
         assert seen["damaged error"] == ""
         assert f"goes on from {tmp_path}/own{me}/checkpoint-000001" in seen["damaged"]
         assert "checkpoint-000002: worker 1: part-00001.npz has 100 bytes" in seen["damaged"]

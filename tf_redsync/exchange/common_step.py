@@ -20,6 +20,7 @@ import itertools
 import logging
 import threading
 import time
+from collections import deque
 
 import tensorflow as tf
 
@@ -52,7 +53,7 @@ class CommonStep:
         self._reason: str | None = None  # of the one that is being agreed on
         self._target: int | None = None  # the step at whose end to act
         self._acted = ""  # the reason of the last one
-        self._asked: str | None = None  # with one worker
+        self._asked: deque[str] = deque()  # with one worker
         self._over = threading.Event()
         if self._workers > 1:
             self._store = coordination.key_value_store()
@@ -66,7 +67,7 @@ class CommonStep:
                 the same time one is enough.
         """
         if self._workers == 1:
-            self._asked = reason
+            self._asked.append(reason)
         else:  # a handler may interrupt whatever holds the lock
             threading.Thread(target=self._publish, args=(reason,), daemon=True).start()
 
@@ -77,8 +78,7 @@ class CommonStep:
             Disagreement: when the watchdog finds that some worker will not come.
         """
         if self._workers == 1:
-            reason, self._asked = self._asked, None
-            return reason
+            return self._asked.popleft() if self._asked else None
         with self._changed:
             self._steps += 1
             while self._reason is not None and self._target is None:

@@ -137,11 +137,15 @@ def _begin_keras3(epoch_iterator: Any, batch: int, past: int) -> None:
         del epoch_iterator._enumerate_iterator  # for this epoch only
         for _ in range(past):
             _pass_epoch(epoch_iterator, enumerate_epoch)
+        left = False
         for begin, end, iterator in enumerate_epoch():
             if begin < batch:
                 _drop(iterator, at_once)
             else:
+                left = True
                 yield begin, end, iterator
+        if not left:
+            raise _too_few()
 
     if batch or past:
         epoch_iterator._enumerate_iterator = rest
@@ -168,10 +172,14 @@ def _drop(iterator: Any, batches: int) -> None:
         for _ in range(batches):
             next(iterator)
     except (StopIteration, tf.errors.OutOfRangeError) as error:
-        raise ValueError(
-            "the data have fewer batches than training has seen of this epoch. `Checkpoint` needs "
-            "the same data and batch size as in the run that was saved, or a directory of its own."
-        ) from error
+        raise _too_few() from error
+
+
+def _too_few() -> ValueError:
+    return ValueError(
+        "the data have fewer batches than training has seen of this epoch. `Checkpoint` needs the "
+        "same data and batch size as in the run that was saved, or a directory of its own."
+    )
 
 
 def _shuffled_without_seed(dataset: Any) -> bool:
