@@ -261,4 +261,5 @@ class Checkpoint(OfBothKeras):
                 stacklevel=3,
             )
         self._first_epoch = described.first_epoch
-        self._position.go_on(epoch, described.batch, described.epoch - described.first_epoch)
+        past = epoch - described.first_epoch if epoch < epochs else 0
+        self._position.go_on(epoch, described.batch, past)
