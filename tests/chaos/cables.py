@@ -1,0 +1,100 @@
+"""Scenarios: a cable that is cut, or slow, or that changes bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from tests.chaos.bench import Bench, Outcome, error_of, must, scenario
+from tests.chaos.job import Job
+from tests.chaos.network import Network, missing
+from tests.chaos.training import Settings
+
+
+def _settings(network: Network, **changes) -> Settings:
+    return Settings(steps=60, pace=0.05, namespaces=network.namespaces, **changes)
+
+
+@scenario("The cable is cut for 5 s", "TCP sends again; training goes on", 45, missing)
+def cut_5_s(bench: Bench) -> Outcome:
+    with Network(2) as network, Job(_settings(network), addresses=network.addresses) as job:
+        job.until_step(bench.random.randrange(5, 30))
+        network.cut, step = True, job.workers[0].step
+        time.sleep(5)
+        network.cut, at = False, time.monotonic()
+        job.until_step(step + 2)
+        again = time.monotonic() - at
+        lost = bench.trained_as_ever(job)
+    happened = f"cut in step {step}; {again:.1f} s after it was whole, two more steps were done"
+    return Outcome(happened, lost=f"nothing: {lost}")
+
+
+@scenario(
+    "The cable is cut for 60 s",
+    "both end by an error, worker 0 within 45 s; started again they go on from the last checkpoint",
+    240,
+    missing,
+)
+def cut_60_s(bench: Bench) -> Outcome:
+    return _cut(bench, 60.0)
+
+
+@scenario(
+    "The cable is cut for ever",
+    "both end by an error, worker 0 within 45 s; started again they go on from the last checkpoint",
+    240,
+    missing,
+)
+def cut_for_ever(bench: Bench) -> Outcome:
+    return _cut(bench, None)
+
+
+def _cut(bench: Bench, seconds: float | None) -> Outcome:
+    with Network(2) as network:
+        settings = _settings(network, directory=str(bench.folder() / "run"))
+        with Job(settings, addresses=network.addresses) as job:
+            job.until_step(bench.random.randrange(8, 40))
+            network.cut, at, step = True, time.monotonic(), job.workers[0].step
+            if seconds is not None:
+                time.sleep(seconds)
+                network.cut = False
+            job.until_ended(seconds=300)
+            found, text = error_of(job.workers[0], at, "worker 1 does not answer")
+            other = job.workers[1].ended - at
+            must(job.workers[1].code, "worker 1 ended as if all were well", job)
+    must(found < 45, f"found after {found:.0f} s only")
+    must(other < 200, f"worker 1 ended after {other:.0f} s only")
+    lost = bench.goes_on(dataclasses.replace(settings, namespaces=()), step)
+    happened = f"cut in step {step}; worker 1 ended by an error {other:.0f} s after the cut"
+    return Outcome(happened, found, f"worker 0: {text}", lost)
+
+
+@scenario("Every packet is 50 ms under way", "training is slower, and the same", 90, missing)
+def delayed(bench: Bench) -> Outcome:
+    pace = []
+    with Network(2) as network:
+        for delay in (0.0, 0.05):
+            network.delay = delay
+            with Job(_settings(network), addresses=network.addresses) as job:
+                lost = bench.trained_as_ever(job)
+                times = [event["at"] for event in job.workers[0].events("step")]
+            pace.append((times[-1] - times[9]) / (len(times) - 10))
+    happened = f"{pace[1]:.2f} s a step, {pace[0]:.2f} s without (0.05 s of them are a pause)"
+    return Outcome(happened, lost=f"nothing: {lost}")
+
+
+@scenario(
+    "The cable is lossy: each packet is lost with a chance of 2 %",
+    "TCP sends again; training is slower, and the same",
+    90,
+    missing,
+)
+def lossy(bench: Bench) -> Outcome:
+    with Network(2, bench.random) as network:
+        network.loss = 0.02
+        with Job(_settings(network), addresses=network.addresses) as job:
+            lost = bench.trained_as_ever(job)
+            times = [event["at"] for event in job.workers[0].events("step")]
+    pace = (times[-1] - times[9]) / (len(times) - 10)
+    happened = f"{pace:.2f} s a step (0.05 s of them are a pause); {network.lost} packets were lost"
+    return Outcome(happened, lost=f"nothing: {lost}")

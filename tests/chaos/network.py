@@ -1,0 +1,168 @@
+"""Machines in network namespaces, joined by a cable that this process holds in its hands.
+
+    with Network(2) as network:
+        Job(Settings(namespaces=network.namespaces), addresses=network.addresses)
+        network.delay = 0.1      # seconds, in each direction
+        network.cut = True       # nothing passes
+        network.loss = 0.01      # of each packet
+        network.spoil = 3        # the next three large packets are changed
+
+Each machine has one interface, a tap device, whose frames a thread of this process hands to all
+others, as a hub does, when their time has come. Linux's own way to delay packets, netem, is a
+module that many kernels lack. It needs root and /dev/net/tun.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import heapq
+import itertools
+import os
+import random
+import selectors
+import struct
+import subprocess
+import threading
+import time
+
+from tests.chaos.training import enter_namespace
+
+PORT = 20000
+_SUBNET = "10.213.8"
+_TUNSETIFF, _IFF_TAP, _IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
+_ETHERNET, _IP_TCP, _LARGE = 14, 6, 600  # bytes; a number; bytes of payload
+_GUARD = 'cat; sleep 0.2; for name in "$@"; do ip netns del "$name" 2>/dev/null; done'
+
+
+def missing() -> str:
+    """Why there can be no network here; "" if there can."""
+    if os.geteuid() != 0:
+        return "it needs root, for network namespaces"
+    if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
+        return "it needs /dev/net/tun"
+    if subprocess.run(["ip", "-V"], capture_output=True, check=False).returncode:
+        return "it needs `ip` (Debian package iproute2)"
+    return ""
+
+
+class Network:
+    """See the module.
+
+    Args:
+        workers: Number of machines.
+        chance: By which packets are lost.
+
+    Attributes:
+        delay: Seconds that each frame is under way.
+        cut: Whether all frames are lost.
+        loss: The chance of each to be lost.
+        lost: How many were, by `loss`.
+        spoil: How many of the next large packets change, in a way that TCP's checksum does not
+            find.
+    """
+
+    def __init__(self, workers: int, chance: random.Random | None = None):
+        self.delay, self.cut, self.loss, self.lost, self.spoil = 0.0, False, 0.0, 0, 0
+        self._chance = chance or random.Random(0)
+        self.namespaces = tuple(f"redsync-chaos-{os.getpid()}-{i}" for i in range(workers))
+        self.addresses = tuple(f"{_SUBNET}.{i + 1}:{PORT}" for i in range(workers))
+        self._taps: list[int] = []
+        self._over = threading.Event()
+
+    def __enter__(self) -> Network:
+        # It removes the namespaces when this process lets go of the pipe, however it ends.
+        self._guard = subprocess.Popen(
+            ["sh", "-c", _GUARD, "sh", *self.namespaces],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        for i, name in enumerate(self.namespaces):
+            _ip("netns", "add", name)
+            self._taps.append(_tap(name))
+            _ip("-n", name, "address", "add", f"{_SUBNET}.{i + 1}/24", "dev", "eth0")
+            for interface in ("lo", "eth0"):
+                _ip("-n", name, "link", "set", interface, "up")
+        self._thread = threading.Thread(target=self._carry, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._over.set()
+        self._thread.join()
+        for tap in self._taps:
+            os.close(tap)
+        self._guard.stdin.close()
+        self._guard.wait()
+
+    def _carry(self) -> None:
+        """Hands on frames until the end."""
+        numbers, under_way = itertools.count(), []
+        with selectors.DefaultSelector() as selector:
+            for tap in self._taps:
+                selector.register(tap, selectors.EVENT_READ)
+            while not self._over.is_set():
+                next_due = under_way[0][0] - time.monotonic() if under_way else 0.05
+                for key, _ in selector.select(min(0.05, max(0.0, next_due))):
+                    frame = os.read(key.fd, 1 << 16)
+                    if self.loss and self._chance.random() < self.loss:
+                        self.lost += 1
+                    elif not self.cut:
+                        due = time.monotonic() + self.delay
+                        entry = (due, next(numbers), key.fd, self._perhaps_spoiled(frame))
+                        heapq.heappush(under_way, entry)
+                while under_way and under_way[0][0] <= time.monotonic():
+                    _, _, source, frame = heapq.heappop(under_way)
+                    for tap in self._taps:
+                        if tap != source and not self.cut:
+                            os.write(tap, frame)
+
+    def _perhaps_spoiled(self, frame: bytes) -> bytes:
+        if not self.spoil or len(frame) < _LARGE or frame[_ETHERNET + 9] != _IP_TCP:
+            return frame
+        self.spoil -= 1
+        return spoiled(frame)
+
+
+def spoiled(frame: bytes) -> bytes:
+    """Changes two bits of a frame's TCP payload, so that its checksum stays right.
+
+    The checksum is a sum of words of 16 bits: one bit from 0 to 1, and the same bit of another word
+    from 1 to 0, leave it as it is. Where there are no such two, the frame is as it was.
+    """
+    start = _ETHERNET + 4 * (frame[_ETHERNET] & 15)
+    start += 4 * (frame[start + 12] >> 4)
+    changed = bytearray(frame)
+    middle = start + (len(frame) - start) // 2 // 2 * 2
+    for at in range(middle, len(frame) - 4, 2):
+        for bit in range(8):
+            first, second = changed[at] >> bit & 1, changed[at + 2] >> bit & 1
+            if first != second:
+                changed[at] ^= 1 << bit
+                changed[at + 2] ^= 1 << bit
+                return bytes(changed)
+    return frame
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=30)
+
+
+def _tap(namespace: str) -> int:
+    """Makes eth0 in a namespace; returns the file its frames are read from and written to."""
+    found: list[int] = []
+
+    def make() -> None:  # a thread may be in another namespace than its process
+        enter_namespace(namespace)
+        tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        request = struct.pack("16sH22x", b"eth0", _IFF_TAP | _IFF_NO_PI)
+        fcntl.ioctl(tap, _TUNSETIFF, ctypes.create_string_buffer(request, len(request)))
+        found.append(tap)
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    if not found:
+        raise OSError(f"no tap device could be made in {namespace}")
+    return found[0]

@@ -1,0 +1,190 @@
+"""A training to practise failures on: small, slow where it is asked to, and it tells where it is.
+
+Runs inside the workers, as a script: `training.py SETTINGS`. It tells by lines of its output,
+each with the time by the clock that all processes of the machine share.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import datetime
+import hashlib
+import json
+import os
+import sys
+import time
+
+MARK = "CHAOS "
+WIDTH, BATCH = 12, 8  # BATCH rows in a step, of all workers together
+EPOCH = 20  # steps
+_CLONE_NEWNET = 0x40000000
+_DAY = datetime.timedelta(days=1).total_seconds()
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What to train, and what goes wrong inside of a worker.
+
+    Attributes:
+        steps: In all, a multiple of `EPOCH`.
+        pace: Seconds that a step takes longer than it has to.
+        directory: Where checkpoints are; "" for none.
+        every: Steps between two of them.
+        strategy: Arguments of the strategy.
+        namespaces: By rank, the network namespace to move into.
+        bad_steps: Of each epoch, in which the data of `bad_rank` are not numbers.
+        bad_rank: See `bad_steps`.
+        slow: By rank, seconds that each step takes in addition to `pace`.
+        clocks: By rank, the step at which the wall clock jumps, and by how many days.
+        versions: By rank, another version of tf_redsync.
+        chief_only: A callback evaluates at the end of an epoch, on worker 0 alone.
+        flips: By rank, the step in which a bit of a message changes.
+    """
+
+    steps: int = 2 * EPOCH
+    pace: float = 0.02
+    directory: str = ""
+    every: int = 5
+    strategy: dict = dataclasses.field(default_factory=dict)
+    namespaces: tuple = ()
+    bad_steps: tuple = ()
+    bad_rank: int = 1
+    slow: dict = dataclasses.field(default_factory=dict)
+    clocks: dict = dataclasses.field(default_factory=dict)
+    versions: dict = dataclasses.field(default_factory=dict)
+    chief_only: bool = False
+    flips: dict = dataclasses.field(default_factory=dict)
+
+    def to_text(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+
+def tell(kind: str, **values) -> None:
+    """Writes one line that `job.py` understands."""
+    event = {"kind": kind, "at": time.monotonic(), **values}
+    os.write(1, (f"\n{MARK}{json.dumps(event)}\n").encode())
+
+
+def enter_namespace(name: str) -> None:
+    """Moves this process into a network namespace; it must not have started threads."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = os.open(f"/run/netns/{name}", os.O_RDONLY)
+    try:
+        if libc.setns(descriptor, _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"setns to {name}")
+    finally:
+        os.close(descriptor)
+
+
+def data(settings: Settings, workers: int):
+    """An epoch; every worker takes its rows of each batch."""
+    import numpy as np
+    import tensorflow as tf
+
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal([EPOCH, BATCH, WIDTH]).astype(np.float32)
+    y = x @ rng.standard_normal([WIDTH, 1]).astype(np.float32)
+    rows = BATCH // workers
+    for step in settings.bad_steps:
+        y[step, settings.bad_rank * rows : (settings.bad_rank + 1) * rows] = np.nan
+    batches = tf.data.Dataset.from_tensor_slices((x, y))
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    options.autotune.enabled = False  # its end may take a minute when there was an error
+    return batches.with_options(options)
+
+
+def digest(model) -> str:
+    """A hash of all weights, bit by bit."""
+    import numpy as np
+
+    bits = b"".join(np.asarray(w).tobytes() for w in model.get_weights())
+    return hashlib.sha256(bits).hexdigest()[:16]
+
+
+def jump_clock(days: float) -> None:
+    """Changes what Python's wall clock says from now on."""
+    seconds, nanoseconds, offset = time.time, time.time_ns, days * _DAY
+    time.time = lambda: seconds() + offset
+    time.time_ns = lambda: nanoseconds() + int(offset * 1e9)
+
+
+def callbacks(settings: Settings, rank: int, model):
+    """What tells of each step, and what goes wrong."""
+    import keras
+
+    import tf_redsync as rs
+
+    class Tells(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            step = int(model.optimizer.exchange.step.numpy())
+            jump = settings.clocks.get(str(rank))
+            if jump and step == jump[0]:
+                jump_clock(jump[1])
+
+        def on_train_batch_end(self, batch, logs=None):
+            tell("step", step=int(model.optimizer.exchange.step.numpy()))
+            time.sleep(settings.pace + settings.slow.get(str(rank), 0.0))
+
+    class Alone(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            tell("fault")
+            model.evaluate(data(settings, 1).take(2), verbose=0)
+
+    found = [Tells()]
+    if settings.chief_only and rank == 0:
+        found.append(Alone())
+    if settings.directory:
+        found.append(rs.callbacks.Checkpoint(settings.directory, every=settings.every))
+    return found
+
+
+def train(settings: Settings, rank: int, workers: int) -> None:
+    import keras
+
+    import tf_redsync as rs
+
+    if str(rank) in settings.versions:
+        rs.__version__ = settings.versions[str(rank)]
+    strategy = rs.MultiWorkerMirroredStrategy(**settings.strategy)
+    tell("met")
+    keras.utils.set_random_seed(7)
+    with strategy.scope():
+        layers = [keras.layers.Input([WIDTH]), keras.layers.Dense(32, activation="relu")]
+        model = keras.Sequential([*layers, keras.layers.Dense(1)])
+        method = rs.RedSync(density=0.05, momentum=0.9, dense_below=16)
+        optimizer = rs.DistributedOptimizer(
+            keras.optimizers.SGD(0.02), method, max_skipped_steps=15
+        )
+        model.compile(optimizer, "mse")
+    model.fit(
+        data(settings, workers),
+        epochs=settings.steps // EPOCH,
+        verbose=0,
+        callbacks=callbacks(settings, rank, model),
+    )
+    exchange = model.optimizer.exchange
+    skipped = int(exchange.skipped.numpy())
+    tell("end", digest=digest(model), step=int(exchange.step.numpy()), skipped=skipped)
+
+
+def main(text: str) -> None:
+    settings = Settings(**json.loads(text))
+    task = json.loads(os.environ["TF_CONFIG"])
+    rank, workers = task["task"]["index"], len(task["cluster"]["worker"])
+    tell("start", pid=os.getpid())
+    if settings.namespaces:
+        enter_namespace(settings.namespaces[rank])
+    try:
+        train(settings, rank, workers)
+    except SystemExit as stop:
+        tell("stopped", code=stop.code)
+        raise
+    except BaseException as error:
+        tell("error", text=f"{type(error).__name__}: {error}")
+        raise
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
