@@ -54,6 +54,8 @@ def pytest_xdist_make_scheduler(config, log):
         def _split_scope(self, nodeid):
             file = nodeid.split("::")[0]
             folder = file.split("/")[1]  # what is below tests/ with workers: forks of one process
-            return folder if folder in ("distributed", "examples") else file
+            if folder in ("distributed", "chaos"):  # they would starve one another
+                return "distributed"
+            return folder if folder == "examples" else file
 
     return ByFile(config, log)

@@ -80,7 +80,7 @@ class Bench:
     def __init__(self, seed: int, folder: Path):
         self.random = random.Random(seed)
         self._folder = folder
-        self._references: dict[Settings, dict] = {}
+        self._references: dict[tuple, dict] = {}
 
     def folder(self) -> Path:
         """A new one."""
@@ -88,8 +88,10 @@ class Bench:
 
     def reference(self, settings: Settings) -> dict:
         """How the same training ends that nothing happens to, without checkpoints."""
-        plain = Settings(steps=settings.steps, bad_steps=settings.bad_steps)
-        key = (plain.steps, tuple(plain.bad_steps))
+        plain = Settings(
+            steps=settings.steps, bad_steps=settings.bad_steps, units=settings.units, pace=0.0
+        )
+        key = (plain.steps, tuple(plain.bad_steps), plain.units)
         if key not in self._references:
             with Job(plain) as job:
                 self._references[key] = job.trained()
@@ -103,7 +105,7 @@ class Bench:
 
     def goes_on(self, settings: Settings, died_at: int) -> str:
         """Starts a job again; returns what was lost of the one that died."""
-        with Job(settings) as job:
+        with Job(dataclasses.replace(settings, pace=0.0)) as job:
             same = self.trained_as_ever(job)
             first = job.workers[0].events("step")
         resumed = first[0]["step"] - 1 if first else died_at

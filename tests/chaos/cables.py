@@ -98,3 +98,32 @@ def lossy(bench: Bench) -> Outcome:
     pace = (times[-1] - times[9]) / (len(times) - 10)
     happened = f"{pace:.2f} s a step (0.05 s of them are a pause); {network.lost} packets were lost"
     return Outcome(happened, lost=f"nothing: {lost}")
+
+
+@scenario(
+    "Two bits of a packet change under way, so that TCP's checksum stays right",
+    "the worker that gets it ends before its update by an error that names the sender (or, where "
+    "the bits were not of a gradient but of gRPC's own, by one of gRPC), and the other one too",
+    150,
+    missing,
+)
+def changed_bits(bench: Bench) -> Outcome:
+    with Network(2) as network:
+        directory = str(bench.folder() / "run")
+        settings = _settings(network, directory=directory, units=4096)
+        with Job(settings, addresses=network.addresses) as job:
+            job.until_step(bench.random.randrange(8, 30))
+            step = job.workers[0].step
+            network.spoil, at = 1, time.monotonic()
+            job.until_ended()
+            must(all(w.code for w in job.workers.values()), "a worker ended well", job)
+            victim = min(
+                job.workers.values(), key=lambda w: (w.events("error") or [{"at": 1e9}])[0]["at"]
+            )
+            found, text = error_of(victim, at, r"arrived changed|[Ee]rror")
+            other = job.workers[1 - victim.rank].ended - at
+    lost = bench.goes_on(dataclasses.replace(settings, namespaces=()), step)
+    happened = (
+        f"in step {step}; worker {victim.rank} ended by an error, the other {other:.0f} s after"
+    )
+    return Outcome(happened, found, f"worker {victim.rank}: {text}", lost)

@@ -30,6 +30,7 @@ class Worker:
     Attributes:
         rank: Its place in TF_CONFIG.
         ended: When it ended, by `time.monotonic`; None before.
+        process: Which waits for it, and ends as it does.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Worker:
         self._told = told
         self._events: list[dict] = []
         self._lines: list[str] = []
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             list(command),
             env=env,
             stdin=subprocess.DEVNULL,
@@ -52,15 +53,16 @@ class Worker:
         self._thread.start()
 
     def _read(self) -> None:
-        for line in self._process.stdout:
+        for line in self.process.stdout:
             text = line.decode("utf-8", "replace").rstrip("\n")
             with self._told:
-                if text.startswith(MARK):
-                    self._events.append(json.loads(text[len(MARK) :]))
+                who, mark, event = text.partition(MARK)
+                if mark:
+                    self._events.append({"who": who, **json.loads(event)})
                 elif text:
                     self._lines.append(text)
                 self._told.notify_all()
-        code = self._process.wait()
+        code = self.process.wait()
         with self._told:
             self.ended = time.monotonic()
             self._events.append({"kind": "exit", "at": self.ended, "code": code})
@@ -105,7 +107,7 @@ class Worker:
 
     def close(self) -> None:
         """Ends it, if it has not ended."""
-        self._process.kill()  # the server of the forks ends the worker then
+        self.process.kill()  # the server of the forks ends the worker then
         self._thread.join(10)
 
 

@@ -70,18 +70,23 @@ def kill_the_chief(bench: Bench) -> Outcome:
     "undisturbed run",
     180,
 )
-def kill_all(bench: Bench, times: int = 8, most: float = 10.0) -> Outcome:
+def kill_all(bench: Bench, times: int = 8) -> Outcome:
     settings = _lasting(bench, pace=0.05)
-    steps = []
-    for _ in range(times):
+    steps = [0]
+    for number in range(times):
         with Job(settings) as job:
-            job.until("the start", lambda: all(w.events("start") for w in job.workers.values()))
-            time.sleep(bench.random.uniform(0.0, most))
+            job.until("the start", lambda j=job: all(w.events("start") for w in j.workers.values()))
+            if number % 4:
+                more = bench.random.randrange(1, 12)
+                job.until("steps", lambda j=job, n=more: len(j.workers[0].events("step")) >= n)
+                time.sleep(bench.random.uniform(0.0, 0.1))
+            else:
+                time.sleep(bench.random.uniform(0.0, 5.0))
             job.kill_all()
             job.until_ended()
-            steps.append(max(worker.step for worker in job.workers.values()))
+            steps.append(max(steps[-1], *(worker.step for worker in job.workers.values())))
     lost = bench.goes_on(settings, steps[-1])
-    reached = ", ".join(map(str, steps))
+    reached = ", ".join(map(str, steps[1:]))
     return Outcome(f"{times} times; steps that were reached: {reached}", lost=lost)
 
 
@@ -217,7 +222,7 @@ def twice(bench: Bench) -> Outcome:
             newcomer = job.start(rank)
             job.until("the newcomer's end", lambda new=newcomer: new.ended)
             at = newcomer.events("start")[0]["at"]
-            found, text = error_of(newcomer, at, f"worker {rank} .*is running already")
+            found, text = error_of(newcomer, at, r"is running already|port \d+ is in use")
             seconds.append(found)
             texts.append(text)
         lost = bench.trained_as_ever(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -28,6 +29,13 @@ def newest(directory: Path) -> int:
     found = store.manifest(number)
     store.verify(number, found.parts)
     return found.step
+
+
+def fill(disk: Path) -> None:
+    """Leaves no room on a small disk."""
+    with open(disk / "filler", "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
 
 
 def _disk(bench: Bench, spoil, mend, word: str) -> Outcome:
@@ -62,14 +70,6 @@ def _disk(bench: Bench, spoil, mend, word: str) -> Outcome:
     no_mounts,
 )
 def full_disk(bench: Bench) -> Outcome:
-    def fill(disk: Path) -> None:
-        with open(disk / "filler", "wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(bytes(4096))
-            except OSError:
-                pass
-
     return _disk(bench, fill, lambda disk: (disk / "filler").unlink(), "The disk is full")
 
 

@@ -27,7 +27,10 @@ class Settings:
     """What to train, and what goes wrong inside of a worker.
 
     Attributes:
-        steps: In all, a multiple of `EPOCH`.
+        steps: In all, a multiple of `epoch`.
+        epoch: Steps of an epoch.
+        watch: After how many steps to tell of threads, memory, open files and the time of a step;
+            0 for never. Then nothing is told of the steps.
         pace: Seconds that a step takes longer than it has to.
         directory: Where checkpoints are; "" for none.
         every: Steps between two of them.
@@ -39,10 +42,12 @@ class Settings:
         clocks: By rank, the step at which the wall clock jumps, and by how many days.
         versions: By rank, another version of tf_redsync.
         chief_only: A callback evaluates at the end of an epoch, on worker 0 alone.
-        flips: By rank, the step in which a bit of a message changes.
+        units: Of the hidden layer: more of them make messages of many packets.
     """
 
     steps: int = 2 * EPOCH
+    epoch: int = EPOCH
+    watch: int = 0
     pace: float = 0.02
     directory: str = ""
     every: int = 5
@@ -54,7 +59,7 @@ class Settings:
     clocks: dict = dataclasses.field(default_factory=dict)
     versions: dict = dataclasses.field(default_factory=dict)
     chief_only: bool = False
-    flips: dict = dataclasses.field(default_factory=dict)
+    units: int = 32
 
     def to_text(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -83,7 +88,7 @@ def data(settings: Settings, workers: int):
     import tensorflow as tf
 
     rng = np.random.default_rng(3)
-    x = rng.standard_normal([EPOCH, BATCH, WIDTH]).astype(np.float32)
+    x = rng.standard_normal([settings.epoch, BATCH, WIDTH]).astype(np.float32)
     y = x @ rng.standard_normal([WIDTH, 1]).astype(np.float32)
     rows = BATCH // workers
     for step in settings.bad_steps:
@@ -110,9 +115,19 @@ def jump_clock(days: float) -> None:
     time.time_ns = lambda: nanoseconds() + int(offset * 1e9)
 
 
+def used() -> dict:
+    """What this process has of the machine."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        status = dict(line.split(":", 1) for line in file)
+    kib = int(status["VmRSS"].split()[0])
+    files = len(os.listdir("/proc/self/fd"))
+    return {"threads": int(status["Threads"]), "mib": kib / 1024, "files": files}
+
+
 def callbacks(settings: Settings, rank: int, model):
     """What tells of each step, and what goes wrong."""
     import keras
+    import numpy as np
 
     import tf_redsync as rs
 
@@ -127,12 +142,26 @@ def callbacks(settings: Settings, rank: int, model):
             tell("step", step=int(model.optimizer.exchange.step.numpy()))
             time.sleep(settings.pace + settings.slow.get(str(rank), 0.0))
 
+    class Watches(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.times = []
+
+        def on_train_batch_begin(self, batch, logs=None):
+            self.began = time.perf_counter()
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.times.append(time.perf_counter() - self.began)
+            step = int(model.optimizer.exchange.step.numpy())
+            if step % settings.watch == 0:
+                tell("watch", rank=rank, step=step, **used(), median=float(np.median(self.times)))
+                self.times = []
+
     class Alone(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             tell("fault")
             model.evaluate(data(settings, 1).take(2), verbose=0)
 
-    found = [Tells()]
+    found = [Watches() if settings.watch else Tells()]
     if settings.chief_only and rank == 0:
         found.append(Alone())
     if settings.directory:
@@ -151,7 +180,10 @@ def train(settings: Settings, rank: int, workers: int) -> None:
     tell("met")
     keras.utils.set_random_seed(7)
     with strategy.scope():
-        layers = [keras.layers.Input([WIDTH]), keras.layers.Dense(32, activation="relu")]
+        layers = [
+            keras.layers.Input([WIDTH]),
+            keras.layers.Dense(settings.units, activation="relu"),
+        ]
         model = keras.Sequential([*layers, keras.layers.Dense(1)])
         method = rs.RedSync(density=0.05, momentum=0.9, dense_below=16)
         optimizer = rs.DistributedOptimizer(
@@ -160,7 +192,7 @@ def train(settings: Settings, rank: int, workers: int) -> None:
         model.compile(optimizer, "mse")
     model.fit(
         data(settings, workers),
-        epochs=settings.steps // EPOCH,
+        epochs=settings.steps // settings.epoch,
         verbose=0,
         callbacks=callbacks(settings, rank, model),
     )

@@ -1,0 +1,64 @@
+"""The sharpest failures on every commit, in one job and its restart; all of them with `--deep`."""
+
+import random
+
+import pytest
+
+from tests.chaos import __main__ as chaos
+from tests.chaos import processes, together
+from tests.chaos.bench import SCENARIOS, Bench
+from tests.chaos.network import spoiled
+
+pytestmark = pytest.mark.distributed
+IN_SHORT = {"bad_day", "missing"}
+
+
+@pytest.fixture
+def bench(tmp_path):
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}")  # shown where it fails
+    return Bench(seed, tmp_path)
+
+
+def test_a_bad_day_is_survived(bench):
+    together.bad_day(bench)
+
+
+def test_a_missing_worker_is_named(bench):
+    processes.missing(bench, 3.0)
+
+
+@pytest.mark.deep  # half an hour
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in IN_SHORT])
+def test_failures_are_survived_or_found(name, bench):
+    scenario = SCENARIOS[name]
+    if scenario.missing():
+        pytest.skip(scenario.missing())
+    scenario.run(bench)
+
+
+def test_the_table_names_what_was_not_played():
+    note = {"passed": False, "happened": "a | b", "found": 1.26, "by": "", "lost": ""}
+    lines = chaos.table([{"name": "late", **note}]).splitlines()
+    (late,) = [line for line in lines if line.startswith("| A late worker")]
+    assert "**NOT AS IT MUST BE:** a \\| b | 1.3 s |" in late
+    assert sum("| not played |" in line for line in lines) == len(SCENARIOS) - 1
+
+
+def checksum(segment):
+    words = [int.from_bytes(segment[i : i + 2], "big") for i in range(0, len(segment), 2)]
+    total = sum(words)
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return total
+
+
+def test_a_changed_packet_keeps_its_checksum():
+    payload = random.Random(0).randbytes(1000)
+    ip = bytes([0x45, *([0] * 8), 6, *([0] * 10)])
+    frame = bytes(14) + ip + bytes([*([0] * 12), 0x50, *([0] * 7)]) + payload
+    changed = spoiled(frame)
+    assert len(changed) == len(frame) and changed[:54] == frame[:54]
+    assert sum(a != b for a, b in zip(frame, changed, strict=True)) == 2
+    assert checksum(changed[34:]) == checksum(frame[34:])
