@@ -13,6 +13,7 @@
 
 #include "custom_ops/core/cpu/bits.h"
 #include "custom_ops/core/cpu/bloom.h"
+#include "custom_ops/core/cpu/checksum.h"
 #include "custom_ops/core/cpu/coded_message.h"
 #include "custom_ops/core/cpu/golomb.h"
 #include "custom_ops/core/cpu/levels.h"
@@ -809,6 +810,32 @@ void TestFarPositions() {
   }
 }
 
+// Checksums, also of whole blocks, against Horner's rule; a seal opens to its flag, a changed one
+// to none.
+void TestChecksums() {
+  std::mt19937 random(11);
+  for (const int64_t count : {0, 1, 2, 1023, 1024, 1025, 5000}) {
+    std::vector<uint32_t> words(count);
+    for (uint32_t& word : words) word = static_cast<uint32_t>(random());
+    uint64_t expected = 0;
+    for (int64_t i = count - 1; i >= 0; --i) {
+      expected = (expected + words[i]) % kChecksumPrime * kChecksumBase % kChecksumPrime;
+    }
+    const uint32_t sum = Checksum(words.data(), count);
+    Check(sum == expected, "checksum of " + std::to_string(count) + " words");
+    Mix(&sum, sizeof(sum));
+    for (const bool finite : {false, true}) {
+      const uint32_t seal = Seal(finite, words.data(), count);
+      Check(OpenSeal(seal, words.data(), count) == finite, "seal: flag");
+      Check(OpenSeal(seal ^ 1, words.data(), count) == -1, "seal: changed");
+      if (count == 0) continue;
+      words[count - 1] ^= 1u << 31;
+      Check(OpenSeal(seal, words.data(), count) == -1, "seal: changed word");
+      words[count - 1] ^= 1u << 31;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace redsync
 
@@ -830,6 +857,7 @@ int main(int argc, char** argv) {
   redsync::TestMerge();
   redsync::TestMergeErrors();
   redsync::TestFarPositions();
+  redsync::TestChecksums();
   const char* const names[] = {"plain", "avx2", "avx512"};
   return redsync::testing::Report(names[static_cast<int>(redsync::WidestSimd())]);
 }

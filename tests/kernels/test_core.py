@@ -64,6 +64,15 @@ def test_all_versions_give_the_same_bits(program):
     assert len({digest for _, digest in results}) == 1, results
 
 
+@pytest.mark.parametrize("messages", [2000, pytest.param(10**6, marks=pytest.mark.deep)])
+def test_mutated_messages(build, messages):
+    """Every decoder, with sanitizers: nothing is read or written out of bounds, and none hangs."""
+    program = build("fuzz_decoders", SANITIZE)
+    done = subprocess.run([program, str(messages)], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    assert len(done.stdout.splitlines()) == 8, done.stdout
+
+
 @pytest.mark.deep  # a minute, and gigabytes
 @pytest.mark.parametrize("name", ["large_tensors", "large_codecs"])
 def test_more_than_two_to_the_31_elements(build, name):

@@ -12,6 +12,7 @@ class Recorder:
     """A network of two workers that do the same; it writes down what it is asked."""
 
     workers = 2
+    checked = False
 
     def __init__(self):
         self.log = []

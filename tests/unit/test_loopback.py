@@ -1,14 +1,18 @@
 """The loopback answers correctly and notices workers that do different things."""
 
 import dataclasses
+import functools
+import itertools
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import tf_redsync as rs
+from tests.loops import loop
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll
+from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather
 
 LAYOUT = BucketLayout((TensorSpec("v", (2,)),), 3)
 
@@ -140,3 +144,38 @@ def test_a_traced_step_is_the_same_step(phase):
         states, again = one.states, two.states
     if phase == "exchange":
         assert [int(s["sent"][0]) for s in again] == [2] * 3
+
+
+@loop(
+    ("method", "kinds"),
+    [
+        (rs.TopK(density=0.1, dense_below=1), {"AllGather"}),
+        (rs.QSGD(dense_below=1), {"AllGather"}),
+        (rs.OneBitSGD(dense_below=1), {"AllToAll", "AllGather"}),
+        (rs.GTopK(density=0.1, dense_below=1), {"PairGather"}),
+    ],
+)
+def test_a_bit_that_flips_on_any_link_is_found(method, kinds):
+    """In every round, by the worker that gets the message, who names its sender."""
+    layout = BucketLayout((TensorSpec("w", (30, 4)),), 3)
+    grads = [[tf.random.stateless_normal([30, 4], [rank, 7])] for rank in range(3)]
+    states = loopback.initial_states(method, layout)
+    step = functools.partial(loopback.run_step, method, layout, grads, states, 0)
+    sound = step()
+    assert {type(r).__name__ for r in sound.requests} == kinds
+    for number, victim in itertools.product(range(len(sound.requests)), range(3)):
+
+        def fault(at, rank, rows, number=number, victim=victim):
+            if (at, rank) != (number, victim):
+                return rows
+            damaged = rows.numpy()
+            damaged[0, -1] ^= 1 << 9
+            return tf.constant(damaged)
+
+        request = sound.requests[number]
+        sender = victim & ~request.distance if isinstance(request, PairGather) else 0
+        with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+            step(fault=fault)
+        assert f"by worker {victim} from worker {sender}" in str(caught.value).replace(":", "")
+    nothing = step(fault=lambda at, rank, rows: rows)
+    np.testing.assert_array_equal(nothing.totals[0][0], sound.totals[0][0])

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync.exchange import state
-from tf_redsync.exchange.driver import Network
+from tf_redsync.exchange.driver import Network, gather
 
 DEFAULT_EVERY = 500
 CHOICES = ("error", "restore")
@@ -85,7 +85,7 @@ class Drift:
         numbers, weights = self._numbers(), list(self._weights())
         words = [number_words(n) for n in numbers.values()]
         own = tf.concat([*words, *(fingerprint(w.value()) for w in weights)], axis=0)
-        rows = self._network.all_gather(own)  # [workers, words]
+        rows = gather(self._network, own)  # [workers, words]
         names = [*numbers, *(w.name for w in weights)]
 
         def react() -> None:
@@ -105,7 +105,7 @@ class Drift:
         """Set a variable to what worker 0 has, bit by bit."""
         value = shared.value()
         words = tf.reshape(_as_int32(value), [-1])
-        received = tf.reshape(self._network.all_gather(words)[0], _as_int32(value).shape)
+        received = tf.reshape(gather(self._network, words)[0], _as_int32(value).shape)
         for copy in shared.copies:
             copy.assign(_from_int32(received, value), read_value=False)
 

@@ -45,6 +45,7 @@ class Alone:
 
     workers = 1
     in_branches = True
+    checked = False
 
     def rank(self) -> tf.Tensor:
         """Return 0."""
@@ -75,9 +76,11 @@ class PublicCollectives:
         workers: Number of replicas.
         in_branches: Whether they may stand in a branch of a conditional. The public ones
             synchronise the replicas' threads, which a branch forbids.
+        checked: Whether messages carry checksums.
     """
 
     in_branches = False
+    checked = True
 
     def __init__(self, workers: int):
         self.workers = workers

@@ -1,7 +1,7 @@
 """Drives exchanges: takes what the generators yield to the network and brings back the answers.
 
 This is the only place that both a method and a network pass through, hence the place where bytes
-are counted and finiteness is agreed on.
+are counted, finiteness is agreed on, and messages get their checksums.
 """
 
 from __future__ import annotations
@@ -19,10 +19,17 @@ Exchange = Generator[Request, Any, Any]
 
 
 class Network(Protocol):
-    """What answers requests; see `collectives.py` for the one over `tf.distribute`."""
+    """What answers requests; see `collectives.py` for the one over `tf.distribute`.
+
+    Attributes:
+        workers: Number of workers.
+        in_branches: Whether requests may stand in a branch of a conditional.
+        checked: Whether messages carry checksums.
+    """
 
     workers: int
     in_branches: bool
+    checked: bool
 
     def rank(self) -> tf.Tensor:
         """Return this worker's number, int32 scalar in [0, workers)."""
@@ -46,6 +53,7 @@ class DryRun:
 
     workers: int
     in_branches: bool = True
+    checked: bool = False
 
     def rank(self) -> tf.Tensor:
         """Return 0: bytes do not depend on the rank."""
@@ -102,7 +110,7 @@ def drive(exchanges: Sequence[Exchange], network: Network) -> Outcome:
             except StopIteration as stop:
                 results[i] = stop.value
                 continue
-            answer = _ask(network, request)
+            answer = ask(network, request)
             finite.append(wire.is_finite(request, answer))
             bytes_sent = bytes_sent + wire.sent_bytes(request, network.workers)
             next_round.append((i, exchange, answer))
@@ -111,7 +119,12 @@ def drive(exchanges: Sequence[Exchange], network: Network) -> Outcome:
     return Outcome(results, agreed, bytes_sent)
 
 
-def _ask(network: Network, request: Request):
+def ask(network: Network, request: Request) -> Any:
+    """Return the network's answer to one request.
+
+    Raises:
+        tf.errors.InvalidArgumentError: when run, for a message that has changed on its way.
+    """
     handlers: dict[type, Callable] = {
         AllGather: lambda r: network.all_gather(r.message),
         AllReduce: lambda r: network.all_reduce(list(r.tensors)),
@@ -124,4 +137,12 @@ def _ask(network: Network, request: Request):
             "an exchange must yield AllGather, AllReduce, AllToAll or PairGather. "
             f"Received: {type(request).__name__}"
         )
-    return handler(request)
+    if not network.checked:
+        return handler(request)
+    return wire.opened(request, handler(wire.sealed(request)), network.workers, network.rank())
+
+
+def gather(network: Network, words: tf.Tensor) -> tf.Tensor:
+    """Gather words that are no message of a method: int32 `[words]` to `[workers, words]`."""
+    message = wire.with_header(tf.constant(True), words)
+    return ask(network, AllGather(message))[:, wire.HEADER_WORDS :]

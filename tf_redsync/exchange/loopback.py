@@ -1,7 +1,8 @@
 """All workers of an exchange inside one process.
 
 The generators of P workers are stepped in lockstep and answer each other, so the mathematics of a
-method runs, and is tested, without any worker process.
+method runs, and is tested, without any worker process. Messages carry checksums, as on a network,
+and can be corrupted on purpose.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from tf_redsync.exchange import wire
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import AllGather, AllReduce, PairGather, Request
+
+# Corrupts what a worker gets. Called with the number of the round, the worker's rank and the answer
+# as it crosses the network, it returns what arrives.
+Fault = Callable[[int, int, Any], Any]
 
 
 @dataclasses.dataclass
@@ -50,6 +55,7 @@ def run_step(
     states: Sequence[Any],
     step: int,
     phase: str = "exchange",
+    fault: Fault | None = None,
 ) -> LoopbackStep:
     """Exchange one bucket among `layout.workers` workers.
 
@@ -60,11 +66,13 @@ def run_step(
         states: Per worker, the state from `method.init` or from the last step.
         step: Step number, from 0.
         phase: `"exchange"`, `"dense_exchange"` for its warm-up, or one of its `phases`.
+        fault: Corrupts what arrives.
 
     Raises:
         ValueError: when workers ask for different collectives or shapes.
+        tf.errors.InvalidArgumentError: when a message arrives changed.
     """
-    outcome = _exchange(method, layout, grads, states, tf.constant(step, tf.int64), phase)
+    outcome = _exchange(method, layout, grads, states, tf.constant(step, tf.int64), phase, fault)
     return _result(outcome, states)
 
 
@@ -99,7 +107,9 @@ def traced_step(method, layout: BucketLayout, phase: str = "exchange") -> Callab
     return run
 
 
-def _exchange(method, layout, grads, states, step: tf.Tensor, phase: str):
+def _exchange(
+    method, layout, grads, states, step: tf.Tensor, phase: str, fault: Fault | None = None
+):
     """All workers' totals and new states; finiteness and bytes as tensors; requests."""
     workers = [
         getattr(method, phase)(list(g), s, Context(layout, tf.constant(rank), step))
@@ -112,7 +122,7 @@ def _exchange(method, layout, grads, states, step: tf.Tensor, phase: str):
         if results:
             break
         _check_same(requests)
-        replies = _answer(requests)
+        replies = _deliver(requests, len(log), fault)
         finite &= wire.is_finite(requests[0], replies[0])
         bytes_sent += wire.sent_bytes(requests[0], layout.workers)
         log.append(requests[0])
@@ -157,6 +167,20 @@ def _check_same(requests: Sequence[Request]) -> None:
     signatures = [signature(r) for r in requests]
     if any(s != signatures[0] for s in signatures):
         raise ValueError(f"workers asked for different collectives: {signatures}")
+
+
+def _deliver(requests: Sequence[Request], number: int, fault: Fault | None) -> list[Any]:
+    """What each worker gets, in a round, through the network."""
+    answers = _answer([wire.sealed(r) for r in requests])
+    if fault is not None:
+        answers = [fault(number, rank, answer) for rank, answer in enumerate(answers)]
+    elif isinstance(requests[0], AllGather):  # all get the same
+        return [_open(requests, answers[0], 0)] * len(requests)
+    return [_open(requests, answer, rank) for rank, answer in enumerate(answers)]
+
+
+def _open(requests: Sequence[Request], answer: Any, rank: int) -> Any:
+    return wire.opened(requests[rank], answer, len(requests), tf.constant(rank))
 
 
 def _answer(requests: Sequence[Any]) -> list[Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.exchange import state, strategy_hooks
-from tf_redsync.exchange.driver import Network
+from tf_redsync.exchange.driver import Network, gather
 from tf_redsync.exchange.layout import TensorSpec
 
 WARN_AFTER = 10  # in a row
@@ -121,7 +121,7 @@ class Skips:
         """
         here, before = self.here.read_value(), self.in_a_row.read_value()
         own = tf.cast(tf.stack([here, self._here_in_round.read_value()]), tf.int32)
-        rows = tf.cast(self._network.all_gather(own), tf.int64)  # [workers, 2]
+        rows = tf.cast(gather(self._network, own), tf.int64)  # [workers, 2]
         dropped = tf.cast(~finite, tf.int64)
         streak = tf.where(
             (dropped > 0) | tf.reduce_any(rows[:, 0] > 0),
@@ -153,7 +153,7 @@ class Skips:
         def tell() -> None:
             own, rank = tf.cast(suspect(), tf.int32), self._network.rank()
             if self._network.in_branches:
-                suspects = self._network.all_gather(own[tf.newaxis])[:, 0]
+                suspects = gather(self._network, own[tf.newaxis])[:, 0]
                 ranks = tf.range(self._network.workers)
             else:  # each replica warns by itself
                 suspects, ranks = own[tf.newaxis], rank[tf.newaxis]

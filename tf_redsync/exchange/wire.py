@@ -1,17 +1,20 @@
 """Words on the wire: bit-casts, the finite flag, and the one place that counts bytes.
 
 A message is a vector of int32 words. Floats are *bit-cast* into words, indices are never cast to
-float (a float32 index is wrong from 2**24 on). Word 0 is the finite flag.
+float (a float32 index is wrong from 2**24 on). Word 0 is the finite flag; on a network it carries
+the checksum of the others as well, see `sealed`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather, Request
+from tf_redsync.ops import checksums
 
 BYTES_PER_WORD = 4
 HEADER_WORDS = 1
@@ -66,6 +69,40 @@ def absent(message: tf.Tensor) -> tf.Tensor:
         message: int32 `[words]`, one as long.
     """
     return tf.concat([tf.ones([HEADER_WORDS], tf.int32), tf.zeros_like(message[1:])], axis=0)
+
+
+def sealed(request: Request) -> Request:
+    """Return the request with a checksum in each message. What is added up on its way has none."""
+    if isinstance(request, AllReduce):
+        return request
+    if isinstance(request, AllToAll):
+        return dataclasses.replace(request, messages=checksums.sealed(request.messages))
+    return dataclasses.replace(request, message=checksums.sealed(request.message[tf.newaxis])[0])
+
+
+def opened(request: Request, reply: Any, workers: int, rank: tf.Tensor) -> Any:
+    """Return the reply to a request that was `sealed`, as if it had not been.
+
+    Args:
+        request: What was asked for.
+        reply: The answer.
+        workers: Number of workers.
+        rank: This worker's.
+
+    Raises:
+        tf.errors.InvalidArgumentError: when run, on the worker that receives a message that is not
+            what was sent; the error names the sender. That worker does no more, and in particular
+            does not update its weights; the others cannot go on without it.
+    """
+    if isinstance(request, AllReduce):
+        return reply
+    if isinstance(request, PairGather):
+        lower = tf.bitwise.bitwise_and(rank, ~request.distance)
+        pair = tf.stack([lower, lower + request.distance])
+        senders = tf.where(pair < workers, pair, checksums.NOBODY)
+    else:
+        senders = tf.range(workers)
+    return checksums.opened(reply, senders, rank)
 
 
 def payload_bytes(request: Request) -> int | tf.Tensor:
@@ -153,7 +190,9 @@ __all__ = [
     "from_words",
     "is_finite",
     "message",
+    "opened",
     "payload_bytes",
+    "sealed",
     "sent_bytes",
     "sent_factor",
     "split",

@@ -1,0 +1,93 @@
+"""A bit that flips on its way between two workers ends the training, and names the sender."""
+
+import numpy as np
+import pytest
+
+from tests.distributed.cluster import run_workers
+
+GOOD_STEPS = 5
+
+
+def train(kind, victim, sender, checked):
+    """Trains until a bit flips in what `victim` gets from `sender`; returns what each is told."""
+    import keras
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+    from tf_redsync.exchange import collectives
+
+    rank, network = problems.rank(), collectives.DirectCollectives
+    strategy = rs.MultiWorkerMirroredStrategy()
+    flips = tf.Variable(0)
+    sound, network.checked = getattr(network, kind), checked
+
+    def faulty(self, messages, *distance):
+        rows = sound(self, messages, *distance)
+        bit = tf.scatter_nd([[sender, rows.shape[1] - 1]], [1 << 20], rows.shape)
+        return tf.bitwise.bitwise_xor(rows, flips.read_value() * bit)
+
+    setattr(network, kind, faulty)
+    method = {
+        "all_gather": rs.TopK(density=0.2, dense_below=1),
+        "all_to_all": rs.OneBitSGD(dense_below=1),
+        "pair_gather": rs.GTopK(density=0.2, dense_below=1),
+    }[kind]
+    with strategy.scope():
+        model = problems.network(keras)
+        model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(0.1), method), "mse")
+
+    def weights():
+        return np.concatenate([w.ravel() for w in model.get_weights()])
+
+    found = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            found.append(weights())
+            if rank == victim and len(found) == GOOD_STEPS:
+                flips.assign(1)
+
+    told = "nothing"
+    try:
+        model.fit(problems.dataset(80, 8), epochs=1, verbose=0, callbacks=[Watch()])
+    except tf.errors.OpError as error:
+        told = f"{type(error).__name__}: {error}"
+    return {"told": told, "steps": np.stack(found), "end": weights()}
+
+
+deep = pytest.mark.deep
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers", "sender"),
+    [
+        ("all_gather", 2, 0),
+        pytest.param("all_gather", 3, 2, marks=deep),
+        pytest.param("all_to_all", 2, 0, marks=deep),
+        pytest.param("pair_gather", 2, 0, marks=deep),
+    ],
+)
+def test_who_gets_a_changed_message_stops_before_its_update(kind, workers, sender):
+    """The others, which cannot go on without it, end too; they are a step ahead at most."""
+    found = run_workers(train, workers, args=(kind, 1, sender, True))
+    victim = found[1]
+    assert (
+        "arrived changed" in victim["told"]
+        and f"by worker 1 from worker {sender}." in (victim["told"])
+    )
+    assert len(victim["steps"]) == GOOD_STEPS
+    np.testing.assert_array_equal(victim["end"], victim["steps"][-1])
+    for other in found:
+        assert "Error" in other["told"] and len(other["steps"]) <= GOOD_STEPS + 1
+        common = other["steps"][:GOOD_STEPS]
+        np.testing.assert_array_equal(common, victim["steps"][: len(common)])
+
+
+@deep
+def test_without_checksums_nobody_notices():
+    """Until the workers' weights are compared: the test above can fail."""
+    one, other = run_workers(train, args=("all_gather", 1, 0, False))
+    assert one["told"] == other["told"] == "nothing"
+    same = [np.array_equal(a, b) for a, b in zip(one["steps"], other["steps"], strict=True)]
+    assert same == [True] * GOOD_STEPS + [False] * (10 - GOOD_STEPS)

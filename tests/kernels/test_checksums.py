@@ -1,0 +1,133 @@
+"""Checksums of messages: native, reference and oracle agree, and no changed bit goes unnoticed."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.kernels.common import assert_same_bits, both, needs_native, on
+from tests.loops import loop
+from tests.oracle import checksums as oracle
+from tf_redsync.ops import checksums
+
+BACKENDS = [pytest.param("native", marks=needs_native), "tensorflow"]
+INT32 = np.iinfo(np.int32)
+SENDERS, RECEIVER = tf.constant([4, checksums.NOBODY, 7]), tf.constant(2)
+
+
+def messages(words: int, rows: int = 3, seed: int = 0) -> np.ndarray:
+    """Random messages, flags 1, 0, 1, ..."""
+    rng = np.random.default_rng(seed)
+    out = rng.integers(INT32.min, INT32.max + 1, (rows, words)).astype(np.int32)
+    out[:, 0] = (np.arange(rows) + 1) % 2
+    return out
+
+
+def opened(backend, sealed, senders=(0, 1, 2), receiver=2):
+    senders = list(senders)[: len(sealed)]
+    ranks = tf.constant(senders, tf.int32)
+    return on(backend, lambda: checksums.opened(tf.constant(sealed), ranks, receiver))
+
+
+@needs_native
+@loop("words", [1, 2, 3, 1024, 1025, 1026, 5000])
+def test_seals_are_those_of_the_oracle(words):
+    plain = messages(words)
+    expected = oracle.sealed_numpy(plain)
+    for backend, sealed in both(lambda: checksums.sealed(tf.constant(plain))).items():
+        assert_same_bits(sealed, expected, f"{backend} {words}")
+        assert_same_bits(opened(backend, sealed), plain, f"{backend} {words}")
+
+
+@needs_native
+@loop("rows", [0, 1, 2])
+def test_words_of_every_kind(rows):
+    """Also those that are no checksum, and messages whose length a graph does not know."""
+    plain = np.array([[1, -1, -5, -6, 4, 0], [0, 0, 0, 0, 0, 0]], np.int32)[:rows]
+    expected = oracle.sealed_numpy(plain)
+    shape = tf.TensorSpec([None, None], tf.int32)
+    for backend in ("native", "tensorflow"):
+        seal = tf.function(checksums.sealed, input_signature=[shape])
+        sealed = on(backend, functools.partial(seal, plain))
+        assert_same_bits(sealed, expected, backend)
+        assert_same_bits(opened(backend, sealed), plain, backend)
+
+
+@needs_native
+def test_a_long_message():
+    """More blocks than one block has words: all levels of the reference."""
+    plain = messages(2**21, rows=1)
+    sealed = both(lambda: checksums.sealed(tf.constant(plain)))
+    assert_same_bits(sealed["native"], sealed["tensorflow"], "2^21 words")
+    words = [int(w) for w in plain[0, 1:].view(np.uint32)]
+    sum_of_blocks, power = 0, 1
+    for start in range(0, len(words), 4096):  # Horner's rule from behind, block by block
+        block = oracle.checksum(words[start : start + 4096])
+        sum_of_blocks = (sum_of_blocks + block * power) % oracle.PRIME
+        power = power * pow(oracle.BASE, 4096, oracle.PRIME) % oracle.PRIME
+    term = int(oracle.sealed_numpy([[1]])[0].view(np.uint32)[0])
+    assert int(sealed["native"][0, :1].view(np.uint32)[0]) == (sum_of_blocks + term) % oracle.PRIME
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_flipped_bit_is_found(backend):
+    """One bit at each place, and the one sender is named; all in one call for each bit's number."""
+    plain = messages(9, rows=1)
+    sealed = on(backend, lambda: checksums.sealed(tf.constant(plain)))
+    for place in range(9):
+        for bit in (0, 1, 5, 16, 30, 31):
+            bad = sealed.copy()
+            bad[0, place] ^= np.uint32(1 << bit).astype(np.int32)
+            with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+                opened(backend, np.concatenate([sealed, bad]), senders=[3, 6], receiver=5)
+            text = str(caught.value)
+            assert "arrived changed" in text and "checksum" in text
+            assert "6" in text.split("from worker")[1] and "5" in text, text
+
+
+@needs_native
+def test_two_flipped_bits_words_in_another_order_and_lost_ones_are_found():
+    rng = np.random.default_rng(0)
+    sealed = oracle.sealed_numpy(messages(200, rows=1, seed=1))
+    pairs = [sealed.copy() for _ in range(2000)]
+    for bad in pairs:
+        first, second = rng.choice(200 * 32, 2, replace=False)
+        for place in (first, second):
+            bad[0, place // 32] ^= np.uint32(1 << int(place % 32)).astype(np.int32)
+    swapped = sealed.copy()
+    swapped[0, [7, 9]] = swapped[0, [9, 7]]
+    others = [swapped, np.roll(sealed, 1, axis=1), np.zeros_like(sealed), np.full_like(sealed, -1)]
+    for bad in (*pairs, *others):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="from worker 8"):
+            opened("native", bad, senders=[8])
+
+
+def test_the_base_finds_any_two_bits_within_reach():
+    """No power of it, up to the reach, is that between two bits of words: +-2^a, |a| < 32."""
+    prime, step = oracle.PRIME, np.uint64(oracle.PRIME)
+    between = {sign * pow(2, a, prime) % prime for a in range(-31, 32) for sign in (1, -1)}
+    between = np.array(sorted(between), np.uint64)
+    powers = np.ones(1, np.uint64)
+    while len(powers) < 2**15:  # by doubling
+        factor = np.uint64(pow(oracle.BASE, len(powers), prime))
+        powers = np.concatenate([powers, powers * factor % step])
+    for block in range(0, oracle.REACH + 2, len(powers)):
+        factor = np.uint64(pow(oracle.BASE, block, prime))
+        found = np.flatnonzero(np.isin(powers * factor % step, between)) + block
+        assert found.tolist() == ([0] if block == 0 else []), found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_message_from_nobody_is_left_as_it_is(backend):
+    sealed = oracle.sealed_numpy(messages(4))
+    sealed[1] = [1, 0, 0, 0]
+    got = on(backend, lambda: checksums.opened(tf.constant(sealed), SENDERS, RECEIVER))
+    assert got[:, 0].tolist() == [1, 1, 1] and got[1].tolist() == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_flag_that_is_none(backend):
+    for flag in (2, -1, INT32.min):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"(?s)invalid flag.*{flag}"):
+            on(backend, lambda: checksums.sealed(tf.constant([[flag, 5]])))  # noqa: B023
