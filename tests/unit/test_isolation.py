@@ -53,6 +53,8 @@ def where(tmp_path, choice) -> tuple[dict, str]:
     path.write_text(SERVER)
     command = [sys.executable, "-m", "tf_redsync.launch", "-n", "1", *choice, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if "may not make a network namespace" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[-1])
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.removeprefix("[worker 0] ")), done.stderr
 
@@ -78,10 +80,6 @@ def test_without_isolation_everyone_reaches_them(tmp_path):
 
 
 def test_in_a_namespace_there_is_no_other_interface(tmp_path):
-    program = "from tf_redsync.cli import isolation; isolation.enter_namespace()"
-    trial = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    if trial.returncode:
-        pytest.skip(f"no network namespace: {trial.stderr.splitlines()[-1]}")
     found, said = where(tmp_path, ["--isolate", "yes"])
     assert found["interfaces"] == ["lo"] and found["AF_INET own 127.0.0.1"]
     assert found["user"] == os.getuid() and "warning" not in said

@@ -116,7 +116,9 @@ def _exchange(
         for rank, (g, s) in enumerate(zip(grads, states, strict=True))
     ]
     replies: list[Any] = [None] * len(workers)
-    finite, bytes_sent, log = tf.constant(True), 0.0, []
+    finite: tf.Tensor = tf.constant(True)
+    bytes_sent: Any = 0.0
+    log: list[Request] = []
     while True:
         requests, results = _advance(workers, replies)
         if results:

@@ -1,0 +1,126 @@
+"""What is loaded is data: no file makes code run that the program has not named itself."""
+
+import ast
+import io
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tf_redsync as rs
+from tests.loops import loop
+from tf_redsync import config
+from tf_redsync.engine import saved_state
+
+PACKAGE = Path(rs.__file__).parent
+FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
+EVIL = """
+import pathlib
+pathlib.Path({trace!r}).write_text("this ran")
+
+class Evil:
+    def __init__(self, **arguments): pass
+
+    @classmethod
+    def from_config(cls, config): return cls()
+"""
+
+
+@pytest.fixture
+def trace(tmp_path, monkeypatch):
+    """A file that is there once the module `evil_module`, which can be imported, has been."""
+    path = tmp_path / "trace"
+    (tmp_path / "evil_module.py").write_text(EVIL.format(trace=str(path)))
+    monkeypatch.syspath_prepend(tmp_path)
+    yield path
+    sys.modules.pop("evil_module", None)
+
+
+EVIL_CONFIG = {
+    "module": "evil_module",
+    "class_name": "Evil",
+    "registered_name": "evil_module>Evil",
+    "config": {},
+}
+
+
+def test_the_trap_works(trace):
+    __import__("evil_module")
+    assert trace.exists()
+
+
+@loop("name", ["Evil", "evil_module.Evil", "evil_module>Evil", "os.system", "builtins.eval"])
+def test_a_config_names_registered_classes_only(trace, name):
+    with pytest.raises(ValueError, match="`class_name` must be one of"):
+        config.from_config({**EVIL_CONFIG, "class_name": name})
+    assert not trace.exists()
+
+
+@loop("part", ["inner_optimizer", "method"])
+@loop("family", ["keras", "tf_keras"])
+def test_an_optimizers_config_imports_nothing(trace, family, part):
+    library = {"keras": keras, "tf_keras": tf_keras}[family]
+    optimizer = rs.DistributedOptimizer(library.optimizers.SGD(0.1), rs.RedSync(density=0.1))
+    saved = optimizer.get_config()
+    assert type(optimizer).from_config({**saved}).get_config() == saved
+    with pytest.raises((ValueError, TypeError)):
+        type(optimizer).from_config({**saved, part: EVIL_CONFIG})
+    assert not trace.exists() and "evil_module" not in sys.modules
+
+
+class Payload:
+    """Pickled, it writes a file when it is read."""
+
+    def __init__(self, trace):
+        self._trace = trace
+
+    def __reduce__(self):
+        return Path.write_text, (self._trace, "this ran")
+
+
+def archive(**arrays) -> bytes:
+    data = io.BytesIO()
+    np.savez(data, allow_pickle=True, **arrays)
+    return data.getvalue()
+
+
+def test_state_in_a_checkpoint_is_read_without_pickle(trace):
+    payload = np.array([Payload(trace)], dtype=object)
+    data = archive(step=np.int64(3), residual=payload)
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        saved_state.InCheckpoint(lambda: None).deserialize(data)
+    assert not trace.exists()
+    np.load(io.BytesIO(data), allow_pickle=True)["residual"]  # the trap works
+    assert trace.exists()
+
+
+def test_assets_of_a_model_are_read_without_pickle(trace, tmp_path):
+    optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.RedSync(density=0.1))
+    with pytest.warns(UserWarning, match="there is one worker"):
+        optimizer.build([tf.Variable([1.0, 2.0], name="w")])
+    names = [n for n in vars(sys.modules["tf_redsync.keras.keras3"]) if n == "_STATE_FILE"]
+    file = getattr(sys.modules["tf_redsync.keras.keras3"], names[0])
+    (tmp_path / file).write_bytes(archive(step=np.array([Payload(trace)], dtype=object)))
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        optimizer.load_assets(str(tmp_path))
+    assert not trace.exists()
+
+
+@loop("module", sorted(p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py")))
+def test_no_module_reads_code(module):
+    for node in ast.walk(ast.parse((PACKAGE / module).read_text())):
+        if isinstance(node, ast.Import):
+            assert not {a.name.split(".")[0] for a in node.names} & FORBIDDEN_MODULES, module
+        if isinstance(node, ast.ImportFrom):
+            assert (node.module or "").split(".")[0] not in FORBIDDEN_MODULES, module
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            assert called not in FORBIDDEN_CALLS, (module, called)
+            if called == "np.load":
+                options = {k.arg: ast.unparse(k.value) for k in node.keywords}
+                assert options.get("allow_pickle") == "False", module
