@@ -246,6 +246,14 @@ def what_one_worker_does(directory):
     seen["models of all"] = fit(callbacks.ModelCheckpoint(f"{directory}/m.weights.h5"))[1]
     each = callbacks.ModelCheckpoint(f"{directory}/m{me}.weights.h5", save_weights_only=True)
     seen["models of each"] = fit(each)[1]
+    if not me:  # one backup is lost, then another one is of other weights
+        os.rename(f"{directory}/b0", f"{directory}/old")
+    seen["lost"] = fit(backup(f"{directory}/b{me}"), epochs=2)[1]
+    if not me:
+        os.rename(f"{directory}/old", f"{directory}/b0")
+        model.layers[0].kernel.assign(model.layers[0].kernel + 1)
+        model.save_weights(f"{directory}/b0/latest.weights.h5")
+    seen["torn"] = fit(backup(f"{directory}/b{me}"), epochs=2)[1]
     return seen
 
 
@@ -273,6 +281,8 @@ def test_workers_agree_on_what_goes_wrong_on_one_of_them(tmp_path):
         assert "only worker 0 of 2 workers have a `BackupAndRestore`" in seen["backup of one"]
         assert "workers 0, 1 would write the same file" in seen["backup of all"]
         assert seen["backup of each"] == ""
+        assert "backups of different moments" in seen["lost"], seen["lost"]
+        assert "backups of different moments" in seen["torn"], seen["torn"]
         assert "would write the same file by `ModelCheckpoint`" in seen["models of all"]
         assert seen["models of each"] == ""
     for name in ("asked step", "signal step", "damaged steps"):

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,23 +80,36 @@ def check_equal(model: Any, epoch: int) -> None:
             f"worker {rank}: epoch {number}, weights {weights}"
             for rank, (number, weights) in enumerate(map(json.loads, told))
         ]
-        raise ValueError(
-            "the workers have restored backups of different moments; one of them was killed while "
-            f"the others saved. Remove the backups of all, {_OURS}, which cannot be torn.\n"
-            + "\n".join(lines)
-        )
+        raise _torn(lines)
+
+
+def _torn(lines: Sequence[str]) -> ValueError:
+    return ValueError(
+        "the workers have backups of different moments; one of them was killed while the others "
+        f"saved, or its backup is lost. Remove the backups of all, {_OURS}, which cannot be torn.\n"
+        + "\n".join(lines)
+    )
 
 
 def _entry(callback: Any) -> list[list[str]]:
-    """What a callback writes, if it is one of Keras's: its kind, family, folder and file."""
+    """A callback of Keras's that writes: its kind, family, folder, file, and what was written."""
     for base in type(callback).__mro__:
         family = base.__module__.partition(".")[0]
         if base.__name__ in KINDS and family in ("keras", "tf_keras"):
             backup = base.__name__ == BACKUP
             path = os.fspath(callback.backup_dir if backup else callback.filepath)
             folder, file = (path, "") if backup else os.path.split(path.partition("{")[0])
-            return [[base.__name__, family, folder or ".", file]]
+            moment = _moment(path) if backup and family == "keras" else ""
+            return [[base.__name__, family, folder or ".", file, moment]]
     return []
+
+
+def _moment(folder: str) -> str:
+    """What Keras 3 has noted of a backup, if there is one."""
+    try:
+        return Path(folder, "training_metadata.json").read_text(encoding="utf-8")
+    except OSError:
+        return "none"
 
 
 def _restores(callback: Any) -> bool:
@@ -108,7 +122,7 @@ def _check_place(strategy: tf.distribute.Strategy, kind: str, entries: list[Any]
     if len(written) < 2:
         return
     own = entries[collectives.worker_rank(strategy)] or written[0]
-    family, folder, file = own[1:]
+    family, folder, file, _ = own[1:]
     if family == "tf_keras" and kind == MODEL:
         return  # it writes the chief's file, and temporary ones
     first = [0] * len(entries)
@@ -132,6 +146,9 @@ def _check_place(strategy: tf.distribute.Strategy, kind: str, entries: list[Any]
             f"{os.path.join(folder, file)} on this worker. Give each worker a path of its own,"
             f"{alone} {_OURS}."
         )
+    moments = [f"worker {rank}: {e[4]}" for rank, e in enumerate(entries) if e]
+    if len({e[4] for e in written}) > 1:
+        raise _torn(moments)
 
 
 def _names(ranks: Sequence[int]) -> str:
