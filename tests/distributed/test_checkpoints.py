@@ -1,15 +1,17 @@
 """`Checkpoint` on real workers that are killed: training goes on to the bit."""
 
 import os
+import shutil
 import signal
 
 import numpy as np
 import pytest
 
+from tests.deep import DEEP
 from tests.distributed import cluster
 from tests.distributed.cluster import LEGACY, run_workers
 
-EPOCHS, STEPS, BATCH = 3, 6, 8
+EPOCHS, STEPS, BATCH = 3, 6, 12
 DIES_AT = 9  # steps, in the second epoch
 
 
@@ -95,34 +97,54 @@ def _fit(family, method, strategy, directory, dies_at=None):
     return weights | {"epochs": np.array(losses.epochs), "batches": np.array(losses.batches)}
 
 
-def _method():
+METHODS = {
+    "RedSync": lambda rs: rs.RedSync(density=0.05, dense_below=1),
+    "LocalSGD": lambda rs: rs.LocalSGD(steps=3),  # weights of each worker's own
+}
+
+
+def _method(name="RedSync"):
     import tf_redsync as rs
 
-    return rs.RedSync(density=0.05, dense_below=1)
+    return METHODS[name](rs)
 
 
-def trained_and_then_killed(family, directory):
+def trained_and_then_killed(family, method, directory):
     import tf_redsync as rs
 
     strategy = rs.MultiWorkerMirroredStrategy()
-    cluster.save(**_fit(family, _method(), strategy, f"{directory}/whole"))
-    _fit(family, _method(), strategy, f"{directory}/killed", DIES_AT)
+    cluster.save(**_fit(family, _method(method), strategy, f"{directory}/whole"))
+    _fit(family, _method(method), strategy, f"{directory}/killed", DIES_AT)
 
 
-def went_on(family, directory):
+def went_on(family, method, directory):
     import tf_redsync as rs
 
-    return _fit(family, _method(), rs.MultiWorkerMirroredStrategy(), f"{directory}/killed")
+    return _fit(family, _method(method), rs.MultiWorkerMirroredStrategy(), directory)
 
 
 @pytest.mark.parametrize(
-    "family",
-    ["keras3", *(pytest.param(f, marks=pytest.mark.deep) for f in ("tf_keras", "legacy"))],
+    ("family", "method"),
+    [
+        ("keras3", "RedSync"),
+        pytest.param("tf_keras", "RedSync", marks=pytest.mark.deep),
+        pytest.param("legacy", "RedSync", marks=pytest.mark.deep),
+        pytest.param("keras3", "LocalSGD", marks=pytest.mark.deep),
+    ],
 )
-def test_a_killed_run_goes_on_to_the_bit(family, tmp_path):
+def test_a_killed_run_goes_on_to_the_bit(family, method, tmp_path):
     env = LEGACY if family != "keras3" else None
-    whole = cluster.kill_workers(trained_and_then_killed, args=(family, str(tmp_path)), env=env)
-    rest = run_workers(went_on, args=(family, str(tmp_path)), env=env)
+    arguments = (family, method, str(tmp_path))
+    whole = cluster.kill_workers(trained_and_then_killed, args=arguments, env=env)
+    arguments = (family, method, str(tmp_path / "killed"))
+    if DEEP:
+        for workers in (1, 3):
+            shutil.copytree(tmp_path / "killed", tmp_path / str(workers))
+            others = (family, method, str(tmp_path / str(workers)))
+            for after in run_workers(went_on, workers=workers, args=others, env=env):
+                assert after["batches"].tolist()[:5] == [2, 3, 4, 5, 0]
+                assert np.isfinite(after["epochs"]).all()
+    rest = run_workers(went_on, args=arguments, env=env)
     for before, after in zip(whole, rest, strict=True):
         for name in before:
             if name.startswith("weight"):
