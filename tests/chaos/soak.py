@@ -76,7 +76,7 @@ def plot(log: Path, picture: Path) -> None:
             values = [event[name] * (1000 if name == "median" else 1) for event in mine]
             axis.plot([event["step"] for event in mine], values, style, label=f"worker {rank}")
         axis.set_title(title)
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, 1.15 * axis.get_ylim()[1])
         axis.grid(alpha=0.3)
     for axis in axes[1]:
         axis.set_xlabel("step")

@@ -50,6 +50,7 @@ def _disk(bench: Bench, spoil, mend, word: str) -> Outcome:
             last = newest(disk / "run")
             first = next(w for w in job.workers.values() if word in w.output)
             text = next(line for line in first.output.splitlines() if word in line)
+            text = text.partition("; worker ")[0]
             step = first.step
             mend(disk)
             lost = bench.trained_as_ever(job)
@@ -59,7 +60,7 @@ def _disk(bench: Bench, spoil, mend, word: str) -> Outcome:
         f"saves failed, with a warning, from step {step} on; that of step {last} stayed usable; "
         "once there was room, the next ones were saved"
     )
-    return Outcome(happened, found, f"worker {first.rank}: {text}", f"nothing: {lost}")
+    return Outcome(happened, found, text, f"nothing: {lost}")
 
 
 @scenario(
@@ -180,4 +181,6 @@ def _refused(job: Job, pattern: str, who: str, since: str) -> Outcome:
     at = max(e[0]["at"] for w in job.workers.values() if (e := w.events(since)))
     found, text = max(error_of(worker, at, pattern) for worker in job.workers.values())
     step = max(worker.step for worker in job.workers.values())
-    return Outcome("both ended by an error", found, f"{who}: {text}", f"the run, at step {step}")
+    return Outcome(
+        "both ended by an error", found, f"{who}: {text}", f"the run ends, in step {step}"
+    )

@@ -25,11 +25,8 @@ from tests.deep import DEEP
 from tests.loops import loop
 from tf_redsync.exchange.layout import TensorSpec
 
-SHAPES = st.lists(
-    st.sampled_from([(), (1,), (3,), (0, 2), (17,), (5, 4), (33, 3), (2, 3, 4)]),
-    min_size=1,
-    max_size=3,
-)
+SHAPES = [(), (1,), (3,), (0, 2), (17,), (5, 4), (33, 3), (2, 3, 4)]
+LARGE = [(64, 33), (257, 3)]  # for methods that refuse all of these
 SEEDS = st.integers(0, 2**16)
 COUNTS = st.sampled_from([1, 2, 3, 4] if DEEP else [1, 2, 3])
 SCALES = st.sampled_from([1.0, 1e-4, 1e3])
@@ -67,24 +64,34 @@ class Ledger:
         return max(float(np.abs(a - b - r).max(initial=0.0)) for a, b, r in rows)
 
 
+def specs_of(shapes):
+    last = len(shapes) - 1
+    return [TensorSpec(f"t/{i}", s, i, output_layer=i == last) for i, s in enumerate(shapes)]
+
+
 class History(RuleBasedStateMachine):
     """See the module. `NAMES` are the methods to take one from."""
 
     NAMES = tuple(TABLE)
 
-    @initialize(data=st.data(), shapes=SHAPES, workers=COUNTS)
-    def begin(self, data, shapes, workers):
+    @initialize(data=st.data(), workers=COUNTS)
+    def begin(self, data, workers):
         name = data.draw(st.sampled_from(self.NAMES), label="method")
         self.descriptor = TABLE[name]
-        method, last = self.descriptor.method, len(shapes) - 1
-        specs = [TensorSpec(f"t/{i}", s, i, output_layer=i == last) for i, s in enumerate(shapes)]
-        if self.descriptor.served_only:
-            specs = [s for s in specs if method.refuses(s) is None]
-        assume(specs)
+        shapes = st.sampled_from(self.served(SHAPES) or self.served(LARGE))
+        drawn = data.draw(st.lists(shapes, min_size=1, max_size=3), label="shapes")
+        specs = specs_of(drawn)
         self.specs, self.rate = tuple(specs), 0.1
         self.workers = self.made(workers)
         self.ledger, self.saved = Ledger.of(self.specs), None
         self.since: list = []  # the steps since it was saved
+
+    def served(self, shapes):
+        """Those that the method serves, if it is tried on no others."""
+        if not self.descriptor.served_only:
+            return shapes
+        refuses = self.descriptor.method.refuses
+        return [shape for shape in shapes if all(not refuses(s) for s in specs_of([shape]))]
 
     def made(self, workers):
         return Workers(self.descriptor, self.specs, workers)
