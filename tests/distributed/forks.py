@@ -67,7 +67,7 @@ def _ask(address, *argv):
         connection.sendall(request)
         answers = connection.makefile("r")
         child = int(answers.readline())
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, lambda number, _: os.kill(child, number))
         code = int(answers.readline() or 1)
     if code < 0:

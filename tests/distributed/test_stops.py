@@ -1,0 +1,120 @@
+"""A training that is stopped by a signal, fails, and is started again, on real workers."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.distributed import cluster, forks
+from tf_redsync import launch, stopping
+
+pytestmark = pytest.mark.distributed
+STEPS, EPOCHS = 12, 2
+
+
+def train(folder, how, number):
+    """Trains; at some step worker 1 gets a signal, or fails in the first attempt."""
+    import os
+
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import tf_redsync as rs
+
+    index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    keras.utils.set_random_seed(0)
+    strategy = rs.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(4)])
+        optimizer = rs.DistributedOptimizer(
+            keras.optimizers.SGD(0.05, momentum=0.9), rs.RedSync(density=0.2)
+        )
+        model.compile(optimizer, "mse")
+    rng = np.random.default_rng(index)
+    x, y = rng.normal(size=(4 * STEPS, 8)), rng.normal(size=(4 * STEPS, 4))
+    data = tf.data.Dataset.from_tensor_slices((x.astype("f4"), y.astype("f4"))).batch(4)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    began = []
+
+    def act(batch, logs):
+        step = int(optimizer.exchange.step.numpy())
+        began.append(step)
+        if index == 1 and how == "signal" and step == 7:
+            os.kill(os.getpid(), number)
+        if index == 1 and how == "raise" and step == 15 and os.environ["TF_REDSYNC_RESTART"] == "0":
+            raise ValueError("bad batch")
+
+    callbacks = [
+        rs.callbacks.Checkpoint(folder, every=4),
+        keras.callbacks.LambdaCallback(on_train_batch_end=act),
+    ]
+    model.fit(data.with_options(options), epochs=EPOCHS, verbose=0, callbacks=callbacks)
+    weights = np.concatenate([w.numpy().ravel() for w in model.trainable_variables])
+    return {"weights": weights, "first": began[0], "last": began[-1]}
+
+
+def job(tmp_path, folder, how, number=0, **kwargs):
+    """Runs it; returns how it ended, and what worker 1 has saved, if it has come to its end."""
+    own = [{cluster.RESULT_VARIABLE: str(tmp_path / f"{how}_{i}")} for i in range(2)]
+    arguments = json.dumps([str(tmp_path / folder), how, number])
+    command = forks.command(cluster.ENVIRONMENT, cluster.__file__, __file__, "train", arguments)
+    result = launch.run(
+        command, 2, env=cluster.ENVIRONMENT, worker_env=own, timeout=100, grace=75, **kwargs
+    )
+    saved = tmp_path / f"{how}_1"
+    return result, cluster._load(saved) if saved.exists() else None
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.deep)]
+)
+def test_a_run_that_was_stopped_and_failed_ends_as_one_that_was_not(tmp_path, number):
+    plain, expected = job(tmp_path, "plain", "plain")
+    assert plain.exit_code == 0, plain.workers
+
+    stopped, nothing = job(tmp_path, "run", "signal", int(number), max_restarts=3)
+    outputs = "\n".join(worker.output for worker in stopped.workers)
+    assert stopped.exit_code == stopping.EXIT_CODE == 75 and stopped.restarts == 0, outputs
+    assert [worker.returncode for worker in stopped.workers] == [75, 75] and nothing is None
+    assert f"{number.name}: all workers make a checkpoint" in stopped.workers[1].output
+
+    again, found = job(tmp_path, "run", "raise", max_restarts=1)
+    assert again.exit_code == 0 and again.restarts == 1, again.message
+    assert "worker 1 failed first: ValueError: bad batch" in again.message
+    assert 12 < found["first"] <= 15 and found["last"] == STEPS * EPOCHS  # from a checkpoint at 12
+    np.testing.assert_array_equal(found["weights"], expected["weights"])
+
+
+@pytest.mark.deep
+def test_each_machine_starts_its_own_worker_again(tmp_path):
+    """Two launchers, one worker each: what one of them finds out, the other one has to, too."""
+    addresses = [f"127.0.0.1:{port}" for port in launch.free_ports(2)]
+    arguments = json.dumps([str(tmp_path / "run"), "raise", 0])
+    command = forks.command(cluster.ENVIRONMENT, cluster.__file__, __file__, "train", arguments)
+    launchers = []
+    for i in range(2):
+        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": i}}
+        environment = {
+            **os.environ,
+            **cluster.ENVIRONMENT,
+            "TF_CONFIG": json.dumps(task),
+            cluster.RESULT_VARIABLE: str(tmp_path / f"result_{i}"),
+        }
+        words = [sys.executable, "-m", "tf_redsync.launch", "--max-restarts", "2"]
+        words += ["--timeout", "150", "--grace", "5", *command[3:]]
+        log = (tmp_path / f"log_{i}").open("w")
+        launchers.append(subprocess.Popen(words, env=environment, stdout=log, stderr=log))
+    codes = [launcher.wait(200) for launcher in launchers]
+    logs = [(tmp_path / f"log_{i}").read_text() for i in range(2)]
+    assert codes == [0, 0], "\n".join(logs)
+    assert "[launch] worker 1 failed first: ValueError: bad batch" in logs[1]
+    for i, log in enumerate(logs):
+        assert "[launch] restart 1 with 1 worker; 1 left." in log and "restart 2" not in log
+        found = cluster._load(tmp_path / f"result_{i}")
+        assert 12 < found["first"] <= 15 and found["last"] == STEPS * EPOCHS
