@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import tensorflow as tf
 
 from tests.loops import loop
 from tf_redsync import environment
@@ -323,3 +324,23 @@ def test_an_argument_counts_more_than_the_environment(monkeypatch):
     assert environment.seconds("a", None, "VARIABLE") == 7.5
     assert environment.seconds("a", 3, "VARIABLE") == 3
     assert environment.seconds("a", float("inf"), "VARIABLE") == float("inf")
+
+
+CLUSTERS = {
+    "workers": ({"worker": ["a:1", "b:2"]}, "worker", 1, ("a:1", "b:2"), 1),
+    "chief": ({"worker": ["b:2", "c:3"], "chief": ["a:1"]}, "worker", 0, ("a:1", "b:2", "c:3"), 1),
+    "servers": ({"worker": ["a:1", "b:2"], "ps": ["c:3"]}, "worker", "0", ("a:1", "b:2"), 0),
+    "evaluator": ({"worker": ["a:1", "b:2"], "evaluator": ["c:3"]}, "evaluator", 0, None, None),
+    "alone": ({"worker": ["a:1"]}, "worker", 0, None, None),
+    "nothing": ({}, None, None, None, None),
+}
+
+
+@loop("name", CLUSTERS)
+def test_who_meets(name):
+    spec, task_type, task_id, addresses, rank = CLUSTERS[name]
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(spec), task_type=task_type, task_id=task_id
+    )
+    found = Cluster.of(resolver)
+    assert (found and (found.addresses, found.rank)) == (addresses and (addresses, rank))
