@@ -75,9 +75,6 @@ def job(tmp_path, folder, how, number=0, **kwargs):
     "number", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.deep)]
 )
 def test_a_run_that_was_stopped_and_failed_ends_as_one_that_was_not(tmp_path, number):
-    plain, expected = job(tmp_path, "plain", "plain")
-    assert plain.exit_code == 0, plain.workers
-
     stopped, nothing = job(tmp_path, "run", "signal", int(number), max_restarts=3)
     outputs = "\n".join(worker.output for worker in stopped.workers)
     assert stopped.exit_code == stopping.EXIT_CODE == 75 and stopped.restarts == 0, outputs
@@ -88,7 +85,10 @@ def test_a_run_that_was_stopped_and_failed_ends_as_one_that_was_not(tmp_path, nu
     assert again.exit_code == 0 and again.restarts == 1, again.message
     assert "worker 1 failed first: ValueError: bad batch" in again.message
     assert 12 < found["first"] <= 15 and found["last"] == STEPS * EPOCHS  # from a checkpoint at 12
-    np.testing.assert_array_equal(found["weights"], expected["weights"])
+    if number == signal.SIGTERM:  # to the bit; otherwise a matter of test_checkpoints.py
+        plain, expected = job(tmp_path, "plain", "plain")
+        assert plain.exit_code == 0, plain.message
+        np.testing.assert_array_equal(found["weights"], expected["weights"])
 
 
 @pytest.mark.deep

@@ -114,10 +114,14 @@ def test_the_one_worker_of_a_tf_config(tmp_path, monkeypatch):
     config = json.dumps({"cluster": {"chief": ["a:1"], "worker": ["b:2", "c:3"]}, "task": task})
     monkeypatch.setenv("TF_CONFIG", config)
     path = tmp_path / "train.py"
-    path.write_text(HEAD + "print(json.dumps(config), attempt)\nsys.exit(3 * (attempt < 1))")
+    monkeypatch.delenv("TF_REDSYNC_JOB", raising=False)
+    path.write_text(
+        HEAD + "print(json.dumps(config), attempt, os.environ.get('TF_REDSYNC_JOB'))\n"
+        "sys.exit(3 * (attempt < 1))"
+    )
     done = cli(["--max-restarts", "1", str(path)])
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "".join(f"[worker 2] {config} {attempt}\n" for attempt in (0, 1))
+    assert done.stdout == "".join(f"[worker 2] {config} {attempt} None\n" for attempt in (0, 1))
 
 
 # ------------------------------------------------------------------------------------- stops

@@ -108,7 +108,7 @@ def run(
     start = _Starter(
         command=command,
         alone=workers is None,
-        base=for_workers(count, threads, start_timeout, env),
+        base=for_workers(workers, threads, start_timeout, env),
         addresses=addresses,
         wrappers=wrappers or [()] * count,
         worker_env=worker_env or [{}] * count,

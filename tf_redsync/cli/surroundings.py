@@ -64,7 +64,7 @@ def rank_in(text: str) -> int:
 
 
 def for_workers(
-    workers: int,
+    workers: int | None,
     threads: int | None,
     start_timeout: float | None,
     env: Mapping[str, str] | None,
@@ -75,8 +75,9 @@ def for_workers(
         if threads is not None:
             merged[name] = str(threads)
         else:
-            merged.setdefault(name, str(default_threads(workers)))
-    merged.setdefault(environment.JOB, os.urandom(4).hex())
+            merged.setdefault(name, str(default_threads(workers or 1)))
+    if workers is not None:  # else other launchers start the others
+        merged.setdefault(environment.JOB, os.urandom(4).hex())
     if start_timeout is not None:
         merged[environment.START_TIMEOUT] = f"{start_timeout:g}"
     return merged
