@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     )
     from tf_redsync.optimizer import DistributedOptimizer
     from tf_redsync.policy import Policy, Rule
+    from tf_redsync.saving import read_worker_state
     from tf_redsync.schedules import DenseWarmUp, ExponentialWarmUp
     from tf_redsync.strategy import MultiWorkerMirroredStrategy
 
@@ -148,6 +149,7 @@ __all__ = [
     "codings",
     "methods",
     "ops",
+    "read_worker_state",
 ]
 
 # Where the public names live; all that are not here are methods. They are loaded at first use, for
@@ -165,6 +167,7 @@ _HOMES = {name: f"{__name__}.methods" for name in __all__} | {
     "DenseWarmUp": "tf_redsync.schedules",
     "ExponentialWarmUp": "tf_redsync.schedules",
     "MultiWorkerMirroredStrategy": "tf_redsync.strategy",
+    "read_worker_state": "tf_redsync.saving",
 }
 
 

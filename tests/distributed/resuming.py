@@ -12,12 +12,24 @@ import zlib
 
 import numpy as np
 
+from tests.deep import DEEP
+
 STEPS, SAVED, BATCH = 30, 13, 8
 FORMATS = {
     "keras3": ("checkpoint", "keras", "weights"),
     "tf_keras": ("checkpoint", "keras", "weights", "tf_weights"),
     "legacy": ("checkpoint", "tf_weights"),
 }
+
+
+# Formats to try with a case; all of them without an entry, or with `pytest --deep`.
+SOME = {"power_sgd": ("weights",), "auto": ("keras",), "ef21": ("checkpoint",)}
+
+
+def formats(family, name):
+    """The formats in which a family saves the exchange's state."""
+    found = FORMATS[family]
+    return found if DEEP else [f for f in found if f in SOME.get(name, found)]
 
 
 def cases():
@@ -171,6 +183,24 @@ def library(family):
     return keras
 
 
+def fitted(strategy, family, folder=None, epochs=3):
+    """Fits with a backup of each epoch, if there is a folder for it; returns what it leaves."""
+    from tests.distributed import problems
+
+    training = Training(strategy, family, "redsync")
+    callbacks = training.keras.callbacks
+    made = []
+    if folder is not None:
+        own = str(pathlib.Path(folder) / f"backup_{training.rank}")
+        made = [callbacks.BackupAndRestore(own, delete_checkpoint=False)]
+    history = training.model.fit(problems.dataset(64, 16), epochs=epochs, verbose=0, callbacks=made)
+    return {
+        "digest": training.digest(),
+        "state": training.state(),
+        "epochs": len(history.history["loss"]),
+    }
+
+
 def straight(folder, family, names, together):
     """Trains each case without a break, with a save on the way.
 
@@ -188,13 +218,16 @@ def straight(folder, family, names, together):
     strategy = rs.MultiWorkerMirroredStrategy()
 
     def run(name):
+        if name == "backup":
+            fitted(strategy, family, folder, epochs=2)
+            return fitted(strategy, family)
         training = Training(strategy, family, name)
         digests = training.train(0, SAVED)
         into = pathlib.Path(folder) / name
         into.mkdir(exist_ok=True)
         exchange = training.model.optimizer.exchange
         before = training.state()
-        forms = FORMATS[family]
+        forms = formats(family, name)
         if together:
             exchange.to_consensus()
             before = training.state()
@@ -216,6 +249,8 @@ def resumed(folder, family, names, forms, together):
     strategy = rs.MultiWorkerMirroredStrategy()
 
     def run(name):
+        if name == "backup":
+            return fitted(strategy, family, folder)
         results = {}
         for form in forms[name]:
             load = Load(pathlib.Path(folder) / name, form)
@@ -239,3 +274,95 @@ def _each(names, run):
             results[name] = {"error": traceback.format_exc()}
         print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
     return {"results": json.dumps(results)}
+
+
+def alone(folder):
+    """What the chief saves alone, and what both make of it; returns what they have seen."""
+    import warnings
+
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    strategy = rs.MultiWorkerMirroredStrategy()
+    folder, results = pathlib.Path(folder), {}
+    first = Training(strategy, "keras3", "redsync")
+    keras, chief = first.keras, first.rank == 0
+
+    def fit(training, callbacks):
+        training.model.fit(
+            problems.dataset(64, 16), epochs=2, verbose=0, callbacks=callbacks if chief else []
+        )
+
+    # The chief alone has callbacks that save, and saves by itself.
+    fit(
+        first,
+        [
+            keras.callbacks.ModelCheckpoint(str(folder / "model.keras")),
+            keras.callbacks.ModelCheckpoint(str(folder / "a.weights.h5"), save_weights_only=True),
+            keras.callbacks.BackupAndRestore(str(folder / "backup"), delete_checkpoint=False),
+        ],
+    )
+    optimizer = first.model.optimizer
+    if chief:
+        tf.train.Checkpoint(model=first.model, optimizer=optimizer).write(str(folder / "chief"))
+    own = optimizer.exchange.worker_state()
+    results["residuals"] = _residuals(own)
+    np.savez(folder / f"part_{first.rank}.npz", **own)
+    third = Training(strategy, "keras3", "local_sgd")
+    fit(third, [keras.callbacks.ModelCheckpoint(str(folder / "local.keras"))])
+
+    # Both load the chief's: his part counts once.
+    def loaded(load):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with strategy.scope():
+                model = load()
+        results["warned"] = [str(w.message) for w in caught if "ranks" in str(w.message)]
+        return _residuals(model.optimizer.exchange.worker_state())
+
+    def load_model():
+        return keras.saving.load_model(folder / "model.keras")
+
+    results["loaded"] = loaded(load_model)
+
+    # The chief has both parts, the other one has none: they cross the network.
+    second = Training(strategy, "keras3", "redsync")
+    parts = [dict(np.load(folder / f"part_{r}.npz")) for r in (0, 1)] if chief else []
+    second.model.optimizer.exchange.restore_worker_states(parts)
+    found = second.model.optimizer.exchange.worker_state()
+    results["shared"] = _residuals(found)
+    results["counted"] = int(found["step"])
+
+    # One worker's part is damaged, so nobody goes on with it.
+    damaged = dict(own)
+    if not chief:
+        damaged["step"] = np.float32(1)
+    results["damaged"] = _raised(
+        lambda: second.model.optimizer.exchange.restore_worker_states([damaged])
+    )
+    # In the middle of a round the weights are each worker's own, and the chief has not all of them.
+    third.train(0, 1)
+    results["apart"] = third.model.optimizer.exchange.apart
+    if chief:
+        results["in a round"] = _raised(lambda: third.model.save(folder / "apart.keras"))
+    else:
+        results["in a round"] = _raised(
+            lambda: third.model.fit(problems.dataset(64, 16), verbose=0)
+        )
+    return {"results": json.dumps(results)}
+
+
+def _residuals(part):
+    """All residuals of a part in one list."""
+    names = sorted(n for n in part if "/residual/" in n)
+    return np.concatenate([part[n].ravel() for n in names]).tolist()
+
+
+def _raised(function):
+    try:
+        function()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"

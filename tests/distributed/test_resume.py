@@ -5,20 +5,33 @@ The reference is the training without a break: hashes of every worker's weights 
 
 import json
 
+import numpy as np
 import pytest
 
+from benchmarks import method_settings
 from tests.distributed import resuming
 from tests.distributed.cluster import LEGACY, run_workers
 
-APART = {"cd_sgd", "local_sgd", "sbc"}
+# By family, and whether weights of each worker's own are brought together before the save.
 SHORT = {
-    ("keras3", False): ["redsync", "power_sgd", "cd_sgd", "local_sgd", "auto", "auto in its trial"],
-    ("keras3", True): ["local_sgd"],
+    ("keras3", False): ["redsync", "power_sgd", "cd_sgd", "local_sgd", "auto", "backup"],
+    ("legacy", False): ["redsync", "local_sgd"],
 }
+EVERYTHING = {
+    ("keras3", True): ["cd_sgd", "local_sgd", "sbc"],
+    ("tf_keras", True): ["cd_sgd", "local_sgd"],
+    ("tf_keras", False): list(resuming.cases()),
+    ("legacy", False): list(resuming.cases()),
+}
+AT_ONCE = 6  # methods of one pair of processes: TensorFlow keeps some memory of every model
 
 
 def straight(folder, family, names, together):
     return resuming.straight(folder, family, names, together)
+
+
+def alone(folder):
+    return resuming.alone(folder)
 
 
 def resumed(folder, family, names, forms, together):
@@ -37,9 +50,9 @@ def complaints(family, names, together, folder, timeout=280):
             if "error" in reference[name]:
                 yield f"{name}, worker {rank}: {reference[name]['error']}"
                 return
-            if reference[name]["changed"]:
+            if reference[name].get("changed"):
                 yield f"{name}, worker {rank}: saving changed {reference[name]['changed']}"
-    forms = {name: references[0][name]["forms"] for name in names}
+    forms = {name: references[0][name].get("forms") for name in names}
     found = run_workers(
         resumed, args=(str(folder), family, names, forms, together), env=env, timeout=timeout
     )
@@ -49,10 +62,18 @@ def complaints(family, names, together, folder, timeout=280):
             if "error" in results[name]:
                 yield f"{name}, worker {rank}: {results[name]['error']}"
                 continue
+            if name == "backup":
+                yield from of_a_backup(references[rank][name], results[name])
+                continue
             for form, result in results[name].items():
                 yield from different(
                     f"{name}, {form}, worker {rank}", references[rank][name], result, name
                 )
+
+
+def of_a_backup(reference, result):
+    if result != {**reference, "epochs": 1}:
+        yield f"backup: {result}, without a break {reference}"
 
 
 def different(where, reference, result, name):
@@ -73,3 +94,88 @@ def different(where, reference, result, name):
 def test_goes_on_bit_by_bit(family, together, tmp_path):
     names = SHORT[family, together]
     assert list(complaints(family, names, together, tmp_path)) == []
+
+
+def portions(names):
+    return [names[i : i + AT_ONCE] for i in range(0, len(names), AT_ONCE)]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("family", "together"), EVERYTHING)
+def test_every_case(family, together, tmp_path):
+    found = []
+    for names in portions(EVERYTHING[family, together]):
+        found += complaints(family, names, together, tmp_path, timeout=600)
+    assert found == []
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("family", ["keras3", "tf_keras", "legacy"])
+def test_every_method(family, tmp_path):
+    found = []
+    for names in portions(method_settings.names()):
+        found += complaints(family, names, False, tmp_path, timeout=900)
+    assert found == []
+
+
+def test_the_chief_saves_alone_and_each_part_counts_once(tmp_path):
+    """Nobody waits; what is there is shared out, and said to be not all."""
+    first, second = (json.loads(w["results"]) for w in run_workers(alone, args=(str(tmp_path),)))
+    both = np.array([first["residuals"], second["residuals"]])
+    assert np.abs(both).sum(axis=1).min() > 0 and not np.array_equal(both[0], both[1])
+    for seen in (first, second):
+        np.testing.assert_allclose(seen["loaded"], both[0] / 2, rtol=1e-6)
+        np.testing.assert_allclose(seen["shared"], both.sum(axis=0) / 2, rtol=1e-6, atol=1e-8)
+        assert seen["counted"] == 8
+        assert seen["damaged"].startswith("ValueError: on worker 1, 'step' of a part must be")
+        assert seen["apart"]
+        assert seen["in a round"].startswith("Disagreement: the workers disagree"), seen
+        assert "bring the workers' weights together" in seen["in a round"]
+        assert "to_consensus()" in seen["in a round"]
+    assert "the parts of the ranks 1 are missing" in first["warned"][0] and not second["warned"]
+    saved = ["a.weights.h5", "backup/latest.weights.h5", "chief.index", "local.keras"]
+    assert all((tmp_path / name).exists() for name in saved)
+    assert not (tmp_path / "apart.keras").exists()
+
+
+def shares(folder, loads, brings):
+    """Loads what another number of workers has saved; returns this worker's part, and saves."""
+    import pathlib
+
+    import keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    strategy, rank = rs.MultiWorkerMirroredStrategy(), problems.rank()
+    if loads is None:
+        training = resuming.Training(strategy, "keras3", "redsync")
+        training.train(0, 5)
+        model = training.model
+    else:
+        files = pathlib.Path(folder) / loads
+        with strategy.scope():
+            model = keras.saving.load_model(files / f"{min(rank, 1)}.keras")
+        parts = [rs.read_worker_state(files / f"{r}.keras") for r in brings[rank]]
+        model.optimizer.exchange.restore_worker_states(parts)
+    own = model.optimizer.exchange.worker_state()
+    into = pathlib.Path(folder) / f"of_{int(own['workers'])}"
+    into.mkdir(exist_ok=True)
+    model.save(into / f"{rank}.keras")
+    return {name: array for name, array in own.items() if "residual" in name or "veloc" in name}
+
+
+@pytest.mark.deep
+def test_four_two_and_three_workers_keep_the_sums(tmp_path):
+    folder = str(tmp_path)
+    found = [
+        run_workers(shares, 4, (folder, None, None), timeout=200),
+        run_workers(shares, 2, (folder, "of_4", [[0, 3], [1, 2]]), timeout=200),
+        run_workers(shares, 3, (folder, "of_2", [[0], [1], []]), timeout=200),
+        run_workers(shares, 3, (folder, "of_2", [[0, 1]] * 3), timeout=200),
+    ]
+    totals = [{n: sum(np.float64(w[n]) for w in job) for n in job[0]} for job in found]
+    for name, expected in totals[0].items():
+        assert np.abs(expected).max() > 0
+        for total in totals[1:]:
+            np.testing.assert_allclose(total[name], expected, rtol=0, atol=3e-7)

@@ -42,7 +42,7 @@ LAYERS = (
     ("programs/",),
     ("engine/",),
     ("keras/",),
-    ("strategy.py", "optimizer.py", "callbacks/", "addons.py"),
+    ("strategy.py", "optimizer.py", "callbacks/", "addons.py", "saving.py"),
     ("planning/",),
     ("cli/",),
     ("launch.py", "doctor.py", "plan.py", "__init__.py"),

@@ -276,7 +276,7 @@ class GradientExchange(saved_state.Saved):
             self._gather = tf.function(
                 lambda: self.strategy.run(self.program.to_consensus, arguments)
             )
-        with total_state.agreed(self, "bring the workers' weights together"):
+        with total_state.agreed(self, "bring the workers' weights together (`to_consensus()`)"):
             self._gather()
             collectives.average_statistics(self.strategy)
 

@@ -30,8 +30,12 @@ from tf_redsync.exchange import agreement, collectives
 _TRIAL = "trial/"
 
 
-def restore(exchange: Any, found: Sequence[Mapping[str, Any]]) -> bool:
+def restore(exchange: Any, found: Callable[[], Sequence[Mapping[str, Any]]]) -> bool:
     """Set the state; see `GradientExchange.restore_worker_states`.
+
+    Args:
+        exchange: The exchange.
+        found: Returns this worker's parts, or raises a `ValueError`, which all workers raise then.
 
     Returns:
         Whether any worker has brought a part; the state is as it was if not.
@@ -39,7 +43,7 @@ def restore(exchange: Any, found: Sequence[Mapping[str, Any]]) -> bool:
     parts: list[Part] = []
 
     def read() -> dict[str, Any]:
-        parts.extend(Part.of(part) for part in found)
+        parts.extend(Part.of(part) for part in found())
         return {"parts": [[p.rank, p.save()] for p in parts]}
 
     brought = [report["parts"] for report in _told(exchange, read)]
@@ -51,7 +55,7 @@ def restore(exchange: Any, found: Sequence[Mapping[str, Any]]) -> bool:
     return True
 
 
-def restore_or_warn(exchange: Any, found: Sequence[Mapping[str, Any]]) -> None:
+def restore_or_warn(exchange: Any, found: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
     """As `restore`, from a file that has weights too, which are good for any method."""
     try:
         restore(exchange, found)
@@ -216,7 +220,7 @@ def _told(exchange: Any, report: Callable[[], dict[str, Any]]) -> list[dict[str,
     """
     try:
         own = report()
-    except ValueError as error:
+    except (ValueError, OSError, KeyError) as error:
         own = {"error": str(error), "another": isinstance(error, state_checks.AnotherState)}
     what = f"restore the exchange's state at step {int(exchange.step.numpy())}"
     texts = agreement.everyones(exchange.strategy, what, json.dumps(own))

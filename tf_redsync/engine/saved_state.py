@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from tf_redsync.policy import Assignment, Resolved
 from tf_redsync.programs import EveryStep
 
 # What a checkpoint has of an exchange, and what it had by earlier versions.
-_IN_CHECKPOINT = "worker_state"
+IN_CHECKPOINT = "worker_state"
 _FORMERLY_IN_CHECKPOINT = ("step", "skipped", "bytes_sent", "states", "consensus")
 
 
@@ -39,8 +40,22 @@ class InCheckpoint(tf.train.experimental.PythonState):
 
     @override
     def deserialize(self, string_value: bytes) -> None:
-        with np.load(io.BytesIO(string_value), allow_pickle=False) as archive:
-            restoring.restore_or_warn(self._exchange(), [dict(archive)])
+        restoring.restore_or_warn(self._exchange(), lambda: [arrays_of(string_value)])
+
+
+def arrays_of(text: bytes) -> dict[str, np.ndarray]:
+    """Return the part in the value that a checkpoint has.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    try:
+        with np.load(io.BytesIO(text), allow_pickle=False) as archive:
+            return dict(archive)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"the exchange's state in the checkpoint is damaged ({error}). Load an earlier one."
+        ) from error
 
 
 class Saved(tf.Module):
@@ -101,7 +116,7 @@ class Saved(tf.Module):
                 with numbers that cannot be; and if no worker has a part.
             Disagreement: where workers do not restore the state at the same step.
         """
-        if not restoring.restore(self, parts):
+        if not restoring.restore(self, lambda: parts):
             raise ValueError(
                 "`parts` must hold a part on one worker at least. Received: none on any worker."
             )
@@ -156,11 +171,11 @@ class Saved(tf.Module):
         Earlier versions had its variables there, the sums; they are still found by these names.
         """
         del kwargs
-        return {_IN_CHECKPOINT: self._in_checkpoint} if save_type == "checkpoint" else {}
+        return {IN_CHECKPOINT: self._in_checkpoint} if save_type == "checkpoint" else {}
 
     @override
     def _lookup_dependency(self, name: str, cached_dependencies: Any = None) -> Any:
         del cached_dependencies
         if name in _FORMERLY_IN_CHECKPOINT:
             return getattr(self, name, None)
-        return self._in_checkpoint if name == _IN_CHECKPOINT else None
+        return self._in_checkpoint if name == IN_CHECKPOINT else None

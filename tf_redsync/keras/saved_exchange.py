@@ -46,9 +46,13 @@ class SavedExchange:
         exchange = self._exchange()
         if not exchange.built:  # Keras says so itself, of the optimizer's variables
             return
-        part = {name.replace(".", "/"): np.asarray(store[name]) for name in store.keys()}  # noqa: SIM118
-        restoring.restore_or_warn(exchange, [part] if part else [])
+        restoring.restore_or_warn(exchange, lambda: [p for p in [part_in(store)] if p])
         warn_if_fresh(exchange, self._iterations(), "what was loaded has")
+
+
+def part_in(store: Any) -> dict[str, np.ndarray]:
+    """Return the part in a store of Keras, or in a group of an `.h5` file; empty without one."""
+    return {name.replace(".", "/"): np.asarray(store[name]) for name in store.keys()}  # noqa: SIM118
 
 
 def class_of(base: type) -> type[SavedExchange]:

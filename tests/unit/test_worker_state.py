@@ -1,0 +1,301 @@
+"""Parts of a save on replicas of one process: bit by bit, as sums, and what is refused."""
+
+import json
+import warnings
+import zipfile
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_redsync as rs
+from tests.loops import loop
+from tf_redsync.auto import auto
+from tf_redsync.engine.unbuilt import UnbuiltExchange
+
+SHAPES = {"kernel": (30, 20), "bias": (20,), "out": (20, 11)}
+METHODS = {
+    "redsync": rs.RedSync(density=0.05, dense_below=0, threshold_above=0, momentum=0.9),
+    "power": rs.PowerSGD(rank=2, min_compression_rate=0),
+    "ok_topk": rs.OkTopk(density=0.1, dense_below=0),
+}
+
+
+def build(strategy, policy=METHODS["redsync"], filled=True):
+    """An exchange whose state is full of numbers, as after some steps."""
+    if isinstance(policy, rs.methods.Method):
+        policy = rs.Policy(default=policy)
+    with strategy.scope(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        variables = [tf.Variable(tf.zeros(s), name=n) for n, s in SHAPES.items()]
+        exchange = UnbuiltExchange(policy).build(variables)
+    if filled:
+        generator = np.random.default_rng(3)
+        for state in exchange.states:
+            for name, group in state.variables_by_name.items():
+                for variable in group:
+                    copies = strategy.experimental_local_results(variable)
+                    rows = generator.standard_normal((len(copies), *variable.shape))
+                    if state.kinds[name] == "shared":
+                        rows[:] = rows[0]
+                    for copy, row in zip(copies, rows, strict=True):
+                        copy.assign(tf.cast(row, copy.dtype))
+        exchange.step.assign(13)
+        exchange.skipped.assign(2)
+    return exchange
+
+
+def divided(part):
+    """The parts that as many processes with one replica each would have saved."""
+    kinds = json.loads(part["about"].tobytes())["kinds"]
+    return [
+        {n: a if kinds.get(n, "shared") == "shared" else a[r : r + 1] for n, a in part.items()}
+        | {"rank": np.int64(r), "rows": np.int64(1)}
+        for r in range(int(part["rows"]))
+    ]
+
+
+def sums(parts):
+    """What all parts hold together, by name: sums of what is to be added, means of the rest."""
+    kinds = json.loads(parts[0]["about"].tobytes())["kinds"]
+    total = {}
+    for name, kind in kinds.items():
+        rows = [a.astype(np.float64) for p in parts for a in (p[name] if kind != "shared" else [])]
+        total[name] = parts[0][name] if kind == "shared" else sum(rows)
+        if kind == "mean":
+            total[name] = total[name] / len(rows)
+    return total
+
+
+def equal(first, second, passing=("about",)):
+    assert first.keys() == second.keys()
+    for name in first.keys() - set(passing):
+        assert first[name].tobytes() == second[name].tobytes(), name
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_as_many_workers_go_on_bit_by_bit(mirrored, name):
+    saved = build(mirrored(2), METHODS[name]).worker_state()
+    assert all(isinstance(a, np.ndarray) and a.dtype.kind in "biuf" for a in saved.values())
+    assert (int(saved["rank"]), int(saved["workers"]), int(saved["step"])) == (0, 2, 13)
+    for parts in ([saved], divided(saved), divided(saved)[::-1]):
+        other = build(mirrored(2), METHODS[name], filled=False)
+        other.restore_worker_states(parts)
+        equal(other.worker_state(), saved)
+        assert not other.fresh
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_another_number_of_workers_keeps_the_sums(mirrored, name):
+    parts = divided(build(mirrored(4), METHODS[name]).worker_state())
+    expected = sums(parts)
+    for workers in (2, 3, 1, 4):
+        other = build(mirrored(workers), METHODS[name], filled=False)
+        twice = parts[1:2] if workers == 3 else []  # counts once all the same
+        other.restore_worker_states([*parts, *twice])
+        parts = [other.worker_state()]
+        found = sums(parts)
+        for array in expected:
+            np.testing.assert_allclose(found[array], expected[array], rtol=1e-6, atol=3e-7)
+        residuals = [a for n, a in parts[0].items() if "residual" in n]
+        assert all(np.abs(a).max() > 0.01 for a in residuals)
+        assert int(other.step.numpy()) == 13
+
+
+def test_parts_that_are_missing_are_named_and_the_others_used_once(mirrored):
+    parts = divided(build(mirrored(4)).worker_state())
+    other = build(mirrored(4), filled=False)
+    with pytest.warns(UserWarning, match="by 4 workers, and the parts of the ranks 1, 3 are miss"):
+        other.restore_worker_states([parts[0], parts[2]])
+    found, expected = sums([other.worker_state()]), sums([parts[0], parts[2]])
+    for array in expected:
+        np.testing.assert_allclose(found[array], expected[array], rtol=1e-6, atol=3e-7)
+
+
+def changed(**values):
+    return lambda parts: parts[0].update(values)
+
+
+def about(**values):
+    def change(parts):
+        for part in parts[:1]:
+            found = json.loads(part["about"].tobytes()) | values
+            part["about"] = np.frombuffer(json.dumps(found).encode(), np.uint8)
+
+    return change
+
+
+def first(parts, word):
+    return next(n for n in parts[0] if word in n)
+
+
+def bad_number(parts):
+    name = first(parts, "residual")
+    parts[0][name] = parts[0][name].copy()
+    parts[0][name].flat[3] = np.inf
+
+
+def bad_dtype(parts):
+    parts[0][first(parts, "residual")] = parts[0][first(parts, "residual")].astype(np.float64)
+
+
+def bad_shape(parts):
+    parts[0][first(parts, "residual")] = np.zeros((1, 7), np.float32)
+
+
+REFUSED = {
+    "numbers that are not finite": (bad_number, "rank 0, saved at step 13, has 1 numbers that are"),
+    "another dtype": (bad_dtype, "dtype float32. Received: dtype=float64"),
+    "another shape": (bad_shape, "another model or method: bucket_0/.*received \\(7,\\)"),
+    "a negative counter": (changed(step=np.int64(-1)), "'step' of a part must be an integer"),
+    "a counter that is none": (changed(step=np.float64(3)), "'step' of a part must be an integer"),
+    "more in a row than at all": (
+        changed(skipped_in_a_row=np.int64(3)),
+        "'skipped_in_a_row' from 0 to 2. Received: 3",
+    ),
+    "a newer format": (changed(format=np.int64(2)), "format 2, and this version .* reads format 1"),
+    "a rank that cannot be": (changed(rank=np.int64(5)), "process 5, 1 of 2 workers, which cannot"),
+    "no number of workers": (lambda parts: parts[0].pop("workers"), "a part without workers"),
+    "something else": (lambda parts: parts.__setitem__(0, {"a": 1}), "`parts` must be what"),
+    "text": (changed(step=np.array("13")), "'step' of a part must be an array of numbers"),
+    "objects": (changed(step=np.array(13, object)), "'step' .* numbers. Received: dtype=object"),
+    "no JSON": (changed(about=np.arange(5, dtype=np.uint8)), "'about' of a part must be JSON"),
+    "a mixture": (lambda parts: parts[0].pop(first(parts, "velocity")), "Is it a mixture of two"),
+    "two saves": (changed(step=np.int64(26)), "not of one save: .*step 26.* has .*step 13"),
+    "two runs": (about(run=5), "not of one save: the part of rank 0 on worker 0 has run 5;.*run "),
+}  # fmt: skip
+
+
+@pytest.fixture
+def known(mirrored):
+    """A part, and an exchange to restore it to."""
+    return build(mirrored(2)).worker_state(), build(mirrored(2), filled=False)
+
+
+@loop("case", REFUSED)
+def test_refused_by_name_and_nothing_is_changed(known, case):
+    saved, exchange = known
+    parts, before = divided(saved), exchange.worker_state()
+    damage, text = REFUSED[case]
+    damage(parts)
+    with pytest.raises(ValueError, match=text):
+        exchange.restore_worker_states(parts)
+    equal(exchange.worker_state(), before)
+
+
+def test_another_method_is_refused_and_no_part_at_all(mirrored):
+    saved = build(mirrored(2)).worker_state()
+    other = build(mirrored(2), rs.Dense(momentum=0.9))
+    with pytest.raises(ValueError, match="of another model or method: bucket_0/ratios/0: expected"):
+        other.restore_worker_states([saved])
+    with pytest.raises(ValueError, match="`parts` must hold a part on one worker at least"):
+        other.restore_worker_states([])
+    unbuilt = UnbuiltExchange(rs.Policy(default=rs.Dense()))
+    with pytest.raises(RuntimeError, match="`worker_state` needs the model's variables"):
+        unbuilt.worker_state()
+
+
+def test_what_auto_has_chosen_is_kept(mirrored, monkeypatch):
+    """Here it would choose otherwise; once steps are traced it is too late for that."""
+    policy = rs.Auto(candidates=(METHODS["redsync"],), trial_steps=0, momentum=0.9)
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            rs.Auto,
+            "_choice",
+            lambda self, s, m: auto.Choice(s, self.methods, (1, 0), self.methods[1]),
+        )
+        saved = build(mirrored(2), policy).worker_state()
+    other = build(mirrored(2), policy, filled=False)
+    assert "RedSync" not in {r.method for r in other.explain().rows}
+    other.restore_worker_states([saved])
+    assert "RedSync" in {r.method for r in other.explain().rows}
+    equal(other.worker_state(), saved)
+    late = build(mirrored(2), policy, filled=False)
+    late.called = True
+    with pytest.warns(UserWarning, match="Auto has chosen other methods.*residuals.*dropped"):
+        late.restore_worker_states([saved])
+    assert int(late.step.numpy()) == 13
+
+
+# ------------------------------------------------------------------------------ files, one process
+
+
+def network(strategy, method=METHODS["redsync"]):
+    import keras
+
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((30,)), keras.layers.Dense(20)])
+        optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), method)
+        model.compile(optimizer, "mse")
+        model.optimizer.build(model.trainable_variables)
+    exchange = model.optimizer.exchange
+    for copy in strategy.experimental_local_results(first_residual(exchange)):
+        copy.assign(tf.fill(copy.shape, 0.25))
+    exchange.step.assign(13)
+    return model
+
+
+def first_residual(exchange):
+    return exchange.states[-1].variables_by_name["residual"][0]
+
+
+def residual(model):
+    exchange = model.optimizer.exchange
+    local = exchange.strategy.experimental_local_results(first_residual(exchange))
+    return [v.numpy() for v in local]
+
+
+def test_parts_are_read_from_files(mirrored, tmp_path):
+    model = network(mirrored(2))
+    model.save(tmp_path / "a.keras")
+    model.save_weights(tmp_path / "a.weights.h5")
+    prefix = tf.train.Checkpoint(optimizer=model.optimizer).write(str(tmp_path / "checkpoint"))
+    for path in (tmp_path / "a.keras", tmp_path / "a.weights.h5", prefix):
+        equal(rs.read_worker_state(path), model.optimizer.exchange.worker_state(), passing=())
+    model.compile("sgd", "mse")
+    model.save(tmp_path / "b.keras")
+    with pytest.raises(ValueError, match=r"`path` must be a file with the state.*b\.keras' with 0"):
+        rs.read_worker_state(tmp_path / "b.keras")
+
+
+def test_files_of_earlier_versions(mirrored, tmp_path, monkeypatch):
+    """They have the sums over the workers: as an asset, and as variables of a checkpoint."""
+    import keras
+
+    strategy = mirrored(2)
+    model = network(strategy)
+    path, former = tmp_path / "a.keras", tmp_path / "former.keras"
+    model.optimizer.__dict__.pop("exchange_state")
+    model.save(path)
+    np.savez(tmp_path / "sums.npz", **model.optimizer.exchange.total_state())
+    with zipfile.ZipFile(path) as new, zipfile.ZipFile(former, "w") as old:
+        for name in new.namelist():
+            old.writestr(name, new.read(name))
+        old.write(tmp_path / "sums.npz", "assets/optimizer/exchange_state.npz")
+    with strategy.scope(), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        loaded = keras.saving.load_model(former)
+    assert all((r == 0.25).all() for r in residual(loaded))
+    assert int(loaded.optimizer.exchange.step.numpy()) == 13
+
+    checkpoint = tf.train.Checkpoint(optimizer=model.optimizer)
+    with monkeypatch.context() as patched:
+        patched.delattr(type(model.optimizer.exchange).__mro__[1], "_trackable_children")
+        prefix = checkpoint.write(str(tmp_path / "checkpoint"))
+    assert any("states" in name for name, _ in tf.train.list_variables(prefix))
+    other = network(strategy)
+    first_residual(other.optimizer.exchange).assign(tf.zeros([30, 20]))
+    other.optimizer.exchange.step.assign(0)
+    tf.train.Checkpoint(optimizer=other.optimizer).read(prefix)
+    assert all((r == 0.25).all() for r in residual(other))
+    assert int(other.optimizer.exchange.step.numpy()) == 13
+
+
+def test_a_damaged_checkpoint_is_refused(mirrored, tmp_path, monkeypatch):
+    model = network(mirrored(2))
+    prefix = tf.train.Checkpoint(optimizer=model.optimizer).write(str(tmp_path / "checkpoint"))
+    reader = tf.train.load_checkpoint(prefix)
+    key = next(n for n in reader.get_variable_to_shape_map() if "py_state" in n)
+    for text in (reader.get_tensor(key)[:-300], b"", b"\x80\x04N."):
+        with pytest.raises(ValueError, match="damaged"):
+            model.optimizer.exchange._in_checkpoint.deserialize(text)

@@ -1,0 +1,68 @@
+"""Read a worker's part of the exchange's state from what Keras or TensorFlow has saved."""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+from collections.abc import Mapping
+from typing import Any
+
+import h5py
+import numpy as np
+import tensorflow as tf
+
+from tf_redsync.engine.saved_state import IN_CHECKPOINT, arrays_of
+from tf_redsync.keras import saved_exchange
+
+_GROUP = f"/{saved_exchange.ATTRIBUTE}/vars"
+_H5_IN_ARCHIVE = "model.weights.h5"
+_IN_CHECKPOINT = f"{IN_CHECKPOINT}/.ATTRIBUTES/py_state"
+
+
+def read_worker_state(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """Return a worker's part of the exchange's state, from a file that the worker has saved.
+
+    To go on with another number of workers, read what all workers have saved, on every worker, and
+    give it to `optimizer.exchange.restore_worker_states`.
+
+    Args:
+        path: A `.keras` or `.weights.h5` file, or the prefix of a `tf.train.Checkpoint`.
+
+    Raises:
+        ValueError: for a file without such a part, or with several.
+        OSError: for one that cannot be read.
+
+    Example:
+        parts = [tf_redsync.read_worker_state(f"worker_{rank}.keras") for rank in range(4)]
+        model.optimizer.exchange.restore_worker_states(parts)
+    """
+    name = os.fspath(path)
+    if name.endswith(".keras"):
+        with zipfile.ZipFile(name) as archive:
+            found = _in_h5(io.BytesIO(archive.read(_H5_IN_ARCHIVE)))
+    elif name.endswith(".h5"):
+        found = _in_h5(name)
+    else:
+        reader = tf.train.load_checkpoint(name)
+        keys = [k for k in reader.get_variable_to_shape_map() if k.endswith(_IN_CHECKPOINT)]
+        found = [arrays_of(reader.get_tensor(key)) for key in keys]
+    if len(found) != 1:
+        raise ValueError(
+            "`path` must be a file with the state of one exchange: one that was saved with a "
+            f"DistributedOptimizer, which was built. Received: path={name!r} with {len(found)}."
+        )
+    return found[0]
+
+
+def _in_h5(file: Any) -> list[dict[str, np.ndarray]]:
+    """The parts in a file of Keras."""
+    groups: list[Mapping[str, Any]] = []
+
+    def visit(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Group) and f"/{name}".endswith(_GROUP):
+            groups.append(item)
+
+    with h5py.File(file, "r") as opened:
+        opened.visititems(visit)
+        return [saved_exchange.part_in(group) for group in groups if len(group)]
