@@ -46,8 +46,9 @@ _logger = logging.getLogger("tf_redsync")
 class Auto(Configurable):
     """Measure the network and this device, and choose the exchange of every bucket.
 
-    A model that is saved and loaded where the choice comes out differently starts with empty
-    residuals, with a warning. To keep a choice for good, give its methods to
+    A model that is saved and loaded goes on with what was chosen, if it is loaded before the first
+    step, and not after one worker alone; otherwise, where the choice comes out differently, with
+    empty residuals and a warning. To keep a choice for good, give its methods to
     `DistributedOptimizer` in place of `Auto`.
 
     Args:

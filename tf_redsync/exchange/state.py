@@ -3,14 +3,15 @@
 A state is a dict from a name to a list of tensors. `Method.state_kinds` says what each name is:
 
 * `"sum"`: every worker has its own (residuals, velocities) and the *total* over workers is what
-  matters. Saved as the total, restored in equal shares, so that nothing is lost when the number
-  of workers changes.
+  matters. Where the number of workers changes, it is given to them in equal shares, so that nothing
+  is lost.
 * `"mean"`: every worker has its own, and an average will do as a start (thresholds).
 * `"shared"`: equal on all workers.
 
 Where a worker is a replica, each replica has its own variables. Where a worker is a host with
 several replicas, the host has one variable, on the first of its devices: no memory is spent on the
-others. Both are saved in the same form, so either restores what the other one has saved.
+others. Both are saved in the same form (`engine/worker_state.py`), so either restores what the
+other one has saved.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class StateVariables(tf.Module):
 class HostVariable(collectives.OneDeviceVariable):
     """A variable of which each host has its own, for all of its replicas.
 
-    A checkpoint holds what all hosts have together, like that of a `replica_variable`.
+    Checkpoints of earlier versions hold what all hosts have together, like that of a
+    `replica_variable`, and are restored so.
 
     Args:
         value: Its first value.
@@ -164,7 +166,7 @@ class Consensus(tf.Module):
 
 
 class StepTimes:
-    """How long steps took; not saved, since another run may have another network.
+    """How long steps took. Saved for a run of as many workers, which goes on with its verdict.
 
     Args:
         length: How many steps are to be kept.
