@@ -19,6 +19,7 @@ SHORT = {
 }
 EVERYTHING = {
     ("keras3", True): ["cd_sgd", "local_sgd", "sbc"],
+    ("keras3", False): [*resuming.cases(), "backup"],
     ("tf_keras", True): ["cd_sgd", "local_sgd"],
     ("tf_keras", False): list(resuming.cases()),
     ("legacy", False): list(resuming.cases()),
