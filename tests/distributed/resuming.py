@@ -24,7 +24,7 @@ FORMATS = {
 
 
 # Formats to try with a case; all of them without an entry, or with `pytest --deep`.
-SOME = {"power_sgd": ("weights",), "auto": ("keras",)}
+SOME = {"redsync": ("checkpoint", "weights"), "auto": ("keras",)}
 
 
 def formats(family, name):
@@ -40,7 +40,7 @@ def cases():
     import tf_redsync as rs
 
     small = {"dense_below": 16}
-    return {  # fmt: skip
+    return {
         "redsync": rs.RedSync(density=0.1, momentum=0.9, threshold_above=16, **small),
         "dense": rs.Dense(momentum=0.9),
         "power_sgd": rs.PowerSGD(rank=2, min_compression_rate=0),

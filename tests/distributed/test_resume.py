@@ -14,8 +14,8 @@ from tests.distributed.cluster import LEGACY, run_workers
 
 # By family, and whether weights of each worker's own are brought together before the save.
 SHORT = {
-    ("keras3", False): ["redsync", "power_sgd", "cd_sgd", "local_sgd", "auto", "backup"],
-    ("legacy", False): ["redsync", "local_sgd"],
+    ("keras3", False): ["redsync", "cd_sgd", "local_sgd", "auto", "backup"],
+    ("legacy", False): ["local_sgd"],
 }
 EVERYTHING = {
     ("keras3", True): ["cd_sgd", "local_sgd", "sbc"],

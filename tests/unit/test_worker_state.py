@@ -150,7 +150,7 @@ REFUSED = {
     "a negative counter": (changed(step=np.int64(-1)), "'step' of a part must be an integer"),
     "a counter that is none": (changed(step=np.float64(3)), "'step' of a part must be an integer"),
     "more in a row than at all": (
-        changed(skipped_in_a_row=np.int64(3)),
+        lambda parts: [p.update(skipped_in_a_row=np.int64(3)) for p in parts],
         "'skipped_in_a_row' from 0 to 2. Received: 3",
     ),
     "a newer format": (changed(format=np.int64(2)), "format 2, and this version .* reads format 1"),

@@ -108,9 +108,10 @@ class Part:
         """What must be equal in all parts of one save, in short."""
         digest = hashlib.blake2b(digest_size=8)
         for name in sorted(self.arrays):
-            array = self.arrays[name]
-            digest.update(f"{name} {array.dtype} {array.shape}".encode())
+            digest.update(name.encode())
             if self.about["kinds"][name] == "shared":
+                array = self.arrays[name]
+                digest.update(f"{array.dtype}{array.shape}".encode())
                 digest.update(np.ascontiguousarray(array).tobytes())
         return {
             "step": self.step,
