@@ -27,6 +27,13 @@ EVERYTHING = {
 AT_ONCE = 6  # methods of one pair of processes: TensorFlow keeps some memory of every model
 
 
+FAMILIES = ("keras3", "tf_keras", "legacy")
+
+
+def portions(names):
+    return [names[i : i + AT_ONCE] for i in range(0, len(names), AT_ONCE)]
+
+
 def straight(folder, family, names, together):
     return resuming.straight(folder, family, names, together)
 
@@ -97,26 +104,18 @@ def test_goes_on_bit_by_bit(family, together, tmp_path):
     assert list(complaints(family, names, together, tmp_path)) == []
 
 
-def portions(names):
-    return [names[i : i + AT_ONCE] for i in range(0, len(names), AT_ONCE)]
+RUNS = [
+    *((f, t, names) for (f, t), found in EVERYTHING.items() for names in portions(found)),
+    *((f, False, names) for f in FAMILIES for names in portions(method_settings.names())),
+]
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(("family", "together"), EVERYTHING)
-def test_every_case(family, together, tmp_path):
-    found = []
-    for names in portions(EVERYTHING[family, together]):
-        found += complaints(family, names, together, tmp_path, timeout=600)
-    assert found == []
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("family", ["keras3", "tf_keras", "legacy"])
-def test_every_method(family, tmp_path):
-    found = []
-    for names in portions(method_settings.names()):
-        found += complaints(family, names, False, tmp_path, timeout=900)
-    assert found == []
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(("family", "together", "names"), RUNS)
+def test_everything_goes_on_bit_by_bit(family, together, names, tmp_path):
+    found = list(complaints(family, names, together, tmp_path, timeout=700))
+    assert found == [], "\n".join(found)
 
 
 def test_the_chief_saves_alone_and_each_part_counts_once(tmp_path):

@@ -9,9 +9,11 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from benchmarks import method_settings
 from tests.loops import loop
 from tf_redsync.auto import auto
 from tf_redsync.engine.unbuilt import UnbuiltExchange
+from tf_redsync.methods.base import registered
 
 SHAPES = {"kernel": (30, 20), "bias": (20,), "out": (20, 11)}
 METHODS = {
@@ -110,6 +112,67 @@ def test_parts_that_are_missing_are_named_and_the_others_used_once(mirrored):
     found, expected = sums([other.worker_state()]), sums([parts[0], parts[2]])
     for array in expected:
         np.testing.assert_allclose(found[array], expected[array], rtol=1e-6, atol=3e-7)
+
+
+def gradients(step, workers):
+    generator = np.random.default_rng([step, workers])
+    return [
+        [generator.standard_normal(s).astype(np.float32) for s in SHAPES.values()]
+        for _ in range(workers)
+    ]
+
+
+def stepping(strategy, exchange):
+    """A function that takes a step and returns the first replica's totals."""
+
+    @tf.function
+    def run(per_replica):
+        def replica(grads):
+            totals, _ = exchange(grads, list(range(len(grads))))
+            return totals
+
+        totals = strategy.run(replica, (per_replica,))
+        return [strategy.experimental_local_results(t)[0] for t in totals]
+
+    def step(number):
+        grads = gradients(number, strategy.num_replicas_in_sync)
+        per_replica = [
+            strategy.experimental_distribute_values_from_function(
+                lambda context, i=i: tf.constant(grads[context.replica_id_in_sync_group][i])
+            )
+            for i in range(len(SHAPES))
+        ]
+        return [t.numpy().tobytes() for t in run(per_replica)]
+
+    return step
+
+
+def goes_on(strategy, method):
+    """What differs between 30 steps, and 13 and 17 with a new exchange in between."""
+    straight = build(strategy, method, filled=False)
+    step = stepping(strategy, straight)
+    for number in range(13):
+        step(number)
+    saved = straight.worker_state()
+    expected = [step(number) for number in range(13, 30)]
+    other = build(strategy, method, filled=False)
+    other.restore_worker_states([saved])
+    step = stepping(strategy, other)
+    assert len({repr(e) for e in expected}) > 3, "the totals are always the same"
+    assert [step(number) for number in range(13, 30)] == expected
+    equal(other.worker_state(), straight.worker_state())
+
+
+def on_replicas(name):
+    """Whether the replicas of a process can be workers of a method."""
+    return not registered()[name]().cadence.own_weights
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(1200)
+@loop("name", filter(on_replicas, method_settings.names()))
+def test_every_method_goes_on_bit_by_bit(mirrored, name):
+    goes_on(mirrored(2), method_settings.make(name, threshold=0.5, density=0.1, dense_below=16))
 
 
 def changed(**values):

@@ -103,15 +103,12 @@ class _Restoration:
     def run(self) -> None:
         """Check, and assign."""
         exchange = self.exchange
-        about = self._from_the_first(lambda part: [part.about.get("decision"), part.apart])
-        decision, apart = about
-        if self.workers > 1:
-            exchange.keep_decision(decision)
+        decision, apart = self._from_the_first(lambda p: [p.about.get("decision"), p.apart])
+        exchange.keep_decision(decision if self.workers > 1 else None)
         expected = {e.name: e for e in entries(exchange, apart)}
         if apart and exchange.consensus is None:
             expected |= self._weights()
-        checked = self._from_the_first(lambda part: self._check(part, expected))
-        names, dropped = set(checked[0]), checked[1]
+        names, dropped = self._from_the_first(lambda part: self._check(part, expected))
         self._warn(dropped)
         for name, entry in expected.items():
             if name in (("step", "skipped") if dropped else names):
