@@ -319,7 +319,6 @@ def alone(folder):
         [
             keras.callbacks.ModelCheckpoint(str(folder / "model.keras")),
             keras.callbacks.ModelCheckpoint(str(folder / "a.weights.h5"), save_weights_only=True),
-            keras.callbacks.BackupAndRestore(str(folder / "backup"), delete_checkpoint=False),
         ],
     )
     optimizer = first.model.optimizer
