@@ -170,7 +170,7 @@ class _Restoration:
                 "was saved, so the saved residuals (what was not delivered yet) are dropped.",
                 stacklevel=2,
             )
-        elif missing:
+        elif missing and self.exchange.workers > 1:  # one alone has come to evaluate, mostly
             warnings.warn(state_checks.missing_parts(missing, self.workers), stacklevel=2)
 
     # ------------------------------------------------------------------------------ assignment
