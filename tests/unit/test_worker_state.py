@@ -246,6 +246,15 @@ def test_refused_by_name_and_nothing_is_changed(known, case):
     equal(exchange.worker_state(), before)
 
 
+def test_what_a_method_counts_may_begin_below_zero(mirrored):
+    """As that of PacTrain does, which waits for weights to be pruned."""
+    saved = build(mirrored(2), rs.PacTrain(dense_below=0), filled=False).worker_state()
+    assert any(not a.shape and a < 0 for a in saved.values())
+    other = build(mirrored(2), rs.PacTrain(dense_below=0), filled=False)
+    other.restore_worker_states([saved])
+    equal(other.worker_state(), saved)
+
+
 def test_another_method_is_refused_and_no_part_at_all(mirrored):
     saved = build(mirrored(2)).worker_state()
     other = build(mirrored(2), rs.Dense(momentum=0.9))
