@@ -307,3 +307,5 @@ def test_models_that_it_cannot_save(tmp_path):
     backup = keras.callbacks.BackupAndRestore(str(tmp_path / "b"))
     with pytest.raises(ValueError, match="both restore when `fit` begins"):
         train("keras3", lambda: data, tmp_path / "c", callbacks=[backup])
+    with pytest.raises(ValueError, match="give it one `Checkpoint`"):
+        train("keras3", lambda: data, tmp_path / "c", callbacks=[checkpoint])

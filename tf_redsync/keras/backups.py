@@ -49,6 +49,10 @@ def check(model: Any, callbacks: Sequence[Any], what: str) -> bool:
             "`BackupAndRestore` and `Checkpoint` both restore when `fit` begins. Give it one of "
             "them."
         )
+    if sum(map(_restores, callbacks)) > 1:
+        raise ValueError(
+            "`fit` goes on from one place: give it one `Checkpoint`. Received: several."
+        )
     if collectives.worker_count(strategy) == 1:
         return False
     for kind in KINDS:
