@@ -65,7 +65,7 @@ def job(tmp_path, folder, how, number=0, **kwargs):
     arguments = json.dumps([str(tmp_path / folder), how, number])
     command = forks.command(cluster.ENVIRONMENT, cluster.__file__, __file__, "train", arguments)
     result = launch.run(
-        command, 2, env=cluster.ENVIRONMENT, worker_env=own, timeout=100, grace=75, **kwargs
+        command, 2, env=cluster.ENVIRONMENT, worker_env=own, timeout=100, grace=3, **kwargs
     )
     saved = tmp_path / f"{how}_1"
     return result, cluster._load(saved) if saved.exists() else None

@@ -12,7 +12,7 @@ from typing_extensions import override
 from tf_redsync.exchange import greetings
 from tf_redsync.exchange.cluster import Cluster, StartError, taken
 from tf_redsync.exchange.greetings import Identity, Line, NoAnswer
-from tf_redsync.exchange.meeting import OLDER, Meeting, pauses, why_not
+from tf_redsync.exchange.meeting import OLDER, SAME, Meeting, pauses, why_not
 
 _STATUS_SECONDS = 1.0
 
@@ -139,7 +139,7 @@ class Chief(Meeting):
         if differs:
             return (
                 f"worker 0 at {self.cluster.addresses[0]} refuses this process: {differs} (seen "
-                "from worker 0). Start all workers with the same `cluster` in TF_CONFIG."
+                f"from worker 0). {SAME}"
             )
         if not 0 < other.rank < len(self.cluster.addresses):
             return f"worker 0 is the chief, and this process is not. Received: rank={other.rank}"

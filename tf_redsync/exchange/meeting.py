@@ -20,6 +20,10 @@ OLDER = (
     "an earlier run that has not ended, a worker of an older tf_redsync, or one with "
     f"{environment.HANDSHAKE}=0, which must then be set for all workers"
 )
+SAME = (
+    "Start all workers with the same tasks in TF_CONFIG, and the same "
+    f"{environment.JOB} if there is one."
+)
 _MAX_NAMES = 8
 _logger = logging.getLogger("tf_redsync")
 

@@ -11,7 +11,7 @@ from typing_extensions import override
 from tf_redsync.exchange import greetings
 from tf_redsync.exchange.cluster import Cluster, StartError
 from tf_redsync.exchange.greetings import Identity, Line, NoAnswer
-from tf_redsync.exchange.meeting import OLDER, Meeting, pauses, why_not
+from tf_redsync.exchange.meeting import OLDER, SAME, Meeting, pauses, why_not
 
 _LOST_SECONDS = 10.0  # without a status from the chief
 
@@ -67,7 +67,7 @@ class Member(Meeting):
             if differs:
                 raise StartError(
                     f"What answers at {self.cluster.addresses[0]} is not worker 0: {differs}. "
-                    "Start all workers with the same `cluster` in TF_CONFIG."
+                    f"{SAME}"
                 )
             words = await line.hear(2 * greetings.ANSWER_SECONDS)
             if "refused" in words:
