@@ -71,9 +71,8 @@ def job(tmp_path, folder, how, number=0, **kwargs):
     return result, cluster._load(saved) if saved.exists() else None
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.deep)]
-)
+@pytest.mark.deep
+@pytest.mark.parametrize("number", stopping.SIGNALS)
 def test_a_run_that_was_stopped_and_failed_ends_as_one_that_was_not(tmp_path, number):
     stopped, nothing = job(tmp_path, "run", "signal", int(number), max_restarts=3)
     outputs = "\n".join(worker.output for worker in stopped.workers)
