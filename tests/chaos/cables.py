@@ -116,11 +116,11 @@ def changed_bits(bench: Bench) -> Outcome:
             step = job.workers[0].step
             network.spoil, at = 1, time.monotonic()
             job.until_ended()
-            must(all(w.code for w in job.workers.values()), "a worker ended well", job)
+            must(all(w.code for w in job.workers.values()), "nobody has noticed", job)
             victim = min(
                 job.workers.values(), key=lambda w: (w.events("error") or [{"at": 1e9}])[0]["at"]
             )
-            found, text = error_of(victim, at, r"arrived changed|[Ee]rror")
+            found, text = error_of(victim, at, "arrived changed|grpc_message")
             other = job.workers[1 - victim.rank].ended - at
     lost = bench.goes_on(dataclasses.replace(settings, namespaces=()), step)
     happened = (

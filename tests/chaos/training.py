@@ -180,10 +180,9 @@ def train(settings: Settings, rank: int, workers: int) -> None:
     tell("met")
     keras.utils.set_random_seed(7)
     with strategy.scope():
-        layers = [
-            keras.layers.Input([WIDTH]),
-            keras.layers.Dense(settings.units, activation="relu"),
-        ]
+        # Without a bias: a large one would be all-reduced, which has no checksum.
+        hidden = keras.layers.Dense(settings.units, activation="relu", use_bias=False)
+        layers = [keras.layers.Input([WIDTH]), hidden]
         model = keras.Sequential([*layers, keras.layers.Dense(1)])
         method = rs.RedSync(density=0.05, momentum=0.9, dense_below=16)
         optimizer = rs.DistributedOptimizer(

@@ -142,7 +142,11 @@ class Workers(saved_state.Saved):
 
     def save(self) -> bytes:
         """Return a file."""
-        weights = {f"weight/{i}": w for i, w in enumerate(self.weights_of[0])}
+        weights = {
+            f"weight/{rank}/{i}": weight
+            for rank, weights in enumerate(self.weights_of)
+            for i, weight in enumerate(weights)
+        }
         file = io.BytesIO()
         np.savez(file, **self.worker_state(), **weights)
         return file.getvalue()
@@ -151,8 +155,8 @@ class Workers(saved_state.Saved):
         """Go on from what any number of workers have saved."""
         with np.load(io.BytesIO(file), allow_pickle=False) as archive:
             found = dict(archive)
-        for i in range(len(self.layout.specs)):
-            weight = found.pop(f"weight/{i}")
-            for own in self.weights_of:
-                own[i] = weight.copy()
+        weights = {name: found.pop(name) for name in list(found) if name.startswith("weight/")}
+        for rank, own in enumerate(self.weights_of):
+            source = rank if f"weight/{rank}/0" in weights else 0
+            own[:] = [weights[f"weight/{source}/{i}"].copy() for i in range(len(own))]
         self.restore_worker_states([found])
