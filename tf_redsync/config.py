@@ -112,7 +112,7 @@ def _made(cls: type, config: Any, lookup: Lookup | None) -> Any:
     return cls(**{k: _decode(v, lookup) for k, v in config.items()})
 
 
-def required(cls: type) -> list[dataclasses.Field]:
+def required(cls: type) -> list[dataclasses.Field[Any]]:
     """Return the fields of a dataclass that have no default."""
     missing = dataclasses.MISSING
     return [

@@ -71,7 +71,9 @@ class _Timer:
     def _mean_of(self, own: tf.Tensor) -> tf.Tensor:
         return self._network.all_reduce([own])[0] / self._network.workers
 
-    def __call__(self, size: int, repeats: int, middle: Callable = statistics.median) -> float:
+    def __call__(
+        self, size: int, repeats: int, middle: Callable[..., Any] = statistics.median
+    ) -> float:
         """Return the seconds of a payload of so many bytes: `middle` of this worker's times."""
         times = []
         for _ in range(repeats):

@@ -41,7 +41,7 @@ def keep_positive(inner: Any) -> None:
             variable.assign = _at_least_smallest(variable.assign)
 
 
-def _at_least_smallest(assign: Callable) -> Callable:
+def _at_least_smallest(assign: Callable[..., Any]) -> Callable[..., Any]:
     def assign_raised(value: Any, *args: Any, **kwargs: Any) -> Any:
         value = tf.convert_to_tensor(value)
         return assign(tf.maximum(value, tf.cast(_SMALLEST, value.dtype)), *args, **kwargs)

@@ -44,7 +44,7 @@ class Adapter:
     def __init__(
         self,
         inner: Any,
-        method: Method | Policy | Auto | dict | None,
+        method: Method | Policy | Auto | dict[str, Any] | None,
         check_every: int | None = DEFAULT_EVERY,
         on_drift: str = "error",
         **options: Any,
@@ -211,7 +211,9 @@ class Adapter:
         total += tf.where(self.skipping.finite, tf.zeros([], total.dtype), nan)
         return [(total, variable), *others]
 
-    def guarded(self, update: Callable, otherwise: Callable[[], Any] = lambda: None) -> Callable:
+    def guarded(
+        self, update: Callable[..., Any], otherwise: Callable[[], Any] = lambda: None
+    ) -> Callable[..., Any]:
         """Wrap `update(strategy, ...)` so that it runs only in steps that are finite everywhere.
 
         The flag is agreed on by all workers, so they all take the same branch. Weights that a mask
@@ -240,7 +242,7 @@ class Adapter:
 
         return update_if_finite
 
-    def agreed(self, check_finite: Callable) -> Callable:
+    def agreed(self, check_finite: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a check of a replica's gradients: true only if it holds on all replicas."""
 
         def check_everywhere(grads: Any) -> Any:
@@ -258,7 +260,7 @@ class Adapter:
         return position
 
 
-def as_policy(method: Method | Policy | Auto | dict | None) -> Policy | Auto:
+def as_policy(method: Method | Policy | Auto | dict[str, Any] | None) -> Policy | Auto:
     """Return a policy for what a user may pass as `method`.
 
     Raises:

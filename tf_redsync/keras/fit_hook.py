@@ -95,7 +95,7 @@ class FitHook:
     def _implements_predict_batch_hooks(self) -> bool:
         return False
 
-    def on_train_begin(self, logs: dict | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Before the first step of `fit`."""
         epochs = getattr(self, "params", {}).get("epochs")
         per = _steps_per_execution(self.model)
@@ -103,7 +103,7 @@ class FitHook:
         self._restores = backups.check(self.model, self.callbacks, self._at_a_step(what))
         own_weights.bring_together(self.model)
 
-    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Before the first step of an epoch."""
         if self._restores:
             self._restores = False
@@ -116,25 +116,25 @@ class FitHook:
         equal_workers.compare_rate(self.model, f"epoch {epoch} begins")
         self._skipped = skipped_steps(self.model)
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """After the last step of an epoch and its validation; `logs` is what users will see."""
         self._agree(f"end epoch {epoch + 1}")
         own_weights.bring_together(self.model)
         if logs is not None and exchange_of(self.model) is not None:
             logs["skipped_steps"] = skipped_steps(self.model) - self._skipped
 
-    def on_train_end(self, logs: dict | None = None) -> None:
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """After the last epoch; the weights are final."""
         self._agree("end `fit`")
         equal_workers.compare_rate(self.model, "fit ends")
         own_weights.bring_together(self.model)
 
-    def on_test_begin(self, logs: dict | None = None) -> None:
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Before an evaluation, in `fit` or alone."""
         self._agree("evaluate")
         own_weights.bring_together(self.model)
 
-    def on_predict_begin(self, logs: dict | None = None) -> None:
+    def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Before a prediction."""
         self._agree("predict")
         own_weights.bring_together(self.model)

@@ -256,7 +256,7 @@ def _with(vector: tf.Tensor, even: tf.Tensor | bool, p: Factors, q: Factors) -> 
     return _choose(even, lambda: (unflat(vector, p), q), lambda: (p, unflat(vector, q)))
 
 
-def _choose(condition: tf.Tensor | bool, yes: Callable, no: Callable) -> Any:
+def _choose(condition: tf.Tensor | bool, yes: Callable[..., Any], no: Callable[..., Any]) -> Any:
     """`tf.cond`, decided at once where the condition is known."""
     if isinstance(condition, bool):
         return yes() if condition else no()

@@ -40,7 +40,7 @@ class Subject:
     model: Any
     inputs: Any
     labels: Any
-    loss: Callable | None
+    loss: Callable[..., Any] | None
     synthetic: bool
 
     @property

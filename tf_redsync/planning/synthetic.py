@@ -12,7 +12,7 @@ from tf_redsync.planning import PlanError
 _SEEDS = {"inputs": (1, 0), "labels": (2, 0)}
 
 
-def batch(model: Any, batch_size: int) -> tuple[Any, list[tf.Tensor], Callable]:
+def batch(model: Any, batch_size: int) -> tuple[Any, list[tf.Tensor], Callable[..., Any]]:
     """Return inputs, labels and a loss.
 
     Inputs are normal, or classes where they are integers; labels are normal and of the shapes of

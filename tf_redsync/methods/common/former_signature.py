@@ -50,12 +50,12 @@ def adapt(cls: type) -> None:
         setattr(cls, name, _adapted(function, with_scale=count > 5))
 
 
-def _positional(function: Callable) -> int:
+def _positional(function: Callable[..., Any]) -> int:
     parameters = inspect.signature(function).parameters.values()
     return sum(p.kind in _POSITIONAL for p in parameters)
 
 
-def _adapted(function: Callable, with_scale: bool) -> Callable:
+def _adapted(function: Callable[..., Any], with_scale: bool) -> Callable[..., Any]:
     @functools.wraps(function)
     def exchange(self: Any, grads: Any, state: Any, ctx: Context) -> Any:
         layout = _FormerLayout(

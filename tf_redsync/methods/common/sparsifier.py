@@ -96,7 +96,7 @@ def deliver(
     ctx: Context,
     selection: ops.Selection,
     grads: Sequence[tf.Tensor],
-) -> Generator[Request, Any, tuple[list, list[tf.Tensor]]]:
+) -> Generator[Request, Any, tuple[list[Any], list[tf.Tensor]]]:
     """All-gather selected elements and add them up.
 
     Use it as `totals, residuals = yield from deliver(...)`.
@@ -135,7 +135,7 @@ def coding_of(ctx: Context) -> MessageCoding | None:
 
 def delivered(
     layout: BucketLayout, messages: tf.Tensor, plain: MessageLayout, grads: Sequence[tf.Tensor]
-) -> list:
+) -> list[Any]:
     """Add up the messages of all workers.
 
     Args:
