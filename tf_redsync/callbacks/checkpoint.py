@@ -112,7 +112,7 @@ class Checkpoint(OfBothKeras):
 
     # ---------------------------------------------------------------------------------- the hooks
 
-    def on_train_begin(self, logs: dict | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Restore the newest checkpoint."""
         exchange_of(self)
         training_state.build(self.model)
@@ -138,7 +138,7 @@ class Checkpoint(OfBothKeras):
             self._early = ""
         self._signals.listen()
 
-    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Drop the batches that were seen; save what the end of the last epoch asked for."""
         self._position.epoch_begins()
         training_state.restore_metrics(self.model, self._metrics)  # Keras has reset them
@@ -148,13 +148,13 @@ class Checkpoint(OfBothKeras):
         self._epoch, self._batch = epoch, 0
         self._save_if_due(epoch, 0)
 
-    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Save what the end of the last step asked for."""
         if self._batch == 0:
             self._batch = batch  # perhaps in the middle
         self._save_if_due(self._epoch, batch)
 
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Find out, with all workers, whether it is time."""
         assert self._at is not None
         self._steps += batch + 1 - self._batch
@@ -172,12 +172,12 @@ class Checkpoint(OfBothKeras):
             self._due = reason
             self._asked = reason if reason != _TIMER else ""
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Note that it is time."""
         if self.every == "epoch":
             self._due = self._due or f"the end of epoch {epoch + 1}"
 
-    def on_train_end(self, logs: dict | None = None) -> None:
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Save the end."""
         assert self._at is not None
         self._position.reset()

@@ -78,7 +78,7 @@ class Prune(OfBothKeras):
         self.sparsity, self.at_step, self.epoch, self.scope = sparsity, at_step, epoch, scope
         self._done = False
 
-    def on_train_begin(self, logs: dict | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Announce the masks to the exchange; check that it is not too late."""
         exchange = exchange_of(self)
         pruning.check_methods(exchange.policy, type(self).__name__)
@@ -87,7 +87,7 @@ class Prune(OfBothKeras):
         if self.at_step is not None and self._step() > self.at_step:
             self._must_be_pruned("at_step", self.at_step, f"step {self._step()}")
 
-    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Prune if it is time."""
         if self.epoch is None or self._done:
             return
@@ -96,12 +96,12 @@ class Prune(OfBothKeras):
         elif epoch == self.epoch:
             self._prune()
 
-    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Prune if it is time."""
         if self.at_step is not None and not self._done and self._step() >= self.at_step:
             self._prune()
 
-    def on_train_end(self, logs: dict | None = None) -> None:
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Warn if it was never time."""
         if not self._done:
             when = f"at_step={self.at_step}" if self.epoch is None else f"epoch={self.epoch}"
