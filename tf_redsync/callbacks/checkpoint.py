@@ -8,6 +8,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
