@@ -317,7 +317,7 @@ LONG = 40  # epochs of `STEPS` steps
 
 
 def dies_at_random(directory, seed):
-    """Saves after each step, and is killed up to two seconds after the first one."""
+    """Saves after each step, and is killed at some moment in one of the first fifty."""
     import random
     import threading
 
@@ -325,13 +325,17 @@ def dies_at_random(directory, seed):
     from tests.distributed.problems import rank
 
     keras, model = _model("keras3", _method(), rs.MultiWorkerMirroredStrategy())
-    seconds = random.Random(f"{seed} {rank()}").uniform(0.0, 2.0)
-    killer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
+    chance = random.Random(f"{seed} {rank()}")
+    after = chance.randrange(1, 50)
+    killer = threading.Timer(chance.uniform(0.0, 0.2), os.kill, (os.getpid(), signal.SIGKILL))
     killer.daemon = True
 
     class Dies(keras.callbacks.Callback):
+        steps = 0
+
         def on_train_batch_end(self, batch, logs=None):
-            if seed is not None and not killer.is_alive():
+            self.steps += 1
+            if seed is not None and self.steps == after:
                 killer.start()
 
     every = 1 if seed is not None else 10**6
