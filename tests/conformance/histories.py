@@ -158,5 +158,6 @@ class Workers(saved_state.Saved):
         weights = {name: found.pop(name) for name in list(found) if name.startswith("weight/")}
         for rank, own in enumerate(self.weights_of):
             source = rank if f"weight/{rank}/0" in weights else 0
-            own[:] = [weights[f"weight/{source}/{i}"].copy() for i in range(len(own))]
+            for i in range(len(own)):
+                own[i] = weights[f"weight/{source}/{i}"].copy()
         self.restore_worker_states([found])
