@@ -16,6 +16,7 @@ chief's address waits too: an earlier run of the job may have to end.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 
 from tf_redsync import environment
@@ -25,10 +26,13 @@ from tf_redsync.exchange.meeting import Meeting
 from tf_redsync.exchange.member import Member
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
+_met: set[tuple[int, Cluster]] = set()  # by process: TensorFlow's server has the port from then on
 
 
 def meet(cluster: Cluster | None, start_timeout: float | None = None) -> float:
     """Return when all workers are there and reach each other; say meanwhile who is missing.
+
+    A second strategy of the same process shares TensorFlow's server, and does not meet again.
 
     Args:
         cluster: The same tasks on all workers; `None`, or with the handshake switched off: there is
@@ -46,9 +50,13 @@ def meet(cluster: Cluster | None, start_timeout: float | None = None) -> float:
     """
     seconds = environment.seconds("start_timeout", start_timeout, environment.START_TIMEOUT)
     seconds = seconds or DEFAULT_TIMEOUT_SECONDS
-    if cluster is not None and environment.switched_on(environment.HANDSHAKE):
+    if cluster is None or not environment.switched_on(environment.HANDSHAKE):
+        return seconds
+    here = os.getpid(), cluster
+    if here not in _met:
         hold(cluster)
         _run((Chief if cluster.rank == 0 else Member)(cluster, seconds))
+        _met.add(here)
     return seconds
 
 
