@@ -4,20 +4,19 @@
 
 namespace redsync {
 
-using ::tensorflow::Status;
 using ::tensorflow::shape_inference::DimensionHandle;
 using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
 
 namespace {
 
-Status SealShape(InferenceContext* c) {
+tensorflow::Status SealShape(InferenceContext* c) {
   ShapeHandle messages;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &messages));
   return c->set_output("sealed", {messages});
 }
 
-Status OpenShape(InferenceContext* c) {
+tensorflow::Status OpenShape(InferenceContext* c) {
   ShapeHandle sealed, senders, unused;
   DimensionHandle rows;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &sealed));
