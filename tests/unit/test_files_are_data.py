@@ -3,6 +3,7 @@
 import ast
 import io
 import sys
+import types
 from pathlib import Path
 
 import keras
@@ -92,8 +93,11 @@ def archive(**arrays) -> bytes:
 def test_state_in_a_checkpoint_is_read_without_pickle(trace):
     payload = np.array([Payload(trace)], dtype=object)
     data = archive(step=np.int64(3), residual=payload)
+    exchange = types.SimpleNamespace(
+        step=tf.constant(0, tf.int64), strategy=tf.distribute.get_strategy()
+    )
     with pytest.raises(ValueError, match="allow_pickle=False"):
-        saved_state.InCheckpoint(lambda: None).deserialize(data)
+        saved_state.InCheckpoint(lambda: exchange).deserialize(data)
     assert not trace.exists()
     np.load(io.BytesIO(data), allow_pickle=True)["residual"]  # the trap works
     assert trace.exists()

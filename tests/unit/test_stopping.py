@@ -86,6 +86,7 @@ def test_after_a_fit_that_failed_signals_do_what_they_did_before():
 
 def test_handlers_are_there_between_listen_and_close_only():
     before = {number: signal.getsignal(number) for number in stopping.SIGNALS}
+    running = set(threading.enumerate())  # other tests may have left theirs
     requests = stopping.Requests()
     requests.listen()
     requests.listen()
@@ -93,7 +94,7 @@ def test_handlers_are_there_between_listen_and_close_only():
     requests.close()
     requests.close()
     assert {number: signal.getsignal(number) for number in stopping.SIGNALS} == before
-    wait_for(lambda: all(thread.name != "stopping" for thread in threading.enumerate()))
+    wait_for(lambda: set(threading.enumerate()) <= running)
 
 
 def test_who_listened_to_signals_before_still_does():
