@@ -5,21 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+from typing_extensions import override
+
+from tf_redsync.keras.fit_hook import ForTfKeras
 
 
-class OfBothKeras(keras.callbacks.Callback):
-    """A callback that tf_keras takes, too: it asks for what follows, besides the hooks."""
+class OfBothKeras(ForTfKeras, keras.callbacks.Callback):
+    """A callback that tf_keras takes, too, with hooks by the batch of training."""
 
-    _supports_tf_logs = True
-
+    @override
     def _implements_train_batch_hooks(self) -> bool:
         return True
-
-    def _implements_test_batch_hooks(self) -> bool:
-        return False
-
-    def _implements_predict_batch_hooks(self) -> bool:
-        return False
 
 
 def exchange_of(callback: keras.callbacks.Callback) -> Any:

@@ -225,12 +225,14 @@ class Checkpoints:
         self, what: str, shared: Mapping[str, Callable[[], np.ndarray]], compared: Collection[str]
     ) -> Arrays:
         """What this worker writes of the values that workers have in common."""
-        digests = {n: _digest(shared[n]()) for n in compared}
+        read = {n: shared[n]() for n in compared}
+        digests = {n: _digest(value) for n, value in read.items()}
         told = self._gather(what, json.dumps(digests) if self._leads else "")
         if self._leads:
-            return {_SHARED + n: read() for n, read in shared.items()}
+            read |= {n: value() for n, value in shared.items() if n not in read}
+            return {_SHARED + n: value for n, value in read.items()}
         theirs = json.loads(told[self._leaders[self._rank]])
-        return {_SHARED + n: shared[n]() for n in compared if theirs.get(n) != digests[n]}
+        return {_SHARED + n: read[n] for n in compared if theirs.get(n) != digests[n]}
 
     def _write(self, number: int, values: Arrays) -> tuple[str, dict[str, Any]]:
         """Write this worker's part; return why that failed, or `""` and what it is."""

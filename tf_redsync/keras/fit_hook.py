@@ -72,18 +72,12 @@ def skipped_steps(model: Any) -> int:
     return int(exchange.skipped.numpy()) if exchange is not None and exchange.built else 0
 
 
-class FitHook:
-    """Called before all of the user's callbacks, on every worker.
+class ForTfKeras:
+    """What tf_keras asks of a callback, besides the hooks: for one without hooks by the batch.
 
-    The order in which it does things in an event is the order of the lines in that method.
+    Hooks by the batch cost a step, so who has some says so.
     """
 
-    model: Any
-    callbacks: list[Any]  # all of them
-    _restores = False  # whether one of Keras's own does
-    _skipped = 0  # steps, before this epoch
-
-    # What tf_keras asks of a callback. There are no hooks by the batch: they would cost a step.
     _supports_tf_logs = True
 
     def _implements_train_batch_hooks(self) -> bool:
@@ -94,6 +88,18 @@ class FitHook:
 
     def _implements_predict_batch_hooks(self) -> bool:
         return False
+
+
+class FitHook(ForTfKeras):
+    """Called before all of the user's callbacks, on every worker.
+
+    The order in which it does things in an event is the order of the lines in that method.
+    """
+
+    model: Any
+    callbacks: list[Any]  # all of them
+    _restores = False  # whether one of Keras's own does
+    _skipped = 0  # steps, before this epoch
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Before the first step of `fit`."""
