@@ -134,6 +134,18 @@ def test_it_goes_on_to_the_bit(family, kind, tmp_path_factory):
     assert list(seen.epochs) == [1, 2] and seen.epochs[2] == all_seen.epochs[2]
 
 
+@loop("family", FAMILIES if DEEP else ["tf_keras"])
+def test_it_goes_on_after_the_last_batch_of_data_of_unknown_size(family, tmp_path_factory):
+    """Nobody knows that it was the last one: the epoch ends with what its metrics had."""
+    data, folder = DATA["of unknown size"][0], tmp_path_factory.mktemp("checkpoints")
+    whole, all_seen = train(family, data, folder / "whole", every=STEPS)
+    train(family, data, folder / "part", every=STEPS, at=STEPS + 2)
+    rest, seen = train(family, data, folder / "part", every=STEPS)
+    assert equal(whole, rest)
+    assert seen.batches == all_seen.batches[STEPS:]
+    assert seen.epochs == all_seen.epochs
+
+
 def test_what_other_callbacks_do_is_saved_and_the_end_is_the_end(tmp_path):
     """Keras's own beside it, in whatever order; then a run that ended, one more epoch, others."""
     data = DATA["shuffled anew"][0]

@@ -141,9 +141,9 @@ class Checkpoint(OfBothKeras):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Drop the batches that were seen; save what the end of the last epoch asked for."""
-        self._position.epoch_begins()
-        training_state.restore_metrics(self.model, self._metrics)  # Keras has reset them
-        self._metrics = {}
+        model, metrics, self._metrics = self.model, self._metrics, {}
+        self._position.epoch_begins(lambda: training_state.restore_metrics(model, metrics))
+        training_state.restore_metrics(model, metrics)  # Keras has reset them
         if self._first_epoch is None:
             self._first_epoch = epoch
         self._epoch, self._batch = epoch, 0

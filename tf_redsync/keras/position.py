@@ -8,8 +8,9 @@ are made as well, without drawing from them.
 `fit` keeps all this in local variables, hence the look at its frame. Names used here: of Keras 3
 its `epoch_iterator` and that one's `_enumerate_iterator`, `_get_iterator`, `_num_batches` and
 `_current_iterator`, and a model's `_initial_epoch`; of tf_keras its `data_handler` with `_dataset`,
-`_adapter` and `_inferred_steps`, its `iterator`, and a model's `_training_state`, of which it asks
-where to begin. A data adapter's `_shuffle`, and `_inputs` and `_seed` of a shuffled `tf.data`.
+`_adapter` and `_inferred_steps`, its `iterator` and `callbacks`, and a model's `train_function` and
+`_training_state`, of which it asks where to begin. A data adapter's `_shuffle`, and `_inputs` and
+`_seed` of a shuffled `tf.data`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Position:
         found = _locals_of_fit(model)
         self._keras3: Any = found.get("epoch_iterator")
         self._tf_keras: Any = found.get("data_handler")
-        self._then: Callable[[], None] | None = None
+        self._then: Callable[[Callable[[], None]], None] | None = None
 
     @property
     def doubts(self) -> str:
@@ -68,10 +69,10 @@ class Position:
         """
         if self._keras3 is not None:
             self._model._initial_epoch = epoch
-            self._then = lambda: _begin_keras3(self._keras3, batch, past)
+            self._then = lambda _: _begin_keras3(self._keras3, batch, past)
         elif self._tf_keras is not None:
             self._model._training_state = _Counters(epoch, batch)
-            self._then = lambda: self._begin_tf_keras(batch, past)
+            self._then = lambda ended: self._begin_tf_keras(batch, past, ended)
             if self._tf_keras._adapter.should_recreate_iterator():
                 for _ in range(past):
                     iter(self._tf_keras._dataset)
@@ -82,12 +83,17 @@ class Position:
                 "it."
             )
 
-    def epoch_begins(self) -> None:
-        """Drop the batches that were seen; to be called while `on_epoch_begin` is."""
+    def epoch_begins(self, ended: Callable[[], None]) -> None:
+        """Drop the batches that were seen; to be called while `on_epoch_begin` is.
+
+        Args:
+            ended: Called once tf_keras has made the model's metrics, if it turns out then that all
+                batches of the epoch were seen.
+        """
         then, self._then = self._then, None
         self.reset()
         if then is not None:
-            then()
+            then(ended)
 
     def reset(self) -> None:
         """Let the next `fit` begin where it is told to."""
@@ -96,11 +102,40 @@ class Position:
         elif self._tf_keras is not None and isinstance(self._model._training_state, _Counters):
             self._model._training_state = None
 
-    def _begin_tf_keras(self, batch: int, past: int) -> None:
-        handler, iterator = self._tf_keras, _locals_of_fit(self._model)["iterator"]
+    def _begin_tf_keras(self, batch: int, past: int, ended: Callable[[], None]) -> None:
+        handler, found = self._tf_keras, _locals_of_fit(self._model)
         if not handler._adapter.should_recreate_iterator():  # one for all epochs
             batch += past * handler._inferred_steps
-        _drop(iterator, batch)
+        _drop(found["iterator"], batch)
+        if batch and handler._inferred_steps is None:
+            _may_have_ended(self._model, found["callbacks"], ended)
+
+
+def _may_have_ended(model: Any, callbacks: Any, ended: Callable[[], None]) -> None:
+    """Let an epoch of tf_keras end of which all batches were seen.
+
+    Of data of unknown size that shows when one batch more is drawn, and `fit` wants results of a
+    step all the same. It gets those of the metrics, and then what it takes for an end, before
+    callbacks hear of a batch.
+    """
+    step = model.train_function
+
+    def first(iterator: Any) -> Any:
+        model.train_function = step
+        try:
+            return step(iterator)
+        except (StopIteration, tf.errors.OutOfRangeError):
+            pass
+
+        def at_the_end(*args: Any) -> None:
+            del callbacks.on_train_batch_end
+            raise StopIteration
+
+        callbacks.on_train_batch_end = at_the_end
+        ended()
+        return model.get_metrics_result()
+
+    model.train_function = first
 
 
 class _Counters:
