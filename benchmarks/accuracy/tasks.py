@@ -1,0 +1,200 @@
+"""The tasks: data, networks, and how dense training is set for them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from benchmarks.accuracy import data, networks
+from benchmarks.accuracy.data import Data
+
+if TYPE_CHECKING:
+    import keras
+
+Network = Callable[[tuple[int, ...], int], "keras.Model"]
+SCHEDULES = ("constant", "cosine", "steps")
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What is learned, and the defaults of the command line for it.
+
+    Attributes:
+        load: Reads the data.
+        networks: By name; the first is the default.
+        metric: `"accuracy"` or `"perplexity"` on the test set.
+        batch: Examples of a worker and step.
+        epochs: How often the training set is gone through.
+        optimizer: `"sgd"` or `"adamw"`.
+        learning_rate: For SGD that of the velocity's first step, with momentum.
+        momentum: Of SGD.
+        weight_decay: Of AdamW.
+        clip_norm: Bound on the norm of the gradient; see `Settings`.
+    """
+
+    load: Callable[[Path | None], Data]
+    networks: dict[str, Network]
+    metric: str
+    batch: int
+    epochs: float
+    optimizer: str = "sgd"
+    learning_rate: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+
+
+TASKS = {
+    "digits": Task(
+        data.digits,
+        {"mlp": networks.mlp, "conv": networks.conv},
+        "accuracy", batch=32, epochs=25, learning_rate=0.02,
+    ),
+    "cifar10": Task(
+        data.cifar10,
+        {"cnn": networks.cnn, "resnet20": networks.resnet20, "vgg": networks.vgg},
+        "accuracy", batch=32, epochs=12, learning_rate=0.05,
+    ),
+    "charlm": Task(
+        data.characters, {"transformer": networks.transformer},
+        "perplexity", batch=8, epochs=2, optimizer="adamw", learning_rate=1e-3, weight_decay=0.1,
+    ),
+    "wordlm": Task(
+        data.words, {"lstm": networks.lstm},
+        "perplexity", batch=5, epochs=13, learning_rate=1.0, momentum=0.0, clip_norm=1.0,
+    ),
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What all rows of a report have in common: all but the method and the seed.
+
+    Attributes:
+        task: Name of the task.
+        model: Name of its network.
+        workers: How many workers.
+        real: Whether they are processes, and not all in this one.
+        steps: Length of the training.
+        batch: Examples of a worker and step.
+        learning_rate: Of the inner optimizer.
+        momentum: Of the inner optimizer, SGD, unless the method has momentum of its own.
+        schedule: `"constant"`, `"cosine"` to 0, or `"steps"`: a tenth from half of the training on,
+            a hundredth from three quarters on.
+        clip_norm: Each worker's gradient is clipped to `clip_norm / sqrt(workers)` before it is
+            exchanged, whatever the method, as `RedSync.clip_norm` has it. `None` for no clipping.
+        augment: Whether images are shifted and mirrored.
+        evaluations: How often the test set is evaluated during the training.
+    """
+
+    task: str
+    model: str
+    workers: int
+    real: bool
+    steps: int
+    batch: int
+    learning_rate: float
+    momentum: float
+    schedule: str
+    clip_norm: float | None
+    augment: bool
+    evaluations: int
+
+    @property
+    def of_task(self) -> Task:
+        """The task."""
+        return TASKS[self.task]
+
+    @property
+    def evaluated_at(self) -> list[int]:
+        """The numbers of steps after which the test set is evaluated, the last one among them."""
+        count = self.evaluations
+        return sorted({math.ceil(self.steps * i / count) for i in range(1, count + 1)})
+
+    def network(self, found: Data, seed: int) -> keras.Model:
+        """Returns the network with the weights of a seed."""
+        import keras
+
+        keras.utils.set_random_seed(seed)
+        make = self.of_task.networks[self.model]
+        return make(found.train[0].shape[1:], found.classes)
+
+    def optimizer(
+        self, momentum_in_exchange: float, clipping: bool = False
+    ) -> keras.optimizers.Optimizer:
+        """Returns the inner optimizer.
+
+        Args:
+            momentum_in_exchange: Where the exchange has momentum, SGD has none.
+            clipping: Whether it clips gradients.
+        """
+        import keras
+
+        schedules = keras.optimizers.schedules
+        rate: float | schedules.LearningRateSchedule = self.learning_rate
+        if self.schedule == "cosine":
+            rate = schedules.CosineDecay(self.learning_rate, self.steps)
+        elif self.schedule == "steps":
+            ends = [self.steps // 2, 3 * self.steps // 4]
+            rate = schedules.PiecewiseConstantDecay(ends, [rate, rate / 10, rate / 100])
+        clip = None
+        if clipping and self.clip_norm is not None:
+            clip = self.clip_norm * self.workers**-0.5
+        if self.of_task.optimizer == "adamw":
+            decay = self.of_task.weight_decay
+            return keras.optimizers.AdamW(rate, weight_decay=decay, global_clipnorm=clip)
+        momentum = 0.0 if momentum_in_exchange else self.momentum
+        return keras.optimizers.SGD(rate, momentum=momentum, global_clipnorm=clip)
+
+    def rows(self, examples: int, seed: int) -> Rows:
+        """Returns the order of the examples."""
+        return Rows(examples, self.workers, self.batch, seed)
+
+
+class Rows:
+    """Which examples each worker gets in a step: a permutation of all in every epoch.
+
+    Args:
+        examples: How many there are.
+        workers: Among which a step's examples are divided.
+        batch: Examples of a worker and step.
+        seed: Of the permutations.
+    """
+
+    def __init__(self, examples: int, workers: int, batch: int, seed: int):
+        self.examples, self.workers, self.batch, self.seed = examples, workers, batch, seed
+        self.steps_per_epoch = steps_per_epoch(examples, workers, batch)
+        self._epoch, self._order = -1, np.arange(0)
+
+    def __call__(self, step: int) -> np.ndarray:
+        """Returns the rows of a step, `[workers, batch]`; the same whenever it is asked."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            self._order = np.random.default_rng((self.seed, epoch)).permutation(self.examples)
+            self._epoch = epoch
+        size = self.workers * self.batch
+        return self._order[place * size : (place + 1) * size].reshape(self.workers, self.batch)
+
+    def generator(self, step: int, worker: int) -> np.random.Generator:
+        """Returns random numbers for a worker's batch."""
+        return np.random.default_rng((self.seed, step, worker))
+
+
+def steps_per_epoch(examples: int, workers: int, batch: int) -> int:
+    """Returns how many steps have full batches.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    found = examples // (workers * batch)
+    if not found:
+        raise ValueError(
+            f"a step must not take more than the {examples} training examples. Received: "
+            f"{workers} workers with --batch={batch}"
+        )
+    return found

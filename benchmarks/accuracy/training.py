@@ -1,0 +1,283 @@
+"""One row of the report: a method and a seed, trained by many workers in this process.
+
+Every worker computes the gradients of its own examples at the same weights, the loopback answers
+their exchanges, and one inner optimizer of Keras makes the update that all of them would make. Each
+has its own statistics of BatchNormalization in a step; what stays is their mean, as under
+tf_redsync's strategy.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from benchmarks.accuracy.data import Data
+from benchmarks.accuracy.tasks import Settings
+from benchmarks.loopback_workers import Exchange
+from benchmarks.method_expressions import Exchanged
+from tf_redsync import feedback
+from tf_redsync.exchange.layout import tensor_spec
+from tf_redsync.policy import Policy
+
+TEST_BATCH = 250
+
+
+class Diverged(RuntimeError):
+    """The loss is not a number any more."""
+
+
+def examples(settings: Settings, found: Data, rows: Any, step: int, worker: int) -> Any:
+    """Returns a worker's inputs and labels of a step."""
+    x, y = found.train
+    own = rows(step)[worker]
+    augment = rows.generator(step, worker) if settings.augment else None
+    return found.inputs(x[own], augment), y[own]
+
+
+def dense_steps(warm_up: Any, total: int) -> int:
+    """Returns how many of `total` steps are those of a dense warm-up of all methods."""
+    if warm_up is None:
+        return 0
+    return warm_up.steps or warm_up.length(total)
+
+
+def loss_of(labels: Any, logits: Any) -> Any:
+    """The mean cross-entropy over examples, and positions where they are texts."""
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    return tf.reduce_mean(losses)
+
+
+class Evaluation:
+    """Loss and metric on the test set."""
+
+    def __init__(self, settings: Settings, found: Data, model: Any):
+        self.found, self.metric, self.model = found, settings.of_task.metric, model
+        self._sums = tf.function(self._batches, autograph=False)
+        self.side_by_side = settings.workers
+
+    def _batches(self, *pairs):
+        """Sums over some batches, which are computed side by side."""
+        losses, hits = [], []
+        for x, y in pairs:
+            logits = self.model(x, training=False)
+            found = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
+            losses.append(tf.reduce_sum(found))
+            right = tf.equal(tf.argmax(logits, -1, tf.int32), y)
+            hits.append(tf.reduce_sum(tf.cast(right, tf.float32)))
+        return tf.add_n(losses), tf.add_n(hits)
+
+    def __call__(self) -> dict[str, float]:
+        """Returns `loss`, and `metric`: per cent of right answers, or the perplexity.
+
+        Raises:
+            Diverged: for a loss that is not finite.
+        """
+        x, y = self.found.test
+        parts = [slice(i, i + TEST_BATCH) for i in range(0, len(y), TEST_BATCH)]
+        sums = np.zeros(2)
+        for i in range(0, len(parts), self.side_by_side):
+            some = parts[i : i + self.side_by_side]
+            pairs = [(tf.constant(self.found.inputs(x[p])), tf.constant(y[p])) for p in some]
+            sums += [float(s) for s in self._sums(*pairs)]
+        loss, share = sums / y.size
+        if not math.isfinite(loss):
+            raise Diverged("the loss on the test set is not finite")
+        metric = 100 * share if self.metric == "accuracy" else math.exp(min(loss, 50.0))
+        return {"loss": float(loss), "metric": float(metric)}
+
+
+class Training:
+    """The workers.
+
+    Args:
+        settings: Of all rows.
+        found: The data.
+        what: What is exchanged.
+        seed: Of the weights and of the order of the examples.
+
+    Attributes:
+        number: Steps done.
+        curve: What was measured so far: `steps`, `loss`, `metric` on the test set, and
+            `train_loss`, the mean since the last time.
+        seconds: That it has taken so far.
+
+    Raises:
+        ValueError: for a method whose workers have weights of their own, and for named arguments
+            that only processes know.
+    """
+
+    def __init__(self, settings: Settings, found: Data, what: Exchanged, seed: int):
+        self.settings, self.found, method = settings, found, what.method
+        self.policy = method if isinstance(method, Policy) else Policy(default=method)
+        for name, value in what.options.items():
+            if name != "warm_up":
+                raise ValueError(f"this argument needs --real. Received: {name}={value}")
+        for one in self.policy.methods:
+            if one.cadence.own_weights or one.cadence.waits_for:
+                raise ValueError(
+                    "with this method workers have weights of their own, or wait for a callback: "
+                    f"give --real. Received: {type(one).__name__}"
+                )
+        self.rows = settings.rows(len(found.train[1]), seed)
+        self.model = settings.network(found, seed)
+        self.variables = list(self.model.trainable_variables)
+        self.statistics = list(self.model.non_trainable_variables)
+        self.optimizer = settings.optimizer(self.policy.default.momentum_in_exchange)
+        self.optimizer.build(self.variables)
+        specs = [tensor_spec(v, i) for i, v in enumerate(self.variables)]
+        warm_up = dense_steps(what.options.get("warm_up"), settings.steps)
+        self.exchange = Exchange(self.policy, specs, settings.workers, warm_up)
+        self.elements = sum(s.size for s in specs)
+        self.evaluate = Evaluation(settings, found, self.model)
+        self.number, self.seconds = 0, 0.0
+        self.curve: dict[str, list[float]] = {
+            "steps": [], "loss": [], "metric": [], "train_loss": [],
+        }  # fmt: skip
+        self._losses: list[Any] = []
+        self._compute = tf.function(self._gradients, autograph=False)
+        self._apply = tf.function(self._update, autograph=False)
+
+    def _gradients(self, x, y):
+        """Every worker's gradients of its loss divided by their number, as in Keras."""
+        weights = [tf.convert_to_tensor(v) for v in self.variables]
+        start = [tf.convert_to_tensor(v) for v in self.statistics]
+        losses, gradients, statistics = [], [], []
+        for own_x, own_y in zip(tf.unstack(x), tf.unstack(y), strict=True):
+            with tf.GradientTape() as tape:
+                tape.watch(weights)
+                logits, moved = self.model.stateless_call(weights, start, own_x, training=True)
+                loss = loss_of(own_y, logits) / self.settings.workers
+            found = [tf.convert_to_tensor(g) for g in tape.gradient(loss, weights)]
+            losses.append(loss)
+            gradients.append(self._clipped(found))
+            statistics.append(moved)
+        means = [tf.add_n(own) / len(own) for own in zip(*statistics, strict=True)]
+        return tf.add_n(losses), gradients, means
+
+    def _clipped(self, gradients):
+        workers, bound = self.settings.workers, self.settings.clip_norm
+        if bound is not None:
+            scale = feedback.local_clip_scale(gradients, bound, workers)
+            gradients = feedback.scaled(gradients, scale)
+        return feedback.scaled(gradients, self.policy.default.clip_scale(gradients, workers))
+
+    def _update(self, totals, statistics):
+        self.optimizer.apply(totals, self.variables)
+        for variable, value in zip(self.statistics, statistics, strict=True):
+            variable.assign(value)
+
+    def step(self) -> None:
+        """One step of all workers."""
+        batches = [
+            examples(self.settings, self.found, self.rows, self.number, worker)
+            for worker in range(self.settings.workers)
+        ]
+        x, y = (tf.constant(np.stack(arrays)) for arrays in zip(*batches, strict=True))
+        loss, gradients, statistics = self._compute(x, y)
+        self._losses.append(loss)
+        totals = self.exchange.run(gradients, self.number)
+        if totals is not None:
+            self._apply(totals, statistics)
+        self.number += 1
+
+    def run(
+        self,
+        saved: Path | None = None,
+        report: Callable[[Training], None] | None = None,
+        name: str = "",
+    ) -> dict[str, Any]:
+        """Trains to the end.
+
+        Args:
+            saved: Where the state is kept after each evaluation.
+            report: Called after each of them.
+            name: Of the row, kept with the state.
+
+        Returns:
+            The results.
+
+        Raises:
+            Diverged: for a loss that is not finite.
+        """
+        for end in self.settings.evaluated_at:
+            if end <= self.number:
+                continue
+            started = time.perf_counter()
+            while self.number < end:
+                self.step()
+            self._measure()
+            self.seconds += time.perf_counter() - started
+            if saved is not None:
+                self.save(saved, name)
+            if report is not None:
+                report(self)
+        return self.results()
+
+    def _measure(self) -> None:
+        scores = self.evaluate()
+        self.curve["steps"].append(self.number)
+        self.curve["train_loss"].append(float(np.mean([float(x) for x in self._losses])))
+        for name, value in scores.items():
+            self.curve[name].append(value)
+        self._losses = []
+
+    def results(self) -> dict[str, Any]:
+        """Returns what is kept of a row; see docs/benchmarks.md."""
+        bits = 8 / self.elements
+        exchange = self.exchange
+        return {
+            "metric": self.curve["metric"][-1],
+            "loss": self.curve["loss"][-1],
+            "bits": bits * exchange.per_step("payload"),
+            "bits_after": bits * exchange.per_step("payload", after=True),
+            "sent_bytes": exchange.per_step("sent"),
+            "sent_bytes_after": exchange.per_step("sent", after=True),
+            "first_steps": exchange.first_steps,
+            "skipped": exchange.skipped,
+            "elements": self.elements,
+            "seconds": self.seconds,
+            "curve": self.curve,
+        }
+
+    # ------------------------------------------------------------------------------- the state
+
+    def _tensors(self) -> list[Any]:
+        variables = [*self.variables, *self.statistics, *self.optimizer.variables]
+        return [*variables, *tf.nest.flatten(self.exchange.states)]
+
+    def save(self, path: Path, name: str) -> None:
+        """Writes the state of the row `name`, whole or not at all."""
+        arrays = {str(i): np.asarray(tensor) for i, tensor in enumerate(self._tensors())}
+        counters = {name: getattr(self.exchange, name) for name in Exchange.COUNTERS}
+        rest = {
+            "name": name, "number": self.number, "seconds": self.seconds, "curve": self.curve,
+            "counters": counters,
+        }  # fmt: skip
+        temporary = path.with_suffix(".part")
+        with temporary.open("wb") as file:
+            np.savez(file, rest=np.frombuffer(json.dumps(rest).encode(), np.uint8), **arrays)
+        temporary.replace(path)
+
+    def restore(self, path: Path, name: str) -> bool:
+        """Goes on from what `save` wrote, if it is of this row; returns whether it is."""
+        with np.load(path, allow_pickle=False) as archive:
+            rest = json.loads(archive["rest"].tobytes())
+            if rest["name"] != name:
+                return False
+            values = [archive[str(i)] for i in range(len(archive.files) - 1)]
+        variables = [*self.variables, *self.statistics, *self.optimizer.variables]
+        for variable, value in zip(variables, values, strict=False):
+            variable.assign(value)
+        states = [tf.constant(value) for value in values[len(variables) :]]
+        self.exchange.states = tf.nest.pack_sequence_as(self.exchange.states, states)
+        for name, value in rest["counters"].items():
+            setattr(self.exchange, name, value)
+        self.number, self.seconds, self.curve = rest["number"], rest["seconds"], rest["curve"]
+        return True

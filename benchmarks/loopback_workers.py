@@ -1,0 +1,135 @@
+"""The exchange of a model among workers in this process, and the bytes of it.
+
+What runs in which step is what `tf_redsync/programs` says, for a loopback and without variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_redsync.exchange import loopback, wire
+from tf_redsync.exchange.layout import Bucket, TensorSpec, make_buckets
+from tf_redsync.policy import Policy
+from tf_redsync.programs.plan import phase_at
+from tf_redsync.schedules import ExponentialWarmUp
+
+Tensors = list[tf.Tensor]
+
+
+def exchanges(method) -> list[str]:
+    """Returns the names of all exchanges that a method goes through."""
+    return ["exchange", "dense_exchange", *(name for _, name in method.cadence.phases)]
+
+
+def first_steps(method) -> int:
+    """Returns the number of steps until a method has gone through its warm-up and its phases."""
+    ramp = getattr(method, "warm_up", None)
+    ramp_steps = 0
+    if isinstance(ramp, ExponentialWarmUp):
+        ramp_steps = ramp.steps_per_stage * len(ramp.densities)
+    until = [until for until, _ in method.cadence.phases]
+    return max([method.cadence.warm_up_steps, ramp_steps, *until])
+
+
+class Exchange:
+    """All workers' exchanges, step by step.
+
+    Args:
+        policy: A method, or a policy of methods; tensors that one refuses go to its dense method.
+        specs: The tensors.
+        workers: How many workers.
+        warm_up: Number of first exchanges that are dense for all methods, which begin after them.
+
+    Attributes:
+        buckets: The buckets.
+        states: For every bucket, every worker's state.
+        payload: Bytes that a worker has contributed to its collectives.
+        sent: Bytes that a worker has sent, at the costs of ring collectives.
+        steps: Number of exchanges.
+        first_payload: Of these bytes, those of exchanges that were dense because of a warm-up or
+            because methods waited for something, or that were of a first phase.
+        first_sent: The same of `sent`.
+        first_steps: Number of such exchanges.
+        skipped: Number of exchanges that were not finite.
+    """
+
+    COUNTERS = (
+        "payload", "sent", "steps", "first_payload", "first_sent", "first_steps", "skipped",
+    )  # fmt: skip
+
+    def __init__(self, policy: Any, specs: Sequence[TensorSpec], workers: int, warm_up: int = 0):
+        policy = policy if isinstance(policy, Policy) else Policy(default=policy)
+        pairs = [(a.spec, a.method) for a in policy.assign(specs)]
+        self.warm_up = warm_up
+        self.buckets: list[Bucket] = make_buckets(pairs, workers)
+        self.states = [loopback.initial_states(b.method, b.layout) for b in self.buckets]
+        self.runs = [
+            {p: loopback.traced_step(b.method, b.layout, p) for p in exchanges(b.method)}
+            for b in self.buckets
+        ]
+        self.payload = self.sent = self.first_payload = self.first_sent = 0.0
+        self.steps = self.first_steps = self.skipped = 0
+
+    def waits(self, bucket: Bucket, states) -> bool:
+        """Whether a method still waits for something."""
+        return bool(bucket.method.cadence.waits_for and not bucket.method.ready(states[0]))
+
+    def run(self, tensors: Sequence[Tensors], number: int) -> Tensors | None:
+        """Exchanges every worker's tensors.
+
+        Args:
+            tensors: Of every worker, in the order of the specs.
+            number: Of the exchange, from 0 on.
+
+        Returns:
+            Totals in that order; `None` if they are not finite.
+        """
+        warming, number = number < self.warm_up, max(0, number - self.warm_up)
+        waiting = [self.waits(b, s) for b, s in zip(self.buckets, self.states, strict=True)]
+        first = warming or any(waiting) or number < max(first_steps(b.method) for b in self.buckets)
+        outcomes = []
+        for bucket, run, states in zip(self.buckets, self.runs, self.states, strict=True):
+            specs = bucket.layout.specs
+            own = [[t[s.position] for s in specs] for t in tensors]
+            phase = "dense_exchange"
+            if not warming:
+                phase = self._phase(bucket.method, number, any(waiting))
+            outcomes.append(run[phase](own, states, number))
+        self._count(outcomes, first)
+        if not all(o.finite for o in outcomes):
+            self.skipped += 1
+            return None
+        self.states = [o.states for o in outcomes]
+        totals: dict[int, tf.Tensor] = {}
+        for bucket, outcome in zip(self.buckets, outcomes, strict=True):
+            positions = [s.position for s in bucket.layout.specs]
+            totals.update(zip(positions, outcome.totals[0], strict=True))
+        return [totals[i] for i in range(len(totals))]
+
+    def _phase(self, method: Any, number: int, waiting: bool) -> str:
+        cadence = method.cadence
+        full = cadence.dense_every and number % cadence.dense_every == 0
+        if full or number < cadence.warm_up_steps or (cadence.waits_for and waiting):
+            return "dense_exchange"
+        return phase_at(method, number)
+
+    def _count(self, outcomes, first: bool) -> None:
+        payload = sum(int(wire.payload_bytes(r)) for o in outcomes for r in o.requests)
+        sent = sum(o.bytes_sent for o in outcomes)
+        self.payload += payload
+        self.sent += sent
+        self.steps += 1
+        if first:
+            self.first_payload += payload
+            self.first_sent += sent
+            self.first_steps += 1
+
+    def per_step(self, name: str, after: bool = False) -> float:
+        """Returns the mean of `payload` or `sent` over all steps, or those after the first ones."""
+        total, steps = getattr(self, name), self.steps
+        if after:
+            total, steps = total - getattr(self, f"first_{name}"), steps - self.first_steps
+        return total / max(1, steps)

@@ -1,0 +1,320 @@
+"""benchmarks/convergence.py: what is asked of it, what it reads, how it goes on, and accuracy."""
+
+import json
+import pickle
+import shlex
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_redsync as rs
+from benchmarks import convergence
+from benchmarks.accuracy import data, report
+from benchmarks.accuracy.tasks import TASKS, Rows
+from benchmarks.accuracy.training import Training
+from benchmarks.method_expressions import exchanged
+
+SPARSE = "RedSync(density=0.02, momentum=0.9, dense_below=4096)"
+
+
+def settings(*flags, workers=2):
+    args = convergence.parse([*flags, "--workers", str(workers)])
+    return convergence.settings_of(args, examples=1497)
+
+
+def trained(text, *flags, seed=0):
+    """A training of the digits to its end."""
+    training = Training(settings(*flags), data.digits(None), exchanged(text), seed)
+    training.run()
+    return training
+
+
+def weights(training):
+    return np.concatenate([np.ravel(v) for v in training.variables])
+
+
+# ----------------------------------------------------------------------------- the command line
+
+
+def test_expressions():
+    assert exchanged("rs.TopK(density=0.01)").method == rs.TopK(density=0.01)
+    coded = rs.Coded(method=rs.TopK(), indices=rs.codings.RawIndices())
+    assert exchanged("Coded(method=TopK(), indices=codings.RawIndices())").method == coded
+    text = "Policy(default=TopK(), rules=[Rule(pattern='a', method=Dense())])"
+    rules = (rs.Rule(pattern="a", method=rs.Dense()),)
+    assert exchanged(text).method == rs.Policy(default=rs.TopK(), rules=rules)
+    found = exchanged("Dense(momentum=0.9, nesterov=True), warm_up=DenseWarmUp(7)")
+    assert found.method == rs.Dense(momentum=0.9, nesterov=True)
+    assert found.options == {"warm_up": rs.DenseWarmUp(7)}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("RedSink()", "'RedSink' is no class of tf_redsync. Did you mean RedSync? Methods: ACPSGD"),
+        ("RedSync", "a method is called, as in RedSync()"),
+        ("RedSync(density=0.01", "a method must be written as in a program"),
+        ("RedSync(density=2.0)", "`density` must be in (0, 1]. Received: density=2.0"),
+        ("RedSync(densty=0.01)", "unexpected keyword argument 'densty'"),
+        ("Dense(), TopK()", "there must be one method"),
+        ("DenseWarmUp(3)", "this is not a method"),
+        ("__import__('os').system('true')", "is no class of tf_redsync"),
+        ("TopK(density=open('x'))", "'open' is no class of tf_redsync"),
+        ("TopK(density=0.1 if 1 else 2)", "arguments must be numbers"),
+        ("TopK(**{})", "written out"),
+    ],
+)
+def test_bad_expressions(text, words, capsys):
+    with pytest.raises(SystemExit):
+        convergence.parse(["--methods", text])
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--task", "mnist"], "invalid choice: 'mnist'"),
+        (["--model", "vgg"], "`--model` must be one of mlp, conv for the task digits"),
+        (["--steps", "0"], "`--steps` must be at least 1"),
+        (["--steps", "3", "--epochs", "1"], "say the same"),
+        (["--epochs", "0"], "`--epochs` must be above 0"),
+        (["--augment"], "images in colour. Received: --task=digits"),
+    ],
+)
+def test_bad_flags(flags, words, capsys):
+    with pytest.raises(SystemExit):
+        convergence.parse(flags)
+    assert words in capsys.readouterr().err
+
+
+def test_missing_data(tmp_path, capsys):
+    for task in ("cifar10", "charlm", "wordlm"):
+        assert convergence.main(["--task", task]) == 2
+        assert f"the task {task} needs data" in capsys.readouterr().err
+        assert convergence.main(["--task", task, "--data_dir", str(tmp_path)]) == 2
+        assert "which holds nothing" in capsys.readouterr().err
+    assert convergence.main(["--task", "charlm", "--data_dir", "no/such"]) == 2
+    assert "`--data_dir` does not exist. Received: --data_dir=no/such" in capsys.readouterr().err
+    assert convergence.main(["--batch", "1000"]) == 2
+    assert "a step must not take more than the 1497" in capsys.readouterr().err
+
+
+# ----------------------------------------------------------------------------------- the data
+
+
+def test_layouts_of_cifar10(tmp_path, monkeypatch):
+    """Both layouts of the same images: one colour each, which JPEG keeps roughly."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    colors = np.random.default_rng(0).integers(0, 256, (12, 1, 1, 3), dtype=np.uint8)
+    images, labels = np.tile(colors, (1, 32, 32, 1)), np.arange(12) % 10
+    images[0, :16] = 0  # rows and columns differ
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    for i, name in enumerate(names):
+        part = slice(2 * i, 2 * i + 2)
+        rows = images[part].transpose(0, 3, 1, 2).reshape(2, -1)
+        content = {b"data": rows, b"labels": labels[part].tolist()}
+        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
+    parts = {}
+    for name, part in (("train", slice(0, 10)), ("test", slice(10, 12))):
+        files = [
+            tf.io.encode_jpeg(i, quality=100, chroma_downsampling=False).numpy()
+            for i in images[part]
+        ]
+        parts[f"{name}_jpeg"] = np.frombuffer(b"".join(files), np.uint8)
+        parts[f"{name}_offsets"] = np.cumsum([0, *map(len, files)])
+        parts[f"{name}_labels"] = np.uint8(labels[part])
+    archive = tmp_path / "cifar10_jpeg.npz"
+    np.savez(archive, **parts)
+    plain = data.cifar10(tmp_path)
+    np.testing.assert_array_equal(plain.train[0], images[:10])
+    for _ in range(2):  # decoded, and from the cache
+        coded = data.cifar10(archive)
+        for a, b in zip(plain.train + plain.test, coded.train + coded.test, strict=True):
+            np.testing.assert_allclose(np.float32(a), b, atol=4)
+    assert len(list((tmp_path / "cache").rglob("*.npz"))) == 1
+    found = plain.inputs(plain.train[0])
+    assert found.dtype == np.float32 and abs(found.mean()) < 1
+
+
+def test_files_that_would_run_code_are_refused(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return print, ("run",)
+
+    for name in ("test_batch", "data_batch_1"):
+        (tmp_path / name).write_bytes(pickle.dumps({b"data": Evil()}))
+    with pytest.raises(pickle.UnpicklingError, match="not an array"):
+        data.cifar10(tmp_path)
+
+
+def test_text(tmp_path):
+    (tmp_path / "ptb.valid.txt").write_text(" the cat\n a dog <unk>\n" * 30)
+    (tmp_path / "ptb.test.txt").write_text(" the bird\n" * 30)
+    found = data.words(tmp_path)
+    vocabulary = sorted({"the", "cat", "a", "dog", "<unk>", "<eos>"})
+    x, y = found.train
+    assert found.classes == 6 and x.shape == y.shape == ((30 * 7 - 1) // 35, 35)
+    assert [vocabulary[i] for i in x[0, :7]] == "the cat <eos> a dog <unk> <eos>".split()
+    np.testing.assert_array_equal(x.ravel()[1:], y.ravel()[:-1])
+    assert [vocabulary[i] for i in found.test[0][0, :3]] == ["the", "<unk>", "<eos>"]
+    (tmp_path / "input.txt").write_text("abc " * 400)
+    found = data.characters(tmp_path)
+    assert found.classes == 4 and found.train[0].shape == (1440 // 64, 64)
+    assert found.test[0].shape == (159 // 64, 64)
+
+
+def test_augmented_images_are_shifted_and_mirrored():
+    images = np.random.default_rng(0).integers(1, 255, (50, 8, 8, 3), dtype=np.uint8)
+    found = data.augmented(images, np.random.default_rng(1), pad=1)
+    assert found.shape == images.shape
+    kinds = set()
+    for old, new in zip(images, found, strict=True):
+        padded = np.pad(old, ((1, 1), (1, 1), (0, 0)))
+        cuts = {(i, j): padded[i : i + 8, j : j + 8] for i in range(3) for j in range(3)}
+        both = {(*k, m): c[:, ::-1] if m else c for k, c in cuts.items() for m in (0, 1)}
+        kinds |= {k for k, cut in both.items() if (cut == new).all()}
+    assert len(kinds) > 12
+
+
+def test_rows_are_permutations_and_do_not_depend_on_the_past():
+    rows = Rows(50, workers=2, batch=6, seed=3)
+    epoch = np.concatenate([rows(step).ravel() for step in range(4)])
+    assert rows.steps_per_epoch == 4 and len(set(epoch)) == 48 and epoch.max() < 50
+    np.testing.assert_array_equal(rows(6), Rows(50, 2, 6, 3)(6))
+    assert (rows(0) != rows(4)).any() and (rows(0) != Rows(50, 2, 6, 4)(0)).any()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", ["cnn", "resnet20", "vgg", "transformer", "lstm"])
+def test_networks_learn_their_batch(name):
+    """Every network, on data made on the spot: the loss of two steps falls."""
+    task = next(t for t, found in TASKS.items() if name in found.networks)
+    rng, text = np.random.default_rng(0), task in ("charlm", "wordlm")
+    shape = (80, 20) if text else (80, 32, 32, 3)
+    x = rng.integers(0, 10 if text else 255, shape, dtype=np.int32 if text else np.uint8)
+    y = (x + 1) % 10 if text else rng.integers(0, 10, 80, dtype=np.int32)
+    found = data.Data((x, y), (x[:20], y[:20]), 10, images=not text)
+    flags = ["--task", task, "--model", name, "--batch", "4", "--steps", "20"]
+    training = Training(settings(*flags), found, exchanged("Dense()"), 0)
+    training.run()
+    losses = training.curve["train_loss"]
+    assert losses[-1] < losses[0]
+
+
+# ------------------------------------------------------------------------------- the training
+
+
+def test_rows_a_second_call_and_an_interruption(tmp_path, capsys, monkeypatch):
+    """Rows that are done are kept; the one that was interrupted goes on, to the same bits."""
+    path, picture = tmp_path / "rows.json", tmp_path / "rows.png"
+    flags = ["--workers", "2", "--steps", "9", "--evaluations", "3", "--json", str(path)]
+    flags += ["--methods", SPARSE, "Dense()"]
+    update, calls = Training._measure, []
+
+    def interrupted(training):
+        calls.append(training.number)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        update(training)
+
+    monkeypatch.setattr(Training, "_measure", interrupted)
+    assert convergence.main(flags) == convergence.INTERRUPTED
+    assert calls == [3, 6, 9, 3, 6] and "the same command goes on" in capsys.readouterr().out
+    assert convergence.main([*flags, "--plot", str(picture)]) == 0
+    assert calls[5:] == [6, 9]
+    out = capsys.readouterr().out
+    assert "1 rows are in" in out and "Dense(), seed 0: goes on at step 3" in out
+    assert "[1/1] Dense(), seed 0: step 9/9" in out and "0:00:00 left" in out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    content = json.loads(path.read_text())
+    sparse, dense = content["rows"]
+    assert (sparse["method"], dense["method"], dense["bits"]) == (SPARSE, "Dense()", 32)
+    assert dense["curve"]["steps"] == [3, 6, 9] and sparse["bits"] == sparse["bits_after"] < 4
+    assert not list(tmp_path.glob("*.state.npz"))
+
+    again = trained("Dense()", "--steps", "9", "--evaluations", "3")
+    assert again.curve == dense["curve"]
+    assert '--methods "Dense()"' in dense["command"].replace("'", '"')
+    one = convergence.parse(shlex.split(dense["command"])[2:])
+    assert (one.methods, one.seed_list, one.steps) == (["Dense()"], [0], 9)
+
+    with pytest.raises(ValueError, match="rows of other settings .steps 9 and not 8"):
+        report.Report({**content["settings"], "steps": 8}, path)
+    picture.write_text("nonsense")
+    with pytest.raises(ValueError, match="`--json` is no report"):
+        report.Report({}, picture)
+
+
+def test_a_method_that_fails_is_a_row(tmp_path, capsys):
+    path = tmp_path / "rows.json"
+    flags = ["--workers", "2", "--steps", "3", "--json", str(path), "--learning_rate", "1e30"]
+    flags += ["--evaluations", "1", "--methods", "LocalSGD(steps=4)", "Dense()"]
+    assert convergence.main(flags) == 1
+    out = capsys.readouterr().out
+    assert "give --real. Received: LocalSGD" in out and "is not finite" in out
+    errors = [row["error"] for row in json.loads(path.read_text())["rows"]]
+    assert len(errors) == 2 and "not finite" in errors[1]
+
+
+def test_means_over_seeds():
+    rows = [
+        {"method": "a", "seed": s, "metric": 50.0 + s, "loss": 1.0, "bits": 2.0} for s in (0, 2)
+    ]
+    rows.append({"method": "b", "seed": 0, "error": "no such luck"})
+    first, second = report.summaries(rows)
+    assert (first["metric"], first["seeds"]) == (51.0, 2)
+    assert first["spread"] == pytest.approx(2**0.5)
+    assert second == {"method": "b", "seeds": 0, "error": "no such luck"}
+    text = report.table(rows, "accuracy")
+    assert "| `a` | 2 | 51.00 | 1.41 |" in text and "no such luck" in text
+
+
+def test_warm_ups_and_bits():
+    """A warm-up of 4 of 8 steps is dense, and the bits of the whole run say so."""
+    dense = trained("Dense(momentum=0.9)", "--steps", "4", "--evaluations", "1")
+    after = trained(SPARSE, "--steps", "1", "--evaluations", "1").results()["bits"]
+    for text in (f"{SPARSE}, warm_up=DenseWarmUp(4)", f"{SPARSE[:-1]}, warm_up=DenseWarmUp(4))"):
+        flags = ("--steps", "8", "--evaluations", "2")
+        training = Training(settings(*flags), data.digits(None), exchanged(text), 0)
+        halves = []
+        row = training.run(report=lambda t, kept=halves: kept.append(weights(t)))
+        np.testing.assert_allclose(halves[0], weights(dense), atol=1e-5)
+        assert row["first_steps"] == 4 and row["bits_after"] == pytest.approx(after)
+        assert row["bits"] == pytest.approx((32 + after) / 2)
+
+
+def test_batch_normalization_and_clipping():
+    """Statistics are the mean of the workers' own; clipping bounds what each one gives."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 255, (8, 32, 32, 3), dtype=np.uint8), rng.integers(0, 10, 8)
+    found = data.Data((x, np.int32(y)), (x, np.int32(y)), 10, images=True)
+    flags = ["--task", "cifar10", "--batch", "4", "--steps", "1", "--evaluations", "1"]
+    training = Training(settings(*flags, "--clip_norm", "0.1"), found, exchanged("Dense()"), 0)
+    rows = training.rows(0)
+    means = []
+    for own in rows:
+        first = training.model.layers[0](found.inputs(x[own]))
+        means.append(np.mean(first, axis=(0, 1, 2)))
+    inputs = tf.constant(np.stack([found.inputs(x[own]) for own in rows]))
+    _, gradients, _ = training._gradients(inputs, tf.constant(np.int32(y[rows])))
+    norms = [float(tf.linalg.global_norm(own)) for own in gradients]
+    np.testing.assert_allclose(norms, 0.1 / 2**0.5, rtol=1e-5)
+    training.step()
+    np.testing.assert_allclose(
+        training.model.layers[1].moving_mean, 0.1 * np.mean(means, axis=0), rtol=1e-4, atol=1e-6
+    )
+
+
+# --------------------------------------------------------------------------------- the guards
+
+
+def test_density_one_without_masking_is_dense_training_with_momentum():
+    flags = ["--steps", "20", "--evaluations", "1"]
+    dense = trained("Dense()", *flags)  # the inner optimizer's momentum
+    everything = "RedSync(density=1.0, momentum=0.9, masking=False, dense_below=0)"
+    np.testing.assert_allclose(weights(trained(everything, *flags)), weights(dense), atol=1e-5)
+    masked = trained(everything.replace("False", "True"), *flags)
+    assert np.abs(weights(masked) - weights(dense)).max() > 1e-3
