@@ -27,6 +27,22 @@ SAME_SECONDS = 5.0
 _logger = logging.getLogger("tf_redsync")
 
 
+_listening: list[Requests] = []  # in the main thread, the last one to begin at the end
+
+
+@contextlib.contextmanager
+def given_back_by_errors() -> Iterator[None]:
+    """If this context is left by an error, who began to listen in it gives the signals back."""
+    before = len(_listening)
+    try:
+        yield
+    except BaseException:
+        if threading.current_thread() is threading.main_thread():
+            for requests in reversed(_listening[before:]):
+                requests.close()
+        raise
+
+
 class Stopped(SystemExit):
     """The training has stopped on request, with a checkpoint: the program ends by `EXIT_CODE`.
 
@@ -44,7 +60,7 @@ class Requests:
     Another one, `SAME_SECONDS` later or more, ends the process at once, by 128 + its number, also
     while the main thread waits in TensorFlow, where no handler of Python runs: signals come through
     a file to a thread of its own. After a `fit` that has ended by an error, signals do what they
-    did before it.
+    did before it: at once within `given_back_by_errors`, else from the next signal on.
     """
 
     def __init__(self) -> None:
@@ -78,6 +94,7 @@ class Requests:
         write.setblocking(False)
         self._file = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
         self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        _listening.append(self)
         arguments = (read, self._file)
         threading.Thread(target=self._hear, args=arguments, daemon=True, name="stopping").start()
 
@@ -88,7 +105,8 @@ class Requests:
         for number, handler in self._before.items():  # None: set by C, which Python cannot do
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(self._file)
-        read, write = self._sockets
+        _listening.remove(self)
+        _, write = self._sockets
         self._sockets = None
         write.close()  # the end of the thread, which closes `read`
 

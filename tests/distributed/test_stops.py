@@ -11,13 +11,17 @@ import pytest
 
 from tests.distributed import cluster, forks
 from tf_redsync import launch, stopping
+from tf_redsync.checkpoints.store import Store
 
 pytestmark = pytest.mark.distributed
 STEPS, EPOCHS = 12, 2
 
 
 def train(folder, how, number):
-    """Trains; at some step worker 1 gets a signal, or fails in the first attempt."""
+    """Trains; in the first attempt worker 1 fails after a step ("raise") or in one ("in a step").
+
+    After the seventh step it gets the signal `number`, if not 0.
+    """
     import os
 
     import keras
@@ -30,24 +34,29 @@ def train(folder, how, number):
     keras.utils.set_random_seed(0)
     strategy = rs.MultiWorkerMirroredStrategy()
     with strategy.scope():
-        model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(4)])
+        checked = keras.layers.Lambda(lambda x: tf.debugging.check_numerics(x, "bad batch"))
+        model = keras.Sequential([keras.layers.Input((8,)), checked, keras.layers.Dense(4)])
         optimizer = rs.DistributedOptimizer(
             keras.optimizers.SGD(0.05, momentum=0.9), rs.RedSync(density=0.2)
         )
         model.compile(optimizer, "mse")
     rng = np.random.default_rng(index)
     x, y = rng.normal(size=(4 * STEPS, 8)), rng.normal(size=(4 * STEPS, 4))
+    first = os.environ["TF_REDSYNC_RESTART"] == "0"
+    if how == "in a step" and index == 1 and first:
+        x[4 * 2] = np.inf  # in the third
     data = tf.data.Dataset.from_tensor_slices((x.astype("f4"), y.astype("f4"))).batch(4)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    options.autotune.enabled = False  # its end may take a minute when there was an error
     began = []
 
     def act(batch, logs):
         step = int(optimizer.exchange.step.numpy())
         began.append(step)
-        if index == 1 and how == "signal" and step == 7:
+        if index == 1 and number and step == 7:
             os.kill(os.getpid(), number)
-        if index == 1 and how == "raise" and step == 15 and os.environ["TF_REDSYNC_RESTART"] == "0":
+        if index == 1 and how == "raise" and step == 15 and first:
             raise ValueError("bad batch")
 
     callbacks = [
@@ -69,6 +78,21 @@ def job(tmp_path, folder, how, number=0, **kwargs):
     )
     saved = tmp_path / f"{how}_1"
     return result, cluster._load(saved) if saved.exists() else None
+
+
+def test_both_end_when_one_fails_in_a_step_and_when_one_is_asked_to_stop(tmp_path):
+    """In one job: the second is its second attempt."""
+    number, logs = int(signal.SIGTERM), tmp_path / "logs"
+    stopped, _ = job(tmp_path, "run", "in a step", number, max_restarts=1, log_dir=logs)
+    told = [(logs / f"worker_{i}.log").read_text() for i in range(2)]
+    assert stopped.restarts == 1 and "worker 1 failed first: Invalid" in stopped.message, told
+    # Both had begun the step, so worker 0 could not know of itself.
+    assert "worker 1 has failed: InvalidArgumentError: " in told[0] and "bad batch" in told[0]
+
+    assert [worker.returncode for worker in stopped.workers] == 2 * [stopping.EXIT_CODE], told
+    store = Store(tmp_path / "run")
+    found = store.manifest(store.numbers()[0])
+    assert found.reason == "signal SIGTERM" and 7 < found.step <= 9
 
 
 @pytest.mark.deep

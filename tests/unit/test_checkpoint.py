@@ -104,10 +104,13 @@ def train(family, data, directory, at=None, every=4, epochs=EPOCHS, callbacks=()
     seen = recorder(FAMILIES[family][0], at)
     checkpoint = rs.callbacks.Checkpoint(directory, every=every)
     every_one = [seen, *callbacks, checkpoint]
+    handlers = [signal.getsignal(number) for number in stopping.SIGNALS]
     try:
         model.fit(data(), epochs=epochs, verbose=0, callbacks=every_one, **arguments)
     except Interrupted:
         assert at is not None
+    # As in a notebook, which goes on after an error.
+    assert [signal.getsignal(number) for number in stopping.SIGNALS] == handlers
     return model, seen
 
 

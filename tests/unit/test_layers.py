@@ -17,6 +17,7 @@ LAYERS = (
         "checks.py",
         "config.py",
         "environment.py",
+        "error_texts.py",
         "requirements.py",
         "stopping.py",
         "tables.py",

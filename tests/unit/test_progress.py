@@ -27,8 +27,9 @@ class Room:
         return None, seconds
 
 
-def at(step, waits=None, ended=False, agreements=3):
-    return Report(step, agreements + (waits is not None), waits, "begin epoch 1", ended)
+def at(step, waits=None, ended=False, agreements=3, error=""):
+    waiting = agreements + (waits is not None)
+    return Report(step, waiting, waits, "begin epoch 1", ended, error=error)
 
 
 def test_equal_steps_never_fire():
@@ -157,6 +158,17 @@ def test_a_worker_that_has_ended_is_not_waited_for(waits):
     assert "worker 1 has ended its program, at step 812" in found
 
 
+def test_a_worker_that_has_failed_is_named_at_once_in_the_same_step_too():
+    room = Room(3)
+    failed = at(812, ended=True, error="ValueError: bad batch")
+    room.reports = [at(812, ended=True), failed, at(812)]
+    found, seconds = room.pass_seconds(100)
+    assert seconds == 1 and found.startswith("worker 1 has failed: ValueError: bad batch\n")
+    assert "worker 1 has ended its program, at step 812, by ValueError: bad batch" in found
+    room.reports = [at(812, ended=True), failed, at(812, ended=True)]
+    assert room.pass_seconds(1000)[0] is None  # nobody is left to be told
+
+
 def test_a_worker_may_end_before_the_others():
     room = Room(2)
     room.reports = [at(812), at(812, ended=True)]
@@ -197,5 +209,5 @@ def test_many_workers_make_a_short_text():
 
 
 def test_a_report_survives_the_wire():
-    report = Report(5, 3, "save the exchange's state", "begin", True)
+    report = Report(5, 3, "save the exchange's state", "begin", True, error="OSError: full")
     assert Report.from_text(report.to_text()) == report

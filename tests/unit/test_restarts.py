@@ -258,6 +258,8 @@ VICTIMS = (
     "tensorflow.python.framework.errors_impl.UnavailableError: Socket closed",
     "tf_redsync.exchange.agreement.Disagreement: worker 1 has ended its program, and worker 0 "
     "waits for it:",
+    "tensorflow.python.framework.errors_impl.AbortedError: worker 1 has failed: ValueError: bad",
+    "tf_redsync.exchange.agreement.Disagreement: worker 1 has failed: ValueError: bad",
 )
 
 

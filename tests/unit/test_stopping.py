@@ -97,6 +97,25 @@ def test_handlers_are_there_between_listen_and_close_only():
     wait_for(lambda: set(threading.enumerate()) <= running)
 
 
+def test_an_error_gives_back_what_was_taken_over_in_its_context():
+    outer, inner = stopping.Requests(), stopping.Requests()
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), stopping.given_back_by_errors():
+        outer.listen()
+        own = signal.getsignal(signal.SIGTERM)
+        with pytest.raises(ValueError), stopping.given_back_by_errors():
+            inner.listen()
+            assert signal.getsignal(signal.SIGTERM) not in (own, before)
+            raise ValueError
+        assert signal.getsignal(signal.SIGTERM) == own
+        raise KeyboardInterrupt
+    assert signal.getsignal(signal.SIGTERM) == before
+    with stopping.given_back_by_errors():
+        outer.listen()
+    assert signal.getsignal(signal.SIGTERM) != before  # `close` is for an end without an error
+    outer.close()
+
+
 def test_who_listened_to_signals_before_still_does():
     requests = stopping.Requests()
     read, write = os.pipe()

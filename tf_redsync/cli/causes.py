@@ -14,17 +14,19 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+from tf_redsync.error_texts import main_line
+
 TRACEBACK = "Traceback (most recent call last):"
 _MAX_TEXT = 300
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 _FRAME = re.compile(r'^\s*File "(.+?)", line (\d+)')
 _ERROR = re.compile(r"^([A-Za-z_][\w.<>]*)(?:: (.*))?$")
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<|__autograph_generated_file")
-_NODE = re.compile(r"^\{\{function_node .*?\}\} ")
 # Errors of TensorFlow at workers whose peer went away, and what the watchdog says of such.
 _VICTIMS = ("AbortedError", "UnavailableError", "CancelledError", "DeadlineExceededError")
 _OF_VICTIMS = re.compile(
-    r"has ended its program, and worker|does not answer: its process|did not come to where others"
+    r"worker \d+ has failed: |has ended its program, and worker|does not answer: its process"
+    r"|did not come to where others"
     r"|[Cc]ollective ops is aborted|[Cc]oordination service|heartbeat|[Ss]ocket closed"
     r"|[Cc]onnection (?:reset|refused)|failed to connect to all addresses|did not all come within"
 )
@@ -97,22 +99,9 @@ def _of_traceback(lines: Sequence[str]) -> tuple[str, str, str] | None:
             error = _ERROR.match(line)
             if error is None:
                 return None
-            message = _NODE.sub("", _message(error[2] or "", lines[number + 1 :]))
-            return error[1].rpartition(".")[2], message, _place(places)
+            message = "\n".join([error[2] or "", *lines[number + 1 :]])
+            return error[1].rpartition(".")[2], main_line(message), _place(places)
     return None
-
-
-def _message(first_line: str, rest: Sequence[str]) -> str:
-    """Return the line of a message that says most; TensorFlow puts it below the graph's stack."""
-    if not first_line.startswith("Graph execution error"):
-        return first_line
-    below = []
-    for line in rest:
-        if line.lstrip().startswith("[[{{node"):
-            break
-        if line and not line[0].isspace() and not line.startswith(("Detected at", "Node:")):
-            below.append(line)
-    return below[-1] if below else first_line
 
 
 def _place(places: Sequence[tuple[str, str]]) -> str:

@@ -31,6 +31,7 @@ class Report:
         ended: Whether its program is over.
         broadcasts: How many bytes of a variable that it creates are under way, if it does.
         failed: Which broadcast failed, and why.
+        error: By which error its program has ended, if by one.
     """
 
     step: int = 0
@@ -40,6 +41,7 @@ class Report:
     ended: bool = False
     broadcasts: int | None = None
     failed: str = ""
+    error: str = ""
 
     def to_text(self) -> str:
         """Return this as JSON."""
@@ -53,7 +55,8 @@ class Report:
     @override
     def __str__(self):
         if self.ended:
-            return f"has ended its program, at step {self.step}"
+            how = f", by {self.error}" if self.error else ""
+            return f"has ended its program, at step {self.step}{how}"
         if self.failed:
             return f"could not {self.failed}"
         if self.waits is not None:
@@ -147,6 +150,8 @@ class Judge:
     def _ended(self, now: float, limit: float) -> str | None:
         for gone, other in self._pairs():
             end, rest = self._workers[gone].report, self._workers[other].report
+            if end.ended and end.error and not rest.ended:  # perhaps in a step that all have begun
+                return f"worker {gone} has failed: {end.error}"
             needed = rest.waits is not None or rest.step > end.step
             if end.ended and needed and self._still(other, min(GONE_SECONDS, limit), now):
                 return f"worker {gone} has ended its program, and worker {other} waits for it:"

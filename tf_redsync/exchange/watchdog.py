@@ -16,6 +16,7 @@ import contextlib
 import json
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import environment
+from tf_redsync.error_texts import main_line
 from tf_redsync.exchange import collectives, coordination, groups
 from tf_redsync.exchange.progress import SILENT_SECONDS, Judge, Report
 
@@ -56,8 +58,27 @@ class _Process:
     def report(self, ended: bool) -> Report:
         steps = 0 if self.steps is None else int(self.steps.numpy())
         return Report(
-            steps, self.agreements, self.waits, self.last, ended, self.broadcasts, self.failed
+            steps,
+            self.agreements,
+            self.waits,
+            self.last,
+            ended,
+            self.broadcasts,
+            self.failed,
+            _uncaught() if ended else "",
         )
+
+
+def _uncaught() -> str:
+    """By which error this program ends, which is over; in a session with a user, none does."""
+    if sys.flags.interactive or hasattr(sys, "ps1"):
+        return ""
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if error is None:
+        return ""
+    message = main_line(str(error))
+    kind = type(error).__name__
+    return f"{kind}: {message}"[:_MAX_TEXT] if message else kind
 
 
 _process = _Process()
@@ -229,8 +250,10 @@ class _Thread(threading.Thread):
                         del numbers[rank]
             if found:
                 time.sleep(_LINGER_SECONDS)
+            if over:
+                return
+            if found:
                 self._abort(found)
-            if found or over:
                 return
             self._over.wait(PERIOD_SECONDS)
 

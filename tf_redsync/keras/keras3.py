@@ -17,7 +17,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync.exchange import collectives
-from tf_redsync.keras import conflicts, fit_hook, own_weights, saved_exchange
+from tf_redsync.keras import conflicts, fit_hook, left_fit, own_weights, saved_exchange
 from tf_redsync.keras.passing import Inner
 from tf_redsync.keras.wrapper import Wrapper
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal, descend
@@ -25,6 +25,7 @@ from tf_redsync.ops.sparse import EitherTotal, SparseTotal, descend
 _STATE_FILE = "exchange_state.npz"
 
 fit_hook.install(keras.callbacks)
+left_fit.install(keras.Model)
 own_weights.install(keras.Model)
 
 

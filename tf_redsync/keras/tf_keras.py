@@ -12,7 +12,7 @@ from typing import Any
 from typing_extensions import override
 
 from tf_redsync import requirements
-from tf_redsync.keras import conflicts, fit_hook, own_weights, saved_exchange
+from tf_redsync.keras import conflicts, fit_hook, left_fit, own_weights, saved_exchange
 from tf_redsync.keras.passing import Inner
 from tf_redsync.keras.wrapper import Wrapper
 
@@ -22,6 +22,7 @@ except ModuleNotFoundError as error:
     raise requirements.no_tf_keras() from error
 
 fit_hook.install(tf_keras.callbacks)
+left_fit.install(tf_keras.Model)
 own_weights.install(tf_keras.Model)
 
 
