@@ -1,13 +1,14 @@
 """Worker processes as forks of one process that has imported everything and started nothing.
 
 Imports take longer than most programs of the tests. `command` makes a light process that asks this
-test process's server for a fork, hands over its output, environment and signals, and ends as the
-fork does: who started it sees a worker like any other. TensorFlow starts its threads when it is
-first used, hence in the fork.
+test process's server for a fork, hands over its output, environment, network and signals, and ends
+as the fork does: who started it sees a worker like any other. TensorFlow starts its threads when it
+is first used, hence in the fork.
 """
 
 import ctypes
 import functools
+import gc
 import json
 import os
 import runpy
@@ -21,6 +22,7 @@ from pathlib import Path
 
 _POLL_SECONDS = 0.02
 _PR_SET_PDEATHSIG = 1
+_NETWORK = "/proc/self/ns/net"
 _LENGTH = 8  # digits of the length of a request
 
 
@@ -61,9 +63,10 @@ _KEPT = []
 def _ask(address, *argv):
     """Asks for a fork that runs `argv`, passes signals on to it, and ends as it does."""
     request = json.dumps({"argv": argv, "env": dict(os.environ), "cwd": os.getcwd()}).encode()
+    network = os.open(_NETWORK, os.O_RDONLY)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
-        socket.send_fds(connection, [b"%*d" % (_LENGTH, len(request))], [1, 2])
+        socket.send_fds(connection, [b"%*d" % (_LENGTH, len(request))], [1, 2, network])
         connection.sendall(request)
         answers = connection.makefile("r")
         child = int(answers.readline())
@@ -118,7 +121,7 @@ def _serve(address):
 
 def _fork(connection):
     """Forks; returns 0 in the fork, as `os.fork`, and the request."""
-    length, files, _, _ = socket.recv_fds(connection, _LENGTH, 2)
+    length, files, _, _ = socket.recv_fds(connection, _LENGTH, 3)
     text = b""
     while len(text) < int(length):
         text += connection.recv(1 << 16)
@@ -135,16 +138,20 @@ def _fork(connection):
 
 
 def _become(request):
-    """In the fork: takes on the files, the environment and the folder of who asked for it."""
+    """In the fork: takes on the files, the environment, the folder and the network of who asked."""
     import numpy as np
 
-    wanted, (out, error) = request
+    wanted, (out, error, network) = request
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(out, 1)
     os.dup2(error, 2)
     os.close(out)
     os.close(error)
+    if os.fstat(network).st_ino != os.stat(_NETWORK).st_ino:
+        if ctypes.CDLL(None, use_errno=True).setns(network, 0):
+            raise OSError(ctypes.get_errno(), "setns")
+    os.close(network)
     os.environ.clear()
     os.environ.update(wanted["env"])
     os.chdir(wanted["cwd"])
@@ -162,6 +169,9 @@ def _import():
 
     for name in tf_redsync.__all__:  # these are imported when they are asked for
         getattr(tf_redsync, name)
+    # No fork looks through all of this for garbage, which would also copy its pages.
+    gc.collect()
+    gc.freeze()
 
 
 if __name__ == "__main__":

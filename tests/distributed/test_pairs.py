@@ -1,4 +1,7 @@
-"""Pairs of real workers: who gets whose message; training does not depend on the network."""
+"""Pairs of real workers: who gets whose message; training does not depend on the network.
+
+A commit asks for the rows on eleven workers, in test_ranks.py; test_methods.py trains gTop-k.
+"""
 
 import numpy as np
 import pytest
@@ -53,9 +56,8 @@ def gather_and_train(training):
     return found
 
 
-@pytest.mark.parametrize(
-    ("workers", "training"), [pytest.param(2, False, marks=pytest.mark.deep), (4, True)]
-)
+@pytest.mark.deep
+@pytest.mark.parametrize(("workers", "training"), [(2, False), (4, True)])
 def test_pairs_of_workers(workers, training):
     results = run_workers(gather_and_train, workers=workers, args=(training,), timeout=150)
     for name in ("direct", "public"):

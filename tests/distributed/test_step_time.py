@@ -14,6 +14,7 @@ import pytest
 from benchmarks import netlab, workers
 from benchmarks.step import step_report, step_time
 from tests.deep import DEEP
+from tests.distributed import cluster, forks
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMETERS = 784 * 2048 + 5 * 2048 * 2048 + 2048 * 10 + 6 * 2048 + 10
@@ -193,14 +194,25 @@ def test_loopback_report(tmp_path):
     assert "rs_dense" in done.stdout and "x none" in done.stdout
 
 
+def forked(command, *args, **kwargs):
+    """As `launch.run`, of workers that are forks: imports take longer than the steps."""
+    module, *flags = command[2:]
+    path = ROOT / f"{module.replace('.', '/')}.py"
+    return run_command(forks.command(cluster.ENVIRONMENT, path, *flags), *args, **kwargs)
+
+
+run_command = workers.launch.run
+
+
 @needs_root
 @pytest.mark.distributed
-def test_wire_bytes_agree_with_the_library(tmp_path):
+def test_wire_bytes_agree_with_the_library(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers.launch, "run", forked)
     report = tmp_path / "report.json"
     flags = ["--rate", "1gbit", "--model", "mlp", "--batch", "2", "--rounds", "1", "--steps", "4"]
     methods = "dense,redsync" if DEEP else "redsync"
-    done = run(*flags, "--methods", methods, "--warmup", "1", "--json", str(report))
-    assert done.returncode == 0, done.stderr
+    flags += ["--methods", methods, "--warmup", "1", "--json", str(report)]
+    assert step_time.main(flags) == 0
     rows = json.loads(report.read_text())["methods"]
     # Index and value of every thousandth element, and the small tensors as they are.
     assert 0.0015 < rows["redsync"]["bytes_per_step"] / (4 * PARAMETERS) < 0.01
@@ -230,14 +242,14 @@ def test_interrupt_leaves_nothing():
     script = ROOT / "benchmarks" / "step" / "step_time.py"
     command = [sys.executable, str(script), "--methods", "dense"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as job:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 100  # imports, on a busy machine
         while len(netlab.namespaces_of(job.pid)) < 3:
             assert time.monotonic() < end
             time.sleep(0.05)
         time.sleep(1)
         job.send_signal(signal.SIGTERM)
-        job.wait(timeout=10)
-    end = time.monotonic() + 10
+        job.wait(timeout=60)
+    end = time.monotonic() + 60
     while netlab.namespaces_of(job.pid):
         assert time.monotonic() < end, netlab.namespaces_of(job.pid)
         time.sleep(0.05)

@@ -13,6 +13,10 @@ from tests.deep import DEEP
 from tests.distributed.cluster import run_workers
 
 STEPS = 6
+# Clusters of hosts of how many replicas that a checkpoint is brought to, by that where it was made.
+TARGETS = {"two": ("to 2", "to 1"), "one": ("to 2",)}
+if DEEP:
+    TARGETS = dict.fromkeys(("two", "one"), ("to 2", "to 1", "by hand"))
 
 
 def train_everything(folder):
@@ -58,11 +62,11 @@ def train_everything(folder):
     found["table"] = str(pair[0].optimizer.explain())
     found["config"] = json.dumps(pair[0].optimizer.get_config()["two_levels"])
     train("replicas", 2, wrapped(redsync, two_levels=False))
-    # So sparse that plain SGD takes the totals as coordinates, after two dense steps.
-    warm_up = rs.DenseWarmUp(steps=2)
-    both("switching", wrapped(rs.RedSync(density=0.01, dense_below=16, warm_up=warm_up)))
     both("shared state", wrapped(rs.PowerSGD(rank=2)))
     if DEEP:
+        # So sparse that plain SGD takes the totals as coordinates, after two dense steps.
+        warm_up = rs.DenseWarmUp(steps=2)
+        both("switching", wrapped(rs.RedSync(density=0.01, dense_below=16, warm_up=warm_up)))
         both("all-to-all", wrapped(rs.SparDL(density=0.1)))
         both("pairs", wrapped(rs.GTopK(density=0.1)))
     both("tf_keras", wrapped(redsync, lambda: tf_keras.optimizers.SGD(0.05)), tf_keras)
@@ -131,15 +135,16 @@ def saved(folder, optimizer, keras, two, one):
         found[f"totals/{name}"] = totals(source)
         found[f"share/{name} before"] = residual(source)
         prefix = checkpoint(source).save(str(folder / f"from_{name}"))
-        for replicas in (2, 1):
-            target = levels.Training(replicas, optimizer, keras)
-            checkpoint(target).restore(prefix).assert_existing_objects_matched()
-            found[f"totals/{name} to {replicas}"] = totals(target)
-            if replicas == 2:
-                found[f"share/{name}"] = residual(target)
-        by_hand = levels.Training(2, optimizer, keras)
-        by_hand.optimizer.exchange.restore_total_state(source.optimizer.exchange.total_state())
-        found[f"totals/{name} by hand"] = totals(by_hand)
+        for target in TARGETS[name]:
+            training = levels.Training(1 if target == "to 1" else 2, optimizer, keras)
+            if target == "by hand":
+                total = source.optimizer.exchange.total_state()
+                training.optimizer.exchange.restore_total_state(total)
+            else:
+                checkpoint(training).restore(prefix).assert_existing_objects_matched()
+            found[f"totals/{name} {target}"] = totals(training)
+            if target == "to 2":
+                found[f"share/{name}"] = residual(training)
     later = levels.Training(2, optimizer, keras)
     with later.strategy.scope():
         later.optimizer = optimizer()
@@ -213,8 +218,9 @@ def test_dense_is_the_plain_optimizer(found):
 
 @pytest.mark.parametrize(
     "name",
-    ["redsync", "switching", "shared state", "trial", "tf_keras"]
-    + (["all-to-all", "pairs"] if DEEP else []),  # rows of all requests: test_ranks.py
+    ["redsync", "shared state", "trial", "tf_keras"]
+    # Rows of all requests: test_ranks.py; what is dense at first: test_equivalence.py.
+    + (["switching", "all-to-all", "pairs"] if DEEP else []),
 )
 def test_a_host_is_one_worker_with_its_replicas_batches(found, name):
     """In every step; and it sends as many bytes."""
@@ -248,8 +254,9 @@ def test_one_replicas_nan_makes_all_skip(found, name):
     assert found["scale"] == 32.0
 
 
-@pytest.mark.parametrize("source", ["two", "one"])
-@pytest.mark.parametrize("target", ["to 2", "to 1", "by hand"])
+@pytest.mark.parametrize(
+    ("source", "target"), [(s, target) for s, targets in TARGETS.items() for target in targets]
+)
 def test_totals_survive_between_clusters(found, source, target):
     totals = found[f"totals/{source}"]
     np.testing.assert_allclose(found[f"totals/{source} {target}"], totals, rtol=1e-6, atol=1e-7)

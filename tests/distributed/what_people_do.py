@@ -370,6 +370,13 @@ def weight_decay(t):
     return t.train(t.mlp(), t.regression(), optimizer=optimizer)
 
 
+@row(libraries=("keras3",))
+def ema_and_weight_decay(t):
+    """Both write to the weights, and not by gradients."""
+    options = {"weight_decay": 0.1, "use_ema": True, "ema_momentum": 0.5}
+    return t.train(t.mlp(), t.regression(), optimizer=lambda: t.adam(**options))
+
+
 def _clipping(name, value):
     def clipping(t):
         return t.train(t.mlp(), t.regression(), optimizer=lambda: t.adam(**{name: value}))

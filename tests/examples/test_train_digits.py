@@ -1,6 +1,7 @@
 """The quickstart's script on two real workers, by the launcher and under a TF_CONFIG by hand.
 
-Only what is about the launcher's command line starts Python anew; other workers are forks.
+Workers are forks of a process with all imports, also below the launcher's command line; see
+tests/distributed/test_ports.py for workers that start Python anew.
 """
 
 import importlib.util
@@ -44,7 +45,8 @@ def script(*flags):
 def train(out, *flags):
     """Runs the script on two workers, started by the launcher's command line."""
     command = [sys.executable, "-m", "tf_redsync.launch", "-n", "2", "--timeout", "150"]
-    command += [str(SCRIPT), f"--out={out}", *flags]
+    _, *words = script(f"--out={out}", *flags)  # without Python, which the launcher adds
+    command += words[words.index(forks.__file__) :]
     done = subprocess.run(
         command, env=environment(), cwd=out.parent, capture_output=True, text=True, timeout=200
     )
