@@ -46,8 +46,10 @@ PRELOAD_SOURCES = find("PRELOAD_SOURCES")
 
 @functools.cache
 def reads(source):
-    """The file and all of custom_ops/ that it includes, directly or not."""
-    included = re.findall(r'^#include "(custom_ops/.+?)"', (ROOT / source).read_text(), re.M)
+    """The file and all of this project that it includes, directly or not."""
+    included = re.findall(
+        r'^#include "((?:custom_ops|tests)/.+?)"', (ROOT / source).read_text(), re.M
+    )
     return frozenset({source}).union(*map(reads, included))
 
 
@@ -64,10 +66,16 @@ class Objects:
             self._folder = fallback
             self._folder.mkdir(parents=True, exist_ok=True)
 
-    def path(self, source, made_with):
-        """Where the object of a source is or will be; `made_with` is what else goes into it."""
-        text = [json.dumps(made_with)]
-        text += [(ROOT / file).read_text() for file in sorted(reads(source))]
+    def path(self, source, made_with, *others):
+        """Where the object of a source is or will be.
+
+        Args:
+            source: Its name is in the object's.
+            made_with: What else goes into it, as JSON.
+            *others: Further sources of the same object.
+        """
+        text, files = [json.dumps(made_with)], map(reads, (source, *others))
+        text += [(ROOT / file).read_text() for file in sorted(frozenset().union(*files))]
         digest = hashlib.sha256("\0".join(text).encode()).hexdigest()[:32]
         return self._folder / f"{pathlib.Path(source).name}.{digest}.o"
 

@@ -237,7 +237,7 @@ def measure(sizes, densities, inputs, momenta, *, device=None, make=None) -> lis
             problem = d.cuda_problem()
             if problem:
                 raise SystemExit(f"`--device gpu` cannot be measured here: {problem}.")
-            device = d.Cuda(d.build(pathlib.Path(folder) / "libredsync_gpu.so", "cuda"))
+            device = d.Cuda(d.build("cuda", pathlib.Path(folder)))
             baseline = _build_baseline(pathlib.Path(folder) / "libbaseline.so")
         clock, rows = Clock(device), []
         cells = [(n, i, p, m) for n in sizes for i in inputs for p in densities for m in momenta]

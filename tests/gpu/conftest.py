@@ -22,8 +22,7 @@ def device(request, tmp_path_factory):
         compiler = os.environ.get("CXX", "g++")
         if request.param == "emulated" and shutil.which(compiler) is None:
             pytest.skip(f"there is no C++ compiler {compiler!r}")
-        target = tmp_path_factory.mktemp("gpu") / f"libredsync_gpu_{request.param}.so"
-        library = d.build(target, request.param)
+        library = d.build(request.param, tmp_path_factory.mktemp("gpu"))
     elif kind != request.param:
         pytest.skip(f"REDSYNC_GPU_LIBRARY is of the kind {kind!r}")
     return {"cuda": d.Cuda, "emulated": d.Emulated}[request.param](pathlib.Path(library))

@@ -18,9 +18,9 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SOURCES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("custom_ops/core/gpu/*.cu"))
-EMULATE = "-x c++ -std=c++17 -O1 -g -ffp-contract=off -fPIC -shared -pthread".split()
+EMULATE = "-x c++ -std=c++17 -O1 -g1 -ffp-contract=off -fPIC -shared -pthread".split()
 EMULATE += "-Wall -Wextra -Werror -Wno-unknown-pragmas -DREDSYNC_GPU_EMULATOR".split()
-EMULATE += ["-include", "tests/gpu/emulator.h"]
+EMULATE += ["-I.", "-include", "tests/gpu/emulator.h"]
 FIBERS = "tests/gpu/fibers.cc"
 # As the library is built, but for this machine's GPU only.
 FLAGS = runpy.run_path(str(ROOT / "custom_ops" / "sources.bzl"))["CUDA_FLAGS"]
@@ -217,22 +217,16 @@ def cuda_problem() -> str | None:
     return None if count.value else "no GPU"
 
 
-def build(target: pathlib.Path, kind: str) -> pathlib.Path:
+def build(kind: str, folder: pathlib.Path) -> pathlib.Path:
     """Compiles the core as a library of its own: "cuda", "emulated" or "sanitized"."""
-    if kind == "cuda":
-        command = [nvcc() or "nvcc", *CUDA, "-I.", *SOURCES, "-o", str(target)]
-    else:
-        command = [
-            os.environ.get("CXX", "g++"),
-            *EMULATE,
-            "-I.",
-            FIBERS,
-            *SOURCES,
-            "-o",
-            str(target),
-        ]
-        if kind == "sanitized":
-            command += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    if kind != "cuda":
+        from tests.compiling import Compiler
+
+        sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+        flags = sanitize if kind == "sanitized" else []
+        return Compiler([]).make(*EMULATE, *flags, FIBERS, *SOURCES)
+    target = folder / "libredsync_gpu_cuda.so"
+    command = [nvcc() or "nvcc", *CUDA, "-I.", *SOURCES, "-o", str(target)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     if run.returncode != 0:
         raise RuntimeError(f"{command[0]} failed:\n{run.stderr[-4000:]}")

@@ -37,7 +37,7 @@ def test_sanitizers(tmp_path):
         **os.environ,
         "LD_PRELOAD": runtime,
         "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
-        "REDSYNC_GPU_LIBRARY": str(d.build(tmp_path / "libredsync_gpu.so", "sanitized")),
+        "REDSYNC_GPU_LIBRARY": str(d.build("sanitized", tmp_path)),
         "REDSYNC_GPU_LIBRARY_KIND": "emulated",
         "CUDA_VISIBLE_DEVICES": "-1",
     }
