@@ -1,5 +1,7 @@
 """Inputs, and runs of the ops on one backend, for the tests of the kernels."""
 
+import hashlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -101,6 +103,21 @@ def decode(backend: str, messages, k, like, *, quantized, selectors=None):
         return [t.numpy() for t in ops.decode(messages, layout, like)]
     finally:
         ops.set_backend(None)
+
+
+def digest_of_selections() -> str:
+    """Digest of selections from tensors of many blocks, and of their decoding."""
+    sizes, k = (300_001, 131_072), [300, 40_000]
+    state = hashlib.sha256()
+    for kind in ("normal", "ties", "clustered"):
+        inputs = make_inputs(kind, sizes)
+        for selector in ("exact", "threshold"):
+            options = {"selectors": [selector] * 2, "quantized": [False, True]}
+            result = select("native", inputs, k, [-1, -1], momentum=(0.9, False), **options)
+            totals = decode("native", result.message[None], k, inputs[0], **options)
+            for array in tf.nest.flatten([result, totals]):
+                state.update(array.tobytes())
+    return state.hexdigest()
 
 
 def on(backend: str, run):

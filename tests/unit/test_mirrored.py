@@ -1,9 +1,6 @@
 """Real Keras optimizers on replicas of one process: sending everything changes nothing."""
 
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -15,7 +12,6 @@ import tf_redsync as rs
 from tests.deep import DEEP
 from tests.loops import loop
 
-ROOT = Path(__file__).resolve().parents[2]
 KERAS = {"keras": keras, "tf_keras": tf_keras}
 WIDTH, CLASSES, BATCH, STEPS = 12, 5, 8, 4
 
@@ -277,42 +273,3 @@ def test_jit_compile_is_refused_before_training(mirrored):
                 model.fit(x, y, batch_size=16, verbose=0)
         for a, b in zip(model.get_weights(), before, strict=True):
             np.testing.assert_array_equal(a, b)
-
-
-REPLICAS = """
-import keras, tensorflow as tf, tf_redsync as rs
-cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-rs.ops.set_backend("tensorflow")
-with strategy.scope():
-    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])
-    optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.RedSync(dense_below=0))
-    optimizer.build(model.trainable_variables)
-
-def step():
-    grads = [tf.ones(v.shape) for v in model.trainable_variables]
-    optimizer.apply(grads, model.trainable_variables)
-
-strategy.run(step)
-print("eager:", optimizer.exchange.step.numpy(), flush=True)
-tf.function(lambda: strategy.run(step))()
-print("traced:", optimizer.exchange.step.numpy(), flush=True)
-"""
-
-
-def test_replicas_of_one_process_do_not_wait_for_each_other():
-    """They run, or are traced, one by one; the reference's checks are ordered between them, too.
-
-    In a process of its own, so that a hang ends with that process.
-    """
-    child = subprocess.Popen(
-        [sys.executable, "-c", REPLICAS], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        output, _ = child.communicate(timeout=120)  # importing takes long on a busy machine
-    except subprocess.TimeoutExpired:
-        child.kill()
-        output, _ = child.communicate()
-        pytest.fail(f"a step hangs after: {output!r}")
-    assert output.split() == ["eager:", "1", "traced:", "2"] and child.returncode == 0

@@ -1,17 +1,13 @@
 """What is said where TensorFlow or tf_keras is missing."""
 
 import importlib.metadata
-import subprocess
 import sys
 import types
-from pathlib import Path
 
 import pytest
 import tensorflow as tf
 
 from tf_redsync import requirements
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_without_tensorflow(monkeypatch):
@@ -63,30 +59,3 @@ def test_legacy_keras_without_tf_keras(monkeypatch, recwarn, wanted, installed):
     said = [str(w.message) for w in recwarn if "TF_USE_LEGACY_KERAS" in str(w.message)]
     assert len(said) == (wanted == "1" and not installed)
     assert all("pip install 'tf_keras==" in text for text in said)
-
-
-PROGRAM = """
-import sys
-sys.modules["tf_keras"] = None
-import keras, tf_redsync as rs
-print(type(rs.DistributedOptimizer(keras.optimizers.SGD())).__name__)
-for name in ("tf_keras", "legacy"):
-    try:
-        __import__(f"tf_redsync.keras.{name}")
-    except ImportError as error:
-        print(error)
-try:
-    rs.addons.load()
-except ImportError as error:
-    print(error)
-"""
-
-
-def test_keras_3_needs_no_tf_keras():
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=240
-    )
-    first, *errors = run.stdout.splitlines()
-    assert first == "Keras3Optimizer", run.stderr[-2000:]
-    assert len(errors) == 3
-    assert all("tf_keras is not installed" in e and "pip install" in e for e in errors)

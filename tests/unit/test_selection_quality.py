@@ -314,6 +314,7 @@ def test_decode_sweep(backend, seed, workers):
         assert sent.words == messages[0].size
 
 
+@pytest.mark.deep  # of other selections than these it is asked in test_fresh_process.py
 def test_results_do_not_depend_on_the_number_of_threads():
     """The comparison above again, in a process with four threads."""
     if os.environ.get("TF_NUM_INTRAOP_THREADS") == "4":
