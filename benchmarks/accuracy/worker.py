@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.accuracy.data import Data
 from benchmarks.accuracy.tasks import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,8 +55,19 @@ def run(
         return json.loads(output.read_text(encoding="utf-8"))
 
 
-def train(row: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    """Trains on this worker; returns the results, and the model."""
+def train(
+    row: dict[str, Any], found: Data | None = None, strategy: Any = None
+) -> tuple[dict[str, Any], Any]:
+    """Trains on this worker.
+
+    Args:
+        row: What `run` sends.
+        found: Data in place of those in its `data_dir`.
+        strategy: One that exists already.
+
+    Returns:
+        The results, and the model.
+    """
     import keras
     import tensorflow as tf
 
@@ -65,11 +77,12 @@ def train(row: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     from tf_redsync.policy import Policy
 
     settings, what = Settings(**row["settings"]), exchanged(row["method"])
-    found = settings.of_task.load(Path(row["data_dir"]) if row["data_dir"] else None)
+    if found is None:
+        found = settings.of_task.load(Path(row["data_dir"]) if row["data_dir"] else None)
     rows = settings.rows(len(found.train[1]), row["seed"])
     policy = what.method
     policy = policy if isinstance(policy, Policy) else Policy(default=policy)
-    strategy = rs.MultiWorkerMirroredStrategy()
+    strategy = strategy or rs.MultiWorkerMirroredStrategy()
     with strategy.scope():
         model = settings.network(found, row["seed"])
         inner = settings.optimizer(policy.default.momentum_in_exchange, clipping=True)

@@ -1,0 +1,64 @@
+"""benchmarks/convergence.py: worker processes end with the weights of the loopback."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from benchmarks import convergence
+from benchmarks.accuracy import data
+from tests.distributed.cluster import run_workers
+
+# Momentum and a warm-up in the exchange; and BatchNormalization, clipping, a rate that falls, the
+# inner optimizer's momentum, a code.
+ROWS = (
+    ("digits", [], "RedSync(density=0.02, momentum=0.9, dense_below=4096, warm_up=DenseWarmUp(4))"),
+    ("cifar10", ["--clip_norm", "0.5", "--schedule", "cosine"], "CodedTopK(density=0.05)"),
+)
+
+
+def problem(task, flags, workers):
+    """The settings of ten steps, and data made on the spot where the task's are not installed."""
+    if task == "digits":
+        found = data.digits(None)
+    else:
+        rng = np.random.default_rng(0)
+        x = rng.integers(0, 255, (60, 32, 32, 3), dtype=np.uint8)
+        y = rng.integers(0, 10, 60, dtype=np.int32)
+        found = data.Data((x, y), (x[:10], y[:10]), 10, images=True)
+    flags = ["--task", task, "--steps", "10", "--batch", "4", "--evaluations", "2", *flags]
+    args = convergence.parse([*flags, "--workers", str(workers)])
+    return convergence.settings_of(args, len(found.train[1])), found
+
+
+def train_rows(workers):
+    import tf_redsync as rs
+    from benchmarks.accuracy import worker
+
+    strategy, results = rs.MultiWorkerMirroredStrategy(), {}
+    for task, flags, text in ROWS:
+        settings, found = problem(task, flags, workers)
+        row = {"settings": dataclasses.asdict(settings), "method": text, "seed": 1}
+        result, model = worker.train(row, found, strategy)
+        results[f"{task} weights"] = np.concatenate([np.ravel(w) for w in model.get_weights()])
+        results[f"{task} losses"] = result["curve"]["loss"]
+        results[f"{task} sent"] = result["sent_bytes"]
+    return results
+
+
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.deep)])
+def test_processes_end_as_the_loopback(workers):
+    from benchmarks.accuracy.training import Training
+    from benchmarks.method_expressions import exchanged
+
+    first, *others = run_workers(train_rows, workers, args=(workers,), timeout=300)
+    for task, flags, text in ROWS:
+        training = Training(*problem(task, flags, workers), exchanged(text), 1)
+        start = np.concatenate([np.ravel(w) for w in training.model.get_weights()])
+        expected = training.run()
+        weights = np.concatenate([np.ravel(w) for w in training.model.get_weights()])
+        for worker in (first, *others):
+            np.testing.assert_allclose(worker[f"{task} weights"], weights, rtol=0, atol=1e-4)
+        assert np.abs(weights - start).max() > 1e-2
+        np.testing.assert_allclose(first[f"{task} losses"], training.curve["loss"], rtol=1e-4)
+        assert first[f"{task} sent"] == pytest.approx(expected["sent_bytes"])
