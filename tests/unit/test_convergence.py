@@ -23,9 +23,9 @@ def settings(*flags, workers=2):
     return convergence.settings_of(args, examples=1497)
 
 
-def trained(text, *flags, seed=0):
+def trained(text, *flags, workers=2):
     """A training of the digits to its end."""
-    training = Training(settings(*flags), data.digits(None), exchanged(text), seed)
+    training = Training(settings(*flags, workers=workers), data.digits(None), exchanged(text), 0)
     training.run()
     return training
 
@@ -318,3 +318,18 @@ def test_density_one_without_masking_is_dense_training_with_momentum():
     np.testing.assert_allclose(weights(trained(everything, *flags)), weights(dense), atol=1e-5)
     masked = trained(everything.replace("False", "True"), *flags)
     assert np.abs(weights(masked) - weights(dense)).max() > 1e-3
+
+
+def test_the_gap_to_dense_training_stays_small():
+    """Digits, four workers, 110 steps: how much higher the losses are, as a logarithm.
+
+    With eight seeds they were, as mean and standard deviation, 0.12 +- 0.06 on the test set and
+    0.25 +- 0.02 in the second half of the training with RedSync's defaults; with 2 % of all
+    matrices, 0.52 +- 0.11 and 0.63 +- 0.05. The bounds are the mean and four deviations.
+    """
+    flags = ("--steps", "110", "--evaluations", "2")
+    dense = trained("Dense()", *flags, workers=4).curve
+    for text, test, train in (("RedSync(momentum=0.9)", 0.36, 0.32), (SPARSE, 0.95, 0.84)):
+        found = trained(text, *flags, workers=4).curve
+        assert np.log(found["loss"][-1] / dense["loss"][-1]) < test, text
+        assert np.log(found["train_loss"][-1] / dense["train_loss"][-1]) < train, text
