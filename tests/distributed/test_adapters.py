@@ -3,21 +3,31 @@
 import numpy as np
 import pytest
 
+from tests.deep import DEEP
 from tests.distributed.cluster import LEGACY, run_workers
 
 
-def train_family(family, fit_on_plain_strategy):
-    """Train with `fit` and with a loop; return losses and the weights' hashes after every step."""
-
+def train_families(families, plain):
+    """Train each family with `fit` and, if asked, a loop: `FAMILY.losses`, `FAMILY.digests` ..."""
     import tensorflow as tf
 
     import tf_redsync as rs
+
+    strategy = (tf.distribute if plain else rs).MultiWorkerMirroredStrategy()
+    found = {}
+    for family, looped in families:
+        trained = train_family(strategy, family, looped)
+        found |= {f"{family}.{key}": value for key, value in trained.items()}
+    if plain:
+        found["disagreement"] = differ(strategy)
+    return found
+
+
+def train_family(strategy, family, looped):
+    """Losses and the weights' hashes after every step."""
+    import tf_redsync as rs
     from tests.distributed import problems
 
-    if fit_on_plain_strategy:
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    else:
-        strategy = rs.MultiWorkerMirroredStrategy()
     if family == "keras3":
         import keras
     else:
@@ -36,7 +46,7 @@ def train_family(family, fit_on_plain_strategy):
             inner = getattr(rs.addons.load().optimizers, family)(0.02)
         return rs.DistributedOptimizer(inner, rs.RedSync(density=0.1, dense_below=16))
 
-    digests = []
+    digests, loop_loss = [], []
 
     class Digest(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -48,19 +58,18 @@ def train_family(family, fit_on_plain_strategy):
     # 59 rows in global batches of 16: the last batch is short, and odd for two workers.
     data = problems.dataset(59, 16).repeat(3)
     history = model.fit(data, epochs=2, verbose=0, callbacks=[Digest()])
-    fit_loss = history.history["loss"]
-
-    with strategy.scope():
-        looped = problems.network(keras)
-        loop_optimizer = optimizer()
-    data = problems.dataset(64, 16)
-    loop_loss, loop_digests = problems.train_loop(strategy, looped, loop_optimizer, data, 6)
-    config = loop_optimizer.get_config()
-    clone = type(loop_optimizer).from_config(config)
+    if looped:
+        with strategy.scope():
+            other, loop_optimizer = problems.network(keras), optimizer()
+        data = problems.dataset(64, 16)
+        loop_loss, loop_digests = problems.train_loop(strategy, other, loop_optimizer, data, 6)
+        digests += loop_digests
+    config = model.optimizer.get_config()
+    clone = type(model.optimizer).from_config(config)
     return {
-        "fit_loss": fit_loss,
-        "loop_loss": loop_loss,
-        "digests": digests + loop_digests,
+        "losses": history.history["loss"],
+        "loop_losses": loop_loss,
+        "digests": digests,
         "steps": int(model.optimizer.exchange.step.numpy()),
         "skipped": int(model.optimizer.exchange.skipped.numpy()),
         "iterations": int(model.optimizer.iterations.numpy()),
@@ -69,28 +78,51 @@ def train_family(family, fit_on_plain_strategy):
     }
 
 
+def differ(strategy):
+    """What is said where the workers' methods differ, although the strategy is not ours."""
+    import tf_keras as keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    with strategy.scope():
+        model = problems.network(keras)
+        method = rs.RedSync(density=0.1 + 0.1 * problems.rank())
+        optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), method)
+        try:
+            optimizer.build(model.trainable_variables)
+        except ValueError as error:
+            return str(error)
+    return "nothing"
+
+
+LOOPED, FITTED = True, False  # more loops: test_habits.py, test_what_people_do.py
+OURS = [("keras3", LOOPED), ("LAMB", FITTED)]
+PLAIN = [("tf_keras", LOOPED), ("Lookahead", FITTED)]
+if DEEP:
+    OURS = [(f, LOOPED) for f in ("keras3", "LAMB", "tf_keras", "SGDW", "LazyAdam")]
+    PLAIN = [(f, LOOPED) for f, _ in PLAIN]
+
+
 @pytest.mark.parametrize(
-    ("family", "plain"),
-    [
-        ("keras3", False),
-        ("tf_keras", True),
-        pytest.param("tf_keras", False, marks=pytest.mark.deep),
-        ("LAMB", False),
-        pytest.param("SGDW", False, marks=pytest.mark.deep),
-        pytest.param("LazyAdam", False, marks=pytest.mark.deep),
-        ("Lookahead", True),
-    ],
+    ("families", "plain"), [(OURS, False), (PLAIN, True)], ids=["ours", "plain strategy"]
 )
-def test_family_trains_with_equal_weights_on_all_workers(family, plain):
-    env = None if family == "keras3" else LEGACY
-    first, second = run_workers(train_family, args=(family, plain), env=env, timeout=240)
-    assert list(first["digests"]) == list(second["digests"])
-    assert len(set(first["digests"])) == len(first["digests"])  # every step changed the weights
-    np.testing.assert_array_equal(first["fit_loss"], second["fit_loss"])
-    for losses in (first["fit_loss"], first["loop_loss"]):
-        assert np.isfinite(losses).all()
-        assert losses[-1] < 0.6 * losses[0]
-    assert first["steps"] == first["iterations"] == 2 * 3 * 4
-    assert first["skipped"] == 0
-    assert first["bytes"] > 0
-    assert first["config_round_trip"]
+def test_families_train_with_equal_weights_on_all_workers(families, plain):
+    first, second = run_workers(train_families, args=(families, plain), env=LEGACY, timeout=240)
+    for family, looped in families:
+        one, other = (
+            {key.split(".")[1]: v for key, v in worker.items() if key.startswith(f"{family}.")}
+            for worker in (first, second)
+        )
+        assert list(one["digests"]) == list(other["digests"]), family
+        assert len(set(one["digests"])) == len(one["digests"]), family  # every step is a change
+        np.testing.assert_array_equal(one["losses"], other["losses"], family)
+        for losses in [one["losses"], one["loop_losses"]] if looped else [one["losses"]]:
+            assert np.isfinite(losses).all(), family
+            assert losses[-1] < 0.6 * losses[0], family
+        assert one["steps"] == one["iterations"] == 2 * 3 * 4, family
+        assert one["skipped"] == 0 and one["bytes"] > 0 and one["config_round_trip"], family
+    if plain:
+        for worker in (first, second):
+            assert "the workers disagree" in worker["disagreement"]
+            assert all(text in worker["disagreement"] for text in ("0.1", "0.2"))

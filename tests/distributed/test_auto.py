@@ -10,7 +10,7 @@ LEARNING_RATE = 0.01
 STEPS = 15
 
 
-def fit_with_auto(family):
+def fit_with_auto(family, strategy=None):
     """Fit a small model with the default method, and with a dense exchange, from one seed."""
 
     import tensorflow as tf
@@ -18,10 +18,9 @@ def fit_with_auto(family):
     import tf_redsync as rs
     from tests.distributed import problems
 
-    if family == "tf_keras":
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    else:
-        strategy = rs.MultiWorkerMirroredStrategy()
+    if strategy is None:
+        strategies = tf.distribute if family == "tf_keras" else rs
+        strategy = strategies.MultiWorkerMirroredStrategy()
     if family == "keras3":
         import keras
     else:
@@ -32,7 +31,7 @@ def fit_with_auto(family):
         with strategy.scope():
             model = problems.network(keras)
             model.compile(optimizer=rs.DistributedOptimizer(sgd(0.05), method), loss="mse")
-        model.fit(problems.dataset(64, 16), epochs=2, verbose=0)
+        model.fit(problems.dataset(128, 16), epochs=1, verbose=0)
         return model
 
     auto, dense = fit(None), fit(rs.Dense())
@@ -44,12 +43,7 @@ def fit_with_auto(family):
     }
 
 
-@pytest.mark.parametrize(
-    "family", ["keras3", *(pytest.param(f, marks=pytest.mark.deep) for f in ("tf_keras", "legacy"))]
-)
-def test_a_small_model_stays_dense(family):
-    env = None if family == "keras3" else LEGACY
-    first, second = run_workers(fit_with_auto, args=(family,), env=env, timeout=240)
+def assert_dense(first, second):
     for result in (first, second):
         np.testing.assert_array_equal(result["auto"], result["dense"])
     assert first["table"] == second["table"]
@@ -58,12 +52,18 @@ def test_a_small_model_stays_dense(family):
     assert set(first["methods"]) == {"Dense"}
 
 
+@pytest.mark.deep
+@pytest.mark.parametrize("family", ["tf_keras", "legacy"])
+def test_a_small_model_stays_dense_in_other_families(family):
+    assert_dense(*run_workers(fit_with_auto, args=(family,), env=LEGACY, timeout=240))
+
+
 def train_with_trials(trials):
-    """Train in each trial; what was found by the trial's number."""
+    """A small model, then training in each trial; what was found by the trial's number."""
     import tf_redsync as rs
 
     strategy = rs.MultiWorkerMirroredStrategy()
-    found = {}
+    found = {f"small/{key}": value for key, value in fit_with_auto("keras3", strategy).items()}
     for number, (slow_phase, bad) in enumerate(trials):
         results = train_with_trial(strategy, slow_phase, bad)
         found |= {f"{number}/{key}": value for key, value in results.items()}
@@ -167,16 +167,25 @@ TRIALS += [("dense_exchange", BAD)] if DEEP else []
 
 
 @pytest.fixture(scope="module")
-def tried():
+def both():
+    return run_workers(train_with_trials, args=(TRIALS,), timeout=240)
+
+
+def of_part(both, part):
+    return [
+        {k.split("/")[1]: v for k, v in worker.items() if k.startswith(f"{part}/")}
+        for worker in both
+    ]
+
+
+@pytest.fixture(scope="module")
+def tried(both):
     """What both workers found, by slow phase and bad steps."""
-    both = run_workers(train_with_trials, args=(TRIALS,), timeout=240)
-    return {
-        trial: [
-            {k.split("/")[1]: v for k, v in worker.items() if k.startswith(f"{number}/")}
-            for worker in both
-        ]
-        for number, trial in enumerate(TRIALS)
-    }
+    return {trial: of_part(both, number) for number, trial in enumerate(TRIALS)}
+
+
+def test_a_small_model_stays_dense(both):
+    assert_dense(*of_part(both, "small"))
 
 
 def test_trial_falls_back_to_dense(tried):

@@ -1,9 +1,15 @@
-"""On two real workers: equal to the plain optimizer at density 1, deterministic, transport-free."""
+"""On two real workers: equal to the plain optimizer at density 1, deterministic, transport-free.
+
+What is only asked with `--deep` is asked of replicas of one process by unit/test_mirrored.py.
+"""
 
 import numpy as np
 import pytest
 
+from tests.deep import DEEP
 from tests.distributed.cluster import run_workers
+
+PLAIN = ("sgd", "momentum", "adam") if DEEP else ("adam",)
 
 
 def train_pairs():
@@ -38,24 +44,25 @@ def train_pairs():
         return lambda: rs.DistributedOptimizer(inner[name](), method, **options)
 
     runs = {}
-    for name in ("sgd", "momentum", "adam"):
+    for name in PLAIN:
         runs[f"{name}_plain"] = inner[name]
         runs[f"{name}_wrapped"] = wrap(name, everything())
-    runs["corrected"] = wrap("sgd", everything(momentum=0.9, masking=False))
-    runs["heavy_ball"] = lambda: keras.optimizers.SGD(0.05, momentum=0.9)
     sparse = rs.RedSync(density=0.1, dense_below=16, momentum=0.5)
-    runs["sparse"] = wrap("sgd", sparse)
-    runs["sparse_again"] = wrap("sgd", sparse)
-    runs["sparse_public"] = wrap("sgd", sparse, direct_collectives=False)
     runs["sparse_buckets"] = wrap("sgd", sparse, bucket_bytes=64)
-    runs["warm_up"] = wrap(
-        "sgd", rs.RedSync(density=0.05, dense_below=16, warm_up=rs.DenseWarmUp(steps=1000))
-    )
+    runs["sparse_public"] = wrap("sgd", sparse, direct_collectives=False)
     # So sparse that plain SGD takes the totals as coordinates, after two dense steps.
     switching = rs.RedSync(density=0.01, dense_below=16, warm_up=rs.DenseWarmUp(steps=2))
     runs["switching"] = wrap("sgd", switching)
-    runs["switching_public"] = wrap("sgd", switching, direct_collectives=False)
     runs["switching_dense"] = wrap("other_sgd", switching)
+    if DEEP:
+        runs["corrected"] = wrap("sgd", everything(momentum=0.9, masking=False))
+        runs["heavy_ball"] = lambda: keras.optimizers.SGD(0.05, momentum=0.9)
+        runs["sparse"] = wrap("sgd", sparse)
+        runs["sparse_again"] = wrap("sgd", sparse)
+        runs["warm_up"] = wrap(
+            "sgd", rs.RedSync(density=0.05, dense_below=16, warm_up=rs.DenseWarmUp(steps=1000))
+        )
+        runs["switching_public"] = wrap("sgd", switching, direct_collectives=False)
     return {name: train(optimizer) for name, optimizer in runs.items()}
 
 
@@ -67,36 +74,40 @@ def weights():
     return first
 
 
-@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("name", PLAIN)
 def test_density_one_is_the_plain_optimizer(weights, name):
     plain, wrapped = weights[f"{name}_plain"], weights[f"{name}_wrapped"]
     np.testing.assert_allclose(wrapped, plain, rtol=2e-4, atol=2e-5)
 
 
+def test_public_collectives_and_bucket_size_do_not_change_a_bit(weights):
+    np.testing.assert_array_equal(weights["sparse_buckets"], weights["sparse_public"])
+
+
+def test_totals_that_are_dense_at_first_and_coordinates_later(weights):
+    np.testing.assert_allclose(
+        weights["switching"], weights["switching_dense"], rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.deep
 def test_momentum_correction_without_masking_is_heavy_ball(weights):
     np.testing.assert_allclose(weights["corrected"], weights["heavy_ball"], rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.deep
 def test_dense_warm_up_is_the_plain_optimizer(weights):
     np.testing.assert_allclose(weights["warm_up"], weights["sgd_plain"], rtol=2e-4, atol=2e-5)
+    assert np.abs(weights["switching"] - weights["warm_up"]).max() > 1e-3
 
 
+@pytest.mark.deep
 def test_same_seed_same_bits(weights):
     np.testing.assert_array_equal(weights["sparse"], weights["sparse_again"])
-
-
-def test_public_collectives_and_bucket_size_do_not_change_a_bit(weights):
     np.testing.assert_array_equal(weights["sparse"], weights["sparse_public"])
-    np.testing.assert_array_equal(weights["sparse"], weights["sparse_buckets"])
+    np.testing.assert_array_equal(weights["switching"], weights["switching_public"])
 
 
+@pytest.mark.deep
 def test_sparse_differs_from_dense(weights):
     assert np.abs(weights["sparse"] - weights["sgd_plain"]).max() > 1e-3
-
-
-def test_totals_that_are_dense_at_first_and_coordinates_later(weights):
-    np.testing.assert_array_equal(weights["switching"], weights["switching_public"])
-    np.testing.assert_allclose(
-        weights["switching"], weights["switching_dense"], rtol=1e-5, atol=1e-6
-    )
-    assert np.abs(weights["switching"] - weights["warm_up"]).max() > 1e-3

@@ -82,17 +82,18 @@ def use(keras, strategy, model, mine):
     model.fit(train, epochs=1, steps_per_epoch=1, verbose=0)
     results["next_fit"] = problems.digest(model)
 
-    loop(tf, strategy, model, train, 2)
+    loop = looped(tf, strategy, model, train)
+    loop(2)
     results["evaluated"] = model.evaluate(train, verbose=0)
     results["evaluated_weights"] = problems.digest(model)
-    loop(tf, strategy, model, train, 3)
+    loop(3)
     results["apart"] = problems.digest(model)
     model.save_weights(str(mine / "loop.weights.h5"))
     results["saved_in_a_loop"] = digest_of(mine / "loop.weights.h5")
-    loop(tf, strategy, model, train, 1)
+    loop(1)
     model.save(str(mine / "loop.keras"))
     results["saved_model"] = problems.digest(model)
-    loop(tf, strategy, model, train, 1)
+    loop(1)
     try:
         keras.models.save_model(model, str(mine / "function.keras"))
     except ValueError as error:
@@ -100,8 +101,8 @@ def use(keras, strategy, model, mine):
     return results
 
 
-def loop(tf, strategy, model, data, steps):
-    """A custom loop over a compiled model."""
+def looped(tf, strategy, model, data):
+    """A custom loop over a compiled model, as a function of the number of steps."""
 
     def replica_step(x, y):
         with tf.GradientTape() as tape:
@@ -110,9 +111,13 @@ def loop(tf, strategy, model, data, steps):
         model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
     step = tf.function(lambda batch: strategy.run(replica_step, batch))
-    batches = iter(strategy.experimental_distribute_dataset(data))
-    for _ in range(steps):
-        step(next(batches))
+    distributed = strategy.experimental_distribute_dataset(data)
+
+    def loop(steps):
+        for _, batch in zip(range(steps), distributed, strict=False):
+            step(batch)
+
+    return loop
 
 
 @pytest.fixture(scope="module")
