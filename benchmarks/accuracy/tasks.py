@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Network = Callable[[tuple[int, ...], int], "keras.Model"]
 SCHEDULES = ("constant", "cosine", "steps")
+OPTIMIZERS = ("sgd", "adam", "adamw", "amsgrad")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +31,8 @@ class Task:
         metric: `"accuracy"` or `"perplexity"` on the test set.
         batch: Examples of a worker and step.
         epochs: How often the training set is gone through.
-        optimizer: `"sgd"` or `"adamw"`.
-        learning_rate: For SGD that of the velocity's first step, with momentum.
+        optimizer: One of `OPTIMIZERS`.
+        learning_rate: Of the optimizer.
         momentum: Of SGD.
         weight_decay: Of AdamW.
         clip_norm: Bound on the norm of the gradient; see `Settings`.
@@ -82,8 +83,9 @@ class Settings:
         real: Whether they are processes, and not all in this one.
         steps: Length of the training.
         batch: Examples of a worker and step.
+        optimizer: The inner optimizer, one of `OPTIMIZERS`.
         learning_rate: Of the inner optimizer.
-        momentum: Of the inner optimizer, SGD, unless the method has momentum of its own.
+        momentum: Of SGD, unless the method has momentum of its own.
         schedule: `"constant"`, `"cosine"` to 0, or `"steps"`: a tenth from half of the training on,
             a hundredth from three quarters on.
         clip_norm: Each worker's gradient is clipped to `clip_norm / sqrt(workers)` before it is
@@ -98,6 +100,7 @@ class Settings:
     real: bool
     steps: int
     batch: int
+    optimizer: str
     learning_rate: float
     momentum: float
     schedule: str
@@ -124,7 +127,7 @@ class Settings:
         make = self.of_task.networks[self.model]
         return make(found.train[0].shape[1:], found.classes)
 
-    def optimizer(
+    def inner_optimizer(
         self, momentum_in_exchange: float, clipping: bool = False
     ) -> keras.optimizers.Optimizer:
         """Returns the inner optimizer.
@@ -134,6 +137,8 @@ class Settings:
             clipping: Whether it clips gradients.
         """
         import keras
+
+        import tf_redsync as rs
 
         schedules = keras.optimizers.schedules
         rate: float | schedules.LearningRateSchedule = self.learning_rate
@@ -145,9 +150,12 @@ class Settings:
         clip = None
         if clipping and self.clip_norm is not None:
             clip = self.clip_norm * self.workers**-0.5
-        if self.of_task.optimizer == "adamw":
+        if self.optimizer == "adamw":
             decay = self.of_task.weight_decay
             return keras.optimizers.AdamW(rate, weight_decay=decay, global_clipnorm=clip)
+        if self.optimizer != "sgd":
+            made = keras.optimizers.Adam if self.optimizer == "adam" else rs.AMSGrad
+            return made(rate, global_clipnorm=clip)
         momentum = 0.0 if momentum_in_exchange else self.momentum
         return keras.optimizers.SGD(rate, momentum=momentum, global_clipnorm=clip)
 

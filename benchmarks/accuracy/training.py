@@ -24,6 +24,7 @@ from benchmarks.loopback_workers import Exchange
 from benchmarks.method_expressions import Exchanged
 from tf_redsync import feedback
 from tf_redsync.exchange.layout import tensor_spec
+from tf_redsync.keras import conflicts
 from tf_redsync.policy import Policy
 
 TEST_BATCH = 250
@@ -109,8 +110,8 @@ class Training:
         seconds: That it has taken so far.
 
     Raises:
-        ValueError: for a method whose workers have weights of their own, and for named arguments
-            that only processes know.
+        ValueError: for a method whose workers have weights of their own, for named arguments that
+            only processes know, and for momentum beside that of the inner optimizer.
     """
 
     def __init__(self, settings: Settings, found: Data, what: Exchanged, seed: int):
@@ -129,7 +130,8 @@ class Training:
         self.model = settings.network(found, seed)
         self.variables = list(self.model.trainable_variables)
         self.statistics = list(self.model.non_trainable_variables)
-        self.optimizer = settings.optimizer(self.policy.default.momentum_in_exchange)
+        self.optimizer = settings.inner_optimizer(self.policy.default.momentum_in_exchange)
+        conflicts.check_momentum(self.optimizer, self.policy)
         self.optimizer.build(self.variables)
         specs = [tensor_spec(v, i) for i, v in enumerate(self.variables)]
         warm_up = dense_steps(what.options.get("warm_up"), settings.steps)

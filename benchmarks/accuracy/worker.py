@@ -85,7 +85,7 @@ def train(
     strategy = strategy or rs.MultiWorkerMirroredStrategy()
     with strategy.scope():
         model = settings.network(found, row["seed"])
-        inner = settings.optimizer(policy.default.momentum_in_exchange, clipping=True)
+        inner = settings.inner_optimizer(policy.default.momentum_in_exchange, clipping=True)
         optimizer = rs.DistributedOptimizer(inner, what.method, **what.options)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer=optimizer, loss=loss)

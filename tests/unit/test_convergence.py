@@ -78,6 +78,8 @@ def test_bad_expressions(text, words, capsys):
         (["--model", "vgg"], "`--model` must be one of mlp, conv for the task digits"),
         (["--steps", "0"], "`--steps` must be at least 1"),
         (["--steps", "3", "--epochs", "1"], "say the same"),
+        (["--optimizer", "adam"], "`--optimizer` needs a `--learning_rate`"),
+        (["--task", "charlm", "--momentum", "0.5"], "`--momentum` is of SGD"),
         (["--epochs", "0"], "`--epochs` must be above 0"),
         (["--augment"], "images in colour. Received: --task=digits"),
     ],
@@ -257,6 +259,17 @@ def test_a_method_that_fails_is_a_row(tmp_path, capsys):
     assert "give --real. Received: LocalSGD" in out and "is not finite" in out
     errors = [row["error"] for row in json.loads(path.read_text())["rows"]]
     assert len(errors) == 2 and "not finite" in errors[1]
+
+
+def test_optimizers():
+    flags = ["--steps", "1", "--evaluations", "1", "--learning_rate", "0.01", "--optimizer"]
+    kinds = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "amsgrad": "AMSGrad"}
+    for name, kind in kinds.items():
+        assert type(settings(*flags, name).inner_optimizer(0.0)).__name__ == kind
+    assert settings(*flags[:4]).inner_optimizer(0.0).momentum == 0.9
+    assert settings(*flags[:4]).inner_optimizer(0.9).momentum == 0.0
+    with pytest.raises(ValueError, match="momentum is set on both sides"):
+        trained("RedSync(momentum=0.9)", *flags, "adam")
 
 
 def test_means_over_seeds():
