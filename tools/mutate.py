@@ -166,6 +166,108 @@ MUTATIONS = (
         "        return list(zip(totals, [v for _, v in pairs][::-1], strict=True))\n",
         ("tests/unit/test_mirrored.py", "-k", "density_one"),
     ),
+    Mutation(
+        "checkpoint: batches that were seen come again",
+        "keras/position.py",
+        "        for _ in range(batches):\n",
+        "        for _ in range(0):\n",
+        ("tests/unit/test_checkpoint.py", "-k", "goes_on_to_the_bit"),
+    ),
+    Mutation(
+        "checkpoint: shuffles of the epochs before are left out",
+        "keras/position.py",
+        "        for _ in range(past):\n            _pass_epoch",
+        "        for _ in range(0):\n            _pass_epoch",
+        ("tests/unit/test_checkpoint.py", "-k", "goes_on_to_the_bit"),
+    ),
+    Mutation(
+        "checkpoint: the last batch of data of unknown size is the end",
+        "keras/position.py",
+        "        if batch and handler._inferred_steps is None:\n",
+        "        if False:\n",
+        ("tests/unit/test_checkpoint.py", "-k", "unknown_size"),
+    ),
+    Mutation(
+        "checkpoint: metrics begin anew",
+        "keras/training_state.py",
+        "    if values.keys() == copies.keys():\n",
+        "    if False:\n",
+        ("tests/unit/test_checkpoint.py", "-k", "unknown_size or to_the_bit"),
+    ),
+    Mutation(
+        "checkpoint: other parts come after the manifest",
+        "engine/checkpointing.py",
+        '        return "", dataclasses.asdict(part)\n',
+        "        import os, threading, time\n"
+        "        path = self._store.path(number) / part.name\n"
+        '        late = path.with_suffix(".late")\n'
+        "        os.rename(path, late)\n"
+        "        threading.Timer(0.1, os.rename, (late, path)).start()\n"
+        '        return "", dataclasses.asdict(part)\n',
+        ("tests/distributed/test_checkpoints.py", "-k", "workers_agree"),
+    ),
+    Mutation(
+        "checkpoint: a part that could not be written is left out",
+        "engine/checkpointing.py",
+        "        if not any(all_failed):\n            parts",
+        "        results = [found for found in results if found[1]]\n"
+        "        if True:\n            parts",
+        ("tests/distributed/test_checkpoints.py", "-k", "workers_agree"),
+    ),
+    Mutation(
+        "checkpoint: a file is written in its place",
+        "checkpoints/files.py",
+        "    temporary = path.with_name(path.name + TEMPORARY)\n",
+        "    temporary = path\n",
+        ("tests/unit/test_checkpoint_store.py",),
+    ),
+    Mutation(
+        "checkpoint: a file gets its name before it is on the disk",
+        "checkpoints/files.py",
+        "            os.fsync(file.fileno())\n        os.replace(temporary, path)\n",
+        "        os.replace(temporary, path)\n"
+        "        with open(path) as file:\n            os.fsync(file.fileno())\n",
+        ("tests/unit/test_checkpoint_store.py",),
+    ),
+    Mutation(
+        "checkpoint: a file's new name need not be on the disk",
+        "checkpoints/files.py",
+        "        raise\n    sync_directory(path.parent)\n",
+        "        raise\n",
+        ("tests/unit/test_checkpoint_store.py",),
+    ),
+    Mutation(
+        "checkpoint: the manifest is removed last",
+        "checkpoints/store.py",
+        "        files.remove_file(directory / manifest.NAME)\n",
+        "        for part in sorted(directory.glob('*.npz')):\n"
+        "            files.remove_file(part)\n"
+        "        files.remove_file(directory / manifest.NAME)\n",
+        ("tests/unit/test_checkpoint_store.py",),
+    ),
+    *(
+        Mutation(
+            f"restore: what has the kind {kind!r} is left out",
+            "engine/restoring.py",
+            '        if entry.kind == "shared":\n',
+            f'        if entry.kind == "{kind}":\n            return\n'
+            '        if entry.kind == "shared":\n',
+            tests,
+        )
+        for kind, tests in {
+            "sum": ("tests/unit/test_worker_state.py",),
+            "mean": ("tests/unit/test_worker_state.py",),
+            "shared": ("tests/unit/test_worker_state.py",),
+            "own": ("tests/distributed/test_resume.py", "-k", "goes_on_bit_by_bit"),
+        }.items()
+    ),
+    Mutation(
+        "restore: all workers get the first one's part",
+        "engine/restoring.py",
+        "[self.by_rank[rank].row(entry.name, rank) for rank in self.own]",
+        "[self.by_rank[min(self.by_rank)].row(entry.name, min(self.by_rank))] * copies",
+        ("tests/unit/test_worker_state.py",),
+    ),
 )
 
 

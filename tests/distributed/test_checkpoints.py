@@ -1,6 +1,7 @@
 """`Checkpoint` on real workers that are killed: training goes on to the bit."""
 
 import os
+import pathlib
 import shutil
 import signal
 
@@ -73,7 +74,11 @@ def _losses(keras):
     class Losses(keras.callbacks.Callback):
         def __init__(self):
             super().__init__()
-            self.batches, self.epochs = [], []
+            self.batches, self.epochs, self.residuals = [], [], {}
+
+        def on_train_begin(self, logs=None):
+            part = self.model.optimizer.exchange.worker_state()
+            self.residuals = {n: a for n, a in part.items() if "/residual/" in n}
 
         def on_train_batch_end(self, batch, logs=None):
             self.batches.append(batch)
@@ -94,7 +99,8 @@ def _fit(family, method, strategy, directory, dies_at=None):
         callbacks.append(_dies(keras, dies_at))
     model.fit(_data(), epochs=EPOCHS, verbose=0, callbacks=callbacks)
     weights = {f"weight_{i}": np.asarray(w) for i, w in enumerate(model.get_weights())}
-    return weights | {"epochs": np.array(losses.epochs), "batches": np.array(losses.batches)}
+    notes = {"epochs": np.array(losses.epochs), "batches": np.array(losses.batches)}
+    return weights | notes | losses.residuals
 
 
 METHODS = {
@@ -123,6 +129,21 @@ def went_on(family, method, directory):
     return _fit(family, _method(method), rs.MultiWorkerMirroredStrategy(), directory)
 
 
+def _sums_are_kept(directory, found, method):
+    """What all workers together begin with is what the checkpoint's had."""
+    from tf_redsync.checkpoints.store import Store
+
+    store = Store(directory)
+    saved = [store.read_part(store.numbers()[0], rank) for rank in (0, 1)]
+    names = [n for n in found[0] if "/residual/" in n]
+    assert bool(names) == (method == "RedSync")
+    for name in names:
+        expected = sum(np.float64(part[f"own/exchange/{name}"]) for part in saved)
+        assert np.abs(expected).max() > 0
+        total = sum(np.float64(after[name]) for after in found)
+        np.testing.assert_allclose(total, expected, rtol=0, atol=3e-7 * np.abs(expected).max())
+
+
 @pytest.mark.parametrize(
     ("family", "method"),
     [
@@ -141,7 +162,9 @@ def test_a_killed_run_goes_on_to_the_bit(family, method, tmp_path):
         for workers in (1, 3):
             shutil.copytree(tmp_path / "killed", tmp_path / str(workers))
             others = (family, method, str(tmp_path / str(workers)))
-            for after in run_workers(went_on, workers=workers, args=others, env=env):
+            found = run_workers(went_on, workers=workers, args=others, env=env)
+            _sums_are_kept(tmp_path / "killed", found, method)
+            for after in found:
                 assert after["batches"].tolist()[:5] == [2, 3, 4, 5, 0]
                 assert np.isfinite(after["epochs"]).all()
     rest = run_workers(went_on, args=arguments, env=env)
@@ -195,18 +218,26 @@ def what_one_worker_does(directory):
     seen["chief"] = fit(*[rs.callbacks.Checkpoint(f"{directory}/chief")][: 1 - me])[1]
     seen["proc"] = fit(rs.callbacks.Checkpoint("/proc/x" if me else f"{directory}/proc"))[1]
 
-    # A disk that is full on one worker for one save.
-    write_part = Store.write_part
+    # A disk that is full on one worker for one save. As soon as there is another one it is whole.
+    write_part, replace, seen["commits"], seen["too early"] = Store.write_part, os.replace, 0, ""
+
+    def replaced(source, target):
+        replace(source, target)
+        if pathlib.Path(target).name == "manifest.json":
+            store, number = Store(target.parents[1]), int(target.parent.name[-6:])
+            verify = lambda: store.verify(number, store.manifest(number).parts)  # noqa: E731
+            seen["commits"] += 1
+            seen["too early"] += _warned(verify)[1]
 
     def full(store, number, *args, **kwargs):
         if me and number == 2:
             raise OSError(28, f"cannot write {store.path(number)}: no space. Make room")
         return write_part(store, number, *args, **kwargs)
 
-    Store.write_part = full
+    Store.write_part, os.replace = full, replaced
     seen["full"], seen["full error"] = fit(rs.callbacks.Checkpoint(f"{directory}/full", every=2))
     seen["full left"] = " ".join(sorted(os.listdir(f"{directory}/full")))
-    Store.write_part = write_part
+    Store.write_part, os.replace = write_part, replace
 
     # A directory for each worker, then a damaged part on one of them.
     own = f"{directory}/own{me}"
@@ -289,6 +320,7 @@ def test_workers_agree_on_what_goes_wrong_on_one_of_them(tmp_path):
         assert seen["full error"] == "" and seen["full left"] == (
             "checkpoint-000001 checkpoint-000003"
         )
+        assert seen["commits"] == 2 * (me == 0) and seen["too early"] == ""
         assert "checkpoint" not in seen["own"].lower()
         assert seen["damaged error"] == ""
         assert f"goes on from {tmp_path}/own{me}/checkpoint-000001" in seen["damaged"]

@@ -65,11 +65,20 @@ def test_the_search_finds_a_manifest_that_comes_first(memory, monkeypatch):
 
 def test_what_is_renamed_is_on_the_disk_before_and_its_name_after(memory):
     log = []
-    with saves.each_operation(lambda _, name, path: log.append((name, str(path)))):
+
+    def note(_, name, path):
+        if name == "fsync":  # of an open file
+            path = os.readlink(f"/proc/self/fd/{path}")
+        log.append((name, str(path)))
+
+    with saves.each_operation(note):
         saved(memory)
     renamed = [i for i, (name, _) in enumerate(log) if name == "replace"]
     assert len(renamed) == 7  # a token, four parts, two manifests
-    assert all(log[i - 1][0] == log[i + 1][0] == "fsync" for i in renamed)
+    for i in renamed:
+        path = log[i][1]
+        assert path.endswith(".part"), "it has its name before it is complete"
+        assert log[i - 1] == ("fsync", path) and log[i + 1] == ("fsync", os.path.dirname(path))
     assert not any(log[i][1].endswith(".part") for i in range(len(log)) if log[i][0] == "unlink")
 
 
