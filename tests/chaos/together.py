@@ -23,23 +23,26 @@ PAUSE = 2.0  # seconds
 )
 def bad_day(bench: Bench) -> Outcome:
     with contextlib.ExitStack() as stack:
-        folder = bench.folder()
+        folder, brake = bench.folder(), bench.folder() / "brake"
         if not no_mounts():
             stack.enter_context(small_disk(folder, "1m"))
         settings = Settings(
-            steps=120,
+            steps=80,
             pace=0.1,
             directory=str(folder / "run"),
             bad_steps=(2, 7, 8),
             clocks={"0": [5, 1.0], "1": [7, -1.0]},
+            brake=str(brake),
         )
         with Job(settings) as job:
             job.until_step(bench.random.randrange(8, 12))
             job.workers[1].send(signal.SIGSTOP)
             time.sleep(PAUSE)
             job.workers[1].send(signal.SIGCONT)
+            brake.touch()  # a busy machine may take long to start a process
             second = job.start(1)
             job.until("the end of the second worker 1", lambda: second.ended)
+            brake.unlink()
             error_of(second, 0.0, r"is running already|port \d+ is in use")
             if not no_mounts():
                 fill(folder)

@@ -43,6 +43,7 @@ class Settings:
         versions: By rank, another version of tf_redsync.
         chief_only: A callback evaluates at the end of an epoch, on worker 0 alone.
         units: Of the hidden layer: more of them make messages of many packets.
+        brake: A file; as long as it exists each step takes a second longer.
     """
 
     steps: int = 2 * EPOCH
@@ -60,6 +61,7 @@ class Settings:
     versions: dict = dataclasses.field(default_factory=dict)
     chief_only: bool = False
     units: int = 32
+    brake: str = ""
 
     def to_text(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -141,6 +143,8 @@ def callbacks(settings: Settings, rank: int, model):
         def on_train_batch_end(self, batch, logs=None):
             tell("step", step=int(model.optimizer.exchange.step.numpy()))
             time.sleep(settings.pace + settings.slow.get(str(rank), 0.0))
+            if settings.brake and os.path.exists(settings.brake):
+                time.sleep(1.0)
 
     class Watches(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
