@@ -24,7 +24,7 @@ FORMATS = {
 
 
 # Formats to try with a case; all of them without an entry, or with `pytest --deep`.
-SOME = {"redsync": ("checkpoint", "weights"), "auto": ("keras",)}
+SOME = {"redsync": ("weights",), "cd_sgd": ("checkpoint",), "auto": ("keras",)}
 
 
 def formats(family, name):

@@ -14,7 +14,7 @@ from tests.distributed.cluster import LEGACY, run_workers
 
 # By family, and whether weights of each worker's own are brought together before the save.
 SHORT = {
-    ("keras3", False): ["redsync", "cd_sgd", "local_sgd", "auto", "backup"],
+    ("keras3", False): ["redsync", "cd_sgd", "auto", "backup"],
     ("legacy", False): ["local_sgd"],
 }
 EVERYTHING = {
