@@ -169,8 +169,8 @@ MUTATIONS = (
     Mutation(
         "checkpoint: batches that were seen come again",
         "keras/position.py",
-        "        for _ in range(batches):\n",
-        "        for _ in range(0):\n",
+        "    for drawn in range(batches):\n",
+        "    for drawn in range(0):\n",
         ("tests/unit/test_checkpoint.py", "-k", "goes_on_to_the_bit"),
     ),
     Mutation(

@@ -8,9 +8,9 @@ are made as well, without drawing from them.
 `fit` keeps all this in local variables, hence the look at its frame. Names used here: of Keras 3
 its `epoch_iterator` and that one's `_enumerate_iterator`, `_get_iterator`, `_num_batches` and
 `_current_iterator`, and a model's `_initial_epoch`; of tf_keras its `data_handler` with `_dataset`,
-`_adapter` and `_inferred_steps`, its `iterator` and `callbacks`, and a model's `train_function` and
-`_training_state`, of which it asks where to begin. A data adapter's `_shuffle`, and `_inputs` and
-`_seed` of a shuffled `tf.data`.
+`_adapter` and `_inferred_steps`, its `iterator`, and a model's `_training_state`, of which it asks
+where to begin; of both its `callbacks`, and a model's `train_function`. A data adapter's
+`_shuffle`, and `_inputs` and `_seed` of a shuffled `tf.data`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Position:
         """
         if self._keras3 is not None:
             self._model._initial_epoch = epoch
-            self._then = lambda _: _begin_keras3(self._keras3, batch, past)
+            self._then = lambda ended: self._begin_keras3(batch, past, ended)
         elif self._tf_keras is not None:
             self._model._training_state = _Counters(epoch, batch)
             self._then = lambda ended: self._begin_tf_keras(batch, past, ended)
@@ -87,8 +87,8 @@ class Position:
         """Drop the batches that were seen; to be called while `on_epoch_begin` is.
 
         Args:
-            ended: Called once tf_keras has made the model's metrics, if it turns out then that all
-                batches of the epoch were seen.
+            ended: Called if it turns out later that all batches of the epoch were seen; tf_keras
+                has made the model's metrics by then.
         """
         then, self._then = self._then, None
         self.reset()
@@ -102,23 +102,28 @@ class Position:
         elif self._tf_keras is not None and isinstance(self._model._training_state, _Counters):
             self._model._training_state = None
 
+    def _begin_keras3(self, batch: int, past: int, ended: Callable[[], None]) -> None:
+        _begin_keras3(self._keras3, batch, past)
+        if batch and self._keras3.num_batches is None:
+            _may_have_ended(self._model, ended)
+
     def _begin_tf_keras(self, batch: int, past: int, ended: Callable[[], None]) -> None:
-        handler, found = self._tf_keras, _locals_of_fit(self._model)
+        handler, iterator = self._tf_keras, _locals_of_fit(self._model)["iterator"]
         if not handler._adapter.should_recreate_iterator():  # one for all epochs
             batch += past * handler._inferred_steps
-        _drop(found["iterator"], batch)
+        _drop(iterator, batch, least=batch)
         if batch and handler._inferred_steps is None:
-            _may_have_ended(self._model, found["callbacks"], ended)
+            _may_have_ended(self._model, ended)
 
 
-def _may_have_ended(model: Any, callbacks: Any, ended: Callable[[], None]) -> None:
-    """Let an epoch of tf_keras end of which all batches were seen.
+def _may_have_ended(model: Any, ended: Callable[[], None]) -> None:
+    """Let an epoch end of which all batches were seen.
 
     Of data of unknown size that shows when one batch more is drawn, and `fit` wants results of a
-    step all the same. It gets those of the metrics, and then what it takes for an end, before
-    callbacks hear of a batch.
+    step all the same: callbacks of Keras 3 would be told of no metric, and tf_keras fails. It gets
+    those of the metrics, and then what it takes for an end, before callbacks hear of a batch.
     """
-    step = model.train_function
+    step, callbacks = model.train_function, _locals_of_fit(model)["callbacks"]
 
     def first(iterator: Any) -> Any:
         model.train_function = step
@@ -174,8 +179,8 @@ def _begin_keras3(epoch_iterator: Any, batch: int, past: int) -> None:
             _pass_epoch(epoch_iterator, enumerate_epoch)
         left = False
         for begin, end, iterator in enumerate_epoch():
-            if begin < batch:
-                _drop(iterator, at_once)
+            if begin < batch:  # the last execution of an epoch may have had fewer steps
+                _drop(iterator, at_once, least=1 if begin + at_once >= batch else at_once)
             else:
                 left = True
                 yield begin, end, iterator
@@ -202,12 +207,15 @@ def _pass_epoch(epoch_iterator: Any, enumerate_epoch: Callable[[], Iterator[Any]
                 return
 
 
-def _drop(iterator: Any, batches: int) -> None:
-    try:
-        for _ in range(batches):
+def _drop(iterator: Any, batches: int, least: int) -> None:
+    """Draw batches; an error if there are not even so many."""
+    for drawn in range(batches):
+        try:
             next(iterator)
-    except (StopIteration, tf.errors.OutOfRangeError) as error:
-        raise _too_few() from error
+        except (StopIteration, tf.errors.OutOfRangeError) as error:
+            if drawn < least:
+                raise _too_few() from error
+            return
 
 
 def _too_few() -> ValueError:
