@@ -84,10 +84,9 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if cluster_resolver is None:
             check_tf_config(os.environ.get("TF_CONFIG"))
             cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        start_timeout = rendezvous.meet(Cluster.of(cluster_resolver), start_timeout)
-        with coordination.limits(
-            watchdog.lost_after(timeout_seconds, heartbeat_seconds), start_timeout
-        ):
+        lost_after = watchdog.lost_after(timeout_seconds, heartbeat_seconds)
+        meeting = rendezvous.met(Cluster.of(cluster_resolver), start_timeout)
+        with meeting as seconds, coordination.limits(lost_after, seconds):
             super().__init__(cluster_resolver, communication_options)
         if collectives.worker_count(self) > 1:
             collective_keys.keep(self)

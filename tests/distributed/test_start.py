@@ -104,10 +104,31 @@ def test_a_missing_worker_is_named_and_ends_the_wait():
     )
 
 
-def start():
-    import tf_redsync as rs
+def start(broken=None):
+    """Starts TensorFlow, except on one worker."""
+    import tensorflow as tf
 
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    def no_start(*_):
+        raise ValueError("no GPU")
+
+    if problems.rank() == broken:
+        tf.distribute.MultiWorkerMirroredStrategy.__init__ = no_start
     rs.MultiWorkerMirroredStrategy()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_worker_that_is_lost_while_tensorflow_starts_ends_the_others(broken):
+    command = forks.command(ENVIRONMENT, cluster.__file__, __file__, "start", f"[{broken}]")
+    job = launch.run(command, 3, env=ENVIRONMENT, timeout=100, grace=60)
+    assert job.message.splitlines()[-1].startswith(f"worker {broken} failed first: ValueError: no")
+    for rank in {0, 1, 2} - {broken}:
+        text = job.workers[rank].output
+        assert f"worker {broken} at 127.0.0.1" in text and "ended while TensorFlow start" in text
+        assert job.workers[rank].returncode == -signal.SIGKILL and not job.workers[rank].killed
 
 
 @pytest.mark.deep

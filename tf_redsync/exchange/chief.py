@@ -59,6 +59,7 @@ class Chief(Meeting):
         for one in self._joined.values():
             one.line.tell(go=True)
         await asyncio.gather(*(one.line.flush() for one in self._joined.values()))
+        self.kept = {self.cluster.name(r): one.line.kept() for r, one in self._joined.items()}
 
     @override
     def end(self, text: str) -> None:

@@ -13,6 +13,7 @@ import errno
 import json
 import os
 import re
+import socket
 from typing import Any
 
 ANSWER_SECONDS = 3.0
@@ -113,6 +114,10 @@ class Line:
         """Wait, but not for ever, until all is sent."""
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             await asyncio.wait_for(self._writer.drain(), ANSWER_SECONDS)
+
+    def kept(self) -> socket.socket:
+        """Return the connection as a socket of its own, which stays open when this is closed."""
+        return self._writer.get_extra_info("socket").dup()
 
     def close(self) -> None:
         """Close the connection, after what is still to be sent."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import time
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
@@ -34,6 +35,7 @@ class Meeting:
     def __init__(self, cluster: Cluster, timeout: float):
         self.cluster = cluster
         self.timeout = timeout
+        self.kept: dict[str, socket.socket] = {}  # by workers' names, connections for `witness.py`
         self.me = Identity(cluster.rank, cluster.tasks, os.environ.get(environment.JOB, ""))
         self._started = time.monotonic()
         self._main: tuple[asyncio.AbstractEventLoop, asyncio.Task] | None = None

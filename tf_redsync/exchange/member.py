@@ -92,6 +92,7 @@ class Member(Meeting):
                     self._line = None
                     raise StartError(str(words["end"]))
                 if "go" in words:
+                    self.kept = {self.cluster.name(0): line.kept()}
                     return
                 self._waits = [(str(who), str(why)) for who, why in words.get("waits", ())]
                 if words.get("joined") and reaching is None:

@@ -8,6 +8,7 @@ TensorFlow's server gets afterwards, and tells whoever calls who it is.
 2. Each joins the chief, which calls it back at its address of TF_CONFIG, for the same reason.
 3. When all have joined, each calls all others: collectives need every pair.
 4. When all have reached all, the chief says so, and all close their ports and start TensorFlow.
+   While it starts, `witness.py` looks after them.
 
 Until then everyone says whom it waits for and why. A worker that finds TensorFlow's server at the
 chief's address waits too: an earlier run of the job may have to end.
@@ -17,9 +18,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tf_redsync import environment
+from tf_redsync.exchange import witness
 from tf_redsync.exchange.chief import Chief
 from tf_redsync.exchange.cluster import Cluster, hold
 from tf_redsync.exchange.meeting import Meeting
@@ -29,9 +34,11 @@ DEFAULT_TIMEOUT_SECONDS = 600.0
 _met: set[tuple[int, Cluster]] = set()  # by process: TensorFlow's server has the port from then on
 
 
-def meet(cluster: Cluster | None, start_timeout: float | None = None) -> float:
-    """Return when all workers are there and reach each other; say meanwhile who is missing.
+@contextmanager
+def met(cluster: Cluster | None, start_timeout: float | None = None) -> Iterator[float]:
+    """When all workers are there and reach each other, let TensorFlow start in this context.
 
+    Says meanwhile who is missing, and ends the process if a worker is lost while TensorFlow starts.
     A second strategy of the same process shares TensorFlow's server, and does not meet again.
 
     Args:
@@ -40,7 +47,7 @@ def meet(cluster: Cluster | None, start_timeout: float | None = None) -> float:
         start_timeout: Seconds until it ends with an error; may be infinite. Default: the
             environment's, else 600.
 
-    Returns:
+    Yields:
         `start_timeout`.
 
     Raises:
@@ -50,14 +57,28 @@ def meet(cluster: Cluster | None, start_timeout: float | None = None) -> float:
     """
     seconds = environment.seconds("start_timeout", start_timeout, environment.START_TIMEOUT)
     seconds = seconds or DEFAULT_TIMEOUT_SECONDS
-    if cluster is None or not environment.switched_on(environment.HANDSHAKE):
+    with witness.watching(_meet(cluster, seconds), seconds):
+        yield seconds
+
+
+def meet(cluster: Cluster | None, start_timeout: float | None = None) -> float:
+    """Meet as for `met`, without a look at what follows; return `start_timeout`."""
+    with met(cluster, start_timeout) as seconds:
         return seconds
+
+
+def _meet(cluster: Cluster | None, seconds: float) -> dict[str, socket.socket]:
+    """Return when all are there: connections to some of them."""
+    if cluster is None or not environment.switched_on(environment.HANDSHAKE):
+        return {}
     here = os.getpid(), cluster
-    if here not in _met:
-        hold(cluster)
-        _run((Chief if cluster.rank == 0 else Member)(cluster, seconds))
-        _met.add(here)
-    return seconds
+    if here in _met:
+        return {}
+    hold(cluster)
+    meeting = (Chief if cluster.rank == 0 else Member)(cluster, seconds)
+    _run(meeting)
+    _met.add(here)
+    return meeting.kept
 
 
 def _run(meeting: Meeting) -> None:

@@ -1,0 +1,103 @@
+"""Who looks after a process while TensorFlow starts in it, on real processes without TensorFlow."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tf_redsync.exchange import witness
+
+# By its path: the package would import TensorFlow. It waits as TensorFlow does, deaf to signals.
+BODY = f"""
+import importlib.util, signal, socket, sys, time
+spec = importlib.util.spec_from_file_location("witness", {witness.__file__!r})
+witness = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(witness)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
+line = socket.socket(fileno=int(sys.argv[1]))
+with witness.watching({{"worker 1 at h:1": line}}, float(sys.argv[2])):
+    print("starts", flush=True)
+    time.sleep(float(sys.argv[3]))
+print("started", flush=True)
+"""
+
+
+@pytest.fixture
+def starting(monkeypatch, tmp_path):
+    """A process in which TensorFlow starts, and the other worker's end of its connection."""
+    text = open(witness.__file__).read()
+    fast = tmp_path / "witness.py"
+    fast.write_text(text.replace("GRACE_SECONDS = 10.0", "GRACE_SECONDS = 0.5").replace(
+        "_FIRST_SECONDS, _EVERY_SECONDS = 10, 30", "_FIRST_SECONDS, _EVERY_SECONDS = 0.6, 30"
+    ))  # fmt: skip
+    made = []
+
+    def make(seconds=60.0, takes=60.0):
+        here, there = socket.socketpair()
+        body = BODY.replace(witness.__file__, str(fast))
+        words = [sys.executable, "-c", body, str(there.fileno()), str(seconds), str(takes)]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            words, stdout=pipe, stderr=pipe, text=True, pass_fds=[there.fileno()]
+        )
+        there.close()
+        made.append(process)
+        assert process.stdout.readline() == "starts\n"
+        return process, here
+
+    yield make
+    for process in made:
+        process.kill()
+        process.communicate()
+
+
+def test_a_worker_that_ends_while_tensorflow_starts_ends_the_other(starting):
+    process, other = starting()
+    other.sendall(b'tf_redsync {"unreached": []}\n')  # the rest of the meeting
+    assert (
+        process.stderr.readline().strip()
+        == "waiting for TensorFlow to start on worker 1 at h:1 (1 s)"
+    )
+    other.close()
+    assert process.wait(10) == -signal.SIGKILL
+    said = process.stderr.read()
+    assert said.startswith("worker 1 at h:1 has ended while TensorFlow started")
+    assert "ended by SIGKILL" in said
+
+
+def test_the_chief_tells_the_others_who_is_lost(starting):
+    process, other = starting()
+    other.sendall(b'tf_redsync {"go": true}\n{"lost": "worker 2 at h:2"}\n')
+    assert process.wait(10) == -signal.SIGKILL
+    assert process.stderr.read().startswith("worker 2 at h:2 has ended while TensorFlow started")
+
+
+def test_a_worker_that_waits_for_longer_than_the_limit_is_ended(starting):
+    process, _ = starting(seconds=0.8)
+    assert process.wait(10) == -signal.SIGKILL
+
+
+def test_a_worker_that_has_started_may_end(starting):
+    process, other = starting(takes=1.5)
+    other.sendall(b'{"started": true}\n')
+    other.close()
+    out, said = process.communicate(timeout=10)
+    assert (process.returncode, out, said) == (0, "started\n", "")
+
+
+def test_it_tells_the_other_that_it_has_started_and_nothing_stays(starting):
+    process, other = starting(takes=0.0)
+    assert process.wait(10) == 0
+    other.settimeout(10)
+    assert other.recv(100) == b'{"started": true}\n' and other.recv(100) == b""
+
+
+def test_a_process_that_fails_meanwhile_is_seen(starting):
+    process, other = starting()
+    began = time.monotonic()
+    process.kill()
+    other.settimeout(10)
+    assert other.recv(100) == b"" and time.monotonic() - began < 5  # its witness ends with it
