@@ -1,0 +1,251 @@
+"""The recipes of docs/launching.md for SLURM and Kubernetes, played with what stands for them.
+
+Two machines are two network namespaces. What the schedulers would do, setting variables, starting a
+process on each machine, passing on a signal, and starting a job again, is done by the test.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.network import Network, missing
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 400  # half a minute, unless they go on `again`
+TRAIN = f"""
+import os, time
+import keras, numpy as np, tensorflow as tf
+import tf_redsync as rs
+
+keras.utils.set_random_seed(0)
+strategy = rs.MultiWorkerMirroredStrategy(start_timeout=120)
+with strategy.scope():
+    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(4)])
+    model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(0.05), rs.RedSync()), "mse")
+data = tf.data.Dataset.from_tensors((np.ones([4, 8], "f4"), np.ones([4, 4], "f4")))
+options = tf.data.Options()
+options.autotune.enabled = False
+data = data.repeat({STEPS}).with_options(options)
+
+
+def tell(batch, logs):
+    print("step", int(model.optimizer.exchange.step.numpy()), flush=True)
+    time.sleep(0 if os.path.exists("again") else 0.06)
+
+
+calls = [rs.callbacks.Checkpoint("run", every=10**6), keras.callbacks.LambdaCallback(
+    on_train_batch_end=tell)]
+model.fit(data, epochs=1, verbose=0, callbacks=calls)
+"""
+# A training without TensorFlow, and with a "checkpoint" of each worker's own.
+LIGHT = f"""
+import json, os, signal, sys, time
+
+config = json.loads(os.environ["TF_CONFIG"])
+index, addresses = config["task"]["index"], config["cluster"]["worker"]
+assert len(addresses) == 2 and config["task"]["type"] == "worker"
+name, stop = f"light-{{index}}", []
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, lambda *_: stop.append(1))
+begin = int(open(name).read()) if os.path.exists(name) else 0
+for step in range(begin + 1, {STEPS} + 1):
+    print("step", step, flush=True)
+    time.sleep(0 if os.path.exists("again") else 0.1)
+    if step == 10 and not begin:
+        while not (stop or os.path.exists("asked")):
+            time.sleep(0.01)
+        open("asked", "w").close()  # one worker's request is enough
+        open(name, "w").write("10")
+        sys.exit(75)
+"""
+SCONTROL = """#!/bin/sh
+case $1 in
+show) printf '%s\\n' $ADDRESSES ;;
+requeue) echo "$2" > requeued ;;
+esac
+"""
+SRUN = """#!/bin/bash
+echo $$ > srun.pid
+while [[ $1 == --* ]]; do shift; done
+trap 'kill -USR1 "${pids[@]}"' USR1
+rank=0
+for name in $NAMESPACES; do
+  SLURM_PROCID=$rank ip netns exec "$name" "$@" > "task-$rank" 2>&1 &
+  pids+=($!)
+  rank=$((rank + 1))
+done
+highest=0
+for pid in "${pids[@]}"; do
+  while :; do wait "$pid"; code=$?; kill -0 "$pid" 2>/dev/null || break; done
+  [ "$code" -gt "$highest" ] && highest=$code
+done
+exit "$highest"
+"""
+
+
+def recipe(language, mark):
+    """The block of docs/launching.md that holds `mark`."""
+    text = (ROOT / "docs" / "launching.md").read_text()
+    (found,) = [b for b in re.findall(rf"```{language}\n(.*?)```", text, re.S) if mark in b]
+    return found
+
+
+def value(pattern, text):
+    """What the pattern's group is where it matches first."""
+    return re.search(pattern, text)[1]
+
+
+class Slurm:
+    """A job of a batch script."""
+
+    def __init__(self, folder, network):
+        self.folder = folder
+        tools = folder / "tools"
+        tools.mkdir()
+        for name, text in {"scontrol": SCONTROL, "srun": SRUN}.items():
+            (tools / name).write_text(text)
+            (tools / name).chmod((tools / name).stat().st_mode | stat.S_IXUSR)
+        (folder / "job.sh").write_text(recipe("bash", "#SBATCH"))
+        subprocess.run(["bash", "-n", "job.sh"], cwd=folder, check=True)
+        self._env = {
+            **environment(),
+            "PATH": f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "ADDRESSES": " ".join(address.rpartition(":")[0] for address in network.addresses),
+            "NAMESPACES": " ".join(network.namespaces),
+            "SLURM_JOB_ID": "4711",
+            "SLURM_JOB_NODELIST": "node[1-2]",
+        }
+
+    def start(self):
+        self._process = subprocess.Popen(
+            ["bash", "job.sh"], cwd=self.folder, env=self._env, start_new_session=True
+        )
+
+    def stop(self):
+        """Its time is over in a while."""
+        os.kill(int((self.folder / "srun.pid").read_text()), signal.SIGUSR1)
+
+    def codes(self):
+        return [self._process.wait(300)]
+
+    def check_stopped(self):
+        assert (self.folder / "requeued").read_text() == "4711\n"
+
+    def close(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+class Kubernetes:
+    """The pods of a Job."""
+
+    def __init__(self, folder, network):
+        text = recipe("yaml", "kind: Job")
+        self.folder = folder
+        self._grace = float(value(r"terminationGracePeriodSeconds: (\d+)", text))
+        words = value(r"command: \[(.*)\]", text).split(", ")
+        self._command = [*words, textwrap.dedent(value(r"args:\n +- \|\n((?: {10}.*\n)+)", text))]
+        self._namespaces = network.namespaces
+        job = text.partition("kind: Job")[2]
+        name = f"{value('name: (.*)}', job)}-{{}}.{value('subdomain: (.*)', job)}"
+        hosts = ["127.0.0.1 localhost"]
+        for index, address in enumerate(network.addresses):
+            hosts.append(f"{address.rpartition(':')[0]} {name.format(index)}")
+        for namespace in network.namespaces:  # `ip netns exec` puts it over /etc/hosts
+            place = Path("/etc/netns") / namespace
+            place.mkdir(parents=True, exist_ok=True)
+            (place / "hosts").write_text("\n".join(hosts) + "\n")
+        self._pods = []
+
+    def start(self):
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        for index, namespace in enumerate(self._namespaces):
+            env = {**environment(), "PATH": path, "JOB_COMPLETION_INDEX": str(index)}
+            with (self.folder / f"task-{index}").open("w") as log:
+                words = ["ip", "netns", "exec", namespace, *self._command]
+                self._pods.append(
+                    subprocess.Popen(words, cwd=self.folder, env=env, stdout=log, stderr=log)
+                )
+
+    def stop(self):
+        """A pod is evicted."""
+        self._pods[-1].send_signal(signal.SIGTERM)
+
+    def codes(self):
+        return [pod.wait(self._grace) for pod in self._pods[-2:]]
+
+    def check_stopped(self):
+        pass
+
+    def close(self):
+        for pod in self._pods:
+            pod.kill()
+        for namespace in self._namespaces:
+            place = Path("/etc/netns") / namespace
+            (place / "hosts").unlink()
+            place.rmdir()
+
+
+def environment():
+    return {
+        **{name: value for name, value in os.environ.items() if name != "TF_CONFIG"},
+        "PYTHONPATH": str(ROOT),
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+
+
+def steps(folder, rank):
+    text = (folder / f"task-{rank}").read_text()
+    return [int(step) for step in re.findall(r"step (\d+)", text)]
+
+
+deep = pytest.mark.deep
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "script"),
+    [
+        (Slurm, LIGHT),
+        (Kubernetes, LIGHT),
+        pytest.param(Slurm, TRAIN, marks=deep),
+        pytest.param(Kubernetes, TRAIN, marks=deep),
+    ],
+    ids=["slurm", "kubernetes", "slurm-training", "kubernetes-training"],
+)
+def test_a_job_that_is_stopped_goes_on_when_it_is_started_again(scheduler, script, tmp_path):
+    if missing():
+        pytest.skip(missing())
+    (tmp_path / "train.py").write_text(script)
+    with Network(2) as network:
+        job = scheduler(tmp_path, network)
+        try:
+            job.start()
+            limit = time.monotonic() + 200
+            while not (tmp_path / "task-1").exists() or len(steps(tmp_path, 1)) < 5:
+                assert time.monotonic() < limit, (tmp_path / "task-0").read_text()
+                time.sleep(0.2)
+            job.stop()
+            assert set(job.codes()) == {75}, (tmp_path / "task-1").read_text()
+            job.check_stopped()
+            ends = [steps(tmp_path, rank)[-1] for rank in range(2)]
+            assert ends[0] == ends[1] < STEPS
+
+            (tmp_path / "again").touch()
+            job.start()
+            assert set(job.codes()) == {0}, (tmp_path / "task-1").read_text()
+            for rank in range(2):
+                found = steps(tmp_path, rank)
+                assert found[0] == ends[0] + 1 and found[-1] == STEPS
+        finally:
+            job.close()
