@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -68,31 +69,38 @@ def train(folder, how, number):
     return {"weights": weights, "first": began[0], "last": began[-1]}
 
 
-def job(tmp_path, folder, how, number=0, **kwargs):
+def job(tmp_path, folder, how, number=0, grace=3, **kwargs):
     """Runs it; returns how it ended, and what worker 1 has saved, if it has come to its end."""
     own = [{cluster.RESULT_VARIABLE: str(tmp_path / f"{how}_{i}")} for i in range(2)]
     arguments = json.dumps([str(tmp_path / folder), how, number])
     command = forks.command(cluster.ENVIRONMENT, cluster.__file__, __file__, "train", arguments)
     result = launch.run(
-        command, 2, env=cluster.ENVIRONMENT, worker_env=own, timeout=100, grace=3, **kwargs
+        command, 2, env=cluster.ENVIRONMENT, worker_env=own, timeout=100, grace=grace, **kwargs
     )
     saved = tmp_path / f"{how}_1"
     return result, cluster._load(saved) if saved.exists() else None
 
 
-def test_both_end_when_one_fails_in_a_step_and_when_one_is_asked_to_stop(tmp_path):
-    """In one job: the second is its second attempt."""
-    number, logs = int(signal.SIGTERM), tmp_path / "logs"
-    stopped, _ = job(tmp_path, "run", "in a step", number, max_restarts=1, log_dir=logs)
-    told = [(logs / f"worker_{i}.log").read_text() for i in range(2)]
-    assert stopped.restarts == 1 and "worker 1 failed first: Invalid" in stopped.message, told
-    # Both had begun the step, so worker 0 could not know of itself.
-    assert "worker 1 has failed: InvalidArgumentError: " in told[0] and "bad batch" in told[0]
-
-    assert [worker.returncode for worker in stopped.workers] == 2 * [stopping.EXIT_CODE], told
+def test_a_signal_to_one_worker_stops_both_after_the_same_step(tmp_path):
+    stopped, _ = job(tmp_path, "run", "signal", int(signal.SIGTERM))
+    assert [worker.returncode for worker in stopped.workers] == 2 * [stopping.EXIT_CODE], (
+        stopped.message
+    )
     store = Store(tmp_path / "run")
     found = store.manifest(store.numbers()[0])
     assert found.reason == "signal SIGTERM" and 7 < found.step <= 9
+
+
+@pytest.mark.deep
+def test_a_worker_that_fails_in_a_step_tells_the_other_that_waits_in_it(tmp_path):
+    began = time.monotonic()
+    logs = tmp_path / "logs"
+    ended, found = job(tmp_path, "run", "in a step", grace=30, max_restarts=1, log_dir=logs)
+    assert ended.exit_code == 0 and ended.restarts == 1 and found["first"] == 1, ended.message
+    assert "worker 1 failed first: InvalidArgumentError: " in ended.message
+    log = (logs / "worker_0.log").read_text()
+    assert "worker 1 has failed: InvalidArgumentError: " in log and "bad batch" in log
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.deep

@@ -1,0 +1,28 @@
+"""What a worker tells of the error that its program ends by."""
+
+import sys
+
+import pytest
+
+from tf_redsync.exchange import watchdog
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("bad batch\nmore"), "ValueError: bad batch"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (None, ""),
+    ],
+)
+def test_an_error_that_nobody_has_caught(monkeypatch, error, text):
+    for name in ("last_exc", "last_value"):
+        monkeypatch.setattr(sys, name, error, raising=False)
+    reports = [watchdog._Process().report(ended) for ended in (True, False)]
+    assert [report.error for report in reports] == [text, ""]
+
+
+def test_a_session_with_a_user_goes_on_after_an_error(monkeypatch):
+    monkeypatch.setattr(sys, "last_value", ValueError("bad batch"), raising=False)
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    assert watchdog._Process().report(True).error == ""
