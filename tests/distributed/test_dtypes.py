@@ -1,15 +1,24 @@
 """Batches of every dtype and kind under Keras, and reductions of users themselves."""
 
+import itertools
 import json
 
 import numpy as np
 import pytest
 
+from tests.deep import DEEP
 from tests.distributed.cluster import run_workers
 
 INTEGERS = ("uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 LABELS = (*INTEGERS, "bool", "float16", "float64")
+# Of batches: what TensorFlow's collectives take, and what they don't.
+BATCHED = LABELS if DEEP else ("uint8", "uint16", "bool", "float64")
+# Of sums outside of a function: natively, in a wider dtype, and not at all.
+EAGERLY = LABELS if DEEP else ("float16", "uint8", "bool")
 WORDS = [b"red", b"", b"green", b"ultramarine"]
+# Who forgets the scope, and who enters it too late; all of them: unit/test_forgotten_scope.py.
+FORGETFUL = ("keras3", "tf_keras", "legacy") if DEEP else ("keras3",)
+INSIDE = ("keras3 fit in scope", "loop") if DEEP else ("keras3 fit in scope",)
 ROWS, BATCH = 11, 4  # the last batch has 2 rows for one worker and 1 for the other
 
 
@@ -24,11 +33,10 @@ def all_batches():
 
     strategy = rs.MultiWorkerMirroredStrategy()
     found = {}
-    for name, (model, x, y) in cases(keras, strategy).items():
+    for name, (model, x, y, metrics) in cases(keras, strategy).items():
         keras.utils.set_random_seed(7)  # of a model that is built by its first batch
         with strategy.scope():
-            optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.02), rs.TopK(density=0.5))
-            metrics = None if isinstance(y, dict) else ["mae"]
+            optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.005), rs.TopK(density=0.5))
             model.compile(optimizer=optimizer, loss="mse", metrics=metrics)
         inputs = tf.data.Dataset.from_tensor_slices(x)
         both = tf.data.Dataset.zip((inputs, tf.data.Dataset.from_tensor_slices(y)))
@@ -60,7 +68,10 @@ def numbers(seed=0):
 
 
 def cases(keras, strategy):
-    """By name: a model, its inputs and its labels."""
+    """By name: a model, its inputs, its labels and metrics.
+
+    `"inputs"` has inputs and labels of every dtype and kind that one model can have.
+    """
     import tensorflow as tf
 
     layers = keras.layers
@@ -77,29 +88,39 @@ def cases(keras, strategy):
             return self.dense(tf.reduce_mean(self.embedding(x), axis=1))
 
     with strategy.scope():
-        inputs = layers.Input((3,), dtype="uint8")
-        hidden = layers.Dense(4)(layers.Rescaling(0.5)(inputs))
-        labels = keras.Model(inputs, {name: layers.Dense(1)(hidden) for name in LABELS})
+        inputs = {
+            "narrow": layers.Input((3,), dtype="uint8", name="narrow"),
+            "wide": layers.Input((3,), dtype="int16", name="wide"),
+            "words": layers.Input((1,), dtype="string", name="words"),
+            "sparse": layers.Input((3,), sparse=True, name="sparse"),
+            "floats": layers.Input((3,), name="floats"),
+        }
         lookup = layers.StringLookup(vocabulary=["red", "green"])
-        strings = keras.Sequential(
-            [layers.Input((1,), dtype="string"), lookup, layers.Embedding(3, 4)]
-            + [layers.Flatten(), layers.Dense(1)]
-        )
-        sparse = keras.Sequential([layers.Input((3,), sparse=True), layers.Dense(1)])
-        a, b = layers.Input((3,), dtype="int16", name="a"), layers.Input((3,), name="b")
-        nested = keras.Model({"a": a, "b": b}, layers.Dense(1)(layers.Concatenate()([a, b])))
+        parts = [
+            layers.Rescaling(0.5)(inputs["narrow"]),
+            layers.Flatten()(layers.Embedding(3, 4)(lookup(inputs["words"]))),
+            layers.Dense(2)(inputs["sparse"]),
+            layers.Rescaling(1.0)(inputs["wide"]),
+            inputs["floats"],
+        ]
+        hidden = layers.Dense(4)(layers.Concatenate()(parts))
+        several = keras.Model(inputs, {name: layers.Dense(1)(hidden) for name in BATCHED})
         unbuilt = keras.Sequential([layers.Dense(2), layers.Dense(1)])
         ragged = OfRagged()
-    words = np.array([[WORDS[i % 4]] for i in range(ROWS)])
     lengths = 1 + np.arange(ROWS) % 3
     rows = tf.RaggedTensor.from_row_lengths(numbers(2).ravel()[: lengths.sum()], lengths)
+    batch = {
+        "narrow": numbers().astype("uint8"),
+        "wide": numbers().astype("int16"),
+        "words": np.array([[WORDS[i % 4]] for i in range(ROWS)]),
+        "sparse": tf.sparse.from_dense(numbers().astype("float32")),
+        "floats": numbers(4),
+    }
+    metrics = {"bool": ["mae"], "uint16": ["mae"]}
     return {
-        "labels": (labels, numbers().astype("uint8"), {n: one.astype(n) for n in LABELS}),
-        "strings": (strings, words, one.astype("uint8")),
-        "ragged": (ragged, rows, one.astype("int8")),
-        "sparse": (sparse, tf.sparse.from_dense(numbers().astype("float32")), one.astype("bool")),
-        "nested": (nested, {"a": numbers().astype("int16"), "b": numbers(4)}, one.astype("uint16")),
-        "unbuilt": (unbuilt, numbers().astype("float32"), one[:, 0].astype("uint8")),
+        "inputs": (several, batch, {n: one.astype(n) for n in BATCHED}, metrics),
+        "ragged": (ragged, rows, one.astype("int8"), ["mae"]),
+        "unbuilt": (unbuilt, numbers().astype("float32"), one[:, 0].astype("uint8"), ["mae"]),
     }
 
 
@@ -121,7 +142,10 @@ def outputs(keras, strategy):
 
 
 def reductions(strategy):
-    """A user's own reductions: `[sum, mean]`, and what is refused."""
+    """A user's own reductions: `[sum, mean]`, and what is refused.
+
+    Outside of a function each is a function of TensorFlow's own, hence of a few dtypes only.
+    """
     import tensorflow as tf
 
     def of(values):
@@ -139,16 +163,16 @@ def reductions(strategy):
         return {op: strategy.reduce(op, run, axis=None) for op in ("SUM", "MEAN")}
 
     results = traced()
-    for name, value in values.items():
-        for op in ("SUM", "MEAN"):
+    for op, (name, value) in itertools.product(("SUM", "MEAN"), values.items()):
+        if name in summable:
+            result = results[op][name]
+            assert result.dtype.name == name or (op == "MEAN" and result.dtype == tf.float64)
+            found[f"{op}/{name}"] = result.numpy().astype("f8")
+        if name in EAGERLY:
             try:
                 eager = strategy.reduce(op, {"a": [value]}, axis=None)["a"][0]
-                result = results[op][name]
-                assert result.dtype == eager.dtype
-                assert result.dtype.name == name or (op == "MEAN" and result.dtype == tf.float64)
-                found[f"{op}/{name}"] = np.stack([result, eager]).astype("f8")
-                along = strategy.reduce(op, value, axis=0)
-                found[f"{op}/{name}/rows"] = float(along)
+                assert result.dtype == eager.dtype and np.array_equal(result, eager)
+                found[f"{op}/{name}/rows"] = float(strategy.reduce(op, value, axis=0))
             except TypeError as error:
                 errors[f"{op}/{name}"] = str(error)
     rows = tf.RaggedTensor.from_row_lengths([1, 2, 3], [1, 2])
@@ -201,9 +225,9 @@ def forgotten_scopes(strategy):
         "loop": loop,
     }
     errors = {}
-    for name, train in trainings.items():
+    for name in (*FORGETFUL, *INSIDE):
         try:
-            train()
+            trainings[name]()
         except ValueError as error:
             errors[name] = str(error)
     return errors
@@ -218,7 +242,7 @@ def found():
     return first
 
 
-@pytest.mark.parametrize("name", ["labels", "strings", "ragged", "sparse", "nested", "unbuilt"])
+@pytest.mark.parametrize("name", ["inputs", "ragged", "unbuilt"])
 def test_batches_of_every_kind(found, name):
     loss = found[f"{name}/loss"]
     assert np.isfinite(loss).all() and loss[1] < loss[0]
@@ -241,9 +265,34 @@ def test_outputs_of_every_dtype(found, name):
 
 @pytest.mark.parametrize("name", [n for n in LABELS if n != "bool"])
 def test_sums_and_means_of_numbers(found, name):
-    np.testing.assert_array_equal(found[f"SUM/{name}"], [[7, 1]] * 2)
-    np.testing.assert_array_equal(found[f"MEAN/{name}"], [[3.5, 0.5]] * 2)
-    assert (found[f"SUM/{name}/rows"], found[f"MEAN/{name}/rows"]) == (8, 2)
+    np.testing.assert_array_equal(found[f"SUM/{name}"], [7, 1])
+    np.testing.assert_array_equal(found[f"MEAN/{name}"], [3.5, 0.5])
+    if name in EAGERLY:
+        assert (found[f"SUM/{name}/rows"], found[f"MEAN/{name}/rows"]) == (8, 2)
+
+
+def test_every_dtype_travels_in_one_that_collectives_take():
+    import tensorflow as tf
+
+    from tf_redsync.exchange import dtypes
+
+    taken = ("float16", "float32", "float64", "int32", "int64")
+
+    def gather(value):
+        assert value.dtype.name in taken
+        return tf.concat([value, value], 0)
+
+    def add_up(value):
+        assert value.dtype.name in (*taken, "bfloat16")
+        return value + value
+
+    for name in (*LABELS, "float32", "bfloat16"):
+        part = tf.cast([3, 0, 1], name)
+        rows = dtypes.gathered(gather, lambda f, v: f(v), part, part)
+        assert rows.dtype == part.dtype and rows.numpy().tolist() == 2 * part.numpy().tolist()
+        if name != "bool":
+            total = dtypes.summed(add_up, lambda f, v: f(v), part, part)
+            assert total.dtype == part.dtype and total.numpy().tolist() == [6, 0, 2]
 
 
 def test_what_has_no_sum_is_refused(found):
@@ -256,12 +305,12 @@ def test_what_has_no_sum_is_refused(found):
     assert "does not fit into uint8" in errors["overflow"]
 
 
-@pytest.mark.parametrize("name", ["keras3", "tf_keras", "legacy"])
+@pytest.mark.parametrize("name", FORGETFUL)
 def test_a_forgotten_scope_is_an_error(found, name):
     error = json.loads(found["forgotten"])[name]
     assert "TF_CONFIG names 2 workers" in error and "was not built in its scope" in error
 
 
-@pytest.mark.parametrize("name", ["keras3 fit in scope", "loop"])
+@pytest.mark.parametrize("name", INSIDE)
 def test_variables_from_outside_of_the_scope_are_an_error(found, name):
     assert "not made in the strategy's scope" in json.loads(found["forgotten"])[name]

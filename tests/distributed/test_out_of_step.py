@@ -96,14 +96,16 @@ def differ(family, cases):
         """Worker 1 is late, and nobody has gone on: no case."""
         progress.STALLED_SECONDS, before = 1.0, progress.STALLED_SECONDS
         try:
-            late = callbacks.LambdaCallback(on_epoch_end=lambda *_: time.sleep(3 * rank))
-            compiled().fit(data, epochs=2, verbose=0, callbacks=[late])
+            late = callbacks.LambdaCallback(on_epoch_end=lambda *_: time.sleep(4 * rank))
+            compiled().fit(data, epochs=1, verbose=0, callbacks=[late])
         finally:
             progress.STALLED_SECONDS = before
 
     result = {}
     slow()
     for case in (*cases, FEWER):
+        if case == FEWER:  # the one that is found by waiting
+            progress.STALLED_SECONDS = 4.0
         try:
             run(case)
         except Exception as error:
@@ -165,8 +167,8 @@ def stop_one():
 
 def test_a_stopped_worker_is_named():
     with pytest.raises(AssertionError) as error:
-        # It ends the stopped one by SIGKILL.
-        fail_workers(stop_one, workers=3, env=LEGACY, timeout=150, grace=20)
+        # It ends the stopped one by SIGKILL; the others end one after the other, see `watchdog`.
+        fail_workers(stop_one, workers=3, env=LEGACY, timeout=150, grace=10)
     texts = str(error.value).split("--- worker ")[1:]
     for rank, text in enumerate(texts[:2]):
         assert text.startswith(f"{rank}, exit code 1")
