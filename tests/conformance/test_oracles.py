@@ -18,7 +18,7 @@ from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout
 
 # Eager steps of the pure-TensorFlow ops take a tenth of a second each.
-STEPS = (50 if DEEP else 20) if rs.ops.backend() == "native" else 11
+STEPS = (50 if DEEP else 12) if rs.ops.backend() == "native" else 11
 # From here on a graph is faster: tracing it takes as long as 15 to 30 eager steps.
 TRACED_FROM = 30
 

@@ -1,10 +1,13 @@
 """16-bit sums: float32 addition, what is too small or too large, wrapped methods, bytes."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tests.deep import DEEP
 from tests.loops import loop
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.context import Context
@@ -21,14 +24,20 @@ ROUNDED = (
 )
 
 
+DTYPES = ("float16", "bfloat16")
+
+
 def run(method, grads, steps=1, shape=None):
     """Sum of all totals, the last step; `grads[worker]` is the same in every step."""
     spec = TensorSpec("w", np.shape(grads[0]))
     layout = BucketLayout((spec,), len(grads))
     inputs = [[tf.constant(g, tf.float32)] for g in grads]
     states, delivered = loopback.initial_states(method, layout), 0.0
+    one = functools.partial(loopback.run_step, method, layout)
+    if steps > 30:  # tracing takes as long as so many steps
+        one = loopback.traced_step(method, layout)
     for number in range(steps):
-        step = loopback.run_step(method, layout, inputs, states, number)
+        step = one(inputs, states, number)
         states = step.states
         delivered = delivered + np.array(step.totals[0][0])
     return delivered, step
@@ -145,8 +154,13 @@ SELECT = (
 )
 
 
-@loop("dtype", ["float16", "bfloat16"])
-@loop("method", SELECT)
+def methods_and_dtypes():
+    """All methods with the first type, and one with the other; with `--deep` all pairs."""
+    pairs = [(method, dtype) for dtype in DTYPES for method in SELECT]
+    return pairs if DEEP else pairs[: len(SELECT) + 1]
+
+
+@loop("method, dtype", methods_and_dtypes())
 def test_selected_values_are_rounded_and_the_errors_kept(method, dtype):
     specs = (TensorSpec("a", (31, 17), position=0), TensorSpec("b", (9, 9), position=1))
     layout, wrapped = BucketLayout(specs, 3), rs.HalfPrecision(method=method, dtype=dtype)

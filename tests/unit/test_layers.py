@@ -1,6 +1,7 @@
 """No import of the package runs upwards, and none in a circle."""
 
 import ast
+import functools
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -65,6 +66,19 @@ def layer_of(module):
     return max(found)[1]
 
 
+@functools.cache
+def imported(text):
+    """Pairs of a name of this package that is imported, and the package that it is taken from."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            found += [(f"{node.module}.{alias.name}", node.module) for alias in node.names]
+    return [pair for pair in found if pair[0].split(".")[0] == "tf_redsync"]
+
+
 def imports(texts):
     """By module, the modules of the package that it imports, in functions and for types as well."""
 
@@ -73,20 +87,10 @@ def imports(texts):
         candidates = (f"{path}.py", f"{path}/__init__.py".removeprefix("/"))
         return next((path for path in candidates if path in texts), None)
 
-    def of(text):
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Import):
-                names = [(alias.name, "") for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, "imports are absolute"
-                names = [(f"{node.module}.{alias.name}", node.module) for alias in node.names]
-            else:
-                continue
-            for name, package in names:
-                if name.split(".")[0] == "tf_redsync":
-                    yield file_of(name) or file_of(package)
-
-    return {module: set(of(text)) - {module} for module, text in texts.items()}
+    return {
+        module: {file_of(name) or file_of(package) for name, package in imported(text)} - {module}
+        for module, text in texts.items()
+    }
 
 
 def upward(texts):

@@ -200,8 +200,15 @@ def test_select_of_a_large_tensor(backend, selector, size):
         compare(ops.accumulate_and_select(*constants(arguments), **keywords), expected)
 
 
-@loop(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
-@loop("static_shapes", [False, True])
+@loop(
+    "momentum, nesterov, static_shapes",
+    [
+        (*how, static)
+        for how, knows in (((0.0, False), True), ((0.9, False), True), ((0.9, True), False))
+        for static in (False, True)
+        if DEEP or static == knows
+    ],
+)
 def test_training_steps_in_a_graph(backend, momentum, nesterov, static_shapes):
     """20 steps of 3 workers in a `tf.function`, state fed back, against the oracle step by step.
 

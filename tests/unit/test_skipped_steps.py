@@ -122,33 +122,31 @@ def default_strategy():
 
 @loop("name", OPTIMIZERS)
 def test_bad_steps_leave_no_trace(name):
-    """A run with bad steps in between equals the run without, and that of the plain optimizer."""
+    """A run with bad steps in between equals that of the plain optimizer without."""
     with_bad = Training(name, default_strategy(), rs.Dense())
     before = with_bad.state()
     with_bad.step(7, bad=True)
     assert_same(with_bad.state(), before)
-    without = Training(name, default_strategy(), rs.Dense())
     plain = Training(name, default_strategy())
     for number in range(3):
         with_bad.step(number)
         with_bad.step(7, bad=True)
-        without.step(number)
         plain.step(number)
-    assert_same(with_bad.state(), without.state())
-    unwrapped = plain.state()
-    wrapped = {n: v for n, v in without.state().items() if n in unwrapped}
-    assert_same(wrapped, unwrapped)
+    unwrapped, wrapped = plain.state(), with_bad.state()
+    assert len(unwrapped) >= len(SHAPES)  # the exchange, dense on one worker, has no more
+    assert_same({n: v for n, v in wrapped.items() if n in unwrapped}, unwrapped)
 
 
 @pytest.mark.parametrize("name", ["keras ema", "keras scaled", "tf_keras adam", "addons adamw"])
 def test_a_bad_step_of_one_replica_leaves_no_trace(name, mirrored):
     method = rs.RedSync(density=0.2, dense_below=0, momentum=0.0)
-    with_bad, without = (Training(name, mirrored(2), method) for _ in range(2))
+    training = Training(name, mirrored(2), method)
     for number in range(3):
-        with_bad.step(number)
-        with_bad.step(7, bad=True)
-        without.step(number)
-    assert_same(with_bad.state(), without.state())
+        training.step(number)
+        before = training.state()
+        training.step(7, bad=True)
+        assert_same(training.state(), before)
+    assert training.optimizer.exchange.skipped.numpy() == 3
 
 
 # ------------------------------------------------------------------------ warnings and errors
