@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_redsync as rs
+from tests.deep import DEEP
 from tests.loops import loop
 
 legacy = tf_keras.optimizers.legacy
@@ -51,18 +52,25 @@ SETTINGS = {  # of what: value, and the gradients that show it
 NOT_OF_LEGACY = ("weight_decay", "momentum")
 
 
-@loop(
-    "family, name",
-    [(f, n) for f in FAMILIES for n in SETTINGS if f != "legacy" or n not in NOT_OF_LEGACY],
-)
-def test_set_before_the_first_step_acts(family, name):
+def settings():
+    """By family, what is set at once; of ways to clip Keras takes one at a time."""
+    for family in FAMILIES:
+        names = [n for n in SETTINGS if family != "legacy" or n not in NOT_OF_LEGACY]
+        together = [n for n in names if n not in ("clipvalue", "global_clipnorm")]
+        groups = [[n] for n in names] if DEEP else [["clipvalue"], ["global_clipnorm"]]
+        yield from ((family, tuple(group)) for group in [*groups, together])
+
+
+@loop("family, names", settings())
+def test_set_before_the_first_step_acts(family, names):
     """As if it had been set on the plain optimizer before it was wrapped."""
-    momentum = 0.9 if name == "nesterov" else 0.0
+    momentum = 0.9 if "nesterov" in names else 0.0
     plain, inner = (FAMILIES[family].SGD(0.1, momentum=momentum) for _ in range(2))
-    setattr(plain, name, SETTINGS[name])
     optimizer = wrapped(inner)
-    setattr(optimizer, name, SETTINGS[name])
-    assert getattr(optimizer, name) == getattr(inner, name) == SETTINGS[name]
+    for name in names:
+        setattr(plain, name, SETTINGS[name])
+        setattr(optimizer, name, SETTINGS[name])
+        assert getattr(optimizer, name) == getattr(inner, name) == SETTINGS[name]
     found = stepped(optimizer, gradients=(3.0, 4.0), steps=2)
     unset = FAMILIES[family].SGD(0.1, momentum=momentum)
     expected, other = (
