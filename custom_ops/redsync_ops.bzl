@@ -14,6 +14,7 @@ load(
     "OP_SOURCES",
     "PRELOAD_SOURCES",
     "QUIET",
+    "TEST_FLAGS",
 )
 
 def _glob(patterns):
@@ -38,7 +39,7 @@ def core_test(name, srcs):
         name = name,
         size = "small",
         srcs = srcs,
-        copts = FLAGS + QUIET,
+        copts = FLAGS + QUIET + TEST_FLAGS,
         linkopts = ["-pthread"],
         linkstatic = True,
         deps = ["//custom_ops:core"],

@@ -23,6 +23,8 @@ PRELOAD_SOURCES = ["preload/*.cc"]
 
 # No contraction to fused multiply-add: results equal those of separate operations, bit for bit.
 FLAGS = ["-O3", "-std=c++17", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-DNDEBUG"]
+# After these, for test programs: they take longer to compile than to run.
+TEST_FLAGS = ["-Og"]
 # TensorFlow deprecates names for which its older versions have no replacement.
 QUIET = ["-Wno-psabi", "-Wno-attributes", "-Wno-deprecated-declarations"]
 
