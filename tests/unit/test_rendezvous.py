@@ -93,10 +93,8 @@ def test_workers_meet_in_any_order(started, order):
         futures.append(started(three, rank))
         time.sleep(0.1)
         assert len(futures) == 3 or not any(future.done() for future in futures)
-    began = time.monotonic()
     for future in futures:
         future.result(10)
-    assert time.monotonic() - began < 1.0
     for address in three.addresses:  # all are free for TensorFlow
         with socket.create_server(("", int(address.rpartition(":")[2]))):
             pass
@@ -129,6 +127,19 @@ def test_a_missing_worker_is_named_by_all_and_ends_the_wait(started, soon, caplo
         assert "Received: start_timeout=1" in text and "worker 3" not in text
     said = [r.getMessage() for r in caplog.records if "waiting for" in r.getMessage()]
     assert f"waiting for {missing} (0 s): nothing listens there" in said
+
+
+def test_the_time_is_over_for_who_misses_a_cancellation(started, monkeypatch):
+    """As `asyncio.wait_for` does now and then."""
+
+    async def meet(self):
+        for _ in range(2):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(Member, "meet", meet)
+    assert "start_timeout=0.5" in problem(started(cluster(2), 1, timeout=0.5))
 
 
 def test_a_missing_chief(started, soon, caplog):
@@ -244,8 +255,8 @@ def test_wrong_addresses_are_said(started):
     a, b, c = three.addresses
     text = problem(started(dataclasses.replace(three, addresses=(b, a, c)), 0, 0.4))
     assert "missing" in text
-    chief = started(dataclasses.replace(three, addresses=(a, c, b)), 0, 1.0)
-    member = started(three, 1, 1.0)
+    chief = started(dataclasses.replace(three, addresses=(a, c, b)), 0, 2.0)
+    member = started(three, 1, 2.0)
     assert "worker 1 answers there: is `task` or `cluster` in TF_CONFIG wrong?" in problem(chief)
     with pytest.raises(StartError):
         member.result(10)

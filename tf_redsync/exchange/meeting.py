@@ -80,20 +80,22 @@ class Meeting:
 
     async def _in_time(self, meeting: Coroutine[Any, Any, None]) -> None:
         seconds = None if self.timeout == float("inf") else self.timeout
+        task = asyncio.ensure_future(meeting)
         try:
-            await asyncio.wait_for(meeting, seconds)
-        except asyncio.TimeoutError:
-            text = (
-                f"the workers did not all come within {self.timeout:g} s; missing:\n"
-                + "\n".join(f"{who}: {why}" for who, why in self.waits())
-                + "\nStart them, or give the strategy a larger `start_timeout`. Received: "
-                f"start_timeout={self.timeout:g}"
-            )
-            self.end(text)
-            raise StartError(text) from None
+            await asyncio.wait((task,), timeout=seconds)
+            if not task.done():
+                raise StartError(
+                    f"the workers did not all come within {self.timeout:g} s; missing:\n"
+                    + "\n".join(f"{who}: {why}" for who, why in self.waits())
+                    + "\nStart them, or give the strategy a larger `start_timeout`. Received: "
+                    f"start_timeout={self.timeout:g}"
+                )
+            task.result()
         except StartError as error:
             self.end(str(error))
             raise
+        finally:
+            await _ended(task)
 
     async def _first(self, both: Sequence[Coroutine[Any, Any, None]]) -> None:
         """Return with the first of two, the meeting, or raise what either raises."""
@@ -104,8 +106,7 @@ class Meeting:
                 beside.result()
             await main
         finally:
-            main.cancel()
-            beside.cancel()
+            await _ended(main, beside)
 
     async def _call_myself(self) -> None:
         address = self.cluster.addresses[self.cluster.rank]
@@ -174,6 +175,18 @@ async def why_not(meeting: Meeting, rank: int) -> str:
     if other.rank != rank:
         return f"worker {other.rank} answers there: is `task` or `cluster` in TF_CONFIG wrong?"
     return meeting.differs(other)
+
+
+async def _ended(*tasks: asyncio.Future[None]) -> None:
+    """Cancel tasks until they have ended.
+
+    Once is not enough: before Python 3.12 `asyncio.wait_for` swallows a cancellation that comes
+    when what it waits for has just been done.
+    """
+    while left := [task for task in tasks if not task.done()]:
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=0.1)
 
 
 def pauses() -> Iterator[float]:
