@@ -163,7 +163,16 @@ def test_the_launcher_passes_the_exit_code_on_and_does_not_restart(tmp_path, num
 
 
 def test_a_worker_that_stops_by_itself_stops_the_job(tmp_path):
-    body = "time.sleep(0.3 * index)\nsys.exit(75 if index == 0 else 1)"
+    stopped = str(tmp_path / "stopped")
+    body = f"""
+if index == 0:
+    open({stopped!r}, 'w').close()
+    sys.exit(75)
+while not os.path.exists({stopped!r}):
+    time.sleep(0.01)
+time.sleep(0.4)
+sys.exit(1)
+"""
     result = job(tmp_path, body, 2, max_restarts=3)
     assert result.exit_code == 75 and result.restarts == 0 and not result.failed
 
