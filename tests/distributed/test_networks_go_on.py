@@ -1,0 +1,216 @@
+"""`Checkpoint` on networks as people train them: killed within an epoch, they go on to the bit.
+
+One job of workers trains without a break, and then again until it is killed; another one goes on.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+
+import numpy as np
+import pytest
+
+from tests.distributed import cluster
+from tests.distributed.cluster import LEGACY, run_workers
+
+EPOCHS, STEPS, EVERY = 2, 6, 4
+DIES_AFTER = (1, 3)  # epoch and batch, from 0: two steps after the second checkpoint
+CLASSES, TOKENS = 4, 3000
+
+
+def residual_network(keras, rs):
+    """With BatchNormalization, whose statistics each worker moves."""
+    model = keras.applications.ResNet50(
+        weights=None, input_shape=(32, 32, 3), classes=CLASSES, classifier_activation=None
+    )
+    return model, keras.optimizers.SGD(0.01), rs.RedSync(density=0.01, momentum=0.9)
+
+
+def attention(keras, rs):
+    """With dropout, layer norms and AdamW, and several steps in one execution."""
+    layers = keras.layers
+    tokens = layers.Input([12], dtype="int32")
+    x = layers.Embedding(TOKENS, 16)(tokens)
+    for _ in range(2):
+        attended = layers.MultiHeadAttention(2, 8, dropout=0.1)(x, x)
+        x = layers.LayerNormalization()(x + layers.Dropout(0.1)(attended))
+        x = layers.LayerNormalization()(x + layers.Dense(16, activation="gelu")(x))
+    logits = layers.Dense(CLASSES)(layers.GlobalAveragePooling1D()(x))
+    optimizer = keras.optimizers.AdamW(0.003, weight_decay=0.05, clipnorm=1.0)
+    return keras.Model(tokens, logits), optimizer, rs.PowerSGD(rank=2, min_compression_rate=0)
+
+
+def embedding(keras, rs):
+    """Of a few rows each step has many looks, and of most rows none."""
+    layers = keras.layers
+    rows = layers.Input([12], dtype="int32")
+    x = layers.GlobalAveragePooling1D()(layers.Embedding(TOKENS, 16)(rows))
+    logits = layers.Dense(CLASSES)(layers.Dense(16, activation="relu")(x))
+    method = rs.OkTopk(density=0.002, threshold_interval=3, partition_interval=5, dense_below=64)
+    return keras.Model(rows, logits), keras.optimizers.Adam(0.01), method
+
+
+def mixed_precision(keras, rs):
+    """With a loss scale that is too large in some steps, which are skipped."""
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    layers = keras.layers
+    x = layers.Input([12])
+    hidden = layers.BatchNormalization()(layers.Dense(32, activation="relu")(x))
+    model = keras.Model(x, layers.Dense(CLASSES, dtype="float32")(hidden))
+    inner = keras.optimizers.SGD(0.05, momentum=0.9)
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        inner, initial_scale=2.0**19, dynamic_growth_steps=2
+    )
+    return model, optimizer, rs.HalfPrecision(method=rs.TopK(density=0.1, dense_below=16))
+
+
+def small(keras, rs):
+    """A network for many workers, or for data of unknown size."""
+    layers = keras.layers
+    model = keras.Sequential(
+        [layers.Input([12]), layers.Dense(16, activation="relu"), layers.Dense(CLASSES)]
+    )
+    method = rs.OkTopk(density=0.1, threshold_interval=3, partition_interval=5, dense_below=16)
+    return model, keras.optimizers.Adam(0.01), method
+
+
+# The network, its inputs, how many workers, and what else is asked for.
+CASES = {
+    "residual network": (residual_network, "images", 2, {}),
+    "attention": (attention, "tokens", 2, {"compiled": {"steps_per_execution": 2}}),
+    "embedding": (embedding, "tokens", 2, {}),
+    "mixed precision": (mixed_precision, "numbers", 2, {"compiled": {"auto_scale_loss": False}}),
+    "eleven workers": (small, "numbers", 11, {}),
+    "unknown size": (small, "numbers", 2, {"every": STEPS}),
+    "unknown size in tf_keras": (small, "numbers", 2, {"every": STEPS, "tf_keras": True}),
+}
+
+
+def inputs(kind, rows):
+    rng = np.random.default_rng(3)
+    if kind == "images":
+        return rng.normal(size=[rows, 32, 32, 3]).astype(np.float32)
+    if kind == "tokens":  # by Zipf's law: 1 in two of five places
+        return np.minimum(rng.zipf(1.5, [rows, 12]), TOKENS - 1).astype(np.int32)
+    return rng.normal(size=[rows, 12]).astype(np.float32)
+
+
+def data(name):
+    import tensorflow as tf
+
+    _, kind, workers, options = CASES[name]
+    rows = STEPS * 4 * workers
+    x = inputs(kind, rows)
+    y = np.random.default_rng(4).integers(0, CLASSES, [rows])
+    made = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(rows, seed=11)
+    if "every" in options:
+        made = made.filter(lambda x, y: True)  # nobody knows how many pass
+    return made.batch(4 * workers, drop_remainder=True)
+
+
+def digest(array):
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:16]
+
+
+def left(model):
+    """Hashes of all that training has changed: by name, on this worker."""
+    from tf_redsync.keras import training_state
+
+    state = training_state.own(model, with_metrics=False)
+    shared = {name: read() for name, read in training_state.shared(model).items()}
+    return {n: digest(a) for n, a in {**shared, **state}.items() if n != "exchange/about"}
+
+
+def fit(name, strategy, directory, killed=False):
+    """Trains, and returns what is left; or is killed."""
+    import tf_redsync as rs
+
+    build, _, _, options = CASES[name]
+    if "tf_keras" in options:
+        import tf_keras as keras
+    else:
+        import keras
+    keras.utils.set_random_seed(7)
+    with strategy.scope():
+        model, optimizer, method = build(keras, rs)
+        model.compile(
+            rs.DistributedOptimizer(optimizer, method),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            **options.get("compiled", {}),
+        )
+
+    class Notes(keras.callbacks.Callback):
+        epoch, batches, epochs = 0, (), ()
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.batches += (batch,)
+            if killed and (self.epoch, batch) >= DIES_AFTER:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.epochs += ([epoch, float(logs["loss"]), float(logs["accuracy"])],)
+
+    notes = Notes()
+    checkpoint = rs.callbacks.Checkpoint(directory, every=options.get("every", EVERY))
+    model.fit(data(name), epochs=EPOCHS, verbose=0, callbacks=[notes, checkpoint])
+    exchange = model.optimizer.exchange
+    residuals = [a for n, a in exchange.worker_state().items() if "residual" in n]
+    return {
+        "left": json.dumps(left(model)),
+        "batches": list(notes.batches),
+        "epochs": np.array(notes.epochs),
+        "residual": max((float(np.abs(a).max(initial=0.0)) for a in residuals), default=0.0),
+        "skipped": int(exchange.skipped.numpy()),
+    }
+
+
+def trained_and_then_killed(name, directory):
+    import tf_redsync as rs
+
+    strategy = rs.MultiWorkerMirroredStrategy()
+    cluster.save(**fit(name, strategy, f"{directory}/whole"))
+    fit(name, strategy, f"{directory}/killed", killed=True)
+
+
+def went_on(name, directory):
+    import tf_redsync as rs
+
+    return fit(name, rs.MultiWorkerMirroredStrategy(), f"{directory}/killed")
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("name", CASES)
+def test_a_killed_network_goes_on_to_the_bit(name, tmp_path):
+    _, _, workers, options = CASES[name]
+    job = {
+        "workers": workers,
+        "args": (name, str(tmp_path)),
+        "env": LEGACY if "tf_keras" in options else None,
+        "timeout": 700,
+    }
+    whole = cluster.kill_workers(trained_and_then_killed, **job)
+    rest = run_workers(went_on, **job)
+    shutil.rmtree(tmp_path)  # gigabytes
+    at_end = "every" in options  # of the first epoch; nobody knows, so it ends once more
+    for before, after in zip(whole, rest, strict=True):
+        expected, found = json.loads(before["left"]), json.loads(after["left"])
+        assert expected.keys() == found.keys()
+        assert [n for n in expected if expected[n] != found[n]] == []
+        steps = 6 if at_end else 4
+        per = options.get("compiled", {}).get("steps_per_execution", 1)
+        np.testing.assert_array_equal(after["batches"], before["batches"][-steps // per :])
+        np.testing.assert_array_equal(after["epochs"], before["epochs"][0 if at_end else 1 :])
+        assert np.isfinite(before["epochs"]).all()
+        assert name == "attention" or before["residual"] > 0
+        assert (before["skipped"] > 0) == (name == "mixed precision")
+    weights = [{n: h for n, h in json.loads(w["left"]).items() if "@" not in n} for w in rest]
+    own = {n for n in weights[0] if any(w[n] != weights[0][n] for w in weights)}
+    assert all(n.startswith("exchange/") for n in own), own
+    assert any(n.startswith("exchange/bucket") for n in own), "no worker has a state of its own"
