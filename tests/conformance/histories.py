@@ -29,6 +29,13 @@ class _Value:
         return self._array
 
 
+class _Copies(tuple[_Value, ...]):
+    """A variable of which each worker has its own."""
+
+    def numpy(self) -> np.ndarray:
+        return self[0].numpy()
+
+
 class _OneProcess:
     """A strategy whose replicas are all workers of this process, as those of one machine's GPUs."""
 
@@ -41,6 +48,7 @@ class _OneProcess:
 @dataclasses.dataclass(frozen=True)
 class _Bucket:
     method: Any
+    layout: BucketLayout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +88,7 @@ class Workers(saved_state.Saved):
         self.layout = BucketLayout(specs, workers)
         self.strategy, self.consensus, self.network = _OneProcess(), None, None
         self.policy = self.resolved = object()
-        self.program = _Program((_Bucket(self.method),))
+        self.program = _Program((_Bucket(self.method, self.layout),))
         self.step, self.skipped = _Value(np.int64(0)), _Value(np.int64(0))
         self.skips = _Skips(_Value(np.int64(0)))
         if descriptor.start is None:
@@ -88,7 +96,7 @@ class Workers(saved_state.Saved):
         else:
             state = descriptor.start(self.method, specs)
         copies = {
-            name: [tuple(_Value(np.asarray(t)) for _ in range(workers)) for t in tensors]
+            name: [_Copies(_Value(np.asarray(t)) for _ in range(workers)) for t in tensors]
             for name, tensors in state.items()
         }
         self.states = [_States(copies, dict(self.method.state_kinds))]
