@@ -111,8 +111,10 @@ def make(
 
     cls, setting = _class_of(name), setting_of(name)
     options = _known(cls, density=density, dense_below=dense_below)
-    if issubclass(cls, rs.Coded):  # the sparsifier inside has them
+    if issubclass(cls, (rs.Coded, rs.Scheduled)):  # the sparsifier inside has them
         options["method"] = rs.TopK(density=density, dense_below=dense_below)
+    if cls is rs.Scheduled:  # by default its stages are longer than the task
+        options["stages"] = rs.ExponentialWarmUp(4, (0.25,))
     if setting.threshold:
         options["threshold"] = threshold
     return cls(**{**options, **setting.task})

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
         RandomBlock,
         RandomK,
         RedSync,
+        Scheduled,
         SIDCo,
         SignSGD,
         Signum,
@@ -86,7 +87,7 @@ if TYPE_CHECKING:
     from tf_redsync.optimizer import DistributedOptimizer
     from tf_redsync.policy import Policy, Rule
     from tf_redsync.saving import read_worker_state
-    from tf_redsync.schedules import DenseWarmUp, ExponentialWarmUp
+    from tf_redsync.schedules import DenseWarmUp, DensityStages, ExponentialWarmUp
     from tf_redsync.strategy import MultiWorkerMirroredStrategy
 
 __version__ = "0.1.0"
@@ -103,6 +104,7 @@ __all__ = [
     "DeepReduce",
     "Dense",
     "DenseWarmUp",
+    "DensityStages",
     "DistributedOptimizer",
     "DoReFa",
     "EF21",
@@ -133,6 +135,7 @@ __all__ = [
     "Rule",
     "SBC",
     "SIDCo",
+    "Scheduled",
     "SignSGD",
     "Signum",
     "SparCML",
@@ -165,6 +168,7 @@ _HOMES = {name: f"{__name__}.methods" for name in __all__} | {
     "Policy": "tf_redsync.policy",
     "Rule": "tf_redsync.policy",
     "DenseWarmUp": "tf_redsync.schedules",
+    "DensityStages": "tf_redsync.schedules",
     "ExponentialWarmUp": "tf_redsync.schedules",
     "MultiWorkerMirroredStrategy": "tf_redsync.strategy",
     "read_worker_state": "tf_redsync.saving",

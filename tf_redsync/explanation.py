@@ -38,6 +38,7 @@ class Explanation:
         bytes_per_step: Bytes a worker sends in a step, after warm-up.
         decision: How `Auto` came to it, if it did.
         replicas: Number of replicas that are one worker together.
+        warm_up: How long all is dense at first, in words.
     """
 
     rows: tuple[Row, ...]
@@ -46,6 +47,7 @@ class Explanation:
     bytes_per_step: float
     decision: str = ""
     replicas: int = 1
+    warm_up: str = ""
 
     @override
     def __str__(self) -> str:
@@ -63,7 +65,7 @@ class Explanation:
         )
         if self.replicas > 1:
             total = f"dense among the {self.replicas} replicas of a host, then {total}"
-        return "\n".join([*aligned(table), total, *filter(None, [self.decision])])
+        return "\n".join([*aligned(table), total, *filter(None, [self.warm_up, self.decision])])
 
 
 def explain(
@@ -73,6 +75,7 @@ def explain(
     sent: float,
     decision: str = "",
     replicas: int = 1,
+    warm_up: str = "",
 ) -> Explanation:
     """Make the table.
 
@@ -83,6 +86,7 @@ def explain(
         sent: Bytes a worker sends in a step.
         decision: See `Explanation`.
         replicas: See `Explanation`.
+        warm_up: See `Explanation`.
     """
     rows = {
         spec.position: Row(
@@ -104,6 +108,7 @@ def explain(
         bytes_per_step=sent,
         decision=decision,
         replicas=replicas,
+        warm_up=warm_up,
     )
 
 

@@ -17,6 +17,7 @@ from tf_redsync.exchange.skips import DEFAULT_LIMIT
 from tf_redsync.keras.wrapper import Wrapper
 from tf_redsync.methods.base import Method
 from tf_redsync.policy import Policy
+from tf_redsync.schedules import DenseWarmUp
 
 
 class DistributedOptimizer(Wrapper, abc.ABC):
@@ -34,6 +35,9 @@ class DistributedOptimizer(Wrapper, abc.ABC):
         optimizer: A Keras 3, tf_keras or legacy (TensorFlow Addons) optimizer.
         method: How to exchange: `RedSync(...)`, `Dense(...)`, a `Policy` that chooses by variable,
             or `Auto(...)`, which chooses by measurement. `None`: `Auto()`.
+        warm_up: `DenseWarmUp(steps=...)`, or `DenseWarmUp(fraction=...)` of the steps that `fit`
+            will run: so long all gradients are all-reduced densely, whatever the method, which
+            begins after it. `None`: none but the method's own. See docs/warm-up.md.
         name: Name of the wrapper.
         bucket_bytes: Tensors that share a method are exchanged together until they amount to this
             many float32 bytes.
@@ -79,6 +83,7 @@ class DistributedOptimizer(Wrapper, abc.ABC):
         optimizer: Any,
         method: Method | Policy | Auto | None = None,
         *,
+        warm_up: DenseWarmUp | None = None,
         name: str | None = None,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         direct_collectives: bool = True,
@@ -95,9 +100,15 @@ class DistributedOptimizer(Wrapper, abc.ABC):
         if check_every is not None:
             checks.integer("check_every", check_every, low=0)
         checks.choice("on_drift", on_drift, DRIFT_CHOICES)
+        if warm_up is not None and not isinstance(warm_up, DenseWarmUp):
+            raise ValueError(
+                "`warm_up` must be None, DenseWarmUp(steps=...) or DenseWarmUp(fraction=...). "
+                f"Received: warm_up={warm_up!r}"
+            )
         return _adapter(optimizer)(
             optimizer,
             method,
+            warm_up=warm_up,
             name=name,
             bucket_bytes=bucket_bytes,
             direct_collectives=direct_collectives,

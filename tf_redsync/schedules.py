@@ -1,4 +1,4 @@
-"""Warm-up: how the density falls, or how long the exchange stays dense, at the start of training.
+"""Warm-up and schedules: how long the exchange stays dense at first, and how the density changes.
 
 Steps are exchanges (optimizer steps), counted from 0 and the same on all workers.
 """
@@ -6,7 +6,11 @@ Steps are exchanges (optimizer steps), counted from 0 and the same on all worker
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.methods.base import Configurable, register
@@ -20,21 +24,51 @@ class DenseWarmUp(Configurable):
     RedSync trains its first epochs densely, since a ramp of densities costs more than the dense
     all-reduce once `workers * density` is near 1.
 
+    For all methods together it is an argument of `DistributedOptimizer`; the methods then begin,
+    with step 0 of whatever they do by steps, after it. Some methods have one of their own, in which
+    the tensors of other methods are exchanged as ever. See docs/warm-up.md.
+
     Args:
         steps: Number of dense steps, at least 1.
+        fraction: In place of `steps`, in (0, 1): this part of the steps that the first `fit` runs,
+            rounded, at least 1. For `DistributedOptimizer` only.
+
+    Raises:
+        ValueError: unless one of both is given.
 
     Example:
         >>> DenseWarmUp(steps=100)
         DenseWarmUp(steps=100)
+        >>> DenseWarmUp(fraction=0.05)
+        DenseWarmUp(fraction=0.05)
 
     Reference:
         Fang, Fu, Yang, Hsieh (2019), "RedSync", warm-up training.
     """
 
-    steps: int
+    steps: int | None = None
+    fraction: float | None = None
 
     def __post_init__(self) -> None:
-        checks.integer("steps", self.steps, low=1)
+        if self.fraction is None:
+            checks.integer("steps", self.steps, low=1)
+            return
+        if self.steps is not None:
+            raise ValueError(
+                "`steps` and `fraction` are two ways to say how long the warm-up is; give one of "
+                f"them. Received: steps={self.steps!r}, fraction={self.fraction!r}"
+            )
+        bounds: dict[str, Any] = {"low": 0.0, "high": 1.0, "low_open": True, "high_open": True}
+        checks.real("fraction", self.fraction, **bounds)
+
+    @override
+    def __repr__(self) -> str:
+        given = f"steps={self.steps}" if self.fraction is None else f"fraction={self.fraction}"
+        return f"{type(self).__name__}({given})"
+
+    def length(self, total: int) -> int:
+        """Return the number of dense steps of a training of `total` steps."""
+        return self.steps or max(1, math.floor((self.fraction or 0.0) * total + 0.5))
 
 
 @register
@@ -70,10 +104,86 @@ class ExponentialWarmUp(Configurable):
         if list(self.densities) != sorted(self.densities, reverse=True):
             raise ValueError(f"`densities` must not rise. Received: densities={self.densities}")
 
+    def stages(self, final: float) -> tuple[tuple[int, float], ...]:
+        """Return the step at which each stage begins, and its density, never less than `final`."""
+        densities = (*(max(density, final) for density in self.densities), final)
+        return tuple((i * self.steps_per_stage, d) for i, d in enumerate(densities))
+
     def density(self, step: int, final: float) -> float:
         """Return the density at `step`: `final` after the last stage, and never less than it."""
-        stage = min(step // self.steps_per_stage, len(self.densities))
-        return max((*self.densities, final)[stage], final)
+        return density_at(self.stages(final), step)
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class DensityStages(Configurable):
+    """A density that is constant in each of some stages, for `Scheduled`.
+
+    Args:
+        begins: The step at which each stage begins, rising from 0.
+        densities: Their densities, in (0, 1]; the last one holds for ever.
+
+    Raises:
+        ValueError: for something else, or another number of steps than of densities.
+
+    Example:
+        >>> DensityStages(begins=(0, 200, 1000), densities=(0.1, 0.03, 0.01)).stages()
+        ((0, 0.1), (200, 0.03), (1000, 0.01))
+    """
+
+    begins: tuple[int, ...]
+    densities: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        lists = isinstance(self.begins, tuple) and isinstance(self.densities, tuple)
+        if not lists or not self.begins or len(self.begins) != len(self.densities):
+            raise ValueError(
+                "`begins` and `densities` must be tuples of the same length, of a step and a "
+                f"density for each stage. Received: begins={self.begins!r}, "
+                f"densities={self.densities!r}"
+            )
+        for begin in self.begins:
+            checks.integer("begins", begin, low=0)
+        if self.begins[0] != 0 or list(self.begins) != sorted(set(self.begins)):
+            raise ValueError(f"`begins` must rise from 0. Received: begins={self.begins}")
+        for density in self.densities:
+            checks.real("densities", density, low=0.0, high=1.0, low_open=True)
+
+    @classmethod
+    def of(cls, schedule: Callable[[int], Any], begins: Iterable[int]) -> DensityStages:
+        """Return the stages of any schedule, of Keras for example.
+
+        Args:
+            schedule: A function of the step, such as a `LearningRateSchedule` of Keras 3 or
+                tf_keras. A stage has the density that it returns for the step that begins it.
+            begins: The step at which each stage begins, from 0 on, such as `range(0, 2000, 500)`.
+
+        Raises:
+            ValueError: for a schedule that is no function, or a density that is not in (0, 1].
+
+        Example:
+            >>> import keras
+            >>> decay = keras.optimizers.schedules.ExponentialDecay(0.1, 100, 0.5)
+            >>> [round(d, 4) for d in DensityStages.of(decay, range(0, 400, 100)).densities]
+            [0.1, 0.05, 0.025, 0.0125]
+        """
+        if not callable(schedule):
+            raise ValueError(
+                "`schedule` must be a LearningRateSchedule of Keras, or another function of the "
+                f"step. Received: schedule={schedule!r}"
+            )
+        steps = tuple(int(begin) for begin in begins)
+        return cls(steps, tuple(float(schedule(step)) for step in steps))
+
+    def stages(self, final: float = 0.0) -> tuple[tuple[int, float], ...]:
+        """Return the step at which each stage begins, and its density; the last is its own."""
+        del final
+        return tuple(zip(self.begins, self.densities, strict=True))
+
+
+def density_at(stages: Sequence[tuple[int, float]], step: int) -> float:
+    """Return the density of the stage that a step is in."""
+    return [density for begin, density in stages if begin <= step][-1]
 
 
 def check_warm_up(warm_up: Any, *kinds: type) -> None:
@@ -87,3 +197,14 @@ def check_warm_up(warm_up: Any, *kinds: type) -> None:
         raise ValueError(
             f"`warm_up` must be {', '.join(others)} or {last}. Received: warm_up={warm_up!r}"
         )
+    if isinstance(warm_up, DenseWarmUp) and warm_up.steps is None:
+        raise ValueError(
+            "`warm_up` of a method must be given in steps: a method does not know what `fit` will "
+            f"run. Received: warm_up={warm_up!r}. Use DenseWarmUp(steps=...), or "
+            f"DistributedOptimizer(optimizer, method, warm_up={warm_up!r})."
+        )
+
+
+def dense_steps(warm_up: Any) -> int:
+    """Return the number of dense steps that a method's `warm_up` begins with."""
+    return warm_up.steps or 0 if isinstance(warm_up, DenseWarmUp) else 0

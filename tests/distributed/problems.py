@@ -55,8 +55,8 @@ def digest(model) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def train_loop(strategy, model, optimizer, data, epochs: int) -> tuple[list[float], list[str]]:
-    """A custom loop with mean squared error; returns losses and the weights' hash of each step."""
+def step_of(strategy, model, optimizer):
+    """A step of a custom loop with mean squared error: a function of a batch, of the loss."""
     with strategy.scope():
         optimizer.build(model.trainable_variables)
 
@@ -73,7 +73,12 @@ def train_loop(strategy, model, optimizer, data, epochs: int) -> tuple[list[floa
     def step(batch):
         return strategy.reduce("SUM", strategy.run(replica_step, args=(batch,)), axis=None)
 
-    losses, digests = [], []
+    return step
+
+
+def train_loop(strategy, model, optimizer, data, epochs: int) -> tuple[list[float], list[str]]:
+    """A custom loop with mean squared error; returns losses and the weights' hash of each step."""
+    step, losses, digests = step_of(strategy, model, optimizer), [], []
     for batch in strategy.experimental_distribute_dataset(data.repeat(epochs)):
         losses.append(float(step(batch)))
         digests.append(digest(model))

@@ -125,9 +125,17 @@ def test_totals_of_phases_inside_a_warm_up():
     class Twice(Mixed):
         cadence = dataclasses.replace(Mixed.cadence, warm_up_steps=1)
 
-    buckets = make_buckets([(SPECS[0], Twice(density=0.01))], 2, sparse_totals=True)
-    with tf.Graph().as_default(), pytest.raises(TypeError, match="in the same form"):
-        run(EveryStep(buckets), Echo(2), tf.compat.v1.placeholder(tf.int64, []))
+    every_step = EveryStep(make_buckets([(SPECS[0], Twice(density=0.01))], 2, sparse_totals=True))
+
+    @tf.function
+    def step_fn(step):
+        outcome = run(every_step, Echo(2), step)
+        (total,), _ = outcome.results[0]
+        return total.is_dense, tf.size(total.dense), tf.size(total.coordinates.indices)
+
+    for step in range(5):
+        found = [int(n) for n in step_fn(tf.constant(step, tf.int64))]
+        assert found == ([1, 600, 0] if step < 3 else [0, 0, 12])
 
 
 def test_warm_ups_of_different_lengths():

@@ -153,7 +153,7 @@ def _check_candidate(method: Method) -> None:
             f"`candidates` must be tf_redsync methods. Received: {method!r} in candidates"
         )
     cadence = method.cadence
-    phases = cadence.warm_up_steps or cadence.dense_every or cadence.phases
+    phases = cadence.warm_up_steps or cadence.dense_every or cadence.changes
     if cadence.own_weights or phases or "residual" not in method.state_kinds:
         raise ValueError(
             "a candidate of Auto must exchange gradients in every step, without warm-up or phases, "

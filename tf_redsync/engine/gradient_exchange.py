@@ -16,7 +16,7 @@ from tf_redsync.exchange import collectives, skips, state
 from tf_redsync.exchange.layout import GRADIENT_DTYPES, Bucket, TensorSpec
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal
 from tf_redsync.policy import Assignment, Policy, Resolved, Undecided
-from tf_redsync.programs import for_buckets
+from tf_redsync.programs import WarmUp, for_buckets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Setup:
         assignments: The variables' methods.
         buckets: Makes the buckets of assignments, in the order in which they are exchanged.
         max_skipped: See `exchange/skips.py`; 0 for no limit.
+        warm_up: A dense warm-up of all methods, if there is one.
     """
 
     strategy: tf.distribute.Strategy
@@ -42,6 +43,7 @@ class Setup:
     assignments: list[Assignment]
     buckets: Callable[[list[Assignment]], list[Bucket]]
     max_skipped: int
+    warm_up: WarmUp | None = None
 
 
 class GradientExchange(saved_state.Saved):
@@ -60,6 +62,7 @@ class GradientExchange(saved_state.Saved):
         states: For every bucket, the variables of its state.
         consensus: The weights that all workers agree on, where each has its own; else `None`.
         program: What runs when.
+        warm_up: A dense warm-up of all methods, if there is one.
         network: What carries requests between the workers.
         workers: Their number.
         weights: Returns the trainable variables.
@@ -86,6 +89,9 @@ class GradientExchange(saved_state.Saved):
         self.workers = self.network.workers
         self.step = state.counter("exchange_step")
         self.bytes_sent = state.float_counter("exchange_bytes_sent")
+        self.warm_up = setup.warm_up
+        if self.warm_up is not None:
+            self.warm_up.create(self.step)
         self.create_state(setup.resolved, setup.assignments)
         self.skips = skips.of_program(self.program, self.specs, self.network, setup.max_skipped)
         self.skipped = self.skips.total
@@ -106,7 +112,7 @@ class GradientExchange(saved_state.Saved):
         self.resolved, self.assignments = resolved, assignments
         buckets, create = self._buckets_of(assignments), self._worker.variable
         trial_steps = resolved.trial_steps if self.network.in_branches else 0
-        self.program = for_buckets(buckets, self.workers, trial_steps, create)
+        self.program = for_buckets(buckets, self.workers, trial_steps, create, self.warm_up)
         self.states = [
             state.StateVariables(*self.program.init(b), b.layout.index, create) for b in buckets
         ]
@@ -129,13 +135,15 @@ class GradientExchange(saved_state.Saved):
 
         Raises:
             TypeError: for a gradient that is not float32, bfloat16 or float16.
-            ValueError: under XLA compilation.
+            ValueError: under XLA compilation, and while the length of a warm-up is not known.
         """
         if collectives.compiling_with_xla():
             raise ValueError(
                 "`jit_compile=True` is not supported: XLA has no all-gather for this strategy. "
                 "Received: jit_compile=True. Compile the model with jit_compile=False."
             )
+        if self.warm_up is not None:
+            self.warm_up.check_known()
         self.called = True
         self._check_present(set(positions))
         masks.warn_of_waiting(self)
@@ -322,6 +330,7 @@ class GradientExchange(saved_state.Saved):
             self.bytes_per_step(),
             "" if self.resolved is self.policy else str(self.resolved),
             self._worker.replicas,
+            "" if self.warm_up is None else self.warm_up.describe(),
         )
 
     def bytes_per_step(self) -> float:

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from tf_redsync.engine import state_checks
 from tf_redsync.engine.part import Part
-from tf_redsync.engine.worker_state import Entry, entries, of_a_program, rows_here
+from tf_redsync.engine.worker_state import WARM_UP, Entry, entries, of_a_program, rows_here
 from tf_redsync.exchange import agreement, collectives
 
 _TRIAL = "trial/"
@@ -110,9 +110,9 @@ class _Restoration:
             expected |= self._weights()
         names, dropped = self._from_the_first(lambda part: self._check(part, expected))
         self._warn(dropped)
-        for name, entry in expected.items():
-            if name in (("step", "skipped") if dropped else names):
-                self._assign(entry)
+        kept = set(names) & {"step", "skipped", WARM_UP} if dropped else set(names)
+        for entry in [entry for name, entry in expected.items() if name in kept]:
+            self._assign(entry)
         exchange.restored()
 
     def _from_the_first(self, answer: Callable[[Part], Any]) -> Any:
@@ -141,7 +141,7 @@ class _Restoration:
         """
         who = f"the part of rank {part.rank}, saved at step {part.step},"
         one = {name: part.row(name, part.ranks.start) for name in part.arrays}
-        different = sorted(set(one) ^ set(expected))
+        different = sorted((set(one) ^ set(expected)) - {WARM_UP})
         if not self.as_many:
             different = [name for name in different if not of_a_program(name)]
         common = [name for name in expected if name in one]

@@ -15,7 +15,7 @@ from tf_redsync.auto import decision
 from tf_redsync.engine import masks, restoring, total_state, worker_state
 from tf_redsync.exchange import agreement
 from tf_redsync.policy import Assignment, Resolved
-from tf_redsync.programs import EveryStep
+from tf_redsync.programs import EveryStep, WarmUp
 
 # What a checkpoint has of an exchange, and what it had by earlier versions.
 IN_CHECKPOINT = "worker_state"
@@ -63,6 +63,7 @@ class Saved(tf.Module):
 
     strategy: tf.distribute.Strategy
     program: EveryStep
+    warm_up: WarmUp | None
     skips: Any
     consensus: Any
     policy: Any
@@ -125,6 +126,8 @@ class Saved(tf.Module):
         """Note that the state is now one that was saved."""
         self.fresh = False
         self.program.resumed()
+        if self.warm_up is not None:
+            self.warm_up.restored(self.strategy)
         if masks.any_pruned(self):
             self.awaited = True
 

@@ -20,6 +20,8 @@ from tf_redsync.exchange.layout import (
     tensor_spec,
 )
 from tf_redsync.policy import Assignment, Policy, Undecided
+from tf_redsync.programs import WarmUp
+from tf_redsync.schedules import DenseWarmUp
 
 # What `GradientExchange` tells of a model's variables.
 _OF_VARIABLES = (
@@ -43,10 +45,12 @@ class UnbuiltExchange:
         direct_collectives: Use single-round collectives where the strategy has them.
         two_levels: Whether a process with several replicas is one worker; see `workers.py`.
         max_skipped_steps: See `exchange/skips.py`.
+        warm_up: A dense warm-up of all methods, if there is to be one.
         rate: Returns the optimizer's learning rate.
 
     Attributes:
         policy: As given.
+        warm_up: The warm-up, which the exchange goes on with.
         awaited: See `GradientExchange`.
         consensus: `None`: no weights are each worker's own.
     """
@@ -60,6 +64,7 @@ class UnbuiltExchange:
         direct_collectives: bool = True,
         two_levels: bool | None = None,
         max_skipped_steps: int | None = skips.DEFAULT_LIMIT,
+        warm_up: DenseWarmUp | None = None,
         rate: Callable[[], Any] | None = None,
     ):
         self.policy, self.rate, self.awaited = policy, rate, False
@@ -67,6 +72,7 @@ class UnbuiltExchange:
         self._direct = direct_collectives
         self._two_levels = two_levels
         self._max_skipped = max_skipped_steps or 0
+        self.warm_up = None if warm_up is None else WarmUp(warm_up)
         self._made: GradientExchange | None = None
 
     @property
@@ -112,8 +118,9 @@ class UnbuiltExchange:
                 and not any(a.method.cadence.local_steps for a in assigned),
             )
 
+        options = self._max_skipped, self.warm_up
         setup = Setup(
-            strategy, worker, specs, self.policy, resolved, assignments, buckets, self._max_skipped
+            strategy, worker, specs, self.policy, resolved, assignments, buckets, *options
         )
         # Which variables are created follows from what the workers agreed on.
         with agreement.agreed(strategy, "create the state of the exchange"):
@@ -148,6 +155,7 @@ class UnbuiltExchange:
                 "bucket_bytes": self._bucket_bytes,
                 "two_levels": self._two_levels,
                 "max_skipped_steps": self._max_skipped,
+                "warm_up": None if self.warm_up is None else serialize(self.warm_up.asked),
                 "replicas": strategy.num_replicas_in_sync,
                 "trainable_variables": [f"{s.dtype}{list(s.shape)}" for s in specs],
                 **(described or {}),

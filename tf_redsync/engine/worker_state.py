@@ -8,6 +8,7 @@ one. How parts become the state of a run again, on any number of workers, is in 
                                   of the exchange's workers; how many of them this process is
     about                         uint8, JSON: the run, the kind of each array, `Auto`'s decision
     step, skipped, ...            counters, equal on all workers
+    warm_up_steps                 of a warm-up of all methods; 0 while its length is not known
     consensus/..., trial/...      of programs that have them
     bucket_0/residual/0, ...      of the methods' states
 
@@ -32,6 +33,7 @@ from tf_redsync.exchange import collectives, state
 
 # Of programs, which one worker alone does not have.
 _OF_PROGRAMS = ("consensus/", "trial/", "skips/", "optimizer/")
+WARM_UP = "warm_up_steps"  # a run without a warm-up, or of an earlier version, has none
 PENDING = "pending"  # gradients that may be anything: the step that sends them is skipped then
 
 
@@ -100,6 +102,8 @@ def _variables(exchange: Any, apart: bool) -> Iterator[tuple[str, str, Any]]:
     yield "step", "shared", exchange.step
     yield "skipped", "shared", exchange.skipped
     yield "skipped_in_a_row", "shared", exchange.skips.in_a_row
+    if exchange.warm_up is not None:
+        yield WARM_UP, "shared", exchange.warm_up.variable
     if exchange.program.own_steps:
         for name, variable in exchange.skips.here_only.items():
             yield f"skips/{name}", "own", variable

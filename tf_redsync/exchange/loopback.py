@@ -8,6 +8,7 @@ and can be corrupted on purpose.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -72,7 +73,8 @@ def run_step(
         ValueError: when workers ask for different collectives or shapes.
         tf.errors.InvalidArgumentError: when a message arrives changed.
     """
-    outcome = _exchange(method, layout, grads, states, tf.constant(step, tf.int64), phase, fault)
+    number = tf.constant(step, tf.int64)
+    outcome = _exchange(method.at(step), layout, grads, states, number, phase, fault)
     return _result(outcome, states)
 
 
@@ -89,6 +91,15 @@ def traced_step(method, layout: BucketLayout, phase: str = "exchange") -> Callab
     Returns:
         A function of `grads`, `states` and `step` as in `run_step`, which returns a `LoopbackStep`.
     """
+    of_stage = functools.cache(lambda staged: _traced_stage(staged, layout, phase))
+
+    def run(grads, states, step: int) -> LoopbackStep:
+        return of_stage(method.at(step))(grads, states, step)
+
+    return run
+
+
+def _traced_stage(method, layout: BucketLayout, phase: str) -> Callable:
     kinds: list[tuple[type[Request], dict[str, Any]]] = []
 
     @tf.function(autograph=False)

@@ -112,6 +112,12 @@ class Skips:
 
         tf.cond(finite, advance, skipped)
 
+    def count_together(self, finite: tf.Tensor, flags: tf.Tensor) -> None:
+        """With local steps: count a step that all workers take together, as `count` does."""
+        self.count(finite, flags)
+        streak = self.here.read_value() + 1
+        self.here.assign(streak * tf.cast(~finite, tf.int64), read_value=False)
+
     def count_round(self, finite: tf.Tensor, changes: Sequence[tf.Tensor]) -> None:
         """At the end of a round of local steps, in a branch that all workers take: add up.
 

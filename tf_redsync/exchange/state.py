@@ -193,9 +193,9 @@ def copies(variable: Any, strategy: tf.distribute.Strategy) -> tuple[tf.Variable
     return tuple(strategy.experimental_local_results(variable))
 
 
-def counter(name: str) -> tf.Variable:
-    """An int64 variable that is equal on all replicas and starts at 0."""
-    return tf.Variable(tf.zeros([], tf.int64), trainable=False, name=name)
+def counter(name: str, start: int = 0) -> tf.Variable:
+    """An int64 variable that is equal on all replicas."""
+    return tf.Variable(tf.constant(start, tf.int64), trainable=False, name=name)
 
 
 def drawn(name: str) -> tf.Variable:

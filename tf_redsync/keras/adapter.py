@@ -50,6 +50,7 @@ class Adapter:
         **options: Any,
     ) -> None:
         self.policy = as_policy(method)
+        conflicts.check_warm_up(self.policy, options.get("warm_up"))
         _check_unwrapped(inner)
         self._inner = inner
         # To the user's line, from here through the adapter and `DistributedOptimizer`.

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tf_redsync.auto import Auto
 from tf_redsync.methods.base import Method
+from tf_redsync.methods.signs import SignSGD
 from tf_redsync.policy import Policy
 
 _MOMENTUM_KEYS = ("momentum", "beta_1")
@@ -79,6 +80,21 @@ def check_own_weights(inner: Any, policy: Policy | Auto) -> None:
             f"for SGD without `weight_decay`. Received: {type(innermost(inner)).__name__} with "
             f"weight_decay={config.get('weight_decay')}. Use SGD, and a kernel_regularizer for "
             "weight decay."
+        )
+
+
+def check_warm_up(policy: Policy | Auto, warm_up: Any) -> None:
+    """Check that a dense warm-up would change something.
+
+    Raises:
+        ValueError: for methods of votes alone, which have no dense exchange of the same scale.
+    """
+    voting = [m for m in policy.methods if isinstance(m, SignSGD)]
+    if warm_up is not None and len(voting) == len(policy.methods):
+        raise ValueError(
+            f"`warm_up` has no effect with {type(voting[0]).__name__}, whose totals are no sums of "
+            f"gradients and want a learning rate of another size. Received: warm_up={warm_up!r}. "
+            "Use warm_up=None."
         )
 
 

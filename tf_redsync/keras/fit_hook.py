@@ -17,7 +17,13 @@ from types import FrameType
 from typing import Any
 
 from tf_redsync.exchange import agreement, strategy_hooks
-from tf_redsync.keras import backups, equal_workers, own_weights, saved_exchange
+from tf_redsync.keras import (
+    backups,
+    equal_workers,
+    own_weights,
+    saved_exchange,
+    training_length,
+)
 
 _METHODS = ("fit", "evaluate", "predict", "save", "save_weights", "load_weights")
 
@@ -97,6 +103,7 @@ class FitHook(ForTfKeras):
     """
 
     model: Any
+    params: dict[str, Any]
     callbacks: list[Any]  # all of them
     _restores = False  # whether one of Keras's own does
     _skipped = 0  # steps, before this epoch
@@ -116,7 +123,9 @@ class FitHook(ForTfKeras):
             backups.check_equal(self.model, epoch)
         self._agree(f"begin epoch {epoch + 1}")
         exchange = exchange_of(self.model)
-        if exchange is not None and exchange.built:  # others have restored by now
+        if exchange is not None:  # others have restored by now
+            training_length.begin_warm_up(self.model, exchange, self.params, epoch)
+        if exchange is not None and exchange.built:
             begun = self.model.optimizer.iterations
             saved_exchange.warn_if_fresh(exchange, begun, "this run has restored")
         equal_workers.compare_rate(self.model, f"epoch {epoch} begins")

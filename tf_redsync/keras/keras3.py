@@ -160,21 +160,25 @@ def _with_sparse_descent(update: Callable[..., Any]) -> Any:
         def those(kind: Any) -> list[Any]:
             return [(g, v) for g, v in grads_and_vars if isinstance(g, kind)]
 
-        either = those(EitherTotal)
         dense = [(g, v) for g, v in grads_and_vars if not isinstance(g, (SparseTotal, EitherTotal))]
         if dense:
             update(distribution, dense, learning_rate)
         descend_all(distribution, those(SparseTotal), learning_rate)
-        if not either:
-            return
+        together: dict[int, list[Any]] = {}  # by what says which form they have
+        for total, variable in those(EitherTotal):
+            here = distribution.experimental_local_results(total.is_dense)[0]
+            together.setdefault(id(here), []).append((total, variable))
+        for either in together.values():
+            update_either(distribution, either, learning_rate)
 
+    def update_either(distribution: Any, either: list[Any], learning_rate: Any) -> None:
         def update_dense() -> None:
             update(distribution, [(t.dense, v) for t, v in either], learning_rate)
 
         def update_sparse() -> None:
             descend_all(distribution, [(t.coordinates, v) for t, v in either], learning_rate)
 
-        is_dense = either[0][0].is_dense  # the same for all of them, and for all replicas
+        is_dense = either[0][0].is_dense  # the same for all replicas
         here = distribution.experimental_local_results(is_dense)[0]
         tf.cond(here, update_dense, update_sparse)
 

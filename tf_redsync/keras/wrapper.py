@@ -43,6 +43,8 @@ class Wrapper(PassingOn):
 
     def wrap(self, inner_optimizer: Any, method: Any, options: dict[str, Any]) -> Adapter:
         """Keep what this wraps, and return the adapter for it."""
+        if isinstance(options.get("warm_up"), dict):  # of a config
+            options = {**options, "warm_up": from_config(options["warm_up"])}
         self._options = dict(options)
         self._adapter = Adapter(inner_optimizer, method, **options)
         self._adapter.saving = self.saving
@@ -138,11 +140,13 @@ class Wrapper(PassingOn):
 
     def get_config(self) -> dict[str, Any]:
         """Return the config: inner optimizer, policy, options."""
+        warm_up = self._options.get("warm_up")
         return {
             "name": self.name,
             "inner_optimizer": self.saving.serialize_keras_object(self.inner_optimizer),
             "method": serialize(self._adapter.policy),
             **self._options,
+            "warm_up": None if warm_up is None else serialize(warm_up),
         }
 
     @classmethod

@@ -26,6 +26,7 @@ from tf_redsync.methods.quantized_fw import QuantizedFW
 from tf_redsync.methods.random_sparse import RandomBlock, RandomK
 from tf_redsync.methods.redsync import RedSync
 from tf_redsync.methods.sbc import SBC
+from tf_redsync.methods.scheduled import Scheduled
 from tf_redsync.methods.sidco import SIDCo
 from tf_redsync.methods.signs import EFSignSGD, SignSGD, Signum
 from tf_redsync.methods.sparcml import SparCML
@@ -72,6 +73,7 @@ __all__ = [
     "RedSync",
     "SBC",
     "SIDCo",
+    "Scheduled",
     "SignSGD",
     "Signum",
     "SparCML",

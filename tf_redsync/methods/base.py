@@ -89,6 +89,14 @@ class Method(FormerHooks, Configurable):
         """When it exchanges what, for the programs."""
         return Cadence()
 
+    def at(self, step: int) -> Method:
+        """Return the method that runs at a step: another one in each of `Cadence.stages`.
+
+        Its state has the same form as this one's.
+        """
+        del step
+        return self
+
     def ready(self, state: State) -> tf.Tensor:
         """Return whether what it waits for has come: bool scalar, from `"shared"` state alone."""
         raise NotImplementedError

@@ -13,7 +13,7 @@ from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.methods.base import Context, Exchange, Method, State, register
 from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.two_bit import TwoBit
-from tf_redsync.schedules import DenseWarmUp, check_warm_up
+from tf_redsync.schedules import DenseWarmUp, check_warm_up, dense_steps
 
 
 @register
@@ -81,7 +81,7 @@ class CDSGD(TwoBit):
     @override
     def cadence(self) -> Cadence:
         return Cadence(
-            warm_up_steps=self.warm_up.steps if self.warm_up else 0,
+            warm_up_steps=dense_steps(self.warm_up),
             dense_every=self.full_every if self.full_every > 1 else 0,
             delay=1,
             own_point=True,

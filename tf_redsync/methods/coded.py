@@ -125,7 +125,8 @@ class Coded(MethodWrapper):
             raise ValueError(
                 "`method` sends other numbers of elements in other steps (ExponentialWarmUp), and "
                 f"the length of {' and '.join(fixed)} must be the same in all of them. Use "
-                "indices=RawIndices() with values=Float32() or Half(), or a DenseWarmUp. "
+                "indices=RawIndices() with values=Float32() or Half(), or warm_up=None here "
+                "and Scheduled(method=Coded(...), stages=ExponentialWarmUp(...)). "
                 f"Received: method={self.method!r}"
             )
 

@@ -24,7 +24,7 @@ from tf_redsync.methods.common.quantized_blocks import (
 )
 from tf_redsync.methods.common.quantizer import Quantizer
 from tf_redsync.ops.quantization import dequantize_sum, quantize
-from tf_redsync.schedules import DenseWarmUp, check_warm_up
+from tf_redsync.schedules import DenseWarmUp, check_warm_up, dense_steps
 
 MODE = "two_level"
 
@@ -89,7 +89,7 @@ class OneBitSGD(Quantizer):
     @property
     @override
     def cadence(self) -> Cadence:
-        return Cadence(warm_up_steps=self.warm_up.steps if self.warm_up else 0)
+        return Cadence(warm_up_steps=dense_steps(self.warm_up))
 
     @override
     def describe(self, spec: TensorSpec) -> str:

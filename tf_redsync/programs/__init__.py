@@ -4,6 +4,8 @@
 * `Trial`: the same, with a trial of whether dense steps are faster;
 * `LocalSteps`: the changes of the weights, every k steps;
 * `OwnPoints`: gradients, in every step or one step late, at a point of each worker's own.
+
+Each of them may begin with a dense warm-up of all methods, `WarmUp`.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from tf_redsync.programs.every_step import EveryStep
 from tf_redsync.programs.local_steps import LocalSteps
 from tf_redsync.programs.own_points import OwnPoints
 from tf_redsync.programs.trial import Trial
+from tf_redsync.programs.warm_up import WarmUp
 
-__all__ = ["EveryStep", "LocalSteps", "OwnPoints", "Trial", "for_buckets"]
+__all__ = ["EveryStep", "LocalSteps", "OwnPoints", "Trial", "WarmUp", "for_buckets"]
 
 
 def for_buckets(
@@ -25,6 +28,7 @@ def for_buckets(
     workers: int,
     trial_steps: int = 0,
     create: Create = replica_variable,
+    warm_up: WarmUp | None = None,
 ) -> EveryStep:
     """Return the program that the buckets' methods ask for; `Policy` ensures that they agree.
 
@@ -33,12 +37,13 @@ def for_buckets(
         workers: Number of workers.
         trial_steps: Steps of either kind, dense and compressed, in a trial; 0 for none.
         create: Makes a variable of which each worker has its own; see `exchange/state.py`.
+        warm_up: A dense warm-up of all methods, if there is one.
     """
     if workers > 1 and trial_steps:
-        return Trial(buckets, trial_steps, create)
+        return Trial(buckets, trial_steps, create, warm_up)
     cadences = [b.method.cadence for b in buckets]
     if workers > 1 and cadences and cadences[0].local_steps:
-        return LocalSteps(buckets, cadences[0].local_steps)
+        return LocalSteps(buckets, cadences[0].local_steps, warm_up)
     if workers > 1 and any(c.own_point or c.delay for c in cadences):
-        return OwnPoints(buckets, cadences[0].delay)
-    return EveryStep(buckets)
+        return OwnPoints(buckets, cadences[0].delay, warm_up)
+    return EveryStep(buckets, warm_up)

@@ -13,7 +13,9 @@ import tensorflow as tf
 from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal
 
-Triple = tuple[tf.Tensor, tf.Tensor, tf.Tensor]  # dense, indices, values
+# A total in all forms: dense, indices, values, and whether the dense one holds.
+Forms = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
+DENSE, COORDINATES = -1, -2  # a total's kind, or the id of what says which of them it is
 
 
 def choose(
@@ -24,8 +26,7 @@ def choose(
 ) -> Outcome:
     """Return `first()` where `predicate`, equal on all workers, holds, else `second()`.
 
-    A total that one of them leaves as coordinates and the other one makes dense comes out as an
-    `EitherTotal`.
+    A total that is dense in some cases and coordinates in others comes out as an `EitherTotal`.
 
     Args:
         predicate: Bool scalar.
@@ -35,44 +36,55 @@ def choose(
     """
     if network.in_branches and tf.executing_eagerly():
         return first() if bool(predicate) else second()
-    sparse: list[list[list[bool]]] = []  # by branch, bucket and tensor
+    kinds: list[list[list[int]]] = []  # by branch, bucket and tensor
 
     def of(branch: Callable[[], Outcome]) -> Callable[[], Any]:
-        return lambda: _as_tensors(branch(), sparse)
+        return lambda: _as_tensors(branch(), kinds)
 
     if network.in_branches:
         results, finite, sent = tf.cond(predicate, of(first), of(second))
     else:  # run both, keep one
         kept, dropped = of(first)(), of(second)()
         results, finite, sent = tf.cond(predicate, lambda: kept, lambda: dropped)
-    in_first, in_second = sparse
+    in_first, in_second = kinds
+    flags: dict[tuple[int, int], tf.Tensor] = {  # one for all totals of equal kinds
+        (DENSE, COORDINATES): predicate,
+        (COORDINATES, DENSE): ~predicate,
+    }
     joined = []
-    for (totals, state), *flags in zip(results, in_first, in_second, strict=True):
-        either = [_total(t, a, b, predicate) for t, a, b in zip(totals, *flags, strict=True)]
+    for (totals, state), *branches in zip(results, in_first, in_second, strict=True):
+        either = [_total(t, (a, b), flags) for t, a, b in zip(totals, *branches, strict=True)]
         joined.append((either, state))
     return Outcome(joined, finite, sent)
 
 
-def _as_tensors(outcome: Outcome, sparse: list[list[list[bool]]]):
+def _as_tensors(outcome: Outcome, kinds: list[list[list[int]]]) -> Any:
     """An outcome of a structure that does not depend on the form of its totals."""
-    sparse.append([[isinstance(t, SparseTotal) for t in ts] for ts, _ in outcome.results])
-    empty = tf.zeros([0]), tf.zeros([0], tf.int32)
-    results = [([_triple(t, *empty) for t in totals], state) for totals, state in outcome.results]
+    kinds.append([[_kind(t) for t in totals] for totals, _ in outcome.results])
+    results = [([_forms(t) for t in totals], state) for totals, state in outcome.results]
     return results, outcome.finite, tf.cast(outcome.bytes_sent, tf.float64)
 
 
-def _triple(total: tf.Tensor | SparseTotal, values: tf.Tensor, indices: tf.Tensor) -> Triple:
-    """A total in both forms, empty in the other one."""
+def _kind(total: Any) -> int:
     if isinstance(total, EitherTotal):
-        raise TypeError("the phases of a method must all leave a total in the same form")
+        return id(total.is_dense)
+    return COORDINATES if isinstance(total, SparseTotal) else DENSE
+
+
+def _forms(total: Any) -> Forms:
+    """A total in all forms, empty in those that it does not have."""
+    if isinstance(total, EitherTotal):
+        return total.dense, *total.coordinates, total.is_dense
     if isinstance(total, SparseTotal):
-        return values, total.indices, total.values
-    return total, indices, values
+        return tf.zeros([0]), total.indices, total.values, tf.constant(False)
+    return total, tf.zeros([0], tf.int32), tf.zeros([0]), tf.constant(True)
 
 
-def _total(triple: Triple, first: bool, second: bool, predicate: tf.Tensor) -> Any:
-    """The total again, from whether it is sparse in either branch."""
-    dense, coordinates = triple[0], SparseTotal(*triple[1:])
-    if first == second:
-        return coordinates if first else dense
-    return EitherTotal(dense, coordinates, ~predicate if first else predicate)
+def _total(forms: Forms, kinds: tuple[int, int], flags: dict[tuple[int, int], tf.Tensor]) -> Any:
+    """The total again, from its kind in either branch."""
+    dense, coordinates = forms[0], SparseTotal(*forms[1:3])
+    if kinds == (DENSE, DENSE):
+        return dense
+    if kinds == (COORDINATES, COORDINATES):
+        return coordinates
+    return EitherTotal(dense, coordinates, flags.setdefault(kinds, forms[3]))

@@ -1,7 +1,8 @@
 """Every step exchanges gradients, densely in a warm-up and at every k-th step if methods say so.
 
 And as long as methods wait for something, see `Cadence.waits_for`. Methods that go through phases,
-`Cadence.phases`, change from one exchange to the next at a step.
+`Cadence.phases`, change from one exchange to the next at a step, and those with `Cadence.stages`
+from one method to the next.
 
 Branches depend on the step and on shared state, which are equal on all workers: a branch around a
 collective on anything else would deadlock.
@@ -22,6 +23,7 @@ from tf_redsync.exchange.skips import Skips
 from tf_redsync.exchange.state import Consensus, StateVariables
 from tf_redsync.methods.base import State
 from tf_redsync.programs.plan import Inputs, dense_plan, joined, split, whole
+from tf_redsync.programs.warm_up import WarmUp
 
 
 class EveryStep:
@@ -29,6 +31,7 @@ class EveryStep:
 
     Args:
         buckets: The buckets, in the order in which they are exchanged.
+        warm_up: A dense warm-up of all methods, if there is one.
 
     Attributes:
         own_weights: Whether each worker computes its gradients at weights of its own.
@@ -45,9 +48,9 @@ class EveryStep:
     averages_statistics = False
     delay = 0
 
-    def __init__(self, buckets: Sequence[Bucket]):
-        self.buckets = tuple(buckets)
-        may_be_dense = any(b.method.cadence.may_be_dense for b in self.buckets)
+    def __init__(self, buckets: Sequence[Bucket], warm_up: WarmUp | None = None):
+        self.buckets, self.warm_up = tuple(buckets), warm_up
+        may_be_dense = warm_up or any(b.method.cadence.may_be_dense for b in self.buckets)
         self.alone = dense_plan(self.buckets)  # one worker has nothing to compress for
         self.whole = whole(self.buckets)
         self.parts = split(self.buckets) if may_be_dense else (self.whole,)
@@ -79,9 +82,40 @@ class EveryStep:
         inputs = Inputs(grads, states, scale, step, network)
         if network.workers == 1:
             return self.alone.run(inputs)
-        is_dense = self._dense_at(step, states)
-        outcomes = [part.run(inputs.of(part.positions), is_dense) for part in self.parts]
+        warming, begun = self.begun(step)
+        return self.exchanged(dataclasses.replace(inputs, step=begun), warming)
+
+    def exchanged(self, inputs: Inputs, warming: tf.Tensor | None = None) -> Outcome:
+        """Exchange by the methods, unless in a warm-up of all of them.
+
+        Args:
+            inputs: With the methods' own step.
+            warming: See `Part.run`.
+        """
+        self._check_stages(inputs.network)
+        is_dense = self._dense_at(inputs.step, inputs.states)
+        outcomes = [part.run(inputs.of(part.positions), is_dense, warming) for part in self.parts]
         return joined(self.parts, outcomes)
+
+    def _check_stages(self, network: Network) -> None:
+        """Check that not all stages would have to run in each step, for one of them to be kept."""
+        staged = [b.method for b in self.buckets if b.method.cadence.stages]
+        if staged and not network.in_branches:
+            raise ValueError(
+                f"{type(staged[0]).__name__} needs collectives that can stand in branches: worker "
+                "processes, with direct_collectives=True. Received: direct_collectives=False, or "
+                "replicas of one process. There use RedSync or DGC with "
+                "warm_up=ExponentialWarmUp(...), or a constant density."
+            )
+
+    def begun(self, step: tf.Tensor) -> tuple[tf.Tensor | None, tf.Tensor]:
+        """Return whether a step is in the warm-up of all methods, and the methods' own step.
+
+        `None` without such a warm-up. The one place where it is decided.
+        """
+        if self.warm_up is None:
+            return None, step
+        return self.warm_up.lasts(step), self.warm_up.after(step)
 
     def always_stored(self, state: State) -> State:
         """Return what of a new state is stored even if the step is not finite."""

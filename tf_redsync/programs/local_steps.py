@@ -10,6 +10,9 @@ that its sum is their mean; what the method does not deliver stays in its residu
 each worker's own: its momentum follows the worker's gradients. A step that is not finite is skipped
 by the worker alone, and all learn of it when the round ends. If a round's changes are not finite on
 any worker, all go back to W.
+
+In a dense warm-up of all methods there are no rounds: gradients are all-reduced in every step, so
+that the workers take the same steps, with equal optimizers, and rounds begin after it.
 """
 
 from __future__ import annotations
@@ -23,7 +26,10 @@ from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.skips import not_finite
 from tf_redsync.exchange.state import Consensus, StateVariables
+from tf_redsync.programs.branches import choose
 from tf_redsync.programs.every_step import EveryStep
+from tf_redsync.programs.plan import Inputs
+from tf_redsync.programs.warm_up import WarmUp
 
 
 class LocalSteps(EveryStep):
@@ -32,28 +38,54 @@ class LocalSteps(EveryStep):
     Args:
         buckets: The buckets, in the order in which they are exchanged.
         steps: Number of steps between two exchanges, k.
+        warm_up: A dense warm-up, if there is one.
     """
 
     own_weights = True
     own_steps = True
     averages_statistics = True
 
-    def __init__(self, buckets: Sequence[Bucket], steps: int):
-        super().__init__(buckets)
+    def __init__(self, buckets: Sequence[Bucket], steps: int, warm_up: WarmUp | None = None):
+        super().__init__(buckets, warm_up)
         self.steps = steps
         self.momenta: dict[int, list[tf.Variable]] = {}  # the optimizer's, by position
 
     @override
     def run(self, grads, states, scale, step, network) -> Outcome:
         """Return this worker's own gradients, times the workers: Keras has divided the loss."""
+        warming, _ = self.begun(step)
+        by_position = self._by_position(grads)
+        if warming is None:
+            outcome = self._alone(grads, states, network)
+            self._count(outcome, by_position)
+            return outcome
+        outcome = choose(
+            warming,
+            lambda: self.alone.run(Inputs(grads, states, scale, step, network)),
+            lambda: self._alone(grads, states, network),
+            network,
+        )
+        tf.cond(
+            warming,
+            lambda: self._count_together(outcome, by_position),
+            lambda: self._count(outcome, by_position),
+        )
+        return outcome
+
+    def _alone(self, grads, states, network: Network) -> Outcome:
+        """A step that this worker takes by itself."""
         totals = [[network.workers * g for g in bucket] for bucket in grads]
         finite = [tf.reduce_all(tf.math.is_finite(t)) for bucket in totals for t in bucket]
         results = list(zip(totals, states, strict=True))
-        outcome = Outcome(results, tf.reduce_all(finite), 0.0)
+        return Outcome(results, tf.reduce_all(finite), 0.0)
+
+    def _count(self, outcome: Outcome, grads: Sequence[tf.Tensor]) -> None:
         if self.skips is not None:
-            by_position = self._by_position(grads)
-            self.skips.count_here(outcome.finite, lambda: not_finite(by_position))
-        return outcome
+            self.skips.count_here(outcome.finite, lambda: not_finite(grads))
+
+    def _count_together(self, outcome: Outcome, grads: Sequence[tf.Tensor]) -> None:
+        if self.skips is not None:
+            self.skips.count_together(outcome.finite, self.skips.flags(grads))
 
     def _by_position(self, by_bucket: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
         """What there is for each variable, in the order of the variables."""
@@ -72,7 +104,10 @@ class LocalSteps(EveryStep):
     @override
     def after_update(self, consensus, states, rate, network):
         """Exchange the changes when the round is over."""
-        consensus.steps.assign_add(1, read_value=False)
+        alone = tf.constant(1, tf.int64)
+        if self.warm_up is not None:
+            alone = tf.cast(~self.warm_up.lasted(), tf.int64)
+        consensus.steps.assign_add(alone, read_value=False)
         return tf.cond(
             consensus.steps.read_value() >= self.steps,
             lambda: self.exchange_changes(consensus, states, network),
@@ -106,7 +141,8 @@ class LocalSteps(EveryStep):
             for bucket in self.buckets
         ]
         old = [s.read() for s in states]
-        outcome = super().run(changes, old, None, consensus.rounds.read_value(), network)
+        rounds = consensus.rounds.read_value()
+        outcome = self.exchanged(Inputs(changes, old, None, rounds, network))
 
         def advance():
             for bucket, variables, change, before, (totals, new) in zip(

@@ -25,6 +25,7 @@ from tf_redsync.exchange.state import Consensus
 from tf_redsync.programs.branches import choose
 from tf_redsync.programs.every_step import EveryStep
 from tf_redsync.programs.plan import Inputs
+from tf_redsync.programs.warm_up import WarmUp
 
 
 class OwnPoints(EveryStep):
@@ -33,12 +34,13 @@ class OwnPoints(EveryStep):
     Args:
         buckets: The buckets, in the order in which they are exchanged.
         delay: 0, or 1: in every step the gradients of the one before are exchanged.
+        warm_up: A dense warm-up of all methods, if there is one.
     """
 
     own_weights = True
 
-    def __init__(self, buckets: Sequence[Bucket], delay: int):
-        super().__init__(buckets)
+    def __init__(self, buckets: Sequence[Bucket], delay: int, warm_up: WarmUp | None = None):
+        super().__init__(buckets, warm_up)
         self.delay = delay
         self._grads: list[list[tf.Tensor]] = []  # of the step that is being traced
         self._warming: tf.Tensor | None = None
@@ -56,9 +58,13 @@ class OwnPoints(EveryStep):
     def run(self, grads, states, scale, step, network) -> Outcome:
         """In a warm-up there is no delay, and all work at the consensus."""
         self._grads = [list(bucket) for bucket in grads]
-        self._warming = step < self.warm_up_steps if self.warm_up_steps else None
+        warming, begun = self.begun(step)
+        own = begun < self.warm_up_steps if self.warm_up_steps else None  # the methods'
+        found = [flag for flag in (warming, own) if flag is not None]
+        self._warming = tf.reduce_any(found) if found else None
         if not self.delay:
             return super().run(grads, states, scale, step, network)
+        step = begun
         pending = [state["pending"] for state in states]
         inner = [{n: v for n, v in state.items() if n != "pending"} for state in states]
         now = Inputs(grads, inner, scale, step, network)

@@ -1,8 +1,8 @@
 """What runs in a step, as data: for every bucket one of its method's exchanges.
 
 A `Plan` is chosen from the methods alone, when a program is made; a step only drives it. Where
-methods go through `Phases`, the step's number says which plan it is, and where there are dense
-steps and others, an agreed flag does (`Part`).
+methods go through `Phases`, of other exchanges or of other methods (`Method.at`), the step's number
+says which plan it is, and where there are dense steps and others, an agreed flag does (`Part`).
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def plan_of(buckets: Sequence[Bucket], dense: bool) -> Plan | Phases:
         buckets: The buckets.
         dense: Whether methods that have dense steps are in one.
     """
-    ends = sorted({until for b in buckets for until, _ in b.method.cadence.phases})
+    ends = sorted({step for b in buckets for step in b.method.cadence.changes})
     *earlier, found = (_plan(buckets, dense, start) for start in (0, *ends))
     plan: Plan | Phases = found
     for until, before in zip(reversed(ends), reversed(earlier), strict=True):
@@ -130,7 +130,7 @@ def phase_at(method: Method, step: int) -> str:
 def _plan(buckets: Sequence[Bucket], dense: bool, start: int) -> Plan:
     runs, looked_at = [], []
     for bucket in buckets:
-        method, is_dense = bucket.method, dense and bucket.method.cadence.may_be_dense
+        method, is_dense = bucket.method.at(start), dense and bucket.method.cadence.may_be_dense
         runs.append(getattr(method, "dense_exchange" if is_dense else phase_at(method, start)))
         looked_at.append(method.totals_may_overflow and not is_dense)
     return Plan(tuple(buckets), tuple(runs), tuple(looked_at))
@@ -144,20 +144,33 @@ class Part:
         positions: Which of the program's buckets.
         dense: What they run in dense steps; `None` if that is the same.
         compressed: What they run in other steps.
+        warm: What they run in a dense warm-up of all methods; `None` if that is the same.
     """
 
     positions: tuple[int, ...]
     dense: Plan | Phases | None
     compressed: Plan | Phases
+    warm: Plan | None
 
-    def run(self, inputs: Inputs, is_dense: tf.Tensor | None) -> Outcome:
+    def run(
+        self, inputs: Inputs, is_dense: tf.Tensor | None, warming: tf.Tensor | None = None
+    ) -> Outcome:
         """Exchange one step's gradients.
 
         Args:
             inputs: Of this part's buckets.
-            is_dense: Bool scalar, equal on all workers; `None` for never.
+            is_dense: Bool scalar, equal on all workers: whether methods that have dense steps are
+                in one; `None` for never.
+            warming: The same for a warm-up of all methods.
         """
-        dense = self.dense
+        dense, warm = self.dense, self.warm
+        if warm is not None and warming is not None:
+            return choose(
+                warming,
+                lambda: warm.run(inputs),
+                lambda: self.run(inputs, is_dense),
+                inputs.network,
+            )
         if dense is None or is_dense is None:
             return self.compressed.run(inputs)
         return choose(
@@ -199,8 +212,8 @@ def joined(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> Outcome:
 def _part(buckets: Sequence[Bucket], positions: Sequence[int]) -> Part:
     own = [buckets[i] for i in positions]
     same = all(_always_dense(b.method) for b in own)
-    dense = None if same else plan_of(own, dense=True)
-    return Part(tuple(positions), dense, plan_of(own, dense=False))
+    dense, warm = (None, None) if same else (plan_of(own, dense=True), dense_plan(own))
+    return Part(tuple(positions), dense, plan_of(own, dense=False), warm)
 
 
 def _always_dense(method: Method) -> bool:

@@ -34,6 +34,7 @@ from tf_redsync.methods.base import Exchange, Method, State
 from tf_redsync.programs.branches import choose
 from tf_redsync.programs.every_step import EveryStep
 from tf_redsync.programs.plan import Grads, Inputs, Plan, dense_plan, joined, split
+from tf_redsync.programs.warm_up import WarmUp
 
 START_UP_STEPS = 3  # the first ones trace, allocate, and find their thresholds
 COMPRESSED, DENSE = 1, 2  # verdicts; 0 before there is one
@@ -46,10 +47,17 @@ class Trial(EveryStep):
         buckets: The buckets.
         steps: Number of steps of either kind that are measured, rounded up to whole periods.
         create: Makes a variable of which each worker has its own; see `exchange/state.py`.
+        warm_up: A dense warm-up of all methods, which comes before the trial.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], steps: int, create: Create):
-        super().__init__(buckets)
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        steps: int,
+        create: Create,
+        warm_up: WarmUp | None = None,
+    ):
+        super().__init__(buckets, warm_up)
         self.parts = split(self.buckets)
         self.period = math.lcm(*(b.method.period for b in buckets))
         self.turns = -(-steps // self.period)  # of either kind
@@ -66,10 +74,12 @@ class Trial(EveryStep):
         step: tf.Tensor,
         network: Network,
     ) -> Outcome:
-        count, verdict = self._judged(grads, network)
+        warming, step = self.begun(step)
+        count, verdict = self._judged(grads, network, warming)
         measured = (count >= START_UP_STEPS) & (count < self.end)
         turn = (count - START_UP_STEPS) // self.period
         dense = (measured & tf.equal(turn % 2, 1)) | tf.equal(verdict, DENSE)
+        dense = dense if warming is None else dense | warming
         delivered = self.times.delivered.read_value()
 
         is_dense = self._dense_at(step, states)
@@ -100,10 +110,13 @@ class Trial(EveryStep):
         """Time goes on from now: that of the last step ended with another process."""
         self.times.last.assign(tf.timestamp(), read_value=False)
 
-    def _judged(self, grads, network: Network) -> tuple[tf.Tensor, tf.Tensor]:
+    def _judged(
+        self, grads: Sequence[Grads], network: Network, warming: tf.Tensor | None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Note the time of the last step. Return this one's number, and after the trial a verdict.
 
-        A step that was interrupted keeps its number for the one that comes in its place.
+        A step that was interrupted keeps its number for the one that comes in its place, and those
+        of a warm-up have none.
         """
         times, count = self.times, self.times.count.read_value()
         with tf.control_dependencies([grads[0][0]]):  # of the last layer: it is the first one
@@ -129,7 +142,10 @@ class Trial(EveryStep):
         due = tf.equal(count, self.end) & ~again
         verdict = tf.cond(due, judge, lambda: tf.identity(before))
         times.verdict.assign(verdict, read_value=False)
-        times.count.assign(count + 1, read_value=False)
+        following = (
+            count + 1 if warming is None else tf.where(warming, tf.zeros_like(count), count + 1)
+        )
+        times.count.assign(following, read_value=False)
         return count, verdict
 
     @override

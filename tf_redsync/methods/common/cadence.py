@@ -24,6 +24,7 @@ class Cadence:
             `dense_exchange` runs. Empty: nothing.
         phases: `(until, name)`, rising: before step `until`, the method's generator `name` runs in
             place of `exchange`.
+        stages: Steps, rising, at each of which `Method.at` begins to return another method.
         local_steps: Steps that a worker takes alone between two exchanges of the weights' changes;
             0 for gradients.
         delay: Steps, 0 or 1, by which a total comes late.
@@ -37,6 +38,7 @@ class Cadence:
     dense_every: int = 0
     waits_for: str = ""
     phases: tuple[tuple[int, str], ...] = ()
+    stages: tuple[int, ...] = ()
     local_steps: int = 0
     delay: int = 0
     own_point: bool = False
@@ -48,12 +50,18 @@ class Cadence:
         return bool(self.warm_up_steps or self.dense_every or self.waits_for)
 
     @property
+    def changes(self) -> tuple[int, ...]:
+        """Steps, rising, at which another exchange begins, by phases or stages."""
+        return tuple(sorted({*(until for until, _ in self.phases), *self.stages}))
+
+    @property
     def own_weights(self) -> bool:
         """Whether each worker computes its gradients at weights of its own."""
         return bool(self.local_steps or self.delay or self.own_point)
 
 
-FORMER_HOOKS = tuple(field.name for field in dataclasses.fields(Cadence))
+_NEW = ("stages",)
+FORMER_HOOKS = tuple(f.name for f in dataclasses.fields(Cadence) if f.name not in _NEW)
 
 
 class FormerHooks:

@@ -15,7 +15,13 @@ from tf_redsync.methods.base import Context, Exchange, Method, State
 from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.common.sparsifier import Sparsifier, element_count
 from tf_redsync.methods.dense import Dense
-from tf_redsync.schedules import DenseWarmUp, ExponentialWarmUp, check_warm_up
+from tf_redsync.schedules import (
+    DenseWarmUp,
+    ExponentialWarmUp,
+    check_warm_up,
+    dense_steps,
+    density_at,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,8 +79,7 @@ class MomentumCorrected(Sparsifier):
     @property
     @override
     def cadence(self) -> Cadence:
-        dense = self.warm_up if isinstance(self.warm_up, DenseWarmUp) else None
-        return Cadence(warm_up_steps=dense.steps if dense else 0)
+        return Cadence(warm_up_steps=dense_steps(self.warm_up))
 
     @override
     def dense(self) -> Method:
@@ -111,12 +116,11 @@ class MomentumCorrected(Sparsifier):
         ramp = self.warm_up
         if not isinstance(ramp, ExponentialWarmUp):
             return self.counts(layout)
+        stages = ramp.stages(self.density)
         known = tf.get_static_value(step)
         if known is not None:
-            density = ramp.density(int(known), self.density)
-            return [self.k(s, density) for s in layout.specs]
+            return [self.k(s, density_at(stages, int(known))) for s in layout.specs]
         # Python's rounding for every stage, picked by step: all workers see the same integers.
-        last = len(ramp.densities)
-        densities = [ramp.density(i * ramp.steps_per_stage, self.density) for i in range(last + 1)]
-        stages = [[self.k(s, density) for s in layout.specs] for density in densities]
-        return tf.constant(stages, tf.int32)[tf.minimum(step // ramp.steps_per_stage, last)]
+        counts = [[self.k(s, density) for s in layout.specs] for _, density in stages]
+        begun = tf.cast(step >= tf.constant([begin for begin, _ in stages], tf.int64), tf.int32)
+        return tf.constant(counts, tf.int32)[tf.reduce_sum(begun) - 1]

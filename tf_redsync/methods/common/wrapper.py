@@ -8,10 +8,12 @@ import types
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from typing_extensions import override
+
 from tf_redsync.methods.base import Method
 
 # What `table()` says of a class, and what its messages are, which is what a wrapper changes.
-OWN = ("paper", "requests", "bits", "sends_selected", "rounds_values", "payloads")
+OWN = ("paper", "requests", "bits", "sends_selected", "rounds_values", "payloads", "at")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,11 @@ class MethodWrapper(Method):
     # Its messages have a form already: another wrapper cannot give them a second one.
     sends_selected: ClassVar[bool] = False
     rounds_values: ClassVar[bool] = False
+
+    @override
+    def at(self, step: int) -> Method:
+        inside = self.method and self.method.at(step)
+        return self if inside is self.method else dataclasses.replace(self, method=inside)
 
 
 def _forwarded(name: str, hook: Any) -> Any:

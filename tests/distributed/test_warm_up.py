@@ -1,0 +1,109 @@
+"""A dense warm-up of all methods on real workers: it is dense training, whatever the method."""
+
+import numpy as np
+
+from tests.deep import DEEP
+from tests.distributed.cluster import run_workers
+
+WARM, AFTER = 4, 4
+
+
+def train_all():
+    """Each method in turn: weights and bytes of every step, in a loop of the user's own."""
+    import keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    strategy, small = rs.MultiWorkerMirroredStrategy(), {"dense_below": 16}
+    data = problems.dataset(16 * (WARM + AFTER), 16)
+    top_k = rs.TopK(density=0.1, **small)
+    methods = {
+        "plain": rs.Dense(),
+        "policy": rs.Policy(
+            default=top_k, rules=(rs.Rule(pattern="1/kernel", method=rs.Coded(method=top_k)),)
+        ),
+        "local_sgd": rs.LocalSGD(steps=2),
+        "cd_sgd": rs.CDSGD(warm_up=None, full_every=4, **small),
+        "auto": rs.Auto(candidates=(top_k,), trial_steps=1),
+    }
+    if DEEP:
+        methods["gmc_plus"] = rs.GMCPlus(density=0.1, momentum=0.0, **small)
+        methods["half"] = rs.HalfPrecision(method=rs.RandomK(density=0.1, **small))
+        methods["low_rank"] = rs.PowerSGD(rank=1, min_compression_rate=0)
+    results = {}
+    for name, method in methods.items():
+        with strategy.scope():
+            model = problems.network(keras)
+            warm_up = None if name == "plain" else rs.DenseWarmUp(steps=WARM)
+            sgd = keras.optimizers.SGD(0.02)
+            optimizer = rs.DistributedOptimizer(sgd, method, warm_up=warm_up)
+        weights, sent = [], []
+        step = problems.step_of(strategy, model, optimizer)
+        for batch in strategy.experimental_distribute_dataset(data):
+            step(batch)
+            local = strategy.experimental_local_results
+            own = [local(v.value)[0].numpy().ravel() for v in model.trainable_variables]
+            weights.append(np.concatenate(own))
+            sent.append(float(optimizer.exchange.bytes_sent.numpy()))
+        results[f"{name}/weights"], results[f"{name}/sent"] = weights, sent
+        results[f"{name}/explained"] = "dense for the first 4 steps" in str(optimizer.explain())
+    return {**results, **of_fit(strategy)}
+
+
+def of_fit(strategy):
+    """A fraction of what `fit` runs, agreed on by workers whose data differ in length."""
+    import keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    class Sent(keras.callbacks.Callback):
+        bytes: list = []
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.bytes.append(float(self.model.optimizer.exchange.bytes_sent.numpy()))
+
+    with strategy.scope():
+        model = problems.network(keras)
+        method = rs.LocalSGD(steps=3)
+        optimizer = rs.DistributedOptimizer(
+            keras.optimizers.SGD(0.02), method, warm_up=rs.DenseWarmUp(fraction=0.25)
+        )
+        model.compile(optimizer, "mse")
+    data = problems.dataset(64, 16)  # 4 steps an epoch
+    for epochs in (4, 2):  # a second one does not warm up again
+        model.fit(data, epochs=epochs, verbose=0, callbacks=[Sent()])
+    return {"fit/sent": Sent.bytes, "fit/steps": optimizer.exchange.warm_up.steps}
+
+
+def test_a_warm_up_is_dense_training():
+    first, second = run_workers(train_all, timeout=200)
+    names = sorted({key.split("/")[0] for key in first} - {"plain", "fit"})
+    assert len(names) == (7 if DEEP else 4)
+    dense = first["plain/weights"]
+    for name in names:
+        for worker in (first, second):
+            found, sent = worker[f"{name}/weights"], worker[f"{name}/sent"]
+            np.testing.assert_allclose(found[:WARM], dense[:WARM], rtol=1e-5, atol=1e-6)
+            assert np.abs(found[-1] - dense[-1]).max() > 1e-4, name
+            assert list(sent[:WARM]) == [first["plain/sent"][0]] * WARM, name
+            if name != "auto":  # whose message is no longer than it has to be, if it is chosen
+                assert min(sent[WARM:]) < sent[0] / 2, name
+            assert worker[f"{name}/explained"], name
+        apart = [
+            not np.array_equal(a, b)
+            for a, b in zip(first[f"{name}/weights"], second[f"{name}/weights"], strict=True)
+        ]
+        assert not any(apart[:WARM]), name
+        expected = {
+            "local_sgd": [True, False, True, False],
+            "cd_sgd": [True] * AFTER,
+            "gmc_plus": [True] * AFTER,
+        }
+        assert apart[WARM:] == expected.get(name, [False] * AFTER), name
+
+    # A round of local steps ends where an epoch does.
+    rounds = [0, 0, 1, 0] * 3 + [0, 0, 1, 0] * 2
+    assert first["fit/steps"] == second["fit/steps"] == 4
+    assert [int(s > 0) for s in first["fit/sent"]] == [1] * 4 + rounds

@@ -1,0 +1,292 @@
+"""A dense warm-up of all methods together: its length, its steps, and what begins after it."""
+
+import dataclasses
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tf_redsync as rs
+from tests.loops import loop
+from tests.unit.test_gradient_exchange import build, gradients, make_step
+from tests.unit.test_programs import SPECS, Echo, plain_variable
+from tf_redsync.exchange import state
+from tf_redsync.exchange.layout import make_buckets
+from tf_redsync.methods import from_config, serialize
+from tf_redsync.ops.sparse import SparseTotal
+from tf_redsync.programs import LocalSteps, Trial, WarmUp, for_buckets
+
+ONE_WORKER = "ignore:tf_redsync. there is one worker"
+
+
+# ------------------------------------------------------------------------------------- lengths
+
+
+def test_length():
+    assert [rs.DenseWarmUp(7).length(total) for total in (3, 1000)] == [7, 7]
+    fraction = rs.DenseWarmUp(fraction=0.05)
+    assert [fraction.length(total) for total in (1, 9, 30, 1000)] == [1, 1, 2, 50]
+
+
+def test_config_and_words():
+    for given in (rs.DenseWarmUp(3), rs.DenseWarmUp(fraction=0.25)):
+        assert from_config(json.loads(json.dumps(serialize(given)))) == given
+    assert from_config({"class_name": "DenseWarmUp", "config": {"steps": 3}}) == rs.DenseWarmUp(3)
+    assert repr(rs.DenseWarmUp(3)) == "DenseWarmUp(steps=3)"
+    assert repr(rs.DenseWarmUp(fraction=0.25)) == "DenseWarmUp(fraction=0.25)"
+
+
+def wrapped(**options):
+    return rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.TopK(), **options)
+
+
+@loop(
+    ("make", "words"),
+    [
+        (lambda: rs.DenseWarmUp(), "`steps` must be an integer >= 1. Received: steps=None"),
+        (lambda: rs.DenseWarmUp(3, 0.1), "`steps` and `fraction`.*steps=3, fraction=0.1"),
+        (lambda: rs.DenseWarmUp(fraction=0), r"`fraction` must be in \(0, 1\). .*fraction=0"),
+        (lambda: rs.DenseWarmUp(fraction=1.0), r"`fraction` must be in \(0, 1\)"),
+        (lambda: rs.DenseWarmUp(fraction="5 %"), "fraction='5 %'"),
+        (lambda: wrapped(warm_up=100), "`warm_up` must be None, DenseWarmUp.*warm_up=100"),
+        (
+            lambda: rs.DistributedOptimizer(
+                keras.optimizers.SGD(0.1), rs.SignSGD(), warm_up=rs.DenseWarmUp(3)
+            ),
+            "`warm_up` has no effect with SignSGD.*DenseWarmUp.steps=3",
+        ),
+        (lambda: wrapped(warm_up=rs.ExponentialWarmUp(9)), "`warm_up` must be None, DenseWarmUp"),
+        (
+            lambda: rs.RedSync(warm_up=rs.DenseWarmUp(fraction=0.1)),
+            "must be given in steps.*DistributedOptimizer.*warm_up=DenseWarmUp.fraction=0.1",
+        ),
+        (lambda: rs.CDSGD(warm_up=rs.DenseWarmUp(fraction=0.1)), "must be given in steps"),
+    ],
+)
+def test_bad_arguments(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+# ------------------------------------------------------------------------------------ programs
+
+
+class Stages(rs.TopK):
+    """Notes at which step of its own it runs; dense at its first two, in a phase until 4."""
+
+    cadence = dataclasses.replace(
+        rs.TopK().cadence, warm_up_steps=2, phases=((4, "training_exchange"),)
+    )
+
+    def training_exchange(self, grads, state, ctx):
+        totals, state = yield from self.exchange(grads, state, ctx)
+        doubled = [t._replace(values=2 * t.values) for t in totals if isinstance(t, SparseTotal)]
+        return doubled or [2 * t for t in totals], state
+
+
+def warmed(steps, *methods, sparse_totals=False):
+    warm_up = WarmUp(rs.DenseWarmUp(steps))
+    warm_up.create(state.counter("step"))
+    pairs = list(zip(SPECS, methods, strict=False))
+    return for_buckets(make_buckets(pairs, 2, 1, sparse_totals), 2, 0, plain_variable, warm_up)
+
+
+@loop(("traced", "in_branches"), [(True, True), (False, True), (True, False)])
+def test_all_methods_are_dense_and_begin_after_it(traced, in_branches):
+    """Each with its own dense steps and phases, which count from there."""
+    program = warmed(3, rs.TopK(density=0.01), Stages(density=0.01))
+
+    def step_fn(step):
+        network, buckets = Echo(2, in_branches), program.buckets
+        grads = [[tf.ones(s.shape) for s in b.layout.specs] for b in buckets]
+        states = [b.method.init(b.layout) for b in buckets]
+        outcome = program.run(grads, states, None, step, network)
+        nonzero = [tf.math.count_nonzero(totals[0]) for totals, _ in outcome.results]
+        largest = tf.reduce_max(outcome.results[0][0][0])  # of the second variable: it comes first
+        return nonzero, largest, outcome.bytes_sent
+
+    call = tf.function(step_fn) if traced else step_fn
+    found = [call(tf.constant(step, tf.int64)) for step in range(9)]
+    second, first = zip(*([int(n) for n in nonzero] for nonzero, *_ in found), strict=True)
+    assert first == (600,) * 3 + (6,) * 6
+    assert second == (2000,) * 5 + (20,) * 4
+    assert [float(largest) for _, largest, _ in found] == [1] * 5 + [4] * 2 + [2] * 2
+    dense, sparse = (4 * 600, 4 * 2000), (4 * (2 + 2 * 6), 4 * (2 + 2 * 20))
+    expected = [sum(dense)] * 3 + [sparse[0] + dense[1]] * 2 + [sum(sparse)] * 4
+    assert [float(sent) for *_, sent in found] == expected
+
+
+def test_what_is_dense_in_any_case_is_not_traced_twice():
+    program = warmed(3, rs.Dense(momentum=0.9), rs.TopK(density=0.01))
+    assert [part.warm is None for part in program.parts] == [False, True]
+
+
+def test_coordinates_after_dense_steps():
+    """Of two kinds: a method's own, and those of all; a total says which form it has."""
+    program = warmed(1, Stages(density=0.01), rs.TopK(density=0.01), sparse_totals=True)
+
+    @tf.function
+    def step_fn(step):
+        buckets = program.buckets
+        grads = [[tf.ones(s.shape) for s in b.layout.specs] for b in buckets]
+        states = [b.method.init(b.layout) for b in buckets]
+        outcome = program.run(grads, states, None, step, Echo(2))
+        totals = [totals[0] for totals, _ in outcome.results]
+        return [t.is_dense for t in totals], [tf.size(t.dense) for t in totals]
+
+    for step in range(8):
+        flags, sizes = step_fn(tf.constant(step, tf.int64))
+        assert [bool(f) for f in flags] == [step < 1, step < 3]
+        assert [int(n) > 0 for n in sizes] == [step < 1, step < 3]
+
+
+def test_a_trial_begins_after_it(monkeypatch):
+    """Dense steps of a warm-up are no part of what is compared."""
+    clock = [0.0]
+    monkeypatch.setattr(tf, "timestamp", lambda: tf.constant(clock[0], tf.float64))
+    method = rs.TopK(density=0.01)
+    (bucket,) = make_buckets([(SPECS[1], method)], 2)
+    warm_up = WarmUp(rs.DenseWarmUp(4))
+    warm_up.create(state.counter("step"))
+    trial, phases = Trial([bucket], 2, plain_variable, warm_up), ""
+    own = method.init(bucket.layout)
+    for number in range(14):
+        grads = [[tf.ones(SPECS[1].shape)]]
+        outcome = trial.run(grads, [own], None, tf.constant(number, tf.int64), Echo(2))
+        ((_, own),) = outcome.results
+        dense = float(outcome.bytes_sent) >= SPECS[1].bytes
+        phases += "d" if dense else "c"
+        clock[0] += 100.0 if number < 4 else 2.0 - dense
+    assert phases == "dddd" + "ccc" + "cdcd" + "ddd"
+
+
+def test_local_steps_count_skipped_steps_of_a_warm_up_once():
+    """All workers skip it together, so it is counted like any other step, and told of in time."""
+    program = warmed(2, rs.LocalSGD(steps=3), rs.LocalSGD(steps=3))
+    assert isinstance(program, LocalSteps)
+    counted = []
+
+    class Skips:
+        def flags(self, grads):
+            return tf.zeros([len(grads)])
+
+        def count_together(self, finite, flags):
+            counted.append(("together", bool(finite)))
+
+        def count_here(self, finite, flags):
+            counted.append(("here", bool(finite)))
+
+    program.skips = Skips()
+    for step, value in ((0, 1.0), (1, np.nan), (2, np.nan), (3, 1.0)):
+        grads = [[tf.fill(s.shape, value) for s in b.layout.specs] for b in program.buckets]
+        outcome = program.run(grads, [{}, {}], None, tf.constant(step, tf.int64), Echo(2))
+        assert (float(outcome.bytes_sent) > 0) == (step < 2)
+    together = [("together", True), ("together", False)]
+    assert counted == [*together, ("here", False), ("here", True)]
+
+
+# ------------------------------------------------------------------------------------ exchange
+
+
+def largest(values):
+    """The 5 % with the largest magnitudes; the rest is 0."""
+    flat = values.ravel()
+    kept = np.argsort(-np.abs(flat), kind="stable")[: int(0.05 * flat.size + 0.5)]
+    return np.where(np.isin(np.arange(flat.size), kept), flat, 0.0).reshape(values.shape)
+
+
+def accumulated(method, tensor, warm, m):
+    """What each worker selects from in the step after `warm` dense ones, in plain numpy."""
+    grads = [[gradients(n, 2)[rank][tensor] for n in range(warm + 1)] for rank in range(2)]
+    if isinstance(method, rs.RedSync):  # its own velocity
+        return [sum(m ** (warm - n) * g for n, g in enumerate(own)) for own in grads]
+    sums = [a + b for a, b in zip(*grads, strict=True)][:warm]
+    total = sum(m ** (warm - 1 - n) * g for n, g in enumerate(sums))
+    return [own[warm] + m / 2 * total for own in grads]  # its share of the total's
+
+
+@loop("make", [rs.RedSync, rs.GMC])
+def test_momentum_goes_on(mirrored, make):
+    """Dense steps are those of SGD with momentum; the first sparse one starts with its velocity."""
+    method, warm = make(density=0.05, momentum=0.9, dense_below=0), 3
+    exchange = build(mirrored(2), method, warm_up=rs.DenseWarmUp(warm))
+    step = make_step(mirrored(2), exchange)
+    velocity = [0.0] * 5
+    for number in range(warm + 1):
+        found = step(gradients(number, 2))[0][0]
+        for i, (a, b) in enumerate(zip(*gradients(number, 2), strict=True)):
+            velocity[i] = 0.9 * velocity[i] + a + b
+            expected = velocity[i]
+            if number == warm and a.ndim == 2:
+                expected = sum(largest(v) for v in accumulated(method, i, warm, 0.9))
+            np.testing.assert_allclose(found[i], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_its_length_is_saved(mirrored):
+    """A run that goes on does not warm up again, whatever it was told; nor one of an older file."""
+    strategy = mirrored(2)
+    old = build(strategy, rs.TopK(), warm_up=rs.DenseWarmUp(fraction=0.1))
+    with pytest.raises(ValueError, match=r"this step is not one of `fit`.*DenseWarmUp\(steps"):
+        make_step(strategy, old)(gradients(0, 2))
+    old.warm_up.begin(50, strategy)
+    assert old.warm_up.steps == 5
+    old.step.assign(7)
+    part = old.worker_state()
+    assert part["warm_up_steps"] == 5
+    for asked in (rs.DenseWarmUp(900), rs.DenseWarmUp(fraction=0.5)):
+        new = build(strategy, rs.TopK(), warm_up=asked)
+        new.restore_worker_states([part])
+        assert new.warm_up.steps == 5 and int(new.warm_up.variable.numpy()) == 5
+    none = build(strategy, rs.TopK())
+    none.restore_worker_states([part])
+    without = none.worker_state()
+    assert "warm_up_steps" not in without and without["step"] == 7
+    new = build(strategy, rs.TopK(), warm_up=rs.DenseWarmUp(9))
+    new.restore_worker_states([without])
+    assert new.warm_up.steps == 9
+    unknown = build(strategy, rs.TopK(), warm_up=rs.DenseWarmUp(fraction=0.5)).worker_state()
+    assert unknown["warm_up_steps"] == 0
+    new.restore_worker_states([unknown])
+    assert new.warm_up.steps == 9 and int(new.warm_up.variable.numpy()) == 9
+
+
+# ------------------------------------------------------------------------------------------ fit
+
+
+def compiled(family, **options):
+    layers = [family.layers.Input((4,)), family.layers.Dense(8), family.layers.Dense(1)]
+    model = family.Sequential(layers)
+    optimizer = rs.DistributedOptimizer(
+        family.optimizers.SGD(0.01), rs.TopK(density=0.1, dense_below=0), **options
+    )
+    model.compile(optimizer, "mse")
+    return model
+
+
+@pytest.mark.filterwarnings(ONE_WORKER)
+@pytest.mark.parametrize("family", [keras, tf_keras], ids=["keras3", "tf_keras"])
+def test_fit_says_how_long(family):
+    x, y = np.ones((40, 4), "float32"), np.ones((40, 1), "float32")
+    model = compiled(family, warm_up=rs.DenseWarmUp(fraction=0.25))
+    config = model.optimizer.get_config()
+    again = type(model.optimizer).from_config(json.loads(json.dumps(config)))
+    assert again.get_config()["warm_up"] == config["warm_up"] is not None
+    with pytest.raises(ValueError, match="this step is not one of `fit`"):
+        compiled(family, warm_up=rs.DenseWarmUp(fraction=0.25)).train_on_batch(x, y)
+    model.optimizer.build(model.trainable_variables)
+    assert "dense at first, for 0.25 of the steps of the first `fit`" in str(
+        model.optimizer.explain()
+    )
+    endless = tf.data.Dataset.from_tensors((x, y)).repeat()
+    unknown = endless.filter(lambda *_: True)
+    with pytest.raises(ValueError, match="how many these are is not known.*steps_per_epoch"):
+        model.fit(unknown, epochs=1, verbose=0)
+    model.fit(x, y, batch_size=10, epochs=5, initial_epoch=2, verbose=0)  # 12 steps
+    warm_up = model.optimizer.exchange.warm_up
+    assert warm_up.steps == 3 and int(warm_up.variable.numpy()) == 3
+    model.fit(x, y, batch_size=1, epochs=5, verbose=0)
+    assert warm_up.steps == 3
+    assert "dense for the first 3 steps, 0.25 of the steps" in str(model.optimizer.explain())

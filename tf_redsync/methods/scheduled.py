@@ -1,0 +1,126 @@
+"""A density that changes in stages while a model trains."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import tensorflow as tf
+from typing_extensions import override
+
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.methods.base import Context, Exchange, Method, Payloads, State, register
+from tf_redsync.methods.common.cadence import Cadence
+from tf_redsync.methods.common.wrapper import MethodWrapper
+from tf_redsync.methods.redsync import RedSync
+from tf_redsync.schedules import DensityStages, ExponentialWarmUp, density_at
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scheduled(MethodWrapper):
+    """Any method with a density, in stages of other densities.
+
+    In each stage this is the method with that density and nothing else: messages have the size, and
+    codings the length, of that stage, and all workers change at the same step. State (residuals,
+    velocities) goes on from stage to stage.
+
+    Steps are exchanges, counted from 0, or from the end of a dense warm-up of all methods; with
+    local steps they are rounds. Each stage is traced, so use a few, and powers rather than small
+    steps: a density that falls to two thirds makes little difference to a training.
+
+    Args:
+        method: A method with a `density`, such as `RedSync`, `CodedTopK`, `TopK`, `SBC`; or `Coded`
+            or `HalfPrecision` around one.
+        stages: `ExponentialWarmUp(steps_per_stage)`, which ends at the method's own density;
+            `DensityStages(begins, densities)`, whose last one takes its place, so that the
+            method's own does not matter; `DensityStages.of(schedule, begins)` for any
+            `LearningRateSchedule` of Keras.
+
+    Raises:
+        ValueError: for a method without a density, or with a schedule of its own.
+
+    Example:
+        >>> import tf_redsync as rs
+        >>> stages = rs.DensityStages(begins=(0, 200, 1000), densities=(0.1, 0.03, 0.01))
+        >>> rs.Scheduled(method=rs.CodedTopK(momentum=0.9), stages=stages).method.density
+        0.01
+    """
+
+    method: Method = dataclasses.field(default_factory=RedSync)
+    stages: DensityStages | ExponentialWarmUp = dataclasses.field(
+        default_factory=lambda: ExponentialWarmUp(1000)
+    )
+
+    paper: ClassVar[str] = "-"
+    requests: ClassVar[str] = "as the method"
+    bits: ClassVar[str] = "as the method, in each stage"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.stages, (DensityStages, ExponentialWarmUp)):
+            raise ValueError(
+                "`stages` must be DensityStages(begins, densities), DensityStages.of(schedule, "
+                f"begins) or ExponentialWarmUp(steps_per_stage). Received: stages={self.stages!r}"
+            )
+        own = _density(self.method)
+        if own is None:
+            raise ValueError(
+                "`method` must have a density, as RedSync, CodedTopK, TopK, DGC or SBC do, or be "
+                f"Coded or HalfPrecision around one that has. Received: method={self.method!r}"
+            )
+        if self.method.density_changes or self.method.cadence.stages:
+            raise ValueError(
+                "`method` must not have a schedule of its own (ExponentialWarmUp). Received: "
+                f"method={self.method!r}. Give it warm_up=None, and the schedule to `stages`."
+            )
+        last = self.stages.stages(own)[-1][1]
+        object.__setattr__(self, "method", _with_density(self.method, last))
+
+    @property
+    def begins(self) -> tuple[tuple[int, float], ...]:
+        """The step at which each stage begins, and its density."""
+        own = _density(self.method)
+        assert own is not None
+        return self.stages.stages(own)
+
+    @property
+    @override
+    def cadence(self) -> Cadence:
+        begins = tuple(begin for begin, _ in self.begins[1:])
+        return dataclasses.replace(self.method.cadence, stages=begins)
+
+    @override
+    def at(self, step: int) -> Method:
+        return _with_density(self.method, density_at(self.begins, step))
+
+    @override
+    def describe(self, spec: TensorSpec) -> str:
+        (_, first), *others = self.begins
+        told = [f"{first:.4g}", *(f"{d:.4g} from step {begin:,} on" for begin, d in others)]
+        return f"{self.method.describe(spec)}; density {', '.join(told)}"
+
+    @override
+    def payloads(self, layout: BucketLayout, step: int) -> Payloads | None:
+        return self.at(step).payloads(layout, step)
+
+    @override
+    def exchange(self, grads: list[Any], state: State, ctx: Context) -> Exchange:
+        """Of a step that is known: a program runs the exchange of each stage (`at`)."""
+        step = tf.get_static_value(ctx.step)
+        if step is None:
+            raise ValueError("the step must be known: run `at(step)` in each stage")
+        return (yield from self.at(int(step)).exchange(grads, state, ctx))
+
+
+def _density(method: Any) -> float | None:
+    inner = getattr(method, "method", None)
+    if isinstance(inner, Method):
+        return _density(inner)
+    return getattr(method, "density", None) if isinstance(method, Method) else None
+
+
+def _with_density(method: Any, density: float) -> Any:
+    inner = getattr(method, "method", None)
+    if isinstance(inner, Method):
+        return dataclasses.replace(method, method=_with_density(inner, density))
+    return dataclasses.replace(method, density=density)
