@@ -62,6 +62,7 @@ def coded_bits(method) -> float:
 # The text, and the same in Python for K workers and a matrix of SIDE x SIDE.
 CLAIMS = {
     "64 density": lambda m: 64 * m.density,
+    "as the method, in each stage": lambda m: CLAIMS[m.method.bits](m.method),
     "32 density": lambda m: 32 * m.density,
     "128 density": lambda m: 128 * m.density,
     "64 density; quantised 32 density": lambda m: (32 if m.quantized else 64) * m.density,
