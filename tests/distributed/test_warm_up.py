@@ -1,11 +1,11 @@
-"""A dense warm-up of all methods on real workers: it is dense training, whatever the method."""
+"""A dense warm-up of all methods on real workers, which is dense training; and what is left."""
 
 import numpy as np
 
 from tests.deep import DEEP
 from tests.distributed.cluster import run_workers
 
-WARM, AFTER = 4, 4
+WARM, AFTER, RATE = 4, 4, 0.02
 
 
 def train_all():
@@ -23,7 +23,7 @@ def train_all():
         "policy": rs.Policy(
             default=top_k, rules=(rs.Rule(pattern="1/kernel", method=rs.Coded(method=top_k)),)
         ),
-        "local_sgd": rs.LocalSGD(steps=2),
+        "sbc": rs.SBC(steps=2, density=0.1, dense_below=16),
         "cd_sgd": rs.CDSGD(warm_up=None, full_every=4, **small),
         "auto": rs.Auto(candidates=(top_k,), trial_steps=1),
     }
@@ -36,7 +36,7 @@ def train_all():
         with strategy.scope():
             model = problems.network(keras)
             warm_up = None if name == "plain" else rs.DenseWarmUp(steps=WARM)
-            sgd = keras.optimizers.SGD(0.02)
+            sgd = keras.optimizers.SGD(RATE)
             optimizer = rs.DistributedOptimizer(sgd, method, warm_up=warm_up)
         weights, sent = [], []
         step = problems.step_of(strategy, model, optimizer)
@@ -47,8 +47,25 @@ def train_all():
             weights.append(np.concatenate(own))
             sent.append(float(optimizer.exchange.bytes_sent.numpy()))
         results[f"{name}/weights"], results[f"{name}/sent"] = weights, sent
+        optimizer.exchange.to_consensus()
+        left = of_waiting(optimizer)
+        before = [local(v.value)[0].numpy() for v in model.trainable_variables]
+        optimizer.flush()
+        after = [local(v.value)[0].numpy() for v in model.trainable_variables]
+        for i, (a, b) in enumerate(zip(before, after, strict=True)):
+            results[f"{name}/moved/{i}"] = b - a
+        results[f"{name}/flushed"] = problems.digest(model)
+        results[f"{name}/left"] = left
+        results[f"{name}/after"] = of_waiting(optimizer)
         results[f"{name}/explained"] = "dense for the first 4 steps" in str(optimizer.explain())
     return {**results, **of_fit(strategy)}
+
+
+def of_waiting(optimizer):
+    """The sum over all of what all workers have waiting, signs and all."""
+    total = optimizer.exchange.total_state()
+    waiting = [v for n, v in total.items() if "/residual/" in n or "/pending/" in n]
+    return [float(np.sum(v)) for v in waiting]
 
 
 def of_fit(strategy):
@@ -97,12 +114,19 @@ def test_a_warm_up_is_dense_training():
         ]
         assert not any(apart[:WARM]), name
         expected = {
-            "local_sgd": [True, False, True, False],
+            "sbc": [True, False, True, False],
             "cd_sgd": [True] * AFTER,
             "gmc_plus": [True] * AFTER,
         }
         assert apart[WARM:] == expected.get(name, [False] * AFTER), name
 
+        for worker in (first, second):
+            assert not np.any(worker[f"{name}/after"]), name
+        assert first[f"{name}/flushed"] == second[f"{name}/flushed"], name
+        moved = sum(np.sum(v) for n, v in first.items() if n.startswith(f"{name}/moved/"))
+        rate = 1.0 if name == "sbc" else -RATE  # changes of weights, or gradients
+        np.testing.assert_allclose(moved, rate * np.sum(first[f"{name}/left"]), atol=1e-4)
+        assert np.any(first[f"{name}/left"]) or name == "auto", name
     # A round of local steps ends where an epoch does.
     rounds = [0, 0, 1, 0] * 3 + [0, 0, 1, 0] * 2
     assert first["fit/steps"] == second["fit/steps"] == 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,38 +11,14 @@ from typing_extensions import override
 
 from tf_redsync import explanation
 from tf_redsync.engine import masks, saved_state, total_state, workers
+from tf_redsync.engine.setup import Setup
 from tf_redsync.exchange import collectives, skips, state
-from tf_redsync.exchange.layout import GRADIENT_DTYPES, Bucket, TensorSpec
+from tf_redsync.exchange.driver import Outcome
+from tf_redsync.exchange.layout import GRADIENT_DTYPES
+from tf_redsync.methods.base import State
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal
-from tf_redsync.policy import Assignment, Policy, Resolved, Undecided
-from tf_redsync.programs import WarmUp, for_buckets
-
-
-@dataclasses.dataclass(frozen=True)
-class Setup:
-    """What the workers have agreed to exchange, and how; see `UnbuiltExchange.build`.
-
-    Attributes:
-        strategy: In whose scope the exchange is built.
-        worker: What a worker is, and its network.
-        specs: The trainable variables, in the optimizer's order.
-        policy: What was given for a policy.
-        resolved: What the methods are assigned by: the policy, or what `Auto` decided.
-        assignments: The variables' methods.
-        buckets: Makes the buckets of assignments, in the order in which they are exchanged.
-        max_skipped: See `exchange/skips.py`; 0 for no limit.
-        warm_up: A dense warm-up of all methods, if there is one.
-    """
-
-    strategy: tf.distribute.Strategy
-    worker: workers.Replica
-    specs: tuple[TensorSpec, ...]
-    policy: Policy | Undecided
-    resolved: Resolved
-    assignments: list[Assignment]
-    buckets: Callable[[list[Assignment]], list[Bucket]]
-    max_skipped: int
-    warm_up: WarmUp | None = None
+from tf_redsync.policy import Assignment, Resolved
+from tf_redsync.programs import for_buckets
 
 
 class GradientExchange(saved_state.Saved):
@@ -70,6 +45,7 @@ class GradientExchange(saved_state.Saved):
         run: A number that is this run's, for what is saved in it.
         fresh: Whether its state is the first one, and not one that was restored.
         called: Whether a step has been traced or run.
+        instead: What a step that is traced does in place of its exchange; see `flushing.py`.
     """
 
     built = True
@@ -104,6 +80,7 @@ class GradientExchange(saved_state.Saved):
         self.run = int(state.copies(number, self.strategy)[0].numpy())
         self.own_variables: tuple[tf.Variable, ...] = ()
         self.fresh, self.called = True, False
+        self.instead: Callable[..., Any] | None = None
         self._present: set[int] | None = None
         self._gather: Callable[[], Any] | None = None  # see `to_consensus`
 
@@ -145,12 +122,14 @@ class GradientExchange(saved_state.Saved):
         if self.warm_up is not None:
             self.warm_up.check_known()
         self.called = True
-        self._check_present(set(positions))
+        if self.instead is None:
+            self._check_present(set(positions))
         masks.warn_of_waiting(self)
         self.skips.note(self.strategy)
         workers.enter_step(self.strategy)
         totals, finite = self._worker.run(
-            functools.partial(self._exchange, positions), self._dense_gradients(grads, positions)
+            functools.partial(self.instead or self._exchange, positions),
+            self._dense_gradients(grads, positions),
         )
         return [_like(t, g) for t, g in zip(totals, grads, strict=True)], finite
 
@@ -179,12 +158,24 @@ class GradientExchange(saved_state.Saved):
             self.network,
         )
         self._keep_absent(outcome, states, set(present))
+        return self.stored(outcome, states, positions, flags)
+
+    def stored(
+        self,
+        outcome: Outcome,
+        states: Sequence[State],
+        positions: Sequence[int],
+        flags: tf.Tensor | None,
+    ) -> tuple[list[Any], tf.Tensor]:
+        """Store a step's new state; return the totals in the order of `positions`."""
         self._commit(outcome, states, flags)
         if self.consensus is not None:
             self.program.before_update(self.consensus)
         totals = {
             spec.position: total
-            for bucket, (bucket_totals, _) in zip(buckets, outcome.results, strict=True)
+            for bucket, (bucket_totals, _) in zip(
+                self.program.buckets, outcome.results, strict=True
+            )
             for spec, total in zip(bucket.layout.specs, bucket_totals, strict=True)
         }
         return [totals[p] for p in positions], outcome.finite

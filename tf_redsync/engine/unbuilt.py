@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from tf_redsync.config import serialize
 from tf_redsync.engine import workers
-from tf_redsync.engine.gradient_exchange import GradientExchange, Setup
+from tf_redsync.engine.gradient_exchange import GradientExchange
+from tf_redsync.engine.setup import Setup
 from tf_redsync.exchange import agreement, collectives, skips
 from tf_redsync.exchange.layout import (
     DEFAULT_BUCKET_BYTES,

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.auto import Auto
-from tf_redsync.engine import masks, workers
+from tf_redsync.engine import flushing, masks, workers
 from tf_redsync.engine.drift import DEFAULT_EVERY, Drift
 from tf_redsync.engine.gradient_exchange import GradientExchange
 from tf_redsync.engine.unbuilt import UnbuiltExchange
@@ -66,6 +66,7 @@ class Adapter:
         self._drift: Drift | None = None
         self._positions: dict[Any, int] = {}
         self._variables: tuple[tf.Variable, ...] = ()
+        self._given: tuple[Any, ...] = ()  # the same, as the family has them
         # The family's way to the learning rate in a step, to the momentum by variable, and to all
         # slots: a list by variable for each kind.
         self.rate: Callable[[], Any] = lambda: inner.learning_rate
@@ -120,7 +121,7 @@ class Adapter:
         described |= {"check_every": self._check_every, "on_drift": self._on_drift}
         self.exchange = self.exchange.build(variables, sparse_totals, tensors, described)
         own_weights.register(self.exchange)
-        self._variables = tuple(tensors)
+        self._variables, self._given = tuple(tensors), tuple(variables)
         adafactor.keep_positive(self._inner)
         program = self.exchange.program
         if isinstance(program, LocalSteps):
@@ -144,6 +145,17 @@ class Adapter:
                 "`prune` needs the model's variables: call `optimizer.build(variables)` first."
             )
         pruning.prune(self.exchange, self._variables, self.slots(), sparsity, scope)
+
+    def flush(self, apply_gradients: Callable[..., Any]) -> None:
+        """Deliver what waits in residuals; see `Wrapper.flush`."""
+        if not self.exchange.built:
+            raise RuntimeError("`flush` comes after training: nothing waits before the first step.")
+
+        def apply(positions: Sequence[int]) -> None:
+            served = [self._given[i] for i in positions]
+            apply_gradients([(tf.zeros(v.shape, v.dtype), v) for v in served])
+
+        flushing.deliver(self.exchange, apply)
 
     def finish_step(self) -> None:
         """Move the weights on after the optimizer's update, in a replica context.

@@ -138,6 +138,23 @@ class Wrapper(PassingOn):
         """
         self._adapter.prune(sparsity, scope)
 
+    def flush(self) -> None:
+        """Deliver at the end of training what still waits in the workers' residuals.
+
+        One more step of the inner optimizer, whose gradients are the sums of all residuals, over
+        the variables whose method keeps one; these are empty then. It counts as a step for the
+        learning rate's schedule, weight decay and the optimizer's own momentum. With local steps,
+        where changes of the weights wait, they are added to the weights. Velocities stay: dense
+        training does not apply its own at its end either.
+
+        Between two steps and on all workers; `tf_redsync.callbacks.Flush` does it where `fit` ends.
+
+        Raises:
+            RuntimeError: before `build`.
+            Disagreement: where workers do not flush at the same step.
+        """
+        self._adapter.flush(self.apply_gradients)
+
     def get_config(self) -> dict[str, Any]:
         """Return the config: inner optimizer, policy, options."""
         warm_up = self._options.get("warm_up")

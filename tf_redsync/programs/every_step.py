@@ -22,6 +22,7 @@ from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.skips import Skips
 from tf_redsync.exchange.state import Consensus, StateVariables
 from tf_redsync.methods.base import State
+from tf_redsync.programs import flush
 from tf_redsync.programs.plan import Inputs, dense_plan, joined, split, whole
 from tf_redsync.programs.warm_up import WarmUp
 
@@ -116,6 +117,10 @@ class EveryStep:
         if self.warm_up is None:
             return None, step
         return self.warm_up.lasts(step), self.warm_up.after(step)
+
+    def flush(self, states: Sequence[State], network: Network) -> Outcome:
+        """Deliver what waits in the states, in a step without gradients; see `run`."""
+        return flush.flush(self.buckets, states, network)
 
     def always_stored(self, state: State) -> State:
         """Return what of a new state is stored even if the step is not finite."""

@@ -162,6 +162,27 @@ class LocalSteps(EveryStep):
         consensus.rounds.assign_add(1)
         return tf.cast(outcome.bytes_sent, tf.float64), outcome.finite
 
+    def flush_changes(
+        self, consensus: Consensus, states: Sequence[StateVariables], network: Network
+    ) -> None:
+        """Add what waits to the weights that all agree on, between two rounds.
+
+        Residuals are changes of weights here, so no optimizer takes part.
+        """
+        old = [s.read() for s in states]
+        outcome = self.flush(old, network)
+
+        def add() -> None:
+            for bucket, variables, (totals, new) in zip(
+                self.buckets, states, outcome.results, strict=True
+            ):
+                variables.assign(new)
+                for spec, total in zip(bucket.layout.specs, totals, strict=True):
+                    own = consensus.own[spec.position]
+                    own.assign_add(tf.cast(total, own.dtype), read_value=False)
+
+        tf.cond(outcome.finite, add, lambda: None)
+
     def _mask(self, bucket: Bucket, changes, before, after) -> None:
         """Clear the optimizer's momentum where this worker's change was sent."""
         kept = [

@@ -89,6 +89,13 @@ class OwnPoints(EveryStep):
         return dataclasses.replace(outcome, results=results)
 
     @override
+    def flush(self, states, network) -> Outcome:
+        """All work at the consensus after it, for nothing waits and there are no gradients."""
+        self._grads = [[tf.zeros(s.shape) for s in b.layout.specs] for b in self.buckets]
+        self._warming = None
+        return super().flush(states, network)
+
+    @override
     def always_stored(self, state) -> dict[str, list[tf.Tensor]]:
         """What of a new state is stored even if the step is not finite."""
         return {n: v for n, v in state.items() if n == "pending"}

@@ -1,0 +1,122 @@
+"""What waits is delivered at the end: nothing is lost, and nothing is left."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tf_redsync as rs
+from tests.loops import loop
+from tf_redsync.callbacks import Flush
+
+RATE, STEPS = 0.5, 4
+SHAPES = {"kernel": (30, 20), "bias": (20,)}
+
+
+def grads_of(number):
+    draw = np.random.default_rng(number).standard_normal
+    return [[np.float32(draw(s)) for s in SHAPES.values()] for _ in range(2)]
+
+
+def trained(strategy, family, method, steps=STEPS):
+    """Variables and optimizer after some steps of given gradients, on two replicas."""
+    kinds = {keras: keras.Variable, tf_keras: tf.Variable}
+    with strategy.scope(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        variables = [kinds[family](np.zeros(s, np.float32), name=n) for n, s in SHAPES.items()]
+        optimizer = rs.DistributedOptimizer(family.optimizers.SGD(RATE), method)
+        optimizer.build(variables)
+
+    @tf.function
+    def step(grads):
+        strategy.run(
+            lambda *own: optimizer.apply_gradients(zip(own, variables, strict=True)), grads
+        )
+
+    for number in range(steps):
+        both = grads_of(number)
+        step(
+            tuple(
+                strategy.experimental_distribute_values_from_function(
+                    lambda ctx, i=i: tf.constant(both[ctx.replica_id_in_sync_group][i])  # noqa: B023
+                )
+                for i in range(len(variables))
+            )
+        )
+    return variables, optimizer
+
+
+def waiting(optimizer):
+    state = optimizer.exchange.total_state()
+    return sum(np.abs(v).sum() for n, v in state.items() if "residual" in n or "pending" in n)
+
+
+def applied(method):
+    """What dense training applies in all, before the rate: in plain numpy."""
+    m = method.momentum_in_exchange
+    totals, velocity = [np.zeros(s) for s in SHAPES.values()], [0.0, 0.0]
+    for number in range(STEPS):
+        for i, own in enumerate(zip(*grads_of(number), strict=True)):
+            velocity[i] = m * velocity[i] + sum(own)
+            totals[i] = totals[i] + velocity[i]
+    return totals
+
+
+@loop(
+    ("family", "method"),
+    [
+        (keras, rs.TopK(density=0.05, dense_below=0)),
+        (keras, rs.RedSync(density=0.05, dense_below=0, momentum=0.9, masking=False)),
+        (tf_keras, rs.CodedTopK(density=0.05, momentum=0.9, masking=False)),
+    ],
+)
+def test_all_that_was_computed_is_delivered(mirrored, family, method):
+    strategy = mirrored(2)
+    variables, optimizer = trained(strategy, family, method)
+    before = waiting(optimizer)
+    assert before > 10
+    optimizer.flush()
+    assert waiting(optimizer) == 0 and int(optimizer.exchange.step.numpy()) == STEPS + 1
+    for variable, total in zip(variables, applied(method), strict=True):
+        np.testing.assert_allclose(np.array(variable), -RATE * total, rtol=1e-4, atol=1e-4)
+    kept = [np.array(v) for v in variables]
+    optimizer.flush()  # nothing waits any more
+    for variable, value in zip(variables, kept, strict=True):
+        np.testing.assert_array_equal(np.array(variable), value)
+
+
+def test_nothing_waits_in_a_dense_exchange(mirrored):
+    variables, optimizer = trained(mirrored(2), keras, rs.Dense(momentum=0.9))
+    before = [np.array(v) for v in variables]
+    optimizer.flush()
+    assert int(optimizer.exchange.step.numpy()) == STEPS
+    for variable, value in zip(variables, before, strict=True):
+        np.testing.assert_array_equal(np.array(variable), value)
+
+
+def test_before_the_first_step():
+    optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.TopK())
+    with pytest.raises(RuntimeError, match="`flush` comes after training"):
+        optimizer.flush()
+
+
+@loop("family", [keras, tf_keras])
+def test_fit_flushes_at_its_end(mirrored, family):
+    with mirrored(2).scope(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        layers = [family.layers.Input((30,)), family.layers.Dense(20)]
+        model = family.Sequential(layers)
+        method = rs.TopK(density=0.05, dense_below=0)
+        model.compile(rs.DistributedOptimizer(family.optimizers.SGD(0.01), method), "mse")
+    x, y = np.ones((16, 30), "float32"), np.ones((16, 20), "float32")
+    model.fit(x, y, batch_size=8, verbose=0)
+    assert waiting(model.optimizer) > 0
+    model.fit(x, y, batch_size=8, verbose=0, callbacks=[Flush()])
+    assert waiting(model.optimizer) == 0
+    plain = family.Sequential([family.layers.Input((3,)), family.layers.Dense(1)])
+    plain.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="`Flush` needs a model.*DistributedOptimizer"):
+        plain.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0, callbacks=[Flush()])
