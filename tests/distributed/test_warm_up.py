@@ -21,7 +21,8 @@ def train_all():
     methods = {
         "plain": rs.Dense(),
         "policy": rs.Policy(
-            default=top_k, rules=(rs.Rule(pattern="1/kernel", method=rs.Coded(method=top_k)),)
+            default=top_k,
+            rules=(rs.Rule(pattern=r"_\d*[02468]/kernel", method=rs.Coded(method=top_k)),),
         ),
         "sbc": rs.SBC(steps=2, density=0.1, dense_below=16),
         "cd_sgd": rs.CDSGD(warm_up=None, full_every=4, **small),
