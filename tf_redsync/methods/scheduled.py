@@ -21,9 +21,12 @@ from tf_redsync.schedules import DensityStages, ExponentialWarmUp, density_at
 class Scheduled(MethodWrapper):
     """Any method with a density, in stages of other densities.
 
-    In each stage this is the method with that density and nothing else: messages have the size, and
-    codings the length, of that stage, and all workers change at the same step. State (residuals,
-    velocities) goes on from stage to stage.
+    With stages that begin at the steps b_0 = 0 < b_1 < ... and have the densities d_0, d_1, ...:
+
+        total, state <- the exchange of the method with density d_i, where b_i <= step < b_(i+1)
+
+    So messages have the size, and codings the length, of the stage, and all workers change at the
+    same step. State (residuals, velocities) goes on from stage to stage.
 
     Steps are exchanges, counted from 0, or from the end of a dense warm-up of all methods; with
     local steps they are rounds. Each stage is traced, so use a few, and powers rather than small
