@@ -73,8 +73,7 @@ def run_step(
         ValueError: when workers ask for different collectives or shapes.
         tf.errors.InvalidArgumentError: when a message arrives changed.
     """
-    number = tf.constant(step, tf.int64)
-    outcome = _exchange(method.at(step), layout, grads, states, number, phase, fault)
+    outcome = _exchange(method, layout, grads, states, tf.constant(step, tf.int64), phase, fault)
     return _result(outcome, states)
 
 
@@ -94,7 +93,8 @@ def traced_step(method, layout: BucketLayout, phase: str = "exchange") -> Callab
     of_stage = functools.cache(lambda staged: _traced_stage(staged, layout, phase))
 
     def run(grads, states, step: int) -> LoopbackStep:
-        return of_stage(method.at(step))(grads, states, step)
+        staged = method.at(step) if hasattr(method, "at") else method
+        return of_stage(staged)(grads, states, step)
 
     return run
 
