@@ -1,6 +1,7 @@
 """A dense warm-up of all methods on real workers, which is dense training; and what is left."""
 
 import numpy as np
+import pytest
 
 from tests.distributed.cluster import run_workers
 
@@ -89,6 +90,7 @@ def of_fit(strategy):
     return {"fit/sent": Sent.bytes, "fit/steps": optimizer.exchange.warm_up.steps}
 
 
+@pytest.mark.deep
 def test_a_warm_up_is_dense_training():
     first, second = run_workers(train_all, timeout=200)
     names = sorted({key.split("/")[0] for key in first} - {"plain", "fit"})
