@@ -258,7 +258,7 @@ MUTATIONS = (
             "sum": ("tests/unit/test_worker_state.py",),
             "mean": ("tests/unit/test_worker_state.py",),
             "shared": ("tests/unit/test_worker_state.py",),
-            "own": ("tests/distributed/test_resume.py", "-k", "goes_on_bit_by_bit"),
+            "own": ("--deep", "tests/distributed/test_checkpoints.py", "-k", "bit and LocalSGD"),
         }.items()
     ),
     Mutation(
