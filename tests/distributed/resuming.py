@@ -97,8 +97,10 @@ class Training:
             rate = method_settings.learning_rate(method, dense=0.02, votes=0.005)
         momentum = 0.0 if getattr(method, "momentum_in_exchange", 0) else 0.5
         optimizers = keras.optimizers.legacy if family == "legacy" else keras.optimizers
-        if type(method).__name__ == "CompAMS":
+        if type(method).__name__ == "CompAMS" and family == "keras3":
             inner = lambda: rs.AMSGrad(0.01)  # noqa: E731
+        elif type(method).__name__ == "CompAMS":
+            inner = lambda: optimizers.Adam(0.01, amsgrad=True)  # noqa: E731
         else:
             inner = lambda: optimizers.SGD(rate, momentum=momentum)  # noqa: E731
         if load is None or not load.makes_the_model:
