@@ -260,7 +260,11 @@ class GradientExchange(saved_state.Saved):
             )
         sent = self.program.after_update(consensus, self.states, rate, self.network)
         if sent is not None:
-            self.bytes_sent.assign(sent[0], read_value=False)
+            counted = sent[0]
+            if self.warm_up is not None:  # whose gradients are counted already
+                before = self.bytes_sent.read_value()
+                counted = tf.where(self.warm_up.lasted(), before, counted)
+            self.bytes_sent.assign(counted, read_value=False)
 
     def to_consensus(self) -> None:
         """Make the model's weights those that all workers agree on: to evaluate or save them.
