@@ -206,3 +206,13 @@ def steps_per_epoch(examples: int, workers: int, batch: int) -> int:
             f"{workers} workers with --batch={batch}"
         )
     return found
+
+
+def examples(
+    settings: Settings, found: Data, rows: Rows, step: int, worker: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a worker's inputs and labels of a step."""
+    x, y = found.train
+    own = rows(step)[worker]
+    augment = rows.generator(step, worker) if settings.augment else None
+    return found.inputs(x[own], augment), y[own]

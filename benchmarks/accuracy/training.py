@@ -9,7 +9,6 @@ tf_redsync's strategy.
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,27 +18,14 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.accuracy.data import Data
-from benchmarks.accuracy.tasks import Settings
+from benchmarks.accuracy.evaluation import Evaluation
+from benchmarks.accuracy.tasks import Settings, examples
 from benchmarks.loopback_workers import Exchange
 from benchmarks.method_expressions import Exchanged
 from tf_redsync import feedback
 from tf_redsync.exchange.layout import tensor_spec
 from tf_redsync.keras import conflicts
 from tf_redsync.policy import Policy
-
-TEST_BATCH = 250
-
-
-class Diverged(RuntimeError):
-    """The loss is not a number any more."""
-
-
-def examples(settings: Settings, found: Data, rows: Any, step: int, worker: int) -> Any:
-    """Returns a worker's inputs and labels of a step."""
-    x, y = found.train
-    own = rows(step)[worker]
-    augment = rows.generator(step, worker) if settings.augment else None
-    return found.inputs(x[own], augment), y[own]
 
 
 def dense_steps(warm_up: Any, total: int) -> int:
@@ -53,45 +39,6 @@ def loss_of(labels: Any, logits: Any) -> Any:
     """The mean cross-entropy over examples, and positions where they are texts."""
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
     return tf.reduce_mean(losses)
-
-
-class Evaluation:
-    """Loss and metric on the test set."""
-
-    def __init__(self, settings: Settings, found: Data, model: Any):
-        self.found, self.metric, self.model = found, settings.of_task.metric, model
-        self._sums = tf.function(self._batches, autograph=False)
-        self.side_by_side = settings.workers
-
-    def _batches(self, *pairs):
-        """Sums over some batches, which are computed side by side."""
-        losses, hits = [], []
-        for x, y in pairs:
-            logits = self.model(x, training=False)
-            found = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
-            losses.append(tf.reduce_sum(found))
-            right = tf.equal(tf.argmax(logits, -1, tf.int32), y)
-            hits.append(tf.reduce_sum(tf.cast(right, tf.float32)))
-        return tf.add_n(losses), tf.add_n(hits)
-
-    def __call__(self) -> dict[str, float]:
-        """Returns `loss`, and `metric`: per cent of right answers, or the perplexity.
-
-        Raises:
-            Diverged: for a loss that is not finite.
-        """
-        x, y = self.found.test
-        parts = [slice(i, i + TEST_BATCH) for i in range(0, len(y), TEST_BATCH)]
-        sums = np.zeros(2)
-        for i in range(0, len(parts), self.side_by_side):
-            some = parts[i : i + self.side_by_side]
-            pairs = [(tf.constant(self.found.inputs(x[p])), tf.constant(y[p])) for p in some]
-            sums += [float(s) for s in self._sums(*pairs)]
-        loss, share = sums / y.size
-        if not math.isfinite(loss):
-            raise Diverged("the loss on the test set is not finite")
-        metric = 100 * share if self.metric == "accuracy" else math.exp(min(loss, 50.0))
-        return {"loss": float(loss), "metric": float(metric)}
 
 
 class Training:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy.data import Data
-from benchmarks.accuracy.tasks import Settings
+from benchmarks.accuracy.tasks import Settings, examples
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 6 * 3600.0  # of a row, seconds
@@ -72,7 +72,7 @@ def train(
     import tensorflow as tf
 
     import tf_redsync as rs
-    from benchmarks.accuracy.training import Evaluation, examples
+    from benchmarks.accuracy.evaluation import Evaluation
     from benchmarks.method_expressions import exchanged
     from tf_redsync.policy import Policy
 

@@ -5,8 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from benchmarks import convergence
-from benchmarks.accuracy import data
+from benchmarks.accuracy import command_line, data
 from tests.distributed.cluster import run_workers
 
 SPARSE = "density=0.05, momentum=0.9, dense_below=0, warm_up=DenseWarmUp(4)"
@@ -26,8 +25,8 @@ def problem(task, flags, workers):
         y = rng.integers(0, 10, 60, dtype=np.int32)
         found = data.Data((x, y), (x[:10], y[:10]), 10, images=True)
     flags = ["--task", task, "--steps", "10", "--batch", "4", "--evaluations", "2", *flags]
-    args = convergence.parse([*flags, "--workers", str(workers)])
-    return convergence.settings_of(args, len(found.train[1])), found
+    args = command_line.parse([*flags, "--workers", str(workers)])
+    return command_line.settings_of(args, len(found.train[1])), found
 
 
 def train_rows(workers, count):

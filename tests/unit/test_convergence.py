@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tf_redsync as rs
 from benchmarks import convergence
-from benchmarks.accuracy import data, report
+from benchmarks.accuracy import command_line, data, report
 from benchmarks.accuracy.tasks import TASKS, Rows
 from benchmarks.accuracy.training import Training
 from benchmarks.method_expressions import exchanged
@@ -19,8 +19,8 @@ SPARSE = "RedSync(density=0.02, momentum=0.9, dense_below=4096)"
 
 
 def settings(*flags, workers=2):
-    args = convergence.parse([*flags, "--workers", str(workers)])
-    return convergence.settings_of(args, examples=1497)
+    args = command_line.parse([*flags, "--workers", str(workers)])
+    return command_line.settings_of(args, examples=1497)
 
 
 def trained(text, *flags, workers=2):
@@ -67,7 +67,7 @@ def test_expressions():
 )
 def test_bad_expressions(text, words, capsys):
     with pytest.raises(SystemExit):
-        convergence.parse(["--methods", text])
+        command_line.parse(["--methods", text])
     assert words in " ".join(capsys.readouterr().err.split())
 
 
@@ -86,7 +86,7 @@ def test_bad_expressions(text, words, capsys):
 )
 def test_bad_flags(flags, words, capsys):
     with pytest.raises(SystemExit):
-        convergence.parse(flags)
+        command_line.parse(flags)
     assert words in capsys.readouterr().err
 
 
@@ -240,7 +240,7 @@ def test_rows_a_second_call_and_an_interruption(tmp_path, capsys, monkeypatch):
     again = trained("Dense()", "--steps", "9", "--evaluations", "3")
     assert again.curve == dense["curve"]
     assert '--methods "Dense()"' in dense["command"].replace("'", '"')
-    one = convergence.parse(shlex.split(dense["command"])[2:])
+    one = command_line.parse(shlex.split(dense["command"])[2:])
     assert (one.methods, one.seed_list, one.steps) == (["Dense()"], [0], 9)
 
     with pytest.raises(ValueError, match="rows of other settings .steps 9 and not 8"):

@@ -1,0 +1,140 @@
+"""The command line of `benchmarks/convergence.py`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import arguments
+from benchmarks.accuracy.tasks import OPTIMIZERS, SCHEDULES, TASKS, Settings, steps_per_epoch
+from benchmarks.method_expressions import exchanged
+
+DEFAULT_METHODS = ("Dense()", "RedSync(momentum=0.9)")
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="convergence.py",
+        description="Accuracy of compressed training, beside that of dense training.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--task", choices=list(TASKS), default="digits")
+    add("--model", help="a network of the task (default: its first)")
+    add("--methods", nargs="+", default=list(DEFAULT_METHODS), metavar="METHOD",
+        help='as in a program: "RedSync(density=0.01), warm_up=DenseWarmUp(100)"')  # fmt: skip
+    add("--workers", type=int, default=4)
+    add("--real", action="store_true", help="worker processes in place of the loopback")
+    add("--seeds", type=int, default=1, help="train with the seeds 0, 1, ... of this number")
+    add("--seed", type=int, help="train with this seed alone")
+    add("--epochs", type=float, help="passes over the training set (default: the task's)")
+    add("--steps", type=int, help="the same in steps")
+    add("--batch", type=int, help="examples per worker and step (default: the task's)")
+    add("--optimizer", choices=OPTIMIZERS, help="(default: the task's)")
+    add("--learning_rate", type=float, help="(default: the task's)")
+    add("--momentum", type=float, help="of SGD, where the method has none (default: the task's)")
+    add("--schedule", choices=SCHEDULES, default="constant", help="of the learning rate")
+    add(
+        "--clip_norm",
+        type=float,
+        help="of each worker's gradient, 0 for none (default: the task's)",
+    )
+    add("--augment", action="store_true", help="shift and mirror images")
+    add("--evaluations", type=int, default=6, help="how often the test set is evaluated")
+    add("--data_dir", type=Path, help="folder with the data, for all tasks but digits")
+    add("--threads", type=int, help="of TensorFlow (default: all cores)")
+    add("--json", type=Path, help="file for the rows; a call that finds it goes on")
+    add("--plot", help="PNG file for a picture")
+    args = parser.parse_args(argv)
+    try:
+        _check(args)
+    except ValueError as error:
+        parser.error(str(error))
+    return args
+
+
+def _check(args: argparse.Namespace) -> None:
+    arguments.check_counts(args, ("workers", "seeds", "steps", "batch", "evaluations", "threads"))
+    arguments.check_plot(args)
+    networks = TASKS[args.task].networks
+    if args.model is None:
+        args.model = next(iter(networks))
+    if args.model not in networks:
+        raise ValueError(
+            f"`--model` must be one of {', '.join(networks)} for the task {args.task}. Received: "
+            f"--model={args.model}"
+        )
+    if args.epochs is not None and args.steps is not None:
+        raise ValueError(
+            "`--epochs` and `--steps` say the same. Received: "
+            f"--epochs={args.epochs} --steps={args.steps}"
+        )
+    if args.epochs is not None and args.epochs <= 0:
+        raise ValueError(f"`--epochs` must be above 0. Received: --epochs={args.epochs}")
+    optimizer = args.optimizer or TASKS[args.task].optimizer
+    if args.optimizer not in (None, TASKS[args.task].optimizer) and args.learning_rate is None:
+        raise ValueError(
+            f"`--optimizer` needs a `--learning_rate`: the task's is that of "
+            f"{TASKS[args.task].optimizer}. Received: --optimizer={args.optimizer}"
+        )
+    if optimizer != "sgd" and args.momentum:
+        raise ValueError(
+            f"`--momentum` is of SGD. Received: --momentum={args.momentum} with {optimizer}"
+        )
+    if args.augment and args.task != "cifar10":
+        raise ValueError(f"`--augment` is for images in colour. Received: --task={args.task}")
+    for method in args.methods:
+        exchanged(method)
+    args.methods = list(dict.fromkeys(args.methods))
+    args.seed_list = list(range(args.seeds)) if args.seed is None else [args.seed]
+
+
+def settings_of(args: argparse.Namespace, examples: int) -> Settings:
+    """What all rows have in common.
+
+    Args:
+        args: The command line.
+        examples: Number of training examples.
+
+    Raises:
+        ValueError: for more examples in a step than there are.
+    """
+    task = TASKS[args.task]
+    batch = args.batch or task.batch
+    in_epoch, steps = steps_per_epoch(examples, args.workers, batch), args.steps
+    if steps is None:
+        epochs = task.epochs if args.epochs is None else args.epochs
+        steps = max(1, round(epochs * in_epoch))
+    clip = task.clip_norm if args.clip_norm is None else args.clip_norm or None
+    optimizer = args.optimizer or task.optimizer
+    momentum = task.momentum if args.momentum is None else args.momentum
+    return Settings(
+        task=args.task, model=args.model, workers=args.workers, real=args.real, steps=steps,
+        batch=batch, schedule=args.schedule, clip_norm=clip, augment=args.augment,
+        optimizer=optimizer, momentum=momentum if optimizer == "sgd" else 0.0,
+        learning_rate=task.learning_rate if args.learning_rate is None else args.learning_rate,
+        evaluations=min(args.evaluations, steps),
+    )  # fmt: skip
+
+
+def command(args: argparse.Namespace, method: str, seed: int | None = None) -> str:
+    """Returns the command line that trains one row alone, or a method with all its seeds."""
+    parts = ["python", "benchmarks/convergence.py", "--methods", method]
+    for name, value in args.flags.items():
+        if value is True:
+            parts.append(f"--{name}")
+        elif value is not None and value is not False:
+            parts += [f"--{name}", str(value)]
+    parts += ["--seeds", str(args.seeds)] if seed is None else ["--seed", str(seed)]
+    return shlex.join(parts)
+
+
+def flags(settings: Settings) -> dict[str, Any]:
+    """Returns the flags that make settings, by name."""
+    found = dataclasses.asdict(settings)
+    return {**found, "clip_norm": settings.clip_norm or (0 if settings.of_task.clip_norm else None)}

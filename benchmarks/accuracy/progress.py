@@ -1,0 +1,44 @@
+"""Lines about where a training is, and how long it will take."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+
+class Progress:
+    """Lines about where the training is, and how long it will take.
+
+    Args:
+        rows: Number of rows that are to be trained.
+        steps: Of each.
+    """
+
+    def __init__(self, rows: int, steps: int):
+        self.rows, self.steps, self.row, self.name = rows, steps, 0, ""
+        self._started, self._before, self._done = time.monotonic(), 0, 0
+
+    def begin(self, name: str, done: int) -> None:
+        """A row begins, with some steps done in an earlier call."""
+        self.row, self.name, self._done = self.row + 1, name, done
+        self._before += done
+
+    def __call__(self, training: Any) -> None:
+        """After an evaluation."""
+        done = (self.row - 1) * self.steps + training.number
+        here = max(1, done - self._before)
+        a_step = (time.monotonic() - self._started) / here
+        curve = training.curve
+        print(
+            f"[{self.row}/{self.rows}] {self.name}: step {training.number}/{self.steps}, "
+            f"training loss {curve['train_loss'][-1]:.4f}, test loss {curve['loss'][-1]:.4f}, "
+            f"{training.settings.of_task.metric} {curve['metric'][-1]:.2f}; "
+            f"{1e3 * a_step:.0f} ms a step, {_clock(a_step * (self.steps - training.number))} "
+            f"left, {_clock(a_step * (self.rows * self.steps - done))} for all",
+            flush=True,
+        )
+
+
+def _clock(seconds: float) -> str:
+    hours, rest = divmod(int(seconds), 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}"
