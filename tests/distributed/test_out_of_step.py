@@ -144,25 +144,30 @@ def stop_one():
 
     import tf_redsync as rs
     from tests.distributed import problems
+    from tf_redsync.exchange import watchdog
 
-    strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=8)
+    strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=60)
     with strategy.scope():
         model = problems.network(keras)
         model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.RedSync()), "mse")
-    if problems.rank() == 2:
-        here = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: stop(batch))
 
-        def stop(batch):
-            if batch == 5:
-                print("stopped", os.getpid(), flush=True)
-                os.kill(os.getpid(), signal.SIGSTOP)
-    else:
-        here = keras.callbacks.Callback()
+    def act(batch, logs):
+        if batch == 2:  # not before: to trace, one may take long after another on a busy machine
+            watchdog.start(strategy, 6.0)
+        if batch == 5 and problems.rank() == 2:
+            print("stopped", os.getpid(), flush=True)
+            os.kill(os.getpid(), signal.SIGSTOP)
+
     # An iterator that goes while tf.data tunes itself may wait a minute for that, after the error.
     options = tf.data.Options()
     options.autotune.enabled = False
     data = problems.dataset(60, 15).repeat().with_options(options)
-    model.fit(data, steps_per_epoch=20, verbose=0, callbacks=[here])
+    model.fit(
+        data,
+        steps_per_epoch=20,
+        verbose=0,
+        callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=act)],
+    )
 
 
 def test_a_stopped_worker_is_named():
