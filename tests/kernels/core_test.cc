@@ -1,6 +1,6 @@
 // Tests core/cpu without TensorFlow, against brute force; prints a digest of all results, which
-// must not depend on the number of threads (argument 1) or on TF_REDSYNC_SIMD. So one run with brute
-// force serves all: with "digest" as argument 2 there is none.
+// must not depend on the number of threads (argument 1) or on TF_REDSYNC_SIMD. So one run with
+// brute force serves all: with "digest" as argument 2 there is none.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
