@@ -25,13 +25,13 @@ def exchanges(method) -> list[str]:
 
 
 def first_steps(method) -> int:
-    """Returns the number of steps until a method has gone through its warm-up and its phases."""
+    """Returns the number of steps until a method has gone through its warm-up, phases and stages."""
     ramp = getattr(method, "warm_up", None)
     ramp_steps = 0
     if isinstance(ramp, ExponentialWarmUp):
         ramp_steps = ramp.steps_per_stage * len(ramp.densities)
     until = [until for until, _ in method.cadence.phases]
-    return max([method.cadence.warm_up_steps, ramp_steps, *until])
+    return max([method.cadence.warm_up_steps, ramp_steps, *until, *method.cadence.stages])
 
 
 class Exchange:

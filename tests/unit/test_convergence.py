@@ -298,6 +298,12 @@ def test_warm_ups_and_bits():
         assert row["first_steps"] == 4 and row["bits_after"] == pytest.approx(after)
         assert row["bits"] == pytest.approx((32 + after) / 2)
 
+    stages = "ExponentialWarmUp(steps_per_stage=2, densities=(0.1,))"
+    row = trained(
+        f"Scheduled(method={SPARSE}, stages={stages})", "--steps", "4", "--evaluations", "1"
+    ).results()
+    assert row["first_steps"] == 2 and row["bits_after"] == pytest.approx(after)
+
 
 def test_batch_normalization_and_clipping():
     """Statistics are the mean of the workers' own; clipping bounds what each one gives."""
