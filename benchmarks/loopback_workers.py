@@ -25,7 +25,7 @@ def exchanges(method) -> list[str]:
 
 
 def first_steps(method) -> int:
-    """Returns the number of steps until a method has been through its warm-up, phases and stages."""
+    """Returns the number of steps until a method is past its warm-up, phases and stages."""
     ramp = getattr(method, "warm_up", None)
     ramp_steps = 0
     if isinstance(ramp, ExponentialWarmUp):
