@@ -24,15 +24,18 @@ class Training:
         task: What they train.
         method: Exchanges the gradients; tensors that it refuses go to its dense method.
         learning_rate: Of SGD.
+        exchange: Of their gradients, or changes of weights, if not a plain one of the method.
 
     Attributes:
         weights: Those that all workers agree on.
         exchange: Of their gradients, or changes of weights.
     """
 
-    def __init__(self, task: Digits, method, learning_rate: float):
+    def __init__(
+        self, task: Digits, method, learning_rate: float, exchange: Exchange | None = None
+    ):
         self.task, self.method, self.rate = task, method, learning_rate
-        self.exchange = Exchange(method, task.specs, task.workers)
+        self.exchange = exchange or Exchange(method, task.specs, task.workers)
         self.weights = task.weights()
         self.points = [self.weights] * task.workers
         self.pending = [[tf.zeros(s.shape) for s in task.specs]] * task.workers
@@ -106,7 +109,9 @@ class Training:
             self.weights = [w - self.rate * t for w, t in zip(self.weights, totals, strict=True)]
 
 
-def train(task: Digits, method, learning_rate: float, steps: int) -> dict[str, Any]:
+def train(
+    task: Digits, method, learning_rate: float, steps: int, exchange: Exchange | None = None
+) -> dict[str, Any]:
     """Trains with SGD.
 
     Args:
@@ -114,6 +119,7 @@ def train(task: Digits, method, learning_rate: float, steps: int) -> dict[str, A
         method: Exchanges the gradients.
         learning_rate: Of SGD.
         steps: How many.
+        exchange: See `Training`.
 
     Returns:
         `losses` of 20 times during the training, `loss` and `accuracy` at its end, of the weights
@@ -121,7 +127,7 @@ def train(task: Digits, method, learning_rate: float, steps: int) -> dict[str, A
         step, and `sent_bytes` that it sends per step at the costs of ring collectives, both from
         the requests after the first steps; `skipped` steps.
     """
-    training, losses = Training(task, method, learning_rate), []
+    training, losses = Training(task, method, learning_rate, exchange), []
     for number, rows in enumerate(task.batches(steps)):
         if number == steps // 10:
             training.prune()

@@ -2,16 +2,18 @@
 
 All are at their defaults, of the density that the command line gives where they have one, with
 `keras.optimizers.SGD(LEARNING_RATE)` inside, except for what `benchmarks/method_settings.py` lists.
+Workers take expressions in the place of names too, as `benchmarks/method_expressions.py` does.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from benchmarks import method_settings
+from benchmarks import method_expressions, method_settings
 from benchmarks.models import LEARNING_RATE
 
 MOMENTUM = 0.9
+LONGEST_PERIOD = 100  # steps; what is rarer is not measured
 
 # Names that are not those of classes, or that set a class in another way than its defaults.
 SPECIAL = {
@@ -126,6 +128,10 @@ def optimizer_for(name: str, density: float, bucket_bytes: int | None = None) ->
 
     make = rs.AMSGrad if setting.amsgrad else keras.optimizers.SGD
     options = {} if bucket_bytes is None else {"bucket_bytes": bucket_bytes}
+    if "(" in name:
+        what = method_expressions.exchanged(name)
+        inner = keras.optimizers.SGD(LEARNING_RATE)
+        return rs.DistributedOptimizer(inner, what.method, **{**options, **what.options})
     inner = make(setting.learning_rate or LEARNING_RATE)
     return rs.DistributedOptimizer(inner, method_for(name, density), **options)
 
@@ -139,14 +145,18 @@ def make_ready(optimizer: Any) -> None:
 
 
 def period_of(optimizer: Any) -> int:
-    """After how many steps a method does the same again: only one in so many may exchange all."""
+    """After how many steps a method does the same again: only one in so many may exchange all.
+
+    1 where these are more than `LONGEST_PERIOD`: all steps but the first one are alike then.
+    """
     from tf_redsync.programs import LocalSteps
 
     if not hasattr(optimizer, "exchange"):
         return 1
     program = optimizer.exchange.program
     local = program.steps if isinstance(program, LocalSteps) else 1
-    return max(1, program.dense_every, local)
+    period = max(1, program.dense_every, local)
+    return period if period <= LONGEST_PERIOD else 1
 
 
 def trial_steps(optimizer: Any) -> int:

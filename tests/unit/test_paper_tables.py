@@ -1,0 +1,251 @@
+"""benchmarks/paper_tables.py: what the tables declare, counted bytes, rows that vary, its flags."""
+
+import argparse
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_redsync as rs
+from benchmarks import paper_tables
+from benchmarks.accuracy.report import Report
+from benchmarks.loopback_workers import Exchange
+from benchmarks.method_expressions import exchanged
+from benchmarks.papers import counted, digits, step_times
+from benchmarks.papers.declared import TABLES, Row
+from benchmarks.step import step_methods
+from tests.loops import loop
+from tf_redsync.exchange.layout import TensorSpec
+
+MATRICES = [TensorSpec(f"kernel{i}", (1000, 1000), position=i) for i in range(4)]
+
+
+# ------------------------------------------------------------------------------- declarations
+
+
+@loop("name", list(TABLES))
+def test_declared_rows(name):
+    table = TABLES[name]
+    for row in table.rows:
+        assert isinstance(exchanged(row.method).method, rs.Method)
+    for rows in ([r.key for r in table.rows], [r.what for r in table.rows]):
+        assert len(set(rows)) == len(rows)  # a report would take one for the other
+    assert table.kind in paper_tables.KINDS
+    # A star needs its explanation.
+    assert "*" in table.paper or not any("*" in row.paper for row in table.rows)
+    assert paper_tables.parse([name]).chosen == table
+
+
+def test_grids_have_all_that_the_papers_vary():
+    """A sweep that lost a point would still run."""
+    methods = {name: [exchanged(r.method).method for r in t.rows] for name, t in TABLES.items()}
+    swept = {(m.density, m.quantized) for m in methods["redsync"] if isinstance(m, rs.RedSync)}
+    assert swept == {(d, q) for d in (0.1, 0.01, 0.001, 0.0001) for q in (False, True)}
+    for name in ("acpsgd", "acpsgd_time"):
+        assert {m.rank for m in methods[name] if isinstance(m, rs.ACPSGD)} == {1, 4, 8, 16, 32}
+    buckets = [exchanged(r.method).options.get("bucket_bytes") for r in TABLES["acpsgd_time"].rows]
+    assert [b for b in buckets if b] == [1, 10**6, 5 * 10**6, 25 * 10**6, 10**8, 15 * 10**8]
+    grid = {(m.steps, m.density) for m in methods["sbc"] if isinstance(m, rs.SBC)}
+    assert len(grid) == 9
+    assert grid >= {(rs.SBC.preset(i).steps, rs.SBC.preset(i).density) for i in (1, 2, 3)}
+    schemes = {
+        (type(m).__name__, getattr(m, "scope", None) == "model" or r.whole_model, r.feedback)
+        for m, r in zip(methods["foroutan"], TABLES["foroutan"].rows, strict=True)
+    }
+    for scheme in ("TopK", "RandomK", "RandomBlock"):
+        assert {s[1:] for s in schemes if s[0] == scheme} == {
+            (model, feedback) for model in (False, True) for feedback in (False, True)
+        }
+    delays = [m.full_every for m in methods["cdsgd"] if isinstance(m, rs.CDSGD)]
+    assert {2, 5, 10, 20} < set(delays) and max(delays) > TABLES["cdsgd"].settings["steps"]
+
+
+# ---------------------------------------------------------------------------------- counting
+
+
+def test_formula_of_sbc():
+    """Against an expectation that is summed up gap by gap, and the figures of the formula."""
+    for steps, density, bits, about in ((1, 0.001, 9, 2784), (10, 0.01, 6, 3947)):
+        found = counted.papers_compression(steps, density)
+        gaps = np.arange(1, 40_000)
+        chance = density * (1 - density) ** (gaps - 1)
+        expected = np.sum(chance * (((gaps - 1) >> bits) + 1 + bits))
+        assert found == pytest.approx(32 * steps / (density * expected), rel=1e-6)
+        assert found == pytest.approx(about, abs=1)
+
+
+@pytest.mark.parametrize("preset", [1, 2, 3])
+def test_counted_bytes_of_sbc(preset):
+    """Ours is the paper's but for room for the worst positions: half a bit each, and some words."""
+    method = rs.SBC.preset(preset, dense_below=0)
+    found = counted.compression(method, MATRICES)
+    formula = counted.papers_compression(method.steps, method.density)
+    assert 0.92 * formula < found < formula
+    size, means = 4_000_000, 4
+    k, rice = round(size * method.density), {0.001: 9, 0.01: 6}[method.density]
+    bits = k * (1 + rice) + ((size - k) >> rice) + 32 * means
+    sent = counted.message_bytes(method, MATRICES)
+    assert bits / 8 <= sent <= bits / 8 + 32  # flag, count, last word
+    assert found == pytest.approx(4 * size * method.steps / sent)
+    # Ten times the delay is ten times the compression.
+    longer = rs.SBC(steps=10 * method.steps, density=method.density, dense_below=0)
+    assert counted.compression(longer, MATRICES) == pytest.approx(10 * found)
+
+
+def test_dispatch():
+    specs = [
+        TensorSpec("small", (128, 255), position=0),  # just below 128 KiB
+        TensorSpec("middle", (128, 256), position=1),
+        TensorSpec("large", (1024, 1025), position=2),  # just above 4 MiB
+        TensorSpec("bias", (10**6,), position=3),
+    ]
+    paper, code = counted.dispatch(TABLES["redsync_dispatch"].rows, {"net": specs})
+    assert paper["layers"] == {"dense": 1, "trimmed": 1, "threshold": 1}
+    total = sum(s.size for s in specs)
+    assert paper["shares"]["dense"] == (specs[0].size + 10**6) / total
+    assert paper["shares"]["threshold"] == specs[2].size / total
+    assert code["layers"] == {"dense": 2, "trimmed": 1, "threshold": 0}
+
+
+# ---------------------------------------------------------------------------- rows that vary
+
+
+def gradients(seed):
+    generator = np.random.default_rng(seed)
+    shapes = [(8, 5), (5,)]
+    return [
+        [tf.constant(generator.standard_normal(s), tf.float32) for s in shapes] for _ in range(2)
+    ]
+
+
+SPECS = [TensorSpec("w", (8, 5)), TensorSpec("b", (5,), position=1)]
+
+
+def flat(tensors):
+    return np.concatenate([np.ravel(t) for t in tensors])
+
+
+def test_model_as_one_tensor_is_top_k_of_the_model():
+    """Which the library has under another name."""
+    method = rs.TopK(density=0.2, dense_below=0)
+    one = digits.Varied(method, SPECS, 2, Row("", "TopK()", whole_model=True))
+    other = Exchange(rs.TopK(density=0.2, scope="model"), SPECS, 2)
+    layers = Exchange(method, SPECS, 2)
+    for number in range(3):
+        own = gradients(number)
+        found, expected = one.run(own, number), other.run(own, number)
+        assert [t.shape for t in found] == [(8, 5), (5,)]
+        np.testing.assert_array_equal(flat(found), flat(expected))
+        assert not np.array_equal(flat(found), flat(layers.run(own, number)))
+
+
+def test_no_feedback():
+    """Every step is as the first one; with feedback, what waited is added."""
+    method = rs.TopK(density=0.2, dense_below=0)
+    forgetful = digits.Varied(method, SPECS, 2, Row("", "TopK()", feedback=False))
+    keeping = digits.Varied(method, SPECS, 2, Row("", "TopK()"))
+    for number in range(3):
+        own = gradients(number)
+        first = Exchange(method, SPECS, 2).run(own, number)
+        np.testing.assert_array_equal(flat(forgetful.run(own, number)), flat(first))
+        assert np.array_equal(flat(keeping.run(own, number)), flat(first)) == (number == 0)
+
+
+def test_a_table_of_digits_goes_on(tmp_path, capsys):
+    path = tmp_path / "rows.json"
+    flags = ["--steps", "4", "--workers", "2", "--json", str(path)]
+    assert paper_tables.main(["foroutan", "--rows", "2,3", "--seeds", "1", *flags]) == 0
+    assert "| 10 %: top-k, layer, no feedback |" in capsys.readouterr().out
+    before = json.loads(path.read_text())["rows"]
+    assert paper_tables.main(["foroutan", "--rows", "2", "--seeds", "2", *flags]) == 0
+    after = json.loads(path.read_text())["rows"]
+    assert after[:2] == before and len(after) == 3
+    flags[1] = "5"
+    assert paper_tables.main(["foroutan", "--rows", "2", "--seeds", "1", *flags]) == 2
+    assert "steps 4 and not 5" in capsys.readouterr().err
+
+
+def test_a_table_of_convergence(tmp_path, capsys):
+    path = tmp_path / "rows.json"
+    flags = ["--seeds", "1", "--steps", "3", "--workers", "2", "--json", str(path)]
+    assert paper_tables.main(["acpsgd", "--rows", "1,2", *flags]) == 0
+    assert "| ACP-SGD, rank 1 |" in capsys.readouterr().out
+    found = json.loads(path.read_text())
+    assert found["settings"]["steps"] == 3
+    assert [r["method"] for r in found["rows"]] == [r.method for r in TABLES["acpsgd"].rows[:2]]
+
+
+# ---------------------------------------------------------------------------- times of steps
+
+
+def test_expressions_in_the_place_of_names():
+    optimizer = step_methods.optimizer_for("ACPSGD(rank=2), bucket_bytes=123", 0.1)
+    assert optimizer.get_config()["bucket_bytes"] == 123
+    for method, period in (("CDSGD(full_every=20, warm_up=None)", 20), (long_delay(), 1)):
+        optimizer = step_methods.optimizer_for(method, 0.1)
+        optimizer.build([tf.keras.Variable(np.ones((64, 64), np.float32))])
+        assert step_methods.period_of(optimizer) == period
+
+
+def long_delay():
+    return next(r.method for r in TABLES["cdsgd_time"].rows if r.what == "k = infinity")
+
+
+def test_times_are_compared_round_by_round(tmp_path):
+    """A machine of half the speed in the second round changes no ratio."""
+    kept = Report({}, tmp_path / "rows.json")
+    first, row = Row("first", "NoExchange()"), Row("row", "TopK()")
+    common = {"wire_bytes_per_step": None, "bytes_per_step": 8.0, "cpu_ms_per_step": 1.0}
+    for number, speed in enumerate((1.0, 2.0, 2.0)):
+        for own, factor in ((first, 1.0), (row, 3.0)):
+            times = [10 * speed * factor] * 3
+            kept.add({"method": own.key, "seed": number, "times_ms": times, **common})
+    found = step_times.summary(row, kept, first.key)
+    assert found["ratio"] == pytest.approx(3.0) and found["step_ms"] == pytest.approx(60.0)
+    kept.add({"method": row.key, "seed": 0, "error": "too slow"})
+    assert step_times.summary(row, kept, first.key) == {"error": "too slow"}
+    assert step_times.summary(Row("", "GTopK()"), kept, first.key) == {"error": "not measured"}
+
+
+# ------------------------------------------------------------------------------------- flags
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["nothing"], "invalid choice: 'nothing'"),
+        (["sbc", "--rows", "0"], "`--rows` must be numbers of 1 dense, 2 delay 1, density 0.1"),
+        (["sbc", "--rows", "two"], "Received: --rows=two"),
+        (["sbc", "--seeds", "0"], "`--seeds` must be at least 1. Received: --seeds=0"),
+        (["sbc", "--data_dir", "x"], "unknown flags. Received: --data_dir x"),
+        (["cdsgd_time", "--rate", "fast"], "`rate` must be none, or like 100mbit"),
+    ],
+)
+def test_bad_flags(flags, words, capsys):
+    with pytest.raises(SystemExit):
+        paper_tables.parse(flags)
+    assert words in capsys.readouterr().err
+
+
+def test_flags_for_convergence_are_passed_on(monkeypatch, tmp_path):
+    seen = []
+
+    def main(argv):
+        seen.extend(argv)
+        (tmp_path / "f.json").write_text(json.dumps({"rows": []}))
+        return 0
+
+    monkeypatch.setattr("benchmarks.convergence.main", main)
+    flags = ["--json", str(tmp_path / "f.json"), "--data_dir", "D", "--epochs", "1", "--rows", "1"]
+    assert paper_tables.main(["redsync", *flags]) == 1  # nothing was measured
+    # What is given comes after what the table declares, so it counts.
+    assert seen.index("--epochs=3") < seen.index("--epochs") and seen[-1] == "Dense()"
+
+
+def test_settings_without_lengths():
+    """More seeds and rounds may be asked for later."""
+    for name, left_out in (("cdsgd_time", "rounds"), ("cdsgd", "seeds")):
+        table = TABLES[name]
+        found = paper_tables._settings(table, argparse.Namespace(**table.settings))
+        assert set(found) == set(table.settings) - {left_out}
