@@ -4,6 +4,7 @@ from tf_redsync.methods.base import Cadence, Method, from_config, register, seri
 from tf_redsync.methods.catalogue import table
 from tf_redsync.methods.cd_sgd import CDSGD
 from tf_redsync.methods.coded import Coded, DeepReduce
+from tf_redsync.methods.coded_gmc import CodedGMC
 from tf_redsync.methods.coded_topk import CodedTopK
 from tf_redsync.methods.comp_ams import CompAMS
 from tf_redsync.methods.dense import Dense, NoExchange
@@ -43,6 +44,7 @@ __all__ = [
     "CDSGD",
     "Cadence",
     "Coded",
+    "CodedGMC",
     "CodedTopK",
     "CompAMS",
     "DGC",

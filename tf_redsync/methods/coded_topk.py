@@ -9,20 +9,18 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks
-from tf_redsync.codings.selected import VALUE_BITS, coding, select_and_code
 from tf_redsync.exchange.layout import TensorSpec
-from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods.base import Context, Exchange, Method, State, register
 from tf_redsync.methods.common.cadence import Cadence
+from tf_redsync.methods.common.coded_selection import CodedSelection
 from tf_redsync.methods.common.momentum_correction import MomentumCorrected
-from tf_redsync.methods.common.sparsifier import delivered, element_count, too_small
 from tf_redsync.methods.local_sgd import LocalSGD
 from tf_redsync.schedules import DenseWarmUp, check_warm_up
 
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CodedTopK(MomentumCorrected):
+class CodedTopK(CodedSelection, MomentumCorrected):
     """Exact top-k with a coded message: a position and one to four bits for each element.
 
     Felix Sattler, Simon Wiedemann, Klaus-Robert Müller, Wojciech Samek (2020), "Robust and
@@ -112,27 +110,16 @@ class CodedTopK(MomentumCorrected):
         1
     """
 
-    value_bits: int = 1
-    small_density: float | None = 0.1
     steps: int = 1
 
     paper: ClassVar[str] = "Sattler, Wiedemann, Müller, Samek 2020"
     requests: ClassVar[str] = "all-gather of coded indices and values"
     bits: ClassVar[str] = "density (2 + log2(1 / density) + value_bits) / steps"
-    rounds_values: ClassVar[bool] = False  # they have codes of their own
 
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
         check_warm_up(self.warm_up, DenseWarmUp)
-        checks.integer("value_bits", self.value_bits, low=1)
-        if self.value_bits not in VALUE_BITS:
-            raise ValueError(
-                f"`value_bits` must be one of {VALUE_BITS}; 16 is for bfloat16. Received: "
-                f"value_bits={self.value_bits}"
-            )
-        if self.small_density is not None:
-            checks.real("small_density", self.small_density, low=0.0, high=1.0, low_open=True)
         checks.integer("steps", self.steps, low=1)
         if self.steps > 1:
             self._check_alone()
@@ -162,39 +149,23 @@ class CodedTopK(MomentumCorrected):
         )
 
     @override
-    def refuses(self, spec: TensorSpec) -> str | None:
-        return super().refuses(spec) if self.small_density is None else None
-
-    @override
     def dense(self) -> Method:
         return LocalSGD(steps=self.steps) if self.steps > 1 else super().dense()
 
     @override
-    def k(self, spec: TensorSpec, density: float | None = None) -> int:
-        density = self.density if density is None else density
-        if self.small_density is not None and too_small(spec, self.dense_below):
-            density = max(density, self.small_density)
-        return element_count(density, spec.size)
-
-    @override
     def describe(self, spec: TensorSpec) -> str:
         cadence = f", every {self.steps} steps" if self.steps > 1 else ""
-        return f"{self.k(spec)} elements, coded, {self.value_bits}-bit values{cadence}"
+        return super().describe(spec) + cadence
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        selected = select_and_code(
+        totals, selected = yield from self.select_and_deliver(
             grads,
             state["residual"],
             state["velocity"],
-            self.counts(ctx.layout),
-            value_bits=self.value_bits,
+            ctx,
             momentum=self.momentum,
             nesterov=self.nesterov,
             masking=self.masking,
-            scale=ctx.scale,
         )
-        messages = yield AllGather(selected.message)
-        messages, plain = coding(self.value_bits).decode(messages, grads, selected.layout)
-        totals = delivered(ctx.layout, messages, plain, grads)
         return totals, {"residual": selected.residuals, "velocity": selected.velocities}

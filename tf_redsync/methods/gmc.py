@@ -21,9 +21,71 @@ from tf_redsync.methods.random_sparse import RandomBlock
 SELECTIONS = ("top_k", "random_block")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GlobalMomentum(Sparsifier):
+    """A sparsifier of which every worker adds its share of one momentum, the last total's.
+
+    Args:
+        density: Fraction of the elements that is sent, in (0, 1].
+        momentum: beta, in [0, 1). The inner optimizer must then have none.
+        dense_below: Tensors of fewer float32 bytes are small.
+    """
+
+    momentum: float = 0.9
+
+    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum", "before": "shared"}
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.momentum(self.momentum, False)
+
+    @property
+    @override
+    def conserves(self) -> bool:
+        """Momentum adds its own mass."""
+        return self.momentum == 0.0
+
+    @property
+    @override
+    def momentum_in_exchange(self) -> float:
+        return self.momentum
+
+    @override
+    def dense(self) -> Method:
+        """Nothing held back, global momentum is SGD's."""
+        return Dense(momentum=self.momentum)
+
+    @override
+    def init(self, layout: BucketLayout) -> State:
+        zeros = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
+        return {"residual": zeros, "before": list(zeros) if self.momentum else []}
+
+    @override
+    def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        """All-reduce with the momentum of the total; the residual waits."""
+        grads = self.with_momentum(ctx.layout, feedback.scaled(grads, ctx.scale), state)
+        totals = yield AllReduce(grads)
+        return totals, {**state, **self.before(totals)}
+
+    def share(self, layout: BucketLayout) -> float:
+        """Return by what this worker multiplies the last total: beta / K."""
+        return self.momentum / layout.workers
+
+    def with_momentum(
+        self, layout: BucketLayout, grads: list[tf.Tensor], state: State
+    ) -> list[tf.Tensor]:
+        """Return this worker's gradients, and its share of the momentum."""
+        return feedback.momentum_step(grads, state["before"], self.share(layout), nesterov=False)[0]
+
+    def before(self, totals: list[tf.Tensor]) -> State:
+        """Return what the next step needs of the totals."""
+        return {"before": list(totals) if self.momentum else []}
+
+
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GMC(Sparsifier):
+class GMC(GlobalMomentum):
     """Global momentum compression: a sparsifier with one momentum for all workers.
 
     Chang-Wei Shi, Shen-Yi Zhao, Yin-Peng Xie, Hao Gao, Wu-Jun Li (2019), "Global Momentum
@@ -66,32 +128,18 @@ class GMC(Sparsifier):
         ValueError: for a hyper-parameter out of its range.
     """
 
-    momentum: float = 0.9
     selection: str = "top_k"
     seed: int = 0
 
     paper: ClassVar[str] = "Shi, Zhao, Xie, Gao, Li 2019"
     requests: ClassVar[str] = "all-gather of indices and values; blocks: all-reduce of values"
     bits: ClassVar[str] = "64 density; blocks 32 density"
-    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum", "before": "shared"}
 
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.momentum(self.momentum, False)
         checks.choice("selection", self.selection, SELECTIONS)
         checks.integer("seed", self.seed, low=0)
-
-    @property
-    @override
-    def conserves(self) -> bool:
-        """Momentum adds its own mass."""
-        return self.momentum == 0.0
-
-    @property
-    @override
-    def momentum_in_exchange(self) -> float:
-        return self.momentum
 
     @property
     @override
@@ -99,45 +147,21 @@ class GMC(Sparsifier):
         return self.selection == "top_k"
 
     @override
-    def dense(self) -> Method:
-        """Nothing held back, GMC is SGD with momentum."""
-        return Dense(momentum=self.momentum)
-
-    @override
     def describe(self, spec: TensorSpec) -> str:
         return f"{self.selection}, {self.k(spec)} elements"
-
-    @override
-    def init(self, layout: BucketLayout) -> State:
-        zeros = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
-        return {"residual": zeros, "before": list(zeros) if self.momentum else []}
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         if self.selection == "top_k":
             totals, residuals = yield from self._top_k(grads, state, ctx)
         else:
-            grads = self._with_momentum(ctx.layout, feedback.scaled(grads, ctx.scale), state)
+            grads = self.with_momentum(ctx.layout, feedback.scaled(grads, ctx.scale), state)
             block = RandomBlock(density=self.density, seed=self.seed)
             totals, own = yield from block.exchange(
                 grads, state, dataclasses.replace(ctx, scale=None)
             )
             residuals = own["residual"]
-        return totals, {"residual": residuals, "before": list(totals) if self.momentum else []}
-
-    @override
-    def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        """All-reduce with the momentum of the total; the residual waits."""
-        grads = self._with_momentum(ctx.layout, feedback.scaled(grads, ctx.scale), state)
-        totals = yield AllReduce(grads)
-        return totals, {**state, "before": list(totals) if self.momentum else []}
-
-    def _with_momentum(
-        self, layout: BucketLayout, grads: list[tf.Tensor], state: State
-    ) -> list[tf.Tensor]:
-        """This worker's gradients, and its share of the momentum."""
-        share = self.momentum / layout.workers
-        return feedback.momentum_step(grads, state["before"], share, nesterov=False)[0]
+        return totals, {"residual": residuals, **self.before(totals)}
 
     def _top_k(
         self, grads: list[tf.Tensor], state: State, ctx: Context
@@ -149,7 +173,7 @@ class GMC(Sparsifier):
             state["before"],
             self.counts(ctx.layout),
             selectors="exact",
-            momentum=self.momentum / ctx.layout.workers,
+            momentum=self.share(ctx.layout),
             masking=False,
             scale=ctx.scale,
         )
