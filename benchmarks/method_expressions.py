@@ -2,7 +2,7 @@
 
 It is what stands behind the inner optimizer in `DistributedOptimizer(optimizer, ...)`: a method or
 a policy, and perhaps named arguments. All of it is made of tf_redsync's methods, warm-ups, codings
-and policies, called with numbers, strings, tuples or such calls. Nothing else is evaluated.
+and policies, and of `benchmarks/accuracy/variants.py`, called with numbers, strings, tuples or such calls. Nothing else is evaluated.
 """
 
 from __future__ import annotations
@@ -94,9 +94,11 @@ def _named(node: ast.Call, text: str) -> dict[str, Any]:
 def _class(node: ast.expr, text: str) -> type:
     """The registered class that a name stands for."""
     import tf_redsync as rs
+    from benchmarks.accuracy.variants import SelectionVariant
     from tf_redsync.config import registered
 
-    known = {name: cls for name, cls in registered().items() if hasattr(rs, name)}
+    known: dict[str, type] = {"SelectionVariant": SelectionVariant}
+    known |= {name: cls for name, cls in registered().items() if hasattr(rs, name)}
     known |= {name: cls for name, cls in registered().items() if hasattr(rs.codings, name)}
     parts = ast.unparse(node).split(".")
     if parts[0] in ("rs", "tf_redsync"):

@@ -79,6 +79,9 @@ CLAIMS = {
     "density (2 + log2(1 / density) + value_bits) / steps": (
         lambda m: m.density * (position_bits(m.density) + m.value_bits) / m.steps
     ),
+    "density (2 + log2(1 / density) + value_bits)": (
+        lambda m: m.density * (position_bits(m.density) + m.value_bits)
+    ),
     "density (b + 1 + (1 / density - 1) / 2^b) / steps": (
         lambda m: m.density * position_bits(m.density) / m.steps
     ),

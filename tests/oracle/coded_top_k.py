@@ -216,3 +216,22 @@ class CodedTopKOracle:
             for total, (index, value) in zip(totals, sent, strict=True):
                 total[index] += value
         return [t.reshape(s) for t, s in zip(totals, self.shapes, strict=True)]
+
+
+class CodedGMCOracle(CodedTopKOracle):
+    """Workers that add the same momentum, a share each of the last total, before they select.
+
+    Shi, Zhao, Xie, Gao, Li (2019), "Global Momentum Compression", in the units of an exchange, as
+    `tests/oracle/gmc.py` derives them: a = v + (g / K + beta / K before).
+    """
+
+    def __init__(self, shapes, workers, density, value_bits, momentum):
+        super().__init__(shapes, workers, density, value_bits)
+        self.share = np.float32(momentum / workers)
+        self.before = [np.zeros(s, np.float32) for s in shapes]
+
+    def step(self, grads) -> list[np.ndarray]:
+        """One step; `grads[worker][tensor]` are g / K. Returns the totals."""
+        own = [[self.share * b + g for g, b in zip(gs, self.before, strict=True)] for gs in grads]
+        self.before = super().step(own)
+        return self.before

@@ -67,6 +67,8 @@ class CodedTopK(CodedSelection, MomentumCorrected):
     a code an element of them is no dearer than one of a matrix, so they travel in the same message,
     a tenth of their elements in each step.
 
+    With momentum of a training that is to be as accurate as dense, see `CodedGMC`.
+
     With `steps` above 1 the workers train alone in between, and g is the change of the weights
     since the last exchange; see `programs/local_steps.py`.
 
@@ -110,6 +112,7 @@ class CodedTopK(CodedSelection, MomentumCorrected):
         1
     """
 
+    density: float = 0.001
     steps: int = 1
 
     paper: ClassVar[str] = "Sattler, Wiedemann, Müller, Samek 2020"

@@ -1,8 +1,8 @@
-"""Exact top-k with a coded message: every form of values, momentum, a dense warm-up."""
+"""Exact top-k with a coded message: every form of values and momentum, a dense warm-up."""
 
 import tf_redsync as rs
 from tests.conformance.descriptor import Descriptor
-from tests.oracle.coded_top_k import CodedTopKOracle, message_words
+from tests.oracle.coded_top_k import CodedGMCOracle, CodedTopKOracle, message_words
 from tests.oracle.sparse import count
 from tf_redsync.exchange.requests import AllGather
 
@@ -34,11 +34,26 @@ def _coded(**options):
     return Descriptor(method, None, True, (AllGather,), payload, oracle, steps=15)
 
 
+def gmc_oracle(method, specs, workers):
+    return CodedGMCOracle(
+        [s.shape for s in specs], workers, densities(method, specs), method.value_bits,
+        momentum=method.momentum,
+    )  # fmt: skip
+
+
+def _gmc(**options):
+    method = rs.CodedGMC(**options)
+    forms = {"tolerance": 1e-5, "steps": 15, "patience": 6.0}  # momentum is sent again
+    return Descriptor(method, None, True, (AllGather,), payload, gmc_oracle, **forms)
+
+
 TABLE = {
     "coded_topk": _coded(density=0.05, small_density=0.3, dense_below=256),
     "coded_topk_nesterov": _coded(
         density=0.03, momentum=0.9, nesterov=True, value_bits=3, warm_up=rs.DenseWarmUp(2)
     ),
     "coded_topk_bfloat16": _coded(momentum=0.5, masking=False, value_bits=16, small_density=None),
+    "coded_gmc": _gmc(density=0.1, small_density=0.3, dense_below=256),
+    "coded_gmc_bfloat16": _gmc(density=0.2, momentum=0.5, value_bits=16, small_density=None),
     "coded_topk_local": _coded(steps=3, small_density=0.01),
 }

@@ -1,0 +1,98 @@
+"""A method for ablations only: which elements go first, and among which they are selected.
+
+    python benchmarks/convergence.py --methods "SelectionVariant(density=0.01, age=1.0)" ...
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import tensorflow as tf
+from typing_extensions import override
+
+import tf_redsync as rs
+from tf_redsync import checks, feedback
+from tf_redsync.exchange.layout import BucketLayout
+from tf_redsync.exchange.requests import AllGather
+from tf_redsync.methods.base import Context, Exchange, State
+
+SCOPES = ("layer", "model")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SelectionVariant(rs.GMC):
+    """`GMC` with other rules for what is sent: index and float32 value of k elements.
+
+    Args:
+        age: An element that has waited t steps is selected by |v| (1 + age density t) in place
+            of |v|: after the mean wait, 1 / density steps, it counts 1 + age times.
+        oldest: Part of the k elements, in [0, 1), that goes to those that have waited longest.
+        scope: Whether the k largest are those of each `"layer"` or of the `"model"`.
+    """
+
+    age: float = 0.0
+    oldest: float = 0.0
+    scope: str = "layer"
+
+    paper: ClassVar[str] = "-"
+    state_kinds: ClassVar[dict[str, str]] = {**rs.GMC.state_kinds, "waited": "mean"}
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.real("age", self.age, low=0.0, high=float("inf"))
+        checks.real("oldest", self.oldest, low=0.0, high=1.0, high_open=True)
+        checks.choice("scope", self.scope, SCOPES)
+
+    @override
+    def init(self, layout: BucketLayout) -> State:
+        waited = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
+        return {**super().init(layout), "waited": waited}
+
+    @override
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        shapes, sizes = [g.shape for g in grads], [s.size for s in ctx.layout.specs]
+        own = self.with_momentum(ctx.layout, feedback.scaled(grads, ctx.scale), state)
+        v = [tf.reshape(r + g, [-1]) for r, g in zip(state["residual"], own, strict=True)]
+        t = [tf.reshape(w, [-1]) + 1.0 for w in state["waited"]]
+        k = self.counts(ctx.layout)
+        if self.scope == "model":
+            v, t, k = [tf.concat(v, 0)], [tf.concat(t, 0)], [sum(k)]
+        chosen = [self._chosen(*parts) for parts in zip(v, t, k, strict=True)]
+        values = [tf.gather(a, at) for a, at in zip(v, chosen, strict=True)]
+        words = [w for at, x in zip(chosen, values, strict=True) for w in (at, _bits(x))]
+        messages = yield AllGather(tf.concat([[1], *words], 0))
+        totals, column = [], 1
+        for a, count in zip(v, k, strict=True):
+            at = tf.reshape(messages[:, column : column + count], [-1, 1])
+            x = tf.reshape(messages[:, column + count : column + 2 * count], [-1])
+            totals.append(tf.scatter_nd(at, tf.bitcast(x, tf.float32), a.shape))
+            column += 2 * count
+        kept = [_without(a, at) for a, at in zip(v, chosen, strict=True)]
+        waited = [_without(w, at) for w, at in zip(t, chosen, strict=True)]
+        if self.scope == "model":
+            totals, kept, waited = (tf.split(x[0], sizes) for x in (totals, kept, waited))
+        totals, kept, waited = (
+            [tf.reshape(x, s) for x, s in zip(tensors, shapes, strict=True)]
+            for tensors in (totals, kept, waited)
+        )
+        return totals, {"residual": kept, "waited": waited, **self.before(totals)}
+
+    def _chosen(self, v: tf.Tensor, waited: tf.Tensor, k: int) -> tf.Tensor:
+        """The positions of k elements, int32."""
+        late = int(self.oldest * k)
+        score = tf.abs(v) * (1.0 + self.age * self.density * waited)
+        first = tf.math.top_k(score, k - late, sorted=False).indices
+        if not late:
+            return first
+        rest = tf.tensor_scatter_nd_update(waited, first[:, None], tf.fill([k - late], -1.0))
+        return tf.concat([first, tf.math.top_k(rest, late, sorted=False).indices], 0)
+
+
+def _bits(values: tf.Tensor) -> tf.Tensor:
+    return tf.bitcast(values, tf.int32)
+
+
+def _without(values: tf.Tensor, at: tf.Tensor) -> tf.Tensor:
+    return tf.tensor_scatter_nd_update(values, at[:, None], tf.zeros(at.shape))
