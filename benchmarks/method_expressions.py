@@ -2,7 +2,8 @@
 
 It is what stands behind the inner optimizer in `DistributedOptimizer(optimizer, ...)`: a method or
 a policy, and perhaps named arguments. All of it is made of tf_redsync's methods, warm-ups, codings
-and policies, and of `benchmarks/accuracy/variants.py`, called with numbers, strings, tuples or such calls. Nothing else is evaluated.
+and policies, and of `benchmarks/accuracy/variants.py`, called with numbers, strings, tuples or such
+calls. Nothing else is evaluated.
 """
 
 from __future__ import annotations

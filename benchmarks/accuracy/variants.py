@@ -1,6 +1,6 @@
 """A method for ablations only: which elements go first, and among which they are selected.
 
-    python benchmarks/convergence.py --methods "SelectionVariant(density=0.01, age=1.0)" ...
+`benchmarks/convergence.py --methods "SelectionVariant(density=0.01, age=1.0)"` knows it.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def assert_dense(first, second):
         np.testing.assert_array_equal(result["auto"], result["dense"])
     assert first["table"] == second["table"]
     assert "2 workers" in first["table"] and "MB/s" in first["table"]
-    assert "RedSync ms" in first["table"]
+    assert "CodedTopK ms" in first["table"]
     assert set(first["methods"]) == {"Dense"}
 
 

@@ -396,7 +396,8 @@ def test_methods_that_are_none(text, density):
 def test_what_does_not_suit_the_optimizer():
     adam, sgd = keras.optimizers.Adam(), keras.optimizers.SGD(0.1, momentum=0.9)
     warned = []
-    assert choice.suited(rs.Auto(), adam, warned.append).methods[1:] == (
+    assert choice.suited(rs.Auto(), adam, warned.append) == rs.Auto()
+    assert choice.suited(rs.Auto(density=0.001), adam, warned.append).methods[1:] == (
         rs.ACPSGD(),
         rs.HalfPrecision(),
     )
@@ -433,7 +434,7 @@ def test_command_line(module, capsys, monkeypatch):
     assert plan.main([*FLAGS, "--json", "plan.json", "--plot", "plan.png"]) == 0
     out, err = capsys.readouterr()
     assert "TF_CONFIG is set and ignored" in err and "TF_CONFIG" not in os.environ
-    assert "measuring what RedSync computes" in err and "forward and backward" in err
+    assert "measuring what CodedTopK computes" in err and "forward and backward" in err
     assert "random inputs" in out and "optimizer = rs.DistributedOptimizer(optimizer, rs." in out
     assert (module / "plan.png").read_bytes().startswith(b"\x89PNG")
     found = json.loads((module / "plan.json").read_text())

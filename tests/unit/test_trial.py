@@ -71,7 +71,7 @@ def test_a_dense_step_delivers_everything(method):
     for with_residual, without in zip(both.states, plain.states, strict=True):
         assert set(with_residual) == set(without)
         assert not any(np.any(r) for r in with_residual["residual"])
-        if isinstance(method, (rs.GMC, rs.GMCPlus)):
+        if isinstance(method, (rs.GMC, rs.CodedGMC)):
             continue  # their momentum is made of the totals, which are others
         for name in set(without) - {"residual"}:
             tf.nest.map_structure(np.testing.assert_array_equal, with_residual[name], without[name])
@@ -98,9 +98,9 @@ def test_arguments():
 def test_default_candidates():
     assert [type(m) for m in rs.Auto().methods] == [
         rs.Dense,
-        rs.RedSync,
+        rs.CodedTopK,
         rs.ACPSGD,
         rs.HalfPrecision,
     ]
     with_momentum = rs.Auto(momentum=0.9).methods
-    assert with_momentum == (rs.Dense(momentum=0.9), rs.RedSync(momentum=0.9))
+    assert with_momentum == (rs.Dense(momentum=0.9), rs.CodedGMC(density=0.02))

@@ -29,10 +29,11 @@ from tf_redsync.exchange import agreement, collectives
 from tf_redsync.exchange.driver import Network
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
 from tf_redsync.methods.base import Configurable, Method, register
+from tf_redsync.methods.coded_gmc import CodedGMC
+from tf_redsync.methods.coded_topk import CodedTopK
 from tf_redsync.methods.dense import Dense
 from tf_redsync.methods.half import HalfPrecision
 from tf_redsync.methods.low_rank import ACPSGD
-from tf_redsync.methods.redsync import RedSync
 from tf_redsync.policy import Policy, check_together
 
 # A candidate must take less than this part of the time of the all-reduce, and save this much: what
@@ -53,11 +54,11 @@ class Auto(Configurable):
 
     Args:
         candidates: Methods that may replace the all-reduce: such as exchange gradients in every
-            step and keep what they do not send in a residual. `None`: `RedSync`, `ACPSGD` and
-            `HalfPrecision`, less what does not suit the optimizer or `momentum`.
+            step and keep what they do not send in a residual. `None`: `CodedTopK`, `ACPSGD` and
+            `HalfPrecision`, less what does not suit the optimizer; with `momentum`, `CodedGMC`.
         momentum: Momentum that the exchange applies, in [0, 1); the inner optimizer must then have
-            none. It restricts the default candidates to `RedSync`.
-        density: Of the default `RedSync`.
+            none.
+        density: Of the default `CodedTopK` and `CodedGMC`. docs/accuracy.md has what it costs.
         trial_steps: Steps of each kind, dense and compressed, that are measured in training. 0
             trusts the prediction.
 
@@ -72,7 +73,7 @@ class Auto(Configurable):
 
     candidates: tuple[Method, ...] | None = None
     momentum: float = 0.0
-    density: float = 0.001
+    density: float = 0.02
     trial_steps: int = 5
 
     def __post_init__(self) -> None:
@@ -93,10 +94,9 @@ class Auto(Configurable):
         """The methods that may be chosen, the all-reduce first."""
         if self.candidates is not None:
             return (self.default, *self.candidates)
-        redsync = RedSync(density=self.density, momentum=self.momentum)
         if self.momentum:
-            return (self.default, redsync)
-        return (self.default, redsync, ACPSGD(), HalfPrecision())
+            return (self.default, CodedGMC(density=self.density, momentum=self.momentum))
+        return (self.default, CodedTopK(density=self.density), ACPSGD(), HalfPrecision())
 
     def suited(self, unsuited: Callable[[Method], str | None]) -> Auto:
         """Return this without default candidates that `unsuited` has something to say about."""

@@ -107,8 +107,7 @@ class MessageCoding:
         capacity = _capacity(like, layout)
         received, own = self.indices.received(capacity), _with_values(layout)
         slots, means = [received.slots[i] for i in own], len(layout.quantized) - len(own)
-        lengths = [wire.HEADER_WORDS, self.indices.words(capacity), means]
-        lengths.append(self.values.words(slots) if own else 0)
+        lengths = self.lengths(capacity, layout)
         flags, words, mean_words, value_words = tf.split(messages, lengths, axis=1)
         positions = self.indices.decode(words, capacity, self.seed)
         decoded: list[tf.Tensor] = []
@@ -123,6 +122,18 @@ class MessageCoding:
         ]
         plain = MessageLayout(received.slots, layout.quantized)
         return plain.join(Parts(flags, positions.counts, positions.indices, values)), plain
+
+    def lengths(self, capacity: Capacity, layout: MessageLayout) -> list[int]:
+        """Return the words of a message's parts: header, positions, means, values.
+
+        Args:
+            capacity: Sizes of the tensors and slots of the selection's message.
+            layout: Of that message.
+        """
+        received, own = self.indices.received(capacity), _with_values(layout)
+        values = self.values.words([received.slots[i] for i in own]) if own else 0
+        means = len(layout.quantized) - len(own)
+        return [wire.HEADER_WORDS, self.indices.words(capacity), means, values]
 
     def _values_at(
         self, coded: CodedPositions, parts: Parts, residuals: Sequence[tf.Tensor]

@@ -8,7 +8,8 @@ from typing import ClassVar
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync.methods.base import Context, Exchange, State, register
+from tf_redsync.exchange.layout import BucketLayout
+from tf_redsync.methods.base import Context, Exchange, Payloads, State, register
 from tf_redsync.methods.common.coded_selection import CodedSelection
 from tf_redsync.methods.gmc import GlobalMomentum
 
@@ -73,6 +74,10 @@ class CodedGMC(CodedSelection, GlobalMomentum):
     paper: ClassVar[str] = "Shi, Zhao, Xie, Gao, Li 2019"
     requests: ClassVar[str] = "all-gather of coded indices and values"
     bits: ClassVar[str] = "density (2 + log2(1 / density) + value_bits)"
+
+    @override
+    def payloads(self, layout: BucketLayout, step: int) -> Payloads:
+        return self.message_payloads(layout)
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:

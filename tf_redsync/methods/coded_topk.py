@@ -9,8 +9,8 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks
-from tf_redsync.exchange.layout import TensorSpec
-from tf_redsync.methods.base import Context, Exchange, Method, State, register
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.methods.base import Context, Exchange, Method, Payloads, State, register
 from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.common.coded_selection import CodedSelection
 from tf_redsync.methods.common.momentum_correction import MomentumCorrected
@@ -159,6 +159,10 @@ class CodedTopK(CodedSelection, MomentumCorrected):
     def describe(self, spec: TensorSpec) -> str:
         cadence = f", every {self.steps} steps" if self.steps > 1 else ""
         return super().describe(spec) + cadence
+
+    @override
+    def payloads(self, layout: BucketLayout, step: int) -> Payloads:
+        return self.message_payloads(layout)
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:

@@ -10,11 +10,14 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks
+from tf_redsync.codings.base import Capacity
 from tf_redsync.codings.selected import VALUE_BITS, Selected, coding, select_and_code
-from tf_redsync.exchange.layout import TensorSpec
+from tf_redsync.exchange import wire
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather, Request
-from tf_redsync.methods.base import Context
+from tf_redsync.methods.base import Context, Payloads
 from tf_redsync.methods.common.sparsifier import Sparsifier, delivered, element_count, too_small
+from tf_redsync.ops.message_layout import MessageLayout
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,6 +70,13 @@ class CodedSelection(Sparsifier):
     @override
     def describe(self, spec: TensorSpec) -> str:
         return f"{self.k(spec)} elements, coded, {self.value_bits}-bit values"
+
+    def message_payloads(self, layout: BucketLayout) -> Payloads:
+        """Return the payload of `select_and_deliver`."""
+        plain = MessageLayout.of(self.counts(layout))
+        capacity = Capacity(tuple(s.size for s in layout.specs), plain.capacities)
+        words = sum(coding(self.value_bits).lengths(capacity, plain))
+        return [(AllGather, wire.BYTES_PER_WORD * words)]
 
     def select_and_deliver(
         self,
