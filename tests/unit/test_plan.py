@@ -447,7 +447,7 @@ def test_command_line(module, capsys, monkeypatch):
     assert sum(la["seconds"] for la in found["layers"]) == pytest.approx(
         found["planned"]["exchange_seconds"]
     )
-    assert [c["name"] for c in found["candidates"]] == ["RedSync", "ACPSGD", "HalfPrecision"]
+    assert [c["name"] for c in found["candidates"]] == ["CodedTopK", "ACPSGD", "HalfPrecision"]
     assert found["synthetic"] is True and found["advice"]["compress"] is True
     assert rs.methods.from_config(found["method"]) == rs.Auto()
     rows = [line.split() for line in out.splitlines() if line.startswith("m/")]
