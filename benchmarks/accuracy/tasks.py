@@ -67,7 +67,7 @@ TASKS = {
     ),
     "wordlm": Task(
         data.words, {"lstm": networks.lstm},
-        "perplexity", batch=5, epochs=13, learning_rate=1.0, momentum=0.0, clip_norm=1.0,
+        "perplexity", batch=5, epochs=13, learning_rate=20.0, momentum=0.0, clip_norm=0.25,
     ),
 }  # fmt: skip
 

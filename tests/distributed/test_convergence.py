@@ -11,7 +11,7 @@ from tests.distributed.cluster import run_workers
 SPARSE = "density=0.05, momentum=0.9, dense_below=0, warm_up=DenseWarmUp(4)"
 ROWS = (  # BatchNormalization, clipping, a rate that falls; the inner optimizer's momentum, a code
     ("cifar10", ["--clip_norm", "0.5", "--schedule", "cosine"], f"RedSync({SPARSE})"),
-    ("digits", [], "CodedTopK(density=0.05)"),
+    ("digits", [], "CodedGMC(density=0.05)"),
 )
 
 
