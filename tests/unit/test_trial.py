@@ -103,4 +103,4 @@ def test_default_candidates():
         rs.HalfPrecision,
     ]
     with_momentum = rs.Auto(momentum=0.9).methods
-    assert with_momentum == (rs.Dense(momentum=0.9), rs.CodedGMC(density=0.02))
+    assert with_momentum == (rs.Dense(momentum=0.9), rs.CodedGMC())

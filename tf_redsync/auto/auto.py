@@ -73,7 +73,7 @@ class Auto(Configurable):
 
     candidates: tuple[Method, ...] | None = None
     momentum: float = 0.0
-    density: float = 0.02
+    density: float = 0.03
     trial_steps: int = 5
 
     def __post_init__(self) -> None:

@@ -71,6 +71,8 @@ class CodedGMC(CodedSelection, GlobalMomentum):
         ...     keras.optimizers.SGD(0.1), rs.CodedGMC(momentum=0.9))
     """
 
+    density: float = 0.03
+
     paper: ClassVar[str] = "Shi, Zhao, Xie, Gao, Li 2019"
     requests: ClassVar[str] = "all-gather of coded indices and values"
     bits: ClassVar[str] = "density (2 + log2(1 / density) + value_bits)"
