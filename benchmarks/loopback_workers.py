@@ -109,6 +109,22 @@ class Exchange:
             totals.update(zip(positions, outcome.totals[0], strict=True))
         return [totals[i] for i in range(len(totals))]
 
+    def flush(self) -> Tensors:
+        """Returns the sums of all workers' residuals, which are 0 then: one all-reduce."""
+        totals: dict[int, tf.Tensor] = {}
+        for bucket, states in zip(self.buckets, self.states, strict=True):
+            specs = bucket.layout.specs
+            zeros = [tf.zeros(s.shape) for s in specs]
+            waiting = [s["residual"] for s in states if s.get("residual")] or [zeros]
+            sums = [tf.add_n(list(parts)) for parts in zip(*waiting, strict=True)]
+            totals.update(zip([s.position for s in specs], sums, strict=True))
+            for state in states:
+                if state.get("residual"):
+                    state["residual"] = list(zeros)
+            self.payload += sum(s.bytes for s in specs)
+            self.sent += sum(s.bytes for s in specs) * 2 * (len(states) - 1) / len(states)
+        return [totals[i] for i in range(len(totals))]
+
     def _phase(self, method: Any, number: int, waiting: bool) -> str:
         cadence = method.cadence
         full = cadence.dense_every and number % cadence.dense_every == 0

@@ -20,7 +20,7 @@ class Exchanged:
 
     Attributes:
         method: A method or a policy.
-        options: The named arguments.
+        options: The named arguments; and `flush`, for `callbacks.Flush` in `fit`.
     """
 
     method: Any

@@ -65,7 +65,7 @@ class Training:
         self.settings, self.found, method = settings, found, what.method
         self.policy = method if isinstance(method, Policy) else Policy(default=method)
         for name, value in what.options.items():
-            if name != "warm_up":
+            if name not in ("warm_up", "flush"):
                 raise ValueError(f"this argument needs --real. Received: {name}={value}")
         for one in self.policy.methods:
             if one.cadence.own_weights or one.cadence.waits_for:
@@ -83,6 +83,7 @@ class Training:
         specs = [tensor_spec(v, i) for i, v in enumerate(self.variables)]
         warm_up = dense_steps(what.options.get("warm_up"), settings.steps)
         self.exchange = Exchange(self.policy, specs, settings.workers, warm_up)
+        self.flushes = what.options.get("flush", False)
         self.elements = sum(s.size for s in specs)
         self.evaluate = Evaluation(settings, found, self.model)
         self.number, self.seconds = 0, 0.0
@@ -161,6 +162,8 @@ class Training:
             started = time.perf_counter()
             while self.number < end:
                 self.step()
+            if self.flushes and end == self.settings.steps:
+                self._apply(self.exchange.flush(), [tf.constant(v) for v in self.statistics])
             self._measure()
             self.seconds += time.perf_counter() - started
             if saved is not None:

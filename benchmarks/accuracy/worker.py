@@ -77,6 +77,8 @@ def train(
     from tf_redsync.policy import Policy
 
     settings, what = Settings(**row["settings"]), exchanged(row["method"])
+    options = dict(what.options)
+    last = [rs.callbacks.Flush()] if options.pop("flush", False) else []
     if found is None:
         found = settings.of_task.load(Path(row["data_dir"]) if row["data_dir"] else None)
     rows = settings.rows(len(found.train[1]), row["seed"])
@@ -86,7 +88,7 @@ def train(
     with strategy.scope():
         model = settings.network(found, row["seed"])
         inner = settings.inner_optimizer(policy.default.momentum_in_exchange, clipping=True)
-        optimizer = rs.DistributedOptimizer(inner, what.method, **what.options)
+        optimizer = rs.DistributedOptimizer(inner, what.method, **options)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer=optimizer, loss=loss)
 
@@ -122,10 +124,10 @@ def train(
     model.fit(
         strategy.distribute_datasets_from_function(dataset),
         steps_per_epoch=settings.steps,
-        callbacks=[Measured()],
+        callbacks=[Measured(), *last],
         verbose=0,
     )
-    if settings.steps not in curve["steps"]:
+    if settings.steps not in curve["steps"] or last:
         measure(settings.steps)
     return {
         "metric": curve["metric"][-1],

@@ -352,3 +352,16 @@ def test_the_gap_to_dense_training_stays_small():
         found = trained(text, *flags, workers=4).curve
         assert np.log(found["loss"][-1] / dense["loss"][-1]) < test, text
         assert np.log(found["train_loss"][-1] / dense["train_loss"][-1]) < train, text
+
+
+def test_a_flush_delivers_what_waits():
+    flags = ("--steps", "12", "--momentum", "0", "--learning_rate", "0.1")
+    plain = trained("TopK(density=0.02)", *flags)
+    flushed = trained("TopK(density=0.02), flush=True", *flags)
+    waiting = plain.exchange.flush()
+    assert max(float(tf.reduce_max(tf.abs(w))) for w in waiting) > 1e-3
+    expected = np.concatenate(
+        [np.ravel(v - 0.1 * w) for v, w in zip(plain.variables, waiting, strict=True)]
+    )
+    np.testing.assert_allclose(weights(flushed), expected, atol=1e-6)
+    assert all(not np.any(w) for w in flushed.exchange.flush())
