@@ -133,7 +133,8 @@ class Settings:
         """Returns the inner optimizer.
 
         Args:
-            momentum_in_exchange: Where the exchange has momentum, SGD has none.
+            momentum_in_exchange: Where the exchange has momentum, SGD has none, and Adam and its
+                like have a beta_1 of 0.
             clipping: Whether it clips gradients.
         """
         import keras
@@ -150,12 +151,15 @@ class Settings:
         clip = None
         if clipping and self.clip_norm is not None:
             clip = self.clip_norm * self.workers**-0.5
+        beta_1 = 0.0 if momentum_in_exchange else 0.9
         if self.optimizer == "adamw":
             decay = self.of_task.weight_decay
-            return keras.optimizers.AdamW(rate, weight_decay=decay, global_clipnorm=clip)
+            return keras.optimizers.AdamW(
+                rate, weight_decay=decay, beta_1=beta_1, global_clipnorm=clip
+            )
         if self.optimizer != "sgd":
             made = keras.optimizers.Adam if self.optimizer == "adam" else rs.AMSGrad
-            return made(rate, global_clipnorm=clip)
+            return made(rate, beta_1=beta_1, global_clipnorm=clip)
         momentum = 0.0 if momentum_in_exchange else self.momentum
         return keras.optimizers.SGD(rate, momentum=momentum, global_clipnorm=clip)
 
