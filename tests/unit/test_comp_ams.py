@@ -10,6 +10,7 @@ import tf_keras
 
 import tf_redsync as rs
 from tests.oracle.amsgrad import AMSGradOracle
+from tests.oracle.momentum_adam import MomentumAdamOracle
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -43,6 +44,53 @@ def test_bad_amsgrad(options):
     ((name, value),) = options.items()
     with pytest.raises(ValueError, match=f"`{name}`.*Received: {name}={value!r}"):
         rs.AMSGrad(**options)
+
+
+@pytest.mark.parametrize("density", [1.0, 0.1])
+def test_the_whole_algorithm_is_that_of_the_paper(density):
+    """Algorithm 2: error feedback and top-k on every worker, their mean, AMSGrad."""
+    rng, workers, shape, k = np.random.default_rng(1), 4, (40, 30), int(1200 * density)
+    start = rng.standard_normal(shape)
+    weights, reference = tf.Variable(start, dtype=tf.float32), AMSGradOracle(start, 0.001)
+    method, amsgrad = rs.CompAMS(density=density, dense_below=0), rs.AMSGrad(0.001)
+    layout = BucketLayout((TensorSpec("w", shape),), workers)
+    step = loopback.traced_step(method, layout)
+    states = loopback.initial_states(method, layout)
+    errors = np.zeros((workers, 1200))
+    for number in range(30):
+        gradients = 0.1 * (0.3 * start + rng.standard_normal((workers, *shape)))
+        sums = errors + gradients.reshape(workers, -1)
+        sent = np.zeros_like(sums)
+        for worker in range(workers):
+            chosen = np.argsort(-np.abs(sums[worker]))[:k]
+            sent[worker, chosen] = sums[worker, chosen]
+        errors = sums - sent
+        expected = reference.step(sent.mean(0).reshape(shape))
+        outcome = step([[tf.constant(g / workers, tf.float32)] for g in gradients], states, number)
+        states = outcome.states
+        amsgrad.apply([outcome.totals[0][0]], [weights])
+        np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-5)
+    if density == 1.0:
+        np.testing.assert_array_equal(errors, 0.0)
+
+
+@pytest.mark.parametrize("method", [rs.GMC(density=1.0), rs.Dense(momentum=0.9)])
+def test_adam_behind_the_exchanges_momentum(method):
+    rng, workers = np.random.default_rng(0), 2
+    start = rng.standard_normal((8, 10))
+    weights, reference = tf.Variable(start, dtype=tf.float32), MomentumAdamOracle(start, 0.01)
+    adam = keras.optimizers.Adam(0.01, beta_1=0.0)
+    layout = BucketLayout((TensorSpec("w", (8, 10)),), workers)
+    step = loopback.traced_step(method, layout)
+    states = loopback.initial_states(method, layout)
+    for number in range(20):
+        gradients = rng.standard_normal((workers, 8, 10)) / workers
+        outcome = step([[tf.constant(g, tf.float32)] for g in gradients], states, number)
+        states = outcome.states
+        adam.apply([outcome.totals[0][0]], [weights])
+        expected = reference.step(gradients.sum(0))
+        np.testing.assert_allclose(weights, expected, rtol=0, atol=2e-5)
+    assert np.abs(reference.weights - start).max() > 0.05
 
 
 # ------------------------------------------------------------- what late elements do (adaptive.md)

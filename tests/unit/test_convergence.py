@@ -268,8 +268,9 @@ def test_optimizers():
         assert type(settings(*flags, name).inner_optimizer(0.0)).__name__ == kind
     assert settings(*flags[:4]).inner_optimizer(0.0).momentum == 0.9
     assert settings(*flags[:4]).inner_optimizer(0.9).momentum == 0.0
-    with pytest.raises(ValueError, match="momentum is set on both sides"):
-        trained("RedSync(momentum=0.9)", *flags, "adam")
+    for name in ("adam", "adamw", "amsgrad"):
+        made = [settings(*flags, name).inner_optimizer(m).beta_1 for m in (0.0, 0.9)]
+        assert made == [0.9, 0.0]
 
 
 def test_means_over_seeds():

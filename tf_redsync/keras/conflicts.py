@@ -41,8 +41,8 @@ def check_momentum_value(inner: Any, policy: Policy | Auto, name: str, value: An
         raise ValueError(
             "momentum is set on both sides, so it would be applied twice. Received: "
             f"{name}={value} in {type(inner).__name__} and momentum={exchange_momentum} in the "
-            "method. Use an inner optimizer without momentum, e.g. SGD, or momentum=0.0 in the "
-            "method."
+            f"method. Use an inner optimizer without momentum, e.g. SGD, or {name}=0.0 in "
+            f"{type(inner).__name__}, or momentum=0.0 in the method."
         )
 
 

@@ -41,7 +41,8 @@ class CompAMS(Sparsifier):
 
         DistributedOptimizer(tf_redsync.AMSGrad(5e-4), tf_redsync.CompAMS(density=0.01))
 
-    Why AMSGrad, and what other adaptive optimizers do with sparse totals: docs/adaptive.md.
+    The paper's learning rate is 5e-4 sqrt(workers). Why AMSGrad, what other adaptive optimizers do
+    with sparse totals, and which setting came closer to dense training: docs/adaptive.md.
 
     Differences from the paper
 
