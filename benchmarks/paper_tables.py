@@ -43,8 +43,8 @@ def _convergence(table: Table, args: argparse.Namespace, path: Path) -> tuple[li
     flags = [f"--{n}" if v is True else f"--{n}={v}" for n, v in table.settings.items()]
     methods = [row.method for row in table.rows]
     code = convergence.main([*flags, *args.rest, "--json", str(path), "--methods", *methods])
-    if not path.exists():
-        raise SystemExit(code or 1)
+    if code not in (0, 1):  # bad flags, or interrupted: it has said so. 1: a row has failed
+        raise SystemExit(code)
     return _accuracies(table, json.loads(path.read_text(encoding="utf-8"))["rows"])
 
 
@@ -72,6 +72,7 @@ def _accuracies(table: Table, rows: Sequence[dict[str, Any]]) -> tuple[list[str]
 
 def _time(table: Table, args: argparse.Namespace, path: Path) -> tuple[list[str], Cells]:
     from benchmarks.papers import step_times
+    from benchmarks.scale import traffic
 
     kept = Report(_settings(table, args), path)
     step_times.run(table.rows, args, kept)
@@ -79,14 +80,15 @@ def _time(table: Table, args: argparse.Namespace, path: Path) -> tuple[list[str]
     for row in table.rows:
         own = step_times.summary(row, kept, table.rows[0].key)
         if "error" in own:
-            cells.append([row.what, own["error"], *["-"] * 4])
+            cells.append([row.what, own["error"], *["-"] * 5])
             continue
-        numbers = [own["step_ms"], own.get("ratio", float("nan")), own["cpu_ms_per_step"]]
-        megabytes = own["bytes_per_step"] / 1e6
-        texts = [f"{n:.{d}f}" for n, d in zip(numbers, (1, 2, 1), strict=True)]
-        cells.append([row.what, *texts, f"{megabytes:.3f}", row.paper])
+        sent = own["bytes_per_step"]
+        link = 1e3 * 8 * sent / traffic.bits_per_second(args.rate)
+        numbers = (own["step_ms"], own.get("ratio", float("nan")), own["cpu_ms_per_step"], link)
+        texts = [f"{n:.{d}f}" for n, d in zip(numbers, (1, 2, 1, 1), strict=True)]
+        cells.append([row.what, *texts, f"{sent / 1e6:.3f}", row.paper])
     first = table.rows[0].what
-    return ["", "median ms", f"x {first}", "cpu ms", "counted MB", "paper"], cells
+    return ["", "median ms", f"x {first}", "cpu ms", "link ms", "counted MB", "paper"], cells
 
 
 def _dispatch(table: Table, args: argparse.Namespace, path: Path) -> tuple[list[str], Cells]:

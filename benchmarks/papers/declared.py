@@ -122,7 +122,7 @@ _CDSGD = "CDSGD(full_every={k}, warm_up=None{more})"
 _CDSGD_NEVER = 10**6  # a step that no training here comes to
 _CDSGD_ROWS = (
     Row("dense", "Dense()"),
-    Row("2-bit, no delay", "TwoBit()", "1"),
+    Row("2-bit, no delay", "TwoBit()"),
     *(Row(f"k = {k}", _CDSGD.format(k=k, more="")) for k in (2, 5, 10, 20)),
     Row("k = infinity", _CDSGD.format(k=_CDSGD_NEVER, more="")),
 )

@@ -13,7 +13,7 @@ from benchmarks.accuracy.report import Report
 from benchmarks.loopback_workers import Exchange
 from benchmarks.method_expressions import exchanged
 from benchmarks.papers import counted, digits, step_times
-from benchmarks.papers.declared import TABLES, Row
+from benchmarks.papers.declared import TABLES, Row, Table
 from benchmarks.step import step_methods
 from tests.loops import loop
 from tf_redsync.exchange.layout import TensorSpec
@@ -174,6 +174,10 @@ def test_a_table_of_convergence(tmp_path, capsys):
     found = json.loads(path.read_text())
     assert found["settings"]["steps"] == 3
     assert [r["method"] for r in found["rows"]] == [r.method for r in TABLES["acpsgd"].rows[:2]]
+    with pytest.raises(SystemExit, match="2"):  # and no table of rows with other settings
+        paper_tables.main(["acpsgd", *flags[:3], "4", *flags[4:]])
+    out = capsys.readouterr()
+    assert "steps 3 and not 4" in out.err and "|" not in out.out
 
 
 # ---------------------------------------------------------------------------- times of steps
@@ -192,9 +196,10 @@ def long_delay():
     return next(r.method for r in TABLES["cdsgd_time"].rows if r.what == "k = infinity")
 
 
-def test_times_are_compared_round_by_round(tmp_path):
+def test_times_are_compared_round_by_round(tmp_path, monkeypatch):
     """A machine of half the speed in the second round changes no ratio."""
-    kept = Report({}, tmp_path / "rows.json")
+    path = tmp_path / "rows.json"
+    kept = Report({"rate": "1mbit"}, path)
     first, row = Row("first", "NoExchange()"), Row("row", "TopK()")
     common = {"wire_bytes_per_step": None, "bytes_per_step": 8.0, "cpu_ms_per_step": 1.0}
     for number, speed in enumerate((1.0, 2.0, 2.0)):
@@ -203,6 +208,12 @@ def test_times_are_compared_round_by_round(tmp_path):
             kept.add({"method": own.key, "seed": number, "times_ms": times, **common})
     found = step_times.summary(row, kept, first.key)
     assert found["ratio"] == pytest.approx(3.0) and found["step_ms"] == pytest.approx(60.0)
+    table = Table("", "time", (first, row), "", "", {"rate": "1mbit"})
+    monkeypatch.setattr(step_times, "run", lambda *_: None)
+    heads, cells = paper_tables._time(table, argparse.Namespace(rate="1mbit"), path)
+    # Eight bytes are 64 bits, which take 0.064 ms at a Mbit/s.
+    expected = {"median ms": "60.0", "x first": "3.00", "link ms": "0.1", "cpu ms": "1.0"}
+    assert expected.items() <= dict(zip(heads, cells[1], strict=True)).items()
     kept.add({"method": row.key, "seed": 0, "error": "too slow"})
     assert step_times.summary(row, kept, first.key) == {"error": "too slow"}
     assert step_times.summary(Row("", "GTopK()"), kept, first.key) == {"error": "not measured"}
