@@ -131,7 +131,7 @@ def momentum_sgd(grads: list, method) -> list:
         else:
             velocity = [momentum * u + g for u, g in zip(velocity, total, strict=True)]
             applied.append(list(velocity))
-        if getattr(method, "masking", False):  # everything is sent, so every velocity is cleared
+        if getattr(method, "masks", False):  # everything is sent, so every velocity is cleared
             velocity = [np.zeros(u.shape) for u in velocity]
     return applied
 

@@ -55,7 +55,7 @@ def train_pairs():
     runs["switching"] = wrap("sgd", switching)
     runs["switching_dense"] = wrap("other_sgd", switching)
     if DEEP:
-        runs["corrected"] = wrap("sgd", everything(momentum=0.9, masking=False))
+        runs["corrected"] = wrap("sgd", everything(momentum=0.9))
         runs["heavy_ball"] = lambda: keras.optimizers.SGD(0.05, momentum=0.9)
         runs["sparse"] = wrap("sgd", sparse)
         runs["sparse_again"] = wrap("sgd", sparse)

@@ -334,9 +334,9 @@ def test_batch_normalization_and_clipping():
 def test_density_one_without_masking_is_dense_training_with_momentum():
     flags = ["--steps", "20", "--evaluations", "1"]
     dense = trained("Dense()", *flags)  # the inner optimizer's momentum
-    everything = "RedSync(density=1.0, momentum=0.9, masking=False, dense_below=0)"
+    everything = "RedSync(density=1.0, momentum=0.9, dense_below=0)"
     np.testing.assert_allclose(weights(trained(everything, *flags)), weights(dense), atol=1e-5)
-    masked = trained(everything.replace("False", "True"), *flags)
+    masked = trained(everything.replace("density", "masking=True, density"), *flags)
     assert np.abs(weights(masked) - weights(dense)).max() > 1e-3
 
 

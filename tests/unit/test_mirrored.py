@@ -148,7 +148,7 @@ def test_momentum_in_the_exchange_is_momentum_in_the_optimizer(mirrored, kind, n
     """Heavy ball: one scaling of the gradient by the rate, or of the velocity, is the same."""
     strategy = mirrored(2)
     if kind == "redsync":
-        method = everything(momentum=0.9, nesterov=nesterov, masking=False)
+        method = everything(momentum=0.9, nesterov=nesterov)  # whose masking is off
     else:
         method = rs.Dense(momentum=0.9, nesterov=nesterov)
     expected = plain_history(strategy, keras, "nesterov" if nesterov else "momentum")
@@ -162,7 +162,7 @@ def test_masking_is_a_difference(mirrored):
     """The counterpart of the test above: with masking, all velocity is cleared every step."""
     strategy = mirrored(2)
     plain = plain_history(strategy, keras, "momentum")
-    method = everything(momentum=0.9)
+    method = everything(momentum=0.9, masking=True)
     _, _, found = train(
         strategy, keras, lambda: rs.DistributedOptimizer(keras.optimizers.SGD(0.05), method)
     )

@@ -1,5 +1,7 @@
 """RedSync against the numpy oracle, step by step and bit by bit."""
 
+import json
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,6 +13,7 @@ from tests.oracle import redsync as oracle
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.methods import from_config, serialize
 
 SHAPES = [(30, 20), (7, 11), (5,), (40, 33)]
 SPECS = tuple(
@@ -42,6 +45,7 @@ VARIANTS = {
         "selection": "exact", "momentum": 0.9, "nesterov": True, "warm_up": rs.DenseWarmUp(3),
     },
     "density_one": {"selection": "threshold", "density": 1.0, "momentum": 0.9, "masking": False},
+    "masking_by_density": {"selection": "trimmed", "density": 0.1, "momentum": 0.9},
 }  # fmt: skip
 
 
@@ -51,6 +55,8 @@ def make_oracle(options, workers):
     selectors = [selection] * len(SHAPES)
     if selection == "auto":
         selectors = ["threshold" if 4 * np.prod(s) > 1000 else "trimmed" for s in SHAPES]
+    if options["density"] >= 0.1:
+        options.setdefault("masking", False)
     options.pop("dense_below", None)
     options.pop("threshold_above", None)
     warm_up = options.pop("warm_up", None)
@@ -208,3 +214,22 @@ def test_sizes_out_of_order():
 def test_nesterov_without_momentum():
     with pytest.raises(ValueError, match=r"nesterov=True.*momentum=0\.0"):
         rs.RedSync(nesterov=True)
+
+
+def test_masking_goes_by_the_density_unless_it_is_said():
+    for make in (rs.RedSync, rs.DGC, rs.CodedTopK):
+        found = [make(density=d, momentum=0.9).masks for d in (0.001, 0.0999, 0.1, 1.0)]
+        assert found == [True, True, False, False]
+        assert [make(density=0.5, masking=m).masks for m in (True, False)] == [True, False]
+    ramp = rs.ExponentialWarmUp(9)  # the final density counts
+    assert rs.RedSync(warm_up=ramp).masks and not rs.RedSync(density=0.1, warm_up=ramp).masks
+    local = [rs.CodedTopK(steps=4, density=0.5, masking=m) for m in (None, True, False)]
+    assert [m.cadence.masks_local_momentum for m in local] == [True, True, False]
+
+
+def test_configs_of_either_time_are_loaded():
+    method = rs.RedSync(momentum=0.9)
+    config = json.loads(json.dumps(serialize(method)))
+    assert config["config"]["masking"] is None and from_config(config) == method
+    config["config"]["masking"] = True  # as all were saved once
+    assert from_config(config) == rs.RedSync(momentum=0.9, masking=True)

@@ -46,6 +46,15 @@ def test_stages_hold_from_their_beginning_on():
     assert from_config(json.loads(json.dumps(serialize(method)))) == method
 
 
+def test_masking_goes_by_the_density_of_the_stage():
+    scheduled = rs.Scheduled(method=rs.Coded(method=rs.RedSync(momentum=0.9)), stages=STAGES)
+    assert [scheduled.at(step).method.masks for step in (0, 2, 3)] == [False, True, False]
+    ramp = rs.Scheduled(method=rs.RedSync(momentum=0.9), stages=RAMP)  # as the last one
+    assert [ramp.at(step).masks for step in (0, 2, 4)] == [True, True, True]
+    said = rs.Scheduled(method=rs.RedSync(masking=True), stages=STAGES)
+    assert said.at(0).masks
+
+
 def test_an_exponential_warm_up_is_the_same_by_either_way():
     options = {"density": 0.01, "momentum": 0.9, "dense_below": 0}
     inside = rs.RedSync(warm_up=RAMP, **options)

@@ -94,8 +94,9 @@ class CodedTopK(CodedSelection, MomentumCorrected):
         momentum: m of the momentum correction, in [0, 1). The inner optimizer must then have none.
             0 where `steps` is above 1: there the inner optimizer has it.
         nesterov: Nesterov's form of the momentum.
-        masking: Clear the velocity where a value was selected (momentum factor masking); with
-            `steps` above 1, the inner optimizer's.
+        masking: Clear the velocity where a value was selected (momentum factor masking). `None`:
+            below a density of 10 %; see `RedSync` for figures. With `steps` above 1 it is the inner
+            optimizer's momentum, which `None` clears at any density, as `SBC` does.
         value_bits: Bits of a value: 1 for a sign, each further one, up to 4, for twice as many
             magnitudes; 16 for bfloat16.
         clip_norm: Clip each worker's whole gradient to `clip_norm / sqrt(workers)` before it is
@@ -148,7 +149,7 @@ class CodedTopK(CodedSelection, MomentumCorrected):
         return dataclasses.replace(
             super().cadence,
             local_steps=self.steps if self.steps > 1 else 0,
-            masks_local_momentum=self.masking,
+            masks_local_momentum=self.masking is not False,
         )
 
     @override
@@ -173,6 +174,6 @@ class CodedTopK(CodedSelection, MomentumCorrected):
             ctx,
             momentum=self.momentum,
             nesterov=self.nesterov,
-            masking=self.masking,
+            masking=self.masks,
         )
         return totals, {"residual": selected.residuals, "velocity": selected.velocities}

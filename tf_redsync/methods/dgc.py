@@ -57,7 +57,9 @@ class DGC(MomentumCorrected):
             elements sends up to k = max(1, round(density n)).
         momentum: m of the momentum correction, in [0, 1). The inner optimizer must then have none.
         nesterov: Nesterov's form of the momentum.
-        masking: Clear the velocity where a value was sent (momentum factor masking).
+        masking: Clear the velocity where a value was sent (momentum factor masking). `None`: below
+            a density of 10 %. The final one counts: in the stages of
+            `ExponentialWarmUp` it is on, as in the paper. See `RedSync` for figures.
         clip_norm: Clip each worker's whole gradient to `clip_norm / sqrt(workers)` before it is
             accumulated. `None` for no clipping. Keeps communication from overlapping with the
             backward pass, since it needs all gradients.
@@ -173,7 +175,7 @@ class DGC(MomentumCorrected):
             selectors="fixed",
             momentum=self.momentum,
             nesterov=self.nesterov,
-            masking=self.masking,
+            masking=self.masks,
             scale=ctx.scale,
         )
         totals, residuals = yield from deliver(ctx, selection, grads)

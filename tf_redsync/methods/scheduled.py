@@ -11,6 +11,7 @@ from typing_extensions import override
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Context, Exchange, Method, Payloads, State, register
 from tf_redsync.methods.common.cadence import Cadence
+from tf_redsync.methods.common.momentum_correction import MomentumCorrected
 from tf_redsync.methods.common.wrapper import MethodWrapper
 from tf_redsync.methods.redsync import RedSync
 from tf_redsync.schedules import DensityStages, ExponentialWarmUp, density_at
@@ -26,7 +27,9 @@ class Scheduled(MethodWrapper):
         total, state <- the exchange of the method with density d_i, where b_i <= step < b_(i+1)
 
     So messages have the size, and codings the length, of the stage, and all workers change at the
-    same step. State (residuals, velocities) goes on from stage to stage.
+    same step. State (residuals, velocities) goes on from stage to stage. What a method decides by
+    its density (`masking`) it decides in each stage, but in those of `ExponentialWarmUp`, which are
+    masked as the last one is.
 
     Steps are exchanges, counted from 0, or from the end of a dense warm-up of all methods; with
     local steps they are rounds. Each stage is traced, so use a few, and powers rather than small
@@ -77,7 +80,7 @@ class Scheduled(MethodWrapper):
                 f"method={self.method!r}. Give it warm_up=None, and the schedule to `stages`."
             )
         last = self.stages.stages(own)[-1][1]
-        object.__setattr__(self, "method", _with_density(self.method, last))
+        object.__setattr__(self, "method", _changed(self.method, density=last))
 
     @property
     def begins(self) -> tuple[tuple[int, float], ...]:
@@ -94,7 +97,11 @@ class Scheduled(MethodWrapper):
 
     @override
     def at(self, step: int) -> Method:
-        return _with_density(self.method, density_at(self.begins, step))
+        method, inner = self.method, _innermost(self.method)
+        if isinstance(self.stages, ExponentialWarmUp) and isinstance(inner, MomentumCorrected):
+            # As inside of the method: what the last stage does, all do.
+            method = _changed(method, masking=inner.masks)
+        return _changed(method, density=density_at(self.begins, step))
 
     @override
     def describe(self, spec: TensorSpec) -> str:
@@ -115,15 +122,19 @@ class Scheduled(MethodWrapper):
         return (yield from self.at(int(step)).exchange(grads, state, ctx))
 
 
+def _innermost(method: Any) -> Any:
+    inner = getattr(method, "method", None)
+    return _innermost(inner) if isinstance(inner, Method) else method
+
+
 def _density(method: Any) -> float | None:
-    inner = getattr(method, "method", None)
-    if isinstance(inner, Method):
-        return _density(inner)
-    return getattr(method, "density", None) if isinstance(method, Method) else None
+    inner = _innermost(method)
+    return getattr(inner, "density", None) if isinstance(inner, Method) else None
 
 
-def _with_density(method: Any, density: float) -> Any:
+def _changed(method: Any, **values: Any) -> Any:
+    """A method with other hyper-parameters, or a wrapper around one."""
     inner = getattr(method, "method", None)
     if isinstance(inner, Method):
-        return dataclasses.replace(method, method=_with_density(inner, density))
-    return dataclasses.replace(method, density=density)
+        return dataclasses.replace(method, method=_changed(inner, **values))
+    return dataclasses.replace(method, **values)

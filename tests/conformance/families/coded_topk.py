@@ -25,7 +25,7 @@ def payload(method, specs, step):
 def oracle(method, specs, workers):
     return CodedTopKOracle(
         [s.shape for s in specs], workers, densities(method, specs), method.value_bits,
-        momentum=method.momentum, nesterov=method.nesterov, masking=method.masking,
+        momentum=method.momentum, nesterov=method.nesterov, masking=method.masks,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def oracle(method, specs, workers):
 
     return DGCOracle(
         [s.shape for s in specs], workers, lambda step: counts(method, specs, step), sample,
-        method.momentum, method.nesterov, method.masking,
+        method.momentum, method.nesterov, method.masks,
     )  # fmt: skip
 
 

@@ -24,6 +24,9 @@ from tf_redsync.schedules import (
 )
 
 
+MASKED_BELOW = 0.1  # the density; see `MomentumCorrected.masks`
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MomentumCorrected(Sparsifier):
     """A sparsifier whose momentum is applied before the selection.
@@ -32,7 +35,8 @@ class MomentumCorrected(Sparsifier):
         density: Fraction of a tensor's elements that is sent, in (0, 1].
         momentum: m of the momentum correction, in [0, 1). The inner optimizer must then have none.
         nesterov: Nesterov's form of the momentum.
-        masking: Clear the velocity where a value was sent (momentum factor masking).
+        masking: Clear the velocity where a value was sent (momentum factor masking). `None`: below
+            a density of 10 %; see `masks`.
         clip_norm: Clip each worker's whole gradient to `clip_norm / sqrt(workers)` before it is
             accumulated. `None` for no clipping.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
@@ -45,7 +49,7 @@ class MomentumCorrected(Sparsifier):
     density: float = 0.001
     momentum: float = 0.0
     nesterov: bool = False
-    masking: bool = True
+    masking: bool | None = None
     clip_norm: float | None = None
     warm_up: DenseWarmUp | ExponentialWarmUp | None = None
 
@@ -55,7 +59,8 @@ class MomentumCorrected(Sparsifier):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.momentum(self.momentum, self.nesterov)
-        checks.boolean("masking", self.masking)
+        if self.masking is not None:
+            checks.boolean("masking", self.masking)
         if self.clip_norm is not None:
             checks.real("clip_norm", self.clip_norm, low=0.0, high=float("inf"), low_open=True)
         check_warm_up(self.warm_up, DenseWarmUp, ExponentialWarmUp)
@@ -75,6 +80,16 @@ class MomentumCorrected(Sparsifier):
     @override
     def momentum_in_exchange(self) -> float:
         return self.momentum
+
+    @property
+    def masks(self) -> bool:
+        """Whether the velocity is cleared where a value was sent: `masking`, or what suits.
+
+        Masking takes the momentum from what is sent often: at density 1 all of it. From
+        `MASKED_BELOW` on it costs more than it helps. The density is the final one, in the stages
+        of an `ExponentialWarmUp` too, which its paper masks.
+        """
+        return self.density < MASKED_BELOW if self.masking is None else self.masking
 
     @property
     @override
