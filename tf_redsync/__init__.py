@@ -36,6 +36,7 @@ from tf_redsync import requirements
 if TYPE_CHECKING:
     from tf_redsync import addons, callbacks, codings, methods, ops
     from tf_redsync.auto import Auto
+    from tf_redsync.keras.accuracy import AccuracyWarning
     from tf_redsync.keras.amsgrad import AMSGrad
     from tf_redsync.methods import (
         ACPSGD,
@@ -96,6 +97,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ACPSGD",
     "AMSGrad",
+    "AccuracyWarning",
     "Auto",
     "CDSGD",
     "Coded",
@@ -165,6 +167,7 @@ _HOMES = {name: f"{__name__}.methods" for name in __all__} | {
     "codings": "tf_redsync.codings",
     "ops": "tf_redsync.ops",
     "AMSGrad": "tf_redsync.keras.amsgrad",
+    "AccuracyWarning": "tf_redsync.keras.accuracy",
     "Auto": "tf_redsync.auto",
     "DistributedOptimizer": "tf_redsync.optimizer",
     "Policy": "tf_redsync.policy",

@@ -39,6 +39,7 @@ class Explanation:
         decision: How `Auto` came to it, if it did.
         replicas: Number of replicas that are one worker together.
         warm_up: How long all is dense at first, in words.
+        hints: What is known to cost accuracy.
     """
 
     rows: tuple[Row, ...]
@@ -48,6 +49,7 @@ class Explanation:
     decision: str = ""
     replicas: int = 1
     warm_up: str = ""
+    hints: tuple[str, ...] = ()
 
     @override
     def __str__(self) -> str:
@@ -65,7 +67,8 @@ class Explanation:
         )
         if self.replicas > 1:
             total = f"dense among the {self.replicas} replicas of a host, then {total}"
-        return "\n".join([*aligned(table), total, *filter(None, [self.warm_up, self.decision])])
+        said = [self.warm_up, self.decision, *(f"accuracy: {hint}" for hint in self.hints)]
+        return "\n".join([*aligned(table), total, *filter(None, said)])
 
 
 def explain(

@@ -45,6 +45,7 @@ class GradientExchange(saved_state.Saved):
         run: A number that is this run's, for what is saved in it.
         fresh: Whether its state is the first one, and not one that was restored.
         called: Whether a step has been traced or run.
+        warned_of_length: Whether a warning has said that the training is too short for its density.
         instead: What a step that is traced does in place of its exchange; see `flushing.py`.
     """
 
@@ -79,7 +80,7 @@ class GradientExchange(saved_state.Saved):
         self.weights = lambda: kept  # not a list: these are the model's, which saves them
         self.run = int(state.copies(number, self.strategy)[0].numpy())
         self.own_variables: tuple[tf.Variable, ...] = ()
-        self.fresh, self.called = True, False
+        self.fresh, self.called, self.warned_of_length = True, False, False
         self.instead: Callable[..., Any] | None = None
         self._present: set[int] | None = None
         self._gather: Callable[[], Any] | None = None  # see `to_consensus`

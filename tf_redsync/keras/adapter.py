@@ -20,7 +20,15 @@ from tf_redsync.engine.drift import DEFAULT_EVERY, Drift
 from tf_redsync.engine.gradient_exchange import GradientExchange
 from tf_redsync.engine.unbuilt import UnbuiltExchange
 from tf_redsync.exchange import strategy_hooks
-from tf_redsync.keras import adafactor, conflicts, equal_workers, own_weights, pruning, slots
+from tf_redsync.keras import (
+    accuracy,
+    adafactor,
+    conflicts,
+    equal_workers,
+    own_weights,
+    pruning,
+    slots,
+)
 from tf_redsync.keras.skipping import Skipping
 from tf_redsync.methods.base import Method, from_config
 from tf_redsync.policy import Policy
@@ -53,6 +61,7 @@ class Adapter:
         conflicts.check_warm_up(self.policy, options.get("warm_up"))
         _check_unwrapped(inner)
         self._inner = inner
+        self._told: set[str] = set()  # each warning once
         # To the user's line, from here through the adapter and `DistributedOptimizer`.
         suited = self._suited(stacklevel=8)
         self.exchange: GradientExchange | UnbuiltExchange = UnbuiltExchange(
@@ -77,9 +86,11 @@ class Adapter:
 
     def _suited(self, stacklevel: int) -> Policy | Auto:
         def warn(text: str) -> None:
-            warnings.warn(text, stacklevel=stacklevel)
+            if text not in self._told:
+                self._told.add(text)
+                warnings.warn(text, accuracy.AccuracyWarning, stacklevel=stacklevel)
 
-        return conflicts.suited(self._inner, self.policy, warn)
+        return accuracy.suited(self._inner, self.policy, warn)
 
     def check_inner(self) -> None:
         """Check the inner optimizer again after one of its hyper-parameters was set.

@@ -1,4 +1,4 @@
-"""What an inner optimizer and a method cannot do together: errors, and a warning.
+"""What an inner optimizer and a method cannot do together: errors.
 
 Everything is read from the optimizer's config, which all three families have alike.
 """
@@ -6,13 +6,12 @@ Everything is read from the optimizer's config, which all three families have al
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tf_redsync.auto import Auto
-from tf_redsync.methods.base import Method
 from tf_redsync.methods.signs import SignSGD
 from tf_redsync.policy import Policy
 
@@ -48,16 +47,16 @@ def check_momentum_value(inner: Any, policy: Policy | Auto, name: str, value: An
 
 def _find_momentum(config: Any) -> tuple[str, float] | None:
     """The first non-zero momentum coefficient in a (nested) optimizer config."""
-    found = _numbers(config)
+    found = config_numbers(config)
     return next(((key, value) for key, value in found if key in _MOMENTUM_KEYS and value), None)
 
 
-def _numbers(config: Any) -> Iterator[tuple[str, Any]]:
-    """Every `(key, number)` in a (nested) optimizer config."""
+def config_numbers(config: Any) -> Iterator[tuple[str, Any]]:
+    """Yield every `(key, number)` in a (nested) optimizer config."""
     for key, value in config.items() if isinstance(config, dict) else ():
         if isinstance(value, numbers.Real):
             yield key, value
-        yield from _numbers(value)
+        yield from config_numbers(value)
 
 
 def check_own_weights(inner: Any, policy: Policy | Auto) -> None:
@@ -67,7 +66,7 @@ def check_own_weights(inner: Any, policy: Policy | Auto) -> None:
         ValueError: for averages of the weights, and weight decay where points are a worker's own.
     """
     own = [m for m in policy.methods if m.cadence.own_weights]
-    config = dict(_numbers(inner.get_config()))
+    config = dict(config_numbers(inner.get_config()))
     if own and config.get("use_ema"):
         raise ValueError(
             f"`use_ema` averages each worker's own weights with {type(own[0]).__name__}. Received: "
@@ -98,59 +97,6 @@ def check_warm_up(policy: Policy | Auto, warm_up: Any) -> None:
         )
 
 
-def suited(inner: Any, policy: Policy | Auto, warn: Callable[[str], None]) -> Policy | Auto:
-    """Return what of `policy` goes with an inner optimizer.
-
-    That is `policy`, but for candidates that `Auto` has by default.
-
-    Args:
-        inner: The optimizer.
-        policy: What the user asked for.
-        warn: Called with a warning for each method that goes badly with it.
-
-    Raises:
-        ValueError: see `check_momentum` and `check_own_weights`.
-    """
-    check_momentum(inner, policy)
-    check_own_weights(inner, policy)
-    if isinstance(policy, Auto):
-        return policy.suited(lambda method: trouble_with_adaptive(inner, method))
-    for method in policy.methods:
-        trouble = trouble_with_adaptive(inner, method)
-        if trouble is not None:
-            warn(trouble)
-    return policy
-
-
-def trouble_with_adaptive(inner: Any, method: Method) -> str | None:
-    """Return what is wrong with a method for an adaptive optimizer, or `None`.
-
-    A second moment that falls while elements wait makes their next step too long. With local steps
-    nothing waits for an optimizer, which sees the gradient of every step of its worker.
-    """
-    adaptive, what = innermost(inner), type(method).__name__
-    if getattr(adaptive, "amsgrad", False):
-        return None
-    name = type(adaptive).__name__
-    if method.needs_amsgrad:
-        return (
-            f"{what} is made for AMSGrad. Received: {name}. Use tf_redsync.AMSGrad (Keras 3) "
-            "or Adam(amsgrad=True)."
-        )
-    if method.cadence.local_steps:
-        return None
-    beta_2 = dict(_numbers(inner.get_config())).get("beta_2")
-    if beta_2 is not None and method.waiting_steps * (1.0 - beta_2) >= 1.0 - 1e-6:
-        return (
-            f"{what} sends an element every {method.waiting_steps:.0f} steps on average, and "
-            f"{name} forgets its second moment in {1.0 / (1.0 - beta_2):.0f} steps, so that "
-            "elements take long steps when they are sent at last. Use AMSGrad "
-            "(tf_redsync.AMSGrad, Adam(amsgrad=True)), or a higher density; see "
-            "docs/adaptive.md."
-        )
-    return None
-
-
 def innermost(optimizer: Any) -> Any:
     """Return the optimizer inside of all wrappers."""
     while hasattr(optimizer, "inner_optimizer"):
@@ -165,7 +111,7 @@ def check_accumulation(inner: Any) -> None:
         ValueError: for gradient accumulation in the optimizer, with several workers.
     """
     key = "gradient_accumulation_steps"  # of this optimizer or of one inside it
-    steps = dict(_numbers(inner.get_config())).get(key)
+    steps = dict(config_numbers(inner.get_config())).get(key)
     if steps and tf.distribute.get_strategy().num_replicas_in_sync > 1:
         raise ValueError(
             "`gradient_accumulation_steps` of the inner optimizer puts the exchange inside a "

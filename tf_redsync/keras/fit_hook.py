@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import functools
 import sys
+import warnings
 from types import FrameType
 from typing import Any
 
 from tf_redsync.exchange import agreement, strategy_hooks
 from tf_redsync.keras import (
+    accuracy,
     backups,
     equal_workers,
     own_weights,
@@ -107,6 +109,7 @@ class FitHook(ForTfKeras):
     callbacks: list[Any]  # all of them
     _restores = False  # whether one of Keras's own does
     _skipped = 0  # steps, before this epoch
+    _to_run: tuple[int, int, int] | None = None  # steps before, epochs, steps in each
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Before the first step of `fit`."""
@@ -125,6 +128,10 @@ class FitHook(ForTfKeras):
         exchange = exchange_of(self.model)
         if exchange is not None:  # others have restored by now
             training_length.begin_warm_up(self.model, exchange, self.params, epoch)
+            if self._to_run is None:
+                so_far = int(exchange.step.numpy()) if exchange.built else 0
+                self._to_run = so_far, *training_length.ahead(self.params, epoch)
+            self._warn_of_waiting(exchange)
         if exchange is not None and exchange.built:
             begun = self.model.optimizer.iterations
             saved_exchange.warn_if_fresh(exchange, begun, "this run has restored")
@@ -135,7 +142,10 @@ class FitHook(ForTfKeras):
         """After the last step of an epoch and its validation; `logs` is what users will see."""
         self._agree(f"end epoch {epoch + 1}")
         own_weights.bring_together(self.model)
-        if logs is not None and exchange_of(self.model) is not None:
+        exchange = exchange_of(self.model)
+        if exchange is not None:
+            self._warn_of_waiting(exchange)  # if there was none when the epoch began
+        if logs is not None and exchange is not None:
             logs["skipped_steps"] = skipped_steps(self.model) - self._skipped
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -153,6 +163,15 @@ class FitHook(ForTfKeras):
         """Before a prediction."""
         self._agree("predict")
         own_weights.bring_together(self.model)
+
+    def _warn_of_waiting(self, exchange: Any) -> None:
+        """Warn, once, of elements that wait for longer than the training lasts."""
+        if self._to_run is None or not exchange.built or exchange.warned_of_length:
+            return
+        text, self._to_run = accuracy.of_length(exchange, *self._to_run), (0, 0, 0)
+        if text is not None:
+            exchange.warned_of_length = True
+            warnings.warn(text, accuracy.AccuracyWarning, stacklevel=2)
 
     def _agree(self, what: str) -> None:
         """All workers are to do the same at the same step: none waits for another in vain."""

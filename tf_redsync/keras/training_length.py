@@ -12,6 +12,16 @@ from typing import Any
 from tf_redsync.exchange import agreement
 
 
+def ahead(params: Mapping[str, Any], epoch: int) -> tuple[int, int]:
+    """Return how many epochs `fit` is going to run, and of how many steps; 0 for not known.
+
+    Args:
+        params: Of a callback.
+        epoch: That begins, from 0.
+    """
+    return (params.get("epochs") or 0) - epoch, params.get("steps") or 0
+
+
 def begin_warm_up(model: Any, exchange: Any, params: Mapping[str, Any], epoch: int) -> None:
     """Set the length of a warm-up, unless it is known; on all workers alike.
 
@@ -27,8 +37,8 @@ def begin_warm_up(model: Any, exchange: Any, params: Mapping[str, Any], epoch: i
     warm_up = exchange.warm_up
     if warm_up is None or warm_up.steps:
         return
-    left = (params.get("epochs") or 0) - epoch
-    own = str(left * (params.get("steps") or 0))
+    epochs, steps = ahead(params, epoch)
+    own = str(epochs * steps)
     told = agreement.everyones(model.distribute_strategy, "begin a dense warm-up", own)
     lengths = [int(text) for text in told]
     if min(lengths) <= 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ from tf_redsync.config import from_config, serialize
 from tf_redsync.engine.gradient_exchange import GradientExchange
 from tf_redsync.engine.unbuilt import UnbuiltExchange
 from tf_redsync.explanation import Explanation
-from tf_redsync.keras import conflicts, first_step, saved_exchange
+from tf_redsync.keras import accuracy, conflicts, first_step, saved_exchange
 from tf_redsync.keras.adapter import Adapter
 from tf_redsync.keras.passing import PassingOn
 from tf_redsync.methods.base import Method
@@ -112,8 +113,11 @@ class Wrapper(PassingOn):
         self.inner_optimizer.iterations = value
 
     def explain(self) -> Explanation:
-        """Return a table of what happens to every variable; see `GradientExchange.explain`."""
-        return self.exchange.explain()
+        """Return a table of what happens to every variable, and what is known to cost accuracy."""
+        made = self.exchange.explain()
+        largest = sorted(self.exchange.assignments, key=lambda a: -a.spec.size)
+        hints = accuracy.of_settings(self.inner_optimizer, [a.method for a in largest])
+        return dataclasses.replace(made, hints=hints)
 
     def bytes_per_step(self) -> float:
         """Bytes this worker sends in a step; see `GradientExchange.bytes_per_step`."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tf_redsync.auto import Auto
-from tf_redsync.keras import conflicts
+from tf_redsync.keras import accuracy, conflicts
 from tf_redsync.keras.adapter import as_policy
 from tf_redsync.methods.base import Method, registered
 from tf_redsync.planning import PlanError, prediction
@@ -78,6 +78,6 @@ def suited(
     if inner is None:
         return policy
     try:
-        return conflicts.suited(inner, policy, warn)
+        return accuracy.suited(inner, policy, warn)
     except ValueError as error:
         raise PlanError(str(error)) from error

@@ -23,7 +23,6 @@ from tf_redsync.schedules import (
     density_at,
 )
 
-
 MASKED_BELOW = 0.1  # the density; see `MomentumCorrected.masks`
 
 

@@ -1,0 +1,187 @@
+"""What is known to cost accuracy: the texts of all warnings of it, which `explain()` shows as well.
+
+Each says what was measured; docs/benchmarks.md and docs/momentum.md have the commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tf_redsync.auto import Auto
+from tf_redsync.keras import conflicts
+from tf_redsync.methods.base import Method
+from tf_redsync.methods.common.wrapper import MethodWrapper
+from tf_redsync.methods.redsync import RedSync
+from tf_redsync.policy import Assignment, Policy
+
+SHORT_WAIT = 10  # steps: at a density of 10 % nothing is late
+SHORT_ROUND = 10  # local steps, which cost nothing that could be measured
+
+
+class AccuracyWarning(UserWarning):
+    """Warns of a setting that is known to cost accuracy.
+
+    `warnings.simplefilter("ignore", tf_redsync.AccuracyWarning)` switches all of them off.
+    """
+
+
+def suited(inner: Any, policy: Policy | Auto, warn: Callable[[str], None]) -> Policy | Auto:
+    """Return what of `policy` goes with an inner optimizer.
+
+    That is `policy`, but for candidates that `Auto` has by default.
+
+    Args:
+        inner: The optimizer.
+        policy: What the user asked for.
+        warn: Called with the text of each warning.
+
+    Raises:
+        ValueError: see `conflicts.check_momentum` and `check_own_weights`.
+    """
+    conflicts.check_momentum(inner, policy)
+    conflicts.check_own_weights(inner, policy)
+    if isinstance(policy, Auto):
+        return policy.suited(lambda method: _of_short_memory(inner, method))
+    for text in of_settings(inner, policy.methods):
+        warn(text)
+    return policy
+
+
+def of_settings(inner: Any, methods: Sequence[Method]) -> tuple[str, ...]:
+    """Return what is known to cost accuracy, a line for each.
+
+    Args:
+        inner: The inner optimizer.
+        methods: That serve variables, or may; the main one first, which is named.
+    """
+    found = [_of_short_memory(inner, m) for m in methods]
+    for check in (_of_one_mean, _of_long_rounds, lambda m: _of_late_momentum(inner, m)):
+        found.append(next(filter(None, map(check, methods)), None))
+    return tuple(dict.fromkeys(filter(None, found)))
+
+
+def _of_short_memory(inner: Any, method: Method) -> str | None:
+    """An adaptive optimizer forgets faster than elements come.
+
+    A second moment that falls while elements wait makes their next step too long. With local steps
+    nothing waits for an optimizer, which sees the gradient of every step of its worker.
+    """
+    adaptive, what = conflicts.innermost(inner), type(method).__name__
+    if getattr(adaptive, "amsgrad", False):
+        return None
+    name = type(adaptive).__name__
+    if method.needs_amsgrad:
+        return (
+            f"{what} is made for AMSGrad. Received: {name}. Use tf_redsync.AMSGrad (Keras 3) "
+            "or Adam(amsgrad=True)."
+        )
+    if method.cadence.local_steps:
+        return None
+    beta_2 = dict(conflicts.config_numbers(inner.get_config())).get("beta_2")
+    if beta_2 is not None and method.waiting_steps * (1.0 - beta_2) >= 1.0 - 1e-6:
+        return (
+            f"{what} sends an element every {method.waiting_steps:.0f} steps on average, and "
+            f"{name} forgets its second moment in {1.0 / (1.0 - beta_2):.0f} steps, so that "
+            "elements take long steps when they are sent at last. Use AMSGrad "
+            "(tf_redsync.AMSGrad, Adam(amsgrad=True)), or a higher density; see "
+            "docs/adaptive.md."
+        )
+    return None
+
+
+def _of_one_mean(method: Method) -> str | None:
+    """RedSync drops what its one mean does not say."""
+    inside = _inside(method)
+    if not (isinstance(inside, RedSync) and inside.quantized):
+        return None
+    return (
+        "quantized=True of RedSync drops the errors of its one mean: 58.1 % in place of 63.7 % on "
+        "CIFAR-10 (3 epochs, density 0.1 %). CodedTopK keeps its errors, and at 1 % ended with "
+        "67.5 % for fewer bits; see docs/methods/CodedTopK.md."
+    )
+
+
+def _of_long_rounds(method: Method) -> str | None:
+    """Weights that have been averaged go on from there, without a step of an outer optimizer."""
+    steps = method.cadence.local_steps
+    if steps <= SHORT_ROUND:
+        return None
+    return (
+        f"{_name(method)} averages the workers' changes every {steps} steps, and there is no outer "
+        "optimizer that would make up for it: on digits the loss was 0.051 with LocalSGD(steps=16) "
+        "and 0.056 with steps=32, and 0.044 in dense training. Use steps=10 or fewer, where "
+        "accuracy matters; see docs/benchmarks.md#bytes-for-accuracy."
+    )
+
+
+def _of_late_momentum(inner: Any, method: Method) -> str | None:
+    """Momentum of what arrives comes when the steps that it should have helped are long over."""
+    momentum = dict(conflicts.config_numbers(inner.get_config())).get("momentum")
+    waits = method.waiting_steps > SHORT_WAIT and "residual" in method.state_kinds
+    if not (momentum and waits) or method.cadence.local_steps or method.momentum_in_exchange:
+        return None
+    return (
+        f"momentum={momentum:.4g} of the inner optimizer is that of what {_name(method)} sends, "
+        f"{method.waiting_steps:,.0f} steps late on average: 66.7 % in place of 68.6 % with the "
+        "method's own momentum and 70.8 % with that of GMC on CIFAR-10 (3 epochs, density 3 %). "
+        "Give it to the method, as in CodedTopK(momentum=0.9) or GMC(momentum=0.9), and none to "
+        "the optimizer; see docs/momentum.md."
+    )
+
+
+def of_length(exchange: Any, so_far: int, epochs: int, steps: int) -> str | None:
+    """Return that a training is too short for elements to be sent once, or `None`.
+
+    Args:
+        exchange: The built exchange.
+        so_far: Steps that were run before.
+        epochs: That are to be run.
+        steps: In each of them; 0 if that is not known.
+    """
+    warm_up = 0 if exchange.warm_up is None else exchange.warm_up.steps
+    compressed = so_far + epochs * steps - warm_up
+    if exchange.workers == 1 or not steps or compressed <= 0:
+        return None
+    waits = [(_exchanges_between(a), a) for a in exchange.assignments]
+    late = [(w, a) for w, a in waits if w > _exchanges(a.method, compressed, steps) > 0]
+    if not late:
+        return None
+    wait, longest = max(late, key=lambda pair: pair[0])
+    share = sum(a.spec.size for _, a in late) / max(1, sum(a.spec.size for _, a in waits))
+    local = longest.method.cadence.local_steps
+    each = f" rounds of {local} steps" if local else " steps"
+    there = _exchanges(longest.method, compressed, steps)
+    return (
+        f"{_name(longest.method)} sends an element of {longest.spec.name} every {wait:,.0f}{each} "
+        f"on average (density {1.0 / wait:.2g}), and this training has {there:,.0f} of them: most "
+        f"of the gradient of {share:.0%} of the weights will not arrive. Set a density of "
+        f"{1.0 / there:.2g} or more, train for longer, or deliver the rest at the end by "
+        "tf_redsync.callbacks.Flush(); see docs/warm-up.md."
+    )
+
+
+def _exchanges(method: Method, steps: int, per_epoch: int) -> float:
+    """How often a method exchanges in so many steps; rounds end with an epoch."""
+    local = method.cadence.local_steps
+    rounds = steps / min(local, per_epoch) if local else steps
+    return rounds - method.cadence.warm_up_steps
+
+
+def _exchanges_between(assignment: Assignment) -> float:
+    """After how many exchanges an element of a variable is sent again, on average."""
+    method, spec = assignment.method, assignment.spec
+    count = getattr(_inside(method), "k", None)
+    if method.waiting_steps == 1.0 or count is None or method.whole_model or not spec.size:
+        return method.waiting_steps
+    return spec.size / count(spec)
+
+
+def _inside(method: Method) -> Method:
+    """The method in a wrapper, as `Coded`."""
+    inner = method.method if isinstance(method, MethodWrapper) else None
+    return method if inner is None else _inside(inner)
+
+
+def _name(method: Method) -> str:
+    return type(method).__name__
