@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from tf_redsync import feedback, ops
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.exchange.requests import AllGather
+from tf_redsync.exchange.requests import AllGather, AllReduce
 from tf_redsync.methods.base import Context, Exchange, Payloads, State, register
 from tf_redsync.methods.common.sparsifier import Sparsifier, selected_payloads
 from tf_redsync.ops import MessageLayout
@@ -32,6 +32,9 @@ class EF21(Sparsifier):
         g_i <- g_i + c_i
         g   <- g + sum over workers of c_i
         total = g
+
+    After a dense warm-up of `DistributedOptimizer` g_i is its last gradient, and g their sum: so
+    the paper begins.
 
     There is no residual: what is not sent is in the next difference anyway. Once gradients stop
     changing, differences go to 0, and the total to their sum; a residual would go on changing. The
@@ -97,3 +100,10 @@ class EF21(Sparsifier):
         totals = [t + c for t, c in zip(totals, changes, strict=True)]
         estimates = [e + c for e, c in zip(estimates, own, strict=True)]
         return totals, {"estimate": estimates, "total": totals}
+
+    @override
+    def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        """All-reduce, after which everyone knows the gradients' sum: estimates go on from there."""
+        grads = feedback.scaled(grads, ctx.scale)
+        totals = yield AllReduce(grads)
+        return totals, {"estimate": list(grads), "total": list(totals)}
