@@ -170,8 +170,9 @@ def test_length_unknown_or_one_worker(mirrored):
     data = tf.data.Dataset.from_tensors((tf.ones([10, 20]), tf.ones([10, 1])))
     unknown = data.repeat(3).filter(lambda *_: True)
     assert not warned(fit(model, 1, unknown))
+    before = int(model.optimizer.exchange.step.numpy())
     (text,) = warned(fit(model, 1, data.repeat(), steps_per_epoch=2))
-    assert "has 5 of them" in text  # with those before
+    assert before > 2 and f"has {before + 2} of them" in text
     assert not warned(fit(model_of(keras, method), 1))
 
 
