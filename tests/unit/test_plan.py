@@ -396,11 +396,11 @@ def test_methods_that_are_none(text, density):
 def test_what_does_not_suit_the_optimizer():
     adam, sgd = keras.optimizers.Adam(), keras.optimizers.SGD(0.1, momentum=0.9)
     warned = []
-    assert choice.suited(rs.Auto(), adam, warned.append) == rs.Auto()
-    assert choice.suited(rs.Auto(density=0.001), adam, warned.append).methods[1:] == (
-        rs.ACPSGD(),
-        rs.HalfPrecision(),
-    )
+    for optimizer in (adam, sgd):  # momentum of what arrives late
+        assert choice.suited(rs.Auto(), optimizer, warned.append).methods[1:] == (
+            rs.ACPSGD(),
+            rs.HalfPrecision(),
+        )
     assert choice.suited(rs.Auto(), None, warned.append) == rs.Auto()
     assert warned == []
     choice.suited(rs.RedSync(), rs.DistributedOptimizer(adam, rs.Dense()), warned.append)
