@@ -59,7 +59,8 @@ class Table:
 
 
 def _redsync(density: float, options: str) -> str:
-    return f"RedSync(density={density:g}, momentum=0.9, dense_below=0{options})"
+    masked = ", masking=True" if density >= 0.1 else ""  # the default there: not masked
+    return f"RedSync(density={density:g}, momentum=0.9, dense_below=0{masked}{options})"
 
 
 def _redsync_rows() -> tuple[Row, ...]:
