@@ -82,3 +82,20 @@ def test_momentum_on_both_sides_is_refused():
 
     with pytest.raises(ValueError, match="momentum is set on both sides"):
         rs.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), rs.CodedGMC())
+
+
+def test_the_variants_of_the_ablation():
+    """Without its arguments it is GMC; with them other elements go, none of which waits for ever."""
+    from benchmarks.accuracy.variants import SelectionVariant
+
+    forms = {"density": 0.05, "dense_below": 0}
+    expected, _ = train(rs.GMC(**forms))
+    np.testing.assert_array_equal(train(SelectionVariant(**forms))[0], expected)
+    first = SPECS[0].size
+    by_model = train(SelectionVariant(scope="model", **forms))[0]
+    assert (by_model != 0).sum() == pytest.approx((expected != 0).sum(), rel=0.05)
+    never = {}
+    for options in ({}, {"age": 4.0}, {"oldest": 0.5}):
+        totals = train(SelectionVariant(**options, **forms))[0]
+        never[tuple(options)] = (totals[:, :first] == 0).all(axis=0).mean()
+    assert never["age",] < 0.7 * never[()] and never["oldest",] < 0.7 * never[()]

@@ -3,6 +3,7 @@
 import argparse
 import json
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -188,7 +189,7 @@ def test_expressions_in_the_place_of_names():
     assert optimizer.get_config()["bucket_bytes"] == 123
     for method, period in (("CDSGD(full_every=20, warm_up=None)", 20), (long_delay(), 1)):
         optimizer = step_methods.optimizer_for(method, 0.1)
-        optimizer.build([tf.keras.Variable(np.ones((64, 64), np.float32))])
+        optimizer.build([keras.Variable(np.ones((64, 64), np.float32))])
         assert step_methods.period_of(optimizer) == period
 
 

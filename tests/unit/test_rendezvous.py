@@ -156,7 +156,8 @@ def test_a_second_process_with_an_index_ends_alone(started, rank):
     futures = {other: started(three, other) for other in (0, 1)}
     time.sleep(0.3)
     text = second(dataclasses.replace(three, rank=rank))
-    assert f"worker {rank} at {three.addresses[rank]} is running already: another process" in text
+    assert f"worker {rank} at {three.addresses[rank]} is running already: " in text
+    assert "another process" in text  # whichever of the other two notices it first
     assert f"Received: task=worker:{rank} in TF_CONFIG" in text
     for future in (*futures.values(), started(three, 2)):
         future.result(10)

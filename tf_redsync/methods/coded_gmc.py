@@ -37,8 +37,8 @@ class CodedGMC(CodedSelection, GlobalMomentum):
         total = sum over workers of q on S
         before <- total
 
-    Both halves serve accuracy. A position and a bit take a sixth of the bytes of index and value,
-    so six times as many elements travel for the same bytes, and wait a sixth as long. And the
+    Both halves serve accuracy. A position and a bit take an eighth of the bits of index and value,
+    so eight times as many elements travel for the same bytes, and wait an eighth as long. And the
     momentum goes through the same selection as the gradients: it is added where something has
     arrived, not to a velocity of every worker's own, which goes on pushing an element that waits,
     and which `masking` then has to cut off. There is no warm-up and no masking to be set.
