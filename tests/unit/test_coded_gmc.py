@@ -85,7 +85,7 @@ def test_momentum_on_both_sides_is_refused():
 
 
 def test_the_variants_of_the_ablation():
-    """Without its arguments it is GMC; with them other elements go, none of which waits for ever."""
+    """Without its arguments it is GMC; with them fewer elements wait for ever."""
     from benchmarks.accuracy.variants import SelectionVariant
 
     forms = {"density": 0.05, "dense_below": 0}
