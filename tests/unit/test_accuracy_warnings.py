@@ -1,6 +1,7 @@
 """Warnings of what is known to cost accuracy: when they come, and how they are switched off."""
 
 import json
+import re
 import warnings
 from types import SimpleNamespace
 
@@ -77,6 +78,26 @@ def test_settings_that_cost(inner, method, words):
 )
 def test_settings_that_do_not(inner, method):
     assert not warned(lambda: rs.DistributedOptimizer(SGD(0.1, **inner), method))
+
+
+@loop(
+    ("beta_1", "method", "words"),
+    [
+        (0.9, rs.CodedTopK(density=0.03), ["beta_1=0.9 of the inner.*CodedTopK sends, 33 steps"]),
+        (0.9, rs.CodedTopK(), ["CodedTopK sends an element every 1000 steps"]),  # and no second one
+        (0.9, rs.PowerSGD(), ["PowerSGD with an adaptive optimizer"]),
+        (0.0, rs.ACPSGD(), ["ACPSGD with an adaptive optimizer"]),
+        (0.9, rs.HalfPrecision(), []),
+        (0.9, None, []),
+        (0.0, rs.CodedGMC(), []),
+    ],
+)
+def test_adaptive_optimizers(beta_1, method, words):
+    adam = keras.optimizers.Adam(1e-3, beta_1=beta_1)
+    texts = warned(lambda: rs.DistributedOptimizer(adam, method))
+    assert len(texts) == len(words)
+    for text, pattern in zip(texts, words, strict=True):
+        assert re.search(pattern, text)
 
 
 def test_they_come_once_and_are_filtered_like_others():

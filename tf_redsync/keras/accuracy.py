@@ -12,6 +12,7 @@ from tf_redsync.auto import Auto
 from tf_redsync.keras import conflicts
 from tf_redsync.methods.base import Method
 from tf_redsync.methods.common.wrapper import MethodWrapper
+from tf_redsync.methods.low_rank import ACPSGD, PowerSGD
 from tf_redsync.methods.redsync import RedSync
 from tf_redsync.policy import Assignment, Policy
 
@@ -42,8 +43,9 @@ def suited(inner: Any, policy: Policy | Auto, warn: Callable[[str], None]) -> Po
     conflicts.check_momentum(inner, policy)
     conflicts.check_own_weights(inner, policy)
     if isinstance(policy, Auto):
+        checks = (_of_short_memory, _of_late_momentum, _of_factors)
         return policy.suited(
-            lambda method: _of_short_memory(inner, method) or _of_late_momentum(inner, method)
+            lambda method: next(filter(None, (c(inner, method) for c in checks)), None)
         )
     for text in of_settings(inner, policy.methods):
         warn(text)
@@ -60,7 +62,7 @@ def of_settings(inner: Any, methods: Sequence[Method]) -> tuple[str, ...]:
     found = [_of_short_memory(inner, m) for m in methods]
     late = [m for m, text in zip(methods, found, strict=True) if text is None]
     found.append(next(filter(None, (_of_late_momentum(inner, m) for m in late)), None))
-    for check in (_of_one_mean, _of_long_rounds):
+    for check in (_of_one_mean, _of_long_rounds, lambda m: _of_factors(inner, m)):
         found.append(next(filter(None, map(check, methods)), None))
     return tuple(dict.fromkeys(filter(None, found)))
 
@@ -138,6 +140,19 @@ def _of_late_momentum(inner: Any, method: Method) -> str | None:
         f"sends, {method.waiting_steps:,.0f} steps late on average: {measured[name]}. Give it to "
         f"the method, as in CodedGMC(momentum={numbers[name]:.4g}), and make {name} of the "
         "optimizer 0; see docs/momentum.md and docs/adaptive.md."
+    )
+
+
+def _of_factors(inner: Any, method: Method) -> str | None:
+    """Adam divides by the size of what arrives: of a matrix of low rank, and its error later."""
+    if not isinstance(_inside(method), (ACPSGD, PowerSGD)):
+        return None
+    if "beta_2" not in dict(conflicts.config_numbers(inner.get_config())):
+        return None
+    return (
+        f"{_name(method)} with an adaptive optimizer: a perplexity of 10.4 with ACPSGD() and 8.7 "
+        "with PowerSGD() in place of 7.6 on characters (AdamW, 600 steps). Use "
+        "CodedGMC(momentum=0.9), and make beta_1 of the optimizer 0; see docs/adaptive.md."
     )
 
 
