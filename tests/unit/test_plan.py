@@ -397,7 +397,7 @@ def test_what_does_not_suit_the_optimizer():
     adam, sgd = keras.optimizers.Adam(), keras.optimizers.SGD(0.1, momentum=0.9)
     warned = []
     late = rs.Auto().methods[1]  # with momentum of what arrives late
-    for optimizer, unsuited in ((adam, (late, rs.ACPSGD())), (sgd, (late,))):
+    for optimizer, unsuited in ((adam, (late, rs.PowerSGD())), (sgd, (late,))):
         kept = tuple(m for m in rs.Auto().methods[1:] if m not in unsuited)
         assert choice.suited(rs.Auto(), optimizer, warned.append).methods[1:] == kept
     assert choice.suited(rs.Auto(), None, warned.append) == rs.Auto()
@@ -446,7 +446,7 @@ def test_command_line(module, capsys, monkeypatch):
     assert sum(la["seconds"] for la in found["layers"]) == pytest.approx(
         found["planned"]["exchange_seconds"]
     )
-    assert [c["name"] for c in found["candidates"]] == ["CodedTopK", "ACPSGD", "HalfPrecision"]
+    assert [c["name"] for c in found["candidates"]] == ["CodedTopK", "PowerSGD", "HalfPrecision"]
     assert found["synthetic"] is True and found["advice"]["compress"] is True
     assert rs.methods.from_config(found["method"]) == rs.Auto()
     rows = [line.split() for line in out.splitlines() if line.startswith("m/")]

@@ -99,7 +99,7 @@ def test_default_candidates():
     assert [type(m) for m in rs.Auto().methods] == [
         rs.Dense,
         rs.CodedTopK,
-        rs.ACPSGD,
+        rs.PowerSGD,
         rs.HalfPrecision,
     ]
     with_momentum = rs.Auto(momentum=0.9).methods

@@ -33,7 +33,7 @@ from tf_redsync.methods.coded_gmc import CodedGMC
 from tf_redsync.methods.coded_topk import CodedTopK
 from tf_redsync.methods.dense import Dense
 from tf_redsync.methods.half import HalfPrecision
-from tf_redsync.methods.low_rank import ACPSGD
+from tf_redsync.methods.low_rank import PowerSGD
 from tf_redsync.policy import Policy, check_together
 
 # A candidate must take less than this part of the time of the all-reduce, and save this much: what
@@ -54,7 +54,7 @@ class Auto(Configurable):
 
     Args:
         candidates: Methods that may replace the all-reduce: such as exchange gradients in every
-            step and keep what they do not send in a residual. `None`: `CodedTopK`, `ACPSGD` and
+            step and keep what they do not send in a residual. `None`: `CodedTopK`, `PowerSGD` and
             `HalfPrecision`, less what does not suit the optimizer; with `momentum`, `CodedGMC`.
         momentum: Momentum that the exchange applies, in [0, 1); the inner optimizer must then have
             none.
@@ -96,7 +96,7 @@ class Auto(Configurable):
             return (self.default, *self.candidates)
         if self.momentum:
             return (self.default, CodedGMC(density=self.density, momentum=self.momentum))
-        return (self.default, CodedTopK(density=self.density), ACPSGD(), HalfPrecision())
+        return (self.default, CodedTopK(density=self.density), PowerSGD(), HalfPrecision())
 
     def suited(self, unsuited: Callable[[Method], str | None]) -> Auto:
         """Return this without default candidates that `unsuited` has something to say about."""
