@@ -34,6 +34,7 @@ LAYERS = (
         "methods/dense.py",
         "methods/common/cadence.py",
         "methods/common/former_signature.py",
+        "methods/common/own_momentum.py",
         "methods/common/random_numbers.py",
     ),
     ("schedules.py",),

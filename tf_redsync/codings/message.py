@@ -106,8 +106,7 @@ class MessageCoding:
         """
         capacity = _capacity(like, layout)
         received, own = self.indices.received(capacity), _with_values(layout)
-        slots, means = [received.slots[i] for i in own], len(layout.quantized) - len(own)
-        lengths = self.lengths(capacity, layout)
+        slots, lengths = [received.slots[i] for i in own], self.lengths(capacity, layout)
         flags, words, mean_words, value_words = tf.split(messages, lengths, axis=1)
         positions = self.indices.decode(words, capacity, self.seed)
         decoded: list[tf.Tensor] = []
@@ -115,7 +114,7 @@ class MessageCoding:
             counts = tf.gather(positions.counts, own, axis=1)
             decoded = self.values.decode(value_words, counts, slots)
         next_value = iter(decoded)
-        next_mean = iter(tf.split(mean_words, means, axis=1) if means else ())
+        next_mean = iter(tf.split(mean_words, lengths[2], axis=1) if lengths[2] else ())
         values = [
             wire.from_words(next(next_mean)) if one_mean else next(next_value)
             for one_mean in layout.quantized

@@ -11,7 +11,7 @@ from typing import Any
 from tf_redsync.auto import Auto
 from tf_redsync.keras import conflicts
 from tf_redsync.methods.base import Method
-from tf_redsync.methods.common.wrapper import MethodWrapper
+from tf_redsync.methods.common.wrapper import innermost
 from tf_redsync.methods.low_rank import ACPSGD, PowerSGD
 from tf_redsync.methods.redsync import RedSync
 from tf_redsync.policy import Assignment, Policy
@@ -84,7 +84,7 @@ def _of_short_memory(inner: Any, method: Method) -> str | None:
         )
     if method.cadence.local_steps:
         return None
-    beta_2 = dict(conflicts.config_numbers(inner.get_config())).get("beta_2")
+    beta_2 = _numbers(inner).get("beta_2")
     if beta_2 is not None and method.waiting_steps * (1.0 - beta_2) >= 1.0 - 1e-6:
         return (
             f"{what} sends an element every {method.waiting_steps:.0f} steps on average, and "
@@ -98,7 +98,7 @@ def _of_short_memory(inner: Any, method: Method) -> str | None:
 
 def _of_one_mean(method: Method) -> str | None:
     """RedSync drops what its one mean does not say."""
-    inside = _inside(method)
+    inside = innermost(method)
     if not (isinstance(inside, RedSync) and inside.quantized):
         return None
     return (
@@ -123,7 +123,7 @@ def _of_long_rounds(method: Method) -> str | None:
 
 def _of_late_momentum(inner: Any, method: Method) -> str | None:
     """Momentum of what arrives comes when the steps that it should have helped are long over."""
-    numbers = dict(conflicts.config_numbers(inner.get_config()))
+    numbers = _numbers(inner)
     name = next((n for n in ("momentum", "beta_1") if numbers.get(n)), None)
     waits = method.waiting_steps > SHORT_WAIT and "residual" in method.state_kinds
     if name is None or not waits or method.cadence.local_steps or method.momentum_in_exchange:
@@ -145,9 +145,9 @@ def _of_late_momentum(inner: Any, method: Method) -> str | None:
 
 def _of_factors(inner: Any, method: Method) -> str | None:
     """Adam divides by the size of what arrives: of a matrix of low rank, and its error later."""
-    if not isinstance(_inside(method), (ACPSGD, PowerSGD)):
+    if not isinstance(innermost(method), (ACPSGD, PowerSGD)):
         return None
-    if "beta_2" not in dict(conflicts.config_numbers(inner.get_config())):
+    if "beta_2" not in _numbers(inner):
         return None
     return (
         f"{_name(method)} with an adaptive optimizer: a perplexity of 10.4 with ACPSGD() and 8.7 "
@@ -197,16 +197,15 @@ def _exchanges(method: Method, steps: int, per_epoch: int) -> float:
 def _exchanges_between(assignment: Assignment) -> float:
     """After how many exchanges an element of a variable is sent again, on average."""
     method, spec = assignment.method, assignment.spec
-    count = getattr(_inside(method), "k", None)
+    count = getattr(innermost(method), "k", None)
     if method.waiting_steps == 1.0 or count is None or method.whole_model or not spec.size:
         return method.waiting_steps
     return spec.size / count(spec)
 
 
-def _inside(method: Method) -> Method:
-    """The method in a wrapper, as `Coded`."""
-    inner = method.method if isinstance(method, MethodWrapper) else None
-    return method if inner is None else _inside(inner)
+def _numbers(inner: Any) -> dict[str, Any]:
+    """The inner optimizer's hyper-parameters that are numbers."""
+    return dict(conflicts.config_numbers(inner.get_config()))
 
 
 def _name(method: Method) -> str:

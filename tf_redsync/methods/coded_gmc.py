@@ -83,13 +83,11 @@ class CodedGMC(CodedSelection, GlobalMomentum):
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        # The next step's momentum needs the total in its dense form.
-        dense_layout = dataclasses.replace(ctx.layout, sparse_totals=False)
         totals, selected = yield from self.select_and_deliver(
             grads,
             state["residual"],
             state["before"],
-            dataclasses.replace(ctx, layout=dense_layout),
+            self.with_dense_totals(ctx),
             momentum=self.share(ctx.layout),
             masking=False,
         )

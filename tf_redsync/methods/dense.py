@@ -12,11 +12,12 @@ from tf_redsync import checks, feedback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.methods.base import Context, Exchange, Method, Payloads, State, register
+from tf_redsync.methods.common.own_momentum import OwnMomentum
 
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Dense(Method):
+class Dense(OwnMomentum):
     """All-reduce of the full gradients, with momentum on the total if asked for.
 
     With `m` the momentum and `G` the sum of the gradients over workers: `u <- m u + G`, total `u`
@@ -44,20 +45,9 @@ class Dense(Method):
 
     @property
     @override
-    def conserves(self) -> bool:
-        """Momentum adds its own mass."""
-        return self.momentum == 0.0
-
-    @property
-    @override
     def totals_may_overflow(self) -> bool:
         """Without momentum they are what the all-reduce returned."""
         return self.momentum != 0.0
-
-    @property
-    @override
-    def momentum_in_exchange(self) -> float:
-        return self.momentum
 
     @override
     def describe(self, spec: TensorSpec) -> str:

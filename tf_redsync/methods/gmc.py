@@ -14,6 +14,7 @@ from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce, Request
 from tf_redsync.methods.base import Context, Exchange, Method, State, register
 from tf_redsync.methods.common.cadence import Cadence
+from tf_redsync.methods.common.own_momentum import OwnMomentum
 from tf_redsync.methods.common.sparsifier import Sparsifier, deliver
 from tf_redsync.methods.dense import Dense
 from tf_redsync.methods.random_sparse import RandomBlock
@@ -22,7 +23,7 @@ SELECTIONS = ("top_k", "random_block")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GlobalMomentum(Sparsifier):
+class GlobalMomentum(OwnMomentum, Sparsifier):
     """A sparsifier of which every worker adds its share of one momentum, the last total's.
 
     Args:
@@ -39,17 +40,6 @@ class GlobalMomentum(Sparsifier):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.momentum(self.momentum, False)
-
-    @property
-    @override
-    def conserves(self) -> bool:
-        """Momentum adds its own mass."""
-        return self.momentum == 0.0
-
-    @property
-    @override
-    def momentum_in_exchange(self) -> float:
-        return self.momentum
 
     @override
     def dense(self) -> Method:
@@ -77,6 +67,10 @@ class GlobalMomentum(Sparsifier):
     ) -> list[tf.Tensor]:
         """Return this worker's gradients, and its share of the momentum."""
         return feedback.momentum_step(grads, state["before"], self.share(layout), nesterov=False)[0]
+
+    def with_dense_totals(self, ctx: Context) -> Context:
+        """Return a context whose totals are dense, as the next step's momentum needs them."""
+        return dataclasses.replace(ctx, layout=dataclasses.replace(ctx.layout, sparse_totals=False))
 
     def before(self, totals: list[tf.Tensor]) -> State:
         """Return what the next step needs of the totals."""
@@ -177,10 +171,7 @@ class GMC(GlobalMomentum):
             masking=False,
             scale=ctx.scale,
         )
-        # The next step's momentum needs the total in its dense form.
-        dense_layout = dataclasses.replace(ctx.layout, sparse_totals=False)
-        ctx = dataclasses.replace(ctx, layout=dense_layout)
-        return (yield from deliver(ctx, selection, grads))
+        return (yield from deliver(self.with_dense_totals(ctx), selection, grads))
 
 
 @register

@@ -12,7 +12,7 @@ from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Context, Exchange, Method, Payloads, State, register
 from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.common.momentum_correction import MomentumCorrected
-from tf_redsync.methods.common.wrapper import MethodWrapper
+from tf_redsync.methods.common.wrapper import MethodWrapper, innermost
 from tf_redsync.methods.redsync import RedSync
 from tf_redsync.schedules import DensityStages, ExponentialWarmUp, density_at
 
@@ -97,7 +97,7 @@ class Scheduled(MethodWrapper):
 
     @override
     def at(self, step: int) -> Method:
-        method, inner = self.method, _innermost(self.method)
+        method, inner = self.method, innermost(self.method)
         if isinstance(self.stages, ExponentialWarmUp) and isinstance(inner, MomentumCorrected):
             # As inside of the method: what the last stage does, all do.
             method = _changed(method, masking=inner.masks)
@@ -122,13 +122,8 @@ class Scheduled(MethodWrapper):
         return (yield from self.at(int(step)).exchange(grads, state, ctx))
 
 
-def _innermost(method: Any) -> Any:
-    inner = getattr(method, "method", None)
-    return _innermost(inner) if isinstance(inner, Method) else method
-
-
 def _density(method: Any) -> float | None:
-    inner = _innermost(method)
+    inner = innermost(method)
     return getattr(inner, "density", None) if isinstance(inner, Method) else None
 
 

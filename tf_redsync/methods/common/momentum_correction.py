@@ -13,6 +13,7 @@ from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.methods.base import Context, Exchange, Method, State
 from tf_redsync.methods.common.cadence import Cadence
+from tf_redsync.methods.common.own_momentum import OwnMomentum
 from tf_redsync.methods.common.sparsifier import Sparsifier, element_count
 from tf_redsync.methods.dense import Dense
 from tf_redsync.schedules import (
@@ -27,7 +28,7 @@ MASKED_BELOW = 0.1  # the density; see `MomentumCorrected.masks`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MomentumCorrected(Sparsifier):
+class MomentumCorrected(OwnMomentum, Sparsifier):
     """A sparsifier whose momentum is applied before the selection.
 
     Args:
@@ -66,19 +67,8 @@ class MomentumCorrected(Sparsifier):
 
     @property
     @override
-    def conserves(self) -> bool:
-        """Momentum adds its own mass."""
-        return self.momentum == 0.0
-
-    @property
-    @override
     def density_changes(self) -> bool:
         return isinstance(self.warm_up, ExponentialWarmUp)
-
-    @property
-    @override
-    def momentum_in_exchange(self) -> float:
-        return self.momentum
 
     @property
     def masks(self) -> bool:

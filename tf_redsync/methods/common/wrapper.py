@@ -63,3 +63,9 @@ def hooks() -> dict[str, Callable[..., Any] | Any]:
 for _name, _hook in hooks().items():
     if _name not in OWN:
         setattr(MethodWrapper, _name, _forwarded(_name, _hook))
+
+
+def innermost(method: Any) -> Any:
+    """Return the method inside of wrappers; what is none, as it is."""
+    inner = getattr(method, "method", None)
+    return innermost(inner) if isinstance(inner, Method) else method
