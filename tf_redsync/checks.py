@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import numbers
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,3 +80,30 @@ def momentum(value: Any, nesterov: bool) -> None:
             "`nesterov=True` needs a momentum. Received: nesterov=True, momentum=0.0. "
             "Set `momentum`, e.g. momentum=0.9, or nesterov=False."
         )
+
+
+def if_class(value: Any) -> str:
+    """Return words for the end of an error about a value that should have been made by a class."""
+    return f". It is a class: call it, {value.__name__}(...)" if isinstance(value, type) else ""
+
+
+def instead(name: str, names: Sequence[str]) -> str:
+    """Return words about what was meant by an argument that does not exist."""
+    close = difflib.get_close_matches(name, names, 1)
+    if close:
+        return f"Did you mean `{close[0]}`?"
+    return f"Arguments: {', '.join(names)}." if names else "It has none."
+
+
+def suggesting(new: Callable[..., Any]) -> Callable[..., Any]:
+    """Let `__new__` say which argument may have been meant by one that it does not have."""
+    names = [n for n in inspect.signature(new).parameters if n != "cls"]
+
+    @functools.wraps(new)
+    def made(cls: type, *args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in names:
+                raise TypeError(f"{cls.__name__} has no argument `{name}`. {instead(name, names)}")
+        return new(cls, *args, **kwargs)
+
+    return made

@@ -7,10 +7,15 @@ that makes an equal object of them, and `serialize` adds the name of the class.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import numbers
+import reprlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
+
+from tf_redsync import checks
 
 _REGISTRY: dict[str, type] = {}
 _T = TypeVar("_T")
@@ -34,7 +39,38 @@ def register(cls: type[_T]) -> type[_T]:
             "yours another name."
         )
     _REGISTRY[cls.__name__] = cls
+    cls.__init__ = _by_name(cls, cls.__init__)  # type: ignore[method-assign]
     return cls
+
+
+def _by_name(cls: type, init: Callable[..., None]) -> Callable[..., None]:
+    """Return a constructor that says what is wrong with its arguments' names."""
+    fields = dataclasses.fields(cls)
+    names, named = [f.name for f in fields if f.init], all(f.kw_only for f in fields)
+
+    @functools.wraps(init)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        made_of = type(self).__name__
+        if args and named:
+            numeric = [n for n in ("density", *names) if _takes_number(cls, n)]
+            number = isinstance(args[0], numbers.Real) and numeric
+            hint = f", as in {made_of}({numeric[0]}={args[0]!r})" if number else ""
+            listed = f"Arguments: {', '.join(names)}." if names else "It has none."
+            raise TypeError(
+                f"{made_of} takes its arguments by name{hint}. {listed} Received: "
+                f"{made_of}({', '.join(map(reprlib.repr, args))})"
+            )
+        for name in kwargs:
+            if name not in names and type(self) is cls:
+                instead = checks.instead(name, names)
+                raise TypeError(f"{made_of} has no argument `{name}`. {instead}")
+        init(self, *args, **kwargs)
+
+    return made
+
+
+def _takes_number(cls: type, name: str) -> bool:
+    return isinstance(getattr(cls, name, None), numbers.Real)
 
 
 def registered() -> dict[str, type]:

@@ -78,6 +78,7 @@ class DistributedOptimizer(Wrapper, abc.ABC):
         True
     """
 
+    @checks.suggesting
     def __new__(
         cls,
         optimizer: Any,
@@ -103,7 +104,7 @@ class DistributedOptimizer(Wrapper, abc.ABC):
         if warm_up is not None and not isinstance(warm_up, DenseWarmUp):
             raise ValueError(
                 "`warm_up` must be None, DenseWarmUp(steps=...) or DenseWarmUp(fraction=...). "
-                f"Received: warm_up={warm_up!r}"
+                f"Received: warm_up={warm_up!r}{checks.if_class(warm_up)}"
             )
         return _adapter(optimizer)(
             optimizer,
@@ -148,7 +149,10 @@ def _adapter(optimizer: Any) -> Any:
         from tf_redsync.keras.legacy import LegacyOptimizer, ScaledLegacyOptimizer
 
         return ScaledLegacyOptimizer if hasattr(optimizer, "loss_scale") else LegacyOptimizer
+    swapped = isinstance(optimizer, (Method, Policy, Auto))
+    hint = ". The optimizer comes first, and then the method" if swapped else ""
     raise TypeError(
         "`optimizer` must be an optimizer of keras, tf_keras or tf_keras.optimizers.legacy "
-        f"(TensorFlow Addons). Received: optimizer={optimizer!r}"
+        f"(TensorFlow Addons). Received: optimizer={optimizer!r}{checks.if_class(optimizer)}"
+        f"{hint}"
     )

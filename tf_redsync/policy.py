@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from tf_redsync import checks
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.methods.base import Configurable, Method, register
 
@@ -37,7 +38,8 @@ class Rule(Configurable):
         _check_pattern("pattern", self.pattern)
         if not isinstance(self.method, Method):
             raise ValueError(
-                f"`method` must be a tf_redsync method. Received: method={self.method!r}"
+                "`method` must be a tf_redsync method. Received: "
+                f"method={self.method!r}{checks.if_class(self.method)}"
             )
 
 
@@ -69,7 +71,8 @@ class Policy(Configurable):
     def __post_init__(self) -> None:
         if not isinstance(self.default, Method):
             raise ValueError(
-                f"`default` must be a tf_redsync method. Received: default={self.default!r}"
+                "`default` must be a tf_redsync method. Received: "
+                f"default={self.default!r}{checks.if_class(self.default)}"
             )
         if self.output_layer is not None:
             _check_pattern("output_layer", self.output_layer)

@@ -280,3 +280,57 @@ def test_learning_rate_is_the_inner_one(family):
     optimizer = rs.DistributedOptimizer(FAMILIES[family].SGD(0.25), rs.Dense())
     optimizer.learning_rate = 0.5
     assert float(np.asarray(optimizer.inner_optimizer.learning_rate)) == 0.5
+
+
+TYPOS = {
+    "typo": (lambda: rs.RedSync(densty=0.1), "no argument `densty`. Did you mean `density`?"),
+    "nothing alike": (lambda: rs.Dense(foo=2), "no argument `foo`. Arguments: momentum, nesterov."),
+    "coding": (lambda: rs.codings.SignedLevels(bit=1), "Did you mean `bits`?"),
+    "policy": (lambda: rs.Policy(defualt=rs.Dense()), "Did you mean `default`?"),
+    "wrapper": (
+        lambda: rs.DistributedOptimizer(keras.optimizers.SGD(), rs.Dense(), bucket_byte=1),
+        "DistributedOptimizer has no argument `bucket_byte`. Did you mean `bucket_bytes`?",
+    ),
+    "positional": (
+        lambda: rs.RedSync(0.01),
+        "RedSync takes its arguments by name, as in RedSync(density=0.01). Arguments: density, ",
+    ),
+    "steps": (lambda: rs.LocalSGD(4), "as in LocalSGD(steps=4)"),
+    "none": (lambda: rs.NoExchange(3), "NoExchange takes its arguments by name. It has none."),
+}
+
+
+@loop("what", TYPOS)
+def test_arguments_that_do_not_exist(what):
+    make, words = TYPOS[what]
+    refused(TypeError, make, words)
+
+
+def sgd():
+    return keras.optimizers.SGD(0.1)
+
+
+CLASSES = {
+    "method": (lambda: rs.DistributedOptimizer(sgd(), rs.RedSync), "call it, RedSync(...)"),
+    "optimizer": (lambda: rs.DistributedOptimizer(keras.optimizers.SGD), "call it, SGD(...)"),
+    "policy": (lambda: rs.Policy(default=rs.TopK), "call it, TopK(...)"),
+    "rule": (lambda: rs.Rule(pattern="x", method=rs.TopK), "call it, TopK(...)"),
+    "candidate": (lambda: rs.Auto(candidates=(rs.TopK,)), "call it, TopK(...)"),
+    "coded": (lambda: rs.Coded(method=rs.TopK), "call it, TopK(...)"),
+    "warm-up": (
+        lambda: rs.DistributedOptimizer(sgd(), rs.TopK(), warm_up=rs.DenseWarmUp),
+        "call it, DenseWarmUp(...)",
+    ),
+    "swapped": (lambda: rs.DistributedOptimizer(rs.TopK(), sgd()), "The optimizer comes first"),
+}
+
+
+@loop("what", CLASSES)
+def test_a_class_in_place_of_an_object(what):
+    make, words = CLASSES[what]
+    refused((TypeError, ValueError), make, words)
+
+
+def test_positional_arguments_stay_possible_where_the_class_has_them():
+    assert rs.DenseWarmUp(5) == rs.DenseWarmUp(steps=5)
+    assert inspect.signature(rs.RedSync).parameters["density"].default == 0.001

@@ -151,6 +151,7 @@ def _check_candidate(method: Method) -> None:
     if not isinstance(method, Method):
         raise ValueError(
             f"`candidates` must be tf_redsync methods. Received: {method!r} in candidates"
+            f"{checks.if_class(method)}"
         )
     cadence = method.cadence
     phases = cadence.warm_up_steps or cadence.dense_every or cadence.changes

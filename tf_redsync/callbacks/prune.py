@@ -12,9 +12,10 @@ from tf_redsync import checks
 from tf_redsync.callbacks.common import OfBothKeras, exchange_of
 from tf_redsync.engine import masks
 from tf_redsync.keras import pruning
+from tf_redsync.keras.fit_hook import ForTfKeras
 
 
-class ConsensusWeights(keras.callbacks.Callback):
+class ConsensusWeights(ForTfKeras, keras.callbacks.Callback):
     """Deprecated, without effect: `fit`, `evaluate` and `predict` do this by themselves.
 
     With local steps (`LocalSGD`, `SBC`) and with points of each worker's own (`CDSGD`) the model's

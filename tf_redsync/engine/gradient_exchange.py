@@ -12,6 +12,7 @@ from typing_extensions import override
 from tf_redsync import explanation
 from tf_redsync.engine import masks, saved_state, total_state, workers
 from tf_redsync.engine.setup import Setup
+from tf_redsync.engine.switching import Switch
 from tf_redsync.exchange import collectives, skips, state
 from tf_redsync.exchange.driver import Outcome
 from tf_redsync.exchange.layout import GRADIENT_DTYPES
@@ -80,6 +81,7 @@ class GradientExchange(saved_state.Saved):
         self.weights = lambda: kept  # not a list: these are the model's, which saves them
         self.run = int(state.copies(number, self.strategy)[0].numpy())
         self.own_variables: tuple[tf.Variable, ...] = ()
+        self.switch = Switch(self)
         self.fresh, self.called, self.warned_of_length = True, False, False
         self.instead: Callable[..., Any] | None = None
         self._present: set[int] | None = None
@@ -123,6 +125,7 @@ class GradientExchange(saved_state.Saved):
         if self.warm_up is not None:
             self.warm_up.check_known()
         self.called = True
+        self.switch.check_traced()
         if self.instead is None:
             self._check_present(set(positions))
         masks.warn_of_waiting(self)
@@ -262,9 +265,9 @@ class GradientExchange(saved_state.Saved):
         sent = self.program.after_update(consensus, self.states, rate, self.network)
         if sent is not None:
             counted = sent[0]
-            if self.warm_up is not None:  # whose gradients are counted already
-                before = self.bytes_sent.read_value()
-                counted = tf.where(self.warm_up.lasted(), before, counted)
+            warmed = self.program.warmed()
+            if warmed is not None:  # whose gradients are counted already
+                counted = tf.where(warmed, self.bytes_sent.read_value(), counted)
             self.bytes_sent.assign(counted, read_value=False)
 
     def to_consensus(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_redsync import checks
 from tf_redsync.auto import Auto
 from tf_redsync.engine import flushing, masks, workers
 from tf_redsync.engine.drift import DEFAULT_EVERY, Drift
@@ -126,11 +127,11 @@ class Adapter:
         if not isinstance(self.exchange, UnbuiltExchange):
             return
         tensors = [slots.tf_variable(v) for v in variables]
-        conflicts.check_accumulation(self._inner)
         self._positions = {slots.key(v): i for i, v in enumerate(tensors)}
         described = equal_workers.describe(self._inner, self.saving)
         described |= {"check_every": self._check_every, "on_drift": self._on_drift}
         self.exchange = self.exchange.build(variables, sparse_totals, tensors, described)
+        conflicts.check_accumulation(self._inner, self.exchange)
         own_weights.register(self.exchange)
         self._variables, self._given = tuple(tensors), tuple(variables)
         adafactor.keep_positive(self._inner)
@@ -301,6 +302,7 @@ def as_policy(method: Method | Policy | Auto | dict[str, Any] | None) -> Policy 
     raise ValueError(
         "`method` must be a method such as tf_redsync.RedSync(density=0.001), a "
         f"tf_redsync.Policy, tf_redsync.Auto(), or None. Received: method={method!r}"
+        f"{checks.if_class(method)}"
     )
 
 

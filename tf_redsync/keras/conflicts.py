@@ -9,9 +9,8 @@ import numbers
 from collections.abc import Iterator
 from typing import Any
 
-import tensorflow as tf
-
 from tf_redsync.auto import Auto
+from tf_redsync.exchange import collectives
 from tf_redsync.methods.signs import SignSGD
 from tf_redsync.policy import Policy
 
@@ -104,20 +103,37 @@ def innermost(optimizer: Any) -> Any:
     return optimizer
 
 
-def check_accumulation(inner: Any) -> None:
-    """Check that the optimizer calls the exchange in every step.
+def accumulates(inner: Any) -> bool:
+    """Whether an optimizer, or one inside it, updates in some steps only."""
+    return bool(_accumulation_steps(inner))
+
+
+def _accumulation_steps(inner: Any) -> int:
+    steps = dict(config_numbers(inner.get_config())).get("gradient_accumulation_steps")
+    return int(steps or 0)
+
+
+def check_accumulation(inner: Any, exchange: Any) -> None:
+    """Check that an exchange can stand in the branch of the steps that update.
 
     Raises:
-        ValueError: for gradient accumulation in the optimizer, with several workers.
+        ValueError: for gradient accumulation where there are several replicas in a process, or
+            without direct collectives.
     """
-    key = "gradient_accumulation_steps"  # of this optimizer or of one inside it
-    steps = dict(config_numbers(inner.get_config())).get(key)
-    if steps and tf.distribute.get_strategy().num_replicas_in_sync > 1:
-        raise ValueError(
-            "`gradient_accumulation_steps` of the inner optimizer puts the exchange inside a "
-            "branch, where collectives of several replicas cannot run. Received: "
-            f"gradient_accumulation_steps={steps}. Use a larger batch instead."
-        )
+    strategy = exchange.strategy
+    if strategy.num_replicas_in_sync == 1 or not accumulates(inner):
+        return
+    replicas = collectives.local_replicas(strategy)
+    if exchange.network.in_branches and replicas == 1:
+        return
+    raise ValueError(
+        "`gradient_accumulation_steps` puts the exchange in a branch, where only processes with a "
+        "single replica and direct collectives can have it. Received: "
+        f"gradient_accumulation_steps={_accumulation_steps(inner)} under "
+        f"{type(strategy).__name__} with {replicas} replicas in a process, and "
+        f"{type(exchange.network).__name__}. Start one process a device under "
+        "MultiWorkerMirroredStrategy, or use a larger batch."
+    )
 
 
 def never_asks(inner: Any) -> ValueError:

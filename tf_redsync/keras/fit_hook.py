@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
+import weakref
 from types import FrameType
 from typing import Any
 
@@ -27,6 +28,7 @@ from tf_redsync.keras import (
     training_length,
 )
 
+_trained: weakref.WeakSet[Any] = weakref.WeakSet()  # models
 _METHODS = ("fit", "evaluate", "predict", "save", "save_weights", "load_weights")
 
 
@@ -74,6 +76,13 @@ def exchange_of(model: Any) -> Any:
     return getattr(getattr(model, "optimizer", None), "exchange", None)
 
 
+def trace_again(exchange: Any) -> None:
+    """Let the models that train with an exchange trace their step again, in `fit` too."""
+    for model in list(_trained):
+        if exchange_of(model) is exchange and model.train_function is not None:
+            model.make_train_function(force=True)
+
+
 def skipped_steps(model: Any) -> int:
     """Return how many steps a model's optimizer has skipped so far."""
     exchange = exchange_of(model)
@@ -113,6 +122,7 @@ class FitHook(ForTfKeras):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Before the first step of `fit`."""
+        _trained.add(self.model)
         epochs = getattr(self, "params", {}).get("epochs")
         per = _steps_per_execution(self.model)
         what = f"begin `fit` of {epochs} epochs with steps_per_execution={per}"

@@ -17,7 +17,14 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync.exchange import collectives
-from tf_redsync.keras import conflicts, fit_hook, left_fit, own_weights, saved_exchange
+from tf_redsync.keras import (
+    accumulation,
+    conflicts,
+    fit_hook,
+    left_fit,
+    own_weights,
+    saved_exchange,
+)
 from tf_redsync.keras.passing import Inner
 from tf_redsync.keras.wrapper import Wrapper
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal, descend
@@ -58,6 +65,9 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
             _with_sparse_descent(applies._distributed_tf_update_step)
         )
         adapter.skipping.guard_keras3(applies)
+        self._accumulates = conflicts.accumulates(inner_optimizer)
+        if self._accumulates:
+            accumulation.install(applies, adapter.finish_step)
         self.built: bool = False
 
     @override
@@ -91,7 +101,8 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
             )
         with self._adapter.entered():
             self.inner_optimizer.apply(grads, trainable_variables)
-        self._adapter.finish_step()
+        if not self._accumulates:
+            self._adapter.finish_step()
 
     @property
     def variables(self) -> list[Any]:

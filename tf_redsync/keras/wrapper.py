@@ -13,7 +13,7 @@ from tf_redsync.config import from_config, serialize
 from tf_redsync.engine.gradient_exchange import GradientExchange
 from tf_redsync.engine.unbuilt import UnbuiltExchange
 from tf_redsync.explanation import Explanation
-from tf_redsync.keras import accuracy, conflicts, first_step, saved_exchange
+from tf_redsync.keras import accuracy, conflicts, first_step, fit_hook, saved_exchange
 from tf_redsync.keras.adapter import Adapter
 from tf_redsync.keras.passing import PassingOn
 from tf_redsync.methods.base import Method
@@ -158,6 +158,42 @@ class Wrapper(PassingOn):
             Disagreement: where workers do not flush at the same step.
         """
         self._adapter.flush(self.apply_gradients)
+
+    def disable(self) -> None:
+        """Exchange densely from the next step on: the inner optimizer, and a plain all-reduce.
+
+        Steps are those of a dense warm-up: float32 sums, with the momentum of the method if it has
+        one. Residuals stay where they are, until `enable()`; `flush()` before it delivers them.
+        With a delay (`CDSGD`) it is done here. Weights of each worker's own are brought together.
+
+        Between two steps, in a callback for example, and on all workers. `fit` traces its step
+        again; a loop of your own needs a new `tf.function`, and says so if it has none. It is not
+        saved: a program that goes on from a checkpoint compresses.
+
+        Raises:
+            RuntimeError: before `build`.
+            Disagreement: where workers do not do so at the same step.
+        """
+        self._switch("disable")
+
+    def enable(self) -> None:
+        """Compress again from the next step on, after `disable()`.
+
+        Raises:
+            RuntimeError: before `build`.
+            Disagreement: where workers do not do so at the same step.
+        """
+        self._switch("enable")
+
+    def _switch(self, what: str) -> None:
+        if isinstance(self.exchange, UnbuiltExchange):
+            raise RuntimeError(
+                f"`{what}` needs the model's variables: call `optimizer.build(variables)` first."
+            )
+        if what == "disable" and self.exchange.program.delay and self.exchange.called:
+            self.flush()
+        self.exchange.switch.turn(off=what == "disable")
+        fit_hook.trace_again(self.exchange)
 
     def get_config(self) -> dict[str, Any]:
         """Return the config: inner optimizer, policy, options."""

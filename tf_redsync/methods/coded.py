@@ -101,12 +101,12 @@ class Coded(MethodWrapper):
         if not isinstance(self.indices, IndexCoding):
             raise ValueError(
                 "`indices` must be a coding of positions from tf_redsync.codings, such as "
-                f"Golomb(). Received: indices={self.indices!r}"
+                f"Golomb(). Received: indices={self.indices!r}{checks.if_class(self.indices)}"
             )
         if not isinstance(self.values, ValueCoding):
             raise ValueError(
                 "`values` must be a coding of values from tf_redsync.codings, such as Half(). "
-                f"Received: values={self.values!r}"
+                f"Received: values={self.values!r}{checks.if_class(self.values)}"
             )
         checks.boolean("error_feedback", self.error_feedback)
         checks.integer("seed", self.seed, low=0)
@@ -114,7 +114,7 @@ class Coded(MethodWrapper):
             raise ValueError(
                 "`method` must send selected elements with their positions, as TopK, RedSync, DGC, "
                 "SIDCo, GMC, FixedThreshold, CompAMS and SparDL do: others have nothing to code. "
-                f"Received: method={self.method!r}"
+                f"Received: method={self.method!r}{checks.if_class(self.method)}"
             )
         if self.method.density_changes:
             self._check_any_slots()

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 from typing_extensions import override
 
+from tf_redsync import checks
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Context, Exchange, Method, Payloads, State, register
 from tf_redsync.methods.common.cadence import Cadence
@@ -72,7 +73,8 @@ class Scheduled(MethodWrapper):
         if own is None:
             raise ValueError(
                 "`method` must have a density, as RedSync, CodedTopK, TopK, DGC or SBC do, or be "
-                f"Coded or HalfPrecision around one that has. Received: method={self.method!r}"
+                "Coded or HalfPrecision around one that has. Received: "
+                f"method={self.method!r}{checks.if_class(self.method)}"
             )
         if self.method.density_changes or self.method.cadence.stages:
             raise ValueError(

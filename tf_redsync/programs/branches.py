@@ -36,6 +36,9 @@ def choose(
     """
     if network.in_branches and tf.executing_eagerly():
         return first() if bool(predicate) else second()
+    known = tf.get_static_value(predicate)
+    if known is not None:
+        return first() if known else second()
     kinds: list[list[list[int]]] = []  # by branch, bucket and tensor
 
     def of(branch: Callable[[], Outcome]) -> Callable[[], Any]:

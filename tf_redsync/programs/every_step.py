@@ -41,6 +41,8 @@ class EveryStep:
         averages_statistics: Whether BatchNormalization's statistics are averaged only in steps
             after which the weights are the consensus.
         delay: Steps by which totals come late.
+        off: Whether all is exchanged densely for now, as in a warm-up. It is read where a step is
+            traced; see `engine/switching.py`.
     """
 
     own_weights = False
@@ -48,6 +50,7 @@ class EveryStep:
     skips: Skips | None = None
     averages_statistics = False
     delay = 0
+    off = False
 
     def __init__(self, buckets: Sequence[Bucket], warm_up: WarmUp | None = None):
         self.buckets, self.warm_up = tuple(buckets), warm_up
@@ -114,9 +117,16 @@ class EveryStep:
 
         `None` without such a warm-up. The one place where it is decided.
         """
-        if self.warm_up is None:
-            return None, step
-        return self.warm_up.lasts(step), self.warm_up.after(step)
+        own = step if self.warm_up is None else self.warm_up.after(step)
+        if self.off:
+            return tf.constant(True), own
+        return (None if self.warm_up is None else self.warm_up.lasts(step)), own
+
+    def warmed(self) -> tf.Tensor | None:
+        """Return what `begun` said in the step whose exchange has just been counted."""
+        if self.off:
+            return tf.constant(True)
+        return None if self.warm_up is None else self.warm_up.lasted()
 
     def flush(self, states: Sequence[State], network: Network) -> Outcome:
         """Deliver what waits in the states, in a step without gradients; see `run`."""

@@ -104,9 +104,8 @@ class LocalSteps(EveryStep):
     @override
     def after_update(self, consensus, states, rate, network):
         """Exchange the changes when the round is over."""
-        alone = tf.constant(1, tf.int64)
-        if self.warm_up is not None:
-            alone = tf.cast(~self.warm_up.lasted(), tf.int64)
+        warmed = self.warmed()
+        alone = tf.constant(1, tf.int64) if warmed is None else tf.cast(~warmed, tf.int64)
         consensus.steps.assign_add(alone, read_value=False)
         return tf.cond(
             consensus.steps.read_value() >= self.steps,

@@ -1,0 +1,165 @@
+"""`gradient_accumulation_steps`: workers exchange in the steps that update, and in no other.
+
+The references are trainings without accumulation on the same rows in batches as many times as
+large, and Keras's own accumulation in one process.
+"""
+
+import numpy as np
+import pytest
+
+from tests.distributed.cluster import run_workers
+
+STEPS, MICRO, UPDATES, WORKERS = 3, 4, 4, 2  # a window; rows of a worker; windows; workers
+
+
+def rows():
+    """By window, step and worker: `[updates, steps, workers, rows]`."""
+    from tests.distributed import problems
+
+    x, y = problems.regression(UPDATES * STEPS * WORKERS * MICRO)
+    shape = (UPDATES, STEPS, WORKERS, MICRO, -1)
+    return x.reshape(shape), y.reshape(shape)
+
+
+def batches(accumulated, rank):
+    """A worker's own batches: a step each, or a window each."""
+    import tensorflow as tf
+
+    x, y = (a[:, :, rank] for a in rows())
+    if accumulated:
+        x, y = (a.reshape(UPDATES * STEPS, MICRO, -1) for a in (x, y))
+    else:
+        x, y = (a.reshape(UPDATES, STEPS * MICRO, -1) for a in (x, y))
+    return tf.data.Dataset.from_tensor_slices((x, y))
+
+
+def make(keras, kind, steps):
+    """The inner optimizer, and a method that goes with it."""
+    import tf_redsync as rs
+
+    small = {"dense_below": 16}
+    options = {"gradient_accumulation_steps": steps}
+    sgd = keras.optimizers.SGD(0.05, **options)
+    return {
+        "dense, Adam with averages": (
+            keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.5, **options),
+            rs.Dense(),
+        ),
+        "redsync": (sgd, rs.RedSync(density=0.1, momentum=0.9, **small)),
+        "global momentum": (sgd, rs.CodedGMC(density=0.1, **small)),
+        "local steps": (sgd, rs.LocalSGD(steps=2)),
+        "scaled": (
+            keras.optimizers.LossScaleOptimizer(sgd, initial_scale=64.0),
+            rs.TopK(density=0.1, **small),
+        ),
+    }[kind]
+
+
+KINDS = ("dense, Adam with averages", "redsync", "global momentum", "local steps", "scaled")
+
+
+def train():
+    """Both trainings with everything; and what goes wrong if one worker has another window."""
+    import keras
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    strategy, rank = rs.MultiWorkerMirroredStrategy(), problems.rank()
+    found = {}
+    for kind in KINDS:
+        for steps in (STEPS, None):
+            with strategy.scope():
+                model = problems.network(keras)
+                inner, method = make(keras, kind, steps)
+                optimizer = rs.DistributedOptimizer(inner, method)
+                model.compile(optimizer, "mse", auto_scale_loss=False)
+            data = batches(steps is not None, rank)
+            data = strategy.distribute_datasets_from_function(lambda _, d=data: d)
+            count = UPDATES * (steps or 1)
+            model.fit(data, steps_per_epoch=count, epochs=1, verbose=0)
+            name = f"{kind}, {'accumulated' if steps else 'at once'}"
+            found[name] = np.concatenate([np.ravel(w) for w in model.get_weights()])
+            found[f"{name}, exchanges"] = int(optimizer.exchange.step.numpy())
+            found[f"{name}, iterations"] = int(optimizer.iterations.numpy())
+
+    # A value that is not finite in one step of a window, on one worker: the window is skipped.
+    with strategy.scope():
+        model = problems.network(keras)
+        inner = keras.optimizers.SGD(0.05, gradient_accumulation_steps=STEPS)
+        optimizer = rs.DistributedOptimizer(inner, rs.RedSync(density=0.1, dense_below=16))
+        model.compile(optimizer, "mse")
+    x, y = (a[:, :, rank].reshape(UPDATES * STEPS, MICRO, -1).copy() for a in rows())
+    if rank == 1:
+        x[STEPS + 1] = np.inf
+    before = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            before.append(np.concatenate([np.ravel(w) for w in model.get_weights()]))
+
+    data = tf.data.Dataset.from_tensor_slices((x, y))
+    data = strategy.distribute_datasets_from_function(lambda _: data)
+    model.fit(data, steps_per_epoch=len(x), verbose=0, callbacks=[Look()])
+    found["moved"] = [bool((a != b).any()) for a, b in zip(before[1:], before[:-1], strict=True)]
+    found["skipped"] = int(optimizer.exchange.skipped.numpy())
+
+    with strategy.scope():
+        model = problems.network(keras)
+        inner = keras.optimizers.SGD(0.05, gradient_accumulation_steps=2 + rank)
+        model.compile(rs.DistributedOptimizer(inner, rs.Dense()), "mse")
+    try:
+        model.fit(problems.dataset(16, 8), verbose=0)
+    except Exception as error:
+        found["other window"] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def plain(kind):
+    """Keras alone, in this process: all workers' rows of a step are one batch."""
+    import keras
+    import tensorflow as tf
+
+    from tests.distributed import problems
+
+    model = problems.network(keras)
+    model.compile(make(keras, kind, STEPS)[0], "mse")
+    x, y = (a.reshape(UPDATES * STEPS, WORKERS * MICRO, -1) for a in rows())
+    model.fit(tf.data.Dataset.from_tensor_slices((x, y)), verbose=0)
+    return np.concatenate([np.ravel(w) for w in model.get_weights()])
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return run_workers(train, timeout=200)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_window_is_one_step_of_a_larger_batch(trained, kind):
+    for worker in trained:
+        accumulated, once = (worker[f"{kind}, {how}"] for how in ("accumulated", "at once"))
+        if kind != "dense, Adam with averages":  # which move in every step
+            np.testing.assert_allclose(accumulated, once, atol=2e-6)
+        np.testing.assert_array_equal(accumulated, trained[0][f"{kind}, accumulated"])
+        exchanges = [int(worker[f"{kind}, {h}, exchanges"]) for h in ("accumulated", "at once")]
+        assert exchanges[0] == exchanges[1] == UPDATES
+        assert worker[f"{kind}, accumulated, iterations"] == UPDATES  # as in Keras
+
+
+def test_dense_is_what_keras_does_alone(trained):
+    kind = "dense, Adam with averages"
+    np.testing.assert_allclose(trained[0][f"{kind}, accumulated"], plain(kind), atol=2e-5)
+
+
+def test_a_window_with_a_value_that_is_not_finite(trained):
+    for worker in trained:
+        updates = [s for s in range(1, UPDATES * STEPS) if worker["moved"][s - 1]]
+        assert updates == [2, 8, 11]  # the window that ends at step 5 is left out
+        assert worker["skipped"] == 1
+
+
+def test_windows_must_be_equal(trained):
+    for worker in trained:
+        text = str(worker["other window"])
+        assert "gradient_accumulation_steps" in text and "disagree" in text, text

@@ -1,0 +1,140 @@
+"""`disable()` and `enable()`: dense training and compressed training by turns, in one process."""
+
+import numpy as np
+import pytest
+
+from tests.distributed.cluster import LEGACY, run_workers
+
+METHODS = ("RedSync", "CodedGMC", "LocalSGD", "CDSGD")
+FAMILIES = ("keras3", "tf_keras", "legacy")
+
+
+def switched(cases):
+    """By family and method: weights of dense steps beside `Dense`, and how many bytes were sent."""
+    import keras
+    import tensorflow as tf
+    import tf_keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    strategy, found = rs.MultiWorkerMirroredStrategy(), {}
+    methods = {
+        "RedSync": lambda: rs.RedSync(density=0.1, momentum=0.9, dense_below=16),
+        "CodedGMC": lambda: rs.CodedGMC(dense_below=16),
+        "LocalSGD": lambda: rs.LocalSGD(steps=3),
+        "CDSGD": lambda: rs.CDSGD(warm_up=None, dense_below=16),
+        "Dense": lambda: rs.Dense(momentum=0.9),
+        "plain": lambda: rs.Dense(),
+    }
+    data = problems.dataset(64, 16)
+
+    def compiled(family, name):
+        library = keras if family == "keras3" else tf_keras
+        optimizers = library.optimizers.legacy if family == "legacy" else library.optimizers
+        with strategy.scope():
+            model = problems.network(library)
+            model.compile(rs.DistributedOptimizer(optimizers.SGD(0.05), methods[name]()), "mse")
+        return library, model
+
+    def weights(model):
+        return np.concatenate([np.ravel(w) for w in model.get_weights()])
+
+    for family, name in cases:
+        library, model = compiled(family, name)
+        momentum = name in ("RedSync", "CodedGMC")
+        _, dense = compiled(family, "Dense" if momentum else "plain")
+        if family == "keras3":
+            model.build((None, problems.WIDTH))
+        with strategy.scope():
+            model.optimizer.build(model.trainable_variables)
+        model.optimizer.disable()  # before the first step
+        sent = []
+
+        class Switch(library.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None, sent=sent):
+                sent.append(float(self.model.optimizer.exchange.bytes_sent.numpy()))
+                if batch == 1:  # in the middle of an epoch
+                    self.model.optimizer.enable()
+
+        model.fit(data, epochs=1, verbose=0, steps_per_epoch=2)
+        dense.fit(data, epochs=1, verbose=0, steps_per_epoch=2)
+        key = f"{family}, {name}"
+        found[f"{key}, dense"] = np.abs(weights(model) - weights(dense)).max()
+        model.fit(data, verbose=0, callbacks=[Switch()])
+        model.optimizer.disable()
+        at = weights(model)
+        model.optimizer.flush()
+        found[f"{key}, flushed"] = np.abs(weights(model) - at).max()
+        model.fit(data, verbose=0)
+        found[f"{key}, sent"] = sent
+        found[f"{key}, after"] = float(model.optimizer.exchange.bytes_sent.numpy())
+        found[f"{key}, dense bytes"] = 4 * sum(s.size for s in model.optimizer.exchange.specs)
+        found[f"{key}, weights"] = weights(model)
+
+    # A loop of one's own is told to trace its step again.
+    _, model = compiled("keras3", "RedSync")
+    step = problems.step_of(strategy, model, model.optimizer)
+    batches = iter(strategy.experimental_distribute_dataset(data))
+    step(next(batches))
+    model.optimizer.disable()
+    try:
+        step(next(batches))
+    except tf.errors.InvalidArgumentError as error:
+        found["stale"] = str(error)
+    step = problems.step_of(strategy, model, model.optimizer)
+    step(next(batches))
+    found["loop"] = float(model.optimizer.exchange.bytes_sent.numpy())
+    return found
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [
+        [("keras3", "RedSync"), ("tf_keras", "LocalSGD")],
+        pytest.param([(f, m) for f in FAMILIES for m in METHODS], marks=pytest.mark.deep),
+    ],
+)
+def test_off_and_on(cases):
+    both = run_workers(switched, args=([list(c) for c in cases],), env=LEGACY, timeout=500)
+    for seen in both:
+        for family, name in cases:
+            key = f"{family}, {name}"
+            dense = seen[f"{key}, dense bytes"]
+            assert seen[f"{key}, dense"] < 1e-6, key
+            sent = seen[f"{key}, sent"]
+            assert (sent[:2] == dense).all(), (key, sent)
+            assert (sent[2:] < 0.5 * dense).any(), (key, sent)
+            assert seen[f"{key}, after"] == dense, key
+            assert (seen[f"{key}, flushed"] > 0) == (name in ("RedSync", "CodedGMC")), key
+            np.testing.assert_array_equal(seen[f"{key}, weights"], both[0][f"{key}, weights"])
+        assert "traced before compression was switched off or on" in str(seen["stale"])
+        assert seen["loop"] > 1000
+
+
+def one_alone():
+    """Worker 0 disables, and worker 1 does not."""
+    import keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=30)
+    with strategy.scope():
+        model = problems.network(keras)
+        model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.RedSync()), "mse")
+    data = problems.dataset(64, 16)
+    model.fit(data, verbose=0)
+    try:
+        if problems.rank() == 0:
+            model.optimizer.disable()
+        model.fit(data, verbose=0)
+    except Exception as error:
+        return {"text": f"{type(error).__name__}: {error}"}
+    return {"text": "nothing"}
+
+
+def test_one_worker_alone():
+    for seen in run_workers(one_alone, env=LEGACY, timeout=100):
+        text = str(seen["text"])
+        assert "Disagreement" in text and "disable compression" in text, text

@@ -1,0 +1,50 @@
+"""Compression is switched off and on again in a process that goes on.
+
+While it is off a step is one of a dense warm-up, and the rest of the program does not exist in it.
+So what was traced before must be traced again. Keras's training functions are, by
+`keras/fit_hook.py`; a step that somebody else has traced notices that it is out of date, on all
+workers.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import tensorflow as tf
+
+from tf_redsync.engine import total_state
+from tf_redsync.exchange import state
+
+
+class Switch:
+    """Whether an exchange compresses.
+
+    Args:
+        exchange: A `GradientExchange`, which is being made in the strategy's scope.
+    """
+
+    def __init__(self, exchange: Any):
+        self._exchange = weakref.proxy(exchange)
+        self._times, self._variable = 0, state.counter("exchange_switched", 0)
+
+    def turn(self, off: bool) -> None:
+        """Switch it, between two steps; all workers must call it."""
+        exchange, what = self._exchange, "disable" if off else "enable"
+        if exchange.program.off == off:
+            return
+        exchange.to_consensus()
+        with total_state.agreed(exchange, f"{what} compression (`{what}()`)"):
+            exchange.program.off = off
+            self._times += 1
+            for copy in state.copies(self._variable, exchange.strategy):
+                copy.assign(self._times)
+
+    def check_traced(self) -> None:
+        """Add to a step a check that it was traced after the last switch."""
+        tf.debugging.assert_equal(
+            self._variable.read_value(),
+            tf.constant(self._times, self._variable.dtype),
+            "this step was traced before compression was switched off or on. Make a new "
+            "`tf.function` of the step after `optimizer.disable()` or `optimizer.enable()`.",
+        )
