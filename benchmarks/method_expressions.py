@@ -20,7 +20,10 @@ class Exchanged:
 
     Attributes:
         method: A method or a policy.
-        options: The named arguments; and `flush`, for `callbacks.Flush` in `fit`.
+        options: The named arguments; `flush`, for `callbacks.Flush` in `fit`; and, for workers in
+            one process, `rate_first`: gradients are multiplied by the learning rate before the
+            exchange, which so holds updates, and `last_statistics`: those of BatchNormalization are
+            gathered once more at the end, with the last weights.
     """
 
     method: Any

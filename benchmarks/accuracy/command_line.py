@@ -37,7 +37,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--batch", type=int, help="examples per worker and step (default: the task's)")
     add("--optimizer", choices=OPTIMIZERS, help="(default: the task's)")
     add("--learning_rate", type=float, help="(default: the task's)")
-    add("--momentum", type=float, help="of SGD, where the method has none (default: the task's)")
+    add(
+        "--momentum",
+        type=float,
+        help="of SGD, or beta_1 of the others, where the method has none (default: the task's)",
+    )
     add("--schedule", choices=SCHEDULES, default="constant", help="of the learning rate")
     add(
         "--clip_norm",
@@ -76,15 +80,10 @@ def _check(args: argparse.Namespace) -> None:
         )
     if args.epochs is not None and args.epochs <= 0:
         raise ValueError(f"`--epochs` must be above 0. Received: --epochs={args.epochs}")
-    optimizer = args.optimizer or TASKS[args.task].optimizer
     if args.optimizer not in (None, TASKS[args.task].optimizer) and args.learning_rate is None:
         raise ValueError(
             f"`--optimizer` needs a `--learning_rate`: the task's is that of "
             f"{TASKS[args.task].optimizer}. Received: --optimizer={args.optimizer}"
-        )
-    if optimizer != "sgd" and args.momentum:
-        raise ValueError(
-            f"`--momentum` is of SGD. Received: --momentum={args.momentum} with {optimizer}"
         )
     if args.augment and args.task != "cifar10":
         raise ValueError(f"`--augment` is for images in colour. Received: --task={args.task}")
@@ -111,12 +110,11 @@ def settings_of(args: argparse.Namespace, examples: int) -> Settings:
         epochs = task.epochs if args.epochs is None else args.epochs
         steps = max(1, round(epochs * in_epoch))
     clip = task.clip_norm if args.clip_norm is None else args.clip_norm or None
-    optimizer = args.optimizer or task.optimizer
     momentum = task.momentum if args.momentum is None else args.momentum
     return Settings(
         task=args.task, model=args.model, workers=args.workers, real=args.real, steps=steps,
         batch=batch, schedule=args.schedule, clip_norm=clip, augment=args.augment,
-        optimizer=optimizer, momentum=momentum if optimizer == "sgd" else 0.0,
+        optimizer=args.optimizer or task.optimizer, momentum=momentum,
         learning_rate=task.learning_rate if args.learning_rate is None else args.learning_rate,
         evaluations=min(args.evaluations, steps),
     )  # fmt: skip

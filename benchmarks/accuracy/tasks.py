@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Network = Callable[[tuple[int, ...], int], "keras.Model"]
 SCHEDULES = ("constant", "cosine", "steps")
-OPTIMIZERS = ("sgd", "adam", "adamw", "amsgrad")
+OPTIMIZERS = ("sgd", "adam", "adamw", "amsgrad", "adam_amsgrad")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Task:
         epochs: How often the training set is gone through.
         optimizer: One of `OPTIMIZERS`.
         learning_rate: Of the optimizer.
-        momentum: Of SGD.
+        momentum: Of SGD, or beta_1 of the others.
         weight_decay: Of AdamW.
         clip_norm: Bound on the norm of the gradient; see `Settings`.
     """
@@ -83,9 +83,10 @@ class Settings:
         real: Whether they are processes, and not all in this one.
         steps: Length of the training.
         batch: Examples of a worker and step.
-        optimizer: The inner optimizer, one of `OPTIMIZERS`.
+        optimizer: The inner optimizer, one of `OPTIMIZERS`: `"amsgrad"` is `rs.AMSGrad`, that of
+            COMP-AMS, and `"adam_amsgrad"` Keras's `Adam(amsgrad=True)`, which corrects the bias.
         learning_rate: Of the inner optimizer.
-        momentum: Of SGD, unless the method has momentum of its own.
+        momentum: Of SGD, or beta_1 of the others, unless the method has momentum of its own.
         schedule: `"constant"`, `"cosine"` to 0, or `"steps"`: a tenth from half of the training on,
             a hundredth from three quarters on.
         clip_norm: Each worker's gradient is clipped to `clip_norm / sqrt(workers)` before it is
@@ -127,8 +128,21 @@ class Settings:
         make = self.of_task.networks[self.model]
         return make(found.train[0].shape[1:], found.classes)
 
+    def rate(self) -> float | keras.optimizers.schedules.LearningRateSchedule:
+        """Returns the learning rate, or what it is in each step."""
+        import keras
+
+        schedules = keras.optimizers.schedules
+        if self.schedule == "cosine":
+            return schedules.CosineDecay(self.learning_rate, self.steps)
+        if self.schedule == "steps":
+            ends = [self.steps // 2, 3 * self.steps // 4]
+            rates = [self.learning_rate / by for by in (1, 10, 100)]
+            return schedules.PiecewiseConstantDecay(ends, rates)
+        return self.learning_rate
+
     def inner_optimizer(
-        self, momentum_in_exchange: float, clipping: bool = False
+        self, momentum_in_exchange: float, clipping: bool = False, rate_first: bool = False
     ) -> keras.optimizers.Optimizer:
         """Returns the inner optimizer.
 
@@ -136,32 +150,25 @@ class Settings:
             momentum_in_exchange: Where the exchange has momentum, SGD has none, and Adam and its
                 like have a beta_1 of 0.
             clipping: Whether it clips gradients.
+            rate_first: Whether gradients have been multiplied by the learning rate already.
         """
         import keras
 
         import tf_redsync as rs
 
-        schedules = keras.optimizers.schedules
-        rate: float | schedules.LearningRateSchedule = self.learning_rate
-        if self.schedule == "cosine":
-            rate = schedules.CosineDecay(self.learning_rate, self.steps)
-        elif self.schedule == "steps":
-            ends = [self.steps // 2, 3 * self.steps // 4]
-            rate = schedules.PiecewiseConstantDecay(ends, [rate, rate / 10, rate / 100])
+        rate = 1.0 if rate_first else self.rate()
         clip = None
         if clipping and self.clip_norm is not None:
             clip = self.clip_norm * self.workers**-0.5
-        beta_1 = 0.0 if momentum_in_exchange else 0.9
-        if self.optimizer == "adamw":
-            decay = self.of_task.weight_decay
-            return keras.optimizers.AdamW(
-                rate, weight_decay=decay, beta_1=beta_1, global_clipnorm=clip
-            )
-        if self.optimizer != "sgd":
-            made = keras.optimizers.Adam if self.optimizer == "adam" else rs.AMSGrad
-            return made(rate, beta_1=beta_1, global_clipnorm=clip)
         momentum = 0.0 if momentum_in_exchange else self.momentum
-        return keras.optimizers.SGD(rate, momentum=momentum, global_clipnorm=clip)
+        if self.optimizer == "sgd":
+            return keras.optimizers.SGD(rate, momentum=momentum, global_clipnorm=clip)
+        common = {"learning_rate": rate, "beta_1": momentum, "global_clipnorm": clip}
+        if self.optimizer == "adamw":
+            return keras.optimizers.AdamW(weight_decay=self.of_task.weight_decay, **common)
+        if self.optimizer == "amsgrad":
+            return rs.AMSGrad(**common)
+        return keras.optimizers.Adam(amsgrad=self.optimizer == "adam_amsgrad", **common)
 
     def rows(self, examples: int, seed: int) -> Rows:
         """Returns the order of the examples."""

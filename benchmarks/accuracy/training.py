@@ -27,6 +27,8 @@ from tf_redsync.exchange.layout import tensor_spec
 from tf_redsync.keras import conflicts
 from tf_redsync.policy import Policy
 
+STATISTICS_STEPS = 100  # 0.9^100 of the statistics of earlier weights are left: 3e-5
+
 
 def dense_steps(warm_up: Any, total: int) -> int:
     """Returns how many of `total` steps are those of a dense warm-up of all methods."""
@@ -65,7 +67,7 @@ class Training:
         self.settings, self.found, method = settings, found, what.method
         self.policy = method if isinstance(method, Policy) else Policy(default=method)
         for name, value in what.options.items():
-            if name not in ("warm_up", "flush"):
+            if name not in ("warm_up", "flush", "rate_first", "last_statistics"):
                 raise ValueError(f"this argument needs --real. Received: {name}={value}")
         for one in self.policy.methods:
             if one.cadence.own_weights or one.cadence.waits_for:
@@ -77,13 +79,19 @@ class Training:
         self.model = settings.network(found, seed)
         self.variables = list(self.model.trainable_variables)
         self.statistics = list(self.model.non_trainable_variables)
-        self.optimizer = settings.inner_optimizer(self.policy.default.momentum_in_exchange)
+        in_exchange = self.policy.default.momentum_in_exchange
+        rate_first = what.options.get("rate_first", False)
+        if rate_first and settings.optimizer != "sgd":
+            raise ValueError(f"`rate_first` is for SGD. Received: {settings.optimizer}")
+        self.optimizer = settings.inner_optimizer(in_exchange, rate_first=rate_first)
+        self._rate = settings.rate() if rate_first else 1.0
         conflicts.check_momentum(self.optimizer, self.policy)
         self.optimizer.build(self.variables)
         specs = [tensor_spec(v, i) for i, v in enumerate(self.variables)]
         warm_up = dense_steps(what.options.get("warm_up"), settings.steps)
         self.exchange = Exchange(self.policy, specs, settings.workers, warm_up)
         self.flushes = what.options.get("flush", False)
+        self.last_statistics = what.options.get("last_statistics", False)
         self.elements = sum(s.size for s in specs)
         self.evaluate = Evaluation(settings, found, self.model)
         self.number, self.seconds = 0, 0.0
@@ -123,15 +131,19 @@ class Training:
         for variable, value in zip(self.statistics, statistics, strict=True):
             variable.assign(value)
 
-    def step(self) -> None:
-        """One step of all workers."""
+    def _examples(self, number):
         batches = [
-            examples(self.settings, self.found, self.rows, self.number, worker)
+            examples(self.settings, self.found, self.rows, number, worker)
             for worker in range(self.settings.workers)
         ]
-        x, y = (tf.constant(np.stack(arrays)) for arrays in zip(*batches, strict=True))
-        loss, gradients, statistics = self._compute(x, y)
+        return [tf.constant(np.stack(arrays)) for arrays in zip(*batches, strict=True)]
+
+    def step(self) -> None:
+        """One step of all workers."""
+        loss, gradients, statistics = self._compute(*self._examples(self.number))
         self._losses.append(loss)
+        rate = self._rate(self.number) if callable(self._rate) else self._rate
+        gradients = [feedback.scaled(own, tf.cast(rate, tf.float32)) for own in gradients]
         totals = self.exchange.run(gradients, self.number)
         if totals is not None:
             self._apply(totals, statistics)
@@ -164,6 +176,8 @@ class Training:
                 self.step()
             if self.flushes and end == self.settings.steps:
                 self._apply(self.exchange.flush(), [tf.constant(v) for v in self.statistics])
+            if self.last_statistics and end == self.settings.steps:
+                self._settle()
             self._measure()
             self.seconds += time.perf_counter() - started
             if saved is not None:
@@ -171,6 +185,13 @@ class Training:
             if report is not None:
                 report(self)
         return self.results()
+
+    def _settle(self) -> None:
+        """Moves the statistics of BatchNormalization to those of the last weights."""
+        for number in range(STATISTICS_STEPS):
+            _, _, statistics = self._compute(*self._examples(number))
+            for variable, value in zip(self.statistics, statistics, strict=True):
+                variable.assign(value)
 
     def _measure(self) -> None:
         scores = self.evaluate()

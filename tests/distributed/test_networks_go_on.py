@@ -76,6 +76,18 @@ def small(keras, rs):
     return model, keras.optimizers.Adam(0.01), method
 
 
+def with_global_momentum(build):
+    """The same network, whose momentum is that of `CodedGMC`, and not Adam's."""
+
+    def changed(keras, rs):
+        model, optimizer, _ = build(keras, rs)
+        if hasattr(optimizer, "beta_1"):
+            optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.05, beta_1=0.0)
+        return model, optimizer, rs.CodedGMC(dense_below=16)
+
+    return changed
+
+
 # The network, its inputs, how many workers, and what else is asked for.
 CASES = {
     "residual network": (residual_network, "images", 2, {}),
@@ -85,7 +97,15 @@ CASES = {
     "eleven workers": (small, "numbers", 11, {}),
     "unknown size": (small, "numbers", 2, {"every": STEPS}),
     "unknown size in tf_keras": (small, "numbers", 2, {"every": STEPS, "tf_keras": True}),
-}
+    "residual network, global momentum": (
+        with_global_momentum(residual_network), "images", 2, {},
+    ),
+    "attention, global momentum": (
+        with_global_momentum(attention), "tokens", 3, {"compiled": {"steps_per_execution": 2}},
+    ),
+    "embedding, global momentum": (with_global_momentum(embedding), "tokens", 2, {}),
+    "eleven workers, global momentum": (with_global_momentum(small), "numbers", 11, {}),
+}  # fmt: skip
 
 
 def inputs(kind, rows):

@@ -14,7 +14,7 @@ import pytest
 from tests.distributed.cluster import LEGACY, run_workers
 
 WAYS = ("keras3", "tf_keras", "legacy", "loop")
-METHODS = ("RedSync", "Dense", "plain")
+METHODS = ("RedSync", "CodedGMC", "Dense", "plain")
 FEW = (("keras3", "RedSync"), ("tf_keras", "Dense"), ("legacy", "RedSync"), ("loop", "plain"))
 GROWTH = 2**10  # Bytes of resident memory a step: one collective with a new key takes 1.6 KB.
 
@@ -50,11 +50,15 @@ def train(combinations, samples):
             found.append((int(status["Threads"]), 1024 * int(status["VmRSS"].split()[0]), keys))
 
     def build(family, optimizers, method):
-        inner = optimizers.SGD(0.01, momentum=0.9)
+        inner = optimizers.SGD(0.01, momentum=0.0 if method == "CodedGMC" else 0.9)
         model = problems.network(family)
         if method == "plain":
             return model, inner
-        chosen = rs.RedSync(density=0.1, dense_below=16) if method == "RedSync" else rs.Dense()
+        chosen = {
+            "RedSync": rs.RedSync(density=0.1, dense_below=16),
+            "CodedGMC": rs.CodedGMC(dense_below=16),
+            "Dense": rs.Dense(),
+        }[method]
         return model, rs.DistributedOptimizer(inner, chosen)
 
     def fit(family, optimizers, method):

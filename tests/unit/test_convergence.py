@@ -79,7 +79,6 @@ def test_bad_expressions(text, words, capsys):
         (["--steps", "0"], "`--steps` must be at least 1"),
         (["--steps", "3", "--epochs", "1"], "say the same"),
         (["--optimizer", "adam"], "`--optimizer` needs a `--learning_rate`"),
-        (["--task", "charlm", "--momentum", "0.5"], "`--momentum` is of SGD"),
         (["--epochs", "0"], "`--epochs` must be above 0"),
         (["--augment"], "images in colour. Received: --task=digits"),
     ],
@@ -264,13 +263,50 @@ def test_a_method_that_fails_is_a_row(tmp_path, capsys):
 def test_optimizers():
     flags = ["--steps", "1", "--evaluations", "1", "--learning_rate", "0.01", "--optimizer"]
     kinds = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "amsgrad": "AMSGrad"}
+    kinds["adam_amsgrad"] = "Adam"
     for name, kind in kinds.items():
         assert type(settings(*flags, name).inner_optimizer(0.0)).__name__ == kind
     assert settings(*flags[:4]).inner_optimizer(0.0).momentum == 0.9
     assert settings(*flags[:4]).inner_optimizer(0.9).momentum == 0.0
+    assert settings(*flags, "adam_amsgrad").inner_optimizer(0.0).amsgrad
     for name in ("adam", "adamw", "amsgrad"):
         made = [settings(*flags, name).inner_optimizer(m).beta_1 for m in (0.0, 0.9)]
         assert made == [0.9, 0.0]
+
+
+def test_the_rate_before_the_exchange_is_the_momentum_of_keras():
+    """What waits, and velocities, are updates then; without a change of rate it is all one."""
+    flags = ("--steps", "6", "--evaluations", "1", "--schedule")
+    keras_form = trained("Dense()", *flags, "cosine")
+    first = trained("Dense(momentum=0.9), rate_first=True", *flags, "cosine")
+    np.testing.assert_allclose(weights(first), weights(keras_form), atol=1e-6)
+    gradients = trained("Dense(momentum=0.9)", *flags, "cosine")
+    assert np.abs(weights(first) - weights(gradients)).max() > 1e-4
+    one, other = (trained(f"{SPARSE}{o}", *flags, "constant") for o in ("", ", rate_first=True"))
+    np.testing.assert_allclose(weights(one), weights(other), atol=1e-5)
+    with pytest.raises(ValueError, match="`rate_first` is for SGD"):
+        trained("Dense(), rate_first=True", "--optimizer", "adam", "--learning_rate", "0.1")
+
+
+def test_statistics_of_the_last_weights():
+    """They are those of the last weights alone, and the weights stay as they are."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 255, (80, 8, 8, 3), dtype=np.uint8)
+    found = data.Data(
+        (x, rng.integers(0, 10, 80, dtype=np.int32)), (x[:4], x[:4, 0, 0, 0]), 10, True
+    )
+    flags = ["--task", "cifar10", "--batch", "20", "--steps", "2", "--evaluations", "1"]
+    ends = []
+    for text in ("Dense()", "Dense(), last_statistics=True"):
+        training = Training(settings(*flags), found, exchanged(text), 0)
+        training.run()
+        ends.append((weights(training), training.statistics[0].numpy(), training))
+    np.testing.assert_array_equal(ends[0][0], ends[1][0])
+    first = training.model.layers[0]
+    batches = [first(found.inputs(training._examples(0)[0][w] * 1)).numpy() for w in range(2)]
+    wanted = np.mean([np.mean(b, (0, 1, 2)) for b in batches], 0)
+    assert np.abs(ends[0][1] - wanted).max() > 0.05
+    np.testing.assert_allclose(ends[1][1], wanted, atol=0.02)
 
 
 def test_means_over_seeds():
