@@ -51,11 +51,19 @@ def test_mixed_precision(mixed_float16, family):
 
 
 @every_family
-def test_a_loss_scale_optimizer_around_the_wrapper_is_refused(mixed_float16, family):
-    del mixed_float16
+def test_a_loss_scale_optimizer_around_the_wrapper_goes_inside(mixed_float16, family):
     model = small(tf_keras, FAMILIES[family].SGD(0.1))  # `compile` puts one around it
-    with pytest.raises(ValueError, match="wrap the other way round"):
-        fit(model)
+    assert isinstance(model.optimizer, rs.DistributedOptimizer)
+    assert isinstance(model.optimizer, mixed_float16)  # for `compile`, and for custom loops
+    fit(model)
+    again = type(model.optimizer).from_config(model.optimizer.get_config())
+    assert again.get_config() == model.optimizer.get_config()
+    with pytest.raises(ValueError, match="wrap the other way round"):  # a loop of one's own
+        alone = rs.DistributedOptimizer(FAMILIES[family].SGD(0.1), rs.Dense())
+        around, variable = mixed_float16(alone), tf_keras.layers.Dense(1)
+        variable.build((None, 2))
+        pairs = [(tf.ones(v.shape), v) for v in variable.trainable_variables]
+        around.apply_gradients(pairs)
 
 
 @pytest.mark.parametrize("family", ["keras", *FAMILIES])

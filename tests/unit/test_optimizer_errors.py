@@ -334,3 +334,23 @@ def test_a_class_in_place_of_an_object(what):
 def test_positional_arguments_stay_possible_where_the_class_has_them():
     assert rs.DenseWarmUp(5) == rs.DenseWarmUp(steps=5)
     assert inspect.signature(rs.RedSync).parameters["density"].default == 0.001
+
+
+def test_a_loss_scale_around_a_wrapper_goes_inside():
+    """`compile` brings the two in order, unless they have been in use; a custom loop is told."""
+    wrapped = rs.DistributedOptimizer(sgd(), rs.Dense())
+    model = small_model()
+    model.compile(keras.optimizers.LossScaleOptimizer(wrapped), "mse")
+    assert model.optimizer is wrapped
+    scaler = wrapped.inner_optimizer
+    assert isinstance(scaler, keras.optimizers.LossScaleOptimizer)
+    again = type(wrapped).from_config(wrapped.get_config())
+    model.compile(keras.optimizers.LossScaleOptimizer(again), "mse")  # one is enough
+    assert model.optimizer is again
+    assert not hasattr(again.inner_optimizer.inner_optimizer, "inner_optimizer")
+    model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
+    refused(
+        ValueError,
+        lambda: model.compile(keras.optimizers.LossScaleOptimizer(again), "mse"),
+        "DistributedOptimizer(LossScaleOptimizer(inner))",
+    )

@@ -27,14 +27,8 @@ def exchange_of(callback: keras.callbacks.Callback) -> Any:
     optimizer = callback.model.optimizer
     exchange = getattr(optimizer, "exchange", None)
     if exchange is None:
-        around = getattr(getattr(optimizer, "inner_optimizer", None), "exchange", None) is not None
-        remedy = (
-            " around it. It must be the outermost one: DistributedOptimizer(LossScaleOptimizer("
-            "inner)), in Keras 3 with model.compile(..., auto_scale_loss=False)"
-        )
         raise ValueError(
             f"`{type(callback).__name__}` needs a model that is compiled with a "
-            f"tf_redsync.DistributedOptimizer. Received: optimizer={type(optimizer).__name__}"
-            f"{remedy if around else ''}."
+            f"tf_redsync.DistributedOptimizer. Received: optimizer={type(optimizer).__name__}."
         )
     return exchange

@@ -93,6 +93,10 @@ class Adapter:
 
         return accuracy.suited(self._inner, self.policy, warn)
 
+    def rewrap(self, inner: Any) -> None:
+        """Carry the gradients of an optimizer around the one whose gradients this carries."""
+        self._inner = inner
+
     def check_inner(self) -> None:
         """Check the inner optimizer again after one of its hyper-parameters was set.
 

@@ -22,6 +22,7 @@ from tf_redsync.keras import (
     conflicts,
     fit_hook,
     left_fit,
+    loss_scaling,
     own_weights,
     saved_exchange,
 )
@@ -32,6 +33,7 @@ from tf_redsync.ops.sparse import EitherTotal, SparseTotal, descend
 _STATE_FILE = "exchange_state.npz"
 
 fit_hook.install(keras.callbacks)
+loss_scaling.install(keras.Model)
 left_fit.install(keras.Model)
 own_weights.install(keras.Model)
 
@@ -58,8 +60,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         applies = inner_optimizer
         if isinstance(inner_optimizer, keras.optimizers.LossScaleOptimizer):
             applies = inner_optimizer.inner_optimizer
-            # Each worker checks its own gradients, around a branch that holds the exchange.
-            inner_optimizer.check_finite = adapter.agreed(inner_optimizer.check_finite)
+            self._agree_on_finite(inner_optimizer)
         applies._all_reduce_sum_gradients = adapter.aggregate
         applies._distributed_tf_update_step = adapter.guarded(
             _with_sparse_descent(applies._distributed_tf_update_step)
@@ -69,6 +70,23 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         if self._accumulates:
             accumulation.install(applies, adapter.finish_step)
         self.built: bool = False
+
+    def _agree_on_finite(self, scaler: Any) -> None:
+        """Each worker checks its own gradients, around a branch that holds the exchange."""
+        scaler.check_finite = self._adapter.agreed(scaler.check_finite)
+
+    def take_inside(self, scaler: Any) -> None:
+        """Put a `LossScaleOptimizer` inside that is around this, unless there is one.
+
+        Raises:
+            ValueError: if one of the two is built.
+        """
+        loss_scaling.check_new(scaler, self)
+        if isinstance(self.inner_optimizer, keras.optimizers.LossScaleOptimizer):
+            return
+        scaler.inner_optimizer = self.inner_optimizer
+        self._agree_on_finite(scaler)
+        self.rewrap(scaler)
 
     @override
     def build(self, variables: Sequence[Any]) -> None:
@@ -95,9 +113,9 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         if collectives.inside_branch():
             raise ValueError(
                 "tf_redsync's optimizer must be the outermost one: its exchange cannot run inside "
-                "another optimizer's branch, where workers may disagree and hang. For mixed "
-                "precision wrap the other way round: DistributedOptimizer(LossScaleOptimizer("
-                "inner)) with model.compile(..., auto_scale_loss=False)."
+                "another optimizer's branch, where workers may disagree and hang. `compile` brings "
+                "a LossScaleOptimizer in order; in a loop of your own wrap the other way round: "
+                "DistributedOptimizer(LossScaleOptimizer(inner))."
             )
         with self._adapter.entered():
             self.inner_optimizer.apply(grads, trainable_variables)

@@ -13,7 +13,14 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import requirements
-from tf_redsync.keras import conflicts, fit_hook, left_fit, own_weights, saved_exchange
+from tf_redsync.keras import (
+    conflicts,
+    fit_hook,
+    left_fit,
+    loss_scaling,
+    own_weights,
+    saved_exchange,
+)
 from tf_redsync.keras.passing import Inner
 from tf_redsync.keras.tf_keras import SCALING
 from tf_redsync.keras.wrapper import Wrapper
@@ -25,6 +32,7 @@ except ModuleNotFoundError as error:
 
 fit_hook.install(tf_keras.callbacks)
 left_fit.install(tf_keras.Model)
+loss_scaling.install(tf_keras.Model)
 own_weights.install(tf_keras.Model)
 
 
@@ -58,12 +66,27 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         adapter = self.wrap(inner_optimizer, method, options)
         self._track_trackable(inner_optimizer, "inner_optimizer")
         scaled = applies is not inner_optimizer
-        applies._aggregate_gradients = adapter.aggregate_or_nan if scaled else adapter.aggregate
-        returns = {"otherwise": tf.no_op} if scaled else {}  # as its other branch does
-        applies._distributed_apply = adapter.guarded(applies._distributed_apply, **returns)
+        self._applies_sums = applies._distributed_apply
+        self._intercept(applies, scaled)
         adapter.rate = lambda: _with_rate(applies)._decayed_lr(tf.float32)
         adapter.momenta = self._momentum_slots
         adapter.slots = self._all_slots
+
+    def _intercept(self, applies: Any, scaled: bool) -> None:
+        adapter = self._adapter
+        applies._aggregate_gradients = adapter.aggregate_or_nan if scaled else adapter.aggregate
+        returns = {"otherwise": tf.no_op} if scaled else {}  # as its other branch does
+        applies._distributed_apply = adapter.guarded(self._applies_sums, **returns)
+
+    def take_inside(self, scaler: Any) -> None:
+        """See `TfKerasOptimizer.take_inside`; this becomes a `ScaledLegacyOptimizer`."""
+        loss_scaling.check_new(scaler, self)
+        applies = scaler._optimizer = self.inner_optimizer
+        self._intercept(applies, scaled=True)
+        self.__class__ = ScaledLegacyOptimizer
+        self._track_trackable(scaler, "inner_optimizer", overwrite=True)
+        scaler._track_trackable(applies, "base_optimizer", overwrite=True)
+        self.rewrap(scaler)
 
     @override
     def build(self, var_list: Sequence[Any]) -> None:
@@ -90,8 +113,8 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         if not experimental_aggregate_gradients:
             raise ValueError(
                 "`experimental_aggregate_gradients=False` would skip the exchange. Apply gradients "
-                "as they are; the wrapper sums them. For mixed precision, where `compile` puts a "
-                "LossScaleOptimizer around it, wrap the other way round: DistributedOptimizer("
+                "as they are; the wrapper sums them. `compile` brings a LossScaleOptimizer in "
+                "order; in a loop of your own wrap the other way round: DistributedOptimizer("
                 "tf_keras.mixed_precision.LossScaleOptimizer(inner))."
             )
         grads_and_vars = list(grads_and_vars)

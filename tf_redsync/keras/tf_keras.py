@@ -12,7 +12,14 @@ from typing import Any
 from typing_extensions import override
 
 from tf_redsync import requirements
-from tf_redsync.keras import conflicts, fit_hook, left_fit, own_weights, saved_exchange
+from tf_redsync.keras import (
+    conflicts,
+    fit_hook,
+    left_fit,
+    loss_scaling,
+    own_weights,
+    saved_exchange,
+)
 from tf_redsync.keras.passing import Inner
 from tf_redsync.keras.wrapper import Wrapper
 
@@ -23,6 +30,7 @@ except ModuleNotFoundError as error:
 
 fit_hook.install(tf_keras.callbacks)
 left_fit.install(tf_keras.Model)
+loss_scaling.install(tf_keras.Model)
 own_weights.install(tf_keras.Model)
 
 
@@ -54,6 +62,20 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         applies._distributed_apply_gradients_fn = adapter.guarded(
             applies._distributed_apply_gradients_fn, otherwise=lambda: applies.iterations
         )
+
+    def take_inside(self, scaler: Any) -> None:
+        """Put a `LossScaleOptimizer` inside that is around this.
+
+        This becomes a `ScaledTfKerasOptimizer`.
+
+        Raises:
+            ValueError: if one of the two is built.
+        """
+        loss_scaling.check_new(scaler, self)
+        applies = scaler._optimizer = self.inner_optimizer
+        applies.aggregate_gradients = self._adapter.aggregate_or_nan
+        self.__class__ = ScaledTfKerasOptimizer
+        self.rewrap(scaler)
 
     @override
     def build(self, var_list: Sequence[Any]) -> None:
@@ -96,8 +118,8 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
             ValueError: always.
         """
         raise ValueError(
-            "tf_redsync's optimizer must be the outermost one: only `apply_gradients` sums. For "
-            "mixed precision, where `compile` puts a LossScaleOptimizer around it, wrap the other "
+            "tf_redsync's optimizer must be the outermost one: only `apply_gradients` sums. "
+            "`compile` brings a LossScaleOptimizer in order; in a loop of your own wrap the other "
             "way round: DistributedOptimizer(tf_keras.mixed_precision.LossScaleOptimizer(inner))."
         )
 

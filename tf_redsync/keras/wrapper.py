@@ -56,6 +56,11 @@ class Wrapper(PassingOn):
         self.set_own(saved_exchange.ATTRIBUTE, saved)
         return self._adapter
 
+    def rewrap(self, inner_optimizer: Any) -> None:
+        """Wrap an optimizer in place of the one inside of it."""
+        self._adapter.rewrap(inner_optimizer)
+        self.set_own("inner_optimizer", inner_optimizer)
+
     def build_exchange(self, variables: Sequence[Any], sparse_totals: bool = False) -> None:
         """Make the exchange of the inner optimizer's variables, if that is not done."""
         self._adapter.build(variables, sparse_totals)

@@ -1,0 +1,68 @@
+"""A `LossScaleOptimizer` may be on either side of the wrapper where a model is compiled."""
+
+import numpy as np
+import pytest
+
+from tests.distributed.cluster import LEGACY, run_workers
+
+ORDERS = ("inside", "around", "by compile")
+
+
+def train(families):
+    """By family and order: weights after a few steps, one of them not finite on worker 1."""
+    import keras
+    import tensorflow as tf
+    import tf_keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    strategy, found = rs.MultiWorkerMirroredStrategy(), {}
+    x, y = (a.copy() for a in problems.regression(64))
+    x[24:32] = 1e30  # the second batch's rows of worker 1
+    data = problems.sharded(tf.data.Dataset.from_tensor_slices((x, y)).batch(16))
+    for family in families:
+        library = keras if family == "keras3" else tf_keras
+        library.mixed_precision.set_global_policy("mixed_float16")
+        optimizers = library.optimizers.legacy if family == "legacy" else library.optimizers
+        scale = {"keras3": optimizers, "tf_keras": library.mixed_precision}.get(
+            family, library.mixed_precision
+        )
+
+        def made(order, library=library, optimizers=optimizers, scale=scale):
+            inner = optimizers.SGD(0.05)
+            method = rs.RedSync(density=0.1, dense_below=16)
+            if order == "inside":
+                inner = scale.LossScaleOptimizer(inner)
+            wrapped = rs.DistributedOptimizer(inner, method)
+            return wrapped, scale.LossScaleOptimizer(wrapped) if order == "around" else wrapped
+
+        for order in ORDERS:
+            key = f"{family}, {order}"
+            with strategy.scope():
+                model = problems.network(library)
+                wrapped, given = made(order)
+                model.compile(given, "mse")
+            assert model.optimizer is wrapped, key
+            model.fit(data, epochs=2, verbose=0, shuffle=False)
+            weights = np.concatenate([np.ravel(w) for w in model.get_weights()])
+            found[key] = weights
+            found[f"{key}, inside"] = type(wrapped.inner_optimizer).__name__
+            found[f"{key}, skipped"] = int(wrapped.exchange.skipped.numpy())
+            found[f"{key}, sent"] = float(wrapped.exchange.bytes_sent.numpy())
+        library.mixed_precision.set_global_policy("float32")
+    return found
+
+
+@pytest.mark.parametrize(
+    "families", [["keras3", "tf_keras"], pytest.param(["legacy"], marks=pytest.mark.deep)]
+)
+def test_either_order_trains_the_same(families):
+    for seen in run_workers(train, args=(families,), env=LEGACY, timeout=200):
+        for family in families:
+            for order in ORDERS:
+                key = f"{family}, {order}"
+                np.testing.assert_array_equal(seen[key], seen[f"{family}, inside"])
+                assert "LossScale" in str(seen[f"{key}, inside"])
+                assert np.isfinite(seen[key]).all() and seen[f"{key}, sent"] > 0
+                assert seen[f"{key}, skipped"] == 2  # of 8 steps

@@ -1,0 +1,53 @@
+"""A `LossScaleOptimizer` around the wrapper goes inside of it, when a model is compiled.
+
+Workers must agree on whether a step is finite before they exchange, so the exchange cannot stand
+in a branch of another optimizer's. But under the policy "mixed_float16" `compile` puts a
+`LossScaleOptimizer` around any optimizer that is none, and users may do so, too.
+
+Names of Keras used here, all public: the method `compile` of `Model` and its `optimizer`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+
+def install(model_class: Any) -> None:
+    """Let a family's `compile` bring the two in order; a second call does nothing.
+
+    Args:
+        model_class: `keras.Model` or `tf_keras.Model`.
+    """
+    # Keras 3 takes another `compile` than that of the class that defines it for a user's own.
+    owner = next(c for c in model_class.__mro__ if "compile" in vars(c))
+    compiled = owner.compile
+    if hasattr(compiled, "brings_in_order"):
+        return
+
+    @functools.wraps(compiled)
+    def in_order(self: Any, *args: Any, **kwargs: Any) -> None:
+        compiled(self, *args, **kwargs)
+        around = getattr(self, "optimizer", None)
+        wrapper = getattr(around, "inner_optimizer", None)
+        if hasattr(wrapper, "take_inside") and not hasattr(around, "take_inside"):
+            wrapper.take_inside(around)
+            self.optimizer = wrapper
+
+    in_order.brings_in_order = True  # type: ignore[attr-defined]
+    owner.compile = in_order
+
+
+def check_new(scaler: Any, wrapper: Any) -> None:
+    """Check that neither of the two has been in use.
+
+    Raises:
+        ValueError: otherwise.
+    """
+    if wrapper.exchange.built or getattr(scaler, "built", False):
+        raise ValueError(
+            "a LossScaleOptimizer around tf_redsync's optimizer goes inside of it when the model "
+            "is compiled, which must be before the optimizer's first step. Received: "
+            f"{type(scaler).__name__} around an optimizer that is built. Make new ones: "
+            "DistributedOptimizer(LossScaleOptimizer(inner))."
+        )
