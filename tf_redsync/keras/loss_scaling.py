@@ -28,8 +28,8 @@ def install(model_class: Any) -> None:
     @functools.wraps(compiled)
     def in_order(self: Any, *args: Any, **kwargs: Any) -> None:
         compiled(self, *args, **kwargs)
-        around = getattr(self, "optimizer", None)
-        wrapper = getattr(around, "inner_optimizer", None)
+        around: Any = getattr(self, "optimizer", None)
+        wrapper: Any = getattr(around, "inner_optimizer", None)
         if hasattr(wrapper, "take_inside") and not hasattr(around, "take_inside"):
             wrapper.take_inside(around)
             self.optimizer = wrapper
