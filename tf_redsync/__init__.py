@@ -20,8 +20,9 @@ Map of the package, bottom up:
 * `policy`, `programs`: which variable by which method, and when;
 * `cost`, `probe`, `auto`: what an exchange costs, and the choice by measurement; `planning`: a
   prediction without a cluster;
-* `keras`, `optimizer`, `strategy`, `callbacks`, `addons`: what users touch;
-* `launch`, `doctor`, `plan`: command line.
+* `keras`, `optimizer`, `strategy`, `callbacks`, `addons`: what users touch; `metrics`: what is
+  recorded of a training, and the report;
+* `launch`, `doctor`, `plan`, `report`: command line.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
         TwoBit,
         Wangni,
     )
+    from tf_redsync.metrics.page import report
     from tf_redsync.optimizer import DistributedOptimizer
     from tf_redsync.policy import Policy, Rule
     from tf_redsync.saving import read_worker_state
@@ -157,6 +159,7 @@ __all__ = [
     "methods",
     "ops",
     "read_worker_state",
+    "report",
 ]
 
 # Where the public names live; all that are not here are methods. They are loaded at first use, for
@@ -177,6 +180,7 @@ _HOMES = {name: f"{__name__}.methods" for name in __all__} | {
     "ExponentialWarmUp": "tf_redsync.schedules",
     "MultiWorkerMirroredStrategy": "tf_redsync.strategy",
     "read_worker_state": "tf_redsync.saving",
+    "report": "tf_redsync.metrics.page",
 }
 
 

@@ -44,11 +44,12 @@ LAYERS = (
     ("explanation.py", "auto/"),
     ("programs/",),
     ("engine/",),
+    ("metrics/",),
     ("keras/",),
     ("strategy.py", "optimizer.py", "callbacks/", "addons.py", "saving.py"),
     ("planning/",),
     ("cli/",),
-    ("launch.py", "doctor.py", "plan.py", "__init__.py"),
+    ("launch.py", "doctor.py", "plan.py", "report.py", "__init__.py"),
 )
 
 

@@ -20,6 +20,7 @@ from tf_redsync.methods.base import State
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal
 from tf_redsync.policy import Assignment, Resolved
 from tf_redsync.programs import for_buckets
+from tf_redsync.programs.meter import Meter
 
 
 class GradientExchange(saved_state.Saved):
@@ -35,6 +36,8 @@ class GradientExchange(saved_state.Saved):
         step: int64 variable, number of steps so far, skipped ones included.
         skipped: int64 variable, number of steps that were not finite; see `exchange/skips.py`.
         bytes_sent: float64 variable, bytes this worker sent in the last step.
+        bytes_in_all: float64 variable, those of all steps in this process.
+        bytes_before: Those of earlier processes, once a record of theirs has been read.
         states: For every bucket, the variables of its state.
         consensus: The weights that all workers agree on, where each has its own; else `None`.
         program: What runs when.
@@ -67,6 +70,7 @@ class GradientExchange(saved_state.Saved):
         self.workers = self.network.workers
         self.step = state.counter("exchange_step")
         self.bytes_sent = state.float_counter("exchange_bytes_sent")
+        self.bytes_in_all = state.float_counter("exchange_bytes_in_all")
         self.warm_up = setup.warm_up
         if self.warm_up is not None:
             self.warm_up.create(self.step)
@@ -84,6 +88,7 @@ class GradientExchange(saved_state.Saved):
         self.switch = Switch(self)
         self.fresh, self.called, self.warned_of_length = True, False, False
         self.instead: Callable[..., Any] | None = None
+        self.bytes_before: float | None = None
         self._present: set[int] | None = None
         self._gather: Callable[[], Any] | None = None  # see `to_consensus`
 
@@ -93,6 +98,9 @@ class GradientExchange(saved_state.Saved):
         buckets, create = self._buckets_of(assignments), self._worker.variable
         trial_steps = resolved.trial_steps if self.network.in_branches else 0
         self.program = for_buckets(buckets, self.workers, trial_steps, create, self.warm_up)
+        one_plan = not (self.warm_up or any(b.method.cadence.may_be_dense for b in buckets))
+        if self.network.in_branches or one_plan:  # else all plans run, and one is kept
+            self.program.meter = Meter(buckets, create)
         self.states = [
             state.StateVariables(*self.program.init(b), b.layout.index, create) for b in buckets
         ]
@@ -269,6 +277,7 @@ class GradientExchange(saved_state.Saved):
             if warmed is not None:  # whose gradients are counted already
                 counted = tf.where(warmed, self.bytes_sent.read_value(), counted)
             self.bytes_sent.assign(counted, read_value=False)
+            self.bytes_in_all.assign_add(sent[0], read_value=False)
 
     def to_consensus(self) -> None:
         """Make the model's weights those that all workers agree on: to evaluate or save them.
@@ -303,7 +312,9 @@ class GradientExchange(saved_state.Saved):
         if flags is not None:
             self.skips.count(outcome.finite, flags)
         self.step.assign_add(1, read_value=False)
-        self.bytes_sent.assign(tf.cast(outcome.bytes_sent, tf.float64), read_value=False)
+        sent = tf.cast(outcome.bytes_sent, tf.float64)
+        self.bytes_sent.assign(sent, read_value=False)
+        self.bytes_in_all.assign_add(sent, read_value=False)
 
     def _dense_gradients(self, grads, positions) -> list[tf.Tensor]:
         """The gradients as dense float32 tensors."""

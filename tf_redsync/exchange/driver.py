@@ -16,6 +16,9 @@ from tf_redsync.exchange import wire
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather, Request
 
 Exchange = Generator[Request, Any, Any]
+# In the names of ops before an exchange's first answer, and of those after it: by these a profile
+# tells them from the rest of a step.
+SELECTING, DECODING = "redsync_select", "redsync_decode"
 
 
 class Network(Protocol):
@@ -85,11 +88,14 @@ class Outcome:
         finite: Bool scalar tensor, equal on all workers: everything exchanged was finite.
         bytes_sent: Bytes one worker put on the network: a float, or a float64 scalar tensor where
             the size depends on the step.
+        elements: For each generator, how many elements of each tensor this worker has sent, int32,
+            where its requests tell.
     """
 
     results: list[Any]
     finite: tf.Tensor
     bytes_sent: Any
+    elements: Sequence[tf.Tensor | None] = ()
 
 
 def drive(exchanges: Sequence[Exchange], network: Network) -> Outcome:
@@ -99,6 +105,7 @@ def drive(exchanges: Sequence[Exchange], network: Network) -> Outcome:
     collectives in the same order, and no exchange waits for another one's second round.
     """
     results: list[Any] = [None] * len(exchanges)
+    elements: list[tf.Tensor | None] = [None] * len(exchanges)
     finite: list[tf.Tensor] = []
     bytes_sent: Any = 0.0
     waiting: list[tuple[int, Exchange, Any]] = [(i, e, None) for i, e in enumerate(exchanges)]
@@ -106,17 +113,20 @@ def drive(exchanges: Sequence[Exchange], network: Network) -> Outcome:
         next_round = []
         for i, exchange, reply in waiting:
             try:
-                request = exchange.send(reply)
+                with tf.name_scope(SELECTING if reply is None else DECODING):
+                    request = exchange.send(reply)
             except StopIteration as stop:
                 results[i] = stop.value
                 continue
+            if isinstance(request, AllGather) and request.sent is not None:
+                elements[i] = request.sent
             answer = ask(network, request)
             finite.append(wire.is_finite(request, answer))
             bytes_sent = bytes_sent + wire.sent_bytes(request, network.workers)
             next_round.append((i, exchange, answer))
         waiting = next_round
     agreed = tf.reduce_all(finite) if finite else tf.constant(True)
-    return Outcome(results, agreed, bytes_sent)
+    return Outcome(results, agreed, bytes_sent, elements)
 
 
 def ask(network: Network, request: Request) -> Any:
@@ -139,7 +149,11 @@ def ask(network: Network, request: Request) -> Any:
         )
     if not network.checked:
         return handler(request)
-    return wire.opened(request, handler(wire.sealed(request)), network.workers, network.rank())
+    with tf.name_scope(SELECTING):
+        sealed = wire.sealed(request)
+    answer = handler(sealed)
+    with tf.name_scope(DECODING):
+        return wire.opened(request, answer, network.workers, network.rank())
 
 
 def gather(network: Network, words: tf.Tensor) -> tf.Tensor:

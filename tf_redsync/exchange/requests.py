@@ -21,11 +21,14 @@ class AllGather:
     Attributes:
         message: int32 tensor of shape `[words]`. Word 0 is the finite flag of `wire.py`: 1 when
             everything this worker contributes is finite, else 0.
+        sent: For statistics only: how many elements of each of the bucket's tensors the message
+            holds, int32 `[tensors]`; `None` where that is not counted.
 
     The generator is resumed with an int32 tensor of shape `[workers, words]`, in rank order.
     """
 
     message: tf.Tensor
+    sent: tf.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,6 +51,7 @@ def install(callbacks_module: Any) -> None:
             hook = hook_class()
             hook.callbacks = self.callbacks
             self.callbacks.insert(0, hook)
+            self.callbacks += [c.before_bar for c in self.callbacks if hasattr(c, "before_bar")]
             self.callbacks.sort(key=_order)
         set_model(self, model)
 
@@ -59,9 +60,16 @@ def install(callbacks_module: Any) -> None:
 
 
 def _order(callback: Any) -> int:
-    """The hook, then what is to come before the others, by its `comes_first`."""
+    """The hook, then what is to come before the others, by its `comes_first`; the bar is last.
+
+    What has `comes_last` comes just before it.
+    """
     if isinstance(callback, FitHook):
         return 0
+    if any(kind.__name__ == "ProgbarLogger" for kind in type(callback).__mro__):
+        return 4
+    if getattr(callback, "comes_last", False):
+        return 3
     return 1 if getattr(callback, "comes_first", False) else 2
 
 

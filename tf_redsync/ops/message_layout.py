@@ -129,6 +129,23 @@ class MessageLayout:
             values.append(tf.bitcast(second if one_mean else third, tf.float32))
         return Parts(flags, tf.concat(parts[0::3], axis=-1), indices, values)
 
+    def counts(self, message: tf.Tensor) -> tf.Tensor:
+        """Return how many elements of each tensor a message holds, int32 `[N]`.
+
+        Args:
+            message: int32 `[words]`.
+        """
+        if not self.is_static:
+            return self.split(message).counts
+        offsets, at = [], FLAG_WORDS
+        for i, length in enumerate(self._lengths):
+            if i % 3 == 0:
+                offsets.append(at)
+            at += length
+        # As float32, bit by bit: GPUs gather these and not int32.
+        found = tf.gather(tf.bitcast(message, tf.float32), tf.constant(offsets, tf.int32))
+        return tf.bitcast(found, tf.int32)
+
     def join(self, parts: Parts) -> tf.Tensor:
         """Undo `split`."""
         counts, words = tf.split(parts.counts, len(self.quantized), axis=-1), [parts.flags]

@@ -23,6 +23,7 @@ from tf_redsync.exchange.skips import Skips
 from tf_redsync.exchange.state import Consensus, StateVariables
 from tf_redsync.methods.base import State
 from tf_redsync.programs import flush
+from tf_redsync.programs.meter import Meter
 from tf_redsync.programs.plan import Inputs, dense_plan, joined, split, whole
 from tf_redsync.programs.warm_up import WarmUp
 
@@ -43,6 +44,7 @@ class EveryStep:
         delay: Steps by which totals come late.
         off: Whether all is exchanged densely for now, as in a warm-up. It is read where a step is
             traced; see `engine/switching.py`.
+        meter: Notes how many elements are sent.
     """
 
     own_weights = False
@@ -51,6 +53,7 @@ class EveryStep:
     averages_statistics = False
     delay = 0
     off = False
+    meter: Meter | None = None
 
     def __init__(self, buckets: Sequence[Bucket], warm_up: WarmUp | None = None):
         self.buckets, self.warm_up = tuple(buckets), warm_up
@@ -83,7 +86,7 @@ class EveryStep:
         Returns:
             For every bucket `(totals, new_state)`; the agreed finiteness; bytes sent.
         """
-        inputs = Inputs(grads, states, scale, step, network)
+        inputs = Inputs(grads, states, scale, step, network, self.meter)
         if network.workers == 1:
             return self.alone.run(inputs)
         warming, begun = self.begun(step)

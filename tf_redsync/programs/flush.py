@@ -30,7 +30,8 @@ def flush(buckets: Sequence[Bucket], states: Sequence[State], network: Network) 
         states: Their states.
         network: What carries requests.
     """
-    plan = Plan(tuple(buckets), (_delivered,) * len(buckets), (False,) * len(buckets))
+    number = len(buckets)
+    plan = Plan(tuple(buckets), (_delivered,) * number, (False,) * number, (True,) * number)
     nothing = [[tf.zeros(s.shape, tf.float32) for s in b.layout.specs] for b in buckets]
     return plan.run(Inputs(nothing, states, None, tf.constant(0, tf.int64), network))
 

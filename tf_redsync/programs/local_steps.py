@@ -61,7 +61,7 @@ class LocalSteps(EveryStep):
             return outcome
         outcome = choose(
             warming,
-            lambda: self.alone.run(Inputs(grads, states, scale, step, network)),
+            lambda: self.alone.run(Inputs(grads, states, scale, step, network, self.meter)),
             lambda: self._alone(grads, states, network),
             network,
         )
@@ -141,7 +141,7 @@ class LocalSteps(EveryStep):
         ]
         old = [s.read() for s in states]
         rounds = consensus.rounds.read_value()
-        outcome = self.exchanged(Inputs(changes, old, None, rounds, network))
+        outcome = self.exchanged(Inputs(changes, old, None, rounds, network, self.meter))
 
         def advance():
             for bucket, variables, change, before, (totals, new) in zip(

@@ -67,7 +67,7 @@ class OwnPoints(EveryStep):
         step = begun
         pending = [state["pending"] for state in states]
         inner = [{n: v for n, v in state.items() if n != "pending"} for state in states]
-        now = Inputs(grads, inner, scale, step, network)
+        now = Inputs(grads, inner, scale, step, network, self.meter)
         late = dataclasses.replace(now, grads=pending)
         full = tf.equal(step % self.dense_every, 0) if self.dense_every else None
         if self._warming is None:

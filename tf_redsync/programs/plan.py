@@ -18,6 +18,7 @@ from tf_redsync.exchange.driver import Network, Outcome, drive
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.methods.base import Exchange, Method, State
 from tf_redsync.programs.branches import choose
+from tf_redsync.programs.meter import Meter
 
 Grads = list[tf.Tensor]
 Run = Callable[[Grads, State, Context], Exchange]  # a method's `exchange`, or what stands for it
@@ -33,6 +34,7 @@ class Inputs:
         scale: A factor for all gradients or `None`.
         step: int64 scalar, number of exchanges so far.
         network: What carries the requests.
+        meter: Notes how many elements are sent, if anything does.
     """
 
     grads: Sequence[Grads]
@@ -40,6 +42,7 @@ class Inputs:
     scale: tf.Tensor | None
     step: tf.Tensor
     network: Network
+    meter: Meter | None = None
 
     def of(self, positions: Sequence[int]) -> Inputs:
         """Return the inputs of some of the buckets."""
@@ -58,11 +61,13 @@ class Plan:
         buckets: The buckets, in the order in which they are exchanged.
         runs: Their exchanges.
         looked_at: Whether their totals may overflow, and are looked at.
+        full: Whether they send all elements.
     """
 
     buckets: tuple[Bucket, ...]
     runs: tuple[Run, ...]
     looked_at: tuple[bool, ...]
+    full: tuple[bool, ...]
 
     def run(self, inputs: Inputs) -> Outcome:
         """Exchange one step's gradients."""
@@ -73,6 +78,8 @@ class Plan:
             for bucket, run, grads, state in buckets
         ]
         outcome = drive(exchanges, inputs.network)
+        if inputs.meter is not None:
+            inputs.meter.note(self.buckets, outcome.elements, self.full)
         totals = [
             total
             for (totals, _), looked_at in zip(outcome.results, self.looked_at, strict=True)
@@ -104,7 +111,7 @@ class Phases:
 def dense_plan(buckets: Sequence[Bucket]) -> Plan:
     """Return the plan in which every bucket is exchanged densely."""
     runs = tuple(b.method.dense_exchange for b in buckets)
-    return Plan(tuple(buckets), runs, (False,) * len(buckets))
+    return Plan(tuple(buckets), runs, (False,) * len(buckets), (True,) * len(buckets))
 
 
 def plan_of(buckets: Sequence[Bucket], dense: bool) -> Plan | Phases:
@@ -128,12 +135,14 @@ def phase_at(method: Method, step: int) -> str:
 
 
 def _plan(buckets: Sequence[Bucket], dense: bool, start: int) -> Plan:
-    runs, looked_at = [], []
+    runs, looked_at, full = [], [], []
     for bucket in buckets:
         method, is_dense = bucket.method.at(start), dense and bucket.method.cadence.may_be_dense
-        runs.append(getattr(method, "dense_exchange" if is_dense else phase_at(method, start)))
+        name = "dense_exchange" if is_dense else phase_at(method, start)
+        runs.append(getattr(method, name))
         looked_at.append(method.totals_may_overflow and not is_dense)
-    return Plan(tuple(buckets), tuple(runs), tuple(looked_at))
+        full.append(name == "dense_exchange")
+    return Plan(tuple(buckets), tuple(runs), tuple(looked_at), tuple(full))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -83,7 +83,7 @@ class Trial(EveryStep):
         delivered = self.times.delivered.read_value()
 
         is_dense = self._dense_at(step, states)
-        inputs = Inputs(grads, states, scale, step, network)
+        inputs = Inputs(grads, states, scale, step, network, self.meter)
         outcomes = []
         for part in self.parts:
             own = inputs.of(part.positions)

@@ -111,10 +111,10 @@ def deliver(
         For every tensor the sum over workers, dense or a `SparseTotal`; and the new residuals.
     """
     message, residuals, plain = selection.message, list(selection.residuals), selection.layout
-    coding = coding_of(ctx)
+    coding, sent = coding_of(ctx), plain.counts(message)
     if coding is not None:
         message, residuals = coding.encode(message, residuals, plain)
-    messages = yield AllGather(message)
+    messages = yield AllGather(message, sent)
     if coding is not None:
         messages, plain = coding.decode(messages, grads, plain)
     return delivered(ctx.layout, messages, plain, grads), residuals

@@ -1,0 +1,129 @@
+"""What the exchange of this process says of itself at a step.
+
+Nothing here asks other workers: variables of which each worker has its own are read copy by copy,
+so one worker alone may sample.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_redsync.exchange import state
+from tf_redsync.explanation import dense_bytes
+
+RESIDUAL = "residual"
+NOTHING_SENT = float("inf")  # the ratio, where there is more than one worker
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """One reading.
+
+    Attributes:
+        step: Number of exchanges so far.
+        bytes_sent: By this worker in this process so far.
+        skipped: Steps skipped so far.
+        density: For each variable the share of its elements that was sent in the last exchange.
+        residual: For each variable the norm of its residual; NaN where there is none.
+    """
+
+    step: int
+    bytes_sent: float
+    skipped: int
+    density: np.ndarray
+    residual: np.ndarray
+
+    @property
+    def residual_norm(self) -> float:
+        """Of all residuals as one vector; 0 if there is none."""
+        return float(np.sqrt(np.nansum(np.square(self.residual.astype(np.float64)))))
+
+
+class Sampler:
+    """Reads a built exchange.
+
+    Args:
+        exchange: A `GradientExchange`.
+    """
+
+    def __init__(self, exchange: Any):
+        self.exchange = exchange
+        self.names = [spec.name for spec in exchange.specs]
+        self.sizes = np.array([spec.size for spec in exchange.specs], np.float64)
+        self.dense_bytes = dense_bytes(exchange.specs, exchange.workers)
+        self._program = exchange.program
+        self._expected = np.ones(len(self.names))
+        self._meters: list[tuple[list[int], tf.Variable]] = []
+        self._residuals: list[tuple[int, tuple[tf.Variable, ...]]] = []
+        for bucket, variables in zip(exchange.program.buckets, exchange.states, strict=True):
+            positions = [spec.position for spec in bucket.layout.specs]
+            self._expected[positions] = 1.0 / bucket.method.waiting_steps
+            self._find_variables(bucket.layout.index, positions, variables)
+        self._norms = tf.function(self._norms_now)
+
+    def _find_variables(self, index: int, positions: list[int], variables: Any) -> None:
+        strategy, meter = self.exchange.strategy, self.exchange.program.meter
+        if meter is not None and index in meter.elements:
+            self._meters.append((positions, state.copies(meter.elements[index], strategy)[0]))
+        kept = variables.variables_by_name.get(RESIDUAL, ())
+        if len(kept) == len(positions):
+            found = [state.copies(v, strategy) for v in kept]
+            self._residuals += zip(positions, found, strict=True)
+
+    @property
+    def stale(self) -> bool:
+        """Whether the exchange has other variables now: a restored `Auto` has chosen otherwise."""
+        return self.exchange.program is not self._program
+
+    def sample(self) -> Sample:
+        """Read everything, between two steps."""
+        exchange = self.exchange
+        density, residual = self._expected.copy(), np.full(len(self.names), np.nan)
+        counts, norms = self._norms()
+        for (positions, _), count in zip(self._meters, counts, strict=True):
+            share = count.numpy() / self.sizes[positions]
+            density[positions] = np.where(share >= 0.0, share, density[positions])
+        if self._residuals:
+            residual[[position for position, _ in self._residuals]] = norms.numpy()
+        return Sample(
+            int(exchange.step.numpy()),
+            float(exchange.bytes_in_all.numpy()),
+            int(exchange.skipped.numpy()),
+            density,
+            residual,
+        )
+
+    def _norms_now(self) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """The counts of elements and the norms, in one call; of several replicas the mean."""
+        counts = [variable.read_value() for _, variable in self._meters]
+        norms = [
+            tf.sqrt(2.0 * tf.add_n([tf.nn.l2_loss(c.read_value()) for c in copies]) / len(copies))
+            for _, copies in self._residuals
+        ]
+        return counts, tf.stack(norms) if norms else tf.zeros([0])
+
+    def ratio(self, sent: float, steps: int) -> float:
+        """Return how many times fewer bytes were sent in some steps than by dense all-reduces."""
+        if self.exchange.workers == 1:
+            return 1.0
+        return self.dense_bytes * steps / sent if sent else NOTHING_SENT
+
+    def overall(self, density: np.ndarray) -> float:
+        """Return the share of all elements that was sent."""
+        return float(np.sum(density * self.sizes) / max(1.0, np.sum(self.sizes)))
+
+    def residuals(self, at_most: int) -> dict[str, np.ndarray]:
+        """Return residuals by the names of their variables.
+
+        Args:
+            at_most: Elements of each, evenly spaced.
+        """
+        found = {}
+        for position, copies in self._residuals:
+            flat = tf.reshape(copies[0].read_value(), [-1])
+            found[self.names[position]] = flat[:: -(-flat.shape[0] // at_most)].numpy()
+        return found
