@@ -5,7 +5,7 @@
 # output. The exit status is not 0 if any stage failed.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
-tools/setup_venv.sh addons examples test </dev/null || exit 1
+tools/setup_venv.sh addons examples report test </dev/null || exit 1
 bin=$PWD/.venv/bin
 
 failed=()

@@ -41,7 +41,7 @@ LAYERS = (
     ("methods/common/",),
     ("methods/",),
     ("policy.py",),
-    ("explanation.py", "auto/"),
+    ("explanation.py", "summary.py", "auto/"),
     ("programs/",),
     ("engine/",),
     ("metrics/",),

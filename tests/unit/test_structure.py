@@ -291,6 +291,7 @@ def test_floors_do_not_look_up():
 
 LONG_MODULES = {
     "callbacks/checkpoint.py": "one callback, and what users read about it",
+    "callbacks/metrics.py": "one callback, and what users read about it",
     "engine/checkpointing.py": "one protocol: restoring and saving in the same rounds",
     "engine/gradient_exchange.py": "one step from gradients to totals, read in one piece",
     "exchange/collectives.py": "the one place for private TensorFlow: network, cluster",

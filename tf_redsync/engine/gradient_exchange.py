@@ -19,8 +19,7 @@ from tf_redsync.exchange.layout import GRADIENT_DTYPES
 from tf_redsync.methods.base import State
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal
 from tf_redsync.policy import Assignment, Resolved
-from tf_redsync.programs import for_buckets
-from tf_redsync.programs.meter import Meter
+from tf_redsync.programs import for_buckets, meter_of
 
 
 class GradientExchange(saved_state.Saved):
@@ -98,9 +97,7 @@ class GradientExchange(saved_state.Saved):
         buckets, create = self._buckets_of(assignments), self._worker.variable
         trial_steps = resolved.trial_steps if self.network.in_branches else 0
         self.program = for_buckets(buckets, self.workers, trial_steps, create, self.warm_up)
-        one_plan = not (self.warm_up or any(b.method.cadence.may_be_dense for b in buckets))
-        if self.network.in_branches or one_plan:  # else all plans run, and one is kept
-            self.program.meter = Meter(buckets, create)
+        self.program.meter = meter_of(self.program, self.network, create)
         self.states = [
             state.StateVariables(*self.program.init(b), b.layout.index, create) for b in buckets
         ]

@@ -148,7 +148,8 @@ def _exchange(
 
 def _fields(request: Request, numbers: bool) -> dict[str, Any]:
     """A request's fields: those that are plain numbers, or its tensors."""
-    return {n: value for n, value in vars(request).items() if isinstance(value, int) == numbers}
+    found = {n: v for n, v in vars(request).items() if v is not None}
+    return {n: value for n, value in found.items() if isinstance(value, int) == numbers}
 
 
 def _result(outcome, old_states) -> LoopbackStep:

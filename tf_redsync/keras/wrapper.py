@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, ClassVar
 
+from tf_redsync import summary
 from tf_redsync.auto import Auto
 from tf_redsync.config import from_config, serialize
 from tf_redsync.engine.gradient_exchange import GradientExchange
@@ -123,6 +124,32 @@ class Wrapper(PassingOn):
         largest = sorted(self.exchange.assignments, key=lambda a: -a.spec.size)
         hints = accuracy.of_settings(self.inner_optimizer, [a.method for a in largest])
         return dataclasses.replace(made, hints=hints)
+
+    def summary(self, print_fn: Callable[[str], Any] | None = None) -> None:
+        """Print how every variable is exchanged, beside Keras's `model.summary()`.
+
+        For each variable the method, the density that it is set to, the bytes that this worker
+        sends of it in a step (its share of its bucket's), how many times fewer these are than by a
+        dense all-reduce, how elements are selected, and the bytes of its state.
+
+        Args:
+            print_fn: Called with each line; `print` if it is `None`.
+
+        Raises:
+            RuntimeError: before `build`.
+        """
+        if print_fn is not None and not callable(print_fn):
+            raise ValueError(
+                "`print_fn` must be a function that takes a line of text, or None. Received: "
+                f"print_fn={print_fn!r}"
+            )
+        if not self.exchange.built:
+            raise RuntimeError(
+                "`summary` needs the model's variables: call `optimizer.build(variables)` or train "
+                "a step first."
+            )
+        for line in summary.of_exchange(self.exchange, self.name):
+            (print_fn or print)(line)
 
     def bytes_per_step(self) -> float:
         """Bytes this worker sends in a step; see `GradientExchange.bytes_per_step`."""

@@ -84,51 +84,52 @@ def load(run_dir: str | os.PathLike[str]) -> History:
 
 
 def _worker(lines: records.Lines, notes: list[str]) -> Worker | None:
+    """Put a worker's runs one after the other; each begins where the last one ended, or before."""
     run: dict[str, Any] = {}
     kept: list[dict[str, Any]] = []
     runs, again, elapsed_before, no_split = 0, 0, 0.0, ""
     for record in lines.records:
         kind = record["record"]
         if kind == "run":
-            if record.get("format", 0) > records.FORMAT:
-                raise ValueError(
-                    f"worker {lines.rank}'s file is of a later version of tf_redsync: format "
-                    f"{record['format']}, and this one reads {records.FORMAT}. Update tf_redsync."
-                )
-            run, runs, no_split = record, runs + 1, ""
-            step = record.get("step") or 0
-            before = [r for r in kept if (r.get("step") or 0) <= step]
-            if step == 0:
-                before = []
-            again += sum(r["record"] == "sample" for r in kept) - sum(
-                r["record"] == "sample" for r in before
-            )
+            _check_format(record, lines.rank)
+            run, runs, no_split, step = record, runs + 1, "", record.get("step") or 0
+            before = [r for r in kept if step and (r.get("step") or 0) <= step]
+            again += _samples(kept) - _samples(before)
             kept = before
-            elapsed_before = max([r.get("elapsed") or 0.0 for r in kept], default=0.0)
+            elapsed_before = max([r["elapsed"] for r in kept], default=0.0)
         elif kind == "no_split":
             no_split = str(record.get("why", ""))
         elif kind in ("sample", "split", "epoch") and run:
-            elapsed = elapsed_before + max(0.0, (record.get("time") or 0.0) - run.get("time", 0.0))
-            kept.append({**record, "elapsed": elapsed})
+            since = (record.get("time") or 0.0) - (run.get("time") or 0.0)
+            kept.append({**record, "elapsed": elapsed_before + max(0.0, since)})
     if not run:
         return None
     if runs > 1:
-        text = f"worker {lines.rank}: {runs} calls of `fit`, one after the other."
-        if again:
-            text += (
-                f" {_number(again, 'sample')} left out that a later one did again, from the "
-                "checkpoint it went on from or from the start."
-            )
-        notes.append(text)
+        notes.append(f"worker {lines.rank}: {runs} calls of `fit`, one after the other.")
+    if again:
+        notes.append(
+            f"worker {lines.rank}: {_number(again, 'sample')} left out of steps that a later call "
+            "of `fit` did again, from the checkpoint it went on from or from the start."
+        )
+    if not no_split and run.get("time_split") != "profiled":
+        no_split = str(run.get("time_split", ""))
 
     def of(kind: str) -> tuple[dict[str, Any], ...]:
         return tuple(r for r in kept if r["record"] == kind)
 
-    splits = of("split")
-    if not splits and not no_split:
-        no_split = str(run.get("time_split", ""))
-        no_split = "" if no_split == "profiled" else no_split
-    return Worker(lines.rank, run, of("sample"), splits, of("epoch"), no_split)
+    return Worker(lines.rank, run, of("sample"), of("split"), of("epoch"), no_split)
+
+
+def _samples(found: Sequence[dict[str, Any]]) -> int:
+    return sum(record["record"] == "sample" for record in found)
+
+
+def _check_format(run: dict[str, Any], rank: int) -> None:
+    if run.get("format", 0) > records.FORMAT:
+        raise ValueError(
+            f"worker {rank}'s file is of a later version of tf_redsync: format {run['format']}, "
+            f"and this one reads {records.FORMAT}. Update tf_redsync."
+        )
 
 
 def _number(count: int, what: str) -> str:

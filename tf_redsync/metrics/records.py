@@ -137,7 +137,8 @@ def read(directory: str | os.PathLike[str]) -> list[Lines]:
             f"run_dir={os.fspath(directory)!r}, which is "
             + ("not a directory." if folder.exists() else "not there.")
         )
-    found = {int(m[1]): p for p in folder.iterdir() if (m := _FILE.fullmatch(p.name))}
+    names = ((p, _FILE.fullmatch(p.name)) for p in folder.iterdir() if p.is_file())
+    found = {int(match[1]): path for path, match in names if match}
     if not found:
         raise FileNotFoundError(
             f"{folder} has no worker-0.jsonl: nothing was recorded there. Train with "

@@ -7,6 +7,7 @@ so one worker alone may sample.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from tf_redsync.exchange import state
 from tf_redsync.explanation import dense_bytes
+from tf_redsync.summary import density_of
 
 RESIDUAL = "residual"
 NOTHING_SENT = float("inf")  # the ratio, where there is more than one worker
@@ -43,6 +45,24 @@ class Sample:
         return float(np.sqrt(np.nansum(np.square(self.residual.astype(np.float64)))))
 
 
+@dataclasses.dataclass
+class Clock:
+    """How long some steps took."""
+
+    steps: int = 0
+    seconds: float = 0.0
+
+    def add(self, steps: int, seconds: float) -> None:
+        """Add the time of some more."""
+        self.steps += steps
+        self.seconds += seconds
+
+    @property
+    def mean_ms(self) -> float:
+        """Of one step; NaN if there was none."""
+        return 1e3 * self.seconds / self.steps if self.steps else math.nan
+
+
 class Sampler:
     """Reads a built exchange.
 
@@ -61,7 +81,7 @@ class Sampler:
         self._residuals: list[tuple[int, tuple[tf.Variable, ...]]] = []
         for bucket, variables in zip(exchange.program.buckets, exchange.states, strict=True):
             positions = [spec.position for spec in bucket.layout.specs]
-            self._expected[positions] = 1.0 / bucket.method.waiting_steps
+            self._expected[positions] = [density_of(bucket.method, s) for s in bucket.layout.specs]
             self._find_variables(bucket.layout.index, positions, variables)
         self._norms = tf.function(self._norms_now)
 

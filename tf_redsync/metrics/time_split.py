@@ -1,22 +1,16 @@
 """Where the time of a step goes, from a short profile of a few steps.
 
 TensorFlow's profiler records the ops of this process on the CPU; their types and names tell what
-they are for (`driver.SELECTING`, `DECODING`). Recording costs time, so it is done for a few steps
-and rarely; what it has recorded is read in a thread, beside the training.
+they are for (`driver.SELECTING`, `DECODING`). `profiler.py` makes the profile.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-import shutil
-import tempfile
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-import tensorflow as tf
 
 from tf_redsync.exchange.driver import DECODING, SELECTING
 
@@ -56,90 +50,6 @@ class Split:
 
 class NoProfile(RuntimeError):
     """The steps could not be recorded, for a reason that the text says."""
-
-
-class Profiler:
-    """Records steps, and makes a `Split` of them in a thread."""
-
-    def __init__(self) -> None:
-        self._folder = ""
-        self._thread: threading.Thread | None = None
-        self._found: Split | NoProfile | None = None
-
-    @property
-    def busy(self) -> bool:
-        """Whether it records, or what it has recorded is being read."""
-        return bool(self._folder) or self._thread is not None
-
-    def start(self) -> None:
-        """Begin to record.
-
-        Raises:
-            NoProfile: if something else records already, or the profiler cannot run here.
-        """
-        if tf.config.list_logical_devices("GPU"):
-            raise NoProfile("on a GPU the ops that a process launches say nothing of when they run")
-        folder = tempfile.mkdtemp(prefix="tf_redsync_profile_")
-        options = tf.profiler.experimental.ProfilerOptions(
-            host_tracer_level=2, python_tracer_level=0, device_tracer_level=0
-        )
-        try:
-            tf.profiler.experimental.start(folder, options)
-        except (tf.errors.OpError, RuntimeError, OSError) as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise NoProfile(f"TensorFlow's profiler did not start ({error})") from error
-        self._folder = folder
-
-    def stop(self, steps: int) -> None:
-        """End recording; what was recorded is read in a thread.
-
-        Args:
-            steps: How many training steps each recorded one stands for.
-        """
-        folder, self._folder = self._folder, ""
-        self._thread = threading.Thread(
-            target=self._read, args=(folder, steps), name="tf_redsync profile", daemon=True
-        )
-        self._thread.start()
-
-    def _read(self, folder: str, steps: int) -> None:
-        try:
-            tf.profiler.experimental.stop()
-            self._found = split_of(read(folder), steps)
-        except NoProfile as error:
-            self._found = error
-        except (tf.errors.OpError, RuntimeError, OSError, ImportError) as error:
-            self._found = NoProfile(f"TensorFlow's profile cannot be read ({error})")
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def result(self, wait: float = 0.0) -> Split | None:
-        """Return what was found since the last call, if it is there.
-
-        Args:
-            wait: Seconds to wait for it.
-
-        Raises:
-            NoProfile: if there is nothing to be found.
-        """
-        thread = self._thread
-        if thread is None:
-            return None
-        thread.join(wait)
-        if thread.is_alive():
-            return None
-        self._thread, found, self._found = None, self._found, None
-        if isinstance(found, NoProfile):
-            raise found
-        return found
-
-    def abandon(self) -> None:
-        """End recording, if it goes on, without a result."""
-        if self._folder:
-            self.stop(1)
-        if self._thread is not None:
-            self._thread.join()
-            self._thread, self._found = None, None
 
 
 def read(folder: str | Path) -> Any:

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tf_redsync.exchange.driver import Network
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.state import Create, replica_variable
 from tf_redsync.programs.every_step import EveryStep
 from tf_redsync.programs.local_steps import LocalSteps
+from tf_redsync.programs.meter import Meter
 from tf_redsync.programs.own_points import OwnPoints
 from tf_redsync.programs.trial import Trial
 from tf_redsync.programs.warm_up import WarmUp
 
-__all__ = ["EveryStep", "LocalSteps", "OwnPoints", "Trial", "WarmUp", "for_buckets"]
+__all__ = ["EveryStep", "LocalSteps", "OwnPoints", "Trial", "WarmUp", "for_buckets", "meter_of"]
 
 
 def for_buckets(
@@ -47,3 +49,19 @@ def for_buckets(
     if workers > 1 and any(c.own_point or c.delay for c in cadences):
         return OwnPoints(buckets, cadences[0].delay, warm_up)
     return EveryStep(buckets, warm_up)
+
+
+def meter_of(program: EveryStep, network: Network, create: Create) -> Meter | None:
+    """Return what notes how many elements a program sends, if it can be told.
+
+    Where collectives cannot stand in branches all of a step's plans run, and one is kept.
+
+    Args:
+        program: The program.
+        network: What carries requests.
+        create: See `for_buckets`.
+    """
+    dense_at_times = any(b.method.cadence.may_be_dense for b in program.buckets)
+    if not network.in_branches and (program.warm_up or dense_at_times):
+        return None
+    return Meter(program.buckets, create)

@@ -191,16 +191,15 @@ class EveryStep:
         The mean of an even and an odd step, for methods that take turns, and of the dense steps
         that `dense_every` asks for.
         """
-        if workers == 1:
-            return 0.0
-        sent = 0.0
-        for bucket in self.buckets:
-            method, layout = bucket.method, dataclasses.replace(bucket.layout, workers=workers)
-            share = 1.0 / self.dense_every if method.cadence.dense_every else 0.0
-            sent += (1.0 - share) * cost.bytes_sent(cost.messages(method, layout))
-            if share:
-                dense = cost.messages(method, layout, "dense_exchange")
-                sent += share * cost.bytes_sent(dense)
+        return 0.0 if workers == 1 else sum(self.bytes_of(b, workers) for b in self.buckets)
+
+    def bytes_of(self, bucket: Bucket, workers: int) -> float:
+        """Those of one bucket, on two workers or more."""
+        method, layout = bucket.method, dataclasses.replace(bucket.layout, workers=workers)
+        share = 1.0 / self.dense_every if method.cadence.dense_every else 0.0
+        sent = (1.0 - share) * cost.bytes_sent(cost.messages(method, layout))
+        if share:
+            sent += share * cost.bytes_sent(cost.messages(method, layout, "dense_exchange"))
         return sent
 
     @property

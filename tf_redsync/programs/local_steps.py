@@ -194,9 +194,9 @@ class LocalSteps(EveryStep):
                 momentum.assign(tf.where(keep, value, tf.zeros_like(value)))
 
     @override
-    def bytes_per_step(self, workers: int) -> float:
+    def bytes_of(self, bucket: Bucket, workers: int) -> float:
         """Mean over a round."""
-        return super().bytes_per_step(workers) / self.steps
+        return super().bytes_of(bucket, workers) / self.steps
 
 
 def _nothing_sent() -> tuple[tf.Tensor, tf.Tensor]:

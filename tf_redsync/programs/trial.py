@@ -149,11 +149,11 @@ class Trial(EveryStep):
         return count, verdict
 
     @override
-    def bytes_per_step(self, workers: int) -> float:
+    def bytes_of(self, bucket: Bucket, workers: int) -> float:
         """Of the exchange in use: dense bytes if the trial ended so."""
         if int(self.times.verdict.numpy()) != DENSE:
-            return super().bytes_per_step(workers)
-        return dense_bytes([s for b in self.buckets for s in b.layout.specs], workers)
+            return super().bytes_of(bucket, workers)
+        return dense_bytes(bucket.layout.specs, workers)
 
 
 def _delivering(buckets: Sequence[Bucket], delivered: tf.Tensor) -> Plan:

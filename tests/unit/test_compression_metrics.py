@@ -1,0 +1,309 @@
+"""`CompressionMetrics`: its numbers against those computed here, and what users do wrong."""
+
+import csv
+import json
+import math
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tf_redsync as rs
+from tests.loops import loop
+from tf_redsync.callbacks import CompressionMetrics
+from tf_redsync.metrics import time_split
+
+STEPS, BATCH = 12, 8
+X, Y = np.ones((STEPS * BATCH, 30), "float32"), np.ones((STEPS * BATCH, 20), "float32")
+TOPK = rs.TopK(density=0.05, dense_below=0)
+ALONE = tf.distribute.get_strategy()
+
+
+def model_of(strategy, family, method, **options):
+    with strategy.scope(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        family.utils.set_random_seed(1)
+        layers = [family.layers.Input((30,)), family.layers.Dense(20), family.layers.Dense(20)]
+        model = family.Sequential(layers, name="small")
+        model.compile(
+            rs.DistributedOptimizer(family.optimizers.SGD(0.01), method), "mse", **options
+        )
+    return model
+
+
+def fitted(model, metrics, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", rs.AccuracyWarning)
+        options = {"epochs": 2, "verbose": 0} | options
+        callbacks = [*options.pop("callbacks", ()), metrics]
+        return model.fit(X, Y, batch_size=BATCH, callbacks=callbacks, **options).history
+
+
+def lines(folder, kind=None):
+    found = [json.loads(line) for line in (folder / "worker-0.jsonl").read_text().splitlines()]
+    return [r for r in found if kind in (None, r["record"])]
+
+
+def norms(optimizer):
+    """Of the residuals, from what the exchange saves, one row for each replica."""
+    part = optimizer.exchange.worker_state()
+    rows = [v for n, v in sorted(part.items()) if "/residual/" in n]
+    return [np.mean([np.linalg.norm(r) ** 2 for r in v]) ** 0.5 for v in rows]
+
+
+@loop("family", [keras, tf_keras])
+def test_numbers(mirrored, tmp_path, family):
+    folder = tmp_path / family.__name__
+    model = model_of(mirrored(2), family, TOPK)
+    history = fitted(model, CompressionMetrics(folder, every=5, time_split=False))
+    optimizer, explained = model.optimizer, model.optimizer.explain()
+    sent, steps = explained.bytes_per_step, 2 * STEPS
+    ratio = explained.dense_bytes / sent
+    assert history["compression_ratio"] == pytest.approx([ratio] * 2) and ratio > 4
+    assert history["bytes_per_step"] == [sent] * 2
+    assert history["bytes_sent"] == [sent * STEPS, sent * steps]
+    assert history["skipped_steps"] == [0, 0] and min(history["step_ms"]) > 0
+    # 30 and 20 of the kernels' elements, all of the biases'
+    assert history["density"] == pytest.approx([(30 + 20 + 40) / (600 + 400 + 40)] * 2)
+    expected = norms(optimizer)
+    assert len(expected) == 2 and history["residual_norm"][-1] == pytest.approx(
+        math.hypot(*expected), rel=1e-5
+    )
+    (run,) = lines(folder, "run")
+    assert [v["method"] for v in run["variables"]] == ["TopK", "Dense"] * 2
+    assert run["workers"] == 2 and run["dense_bytes"] == explained.dense_bytes
+    samples = lines(folder, "sample")
+    assert [s["step"] for s in samples] == [5, 10, 15, 20]
+    assert samples[-1]["layers"]["density"] == pytest.approx([0.05, 1, 0.05, 1])
+    assert [r is None for r in samples[-1]["layers"]["residual"]] == [False, True] * 2
+    assert all(0 < s["logs"]["loss"] < 10 for s in samples)
+    last = lines(folder, "epoch")[-1]
+    assert last["step"] == steps and last["logs"]["loss"] == pytest.approx(history["loss"][-1])
+    assert lines(folder)[-1]["record"] == "end"
+
+
+@pytest.mark.deep
+def test_a_sample_sees_what_was_really_sent(mirrored, tmp_path):
+    """A threshold that nothing reaches, or all: not what the settings let expect."""
+    densities = {}
+    for threshold in (1e-9, 1e9):
+        method = rs.FixedThreshold(threshold=threshold, dense_below=0)
+        folder = tmp_path / str(threshold)
+        fitted(model_of(mirrored(2), keras, method), CompressionMetrics(folder, 5, False))
+        densities[threshold] = lines(folder, "sample")[-1]["layers"]["density"][2]
+    assert densities[1e-9] > 0.5 and densities[1e9] == 0.0
+
+
+@pytest.mark.deep
+@loop(
+    ("method", "density", "has_residual"),
+    [
+        (rs.Dense(), 1.0, False),
+        (rs.NoExchange(), None, False),
+        (rs.SignSGD(), 1.0, False),
+        (rs.RedSync(density=0.05, dense_below=0, warm_up=rs.DenseWarmUp(6)), None, True),
+        (rs.PowerSGD(rank=1), 1.0, True),
+        (rs.Policy(default=TOPK, rules=(rs.Rule(pattern="dense_", method=rs.SignSGD()),)), None, 1),
+    ],
+)
+def test_other_methods(mirrored, tmp_path, method, density, has_residual):
+    folder = tmp_path / type(method).__name__
+    history = fitted(model_of(mirrored(2), keras, method), CompressionMetrics(folder, 4, False))
+    if density is not None:
+        assert history["density"] == [density] * 2
+    assert (history["residual_norm"][-1] > 0) == bool(has_residual)
+    if isinstance(method, rs.NoExchange):
+        assert history["compression_ratio"] == [math.inf] * 2 and history["bytes_sent"] == [0, 0]
+        assert lines(folder, "sample")[0]["compression_ratio"] is None  # JSON has no infinity
+    if method == rs.Dense():
+        assert history["compression_ratio"] == pytest.approx([1.0] * 2)
+
+
+@pytest.mark.deep
+@loop(("family", "per"), [(keras, 4), (tf_keras, 3)])
+def test_several_steps_in_an_execution(mirrored, tmp_path, family, per):
+    folder = tmp_path / family.__name__
+    model = model_of(mirrored(2), family, TOPK, steps_per_execution=per)
+    history = fitted(model, CompressionMetrics(folder, every=6, time_split=False))
+    assert history["bytes_sent"][-1] == model.optimizer.bytes_per_step() * 2 * STEPS
+    assert [s["step"] for s in lines(folder, "sample")][0] in (6, 8)
+
+
+def test_outputs_of_keras(mirrored, tmp_path, capfd):
+    """`History`, `CSVLogger` and `TensorBoard`, wherever they stand; the bar stays short."""
+    table, board = tmp_path / "log.csv", tmp_path / "board"
+    others = [keras.callbacks.CSVLogger(str(table)), keras.callbacks.TensorBoard(str(board))]
+    model = model_of(mirrored(2), keras, TOPK)
+    history = fitted(
+        model,
+        CompressionMetrics(tmp_path / "run", every=4),
+        callbacks=others,
+        verbose=1,
+        validation_data=(X, Y),
+    )
+    rows = list(csv.DictReader(table.open()))
+    assert len(rows) == 2 and {"compression_ratio", "wait_ms", "density"} < set(rows[0])
+    assert float(rows[1]["bytes_sent"]) == history["bytes_sent"][1] > 0
+    split = [history[f"{part}_ms"][-1] for part in ("compute", "select", "wait", "decode", "input")]
+    assert all(t >= 0 for t in split) and history["exchange_ms"][-1] >= 0
+    found = scalars_of(board / "train")
+    assert found["epoch_compression_ratio"] == pytest.approx(history["compression_ratio"][-1])
+    own, name = scalars_of(tmp_path / "run/tensorboard/worker-0"), model.weights[0].path
+    assert own[f"tf_redsync/density/{name}"] == pytest.approx(0.05)
+    assert own[f"tf_redsync/residual_norm/{name}"] > 0 and own["tf_redsync/time/step_ms"] > 0
+    assert own[f"residual/{name}"] == 600  # elements in the histogram
+    bar = capfd.readouterr().out
+    assert "compression_ratio: " in bar and "bytes_per_step: " in bar and "_ms: " not in bar
+    shown = [part for line in bar.splitlines() for part in line.replace("\b", "\r").split("\r")]
+    assert max(map(width, shown)) < 160
+
+
+def width(text):
+    import re
+
+    return len(re.sub(r"\x1b\[[0-9;]*m", "", text))
+
+
+def scalars_of(folder):
+    """The last value of each scalar, and the names of histograms with the sum of their counts."""
+    found = {}
+    for path in sorted(folder.rglob("*.v2")):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                array = tf.make_ndarray(value.tensor) if value.HasField("tensor") else None
+                if array is not None and array.dtype.kind == "f":
+                    found[value.tag] = float(array) if array.ndim == 0 else array[:, 2].sum()
+    return found
+
+
+@pytest.mark.deep
+def test_second_fit_and_resume(mirrored, tmp_path):
+    """Bytes in all go on in this process, and in another one by its file."""
+    model = model_of(mirrored(2), keras, TOPK)
+    sent = model.optimizer.bytes_per_step() * STEPS
+    metrics = CompressionMetrics(tmp_path, every=6, time_split=False)
+    assert fitted(model, metrics, epochs=1)["bytes_sent"] == [sent]
+    assert fitted(model, metrics, initial_epoch=1, epochs=2)["bytes_sent"] == [2 * sent]
+    resumed = model_of(mirrored(2), keras, TOPK)
+    resumed.optimizer.exchange.restore_worker_states([model.optimizer.exchange.worker_state()])
+    (tmp_path / "worker-0.jsonl").open("a").write('{"record": "sample", "st')  # killed there
+    again = CompressionMetrics(tmp_path, every=6, time_split=False)
+    assert fitted(resumed, again, initial_epoch=2, epochs=3)["bytes_sent"] == [3 * sent]
+    fresh = model_of(mirrored(2), keras, TOPK)  # a new training in the same directory
+    assert fitted(fresh, again, epochs=1)["bytes_sent"] == [sent]
+
+
+def test_a_full_disk(tmp_path):
+    """Said once; training goes on, and so do the logs."""
+    (tmp_path / "worker-0.jsonl").symlink_to("/dev/full")
+    model = model_of(ALONE, keras, TOPK)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        history = fitted(model, CompressionMetrics(tmp_path, every=2, time_split=False))
+    texts = [str(w.message) for w in caught if "cannot write" in str(w.message)]
+    assert len(texts) == 1 and "worker-0.jsonl" in texts[0] and "No space left" in texts[0]
+    assert len(history["density"]) == 2
+
+
+def test_a_directory_that_cannot_be(tmp_path):
+    (tmp_path / "file").write_text("")
+    model = model_of(ALONE, keras, TOPK)
+    metrics = CompressionMetrics(tmp_path / "file" / "run", every=2, time_split=False)
+    with pytest.warns(UserWarning, match="cannot write.*Not a directory"):
+        assert len(fitted(model, metrics)["density"]) == 2
+
+
+def test_another_profiler(tmp_path):
+    """One runs already: said once, in the file as well."""
+    model = model_of(ALONE, keras, TOPK)
+    tf.profiler.experimental.start(str(tmp_path / "other"))
+    try:
+        with pytest.warns(UserWarning, match="does not tell where the time.*did not start") as all_:
+            history = fitted(model, CompressionMetrics(tmp_path, every=4))
+    finally:
+        tf.profiler.experimental.stop(save=False)
+    assert len([w for w in all_ if "where the time" in str(w.message)]) == 1
+    assert "wait_ms" not in history and lines(tmp_path, "no_split")
+
+
+@loop(
+    ("arguments", "text"),
+    [
+        ({"every": 0}, "`every` must be"),
+        ({"every": 2.5}, "`every` must be"),
+        ({"every": "epoch"}, "`every` must be"),
+        ({"run_dir": ""}, "`run_dir` must be a path"),
+        ({"run_dir": 3}, "`run_dir` must be a path"),
+        ({"time_split": "yes"}, "`time_split` must be"),
+    ],
+)
+def test_bad_arguments(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        CompressionMetrics(**arguments)
+
+
+@loop("family", [keras, tf_keras])
+def test_a_model_that_is_not_ours(family):
+    plain = family.Sequential([family.layers.Input((30,)), family.layers.Dense(20)])
+    plain.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="`CompressionMetrics` needs a model.*DistributedOptimize"):
+        fitted(plain, CompressionMetrics())
+
+
+def test_one_worker(tmp_path):
+    """Nothing is sent."""
+    model = model_of(ALONE, keras, TOPK)
+    history = fitted(model, CompressionMetrics(tmp_path, every=4, time_split=False))
+    assert history["compression_ratio"] == [1.0] * 2 and history["bytes_sent"] == [0.0] * 2
+
+
+# ------------------------------------------------------------------------------ the time of a step
+
+
+def event(name, start, end):
+    return name, start, end
+
+
+def profile(*events):
+    """An XSpace of some events, in microseconds."""
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    space = xplane_pb2.XSpace()
+    plane = space.planes.add(name="/host:CPU")
+    line = plane.lines.add(timestamp_ns=5_000)
+    for number, (name, start, end) in enumerate(events, start=1):
+        plane.event_metadata[number].name = name
+        line.events.add(
+            metadata_id=number, offset_ps=start * 10**6, duration_ps=(end - start) * 10**6
+        )
+    return space
+
+
+def test_split_by_hand():
+    """100 us: input 0-10, compute 10-50, select 40-60, exchange 55-90, decode 90-95, wait."""
+    space = profile(
+        (time_split.STEP, 0, 100),
+        ("IteratorGetNext:IteratorGetNext", 0, 10),
+        ("while/body/StatefulPartitionedCall:StatefulPartitionedCall", 0, 99),  # holds others
+        ("gradient_tape/small/dense/MatMul:MatMul", 10, 50),
+        ("sgd/redsync_select/TopKV2:TopKV2", 40, 55),
+        ("RedsyncAccumulateAndSelect:RedsyncAccumulateAndSelect", 50, 60),
+        ("sgd/CollectiveGatherV2:CollectiveGatherV2", 55, 90),
+        ("sgd/redsync_decode/Add:AddV2", 90, 95),
+        ("gradient_tape/later:MatMul", 110, 120),  # after the step
+        ("ThreadpoolListener::Schedule", 0, 100),  # no op
+    )
+    found = time_split.split_of(space, steps=1)
+    expected = {"input": 10, "compute": 30, "select": 20, "exchange": 35, "decode": 5, "wait": 35}
+    assert {n: round(1e3 * getattr(found, n), 3) for n in expected} == expected
+    parts = found.compute + found.select + found.decode + found.input + found.wait
+    assert parts == pytest.approx(found.step) == pytest.approx(0.1)
+    assert time_split.split_of(space, steps=2).step == pytest.approx(0.05)
+
+
+def test_a_profile_without_steps():
+    with pytest.raises(time_split.NoProfile, match="no whole step"):
+        time_split.split_of(profile(("a:MatMul", 0, 1)), steps=1)

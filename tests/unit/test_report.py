@@ -1,0 +1,282 @@
+"""The report: what it makes of files in any state, and how the page looks in a real browser."""
+
+import html
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+import tf_redsync as rs
+from tests.loops import loop
+from tf_redsync.cli import report as command
+from tf_redsync.metrics import history, page, records
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+SIZES = (600, 20, 400, 20)
+VARIABLES = [
+    {
+        "name": f"small/dense_{i}/kernel",
+        "shape": [n],
+        "elements": n,
+        "bucket": 0,
+        "method": "TopK" if n > 20 else "Dense",
+        "how": "exact",
+        "reason": "default",
+    }
+    for i, n in enumerate(SIZES)
+]
+RUN = {
+    "record": "run",
+    "format": 1,
+    "time": 1000.0,
+    "step": 0,
+    "workers": 2,
+    "model": "small",
+    "optimizer": "SGD",
+    "dense_bytes": 4160.0,
+    "decision": "tf_redsync.Auto, 2 workers: <all-gather>",
+    "explained": "variable  shape\nthe table",
+    "time_split": "profiled",
+    "versions": {"tf_redsync": "0.1.0"},
+    "variables": VARIABLES,
+}
+
+
+def sample(step, time=None, variables=4, **values):
+    residual = [step / (i + 1) if i % 2 == 0 else None for i in range(variables)]
+    return {
+        "record": "sample",
+        "step": step,
+        "time": 1000.0 + step if time is None else time,
+        "bytes_sent": 400.0 * step,
+        "bytes_per_step": 400.0,
+        "compression_ratio": 10.4,
+        "density": 0.05,
+        "residual_norm": 1.5 * step,
+        "skipped_steps": 0,
+        "step_ms": 10.0 + step % 3,
+        "logs": {"loss": 2.0 / step},
+        "layers": {"density": [0.05, 1.0, 0.05, 1.0][:variables], "residual": residual},
+    } | values
+
+
+def split(step):
+    parts = {"compute": 5, "select": 1, "decode": 1, "input": 1, "wait": 3, "exchange": 4}
+    times = {f"{n}_ms": float(t) for n, t in parts.items()}
+    return {"record": "split", "step": step, "time": 1000.0 + step, "step_ms": 11.0} | times
+
+
+def epoch(step, **logs):
+    logs = {"loss": 0.1, "val_loss": 0.2, "bytes_sent": 400.0 * step} | logs
+    return {"record": "epoch", "step": step, "time": 1000.0 + step, "logs": logs, "trial": None}
+
+
+TRAINING = [RUN, *(sample(s) for s in range(10, 60, 10)), split(20), epoch(50)]
+
+
+def write(folder, found, rank=0, tail=""):
+    folder.mkdir(exist_ok=True)
+    text = "".join(json.dumps(r) + "\n" for r in found)
+    (folder / f"worker-{rank}.jsonl").write_text(text + tail)
+    return folder
+
+
+def test_one_history_of_several_files(tmp_path):
+    write(tmp_path, TRAINING, tail='{"record": "sample", "step": 60, "logs": {"lo')
+    write(tmp_path, [RUN | {"workers": 3}, sample(10), sample(20)], rank=2)
+    (tmp_path / "worker-x.jsonl").write_text("not ours")
+    found = history.load(tmp_path)
+    assert [w.rank for w in found.workers] == [0, 2]
+    assert [s["step"] for s in found.first.samples] == [10, 20, 30, 40, 50]
+    assert [s["elapsed"] for s in found.first.samples] == [10, 20, 30, 40, 50]
+    assert "1 line left out that is not whole" in found.notes[0] and len(found.notes) == 1
+
+
+def test_missing_workers_are_named(tmp_path):
+    write(tmp_path, [RUN | {"workers": 4}, sample(10)])
+    (note,) = history.load(tmp_path).notes
+    assert "of 4 workers 1 file found: those of worker 0." in note
+
+
+def test_a_resumed_run(tmp_path):
+    """Killed at step 50, on from the checkpoint at 30: what was done again counts once."""
+    again = [RUN | {"step": 30, "time": 5000.0}]
+    again += [sample(s, time=5000.0 + s - 30, logs={"loss": 7.0}) for s in (40, 50, 60)]
+    found = history.load(write(tmp_path, [*TRAINING, *again]))
+    samples = found.first.samples
+    assert [s["step"] for s in samples] == [10, 20, 30, 40, 50, 60]
+    assert [s["elapsed"] for s in samples] == [10, 20, 30, 40, 50, 60]  # without the pause
+    assert [s["logs"]["loss"] == 7.0 for s in samples] == [False] * 3 + [True] * 3
+    assert any("2 calls of `fit`" in n for n in found.notes)
+    assert any("2 samples left out" in n for n in found.notes)
+
+
+def test_a_new_run_in_the_same_directory(tmp_path):
+    found = history.load(write(tmp_path, [*TRAINING, RUN, sample(10)]))
+    assert [s["step"] for s in found.first.samples] == [10]
+    assert any("5 samples left out" in n for n in found.notes)
+
+
+@loop(
+    ("files", "error", "text"),
+    [
+        (None, FileNotFoundError, "which is not there"),
+        ({}, FileNotFoundError, "has no worker-0.jsonl.*CompressionMetrics"),
+        ({0: []}, page.ReportError, "in which a training has begun"),
+        ({0: [sample(1)]}, page.ReportError, "in which a training has begun"),
+        ({0: [RUN | {"format": 9}]}, page.ReportError, "later version.*format 9.*Update"),
+    ],
+)
+def test_nothing_to_report(tmp_path, capsys, files, error, text):
+    folder = tmp_path / str(hash(text + str(files)))
+    for rank, found in (files or {}).items():
+        write(folder, found, rank)
+    if files == {}:
+        folder.mkdir()
+    with pytest.raises(error, match=f"(?s){text}"):
+        rs.report(folder)
+    with pytest.raises(SystemExit) as ended:
+        command.main([str(folder)])
+    assert ended.value.code == 2 and re.search(text, capsys.readouterr().err, re.S)
+
+
+def test_no_folder_for_the_page(tmp_path):
+    write(tmp_path, TRAINING)
+    with pytest.raises(FileNotFoundError, match="`output` must be a file in a directory"):
+        rs.report(tmp_path, tmp_path / "nowhere" / "page.html")
+
+
+def test_without_plotly(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "plotly.graph_objects", None)
+    with pytest.raises(page.ReportError, match=r"pip install 'tf_redsync\[report\]'"):
+        rs.report(write(tmp_path, TRAINING))
+
+
+def test_the_function_and_the_module(tmp_path, capsys):
+    """`rs.report` can be called before and after an import of the module of that name."""
+    import importlib
+
+    write(tmp_path, TRAINING)
+    module = importlib.import_module("tf_redsync.report")
+    assert module(tmp_path) == module.report(tmp_path) == tmp_path / "report.html"
+    assert rs.report(tmp_path, tmp_path / "other.html").exists()
+    assert command.main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
+
+
+@loop(
+    "found",
+    [
+        [RUN],  # no step yet
+        [RUN, sample(1)],
+        [RUN | {"variables": [], "decision": None, "dense_bytes": 0.0}, sample(1, variables=0)],
+        [RUN, {"record": "sample", "step": 3}],
+        [RUN | {"workers": 1}, sample(10, logs={}, bytes_sent=0.0, compression_ratio=None)],
+        [RUN, sample(10, variables=3), {"record": "no_split", "why": "on a <GPU>"}],
+        [RUN, sample(10), {"record": "of a later version"}, epoch(10, val_loss=None)],
+    ],
+)
+def test_pages_of_little(tmp_path, found):
+    text = rs.report(write(tmp_path, found)).read_text()
+    assert text.endswith("</html>\n") and "<GPU>" not in text
+
+
+def test_words():
+    assert page.size(1_234_567) == "1.23 MB" and page.size(12) == "12 bytes"
+    assert records.finite({"a": np.float32("inf"), "b": [np.int64(3), math_nan()]}) == {
+        "a": None,
+        "b": [3, None],
+    }
+
+
+def math_nan():
+    return float("nan")
+
+
+# ----------------------------------------------------------------------------- in a real browser
+
+# Stands before everything else in the page: what goes wrong later is in the document's attribute.
+WATCH = """<script>
+window.seen = [];
+addEventListener('error', e => seen.push('error: ' + e.message), true);
+addEventListener('unhandledrejection', e => seen.push('rejected: ' + e.reason));
+document.addEventListener('securitypolicyviolation',
+  e => seen.push('network: ' + e.blockedURI + ' by ' + e.violatedDirective));
+const complain = console.error;
+console.error = (...words) => { seen.push('console: ' + words.join(' ')); complain(...words); };
+addEventListener('load', () => setTimeout(() => {
+  const boxes = [...document.querySelectorAll('.js-plotly-plot')].map(p => {
+    const b = p.getBoundingClientRect();
+    return [b.left, b.top, b.width, b.height].map(Math.round);
+  });
+  const loaded = performance.getEntriesByType('resource').map(r => r.name);
+  document.documentElement.setAttribute('data-found', JSON.stringify({seen, boxes, loaded}));
+}, 1500));
+</script>"""
+
+
+def browse(text, folder, height=3000):
+    """Opens a page in Chromium; returns what `WATCH` found and the picture, `[y, x, 4]`."""
+    from matplotlib.image import imread
+
+    folder.mkdir(exist_ok=True)
+    watched = folder / "watched.html"
+    watched.write_text(text.replace("<head>", f"<head>{WATCH}", 1))
+    command = [
+        CHROMIUM, "--headless=new", "--disable-gpu", "--no-first-run", "--hide-scrollbars",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync",
+        "--disable-extensions", f"--user-data-dir={folder / 'profile'}", "--no-sandbox",
+        "--host-resolver-rules=MAP * ~NOTFOUND", f"--window-size=1150,{height}",
+        "--virtual-time-budget=6000", f"--screenshot={folder / 'page.png'}", "--dump-dom",
+        watched.as_uri(),
+    ]  # fmt: skip
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    found = re.search(r'data-found="([^"]*)"', dom)
+    assert found, "the page did not load"
+    picture = imread(io.BytesIO((folder / "page.png").read_bytes()), format="png")
+    return json.loads(html.unescape(found[1])), picture
+
+
+def is_blank(picture, box):
+    left, top, width, height = box
+    part = picture[top : top + height, left : left + width, :3]
+    return part.size == 0 or float(np.std(part)) < 0.02
+
+
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None, reason="needs a browser (Debian: apt-get install chromium)"
+)
+
+
+@needs_browser
+def test_the_page_in_a_browser(tmp_path):
+    write(tmp_path, TRAINING)
+    write(tmp_path, [RUN, *(sample(s, step_ms=14.0) for s in (10, 50)), split(30)], rank=1)
+    path = rs.report(tmp_path)
+    text = path.read_text()
+    assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=['\"]?(https?:)?//", text)
+    assert "&lt;all-gather&gt;" in text
+    found, picture = browse(text, tmp_path / "browser")
+    assert found["seen"] == [] and found["loaded"] == []
+    assert len(found["boxes"]) == 5  # loss, bytes, time, density, residuals
+    assert [box for box in found["boxes"] if is_blank(picture, box)] == []
+    if os.environ.get("TF_REDSYNC_KEEP_PAGE"):
+        shutil.copy(tmp_path / "browser" / "page.png", os.environ["TF_REDSYNC_KEEP_PAGE"])
+
+
+@needs_browser
+def test_the_browser_tells_what_is_wrong(tmp_path):
+    """An error, a request and a picture that stays empty are found: the test above can fail."""
+    text = rs.report(write(tmp_path, TRAINING)).read_text()
+    broken = text.replace("Plotly.newPlot(", "Plotly.nonsense(", 1)
+    broken = broken.replace("</body>", "<img src='https://example.org/a.png'></body>")
+    found, picture = browse(broken, tmp_path / "browser")
+    assert any("nonsense is not a function" in s for s in found["seen"])
+    assert any("network: https://example.org" in s for s in found["seen"])
+    assert len(found["boxes"]) == 4
+    assert is_blank(picture, (0, 2900, 1150, 100))

@@ -1,0 +1,125 @@
+"""The table that `optimizer.summary()` prints, beside Keras's `model.summary()`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tf_redsync.auto import cost
+from tf_redsync.exchange.layout import Bucket
+from tf_redsync.explanation import dense_bytes
+from tf_redsync.tables import aligned
+
+HEAD = ("variable", "shape", "method", "density", "bytes a step", "ratio", "selection", "state")
+_RIGHT = (3, 4, 5, 7)
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A variable.
+
+    Attributes:
+        position: Among the optimizer's variables.
+        cells: Of the table.
+    """
+
+    position: int
+    cells: tuple[str, ...]
+
+
+def lines(
+    buckets: Sequence[Bucket],
+    states: Sequence[Any],
+    workers: int,
+    sent: Callable[[Bucket], float],
+) -> tuple[list[tuple[str, ...]], int]:
+    """Return the rows of the table, in the model's order, and the bytes of all state.
+
+    Args:
+        buckets: All buckets.
+        states: Their `StateVariables`.
+        workers: Number of workers.
+        sent: Returns the bytes that a worker sends of a bucket in a step.
+    """
+    found, kept = [], 0
+    for bucket, state in zip(buckets, states, strict=True):
+        specs = bucket.layout.specs
+        own = [0] * len(specs)
+        for group in state.variables_by_name.values():
+            sizes = [v.shape.num_elements() * v.dtype.size for v in group]
+            kept += sum(sizes)
+            if len(group) == len(specs):  # one for each variable
+                own = [a + b for a, b in zip(own, sizes, strict=True)]
+        shares = _shares(bucket, sent(bucket))
+        for spec, share, size in zip(specs, shares, own, strict=True):
+            dense = dense_bytes([spec], workers)
+            cells = (
+                spec.name,
+                str(spec.shape),
+                type(bucket.method).__name__,
+                f"{density_of(bucket.method, spec):.4g}",
+                f"{share:,.0f}",
+                _ratio(dense, share),
+                bucket.method.describe(spec),
+                in_words(size),
+            )
+            found.append(Line(spec.position, cells))
+    return [line.cells for line in sorted(found, key=lambda line: line.position)], kept
+
+
+def density_of(method: Any, spec: Any) -> float:
+    """Return the share of a tensor's elements that a method is set to send in a step."""
+    count = getattr(method, "k", None)  # of methods that select
+    if callable(count):
+        return float(count(spec)) / max(1, spec.size)
+    return 1.0 / float(method.waiting_steps)
+
+
+def _shares(bucket: Bucket, total: float) -> list[float]:
+    """Share out a bucket's bytes, by what each of its tensors would send alone."""
+    layout, specs = bucket.layout, bucket.layout.specs
+    if len(specs) == 1 or not total:
+        return [total / len(specs)] * len(specs)
+    alone = [
+        cost.bytes_sent(cost.messages(bucket.method, dataclasses.replace(layout, specs=(s,))))
+        for s in specs
+    ]
+    whole = sum(alone)
+    return [total * a / whole for a in alone] if whole else [total / len(specs)] * len(specs)
+
+
+def _ratio(dense: float, sent: float) -> str:
+    if not dense:
+        return "-"
+    return f"{dense / sent:,.1f}" if sent else "inf"
+
+
+def in_words(count: float) -> str:
+    """Return a number of bytes as Keras's `model.summary()` has it."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1024 or unit == "GB":
+            break
+        count /= 1024
+    return f"{count:.2f} {unit}"
+
+
+def of_exchange(exchange: Any, name: str) -> list[str]:
+    """Return the lines to print.
+
+    Args:
+        exchange: A built `GradientExchange`.
+        name: Of the optimizer.
+    """
+    made, program, workers = exchange.explain(), exchange.program, exchange.workers
+    rows, kept = lines(
+        program.buckets,
+        exchange.states,
+        workers,
+        lambda bucket: program.bytes_of(bucket, workers) if workers > 1 else 0.0,
+    )
+    head, *body = aligned([HEAD, *rows], _RIGHT)
+    rule = max(map(len, (head, *body)))
+    table = [f'Optimizer: "{name}"', "=" * rule, head, "-" * rule, *body, "=" * rule]
+    below_its_rows = str(made).splitlines()[1 + len(made.rows) :]
+    return [*table, *below_its_rows, f"state of the exchange on a worker: {in_words(kept)}"]
