@@ -104,13 +104,30 @@ def in_words(count: float) -> str:
     return f"{count:.2f} {unit}"
 
 
-def of_exchange(exchange: Any, name: str) -> list[str]:
-    """Return the lines to print.
+def write(exchange: Any, name: str, print_fn: Callable[[str], Any] | None) -> None:
+    """Print the table; see `Wrapper.summary`.
 
     Args:
-        exchange: A built `GradientExchange`.
+        exchange: A `GradientExchange`, or what is there before it.
         name: Of the optimizer.
+        print_fn: Called with each line; `print` if it is `None`.
     """
+    if print_fn is not None and not callable(print_fn):
+        raise ValueError(
+            "`print_fn` must be a function that takes a line of text, or None. Received: "
+            f"print_fn={print_fn!r}"
+        )
+    if not exchange.built:
+        raise RuntimeError(
+            "`summary` needs the model's variables: call `optimizer.build(variables)` or train a "
+            "step first."
+        )
+    for line in of_exchange(exchange, name):
+        (print_fn or print)(line)
+
+
+def of_exchange(exchange: Any, name: str) -> list[str]:
+    """Return the lines of the table of a built exchange."""
     made, program, workers = exchange.explain(), exchange.program, exchange.workers
     rows, kept = lines(
         program.buckets,

@@ -138,18 +138,7 @@ class Wrapper(PassingOn):
         Raises:
             RuntimeError: before `build`.
         """
-        if print_fn is not None and not callable(print_fn):
-            raise ValueError(
-                "`print_fn` must be a function that takes a line of text, or None. Received: "
-                f"print_fn={print_fn!r}"
-            )
-        if not self.exchange.built:
-            raise RuntimeError(
-                "`summary` needs the model's variables: call `optimizer.build(variables)` or train "
-                "a step first."
-            )
-        for line in summary.of_exchange(self.exchange, self.name):
-            (print_fn or print)(line)
+        summary.write(self.exchange, self.name, print_fn)
 
     def bytes_per_step(self) -> float:
         """Bytes this worker sends in a step; see `GradientExchange.bytes_per_step`."""
