@@ -51,6 +51,12 @@ flags.DEFINE_string(
     "or [n, height, width, channels]; integer labels y_train and y_test, [n]. MNIST as Keras "
     "stores it will do. Default: the 8x8 digits that come with scikit-learn.",
 )
+flags.DEFINE_string(
+    "run_dir",
+    None,
+    "Folder for what tf_redsync.callbacks.CompressionMetrics records, and for a report of it "
+    "(needs pip install 'tf_redsync[report]').",
+)
 flags.DEFINE_string("out", None, "JSON file for worker 0 to write the results to.")
 
 
@@ -223,12 +229,13 @@ def main(argv):
             metrics=["accuracy"],
         )
     recorder = StepRecorder()
+    metrics = rs.callbacks.CompressionMetrics(FLAGS.run_dir, every=20)
     started = time.perf_counter()
     model.fit(
         train_dataset(strategy, x_train, y_train, steps_per_epoch),
         epochs=FLAGS.epochs,
         steps_per_epoch=steps_per_epoch,
-        callbacks=[recorder],
+        callbacks=[recorder, metrics],
         shuffle=False,  # the dataset does
         verbose=2 if is_first else 0,
     )
@@ -249,6 +256,8 @@ def main(argv):
             "flags": FLAGS.flags_into_string().split(),
         }
         report(result)
+        if FLAGS.run_dir:
+            print(f"report: {rs.report(FLAGS.run_dir)}", flush=True)
 
 
 def report(result) -> None:

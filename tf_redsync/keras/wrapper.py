@@ -128,9 +128,8 @@ class Wrapper(PassingOn):
     def summary(self, print_fn: Callable[[str], Any] | None = None) -> None:
         """Print how every variable is exchanged, beside Keras's `model.summary()`.
 
-        For each variable the method, the density that it is set to, the bytes that this worker
-        sends of it in a step (its share of its bucket's), how many times fewer these are than by a
-        dense all-reduce, how elements are selected, and the bytes of its state.
+        For each variable the method, its density, the bytes that this worker sends of it in a step,
+        the ratio of a dense all-reduce's to these, the selection, and the bytes of its state.
 
         Args:
             print_fn: Called with each line; `print` if it is `None`.
