@@ -57,9 +57,10 @@ def switched(cases):
                 if batch == 1:  # in the middle of an epoch
                     self.model.optimizer.enable()
 
+        key = f"{family}, {name}"
+        found[f"{key}, said"] = "switched off" in str(model.optimizer.explain())
         model.fit(data, epochs=1, verbose=0, steps_per_epoch=2)
         dense.fit(data, epochs=1, verbose=0, steps_per_epoch=2)
-        key = f"{family}, {name}"
         found[f"{key}, dense"] = np.abs(weights(model) - weights(dense)).max()
         model.fit(data, verbose=0, callbacks=[Switch()])
         model.optimizer.disable()
@@ -101,7 +102,7 @@ def test_off_and_on(cases):
         for family, name in cases:
             key = f"{family}, {name}"
             dense = seen[f"{key}, dense bytes"]
-            assert seen[f"{key}, dense"] < 1e-6, key
+            assert seen[f"{key}, dense"] < 1e-6 and seen[f"{key}, said"], key
             sent = seen[f"{key}, sent"]
             assert (sent[:2] == dense).all(), (key, sent)
             assert (sent[2:] < 0.5 * dense).any(), (key, sent)

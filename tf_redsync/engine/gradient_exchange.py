@@ -330,6 +330,9 @@ class GradientExchange(saved_state.Saved):
 
     def explain(self) -> explanation.Explanation:
         """Return a table of what happens to every variable."""
+        begins = "" if self.warm_up is None else self.warm_up.describe()
+        if self.program.off:
+            begins = "dense until `enable()`: compression is switched off"
         return explanation.explain(
             self.assignments,
             self.program.buckets,
@@ -337,7 +340,7 @@ class GradientExchange(saved_state.Saved):
             self.bytes_per_step(),
             "" if self.resolved is self.policy else str(self.resolved),
             self._worker.replicas,
-            "" if self.warm_up is None else self.warm_up.describe(),
+            begins,
         )
 
     def bytes_per_step(self) -> float:
