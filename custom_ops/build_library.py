@@ -1,9 +1,13 @@
 """Compiles and links the native library, in parallel and only what has changed.
 
-Objects are kept in the user's cache folder (XDG_CACHE_HOME, else ~/.cache) by a hash of all that
-goes into them: the source and what it includes, flags, compiler, version of TensorFlow. So one
-changed file is one compilation, and another clone, a copy that pip makes or a new .venv compile
-nothing again.
+setup.py imports this file; tf_redsync/building/ runs it, with what is to be made as JSON on
+standard input: "target", "kind" ("cpu", "cuda" or "preload") and, found already, "tensorflow" and
+"cuda".
+
+Objects are kept in a cache folder (TF_REDSYNC_CACHE, else tf_redsync/ in XDG_CACHE_HOME, else in
+~/.cache) by a hash of all that goes into them: the source and what it includes, flags, compiler,
+version of TensorFlow. So one changed file is one compilation, another clone or a new .venv compile
+nothing again, and a build that was ended goes on where it was.
 """
 
 import functools
@@ -57,8 +61,9 @@ class Objects:
     """A folder of objects, each under a hash of what it is made of."""
 
     def __init__(self, fallback):
-        cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        self._folder = pathlib.Path(cache) / "tf_redsync" / "objects"
+        folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        cache = os.environ.get("TF_REDSYNC_CACHE") or os.path.join(folder, "tf_redsync")
+        self._folder = pathlib.Path(cache) / "objects"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self._folder).close()
@@ -100,21 +105,28 @@ class Objects:
 class NativeBuild:
     """One build of the library; the GPU kernels may fail without the rest failing.
 
+    Args:
+        folder: For objects, where there is no cache folder.
+        found: What `installed.tensorflow` finds, if that is known.
+        cuda: What `installed.cuda` finds, if that is known.
+
     Attributes:
         version: TensorFlow that the library is built for.
         gpu: What GPUs it has kernels for, or "none: " and the reason.
     """
 
-    def __init__(self, folder):
+    def __init__(self, folder, found=None, cuda=None):
         self._cxx = shlex.split(os.environ.get("CXX", "g++"))
         compiler = run_compiler([*self._cxx, "--version"])  # Cheaper to miss than TensorFlow.
-        found = installed.tensorflow()
+        found = found or installed.tensorflow()
         self.version, self._link_flags = found["version"], found["link_flags"]
         extra = shlex.split(os.environ.get("CXXFLAGS", ""))
         self._flags = [*found["compile_flags"], *LISTS["FLAGS"], *LISTS["QUIET"], *extra]
         # TensorFlow's headers are not ours to mend: keep their warnings out.
         self._folders = ["-isystem", found["include"], "-I."]
-        self._cuda = installed.cuda() if CUDA_SOURCES else {"missing": "there are no sources"}
+        if not CUDA_SOURCES:
+            cuda = {"missing": "there are no sources"}
+        self._cuda = cuda or installed.cuda()
         machine = platform.node() if extra else ""  # -march=native is another one's elsewhere
         self._made_with = [compiler, self._cxx, found["version"], found["commit"], machine]
         self._objects = Objects(fallback=folder)
@@ -169,9 +181,11 @@ class NativeBuild:
         self._objects.make(*version)
         inputs = [str(path) for path, _ in (*(plans[s] for s in sources), version)]
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(target.name + ".partial")
+        partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
         output = ["-shared", "-o", str(partial)]
         run_compiler([*self._cxx, *output, *inputs, *cuda_flags, *self._link_flags], ROOT)
+        with open(partial, "rb") as file:  # Else a crash of the machine could leave it empty.
+            os.fsync(file.fileno())
         os.replace(partial, target)  # A process that has the old one loaded keeps it.
 
     def run(self, target):
@@ -203,7 +217,7 @@ class NativeBuild:
 def build_preload(target):
     """Makes the library that the launcher preloads into workers."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(target.name + ".partial")
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     cxx = shlex.split(os.environ.get("CXX", "g++"))
     sources = [*PRELOAD_SOURCES, "-ldl", "-o", str(partial)]
     run_compiler([*cxx, *LISTS["FLAGS"], "-shared", *sources], ROOT)
@@ -216,5 +230,21 @@ def processors():
 
 
 def say(text):
-    """To people, on the stream that pip shows with --verbose."""
+    """To people."""
     print(text, file=sys.stderr, flush=True)
+
+
+def main():
+    """Makes what standard input asks for."""
+    wanted = json.load(sys.stdin)
+    target = pathlib.Path(wanted["target"])
+    if wanted["kind"] == "preload":
+        return build_preload(target)
+    NativeBuild(target.parent / "objects", wanted["tensorflow"], wanted["cuda"]).run(target)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (NativeBuildError, OSError) as problem:
+        sys.exit(str(problem))

@@ -1,6 +1,7 @@
 """What there is to build the native library with: TensorFlow, and a CUDA compiler if any.
 
-setup.py imports this file and Bazel runs it, with "tensorflow" or "cuda", for the same as JSON.
+setup.py imports this file; Bazel and tf_redsync/building/ run it, with "tensorflow" or "cuda", for
+the same as JSON.
 
 The CUDA compiler is `nvcc` in the folder CUDA_HOME/bin if that variable is set, else on PATH, else
 in /usr/local/cuda/bin. TF_REDSYNC_CUDA=0 leaves it alone. REDSYNC_CUDA_ARCHITECTURES, such as
@@ -56,10 +57,6 @@ def run_compiler(command, cwd=None):
 def tensorflow():
     """Version, headers and flags of the TensorFlow that this interpreter imports."""
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
-    if "pip-build-env-" in env.get("PYTHONPATH", ""):
-        # pip hides what is installed while it builds. The library is for just that TensorFlow.
-        del env["PYTHONPATH"]
-        env.pop("PYTHONNOUSERSITE", None)
     # In a process of its own: importing TensorFlow here would slow down and disturb every command.
     run = subprocess.run(
         [sys.executable, "-c", _DESCRIBE], env=env, cwd=tempfile.gettempdir(), capture_output=True,

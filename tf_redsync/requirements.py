@@ -13,11 +13,11 @@ import importlib.util
 import os
 import warnings
 
-_OLDEST = (2, 16)
+_OLDEST, _NEWEST = (2, 16), (2, 21)  # pyproject.toml has the same range
 
 
 def check_tensorflow() -> None:
-    """Raises `ImportError` without a TensorFlow that is recent enough."""
+    """Raises `ImportError` without a TensorFlow that is recent enough; warns of a newer one."""
     try:
         version = getattr(importlib.import_module("tensorflow"), "__version__", "")
     except ModuleNotFoundError as error:
@@ -26,14 +26,18 @@ def check_tensorflow() -> None:
         version = ""
     if not version:  # also where another package has left an empty folder of this name
         raise ImportError(
-            "tf_redsync needs TensorFlow, and there is none. Install `tensorflow`, "
-            "`tensorflow-cpu` or `tensorflow[and-cuda]` with pip, and then tf_redsync again, whose "
-            "native library is compiled against it."
+            "tf_redsync needs TensorFlow, 2.16 to 2.21, and there is none: install `tensorflow`, "
+            "`tensorflow-cpu` or `tensorflow[and-cuda]` with pip."
         )
-    if tuple(map(int, version.split(".")[:2])) < _OLDEST:
+    found = tuple(map(int, version.split(".")[:2]))
+    if found < _OLDEST:
         raise ImportError(
-            f"tf_redsync needs TensorFlow 2.16 or later. Received: TensorFlow {version}. Update "
-            "it, and then install tf_redsync again, whose native library is compiled against it."
+            f"tf_redsync needs TensorFlow 2.16 or later. Received: TensorFlow {version}."
+        )
+    if found > _NEWEST:
+        warnings.warn(
+            f"tf_redsync is tested with TensorFlow 2.16 to 2.21. Received: TensorFlow {version}.",
+            stacklevel=2,
         )
 
 

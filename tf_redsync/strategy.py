@@ -33,6 +33,7 @@ from tf_redsync.exchange import (
 )
 from tf_redsync.exchange.cluster import Cluster
 from tf_redsync.keras import first_batch, fit_hook, statistics
+from tf_redsync.ops import backends
 from tf_redsync.tf_config import check_tf_config
 
 fit_hook.install(keras.callbacks)
@@ -85,6 +86,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             check_tf_config(os.environ.get("TF_CONFIG"))
             cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         lost_after = watchdog.lost_after(timeout_seconds, heartbeat_seconds)
+        backends.backend()  # May build the native library: better now than with others waiting.
         meeting = rendezvous.met(Cluster.of(cluster_resolver), start_timeout)
         with meeting as seconds, coordination.limits(lost_after, seconds):
             super().__init__(cluster_resolver, communication_options)

@@ -100,8 +100,9 @@ if ! has tf_keras; then
   step "installing tf_keras" "${pip[@]}" install --no-deps "tf_keras==${version%.*}.*"
 fi
 # Without isolation, which would download setuptools once more.
-step "installing tf_redsync[$extras] and building its native library" \
-  "${pip[@]}" install --no-build-isolation --no-compile --verbose --editable ".[$extras]"
+step "installing tf_redsync[$extras]" \
+  "${pip[@]}" install --no-build-isolation --no-compile --editable ".[$extras]"
+step "building the native library" "$venv/bin/python" setup.py build_ext --inplace
 
 backend=$(env -u TF_REDSYNC_BACKEND TF_CPP_MIN_LOG_LEVEL=2 CUDA_VISIBLE_DEVICES=-1 "$venv/bin/python" -c \
   'from tf_redsync import ops; print(ops.backend())' 2>>"$log" | tail -n 1) || true

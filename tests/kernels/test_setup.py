@@ -1,58 +1,25 @@
 """setup.py compiles what has changed; where something is missing, it goes on and says so."""
 
 import os
-import pathlib
 import shlex
 import shutil
 import subprocess
 import sys
-import venv
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-CXX = os.environ.get("CXX", "g++")
+from tests.kernels import small_tree
+from tests.kernels.small_tree import CXX, FAKE_TENSORFLOW, compiled
+
 needs_compiler = pytest.mark.skipif(
     shutil.which(shlex.split(CXX)[0]) is None, reason="there is no C++ compiler"
 )
-# Enough of it to build with, and quick to import.
-FAKE_TENSORFLOW = """
-__version__ = "9.9.9"
-class version:
-    GIT_VERSION = "v9"
-class sysconfig:
-    get_include = staticmethod(lambda: "/nowhere")
-    get_compile_flags = staticmethod(lambda: ["-I/nowhere", "-DFROM_TENSORFLOW=1"])
-    get_link_flags = staticmethod(list)
-"""
-SOURCES = {
-    "fake.h": "namespace redsync { struct P { const char* name; };"
-    " inline P Passes() { return {}; } }",
-    "core/cpu/a.cc": '#include "custom_ops/core/cpu/a.h"\nextern "C" const char a[] = A;\n',
-    "core/cpu/a.h": '#include "custom_ops/core/cpu/inner.h"\n',
-    "core/cpu/inner.h": '#define A "old text of a"\n',
-    "core/cpu/b.cc": 'extern "C" const int b = FROM_TENSORFLOW;\n',
-}
 
 
 @pytest.fixture
 def tree(tmp_path):
     """A copy of the project with a few sources of its own, and an old library."""
-    for name in ("pyproject.toml", "README.md", "setup.py"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    for folder in ("core/cpu", "core/gpu", "kernels"):
-        (tmp_path / "custom_ops" / folder).mkdir(parents=True)
-    for name in ("sources.bzl", "installed.py", "build_library.py"):
-        shutil.copy(ROOT / "custom_ops" / name, tmp_path / "custom_ops")
-    version = (ROOT / "custom_ops" / "kernels" / "version.cc").read_text()
-    version = version.replace("custom_ops/core/cpu/pass.h", "custom_ops/fake.h")
-    for name, text in {**SOURCES, "kernels/version.cc": version}.items():
-        (tmp_path / "custom_ops" / name).write_text(text)
-    (tmp_path / "fake").mkdir()
-    (tmp_path / "fake" / "tensorflow.py").write_text(FAKE_TENSORFLOW)
-    compiler = tmp_path / "compiler"
-    compiler.write_text(f'#!/bin/sh\necho "$@" >> "{tmp_path}/compiled"\nexec {CXX} "$@"\n')
-    compiler.chmod(0o755)
+    small_tree.make(tmp_path)
     package = tmp_path / "tf_redsync" / "ops"
     package.mkdir(parents=True)
     (package / "_redsync_ops.so").write_bytes(b"left by an earlier build")
@@ -61,6 +28,7 @@ def tree(tmp_path):
 
 def build(tree, **env):
     given = {
+        "TF_REDSYNC_CACHE": "",
         "PYTHONPATH": str(tree / "fake"), "XDG_CACHE_HOME": str(tree / "cache"),
         "CXX": str(tree / "compiler"), "TF_REDSYNC_CUDA": "0", "REDSYNC_CUDA_ARCHITECTURES": "",
     }  # fmt: skip
@@ -70,14 +38,6 @@ def build(tree, **env):
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-2000:]
     return run.stderr
-
-
-def compiled(tree) -> list[str]:
-    """Names of the sources that the compiler has been called for since the last look."""
-    log = tree / "compiled"
-    calls = [line.split() for line in log.read_text().splitlines()]
-    log.unlink()
-    return sorted(pathlib.Path(word).name for call in calls for word in call if word[-3:] == ".cc")
 
 
 def library(tree) -> bytes:
@@ -149,33 +109,6 @@ def test_without_tensorflow(tree):
 
 
 @needs_compiler
-def test_pip_hides_the_tensorflow_that_the_library_is_for(tree):
-    """While pip builds, a PYTHONPATH of its own stands in for what is installed."""
-    hidden = tree / "pip-build-env-1" / "site"
-    hidden.mkdir(parents=True)
-    (hidden / "tensorflow.py").write_text("raise ImportError('hidden')\n")
-    venv.create(tree / "venv", symlinks=True)  # what is installed there is quick to import
-    (installed,) = (tree / "venv").glob("lib/python*/site-packages")
-    shutil.copy(tree / "fake" / "tensorflow.py", installed)
-    program = "import installed; print(installed.tensorflow()['version'])"
-    env = {**os.environ, "PYTHONPATH": str(hidden), "PYTHONNOUSERSITE": "1"}
-    run = subprocess.run(
-        [tree / "venv" / "bin" / "python", "-c", program],
-        cwd=tree / "custom_ops", env=env, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
-    assert run.stdout.strip() == "9.9.9", run.stderr[-2000:]
-
-
-FAKE_NVCC = """#!/bin/sh
-case "$*" in
-  *--version*) echo "Cuda compilation tools, release 99.9, V99.9.1" ;;
-  *--dryrun*) echo '#$ LIBRARIES=  "-L/nowhere"' >&2 ;;
-  *) echo "$@" > "$0.called"; echo "this compiler is broken" >&2; exit 1 ;;
-esac
-"""
-
-
-@needs_compiler
 @pytest.mark.parametrize(
     ("case", "said"),
     [
@@ -186,11 +119,8 @@ esac
 )
 def test_without_cuda_the_rest_is_built(tree, case, said):
     (tree / "custom_ops" / "core" / "gpu" / "a.cu").write_text("// never compiled\n")
-    nvcc = tree / "cuda" / "bin" / "nvcc"
-    nvcc.parent.mkdir(parents=True)
     if case != "no nvcc":
-        nvcc.write_text(FAKE_NVCC)
-        nvcc.chmod(0o755)
+        small_tree.nvcc(tree)
     text = build(
         tree, CUDA_HOME=str(tree / "cuda"), TF_REDSYNC_CUDA="0" if case == "left out" else ""
     )
@@ -208,10 +138,7 @@ def test_without_cuda_the_rest_is_built(tree, case, said):
 )
 def test_architectures(tree, wanted, machine_code, ptx):
     """Which GPUs nvcc is asked to compile for."""
-    nvcc = tree / "cuda" / "bin" / "nvcc"
-    nvcc.parent.mkdir(parents=True)
-    nvcc.write_text(FAKE_NVCC)
-    nvcc.chmod(0o755)
+    small_tree.nvcc(tree)
     program = "import installed, json; print(json.dumps(installed.cuda()))"
     env = {**os.environ, "CUDA_HOME": str(tree / "cuda"), "REDSYNC_CUDA_ARCHITECTURES": wanted}
     env.pop("TF_REDSYNC_CUDA", None)

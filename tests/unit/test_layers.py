@@ -24,7 +24,7 @@ LAYERS = (
         "tables.py",
         "tf_config.py",
     ),
-    ("checkpoints/",),
+    ("checkpoints/", "building/"),
     ("ops/",),
     ("exchange/",),
     ("codings/",),
@@ -49,7 +49,7 @@ LAYERS = (
     ("strategy.py", "optimizer.py", "callbacks/", "addons.py", "saving.py"),
     ("planning/",),
     ("cli/",),
-    ("launch.py", "doctor.py", "plan.py", "report.py", "__init__.py"),
+    ("launch.py", "doctor.py", "plan.py", "report.py", "build.py", "__init__.py"),
 )
 
 

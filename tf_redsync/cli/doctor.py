@@ -72,13 +72,12 @@ def library() -> dict[str, Any]:
     """The native library: path, TensorFlow it was built for, instruction set, GPUs, problem."""
     from tf_redsync.ops import native
 
-    report: dict[str, Any] = dict.fromkeys(("built_for", "simd", "gpu"))
-    report["path"] = str(native.LIBRARY)
+    report: dict[str, Any] = dict.fromkeys(("path", "built_for", "simd", "gpu"))
     try:
-        if native.LIBRARY.is_file():
-            report["built_for"] = native.built_for()
         native.load()
-        simd = ctypes.CDLL(str(native.LIBRARY)).redsync_simd
+        report["path"] = str(native.library())
+        report["built_for"] = native.built_for(native.library())
+        simd = ctypes.CDLL(report["path"]).redsync_simd
         simd.restype = ctypes.c_char_p
         report["simd"] = simd().decode()
         report["gpu"] = native.gpu_build()
@@ -172,7 +171,7 @@ def render(report: dict[str, Any]) -> str:
     lines.append(f"{'compiler':22}{report['compiler']}")
     lines.append(f"{'CUDA compiler':22}{report['cuda_compiler']}")
     native = report["library"]
-    lines.append(f"{'native library':22}{native['path']}")
+    lines.append(f"{'native library':22}{native['path'] or '-'}")
     lines.append(f"{'  built for':22}TensorFlow {native['built_for'] or '-'}")
     lines.append(f"{'  instruction set':22}{native['simd'] or '-'}")
     lines.append(f"{'  GPU kernels':22}{native['gpu'] or '-'}")

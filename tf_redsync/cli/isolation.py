@@ -20,8 +20,10 @@ import struct
 import sys
 from pathlib import Path
 
+from tf_redsync.building import BuildError, libraries
+
 CHOICES = ("auto", "yes", "no")
-LIBRARY = Path(__file__).with_name("_loopback_only.so")
+LIBRARY = Path(__file__).with_name("_loopback_only.so")  # built in place, in a source tree
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _INTERFACE = struct.Struct("16sH14x")  # struct ifreq: name, flags
@@ -50,7 +52,7 @@ def isolate(choice: str) -> dict[str, str]:
         print(
             "tf_redsync.launch: warning: the workers' ports can be reached from outside through "
             f"{', '.join(interfaces)}, and whoever reaches one can run operations in the worker. "
-            f"{LIBRARY.name} is not built here, which would close them; --isolate yes does, and "
+            "A library that would close them cannot be built here; --isolate yes closes them, and "
             "--isolate no accepts it. See docs/security.md.",
             file=sys.stderr,
         )
@@ -59,10 +61,16 @@ def isolate(choice: str) -> dict[str, str]:
 
 def loopback_only() -> dict[str, str]:
     """Returns what lets workers listen on the loopback interface alone; empty if not built."""
-    if not LIBRARY.is_file() or not sys.platform.startswith("linux"):
+    if not sys.platform.startswith("linux"):
         return {}
+    library = LIBRARY
+    if not library.is_file():
+        try:
+            library = libraries.loopback_only()
+        except BuildError:
+            return {}
     others = os.environ.get("LD_PRELOAD", "")
-    return {"LD_PRELOAD": f"{LIBRARY}:{others}" if others else str(LIBRARY)}
+    return {"LD_PRELOAD": f"{library}:{others}" if others else str(library)}
 
 
 def reachable_through() -> list[str]:

@@ -1,4 +1,8 @@
-"""Loads the native library, built by `setup.py` (or Bazel) for one version of TensorFlow."""
+"""Loads the native library, which is built for one version of TensorFlow.
+
+In a source tree it may have been built in place, by `setup.py` or Bazel. Everywhere else it is
+built when it is first asked for, see `tf_redsync/building/`.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +17,19 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_redsync.building import BuildError, libraries
 from tf_redsync.ops.contract import Selection
 from tf_redsync.ops.message_layout import MessageLayout
 
-LIBRARY = pathlib.Path(__file__).with_name("_redsync_ops.so")
+LIBRARY = pathlib.Path(__file__).with_name("_redsync_ops.so")  # built in place
 _log = logging.getLogger("tf_redsync")
-REBUILD = "pip install --force-reinstall --no-deps ."
+_ACCEPT = "TF_REDSYNC_BACKEND=tensorflow accepts the pure-TensorFlow ops without this line."
 # The library carries this text, so that its TensorFlow is known before any of its code runs.
 _MARKER = re.compile(rb"REDSYNC_BUILT_FOR_TENSORFLOW=([^;\x00]+);")
 
 
 class NativeLibraryError(RuntimeError):
-    """The native library is missing, was built for another TensorFlow, or does not load."""
+    """The native library cannot be built, was built for another TensorFlow, or does not load."""
 
 
 def built_for(path: pathlib.Path = LIBRARY) -> str | None:
@@ -36,18 +41,58 @@ def built_for(path: pathlib.Path = LIBRARY) -> str | None:
 
 def check(path: pathlib.Path = LIBRARY) -> None:
     """Raises `NativeLibraryError` if the library at `path` must not be loaded."""
-    remedy = (
-        f"Build it for this TensorFlow with `{REBUILD}` in the source tree, or use the "
-        "pure-TensorFlow ops by setting TF_REDSYNC_BACKEND=tensorflow."
-    )
     if not path.is_file() or path.stat().st_size == 0:
-        raise NativeLibraryError(f"There is no native library at {path}. {remedy}")
+        raise NativeLibraryError(f"There is no native library at {path}. {_ACCEPT}")
     version = built_for(path)
     if version != tf.__version__:
         raise NativeLibraryError(
             f"The native library {path} was built for TensorFlow {version or 'unknown'}, but "
-            f"TensorFlow {tf.__version__} is installed. {remedy}"
+            f"TensorFlow {tf.__version__} is installed. Remove the file. {_ACCEPT}"
         )
+
+
+@functools.cache
+def library() -> pathlib.Path:
+    """The library for this TensorFlow; built now if there is none, which takes a minute or two.
+
+    Raises:
+        NativeLibraryError: if there is none and it cannot be built.
+    """
+    if LIBRARY.is_file() and LIBRARY.stat().st_size and built_for(LIBRARY) == tf.__version__:
+        return LIBRARY
+    return build()
+
+
+def build(*, show: bool = False) -> pathlib.Path:
+    """The library in the cache folder; built now if there is none.
+
+    Args:
+        show: Whether to show what the compilers say.
+
+    Raises:
+        NativeLibraryError: if there is none and it cannot be built.
+    """
+    flags = [flag for flag in tf.sysconfig.get_compile_flags() if not flag.startswith("-I")]
+    tensorflow = {
+        "version": tf.__version__,
+        "commit": tf.version.GIT_VERSION,
+        "include": tf.sysconfig.get_include(),
+        "compile_flags": flags,
+        "link_flags": tf.sysconfig.get_link_flags(),
+        "build": dict(tf.sysconfig.get_build_info()),
+    }
+    try:
+        return libraries.op_library(tensorflow, _compute_capabilities(), show=show)
+    except BuildError as error:
+        raise NativeLibraryError(f"{error}. {_ACCEPT}") from error
+
+
+def _compute_capabilities() -> list[str]:
+    """Of the GPUs that TensorFlow may use: "80", "90"."""
+    gpus = tf.config.get_visible_devices("GPU")
+    details = (tf.config.experimental.get_device_details(gpu) for gpu in gpus)
+    found = (detail.get("compute_capability") for detail in details)
+    return sorted({"".join(map(str, capability)) for capability in found if capability})
 
 
 @functools.cache
@@ -58,17 +103,18 @@ def load() -> Any:
         The module of generated op wrappers.
 
     Raises:
-        NativeLibraryError: if the library is missing, was built for another version of TensorFlow
-            or cannot be loaded. The message says what to do.
+        NativeLibraryError: if the library cannot be built or loaded. The message, one line, says
+            why and what to do.
     """
-    check()
+    path = library()
+    check(path)
     try:
-        return tf.load_op_library(str(LIBRARY))
+        return tf.load_op_library(str(path))
     except (tf.errors.OpError, OSError) as error:
+        reason = " ".join(str(error).split())
         raise NativeLibraryError(
-            f"The native library {LIBRARY} does not load: {error}. Build it again with "
-            f"`{REBUILD}` in the source tree, or use the pure-TensorFlow ops by setting "
-            "TF_REDSYNC_BACKEND=tensorflow."
+            f"The native library {path} does not load ({reason}). Remove the file, to have it "
+            f"built again. {_ACCEPT}"
         ) from error
 
 
@@ -76,7 +122,7 @@ def load() -> Any:
 def gpu_build() -> str:
     """What GPUs the library has kernels for, or "none: " and why there are none."""
     load()
-    text = ctypes.CDLL(str(LIBRARY)).redsync_gpu
+    text = ctypes.CDLL(str(library())).redsync_gpu
     text.restype = ctypes.c_char_p
     return text().decode()
 
@@ -109,7 +155,7 @@ def are_on_cpus(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
 def _say_no_gpu_kernels() -> None:
     _log.warning(
         "The native library has no GPU kernels (%s): on GPUs the ops run in pure TensorFlow, which "
-        "is slower. Install again with nvcc, the CUDA compiler, on PATH.",
+        "is slower. Put nvcc, the CUDA compiler, on PATH and run `python -m tf_redsync.build`.",
         gpu_build(),
     )
 

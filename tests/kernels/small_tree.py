@@ -1,0 +1,74 @@
+"""A small copy of the project: few sources, a TensorFlow quick to import, a compiler that notes."""
+
+import os
+import pathlib
+import shutil
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CXX = os.environ.get("CXX", "g++")
+# Enough of it to build with.
+FAKE_TENSORFLOW = """
+__version__ = "9.9.9"
+class version:
+    GIT_VERSION = "v9"
+class sysconfig:
+    get_include = staticmethod(lambda: "/nowhere")
+    get_compile_flags = staticmethod(lambda: ["-I/nowhere", "-DFROM_TENSORFLOW=1"])
+    get_link_flags = staticmethod(list)
+"""
+SOURCES = {
+    "fake.h": "namespace redsync { struct P { const char* name; };"
+    " inline P Passes() { return {}; } }",
+    "core/cpu/a.cc": '#include "custom_ops/core/cpu/a.h"\nextern "C" const char a[] = A;\n',
+    "core/cpu/a.h": '#include "custom_ops/core/cpu/inner.h"\n',
+    "core/cpu/inner.h": '#define A "old text of a"\n',
+    "core/cpu/b.cc": 'extern "C" const int b = FROM_TENSORFLOW;\n',
+}
+FAKE_NVCC = """#!/bin/sh
+case "$*" in
+  *--version*) echo "Cuda compilation tools, release 99.9, V99.9.1" ;;
+  *--dryrun*) echo '#$ LIBRARIES=  "-L/nowhere"' >&2 ;;
+  *) echo "$@" > "$0.called"; echo "this compiler is broken" >&2; exit 1 ;;
+esac
+"""
+
+
+def make(folder):
+    """Fills a folder; `folder / "compiler"` notes its calls in `folder / "compiled"`."""
+    for name in ("pyproject.toml", "README.md", "setup.py"):
+        shutil.copy(ROOT / name, folder / name)
+    for part in ("core/cpu", "core/gpu", "kernels"):
+        (folder / "custom_ops" / part).mkdir(parents=True)
+    for name in ("sources.bzl", "installed.py", "build_library.py"):
+        shutil.copy(ROOT / "custom_ops" / name, folder / "custom_ops")
+    version = (ROOT / "custom_ops" / "kernels" / "version.cc").read_text()
+    version = version.replace("custom_ops/core/cpu/pass.h", "custom_ops/fake.h")
+    for name, text in {**SOURCES, "kernels/version.cc": version}.items():
+        (folder / "custom_ops" / name).write_text(text)
+    (folder / "fake").mkdir()
+    (folder / "fake" / "tensorflow.py").write_text(FAKE_TENSORFLOW)
+    compiler(folder, f'echo "$@" >> "{folder}/compiled"\nexec {CXX} "$@"')
+    return folder
+
+
+def compiler(folder, script):
+    """Has the compiler do something else."""
+    path = folder / "compiler"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def nvcc(folder):
+    """Puts a CUDA compiler into `folder / "cuda"` that says a version and compiles nothing."""
+    path = folder / "cuda" / "bin" / "nvcc"
+    path.parent.mkdir(parents=True)
+    path.write_text(FAKE_NVCC)
+    path.chmod(0o755)
+
+
+def compiled(folder) -> list[str]:
+    """Names of the sources that the compiler has been called for since the last look."""
+    log = folder / "compiled"
+    calls = [line.split() for line in log.read_text().splitlines()]
+    log.unlink()
+    return sorted(pathlib.Path(word).name for call in calls for word in call if word[-3:] == ".cc")

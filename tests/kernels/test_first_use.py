@@ -1,0 +1,248 @@
+"""What is built at first use: once, for this TensorFlow, and what is said where it cannot be.
+
+Processes of their own, with a small tree of sources in place of the package's, and no TensorFlow.
+"""
+
+import json
+import os
+import pathlib
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.kernels import small_tree
+from tests.kernels.small_tree import CXX, ROOT, compiled
+
+pytestmark = [
+    pytest.mark.skipif(
+        shutil.which(shlex.split(CXX)[0]) is None, reason="there is no C++ compiler"
+    ),
+    pytest.mark.timeout(120),
+]
+TENSORFLOW = {
+    "version": "9.9.9",
+    "commit": "v9",
+    "include": "/nowhere",
+    "compile_flags": ["-DFROM_TENSORFLOW=1"],
+    "link_flags": [],
+    "build": {"is_cuda_build": False},
+}
+ALL = ["a.cc", "b.cc", "version.cc"]
+# The package without what it imports; its sources are the tree's. Changes are made before.
+PROGRAM = """
+import json, os, pathlib, sys, types
+sys.modules["tf_redsync"] = package = types.ModuleType("tf_redsync")
+package.__path__ = [sys.argv[1] + "/tf_redsync"]
+from tf_redsync.building import BuildError, folders, libraries, once
+folders.sources = lambda: pathlib.Path(sys.argv[2])
+exec(sys.argv[5])
+try:
+    print(libraries.op_library(json.loads(sys.argv[3]), json.loads(sys.argv[4])))
+except BuildError as error:
+    print("error:", error)
+"""
+
+
+@pytest.fixture
+def tree(tmp_path):
+    return small_tree.make(tmp_path)
+
+
+def start(tree, *, change="", gpus=(), env=None, **tensorflow):
+    given = {
+        "TF_REDSYNC_CACHE": str(tree / "cache"), "CXX": str(tree / "compiler"),
+        "CUDA_HOME": str(tree / "cuda"), "REDSYNC_CUDA_ARCHITECTURES": "", "CXXFLAGS": "",
+        "TF_REDSYNC_CUDA": "", **(env or {}),
+    }  # fmt: skip
+    facts = [json.dumps({**TENSORFLOW, **tensorflow}), json.dumps(gpus), change]
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(ROOT), str(tree), *facts], env={**os.environ, **given},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def ask(tree, **how) -> tuple[str, str]:
+    """What one process is given, and what it says."""
+    process = start(tree, **how)
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    return out.strip(), said
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_compiling(tree):
+    return (tree / "compiling").exists()
+
+
+def slow(tree, then=f'exec {CXX} "$@"'):
+    """A compiler that goes on when the file `go` is there; `then` is for what it compiles."""
+    wait = f'touch "{tree}/compiling"; while [ ! -e "{tree}/go" ]; do sleep 0.02; done'
+    note = f'echo "$@" >> "{tree}/compiled"'
+    compile_it = f"{wait}; {note}; {then}"
+    small_tree.compiler(tree, f'case "$*" in *" -c "*) {compile_it} ;; esac\nexec {CXX} "$@"')
+
+
+def test_many_processes_build_once_and_all_are_told(tree):
+    slow(tree)
+    first = start(tree)
+    wait_for(lambda: is_compiling(tree))
+    others = [start(tree) for _ in range(3)]
+    lines = [other.stderr.readline() for other in others]
+    assert all("waiting for another process that builds the native library" in x for x in lines)
+    assert all("30 minutes at most" in line for line in lines)
+    (tree / "go").touch()
+    answers = {process.communicate(timeout=60)[0].strip() for process in (first, *others)}
+    (path,) = answers
+    assert pathlib.Path(path).is_file() and pathlib.Path(path).is_relative_to(tree / "cache")
+    assert compiled(tree) == ALL
+
+
+def test_what_is_there_is_said_nothing_of(tree):
+    path, said = ask(tree)
+    assert "building the native library for TensorFlow 9.9.9, once: about" in said
+    assert "built it in" in said and len(said.splitlines()) == 2
+    compiled(tree)
+    assert ask(tree, include="/elsewhere", link_flags=["-L/elsewhere"]) == (path, "")
+
+
+def test_each_tensorflow_compiler_and_state_of_the_sources_has_its_own(tree):
+    others = [
+        {"version": "9.9.8"},
+        {"commit": "v9-another"},
+        {"build": {"is_cuda_build": True}},
+        {"compile_flags": ["-DFROM_TENSORFLOW=2"]},
+        {"env": {"CXXFLAGS": "-DMORE"}},
+    ]
+    found = [ask(tree)[0], *(ask(tree, **other)[0] for other in others)]
+    small_tree.compiler(tree, f'[ "$1" = --version ] && echo newer\nexec {CXX} "$@"')
+    found.append(ask(tree)[0])
+    (tree / "custom_ops" / "core" / "cpu" / "inner.h").write_text('#define A "new text of a"\n')
+    found.append(ask(tree)[0])
+    assert len(set(found)) == len(found) and all(pathlib.Path(path).is_file() for path in found)
+    assert b"new text" in pathlib.Path(found[-1]).read_bytes()
+
+
+def test_a_build_that_is_killed_leaves_nothing_to_load(tree):
+    slow(tree)
+    first = start(tree)
+    wait_for(lambda: is_compiling(tree))
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate(timeout=60)
+    assert not list((tree / "cache").rglob("*.so"))
+    (tree / "go").touch()
+    path, said = ask(tree)
+    assert pathlib.Path(path).is_file() and "waiting" not in said
+
+
+def test_what_a_killed_process_has_started_is_waited_for(tree):
+    slow(tree)
+    first = start(tree)
+    wait_for(lambda: is_compiling(tree))
+    first.kill()
+    first.wait(timeout=60)
+    second = start(tree)
+    assert "waiting" in second.stderr.readline()
+    (tree / "go").touch()
+    path = second.communicate(timeout=60)[0].strip()
+    assert pathlib.Path(path).is_file() and compiled(tree) == ALL
+
+
+def test_a_failure_is_one_line_and_others_do_not_repeat_it(tree):
+    slow(tree, then='echo "a.cc:1:2: error: no such thing" >&2; exit 1')
+    first = start(tree)
+    wait_for(lambda: is_compiling(tree))
+    others = [start(tree) for _ in range(2)]
+    assert all("waiting" in other.stderr.readline() for other in others)
+    (tree / "go").touch()
+    answers = [process.communicate(timeout=60)[0].strip() for process in (first, *others)]
+    for answer in answers:
+        assert answer.startswith("error: The build of the native library failed (a.cc:1:2: error")
+        assert "python -m tf_redsync.build" in answer and len(answer.splitlines()) == 1
+    assert len(compiled(tree)) <= len(ALL), "once"
+    small_tree.compiler(tree, f'exec {CXX} "$@"')
+    assert pathlib.Path(ask(tree)[0]).is_file(), "a later start tries again"
+
+
+def test_the_folder(tree):
+    """One line for each way in which it cannot be used, before anything is compiled."""
+    (tree / "file").touch()
+    noexec = "os.statvfs = lambda folder: types.SimpleNamespace(f_flag=os.ST_NOEXEC)"
+    mine = os.access
+    read_only = "os.access = lambda folder, how: False"
+    cases = [
+        ({"env": {"TF_REDSYNC_CACHE": str(tree / "file" / "cache")}}, "Not a directory"),
+        ({"change": noexec}, "mounted `noexec`"),
+        ({"change": read_only}, "Permission denied"),
+    ]
+    assert mine is os.access
+    for how, reason in cases:
+        answer, said = ask(tree, **how)
+        assert answer.startswith("error: The folder ") and reason in answer, answer
+        assert "Set TF_REDSYNC_CACHE to one that can be written" in answer
+        assert len(answer.splitlines()) == 1 and said == ""
+    assert not (tree / "compiled").exists() or compiled(tree) == []
+
+
+def test_a_full_disk(tree):
+    said_by_it = "a.cc: fatal error: error writing to x.s: No space left on device"
+    small_tree.compiler(
+        tree, f'[ "$1" = --version ] && exec {CXX} "$@"\necho "{said_by_it}" >&2; exit 1'
+    )
+    answer = ask(tree)[0]
+    assert "No space left on device" in answer and len(answer.splitlines()) == 1
+
+
+def test_no_compiler(tree):
+    missing = {"env": {"CXX": str(tree / "no-compiler")}}
+    answer, said = ask(tree, **missing)
+    assert answer.startswith("error: There is no C++ compiler") and "apt-get install g++" in answer
+    assert len(answer.splitlines()) == 1 and said == ""
+    path = ask(tree)[0]
+    assert ask(tree, **missing) == (path, ""), "what is there serves, as in an image without one"
+    assert "no C++ compiler" in ask(tree, version="9.9.8", **missing)[0], "but no other TensorFlow"
+
+
+def test_waiting_has_a_limit(tree):
+    slow(tree)
+    first = start(tree)
+    wait_for(lambda: is_compiling(tree))
+    answer = ask(tree, change="once.LIMIT_SECONDS = 0.5")[0]
+    assert "Another process has been building" in answer and "End the one" in answer
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate(timeout=60)
+
+
+def test_a_build_has_a_limit(tree):
+    slow(tree)
+    answer = ask(tree, change="libraries.LIMIT_SECONDS = 0.5")[0]
+    assert "took more than" in answer
+    (tree / "go").touch()
+
+
+def test_gpu_kernels_are_built_where_a_gpu_is_or_on_request(tree):
+    """nvcc fails here, so the library goes without, but is kept as the one with kernels."""
+    (tree / "custom_ops" / "core" / "gpu" / "a.cu").write_text("// never compiled\n")
+    small_tree.nvcc(tree)
+    called = tree / "cuda" / "bin" / "nvcc.called"
+    plain = ask(tree)[0]
+    assert not called.exists() and "/cpu-" in plain
+    assert b"saw no GPU" in pathlib.Path(plain).read_bytes()
+    assert "/cuda-" in ask(tree, gpus=["80"])[0]
+    assert "sm_80" in called.read_text() and "sm_90" not in called.read_text()
+    called.unlink()
+    everywhere = ask(tree, env={"TF_REDSYNC_CUDA": "1"})[0]
+    assert "/cuda-" in everywhere and "sm_75" in called.read_text()
+    assert ask(tree, gpus=["80"], env={"TF_REDSYNC_CUDA": "0"})[0] == plain
+    # A machine with a GPU, and without nvcc.
+    assert "/cuda-" in ask(tree, gpus=["90"], env={"CUDA_HOME": str(tree / "none")})[0]

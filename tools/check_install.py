@@ -1,0 +1,233 @@
+"""Installs the wheel and the sdist beside several TensorFlows, and trains on two workers with each.
+
+    python tools/check_install.py             # TensorFlow 2.16, 2.18 and 2.21: 15 minutes of 2 cores
+    python tools/check_install.py --tensorflow tensorflow-cpu==2.20.* --python python3.12
+    python tools/check_install.py --this      # the TensorFlow of this interpreter: a minute
+
+Every environment is a new one, with a cache folder of its own, in a folder that is removed at the
+end (--keep keeps it). Checked are: pip leaves TensorFlow as it was and installs no other one; the
+native library is built for it at the first start, once for both workers; the training runs on native
+ops; a second start builds nothing; without a compiler one line says so, and the training runs all
+the same.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+# Each with the newest Python that it has packages for, of those that are at hand.
+PINS = (
+    ("tensorflow==2.16.*", ("python3.11", "python3.12", "python3.10")),
+    ("tensorflow==2.18.*", ("python3.12", "python3.11", "python3.10")),
+    ("tensorflow-cpu==2.21.*", ("python3.13", "python3.12", "python3.11")),
+)
+TRAINING = """
+import json, os
+import keras, numpy as np, tensorflow as tf
+import tf_redsync as rs
+
+strategy = rs.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    model = keras.Sequential([keras.layers.Dense(64, "relu"), keras.layers.Dense(4)])
+    optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.CodedGMC(momentum=0.9))
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+rng = np.random.default_rng(0)
+x = rng.normal(size=(256, 20)).astype("float32")
+y = np.argmax(x[:, :4], axis=1)
+losses = model.fit(x, y, batch_size=64, epochs=3, verbose=0).history["loss"]
+from tf_redsync.ops import native
+print("RESULT", json.dumps({
+    "tensorflow": tf.__version__, "keras": keras.__version__, "backend": rs.ops.backend(),
+    "workers": strategy.num_replicas_in_sync, "losses": losses, "package": rs.__file__,
+    "library": str(native.library()) if rs.ops.backend() == "native" else None,
+}))
+"""
+LIMIT = 1800
+
+
+class Problem(Exception):
+    """Something is not as it should be."""
+
+
+def run(command, **how):
+    """What a command says; `Problem` with all of it if it fails."""
+    done = subprocess.run(
+        [str(word) for word in command], text=True, timeout=LIMIT, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **how,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise Problem(f"{' '.join(map(str, command))} failed:\n{done.stdout[-6000:]}")
+    return done.stdout
+
+
+def distributions(folder):
+    """Builds sdist and wheel; returns their paths."""
+    # Of a copy: a build leaves folders behind, and takes in what others have left.
+    copy = folder / "tree"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(
+        ".git", ".venv", "build", "dist", "*.egg-info", "*.so", "__pycache__", ".*_cache"
+    ))  # fmt: skip
+    program = (
+        "from setuptools import build_meta as b; import sys; folder = sys.argv[1];"
+        "b.build_sdist(folder); b.build_wheel(folder)"
+    )
+    run([sys.executable, "-c", program, folder / "dist"], cwd=copy)
+    (wheel,) = (folder / "dist").glob("*-py3-none-any.whl")
+    (sdist,) = (folder / "dist").glob("*.tar.gz")
+    return wheel, sdist
+
+
+def installed(python):
+    """Names and versions of what is installed."""
+    text = run([python, "-m", "pip", "list", "--format=json", "--disable-pip-version-check"])
+    line = next(line for line in text.splitlines() if line.startswith("["))
+    return {package["name"].lower(): package["version"] for package in json.loads(line)}
+
+
+def pip(python, *words):
+    """Installs something."""
+    run([python, "-m", "pip", "install", "--disable-pip-version-check", "--no-compile", *words])
+
+
+def train(python, folder, env):
+    """Trains on two workers; returns each one's result, and all that was said."""
+    script = folder / "training.py"
+    script.write_text(TRAINING)
+    said = run([python, "-m", "tf_redsync.launch", "-n", "2", script], env=env, cwd=folder)
+    results = [json.loads(text) for text in re.findall(r"RESULT (\{.*\})", said)]
+    if len(results) != 2:
+        raise Problem(f"not both workers came to the end:\n{said[-6000:]}")
+    for result in results:
+        if result["workers"] != 2 or not result["losses"][-1] < 0.8 * result["losses"][0]:
+            raise Problem(f"no training of two workers: {result}")
+        if pathlib.Path(result["package"]).is_relative_to(ROOT):
+            raise Problem(f"that was not the installed package: {result['package']}")
+    if results[0]["losses"] != results[1]["losses"]:
+        raise Problem(f"the workers do not agree: {results}")
+    return results, said
+
+
+def lines_of(said, text):
+    """The lines that hold a text."""
+    return [line for line in said.splitlines() if text in line]
+
+
+def check_training(python, folder, *, cache):
+    """Trains three times: building, with what was built, without a compiler."""
+    env = {
+        name: text for name, text in os.environ.items() if name not in ("PYTHONPATH", "TF_CONFIG")
+    }
+    env |= {
+        "TF_REDSYNC_CACHE": str(cache),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "CUDA_VISIBLE_DEVICES": "-1",
+    }
+    started = time.monotonic()
+    results, said = train(python, folder, env)
+    first = time.monotonic() - started
+    built = lines_of(said, "building the native library")
+    if [result["backend"] for result in results] != ["native"] * 2 or len(built) != 1:
+        raise Problem(f"not native, or not built once:\n{said[-6000:]}")
+    started = time.monotonic()
+    again, said = train(python, folder, env)
+    second = time.monotonic() - started
+    if lines_of(said, "building the native library") or again[0]["backend"] != "native":
+        raise Problem(f"built again:\n{said[-6000:]}")
+    nothing = {**env, "CXX": "no-such-compiler", "TF_REDSYNC_CACHE": str(folder / "empty")}
+    without, said = train(python, folder, nothing)
+    told = lines_of(said, "no-such-compiler")
+    if without[0]["backend"] != "tensorflow" or len(told) != 2:  # each worker's line
+        raise Problem(f"without a compiler:\n{said[-6000:]}")
+    if without[0]["losses"] != results[0]["losses"]:
+        raise Problem(f"native and pure ops differ: {results[0]}, {without[0]}")
+    line = told[0].partition("] ")[2]
+    print(f"   first start {first:.0f} s, second {second:.0f} s; without a compiler: {line}")
+    return results[0]
+
+
+def check(pin, interpreter, archives, folder):
+    """Makes an environment with one TensorFlow and installs each archive there."""
+    folder.mkdir()
+    print(f"== {pin} on {interpreter}", flush=True)
+    run([interpreter, "-m", "venv", folder / "venv"])
+    python = folder / "venv" / "bin" / "python"
+    pip(python, pin)
+    before = installed(python)
+    for archive in archives:
+        pip(python, archive)
+        after = installed(python)
+        changed = {name for name in before if after.get(name) != before[name]}
+        new = {name for name in after if "tensorflow" in name and name not in before}
+        if changed or new:
+            raise Problem(f"installing {archive.name} changed {changed}, added {new}")
+        result = check_training(python, folder, cache=folder / f"cache-{archive.suffix}")
+        print(
+            f"   {archive.name}: native, TensorFlow {result['tensorflow']}, Keras {result['keras']}"
+        )
+        run([python, "-m", "pip", "uninstall", "-y", "tf_redsync"])
+
+
+def check_this(wheel, folder):
+    """Installs the wheel beside this interpreter's own packages, with this user's cache."""
+    folder.mkdir()
+    run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"])
+    python = folder / "venv" / "bin" / "python"
+    (site,) = (folder / "venv").glob("lib/python*/site-packages")
+    run(
+        [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", site, wheel]
+    )
+    others = [path for path in sys.path if path.endswith("-packages")]
+    (site / "others.pth").write_text("\n".join(others) + "\n")
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    ours = folder / "cache"  # With the objects that are compiled already, and no library.
+    ours.mkdir()
+    (pathlib.Path(cache) / "tf_redsync" / "objects").mkdir(parents=True, exist_ok=True)
+    (ours / "objects").symlink_to(pathlib.Path(cache) / "tf_redsync" / "objects")
+    result = check_training(python, folder, cache=ours)
+    print(f"   {wheel.name}: native, TensorFlow {result['tensorflow']}")
+
+
+def main():
+    """Reads the arguments, makes what is to be installed, and installs it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--this", action="store_true", help="only this interpreter's TensorFlow")
+    parser.add_argument("--tensorflow", help="only this one, as for pip")
+    parser.add_argument("--python", help="interpreter for --tensorflow")
+    parser.add_argument("--keep", help="folder that does not exist yet, for what is made")
+    options = parser.parse_args()
+    folder = pathlib.Path(options.keep or tempfile.mkdtemp(prefix="check_install-")).absolute()
+    folder.mkdir(exist_ok=options.keep is None)
+    pins = PINS
+    if options.tensorflow:
+        pins = ((options.tensorflow, (options.python or sys.executable,)),)
+    try:
+        wheel, sdist = distributions(folder)
+        if options.this:
+            check_this(wheel, folder / "this")
+        for number, (pin, interpreters) in enumerate(() if options.this else pins):
+            found = next(filter(shutil.which, interpreters), None)
+            if found is None:
+                raise Problem(f"none of {interpreters} is here for {pin}")
+            check(pin, found, (wheel, sdist), folder / str(number))
+            if not options.keep:
+                shutil.rmtree(folder / str(number))
+    except Problem as problem:
+        sys.exit(f"FAILED: {problem}")
+    finally:
+        if not options.keep:
+            shutil.rmtree(folder)
+    print("all as it should be")
+
+
+if __name__ == "__main__":
+    main()
