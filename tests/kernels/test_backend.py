@@ -9,6 +9,7 @@ import tensorflow as tf
 from tests.kernels.common import needs_native
 from tests.loops import loop
 from tf_redsync import ops
+from tf_redsync.building import libraries
 from tf_redsync.ops import backends, native
 
 
@@ -37,7 +38,8 @@ def test_missing_library_is_said_once(caplog, monkeypatch, tmp_path):
     with caplog.at_level(logging.WARNING, "tf_redsync"):
         assert [ops.backend() for _ in range(3)] == ["tensorflow"] * 3
     assert len(caplog.records) == 1
-    assert "no native library" in caplog.text and "pip install" in caplog.text
+    assert "no native library" in caplog.text and "TF_REDSYNC_BACKEND=tensorflow" in caplog.text
+    assert len(caplog.records[0].getMessage().splitlines()) == 1
     with pytest.raises(ops.NativeLibraryError, match="no native library"):
         ops.set_backend("native")
     monkeypatch.setenv("TF_REDSYNC_BACKEND", "native")
@@ -67,11 +69,52 @@ def test_library_of_another_tensorflow_is_refused(tmp_path):
     other.write_bytes(data.replace(ours, b"TENSORFLOW=" + b"9" * len(tf.__version__) + b";"))
     with pytest.raises(ops.NativeLibraryError) as caught:
         native.check(other)
-    for part in ("999", tf.__version__, "pip install", "TF_REDSYNC_BACKEND=tensorflow"):
+    for part in ("999", tf.__version__, "Remove the file", "TF_REDSYNC_BACKEND=tensorflow"):
         assert part in str(caught.value)
     other.write_bytes(b"not a library")
     with pytest.raises(ops.NativeLibraryError, match="unknown"):
         native.check(other)
+
+
+@pytest.fixture
+def afresh():
+    """What a process keeps of the library is forgotten, now and after the test."""
+    kept = native.load, native.library
+    for function in kept:
+        function.cache_clear()
+    yield
+    for function in kept:
+        function.cache_clear()
+
+
+def test_what_was_built_in_place_for_another_tensorflow_is_not_taken(
+    afresh, caplog, monkeypatch, tmp_path
+):
+    """Then one is built, here without a compiler: one line says why not, and what to do."""
+    other = tmp_path / "_redsync_ops.so"
+    other.write_bytes(b"REDSYNC_BUILT_FOR_TENSORFLOW=9.9.9;")
+    monkeypatch.setattr(native, "LIBRARY", other)
+    monkeypatch.setenv("TF_REDSYNC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(libraries, "_version_of_compiler", lambda: None)
+    with caplog.at_level(logging.WARNING, "tf_redsync"):
+        assert [ops.backend() for _ in range(3)] == ["tensorflow"] * 3
+    (line,) = caplog.text.strip().splitlines()
+    for part in ("pure TensorFlow", "no-such-compiler", "CXX", "TF_REDSYNC_BACKEND=tensorflow"):
+        assert part in line
+    with pytest.raises(ops.NativeLibraryError, match="no-such-compiler"):
+        ops.set_backend("native")
+
+
+@needs_native
+def test_a_library_that_does_not_load_is_one_line(afresh, caplog, monkeypatch, tmp_path):
+    broken = tmp_path / "_redsync_ops.so"
+    broken.write_bytes(f"REDSYNC_BUILT_FOR_TENSORFLOW={tf.__version__};".encode())
+    monkeypatch.setattr(native, "LIBRARY", broken)
+    with caplog.at_level(logging.WARNING, "tf_redsync"):
+        assert ops.backend() == "tensorflow"
+    (line,) = caplog.text.strip().splitlines()
+    assert "does not load" in line and str(broken) in line and "Remove the file" in line
 
 
 def test_words_of_a_message():

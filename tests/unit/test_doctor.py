@@ -82,4 +82,4 @@ def test_unusable_installation_is_reported(no_config, capsys, monkeypatch, tmp_p
     assert doctor.main([]) == 0
     out = capsys.readouterr().out
     assert "none (" in out and "no-compiler" in out and "no-cuda" in out
-    assert "There is no native library" in out and "pip install" in out
+    assert "There is no native library" in out and "TF_REDSYNC_BACKEND=tensorflow" in out

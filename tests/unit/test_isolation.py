@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tf_redsync.building import libraries
 from tf_redsync.cli import isolation, launch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,6 +106,8 @@ def test_a_namespace_that_may_not_be_made_is_an_error(tmp_path, monkeypatch):
 
 def test_one_line_warns_where_ports_stay_open(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(isolation, "LIBRARY", tmp_path / "_loopback_only.so")
+    monkeypatch.setenv("TF_REDSYNC_CACHE", str(tmp_path))
+    monkeypatch.setattr(libraries, "_version_of_compiler", lambda: None)
     monkeypatch.setattr(isolation, "reachable_through", lambda: ["eth0", "wlan0"])
     assert isolation.isolate("auto") == {}
     (line,) = capsys.readouterr().err.splitlines()
@@ -111,6 +115,16 @@ def test_one_line_warns_where_ports_stay_open(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(isolation, "reachable_through", list)
     assert isolation.isolate("auto") == {} == isolation.isolate("no")
     assert capsys.readouterr().err == ""
+
+
+def test_an_installed_package_builds_the_library_at_first_use(monkeypatch, tmp_path):
+    monkeypatch.setattr(isolation, "LIBRARY", tmp_path / "_loopback_only.so")
+    monkeypatch.setenv("TF_REDSYNC_CACHE", str(tmp_path))
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        pytest.skip("there is no C++ compiler")
+    library = isolation.loopback_only()["LD_PRELOAD"]
+    assert Path(library).is_file() and library.startswith(str(tmp_path))
+    assert isolation.loopback_only() == {"LD_PRELOAD": library}
 
 
 def test_other_preloaded_libraries_stay(monkeypatch, tmp_path):

@@ -1,6 +1,8 @@
 """What is said where TensorFlow or tf_keras is missing."""
 
 import importlib.metadata
+import pathlib
+import re
 import sys
 import types
 
@@ -8,6 +10,8 @@ import pytest
 import tensorflow as tf
 
 from tf_redsync import requirements
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def test_without_tensorflow(monkeypatch):
@@ -30,9 +34,20 @@ def test_old_tensorflow(monkeypatch, version):
 
 
 @pytest.mark.parametrize("version", ["2.16.0", "2.21.0-rc1", "3.0.0", "2.22.0-dev20260101"])
-def test_new_tensorflow(monkeypatch, version):
+def test_new_tensorflow(monkeypatch, version, recwarn):
     monkeypatch.setattr(tf, "__version__", version)
     requirements.check_tensorflow()
+    told = [str(warning.message) for warning in recwarn]
+    if version < "2.22":
+        assert told == []
+    else:
+        assert len(told) == 1 and f"2.16 to 2.21. Received: TensorFlow {version}" in told[0]
+
+
+def test_the_extra_has_the_same_range():
+    text = (ROOT / "pyproject.toml").read_text()
+    (low, high) = re.search(r'"tensorflow>=2\.(\d+),<2\.(\d+)"', text).groups()
+    assert requirements._OLDEST == (2, int(low)) and requirements._NEWEST == (2, int(high) - 1)
 
 
 @pytest.mark.parametrize("installed", ["tensorflow", "tensorflow-cpu"])

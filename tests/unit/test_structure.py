@@ -271,6 +271,7 @@ FORBIDDEN = {
     "engine/": ("keras", "tf_keras"),
     "ops/": ("tf.distribute", "keras"),
     "checkpoints/": ("tf", "tensorflow", "keras", "tf_keras"),
+    "building/": ("tf", "tensorflow", "keras", "tf_keras"),
 }  # fmt: skip
 
 
