@@ -64,6 +64,12 @@ def _keras_2_names() -> Iterator[None]:
     wanted = {f"keras.src.{n}": importlib.import_module(f"tf_keras.src.{n}") for n in _ALIASED}
     saved = {name: sys.modules.get(name) for name in wanted}
     sys.modules.update(wanted)
+    # `from keras.src import backend` looks for an attribute first.
+    source = importlib.import_module("keras.src")
+    top = [name for name in _ALIASED if "." not in name]
+    attributes = {name: vars(source).get(name) for name in top}
+    for name in top:
+        setattr(source, name, wanted[f"keras.src.{name}"])
     # Where `import tensorflow.keras` looks. If TensorFlow was imported without
     # TF_USE_LEGACY_KERAS=1, it would find Keras 3.
     tensorflow = importlib.import_module("tensorflow")
@@ -74,6 +80,11 @@ def _keras_2_names() -> Iterator[None]:
         yield
     finally:
         tensorflow.__path__[:] = path
+        for name, value in attributes.items():
+            if value is None:
+                delattr(source, name)
+            else:
+                setattr(source, name, value)
         for name, module in saved.items():
             if module is None:
                 del sys.modules[name]

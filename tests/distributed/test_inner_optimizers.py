@@ -107,6 +107,7 @@ def train_each(families, steps):
             results[f"{key}/weights"] = problems.digest(model)
             results[f"{key}/not_finite"] = bad
     results.update(several_optimizers(strategy, problems.rank()))
+    results.update(several_of_addons(strategy, problems.rank()))
     return results
 
 
@@ -138,6 +139,37 @@ def several_optimizers(strategy, rank):
         results[f"multi/{place}"] = error + bad
     sent = [o.exchange.bytes_sent.numpy() for o in optimizer.optimizers]
     return {**results, "multi/bytes": sent, "multi/weights": problems.digest(model)}
+
+
+def several_of_addons(strategy, rank):
+    """`MultiOptimizer` of Addons, through the shim: likewise."""
+    import tensorflow as tf
+    import tf_keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    def wrapped(inner):
+        return rs.DistributedOptimizer(inner, rs.RedSync(density=0.01, dense_below=0))
+
+    addons, results = rs.addons.load().optimizers, {}
+    for place in ("outside", "inside"):
+        tf_keras.utils.set_random_seed(3)
+        wrap = wrapped if place == "inside" else lambda inner: inner
+        with strategy.scope():
+            layers = [
+                tf_keras.Input((ROWS,)),
+                tf_keras.layers.Dense(80),
+                tf_keras.layers.Dense(COLUMNS),
+            ]
+            model = tf_keras.Sequential(layers)
+            parts = [wrap(addons.LAMB(0.01)), wrap(tf_keras.optimizers.legacy.Adam())]
+            optimizer = addons.MultiOptimizer(list(zip(parts, model.layers, strict=True)))
+            optimizer = optimizer if place == "inside" else wrapped(optimizer)
+        error, bad = train(tf, strategy, model, optimizer, rank, 3)
+        results[f"multi_addons/{place}"] = error + bad
+    sent = [part.exchange.bytes_sent.numpy() for part in parts]
+    return {**results, "multi_addons/bytes": sent, "multi_addons/weights": problems.digest(model)}
 
 
 def train(tf, strategy, model, optimizer, rank, steps):
@@ -195,8 +227,9 @@ def test_weights_stay_finite_and_equal(trained):
 
 def test_optimizers_of_optimizers(trained):
     """One that never asks for sums is refused; one of wrapped optimizers trains."""
-    for worker in trained:
-        assert "Wrap each of its optimizers instead" in worker["multi/outside"]
-        assert worker["multi/inside"] == ""
-        assert min(worker["multi/bytes"]) > 0
-    assert trained[0]["multi/weights"] == trained[1]["multi/weights"]
+    for several in ("multi", "multi_addons"):
+        for worker in trained:
+            assert "Wrap each of its optimizers instead" in worker[f"{several}/outside"]
+            assert worker[f"{several}/inside"] == ""
+            assert min(worker[f"{several}/bytes"]) > 0
+        assert trained[0][f"{several}/weights"] == trained[1][f"{several}/weights"]
