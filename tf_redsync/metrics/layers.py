@@ -31,6 +31,11 @@ def layers(worker: Worker) -> list[Any]:
         return []
     largest = sorted(range(len(variables)), key=lambda i: -variables[i]["elements"])
     figures = [_density(variables, samples, sorted(largest[:_SHOWN]))]
+    if len(variables) > _SHOWN:
+        figures[0].update_xaxes(
+            title_text=f"the {_SHOWN} largest of {len(variables)} variables", col=1
+        )
+        figures[0].update_layout(margin_b=60)
     if any(r is not None for s in samples for r in s["layers"]["residual"]):
         figures += _residuals(variables, samples, largest)
     return figures

@@ -118,7 +118,7 @@ def sent(worker: Worker) -> Any:
             annotation_position="bottom right", row=1, col=1,
         )  # fmt: skip
         if all(sent) and max(sent, default=dense) * 5 < dense:
-            figure.update_yaxes(type="log", dtick=1, row=1, col=1)
+            figure.update_yaxes(type="log", dtick="D2", row=1, col=1)
     ratio = column(worker.samples, "compression_ratio")
     figure.add_trace(go.Scatter(x=steps, y=ratio, line_color="#54a24b", **style), row=1, col=2)
     figure.update_yaxes(rangemode="tozero", row=1, col=2)
