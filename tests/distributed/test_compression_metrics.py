@@ -12,17 +12,18 @@ from tests.distributed.cluster import run_workers
 STEPS, BATCH = 12, 8
 
 
-def _train(rs, keras, method, callbacks, epochs=2):
+def _train(rs, keras, method, callbacks, per_execution=1):
     import tensorflow as tf
 
     keras.utils.set_random_seed(5)
     with tf.distribute.get_strategy().scope():
         model = keras.Sequential([keras.layers.Input([64]), keras.layers.Dense(64)], name="m")
-        model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(0.01), method), "mse")
+        optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.01), method)
+        model.compile(optimizer, "mse", steps_per_execution=per_execution)
     rng = np.random.default_rng(1)
     x = rng.normal(size=[STEPS * BATCH * 2, 64]).astype(np.float32)
     data = tf.data.Dataset.from_tensor_slices((x, x[:, ::-1])).batch(2 * BATCH)
-    fitted = model.fit(data, epochs=epochs, verbose=0, callbacks=callbacks)
+    fitted = model.fit(data, epochs=2, verbose=0, callbacks=callbacks)
     return model, fitted.history
 
 
@@ -54,10 +55,10 @@ def train(folder):
         alone = [rs.callbacks.CompressionMetrics(f"{folder}/chief", every=3)] if chief else []
         _, history = _train(rs, keras, topk, alone)
         out |= {"loss_of_chief": history["loss"], "has": "density" in history}
-        # 3. rounds of local steps: nothing is sent in most steps
+        # 3. rounds of local steps, where nothing is sent in most steps; two of them at a time
         local = rs.LocalSGD(steps=4)
         metrics = rs.callbacks.CompressionMetrics(every=1, time_split=False)
-        model, history = _train(rs, keras, local, [metrics])
+        model, history = _train(rs, keras, local, [metrics], per_execution=2)
         out |= {"local": history["bytes_sent"], "per_step": model.optimizer.bytes_per_step()}
     return out
 

@@ -26,7 +26,8 @@ def model_of(strategy, family, method, **options):
     with strategy.scope(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         family.utils.set_random_seed(1)
-        layers = [family.layers.Input((30,)), family.layers.Dense(20), family.layers.Dense(20)]
+        names = ("first", "second")
+        layers = [family.layers.Input((30,))] + [family.layers.Dense(20, name=n) for n in names]
         model = family.Sequential(layers, name="small")
         model.compile(
             rs.DistributedOptimizer(family.optimizers.SGD(0.01), method), "mse", **options
@@ -90,7 +91,7 @@ def test_a_sample_sees_what_was_really_sent(mirrored, tmp_path):
     """A threshold that nothing reaches, or all: not what the settings let expect."""
     densities = {}
     for threshold in (1e-9, 1e9):
-        method = rs.FixedThreshold(threshold=threshold, dense_below=0)
+        method = rs.FixedThreshold(threshold=threshold, density=0.9, dense_below=0)
         folder = tmp_path / str(threshold)
         fitted(model_of(mirrored(2), keras, method), CompressionMetrics(folder, 5, False))
         densities[threshold] = lines(folder, "sample")[-1]["layers"]["density"][2]
@@ -106,7 +107,7 @@ def test_a_sample_sees_what_was_really_sent(mirrored, tmp_path):
         (rs.SignSGD(), 1.0, False),
         (rs.RedSync(density=0.05, dense_below=0, warm_up=rs.DenseWarmUp(6)), None, True),
         (rs.PowerSGD(rank=1), 1.0, True),
-        (rs.Policy(default=TOPK, rules=(rs.Rule(pattern="dense_", method=rs.SignSGD()),)), None, 1),
+        (rs.Policy(default=TOPK, rules=(rs.Rule(pattern="second", method=rs.SignSGD()),)), None, 1),
     ],
 )
 def test_other_methods(mirrored, tmp_path, method, density, has_residual):
@@ -123,13 +124,12 @@ def test_other_methods(mirrored, tmp_path, method, density, has_residual):
 
 
 @pytest.mark.deep
-@loop(("family", "per"), [(keras, 4), (tf_keras, 3)])
-def test_several_steps_in_an_execution(mirrored, tmp_path, family, per):
-    folder = tmp_path / family.__name__
-    model = model_of(mirrored(2), family, TOPK, steps_per_execution=per)
-    history = fitted(model, CompressionMetrics(folder, every=6, time_split=False))
+def test_several_steps_in_an_execution(mirrored, tmp_path):
+    """Of tf_keras; Keras 3 cannot do that under MirroredStrategy, see the test on real workers."""
+    model = model_of(mirrored(2), tf_keras, TOPK, steps_per_execution=3)
+    history = fitted(model, CompressionMetrics(tmp_path, every=6, time_split=False))
     assert history["bytes_sent"][-1] == model.optimizer.bytes_per_step() * 2 * STEPS
-    assert [s["step"] for s in lines(folder, "sample")][0] in (6, 8)
+    assert [s["step"] for s in lines(tmp_path, "sample")] == [6, 12, 18, 24]
 
 
 def test_outputs_of_keras(mirrored, tmp_path, capfd):
@@ -173,6 +173,8 @@ def scalars_of(folder):
     for path in sorted(folder.rglob("*.v2")):
         for event in tf.compat.v1.train.summary_iterator(str(path)):
             for value in event.summary.value:
+                if value.HasField("simple_value"):
+                    found[value.tag] = value.simple_value
                 array = tf.make_ndarray(value.tensor) if value.HasField("tensor") else None
                 if array is not None and array.dtype.kind == "f":
                     found[value.tag] = float(array) if array.ndim == 0 else array[:, 2].sum()
@@ -182,12 +184,14 @@ def scalars_of(folder):
 @pytest.mark.deep
 def test_second_fit_and_resume(mirrored, tmp_path):
     """Bytes in all go on in this process, and in another one by its file."""
-    model = model_of(mirrored(2), keras, TOPK)
+    model, resumed = (model_of(mirrored(2), keras, TOPK) for _ in range(2))
+    for one in (model, resumed):
+        with mirrored(2).scope():
+            one.optimizer.build(one.trainable_variables)
     sent = model.optimizer.bytes_per_step() * STEPS
     metrics = CompressionMetrics(tmp_path, every=6, time_split=False)
     assert fitted(model, metrics, epochs=1)["bytes_sent"] == [sent]
     assert fitted(model, metrics, initial_epoch=1, epochs=2)["bytes_sent"] == [2 * sent]
-    resumed = model_of(mirrored(2), keras, TOPK)
     resumed.optimizer.exchange.restore_worker_states([model.optimizer.exchange.worker_state()])
     (tmp_path / "worker-0.jsonl").open("a").write('{"record": "sample", "st')  # killed there
     again = CompressionMetrics(tmp_path, every=6, time_split=False)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ class Events:
         self._folder = str(Path(directory) / FOLDER / f"worker-{rank}")
         self._writer: Any = None
         try:
-            import tensorboard.summary  # noqa: F401  # what `tf.summary.scalar` is made of
+            import tensorboard.summary  # noqa: F401  # what `tf.summary.histogram` is made of
         except ImportError as error:
             self._give_up(f"{error}: pip install 'tf_redsync[report]', or tensorboard")
             return
@@ -35,22 +36,26 @@ class Events:
         except (tf.errors.OpError, OSError) as error:
             self._give_up(str(error))
 
-    def write(
-        self,
-        step: int,
-        scalars: Mapping[str, float],
-        histograms: Mapping[str, np.ndarray] | None = None,
-    ) -> None:
-        """Write numbers, and distributions of numbers, of a step."""
-        if self._writer is None:
-            return
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Write numbers of a step, in one operation: `tf.summary.scalar` is one for each."""
+        kind = tf.compat.v1.Summary
+        found = kind(value=[kind.Value(tag=n, simple_value=v) for n, v in values.items()])
+        with self._written_to(step):
+            tf.summary.experimental.write_raw_pb(found.SerializeToString())
+
+    def histograms(self, step: int, values: Mapping[str, np.ndarray]) -> None:
+        """Write distributions of numbers of a step, and all that waits to be written."""
+        with self._written_to(step):
+            for name, numbers in values.items():
+                tf.summary.histogram(name, numbers)
+            tf.summary.flush()
+
+    @contextmanager
+    def _written_to(self, step: int) -> Iterator[None]:
+        writer = self._writer or tf.summary.create_noop_writer()
         try:
-            with self._writer.as_default(step=step), tf.summary.record_if(True):
-                for name, value in scalars.items():
-                    tf.summary.scalar(name, value)
-                for name, values in (histograms or {}).items():
-                    tf.summary.histogram(name, values)
-            self._writer.flush()
+            with writer.as_default(step=step), tf.summary.record_if(self._writer is not None):
+                yield
         except (tf.errors.OpError, OSError) as error:
             self._give_up(str(error))
 

@@ -78,14 +78,14 @@ class Outputs:
         for name, density, residual in by_layer:
             shown |= {f"density/{name}": float(density), f"residual_norm/{name}": float(residual)}
         shown = {f"tf_redsync/{n}": v for n, v in shown.items() if math.isfinite(v)}
-        self._events.write(sample.step, shown)
+        self._events.scalars(sample.step, shown)
 
     def split(self, step: int, split: Split) -> None:
         """Write where the time of a step went."""
         times = {f"{name}_ms": ms for name, ms in dataclasses.asdict(split).items()}
         self._file.append("split", step=step, time=time.time(), **times)
         if self._events is not None:
-            self._events.write(step, {f"tf_redsync/time/{name}": t for name, t in times.items()})
+            self._events.scalars(step, {f"tf_redsync/time/{n}": t for n, t in times.items()})
 
     def no_split(self, why: str) -> None:
         """Write why there are no profiles."""
@@ -97,7 +97,7 @@ class Outputs:
         self._file.append("epoch", epoch=epoch, step=step, time=time.time(), trial=trial, logs=logs)
         if self._events is not None:
             residuals = self._sampler.residuals(_HISTOGRAM_ELEMENTS)
-            self._events.write(step, {}, {f"residual/{n}": r for n, r in residuals.items()})
+            self._events.histograms(step, {f"residual/{n}": r for n, r in residuals.items()})
 
     def end(self, step: int) -> None:
         """Write the end of `fit`."""
