@@ -71,6 +71,15 @@ def run(command, **how):
     return done.stdout
 
 
+def runs(interpreter):
+    """Whether there is one, and not only a name of one that some tool could install."""
+    command = [interpreter, "-c", "import venv, ensurepip"]
+    return (
+        bool(shutil.which(interpreter))
+        and not subprocess.run(command, capture_output=True).returncode
+    )
+
+
 def distributions(folder):
     """Builds sdist and wheel; returns their paths."""
     # Of a copy: a build leaves folders behind, and takes in what others have left.
@@ -179,9 +188,16 @@ def check(pin, interpreter, archives, folder):
         new = {name for name in after if "tensorflow" in name and name not in before}
         if changed or new:
             raise Problem(f"installing {archive.name} changed {changed}, added {new}")
-        result = check_training(python, folder, cache=folder / f"cache-{archive.suffix}")
+        if archive is archives[0]:
+            result = check_training(python, folder, cache=folder / "cache")
+        else:  # What is compiled is the same.
+            (folder / "another").mkdir()
+            shutil.move(folder / "cache" / "objects", folder / "another")
+            result, _ = check_first_start(python, folder, environment(folder / "another"))
         print(
-            f"   {archive.name}: native, TensorFlow {result['tensorflow']}, Keras {result['keras']}"
+            f"   {archive.name}: native, TensorFlow {result['tensorflow']}, Keras "
+            f"{result['keras']}",
+            flush=True,
         )
         run([python, "-m", "pip", "uninstall", "-y", "tf_redsync"])
 
@@ -226,7 +242,7 @@ def main():
         if options.this:
             check_this(wheel, folder / "this")
         for number, (pin, interpreters) in enumerate(() if options.this else pins):
-            found = next(filter(shutil.which, interpreters), None)
+            found = next(filter(runs, interpreters), None)
             if found is None:
                 raise Problem(f"none of {interpreters} is here for {pin}")
             check(pin, found, (wheel, sdist), folder / str(number))
