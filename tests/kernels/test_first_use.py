@@ -201,6 +201,7 @@ def test_a_full_disk(tree):
     )
     answer = ask(tree)[0]
     assert "No space left on device" in answer and len(answer.splitlines()) == 1
+    assert "Make room there, or set TF_REDSYNC_CACHE" in answer
 
 
 def test_no_compiler(tree):

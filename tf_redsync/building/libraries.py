@@ -23,8 +23,9 @@ CUDA = "TF_REDSYNC_CUDA"  # "1": kernels for GPUs wherever nvcc is; "0": never
 _ARCHITECTURES = "REDSYNC_CUDA_ARCHITECTURES"
 _NO_GPU = "TensorFlow saw no GPU when the library was built (TF_REDSYNC_CUDA=1 builds them even so)"
 # Seconds, and further seconds of one core, measured; said before a build.
-_COST = {"cpu": (10, 80), "cuda": (30, 140)}
+_COST = {"cpu": (10, 100), "cuda": (30, 160)}
 _LONGEST = 300  # characters of a compiler's error
+_FULL = "No space left|Disk quota"
 
 
 def op_library(tensorflow: Mapping[str, Any], gpus: Sequence[str], *, show: bool = False) -> Path:
@@ -122,13 +123,15 @@ def _run(request: Mapping[str, Any], lock: int, show: bool) -> None:
     if run.returncode != 0:
         reason = "see above" if show else first_error(run.stderr)
         remedy = "Mend that" if show else "`python -m tf_redsync.build` shows all of it"
+        if re.search(_FULL, reason):
+            remedy = "Make room there, or set TF_REDSYNC_CACHE to another folder"
         raise BuildError(f"The build of the native library failed ({reason}). {remedy}")
 
 
 def first_error(text: str) -> str:
     """The line of a compiler's output that says most."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    signs = (r"No space left|Disk quota|Read-only file system", r"\berror:", r"\bError\b")
+    signs = (_FULL, r"\berror:", r"\bError\b")
     found = (line for sign in signs for line in lines if re.search(sign, line))
     return next(found, lines[-1] if lines else "it says nothing")[:_LONGEST]
 
