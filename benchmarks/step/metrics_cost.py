@@ -50,7 +50,8 @@ def timed_class():
         def per_step(self):
             """Seconds a step, without what is done once; and seconds of what is done once."""
             begins, ends = self.seconds["on_train_batch_begin"], self.seconds["on_train_batch_end"]
-            samples = sorted(ends)[-(len(ends) // self.every) :]
+            # The longest one is the first sample, which sets up.
+            samples = sorted(ends)[-(len(ends) // self.every) - 1 : -1]
             plain = statistics.median(begins) + statistics.median(ends)
             steady = plain + statistics.median(samples) / self.every
             return steady, sum(map(sum, self.seconds.values())) - steady * len(ends)

@@ -16,7 +16,7 @@ from tf_redsync import checks
 from tf_redsync.callbacks.common import OfBothKeras, exchange_of
 from tf_redsync.keras import training_state
 from tf_redsync.keras.fit_hook import ForTfKeras
-from tf_redsync.metrics.outputs import Outputs, mean_logs
+from tf_redsync.metrics.outputs import Outputs, bytes_before, mean_logs
 from tf_redsync.metrics.profiler import Profiles
 from tf_redsync.metrics.sampling import Clock, Sample, Sampler
 from tf_redsync.metrics.time_split import NoProfile
@@ -191,7 +191,7 @@ class CompressionMetrics(OfBothKeras):
         return {
             "compression_ratio": self._sampler.ratio(in_steps, steps),
             "bytes_per_step": in_steps / steps,
-            "bytes_sent": sample.bytes_sent + (self._sampler.exchange.bytes_before or 0.0),
+            "bytes_sent": sample.bytes_sent + bytes_before(self._sampler.exchange),
             "density": self._sampler.overall(sample.density),
             "residual_norm": sample.residual_norm,
             "step_ms": clock.mean_ms,

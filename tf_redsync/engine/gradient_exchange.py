@@ -34,9 +34,8 @@ class GradientExchange(saved_state.Saved):
     Attributes:
         step: int64 variable, number of steps so far, skipped ones included.
         skipped: int64 variable, number of steps that were not finite; see `exchange/skips.py`.
-        bytes_sent: float64 variable, bytes this worker sent in the last step.
-        bytes_in_all: float64 variable, those of all steps in this process.
-        bytes_before: Those of earlier processes, once a record of theirs has been read.
+        bytes_sent, bytes_in_all: float64 variables, bytes this worker sent in the last step, and in
+            all steps of this process.
         states: For every bucket, the variables of its state.
         consensus: The weights that all workers agree on, where each has its own; else `None`.
         program: What runs when.
@@ -68,8 +67,8 @@ class GradientExchange(saved_state.Saved):
         self._worker, self.network = setup.worker, setup.worker.network
         self.workers = self.network.workers
         self.step = state.counter("exchange_step")
-        self.bytes_sent = state.float_counter("exchange_bytes_sent")
-        self.bytes_in_all = state.float_counter("exchange_bytes_in_all")
+        names = ("exchange_bytes_sent", "exchange_bytes_in_all")
+        self.bytes_sent, self.bytes_in_all = map(state.float_counter, names)
         self.warm_up = setup.warm_up
         if self.warm_up is not None:
             self.warm_up.create(self.step)
@@ -87,7 +86,6 @@ class GradientExchange(saved_state.Saved):
         self.switch = Switch(self)
         self.fresh, self.called, self.warned_of_length = True, False, False
         self.instead: Callable[..., Any] | None = None
-        self.bytes_before: float | None = None
         self._present: set[int] | None = None
         self._gather: Callable[[], Any] | None = None  # see `to_consensus`
 
@@ -309,8 +307,7 @@ class GradientExchange(saved_state.Saved):
         if flags is not None:
             self.skips.count(outcome.finite, flags)
         self.step.assign_add(1, read_value=False)
-        sent = tf.cast(outcome.bytes_sent, tf.float64)
-        self.bytes_sent.assign(sent, read_value=False)
+        self.bytes_sent.assign(sent := tf.cast(outcome.bytes_sent, tf.float64), read_value=False)
         self.bytes_in_all.assign_add(sent, read_value=False)
 
     def _dense_gradients(self, grads, positions) -> list[tf.Tensor]:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import time
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,15 @@ from tf_redsync.metrics.sampling import Sample, Sampler
 from tf_redsync.metrics.time_split import Split
 
 _HISTOGRAM_ELEMENTS = 100_000  # of each variable
+
+
+# By exchange, the bytes that earlier processes have sent, once a file of theirs has been read.
+_before: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+
+
+def bytes_before(exchange: Any) -> float:
+    """Return what this worker had sent before this process began, as far as a file has told."""
+    return _before.get(exchange, 0.0)
 
 
 class Outputs:
@@ -38,8 +48,8 @@ class Outputs:
     ):
         exchange = sampler.exchange
         rank = collectives.worker_rank(exchange.strategy)
-        if exchange.bytes_before is None:
-            exchange.bytes_before = _bytes_before(run_dir, rank, run["step"])
+        if exchange not in _before:
+            _before[exchange] = _bytes_before(run_dir, rank, run["step"])
         self._sampler = sampler
         self._began = time.time()
         self._file = records.RunFile(run_dir, rank)
