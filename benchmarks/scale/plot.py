@@ -184,7 +184,7 @@ def winners(report: Mapping[str, Any], cluster: prediction.Cluster, path: str) -
         colors="white",
         linewidths=1,
     )
-    axes.clabel(lines, fmt="%gx", fontsize=8)
+    _label(axes, lines)
     axes.set_xscale("log")
     axes.set_yscale("log", base=2)
     ticks = [2**i for i in range(1, 13)]
@@ -201,6 +201,25 @@ def winners(report: Mapping[str, Any], cluster: prediction.Cluster, path: str) -
     handles = [patches.Patch(color=COLOURS[name], alpha=0.8, label=name) for name in found]
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8)
     _save(figure, path)
+
+
+def _label(axes: Any, lines: Any) -> None:
+    """Writes its level on every piece of every line; `clabel` leaves out pieces that it finds short."""
+    from matplotlib import patheffects
+
+    for level, pieces in zip(lines.levels, lines.allsegs, strict=True):
+        for piece in pieces:
+            if len(piece) < 2:
+                continue
+            text = axes.text(
+                *piece[len(piece) // 2],
+                f"{level:g}x",
+                color="white",
+                fontsize=8,
+                ha="center",
+                va="center",
+            )
+            text.set_path_effects([patheffects.withStroke(linewidth=2, foreground="0.3")])
 
 
 def _axes(count: int, size: tuple[float, float], **ratios: Any) -> tuple[Any, Any]:

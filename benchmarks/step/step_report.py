@@ -120,5 +120,9 @@ def _bars(axes: Any, report: dict[str, Any], names: list[str]) -> None:
     axes.set_ylim(-0.7, len(names) - 0.3)
     axes.axvline(1, color="0.3", linewidth=0.8, linestyle=":")
     axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.set_xlabel(f"step time / none ({unit:.0f} ms)", fontsize=8)
+    label = f"step time / none ({unit:.0f} ms)"
+    if any(row.get("step_ms", unit) < unit for row in report["methods"].values()):
+        # A step without an exchange is the shortest there is.
+        label += "\nbelow 1: noise of the measurement; no exchange can be faster than none"
+    axes.set_xlabel(label, fontsize=8)
     axes.tick_params(axis="x", labelsize=8)

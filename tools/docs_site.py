@@ -1,0 +1,118 @@
+"""Hooks of `mkdocs build`: what the site has and the pages in docs/, as GitHub shows them, have not.
+
+* CONTRIBUTING.md and CHANGELOG.md are pages of the site;
+* links out of docs/ lead to files of the project: their targets must exist. Without a `repo_url` they
+  become plain text;
+* equations become MathML, which browsers draw without a script or a network;
+* `<!-- all other public names -->` becomes a reference entry for each name that no page describes.
+
+Imports nothing of tf_redsync: building the site needs no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import ast
+import html
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[1]
+OWN_PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+OTHER_NAMES = "<!-- all other public names -->"
+
+_CODE = re.compile(r"^( *)```.*?^\1```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s]+)\)")
+_MATH = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the pages that lie outside of docs/."""
+    for source, page in OWN_PAGES.items():
+        text = (ROOT / source).read_text(encoding="utf-8")
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
+    """Completes the reference and mends links that lead out of docs/."""
+    if OTHER_NAMES in markdown:
+        entries = "\n\n".join(f"::: tf_redsync.{name}" for name in undescribed())
+        markdown = markdown.replace(OTHER_NAMES, entries)
+    path = page.file.src_uri
+    outside = {page: source for source, page in OWN_PAGES.items()}
+    folder = posixpath.dirname(outside.get(path) or f"docs/{path}")
+
+    def mend(match: re.Match[str]) -> str:
+        picture, text, target = match.groups()
+        return picture + _link(text, target, folder, posixpath.dirname(path), config.repo_url)
+
+    return _outside_of_code(markdown, mend)
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Makes MathML of the equations."""
+    return _MATH.sub(_mathml, content)
+
+
+def public_names(module: str = "tf_redsync") -> list[str]:
+    """Returns a module's `__all__`, read off its source."""
+    folder = ROOT / module.replace(".", "/")
+    path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        targets = getattr(node, "targets", [getattr(node, "target", None)])
+        if any(isinstance(t, ast.Name) and t.id == "__all__" for t in targets):
+            return list(ast.literal_eval(node.value))  # type: ignore[attr-defined]
+    raise PluginError(f"{path} has no `__all__`")
+
+
+def undescribed() -> list[str]:
+    """Returns the names of `tf_redsync.__all__` that no page has an entry for."""
+    pages = "\n".join(p.read_text(encoding="utf-8") for p in (ROOT / "docs").rglob("*.md"))
+    described = set(re.findall(r"^::: tf_redsync\.(\w+)", pages, flags=re.MULTILINE))
+    return [name for name in public_names() if name not in described]
+
+
+def _link(text: str, target: str, folder: str, site_folder: str, repo_url: str | None) -> str:
+    """Returns a link of a page in `folder` of the project, for the site."""
+    path, hash_, anchor = target.partition("#")
+    if not path or re.match(r"\w+:", target):
+        return f"[{text}]({target})"
+    found = posixpath.normpath(posixpath.join(folder, path))
+    if found in OWN_PAGES or found.startswith("docs/"):
+        on_site = OWN_PAGES.get(found) or found.removeprefix("docs/")
+        if (ROOT / found).is_dir():  # a folder of files is no page
+            return f"[{text}]({repo_url}/tree/main/{found})" if repo_url else text
+        return f"[{text}]({posixpath.relpath(on_site, site_folder or '.')}{hash_}{anchor})"
+    if not (ROOT / found).exists():
+        raise PluginError(f"a page in {folder or 'the root'} links to {target}, which is not there")
+    if found == "README.md" and not anchor:
+        return f"[{text}]({posixpath.relpath('index.md', site_folder or '.')})"
+    return f"[{text}]({repo_url}/blob/main/{found}{hash_}{anchor})" if repo_url else text
+
+
+def _outside_of_code(markdown: str, mend: Any) -> str:
+    """Replaces links; code stays as it is, also inside of a link's text."""
+    held: list[str] = []
+
+    def hold(code: re.Match[str]) -> str:
+        held.append(code.group())
+        return f"\0{len(held) - 1}\0"
+
+    text = _LINK.sub(mend, _CODE.sub(hold, markdown))
+    return re.sub("\0(\\d+)\0", lambda m: held[int(m.group(1))], text)
+
+
+def _mathml(match: re.Match[str]) -> str:
+    tag, latex = match.groups()
+    display = "block" if tag == "div" else "inline"
+    result = convert(html.unescape(latex).strip(), display=display)
+    unknown = re.search(r"<mi>(&|\\\w+)</mi>", result)
+    if unknown:
+        raise PluginError(f"`{unknown.group(1)}` in an equation is not understood: {latex}")
+    return f'<div class="equation">{result}</div>' if tag == "div" else result
