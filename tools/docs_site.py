@@ -1,8 +1,8 @@
-"""Hooks of `mkdocs build`: what the site has and the pages in docs/, as GitHub shows them, have not.
+"""Hooks of `mkdocs build`: what the site has and the pages on GitHub have not.
 
 * CONTRIBUTING.md and CHANGELOG.md are pages of the site;
-* links out of docs/ lead to files of the project: their targets must exist. Without a `repo_url` they
-  become plain text;
+* links out of docs/ lead to files of the project: their targets must exist. Without a `repo_url`
+  they become plain text;
 * equations become MathML, which browsers draw without a script or a network;
 * `<!-- all other public names -->` becomes a reference entry for each name that no page describes.
 

@@ -204,7 +204,7 @@ def winners(report: Mapping[str, Any], cluster: prediction.Cluster, path: str) -
 
 
 def _label(axes: Any, lines: Any) -> None:
-    """Writes its level on every piece of every line; `clabel` leaves out pieces that it finds short."""
+    """Writes its level on every piece of every line; `clabel` leaves out short ones."""
     from matplotlib import patheffects
 
     for level, pieces in zip(lines.levels, lines.allsegs, strict=True):

@@ -1,6 +1,7 @@
 """What README.md and CONTRIBUTING.md show exists: code parses; names, flags and files are real."""
 
 import ast
+import importlib
 import inspect
 import os
 import pathlib
@@ -70,21 +71,27 @@ def test_pages_have_code():
     assert {"method", "momentum", "density", "epochs", "optimizer", "data_dir"} <= defined_flags()
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_python_blocks_use_what_exists(page):
-    import tf_redsync as rs
+DOCS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md"))
 
+
+def named(name):
+    """What a page calls `rs.TopK` or `tf_redsync.TopK`; None for names of others."""
+    first, _, rest = (name or "").partition(".")
+    if first not in ("rs", "tf_redsync") or not rest:
+        return None
+    value = importlib.import_module("tf_redsync")
+    for part in rest.split("."):
+        value = getattr(value, part)
+    return value
+
+
+@loop("page", [*PAGES, *DOCS])
+def test_python_blocks_use_what_exists(page):
     for block in blocks(page, "python"):
         for node in ast.walk(ast.parse(block)):
-            name = dotted(node)
-            if name and name.startswith("rs."):
-                value = rs
-                for part in name.split(".")[1:]:
-                    value = getattr(value, part)
-            if isinstance(node, ast.Call) and (dotted(node.func) or "").startswith("rs."):
-                function = rs
-                for part in dotted(node.func).split(".")[1:]:
-                    function = getattr(function, part)
+            named(dotted(node))
+            function = named(dotted(node.func)) if isinstance(node, ast.Call) else None
+            if function is not None:
                 # Raises TypeError for an argument that does not exist.
                 keywords = {k.arg: None for k in node.keywords}
                 inspect.signature(function).bind(*[None] * len(node.args), **keywords)
@@ -107,9 +114,6 @@ def test_commands_name_existing_scripts_modules_and_flags(page):
             used = {re.match(r"--(\w+)", word).group(1) for word in own}
             assert used and used <= flags, words
     assert seen
-
-
-DOCS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md"))
 
 
 @loop("page", [*PAGES, "CHANGELOG.md", *DOCS])

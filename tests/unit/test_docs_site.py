@@ -1,0 +1,112 @@
+"""The documentation as a site: built strictly, whole, and readable without a network."""
+
+import html
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# `tests/run.sh` installs the extra `docs`; the tests also run where only `test` is installed.
+pytest.importorskip("mkdocs", reason="needs the extra `docs`")
+docs_site = pytest.importorskip("tools.docs_site", reason="needs the extra `docs`")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(
+        words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "tensorflow" not in (done.stdout + done.stderr).lower()  # it is not imported
+    pages = {p.relative_to(folder).as_posix(): p.read_text() for p in folder.rglob("*.html")}
+    return {name: page for name, page in pages.items() if name != "404.html"}
+
+
+def test_every_page_of_the_project_is_there(site):
+    for path in (ROOT / "docs").rglob("*.md"):
+        name = path.relative_to(ROOT / "docs").with_suffix("")
+        folder = name.parent if name.name in ("index", "README") else name
+        assert (folder / "index.html").as_posix() in site
+    assert {"contributing/index.html", "changelog/index.html"} <= site.keys()
+
+
+def test_no_public_name_is_missing(site):
+    import tf_redsync as rs
+
+    found = {
+        name for page in site.values() for name in re.findall(r'id="(tf_redsync[\w.]*)"', page)
+    }
+    wanted = {f"tf_redsync.{name}" for name in rs.__all__}
+    for module in (rs.callbacks, rs.codings, rs.ops):
+        wanted |= {f"{module.__name__}.{name}" for name in module.__all__}
+    # Methods and the base class are described once, under the package's own name.
+    others = set(rs.methods.__all__) - set(rs.__all__)
+    wanted |= {f"tf_redsync.methods.{name}" for name in others}
+    assert wanted <= found, sorted(wanted - found)
+
+
+def test_equations_are_drawn(site):
+    for name, page in site.items():
+        assert "arithmatex" not in page, name
+        assert not re.search(r"\\(begin|frac|sum|text)\b", html.unescape(page)), name
+    assert site["methods/TopK/index.html"].count("<mtr>") >= 4
+
+
+def test_nothing_is_fetched_when_a_page_is_read(site):
+    for name, page in site.items():
+        fetched = re.findall(r'<(?:script|img|link|iframe)[^>]+(?:src|href)="(\w+://[^"]+)', page)
+        assert not fetched, name
+
+
+def test_the_front_page_says_what_was_not_tried(site):
+    assert "Not yet run on a GPU" in site["index.html"]
+
+
+# What the checks find.
+
+
+class Page:
+    class file:  # noqa: N801
+        src_uri = "methods/TopK.md"
+
+
+class Config:
+    repo_url = None
+
+
+def rendered(text, repo_url=None):
+    config = Config()
+    config.repo_url = repo_url
+    return docs_site.on_page_markdown(text, page=Page, config=config)
+
+
+def test_links_out_of_the_folder():
+    assert rendered("[a](../../README.md)") == "[a](../index.md)"
+    assert rendered("[a](../../CONTRIBUTING.md#rules)") == "[a](../contributing.md#rules)"
+    assert rendered("[`a`](../../setup.py) b") == "`a` b"
+    url = "https://example.com/tf_redsync"
+    assert rendered("[a](../../setup.py)", url) == f"[a]({url}/blob/main/setup.py)"
+    assert rendered("[a](../auto.md#limits)") == "[a](../auto.md#limits)"
+    assert rendered("`[a](../../nothing)`") == "`[a](../../nothing)`"
+    with pytest.raises(docs_site.PluginError, match="links to ../../nothing"):
+        rendered("[a](../../nothing)")
+
+
+def test_an_equation_that_is_not_understood_is_an_error():
+    good = r'<div class="arithmatex">\[a \leftarrow \frac{b}{c}\]</div>'
+    assert "<mfrac>" in docs_site.on_page_content(good)
+    bad = r'<span class="arithmatex">\(\begin{aligned} a &amp;= b \end{aligned}\)</span>'
+    with pytest.raises(docs_site.PluginError, match="not understood"):
+        docs_site.on_page_content(bad)
+
+
+def test_names_that_no_page_describes_are_added():
+    text = rendered(docs_site.OTHER_NAMES)
+    assert "::: tf_redsync.AMSGrad" in text and "::: tf_redsync.TopK" not in text
