@@ -5,11 +5,7 @@
 # output. The exit status is not 0 if any stage failed.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
-<<<<<<< HEAD
-tools/setup_venv.sh addons examples report test </dev/null || exit 1
-=======
-tools/setup_venv.sh addons docs examples test </dev/null || exit 1
->>>>>>> 2cd6c19 (Docs: first script, how-to pages, migration, questions; blocks of pages run; pictures labelled; the site in CI)
+tools/setup_venv.sh addons docs examples report test </dev/null || exit 1
 bin=$PWD/.venv/bin
 
 failed=()
