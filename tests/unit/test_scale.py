@@ -284,6 +284,21 @@ def test_the_fastest_method_of_the_map():
     assert {row[-1] for row in table} == {"Dense"}
 
 
+def test_every_contour_of_the_map_has_a_label(monkeypatch):
+    figures = []
+    monkeypatch.setattr(plot, "_save", lambda figure, path: figures.append(figure))
+    plot.winners(report(), Cluster(2, 1.0), "unused.png")
+    axes = figures[0].axes[0]
+    lines = next(c for c in axes.collections if hasattr(c, "allsegs"))
+    wanted = [
+        f"{level:g}x"
+        for level, pieces in zip(lines.levels, lines.allsegs, strict=True)
+        for piece in pieces
+        if len(piece) > 1
+    ]
+    assert wanted and sorted(text.get_text() for text in axes.texts) == sorted(wanted)
+
+
 # ---------------------------------------------------------------------------- command line
 
 

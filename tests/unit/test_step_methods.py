@@ -6,7 +6,7 @@ import keras
 import pytest
 
 import tf_redsync as rs
-from benchmarks.step import step_methods
+from benchmarks.step import step_methods, step_report
 from tests.loops import loop
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
 from tf_redsync.programs import for_buckets
@@ -92,3 +92,18 @@ def test_trial_steps():
     assert step_methods.trial_steps(trial) > 3 + 2 * 5
     plain = keras.optimizers.SGD()
     assert step_methods.period_of(plain) == 1 and step_methods.trial_steps(plain) == 0
+
+
+def test_a_bar_below_no_exchange_is_called_noise():
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    for step_ms, noise in ((70.0, True), (80.0, False)):
+        _, axes = plt.subplots()
+        rows = {"none": {"step_ms": 75.0}, "TopK": {"step_ms": step_ms}}
+        report = {"model": "mlp", "workers": 2, "rate": "1gbit", "methods": rows}
+        step_report._bars(axes, report, list(rows))
+        assert ("noise" in axes.get_xlabel()) == noise
+        plt.close()
