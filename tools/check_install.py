@@ -1,6 +1,6 @@
 """Installs the wheel and the sdist beside several TensorFlows, and trains on two workers with each.
 
-    python tools/check_install.py             # TensorFlow 2.16, 2.18 and 2.21: 15 minutes
+    python tools/check_install.py             # TensorFlow 2.16, 2.18 and 2.21: 20 minutes
     python tools/check_install.py --tensorflow tensorflow-cpu==2.20.* --python python3.12
     python tools/check_install.py --this      # the wheel beside this interpreter's TensorFlow: 20 s
 
