@@ -1,0 +1,121 @@
+"""Python blocks of the pages in docs/ run as they stand, on two workers.
+
+A comment above a block says so: `<!-- run -->`, among the blocks of its page and with what a how-to
+page takes for granted (`Given`); `<!-- run: two workers -->`, a script of its own; `<!-- run: after
+X -->`, as `<!-- run -->`, in names of its own; `<!-- not run: reason -->`. Others are fragments:
+test_readme.py looks whether the names and arguments in them exist.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.deep import DEEP
+from tests.distributed.cluster import run_workers
+
+SHORT = ("first-script.md", "custom-loops.md")  # the other pages with --deep
+ROOT = Path(__file__).resolve().parents[2]
+_BLOCK = re.compile(r"^<!-- (run|not run)(?:: ([^>]*))? -->\n```python\n(.*?)^```$", re.M | re.S)
+
+
+def marked():
+    """Page, kind, and text of each block that is marked to be run."""
+    found = []
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        for mark, kind, text in _BLOCK.findall(path.read_text(encoding="utf-8")):
+            if mark == "run":
+                found.append((path.name, kind, text))
+    return found
+
+
+def test_marks_are_understood():
+    text = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
+    marks = re.findall(r"^<!-- (?:not )?run\b.*$", text, flags=re.M)
+    assert len(marks) == len(_BLOCK.findall(text)) >= 15
+    kinds = {kind.partition(" ")[0] for _, kind, _ in marked()}
+    assert kinds == {"", "two", "after"}
+
+
+class Given(dict):
+    """Names that a page takes for granted, made when a block first asks for them."""
+
+    def __init__(self, strategy):
+        import keras
+        import tensorflow as tf
+
+        import tf_redsync as rs
+
+        super().__init__(strategy=strategy, keras=keras, tf=tf, rs=rs, build_model=self.build)
+
+    def build(self):
+        keras = self["keras"]
+        hidden = keras.layers.Dense(64, "relu")
+        return keras.Sequential(
+            [keras.Input([16]), hidden, keras.layers.Dense(3, "softmax", dtype="float32")]
+        )
+
+    def __missing__(self, name):
+        if name not in ("dataset", "train", "data"):
+            raise KeyError(name)
+        import numpy as np
+
+        x = np.random.default_rng(0).normal(size=[64, 16]).astype("float32")
+        rows = self["tf"].data.Dataset.from_tensor_slices((x, x[:, :3].argmax(-1)))
+        return rows.batch(32) if name == "dataset" else rows
+
+
+def run_pages(blocks):
+    """Run the blocks: the script first, since it makes the strategy."""
+    import os
+    import tempfile
+
+    import numpy as np
+
+    os.chdir(tempfile.mkdtemp())  # for what they save
+    blocks = sorted(blocks, key=lambda block: block[1] != "two workers")
+    script = {}
+    exec(blocks[0][2].replace("epochs=5", "epochs=1"), script)
+    strategy, optimizer, train = (script[name] for name in ("strategy", "optimizer", "train"))
+    of_a_worker = strategy.experimental_local_results
+    batches = strategy.experimental_distribute_dataset(train)
+    rows = [np.asarray(of_a_worker(images)[0]) for images, _ in batches]
+    found = {
+        "rank": script["rank"],
+        "workers": script["workers"],
+        "saved": os.path.exists("digits.keras"),
+        "checkpoint": bool(os.listdir("digits_run")),
+        "sizes": np.array([len(batch) for batch in rows]),
+        "rows": np.concatenate(rows),
+        "all": script["images"][:1500],
+        "sent": float(optimizer.bytes_per_step()),
+        "accuracy": script["model"].history.history["accuracy"][0],
+    }
+    import tf_redsync as rs
+
+    rs.MultiWorkerMirroredStrategy = lambda: strategy  # a process has one
+    spaces = {}
+    for page, kind, text in blocks[1:]:
+        names = spaces.setdefault((page, kind), Given(strategy))
+        try:
+            exec(text.replace("epochs=10", "epochs=1"), names)
+        except Exception as error:
+            raise AssertionError(f"{page}: {error}:\n{text}") from error
+    return {**found, "ran": len(blocks)}
+
+
+@pytest.mark.distributed
+def test_blocks_run_and_the_first_script_does_what_its_page_says():
+    blocks = [block for block in marked() if DEEP or block[0] in SHORT]
+    workers = run_workers(run_pages, args=(blocks,), timeout=250)
+    for rank, worker in enumerate(workers):
+        assert worker["ran"] == len(blocks)
+        assert (worker["rank"], worker["workers"]) == (rank, 2)
+        # "The batch is global": 64, of which each worker gets a half; the last one is shorter.
+        assert set(worker["sizes"][:-1]) == {32}
+        assert worker["saved"] == (rank == 0) and worker["checkpoint"]
+        assert 0 < worker["sent"] < 40_000 < 4 * 150_000
+    # "Who shards": together the workers see every example once.
+    seen = [row.tobytes() for worker in workers for row in worker["rows"]]
+    assert sorted(seen) == sorted(row.tobytes() for row in workers[0]["all"])
+    assert workers[0]["accuracy"] == workers[1]["accuracy"]
