@@ -22,17 +22,24 @@ Map of the package, bottom up:
   prediction without a cluster;
 * `keras`, `optimizer`, `strategy`, `callbacks`, `addons`: what users touch; `metrics`: what is
   recorded of a training, and the report;
-* `launch`, `doctor`, `plan`, `report`: command line.
+* `launch`, `doctor`, `plan`, `report`, `build`: command line.
+
+The import is quick: TensorFlow and Keras are imported when a name of this module is first used.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import wrapt
+
 from tf_redsync import requirements
+from tf_redsync.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from tf_redsync import addons, callbacks, codings, methods, ops
@@ -94,7 +101,6 @@ if TYPE_CHECKING:
     from tf_redsync.schedules import DenseWarmUp, DensityStages, ExponentialWarmUp
     from tf_redsync.strategy import MultiWorkerMirroredStrategy
 
-__version__ = "0.1.0"
 
 __all__ = [
     "ACPSGD",
@@ -162,8 +168,8 @@ __all__ = [
     "report",
 ]
 
-# Where the public names live; all that are not here are methods. They are loaded at first use, for
-# the launcher's sake: it imports this package too, and needs no TensorFlow.
+# Where the public names live; all that are not here are methods. They are loaded at first use: the
+# command line needs no TensorFlow.
 _HOMES = {name: f"{__name__}.methods" for name in __all__} | {
     "addons": "tf_redsync.addons",
     "callbacks": "tf_redsync.callbacks",
@@ -187,6 +193,7 @@ _HOMES = {name: f"{__name__}.methods" for name in __all__} | {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _check_requirements()
     module = importlib.import_module(_HOMES[name])
     value = module if _HOMES[name] == f"{__name__}.{name}" else getattr(module, name)
     globals()[name] = value
@@ -197,13 +204,8 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_HOMES})
 
 
-def _check_backend() -> None:
+def _check_backend(backend: str) -> None:
     """Refuse a Keras on JAX or PyTorch, which `tf.distribute` does not support."""
-    backend = os.environ.get("KERAS_BACKEND") or "tensorflow"
-    if backend == "tensorflow":  # then the import needs nothing else
-        requirements.check_tensorflow()
-        requirements.check_legacy_keras()
-        backend = importlib.import_module("keras").backend.backend()
     if backend != "tensorflow":
         raise ImportError(
             "tf_redsync needs Keras on TensorFlow. Received: the Keras backend "
@@ -211,8 +213,27 @@ def _check_backend() -> None:
         )
 
 
-if "tf_redsync.launch" not in sys.orig_argv:
-    _check_backend()
-    # Registers the optimizers, so that `keras.saving.load_model` finds them after the import.
-    importlib.import_module("tf_redsync.keras.keras3")
-    importlib.import_module("tf_redsync.keras.amsgrad")
+@functools.cache
+def _check_requirements() -> None:
+    requirements.check_tensorflow()
+    requirements.check_legacy_keras()
+    _check_backend(importlib.import_module("keras").backend.backend())
+
+
+_imported: set[str] = set()
+
+
+def _register_optimizers(module: ModuleType) -> None:
+    """Make `keras.saving.load_model` find the optimizers, once TensorFlow and Keras are there.
+
+    Each of the two imports the other in the middle of its own import, so both have to be complete.
+    """
+    _imported.add(module.__name__)
+    if len(_imported) == 2 and sys.modules["keras"].backend.backend() == "tensorflow":
+        importlib.import_module("tf_redsync.keras.keras3")
+        importlib.import_module("tf_redsync.keras.amsgrad")
+
+
+_check_backend(os.environ.get("KERAS_BACKEND") or "tensorflow")
+for _name in ("tensorflow", "keras"):
+    wrapt.register_post_import_hook(_register_optimizers, _name)

@@ -43,7 +43,7 @@ def version():
     """The version, which three files have to agree on."""
     found = {
         "pyproject.toml": r'^version = "(.+)"$',
-        "tf_redsync/__init__.py": r'^__version__ = "(.+)"$',
+        "tf_redsync/version.py": r'^__version__ = "(.+)"$',
         "CITATION.cff": r"^version: (.+)$",
     }
     for name, pattern in found.items():

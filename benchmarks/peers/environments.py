@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.common import Peer
-from tf_redsync.cli.processes import Ends, Job, Worker
+from tf_redsync.cli.processes import Ends, Job
+from tf_redsync.cli.worker_process import Worker
 
 STAMP = "peer.json"  # in the environment; written last, so without it nothing is complete
 

@@ -56,7 +56,7 @@ def test_expressions():
         ("RedSync", "a method is called, as in RedSync()"),
         ("RedSync(density=0.01", "a method must be written as in a program"),
         ("RedSync(density=2.0)", "`density` must be in (0, 1]. Received: density=2.0"),
-        ("RedSync(densty=0.01)", "unexpected keyword argument 'densty'"),
+        ("RedSync(densty=0.01)", "RedSync has no argument `densty`"),
         ("Dense(), TopK()", "there must be one method"),
         ("DenseWarmUp(3)", "this is not a method"),
         ("__import__('os').system('true')", "is no class of tf_redsync"),

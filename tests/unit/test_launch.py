@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tf_redsync.cli import launch, processes
+from tf_redsync.cli import launch, output, processes
 
 ROOT = Path(__file__).resolve().parents[2]
 CLI = [sys.executable, "-m", "tf_redsync.launch"]
@@ -227,7 +227,7 @@ def test_api_interrupted_by_an_exception_leaves_nothing(tmp_path, monkeypatch):
         pids.append(lines.decode().strip())
         raise BrokenPipeError
 
-    monkeypatch.setattr(launch, "_printer", lambda *_: failing_sink)
+    monkeypatch.setattr(output, "printer", lambda *_: failing_sink)
     with pytest.raises(BrokenPipeError):
         launch.run([sys.executable, path], 2, timeout=20, echo=True)
     assert pids and not any(alive(pid) for pid in pids)

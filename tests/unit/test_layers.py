@@ -17,6 +17,7 @@ LAYERS = (
     (
         "checks.py",
         "config.py",
+        "version.py",
         "environment.py",
         "error_texts.py",
         "requirements.py",
@@ -49,7 +50,7 @@ LAYERS = (
     ("strategy.py", "optimizer.py", "callbacks/", "addons.py", "saving.py"),
     ("planning/",),
     ("cli/",),
-    ("launch.py", "doctor.py", "plan.py", "report.py", "build.py", "__init__.py"),
+    ("launch.py", "doctor.py", "plan.py", "report.py", "build.py", "__main__.py", "__init__.py"),
 )
 
 

@@ -134,7 +134,7 @@ def test_what_a_function_must_not_return(returned, words):
 
 
 def test_a_batch_has_its_own_size():
-    with pytest.raises(PlanError, match="batch_size=8. Leave it out"):
+    with pytest.raises(PlanError, match="batch-size=8. Leave it out"):
         subjects.subject((linear(), (X, Y), squared), 8)
 
 
@@ -472,8 +472,8 @@ def test_one_method_and_a_given_time(module, capsys):
         (["--rate", "10"], "`--rate` must be a number with kbit, mbit or gbit"),
         (["--rate", "0gbit"], "`--rate` must be"),
         (["--latency", "-1"], "`--latency` must be at least 0"),
-        (["--step_ms", "nan"], "`--step_ms` must be at least 0"),
-        (["--batch_size", "0"], "`--batch_size` must be at least 1"),
+        (["--step_ms", "nan"], "`--step-ms` must be at least 0"),
+        (["--batch_size", "0"], "`--batch-size` must be at least 1"),
         (["--method", "None"], "`--method` must be Auto or one of"),
         (["--method", "SBC"], "Measure it on the cluster"),
         (["--model", "nowhere:make"], "no module 'nowhere'"),

@@ -296,13 +296,13 @@ LONG_MODULES = {
     "engine/checkpointing.py": "one protocol: restoring and saving in the same rounds",
     "engine/gradient_exchange.py": "one step from gradients to totals, read in one piece",
     "exchange/collectives.py": "the one place for private TensorFlow: network, cluster",
-    "cli/processes.py": "supervision of worker processes, one subject",
     "keras/adapter.py": "all that is put in the place of the all-reduce and around the update",
     "strategy.py": "one strategy",
     "methods/low_rank.py": "two methods that share their matrices, and what both papers say",
     "exchange/watchdog.py": "one protocol between two threads",
 }
 LONG_FUNCTIONS = {
+    "cli/launch.py:run": "one argument a line, and what is made of them",
     "ops/reference/selection.py:accumulate_and_select": "the signature again, and the op's steps",
     "ops/reference/selection.py:_threshold_search": "one loop, its conditions as local functions",
 }

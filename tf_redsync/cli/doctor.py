@@ -1,25 +1,24 @@
 """Prints what an installation consists of and which implementation of every op runs.
 
-    python -m tf_redsync.doctor [--json]
-
-The exit status is 0 whatever is found: the report is for people, and for bug reports.
+With `--check`, two workers are started here, which try every collective that the library uses; then
+the exit code says whether all is well. Without, it is 0 wherever there is a report.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import importlib.metadata
 import json
 import os
-import platform
 import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "tf_keras", "tensorflow-addons", "numpy")
+from tf_redsync.cli.command_line import Command, Parser
+from tf_redsync.cli.version import versions
+
 ON_CPUS = (
     "pack_bits", "unpack_bits", "write_bits", "bitmap", "set_bits", "rice_encode", "rice_decode",
     "seal", "open",
@@ -34,17 +33,6 @@ COMPOSED_ON_GPUS = {
     "select_and_code": "composed of native ops",
     **dict.fromkeys(ON_CPUS, "tensorflow"),
 }
-
-
-def versions() -> dict[str, str | None]:
-    """Versions of Python, this package and its neighbours; None for what is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for name in ("tf_redsync", *PACKAGES):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
 
 
 def compiler() -> str:
@@ -192,14 +180,30 @@ def render(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the report; returns the exit status, 0."""
-    parser = argparse.ArgumentParser(prog="python -m tf_redsync.doctor", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    options = parser.parse_args(arguments)
+def _configure(parser: Parser) -> None:
+    parser.flags([(("--json",), {"action": "store_true", "help": "print JSON"})])
+
+
+def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    del parser
     report = examine()
-    print(json.dumps(report, indent=2) if options.json else render(report))
+    print(json.dumps(report, indent=2) if args.json else render(report))
     return 0
+
+
+COMMAND = Command(
+    "doctor",
+    "report on the installation",
+    "Reports what is installed, and which implementation of every op runs.",
+    (("", "for people, and for bug reports"), ("--json", "for programs")),
+    _configure,
+    _run,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the report; returns the exit code."""
+    return COMMAND.main(arguments)
 
 
 if __name__ == "__main__":

@@ -1,43 +1,43 @@
-"""Starts the workers of one job on this machine, again if they fail.
+"""Starts the workers of one job, again if they fail; `tf-redsync launch`.
 
-    python -m tf_redsync.launch -n 2 train.py --any --absl=flags
-    python -m tf_redsync.launch -n 2 --max-restarts 3 --log_dir logs -m package.train --epochs=3
-    python -m tf_redsync.launch -n 2 --isolate yes train.py
-
-Every worker is a process of its own with a `TF_CONFIG` that lists all workers on free ports of the
-loopback interface. The launcher never imports TensorFlow. A worker that waits in a collective for
-a dead peer ignores SIGTERM, so whatever has not ended after the grace period gets SIGKILL, with its
-whole process group. On several machines each one's launcher starts the worker that its TF_CONFIG
-names: leave -n out (docs/launching.md).
+Every worker is a process of its own with a `TF_CONFIG` that lists all workers. The launcher never
+imports TensorFlow. A worker that waits in a collective for a dead peer ignores SIGTERM, so whatever
+has not ended after the grace period gets SIGKILL, with its whole process group. Workers are on this
+machine, on others over SSH, or where each machine has a launcher, on those (docs/launching.md).
 """
 
 from __future__ import annotations
 
+import argparse
 import collections
 import contextlib
-import dataclasses
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tf_redsync import environment
-from tf_redsync.cli import isolation, options
-from tf_redsync.cli.processes import Ends, Job, LaunchResult, Worker, WorkerResult
-from tf_redsync.cli.restarts import NotStarted, Restarts, run_attempts
+from tf_redsync.cli import options, output, where
+from tf_redsync.cli.command_line import Command
+from tf_redsync.cli.processes import Ends, Job, LaunchResult
+from tf_redsync.cli.remote_worker import HostError
+from tf_redsync.cli.restarts import run_attempts
+from tf_redsync.cli.starting import Here, Output, OverSSH, Remote
 from tf_redsync.cli.surroundings import (
     THREAD_VARIABLES,
     default_threads,
     for_workers,
     free_ports,
-    rank_in,
     tf_config,
 )
+from tf_redsync.cli.worker_process import WorkerResult
 
 __all__ = [
+    "COMMAND",
+    "NO_HOST_EXIT_CODE",
     "THREAD_VARIABLES",
     "LaunchResult",
+    "Remote",
     "WorkerResult",
     "default_threads",
     "free_ports",
@@ -45,6 +45,8 @@ __all__ = [
     "run",
     "tf_config",
 ]
+
+NO_HOST_EXIT_CODE = 69  # EX_UNAVAILABLE of sysexits.h
 
 
 def run(
@@ -65,6 +67,10 @@ def run(
     min_workers: int | None = None,
     start_timeout: float | None = None,
     stop_grace: float = 120.0,
+    cores_per_worker: int | None = None,
+    verbose: bool = True,
+    configs: Sequence[str] | None = None,
+    remote: Remote | None = None,
 ) -> LaunchResult:
     """Runs `command` once per worker and returns when all have ended.
 
@@ -89,6 +95,13 @@ def run(
       start_timeout: the strategy's, where the program does not give it one.
       stop_grace: seconds after SIGTERM and SIGUSR1, in which workers make a checkpoint, before
         SIGKILL.
+      cores_per_worker: how many cores each worker may use, none of them with another one; also its
+        number of threads, without `threads`. Default: all, for each.
+      verbose: whether TensorFlow's start-up lines are printed, too; log files have them always.
+      configs: TF_CONFIG of each worker here, where other launchers start the others; then `workers`
+        is `None`.
+      remote: other machines that the workers are started on; then `workers` is `None`, and the
+        first word of `command` is `remote.python` there.
 
     Returns:
       A `LaunchResult`. A failing worker is not an exception.
@@ -96,83 +109,40 @@ def run(
     Raises:
       ValueError: an argument is out of range, the environment already holds a TF_CONFIG, or it
         holds none and `workers` is `None`.
+      HostError: a machine of `remote` cannot be used.
     """
-    options.check(workers, timeout, grace, threads, stop_grace, start_timeout)
-    count = workers or 1
+    elsewhere = bool(configs or remote)
+    options.check(workers, timeout, grace, threads, stop_grace, start_timeout, elsewhere)
+    options.check_cores(cores_per_worker)
+    if workers is None and not elsewhere:
+        configs = [os.environ["TF_CONFIG"]]
+    count = remote.workers if remote else len(configs) if configs else workers or 1
     restarts = options.restarts(count, max_restarts, min_workers)
     logs = Path(log_dir) if log_dir else None
     if logs:
         logs.mkdir(parents=True, exist_ok=True)
     ends = Ends(timeout, grace, stop_grace)
     signals: collections.deque[int] = collections.deque()
-    start = _Starter(
-        command=command,
-        alone=workers is None,
-        base=for_workers(workers, threads, start_timeout, env),
-        addresses=addresses,
-        wrappers=wrappers or [()] * count,
-        worker_env=worker_env or [{}] * count,
-        logs=logs,
-        echo=echo,
-        restarts=restarts,
-    )
+    to = Output(logs, echo, verbose)
+    start: Callable[[Job], None]
+    if remote is not None:
+        start = OverSSH(command[1:], remote, threads, cores_per_worker, to, restarts)
+    else:
+        start = Here(
+            command=command,
+            configs=configs,
+            base=for_workers(
+                count, threads or cores_per_worker, start_timeout, env, workers is not None
+            ),
+            addresses=addresses,
+            wrappers=wrappers or [()] * count,
+            worker_env=worker_env or [{}] * count,
+            cores_per_worker=cores_per_worker,
+            output=to,
+            restarts=restarts,
+        )
     with _forwarding(signals) if forward_signals else contextlib.nullcontext():
         return run_attempts(lambda: Job(ends, echo, signals), start, restarts)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Starter:
-    """Starts the workers of an attempt. `alone`: the one that TF_CONFIG names, and no other."""
-
-    command: Sequence[str]
-    alone: bool
-    base: Mapping[str, str]
-    addresses: Sequence[str] | None
-    wrappers: Sequence[Sequence[str]]
-    worker_env: Sequence[Mapping[str, str]]
-    logs: Path | None
-    echo: bool
-    restarts: Restarts
-
-    def __call__(self, job: Job) -> None:
-        places = self.restarts.places
-        if self.alone:
-            at: Sequence[str] = ()
-        elif self.addresses:
-            at = [self.addresses[place] for place in places]
-        else:
-            at = [f"127.0.0.1:{port}" for port in free_ports(len(places))]
-        for i, place in enumerate(places):
-            number = rank_in(os.environ["TF_CONFIG"]) if self.alone else i
-            config = {} if self.alone else {"TF_CONFIG": tf_config(at, i)}
-            attempt = {environment.RESTART: str(self.restarts.attempt)}
-            env = {**self.base, **config, **attempt, **self.worker_env[place]}
-            log = self.logs / f"worker_{number}.log" if self.logs else None
-            printer = _printer(number, self.echo, bool(self.logs))
-            argv = [*self.wrappers[place], *self.command]
-            try:
-                worker = Worker(number, argv, env, log, printer, self.restarts.attempt > 0)
-            except OSError as error:
-                raise NotStarted(place, error) from error
-            job.add(worker)
-
-
-def _printer(index: int, echo: bool, has_log: bool) -> Callable[[bytes], None] | None:
-    """Where a worker's complete lines go: prefixed, or plain for worker 0 beside log files."""
-    if not echo or (has_log and index > 0):
-        return None
-    prefix = b"" if has_log else b"[worker %d] " % index
-
-    def write(lines: bytes) -> None:
-        text = b"".join(prefix + line for line in lines.splitlines(keepends=True))
-        # A text-only replacement of sys.stdout (a notebook, a test) has no byte buffer.
-        if hasattr(sys.stdout, "buffer"):
-            sys.stdout.buffer.write(text)
-        else:
-            sys.stdout.write(text.decode("utf-8", "replace"))
-        sys.stdout.flush()
-
-    return write
 
 
 @contextlib.contextmanager
@@ -187,17 +157,12 @@ def _forwarding(signals: collections.deque[int]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code of the job (2 for bad arguments)."""
-    parser = options.parser()
-    args = parser.parse_args(argv)
+def run_command(command: Sequence[str], args: argparse.Namespace) -> int:
+    """Runs a command as the flags of `options.configure` say; returns the exit code."""
     try:
-        command = options.command(args)
         return run(
             command,
-            args.workers,
-            # The worker of a TF_CONFIG is there for other machines.
-            env=isolation.isolate(args.isolate) if args.workers is not None else None,
+            **where.arguments(args),
             timeout=args.timeout,
             grace=args.grace,
             threads=args.threads,
@@ -208,9 +173,44 @@ def main(argv: Sequence[str] | None = None) -> int:
             min_workers=args.min_workers,
             start_timeout=args.start_timeout,
             stop_grace=args.stop_grace,
+            cores_per_worker=args.cores_per_worker,
+            verbose=args.verbose,
         ).exit_code
+    except HostError as error:
+        output.say(str(error))
+        return NO_HOST_EXIT_CODE
+
+
+def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    try:
+        return run_command(options.command(args), args)
     except ValueError as error:
         parser.error(str(error))
+
+
+COMMAND = Command(
+    "launch",
+    "start the workers of a training, here or on several machines",
+    "Starts a script on several workers under TF_CONFIG: processes of this machine (-n), of\n"
+    "others over SSH (--hosts), or this machine's part of a job of SLURM or Kubernetes. Flags of\n"
+    "the launcher stand before the script, and the script's own behind it.",
+    (
+        ("-n 2 train.py --epochs=3", "two workers on this machine"),
+        ("-n 4 --max-restarts 3 --log-dir logs train.py", "again after a failure; log files"),
+        ("--hosts a:2,b:2 train.py", "two workers on each of two machines, over SSH"),
+        ("-n 2 --cores-per-worker 8 -m package.train", "a module; cores of their own"),
+        ("--slurm train.py", "below srun --ntasks-per-node=1: one worker a node"),
+        ("--kubernetes 2 train.py", "in each pod of an indexed Job with two completions"),
+    ),
+    options.configure,
+    _run,
+    usage="[flags] (script.py | -m module) [flags of the script]",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code of the job (2 for bad arguments)."""
+    return COMMAND.main(argv)
 
 
 if __name__ == "__main__":

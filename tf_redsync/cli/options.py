@@ -7,17 +7,55 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from tf_redsync.cli import isolation
+from tf_redsync.cli.command_line import Flag, Parser
+from tf_redsync.cli.hosts import FORWARDED, SSH
 from tf_redsync.cli.restarts import Restarts
 
-# By name: what `ArgumentParser.add_argument` takes.
-_FLAGS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+_WHERE: tuple[Flag, ...] = (
     (
         ("-n", "--workers"),
-        {"type": int, "help": "number of workers; without it, that of TF_CONFIG alone"},
+        {"type": int, "help": "number of workers; with --slurm and --kubernetes, on each machine "
+         "(1). Without any flag of this group: the worker that TF_CONFIG names"},
     ),
+    (
+        ("--hosts",),
+        {"metavar": "HOST:N,...", "help": "workers on other machines, over SSH without a password"},
+    ),
+    (
+        ("--hostfile",),
+        {"metavar": "FILE", "help": "the same, one HOST:N or `HOST slots=N` a line"},
+    ),
+    (
+        ("--slurm",),
+        {"action": "store_true", "help": "this node's workers of a step of SLURM"},
+    ),
+    (
+        ("--kubernetes",),
+        {"type": int, "metavar": "PODS", "help": "this pod's workers of an indexed Job with so "
+         "many completions"},
+    ),
+    (
+        ("--port",),
+        {"type": int, "help": "port of the first worker of each machine; others have the next ones "
+         "(--hosts: a free one; --slurm: by the job's number; --kubernetes: 12345)"},
+    ),
+    (
+        ("--ssh",),
+        {"metavar": "COMMAND", "help": f"with --hosts: how to connect ({SSH})"},
+    ),
+    (
+        ("--python",),
+        {"metavar": "PATH", "help": "with --hosts: the interpreter there (the path of this one)"},
+    ),
+    (
+        ("--env",),
+        {"action": "append", "metavar": "NAME[=VALUE]", "help": "with --hosts: one more variable "
+         "for the workers, beside those that begin with " + ", ".join(FORWARDED)},
+    ),
+)  # fmt: skip
+_ENDS: tuple[Flag, ...] = (
     (
         ("--max-restarts",),
         {"type": int, "default": 0, "help": "starts of the job after a failure (0)"},
@@ -26,55 +64,71 @@ _FLAGS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         ("--min-workers",),
         {"type": int, "help": "with how many workers the job may go on (all)"},
     ),
-    (("--timeout",), {"type": float, "help": "seconds until all workers are ended"}),
+    (
+        ("--timeout",),
+        {"type": float, "metavar": "SECONDS", "help": "until all workers are ended"},
+    ),
     (
         ("--start-timeout",),
-        {"type": float, "help": "seconds that workers wait for each other at the start (600)"},
+        {"type": float, "metavar": "SECONDS", "help": "for which workers wait for each other at "
+         "the start (600)"},
     ),
     (
         ("--grace",),
-        {
-            "type": float,
-            "default": 10.0,
-            "help": "seconds between the end of the job and SIGKILL (10)",
-        },
+        {"type": float, "default": 10.0, "metavar": "SECONDS", "help": "between the end of the job "
+         "and SIGKILL (10)"},
     ),
     (
         ("--stop-grace",),
-        {
-            "type": float,
-            "default": 120.0,
-            "help": "seconds for a checkpoint after SIGTERM or SIGUSR1, before SIGKILL (120)",
-        },
+        {"type": float, "default": 120.0, "metavar": "SECONDS", "help": "for a checkpoint after "
+         "SIGTERM or SIGUSR1, before SIGKILL (120)"},
     ),
-    (("--threads",), {"type": int, "help": "threads per worker (cores // n)"}),
-    (("--log_dir",), {"help": "worker_<i>.log per worker; only worker 0 is printed"}),
+)  # fmt: skip
+_EACH: tuple[Flag, ...] = (
+    (("--threads",), {"type": int, "help": "threads of a worker (cores over workers)"}),
+    (
+        ("--cores-per-worker",),
+        {"type": int, "metavar": "N", "help": "give each worker N cores of its own, and N threads"},
+    ),
     (
         ("--isolate",),
         {
             "choices": isolation.CHOICES,
             "default": "auto",
-            "help": "keep others from the workers' ports. auto: other machines, where that is "
-            "possible; yes: everyone, by a network namespace, in which the script has no network; "
-            "no: nobody",
+            "help": "with -n: keep others from the workers' ports. auto: other machines, where "
+            "that is possible; yes: everyone, by a network namespace, in which the script has no "
+            "network; no: nobody",
         },
     ),
+)
+_SHOWN: tuple[Flag, ...] = (
+    (
+        ("--log-dir",),
+        {"metavar": "DIR", "help": "worker_<i>.log for each worker; only worker 0 is printed"},
+    ),
+    (
+        ("--verbose",),
+        {"action": "store_true", "help": "print TensorFlow's start-up lines too"},
+    ),
+)
+_WHAT: tuple[Flag, ...] = (
     (("-m",), {"dest": "module", "nargs": argparse.REMAINDER, "help": "module to run"}),
     (("script",), {"nargs": argparse.REMAINDER, "help": "script.py and its arguments"}),
 )
 
 
-def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line."""
-    made = argparse.ArgumentParser(
-        prog="python -m tf_redsync.launch",
-        usage="%(prog)s [-n WORKERS] [options] (script.py | -m module) [arguments of the script]",
-        description="Starts a script on several worker processes of this machine under TF_CONFIG.",
-        allow_abbrev=False,
-    )
-    for names, options in _FLAGS:
-        made.add_argument(*names, **options)
-    return made
+def configure(parser: Parser) -> None:
+    """Adds the launcher's flags."""
+    parser.flags(_WHAT)
+    configure_workers(parser)
+
+
+def configure_workers(parser: Parser) -> None:
+    """Adds the flags that say which workers to start, and how."""
+    parser.flags(_WHERE, "which workers")
+    parser.flags(_ENDS, "when they end")
+    parser.flags(_EACH, "what each gets")
+    parser.flags(_SHOWN, "what is shown")
 
 
 def command(args: argparse.Namespace) -> list[str]:
@@ -112,8 +166,12 @@ def check(
     threads: int | None,
     stop_grace: float,
     start_timeout: float | None,
+    elsewhere: bool = False,
 ) -> None:
-    """Raises ValueError for an argument of `run` that is out of range or does not fit TF_CONFIG."""
+    """Raises ValueError for an argument of `run` that is out of range or does not fit TF_CONFIG.
+
+    `elsewhere`: whether something else than `workers` says which workers there are.
+    """
     if workers is not None and workers < 1:
         raise ValueError(f"`workers` (-n) must be at least 1. Received: workers={workers}.")
     if timeout is not None and not timeout > 0:
@@ -131,15 +189,24 @@ def check(
     if threads is not None and threads < 1:
         raise ValueError(f"`threads` must be at least 1. Received: threads={threads}.")
     given = os.environ.get("TF_CONFIG")
-    if workers is not None and given:
+    if (workers is not None or elsewhere) and given:
         raise ValueError(
-            "TF_CONFIG is already set, but the launcher writes its own: it starts all workers on "
-            "this one machine. Either unset TF_CONFIG, or, for several machines, leave -n out: "
-            "then the launcher starts the one worker of this TF_CONFIG. Received: "
+            "TF_CONFIG is already set, but the launcher writes its own. Either unset TF_CONFIG, or "
+            "leave -n, --hosts, --slurm and --kubernetes out: then the launcher starts the one "
+            "worker of this TF_CONFIG, and others start the others. Received: "
             f"TF_CONFIG={given}"
         )
-    if workers is None and not given:
+    if workers is None and not given and not elsewhere:
         raise ValueError(
             "`workers` is missing: give -n/--workers for workers on this machine, or set TF_CONFIG "
-            "to start the one worker that it names. Received: workers=None"
+            "to start the one worker that it names, or give --hosts for other machines. Received: "
+            "workers=None"
+        )
+
+
+def check_cores(cores_per_worker: int | None) -> None:
+    """Raises ValueError for a number of cores that is none."""
+    if cores_per_worker is not None and cores_per_worker < 1:
+        raise ValueError(
+            f"`cores_per_worker` must be at least 1. Received: cores_per_worker={cores_per_worker}"
         )

@@ -1,7 +1,5 @@
 """Predicts, in one process and without a cluster, whether compression will pay.
 
-    python -m tf_redsync.plan --model train:build_model --workers 8 --rate 10gbit
-
 The function build_model of train.py takes no arguments and returns a built Keras model, or
 (model, (inputs, labels)), or (model, (inputs, labels), loss). Measured on this machine: the forward
 and backward pass, what the methods compute, and how much of the gradient they deliver. Calculated:
@@ -18,8 +16,9 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from tf_redsync.cli.command_line import Command, Flag, Parser
 from tf_redsync.planning import PlanError
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 MEASURED_WORKERS = (2, 8)
 _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 
-_FLAGS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
+_FLAGS: list[Flag] = [
     (("--model",), {"required": True, "metavar": "MODULE:FUNCTION", "help": "makes the model"}),
     (("--workers",), {"type": int, "required": True, "help": "number of workers, at least 2"}),
     (("--rate",), {"required": True, "help": "what the network carries from and to every worker, "
@@ -42,9 +41,9 @@ _FLAGS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
     (("--method",), {"default": "Auto", "help": "Auto (default), or one method for all layers: "
      "RedSync, or 'RedSync(density=0.01)'"}),
     (("--density",), {"type": float, "help": "density of the method"}),
-    (("--step_ms", "--step-ms"), {"type": float, "metavar": "MS", "help": "computation of a step "
+    (("--step-ms",), {"type": float, "metavar": "MS", "help": "computation of a step "
      "where you will train (default: forward and backward pass, measured here)"}),
-    (("--batch_size", "--batch-size"), {"type": int, "help": "of a synthetic batch (default: 32)"}),
+    (("--batch-size",), {"type": int, "help": "of a synthetic batch (default: 32)"}),
     (("--json",), {"metavar": "FILE", "help": "write the plan"}),
     (("--plot",), {"metavar": "FILE.png", "help": "draw the layers; needs matplotlib"}),
 ]  # fmt: skip
@@ -124,29 +123,18 @@ def notes(subject: Subject, args: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m tf_redsync.plan",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    for flags, options in _FLAGS:
-        add(*flags, **options)
-    return parser
-
-
 def _check(args: argparse.Namespace) -> None:
     bytes_per_second(args.rate)
     for name, low in (("workers", 2), ("batch_size", 1)):
         value = getattr(args, name)
         if value is not None and value < low:
-            raise PlanError(f"`--{name}` must be at least {low}. Received: --{name}={value}")
+            flag = name.replace("_", "-")
+            raise PlanError(f"`--{flag}` must be at least {low}. Received: --{flag}={value}")
     for name in ("latency", "step_ms"):
         value = getattr(args, name)
         if value is not None and not 0.0 <= value < float("inf"):
-            raise PlanError(f"`--{name}` must be at least 0. Received: --{name}={value}")
+            flag = name.replace("_", "-")
+            raise PlanError(f"`--{flag}` must be at least 0. Received: --{flag}={value}")
     for name in ("json", "plot"):
         path = getattr(args, name)
         if path and not Path(path).absolute().parent.is_dir():
@@ -162,10 +150,11 @@ def _check(args: argparse.Namespace) -> None:
         )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the plan; returns the exit status, 2 for what cannot be planned."""
-    parser = _parser()
-    args = parser.parse_args(argv)
+def _configure(parser: Parser) -> None:
+    parser.flags(_FLAGS)
+
+
+def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if os.environ.pop("TF_CONFIG", None):
         say("TF_CONFIG is set and ignored: one process, and --workers counts")
     try:
@@ -193,6 +182,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         picture.draw(plan, args.plot)
     return 0
+
+
+COMMAND = Command(
+    "plan",
+    "predict, without a cluster, whether compression will pay",
+    __doc__,
+    (
+        ("--model train:build_model --workers 8 --rate 10gbit", "build_model of train.py"),
+        ("--model train:build_model --workers 8 --rate 1gbit --plot plan.png", "and a picture"),
+    ),
+    _configure,
+    _run,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the plan; returns the exit code, 2 for what cannot be planned."""
+    return COMMAND.main(argv)
 
 
 if __name__ == "__main__":

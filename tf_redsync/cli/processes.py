@@ -6,48 +6,18 @@
 from __future__ import annotations
 
 import collections
-import contextlib
-import ctypes
 import dataclasses
-import functools
-import os
 import selectors
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from tf_redsync import stopping
-from tf_redsync.cli import causes
+from tf_redsync.cli import causes, output
+from tf_redsync.cli.worker_process import KEPT_LINES, Worker, WorkerResult
 
 TAIL_LINES = 20  # shown of a worker that failed
-KEPT_LINES = 400  # kept in memory per worker
 TIMEOUT_EXIT_CODE = 124  # as timeout(1)
-_PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.05
-_DRAIN_READS = 64  # of 64 KiB: a pipe holds less, unless a process keeps writing into it
-_LONGEST_LINE = 1 << 20  # bytes; a longer one is cut
-
-
-@dataclasses.dataclass(frozen=True)
-class WorkerResult:
-    """How one worker ended.
-
-    Attributes:
-      index: task index in TF_CONFIG.
-      returncode: exit code; `-s` if signal `s` ended the worker.
-      output: its last lines (standard output and standard error together).
-      killed: whether the launcher had to send SIGKILL.
-      seconds: wall time from start to end.
-    """
-
-    index: int
-    returncode: int
-    output: str
-    killed: bool
-    seconds: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,122 +62,6 @@ class Ends:
     grace: float
     stop_grace: float
     start: float = dataclasses.field(default_factory=time.monotonic)
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL | None:
-    return ctypes.CDLL(None, use_errno=True) if sys.platform.startswith("linux") else None
-
-
-def _die_with(parent: int) -> None:
-    """In the child, before exec: the kernel kills it when the launcher dies, however it dies."""
-    libc = _libc()
-    if libc is not None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # the launcher died before prctl
-            os._exit(1)
-
-
-class Worker:
-    """One process in a session of its own, and its output."""
-
-    def __init__(
-        self,
-        index: int,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        log: Path | None,
-        printer: Callable[[bytes], None] | None,
-        append: bool = False,
-    ):
-        self.index = index
-        self.returncode: int | None = None
-        self.killed = False
-        self.seconds = 0.0
-        self._printer = printer
-        self._partial = b""
-        self._lines: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
-        self.failed_at: float | None = None  # when it printed its last traceback
-        self._log = log.open("ab" if append else "wb") if log else None
-        self._start = time.monotonic()
-        _libc()  # loaded here, since between fork and exec only system calls are safe
-        self.process = subprocess.Popen(
-            list(argv),
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=functools.partial(_die_with, os.getpid()),
-        )
-        assert self.process.stdout is not None
-        self.pipe = self.process.stdout.fileno()
-        os.set_blocking(self.pipe, False)
-
-    def read(self) -> int:
-        """Takes what is in the pipe, at most 64 KiB; returns the bytes read, 0 at its end.
-
-        Returns -1 if the pipe is open and empty.
-        """
-        try:
-            data = os.read(self.pipe, 1 << 16)
-        except BlockingIOError:
-            return -1
-        if self._log:
-            self._log.write(data)
-            self._log.flush()
-        head, newline, self._partial = (self._partial + data).rpartition(b"\n")
-        self._take(head + newline)
-        if len(self._partial) > _LONGEST_LINE:
-            self._take(self._partial + b"\n")
-            self._partial = b""
-        return len(data)
-
-    def _take(self, lines: bytes) -> None:
-        if lines:
-            # A progress bar rewrites its line with "\r": only the last state is kept.
-            text = lines.decode("utf-8", "replace").rstrip("\n")
-            self._lines.extend(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
-            if causes.TRACEBACK in text:
-                self.failed_at = time.monotonic()
-            if self._printer:
-                self._printer(lines)
-
-    def ended(self) -> bool:
-        """Whether the process has ended. It stays a zombie, so its number is not given away."""
-        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, self.process.pid, flags) is not None
-
-    def finish(self) -> None:
-        """After the process has ended: ends its group, takes the rest of its output, reaps it."""
-        self.send(signal.SIGKILL)
-        for _ in range(_DRAIN_READS):
-            if self.read() <= 0:
-                break
-        if self._partial:
-            self._take(self._partial + b"\n")
-        self.returncode = self.process.wait()
-        self.seconds = time.monotonic() - self._start
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        if self._log:
-            self._log.close()
-
-    def send(self, number: int) -> None:
-        """Sends a signal to the worker's process group."""
-        if self.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, number)
-
-    def tail(self, count: int) -> str:
-        """Returns the last `count` lines."""
-        return "\n".join(list(self._lines)[-count:])
-
-    def result(self) -> WorkerResult:
-        """Returns how the worker ended; only after `finish`."""
-        assert self.returncode is not None
-        output = self.tail(KEPT_LINES)
-        return WorkerResult(self.index, self.returncode, output, self.killed, self.seconds)
 
 
 class Job:
@@ -286,7 +140,7 @@ class Job:
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "failed"
         tail = worker.tail(TAIL_LINES).replace("\n", "\n    ")
         self.say(
-            f"worker {worker.index} {how}: exit code {self._exit_code}. "
+            f"worker {worker.index}{worker.where} {how}: exit code {self._exit_code}. "
             f"Its last {TAIL_LINES} lines:\n    {tail or '(no output)'}"
         )
         if self._alive:
@@ -334,7 +188,7 @@ class Job:
         """Prints a line, and keeps it for the result."""
         self._messages.append(message)
         if self._echo:
-            print(f"[launch] {message}", file=sys.stderr, flush=True)
+            output.say(message)
 
     def kill_all(self) -> None:
         """SIGKILL to the group of every worker that has not been reaped."""
@@ -345,6 +199,6 @@ class Job:
         """End all processes, whatever happened before."""
         self.kill_all()
         for worker in list(self._alive):
-            os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
+            worker.wait()
             self._finish(worker)
         self._selector.close()

@@ -53,6 +53,29 @@ def default_threads(workers: int) -> int:
     return max(1, cores // workers)
 
 
+def cores_of(slot: int, workers: int, count: int | None) -> list[int] | None:
+    """Returns the cores of a worker, next to each other; `None` for all that this process has.
+
+    Args:
+        slot: The worker's number among those of this machine, from 0.
+        workers: How many of them there are.
+        count: Cores for each.
+
+    Raises:
+        ValueError: if there are not so many.
+    """
+    if count is None:
+        return None
+    usable = sorted(os.sched_getaffinity(0))
+    if workers * count > len(usable):
+        raise ValueError(
+            f"`cores_per_worker` is too large: {workers} workers with {count} cores each, but "
+            f"{len(usable)} cores can be used on {socket.gethostname()}. Received: "
+            f"cores_per_worker={count}"
+        )
+    return usable[slot * count : (slot + 1) * count]
+
+
 def rank_in(text: str) -> int:
     """Returns the worker's number in a TF_CONFIG, the chief's being 0; 0 if that cannot be said."""
     try:
@@ -64,19 +87,23 @@ def rank_in(text: str) -> int:
 
 
 def for_workers(
-    workers: int | None,
+    workers: int,
     threads: int | None,
     start_timeout: float | None,
     env: Mapping[str, str] | None,
+    all_here: bool = True,
 ) -> dict[str, str]:
-    """Returns this process's environment, `env`, and what the user has not set."""
+    """Returns this process's environment, `env`, and what the user has not set.
+
+    `all_here`: whether the job has no other workers than these on this machine.
+    """
     merged = {"PYTHONUNBUFFERED": "1", **os.environ, **(env or {})}
     for name in THREAD_VARIABLES:
         if threads is not None:
             merged[name] = str(threads)
         else:
-            merged.setdefault(name, str(default_threads(workers or 1)))
-    if workers is not None:  # else other launchers start the others
+            merged.setdefault(name, str(default_threads(workers)))
+    if all_here:  # else the others need the same name
         merged.setdefault(environment.JOB, os.urandom(4).hex())
     if start_timeout is not None:
         merged[environment.START_TIMEOUT] = f"{start_timeout:g}"

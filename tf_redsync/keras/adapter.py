@@ -64,7 +64,7 @@ class Adapter:
         self._inner = inner
         self._told: set[str] = set()  # each warning once
         # To the user's line, from here through the adapter and `DistributedOptimizer`.
-        suited = self._suited(stacklevel=8)
+        suited = self._suited(stacklevel=9)
         self.exchange: GradientExchange | UnbuiltExchange = UnbuiltExchange(
             suited, rate=lambda: self.rate(), **options
         )

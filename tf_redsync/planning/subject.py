@@ -127,8 +127,8 @@ def subject(returned: Any, batch_size: int | None) -> Subject:
         made = _given(model, *rest)
         if batch_size is not None:
             raise PlanError(
-                "`--batch_size` is for synthetic batches, but the function returns a batch. "
-                f"Received: --batch_size={batch_size}. Leave it out."
+                "`--batch-size` is for synthetic batches, but the function returns a batch. "
+                f"Received: --batch-size={batch_size}. Leave it out."
             )
     if not getattr(model, "built", True) or not model.trainable_variables:
         model(made.inputs)  # builds it

@@ -1,0 +1,347 @@
+"""Other machines: hosts of the command line, jobs of SLURM and Kubernetes, workers over SSH.
+
+There is a real `sshd` on a port of its own if openssh-server is installed, else an `ssh` that
+runs the command here.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.loops import loop
+from tf_redsync.cli import clusters, hosts, launch
+from tf_redsync.cli.surroundings import cores_of
+
+ROOT = Path(__file__).resolve().parents[2]
+SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+FAKE = """#!/bin/sh
+# An `ssh` to this machine: host "unreachable" is none.
+while [ "${1#-}" != "$1" ]; do shift; done
+if [ "$1" = unreachable ]; then echo "ssh: connect to host $1: Connection refused" >&2; exit 255; fi
+shift
+exec sh -c "$*"
+"""
+WORKER = """
+import json, os, sys, time
+config = json.loads(os.environ["TF_CONFIG"])
+index = config["task"]["index"]
+"""
+
+
+@pytest.fixture(scope="module")
+def ssh(tmp_path_factory):
+    """A command that is as `ssh` with a host "localhost" that can be reached."""
+    folder = tmp_path_factory.mktemp("ssh")
+    if SSHD is None or not shutil.which("ssh") or os.geteuid():
+        (folder / "ssh").write_text(FAKE)
+        (folder / "ssh").chmod(0o755)
+        yield str(folder / "ssh")
+        return
+    for name in ("key", "host"):
+        words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
+        subprocess.run(words, check=True, timeout=30)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    Path("/run/sshd").mkdir(exist_ok=True)
+    (folder / "config").write_text(
+        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nPidFile none\n"
+        f"AuthorizedKeysFile {folder}/key.pub\nStrictModes no\nUsePAM no\n"
+    )
+    server = subprocess.Popen([SSHD, "-D", "-f", str(folder / "config")], stderr=subprocess.DEVNULL)
+    try:
+        limit = time.monotonic() + 20
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+        options = f"-F none -p {port} -i {folder}/key -o BatchMode=yes -o LogLevel=ERROR"
+        yield f"ssh {options} -o UserKnownHostsFile=/dev/null -o StrictHostKeyChecking=no"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def words(ssh, *flags):
+    return [sys.executable, "-m", "tf_redsync", "launch", "--ssh", ssh, *map(str, flags)]
+
+
+def run(ssh, *flags, cwd, **env):
+    return subprocess.run(
+        words(ssh, *flags), capture_output=True, text=True, timeout=60, cwd=cwd,
+        env={**{k: v for k, v in os.environ.items() if k != "TF_CONFIG"}, "PYTHONPATH": str(ROOT),
+             **env},
+    )  # fmt: skip
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_dead(pid):
+    limit = time.monotonic() + 20
+    while alive(pid):
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
+def test_arguments_environment_and_directory_arrive_as_they_are(ssh, tmp_path):
+    folder = tmp_path / 'it\'s a "folder" $HOME'
+    folder.mkdir()
+    (folder / "train.py").write_text(
+        WORKER + "print(json.dumps([config, sys.argv[1:], os.getcwd(), os.environ.get('TF_X'), "
+        "os.environ.get('OWN'), os.environ.get('SECRET'), sorted(os.sched_getaffinity(0)), "
+        "os.environ['TF_NUM_INTRAOP_THREADS'], os.environ['TF_REDSYNC_JOB']]))"
+    )
+    odd = ["a b", "*", "it's", '"$HOME"', "--x=;rm", "é\n2"]
+    env = {"TF_X": odd[2] + odd[3], "OWN": "o w n", "SECRET": "s"}
+    flags = ["--hosts", "localhost:2", "--env", "OWN", "--cores-per-worker", "1", "--port", "23456"]
+    ran = run(ssh, *flags, "--log-dir", "logs", "train.py", *odd, cwd=folder, **env)
+    assert ran.returncode == 0, ran.stderr
+    found = [json.loads((folder / "logs" / f"worker_{i}.log").read_text()) for i in range(2)]
+    addresses = ["localhost:23456", "localhost:23457"]
+    for index, (config, argv, cwd, x, own, secret, cores, threads, _) in enumerate(found):
+        assert config == {
+            "cluster": {"worker": addresses},
+            "task": {"type": "worker", "index": index},
+        }
+        assert argv == odd and Path(cwd) == folder.resolve()
+        assert (x, own, secret) == (env["TF_X"], env["OWN"], None)
+        assert cores == [sorted(os.sched_getaffinity(0))[index]] and threads == "1"
+    assert found[0][-1] == found[1][-1]
+    assert ran.stdout == (folder / "logs" / "worker_0.log").read_text()
+
+
+def test_a_worker_that_fails_is_named_with_its_host(ssh, tmp_path):
+    (tmp_path / "train.py").write_text(
+        WORKER + "print('line', index)\nif index:\n    os.kill(os.getpid(), 6)\ntime.sleep(60)"
+    )
+    ran = run(ssh, "--hosts", "localhost:2", "--grace", "0.2", "train.py", cwd=tmp_path)
+    assert ran.returncode == 128 + signal.SIGABRT
+    assert "worker 1 on localhost was ended by SIGABRT" in ran.stderr
+    assert "worker 0 did not end: killed by SIGKILL" in ran.stderr
+
+
+@pytest.mark.parametrize("how", ["timeout", signal.SIGINT, signal.SIGKILL])
+def test_no_remote_process_is_left(ssh, tmp_path, how):
+    (tmp_path / "train.py").write_text(
+        WORKER + "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "signal.signal(signal.SIGINT, lambda *_: print('interrupted', flush=True))\n"
+        "os.fork()\nos.write(1, b'%d\\n' % os.getpid())\n"
+        "while True:\n    time.sleep(0.1)\n"
+    )
+    limit = ["--timeout", "2"] if how == "timeout" else []
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    line = words(ssh, "--hosts", "localhost", "--grace", "0.5", *limit, "train.py")
+    with subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path
+    ) as job:
+        pids = [int(job.stdout.readline().split()[-1]) for _ in range(2)]
+        assert all(map(alive, pids))
+        if how != "timeout":
+            job.send_signal(how)
+        out, err = job.communicate(timeout=30)
+    assert job.returncode == {"timeout": 124, signal.SIGINT: 130, signal.SIGKILL: -9}[how]
+    assert ("interrupted" in out) == (how == signal.SIGINT)
+    assert ("killed by SIGKILL" in err) == (how != signal.SIGKILL)
+    for pid in pids:
+        wait_until_dead(pid)
+
+
+def test_a_host_that_cannot_be_used_is_named_before_anything_starts(ssh, tmp_path):
+    (tmp_path / "train.py").write_text("open('started', 'w')")
+    bare = tmp_path / "bare"  # an interpreter without the package
+    bare.write_text(f'#!/bin/sh\nunset PYTHONPATH\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    broken = "ssh -F none -o BatchMode=yes -o ConnectTimeout=5 -p 1" if SSHD else ssh
+    cases = [
+        (broken, ["--hosts", "unreachable" if broken == ssh else "127.0.0.1"], "cannot be reached"),
+        (ssh, ["--hosts", "localhost", "--python", "/no/python"], "there is no /no/python there"),
+        (
+            ssh,
+            ["--hosts", "localhost", "--python", bare],
+            f"tf_redsync is missing there for {bare}",
+        ),
+    ]
+    for command, flags, said in cases:
+        ran = run(command, *flags, "train.py", cwd=tmp_path)
+        assert ran.returncode == launch.NO_HOST_EXIT_CODE == 69, ran.stderr
+        assert f"host {flags[1]}: " in ran.stderr and said in ran.stderr
+        assert "Traceback" not in ran.stderr and ran.stdout == ""
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_job_goes_on_without_a_host_that_cannot_be_used(ssh, tmp_path):
+    (tmp_path / "train.py").write_text(WORKER + "print(len(config['cluster']['worker']))")
+    selective = tmp_path / "ssh"  # knows one host
+    real = shlex.join(shlex.split(ssh))
+    selective.write_text(
+        '#!/bin/bash\nif [ "$1" = lost ]; then echo "No route to host" >&2; exit 255; fi\n'
+        f'shift; exec {real} localhost "$@"\n'
+    )
+    selective.chmod(0o755)
+    flags = ["--hosts", "here:1,lost:1", "--max-restarts", "1", "--min-workers", "1"]
+    ran = run(str(selective), *flags, "train.py", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "[worker 0] 1\n"
+    assert "without it: host lost: it cannot be reached" in ran.stderr
+
+
+# ------------------------------------------------------------------------------------- hosts
+
+
+def test_hosts_and_hostfiles(tmp_path):
+    assert hosts.parse("a:2, me@b") == [hosts.Host("a", 2), hosts.Host("me@b", 1)]
+    assert hosts.parse("[fe80::1]:3") == [hosts.Host("[fe80::1]", 3)]
+    assert hosts.parse("me@b")[0].address == "b"
+    path = tmp_path / "hosts"
+    path.write_text("# all\na slots=2\n\nme@b:3  # big\nc\n")
+    assert hosts.read(str(path)) == [
+        hosts.Host("a", 2),
+        hosts.Host("me@b", 3),
+        hosts.Host("c", 1),
+    ]
+
+
+BAD = {
+    "none": (["--hosts", ""], "a host must be"),
+    "number": (["--hosts", "a:0"], "Received: 'a:0'"),
+    "option": (["--hosts", "-oProxyCommand=x"], "expected one argument"),
+    "option2": (["--hosts=-oProxyCommand=x"], "Received: '-oProxyCommand=x'"),
+    "twice": (["--hosts", "a:1,a:2"], "'a' is there twice"),
+    "local": (["--hosts", "localhost:1,b:1"], "'localhost' is another machine"),
+    "file": (["--hostfile", "/no/file"], "`--hostfile` cannot be read"),
+    "both": (["--hosts", "a", "--slurm"], "is enough. Received: --hosts, --slurm"),
+    "n": (["-n", "2", "--hosts", "a"], "stands behind each host"),
+    "ssh": (["-n", "2", "--ssh", "x"], "`--ssh` is for --hosts"),
+    "env": (["--hosts", "a", "--env", "NOT_SET_HERE"], "Received: --env NOT_SET_HERE"),
+    "port": (["-n", "2", "--port", "1"], "`--port` must be from 1 to 65535, and is for several"),
+    "isolate": (["--hosts", "a", "--isolate", "yes"], "cuts workers off"),
+    "cores": (["-n", "2", "--cores-per-worker", "0"], "`cores_per_worker` must be at least 1"),
+    "many": (["-n", "2", "--cores-per-worker", "9999"], "2 workers with 9999 cores each"),
+    "slurm": (["--slurm"], "needs what srun sets"),
+    "kubernetes": (["--kubernetes", "2"], "JOB_COMPLETION_INDEX"),
+}
+
+
+@loop("name", BAD)
+def test_bad_arguments(name, capsys, monkeypatch):
+    for variable in (*os.environ,):
+        if variable.startswith(("SLURM_", "JOB_COMPLETION", "TF_CONFIG")):
+            monkeypatch.delenv(variable)
+    flags, said = BAD[name]
+    with pytest.raises(SystemExit) as end:
+        launch.main([*flags, __file__])
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_cores_of_neighbours_do_not_overlap():
+    usable = sorted(os.sched_getaffinity(0))
+    taken = [cores_of(slot, len(usable), 1) for slot in range(len(usable))]
+    assert sum(taken, []) == usable
+    assert cores_of(0, 5, None) is None
+
+
+# --------------------------------------------------------------------------------- schedulers
+
+LISTS = {
+    "node1": ["node1"],
+    "node[01-03,7]": ["node01", "node02", "node03", "node7"],
+    "a[8-10],b,c[1]x": ["a8", "a9", "a10", "b", "c1x"],
+    "r[1-2]n[1-2]": ["r1n1", "r1n2", "r2n1", "r2n2"],
+    "gpu-a-[099-101].net": ["gpu-a-099.net", "gpu-a-100.net", "gpu-a-101.net"],
+}
+
+
+def test_node_lists(monkeypatch):
+    for text, names in LISTS.items():
+        assert clusters.expand(text) == names
+    for text in ("", "a[", "a[1-", "a]", "a[3-1]", "a[x]", "a,,b", ",a", "a[1-2"):
+        with pytest.raises(ValueError, match="no list of nodes"):
+            clusters.expand(text)
+
+
+def slurm(node, **more):
+    return {
+        "SLURM_JOB_ID": "4711",
+        "SLURM_STEP_NODELIST": "n[1-3]",
+        "SLURM_NODEID": str(node),
+        "SLURM_STEP_NUM_TASKS": "3",
+        **more,
+    }
+
+
+def test_slurm(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))  # without scontrol
+    shares = [clusters.slurm(2, None, slurm(node)) for node in range(3)]
+    configs = [json.loads(config) for share in shares for config in share.configs]
+    assert [c["task"]["index"] for c in configs] == list(range(6))
+    addresses = configs[0]["cluster"]["worker"]
+    assert all(c["cluster"]["worker"] == addresses for c in configs)
+    names, ports = zip(*(address.split(":") for address in addresses), strict=True)
+    assert names == ("n1", "n1", "n2", "n2", "n3", "n3")
+    assert int(ports[0]) + 1 == int(ports[1]) and set(ports) == set(ports[:2])
+    assert len({share.job for share in shares}) == 1
+    other = clusters.slurm(2, None, slurm(0, SLURM_JOB_ID="4712"))
+    assert other.configs[0] != shares[0].configs[0] and other.job != shares[0].job
+    assert "n1:7000" in clusters.slurm(1, 7000, slurm(0)).configs[0]
+    with pytest.raises(ValueError, match="6 tasks on 3 nodes"):
+        clusters.slurm(1, None, slurm(0, SLURM_STEP_NUM_TASKS="6"))
+
+    scontrol = tmp_path / "scontrol"  # knows better
+    scontrol.write_text("#!/bin/sh\n[ \"$*\" = 'show hostnames n[1-3]' ] && echo x y z\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert '"y:' in clusters.slurm(1, None, slurm(1)).configs[0]
+    scontrol.write_text("#!/bin/sh\nexit 1\n")
+    assert '"n2:' in clusters.slurm(1, None, slurm(1)).configs[0]
+
+
+def pod(index, **more):
+    return {
+        "JOB_COMPLETION_INDEX": str(index), "HOSTNAME": f"my-train-{index}.sub.ns.svc", **more
+    }  # fmt: skip
+
+
+def test_kubernetes():
+    shares = [clusters.kubernetes(2, 1, None, pod(index)) for index in range(2)]
+    configs = [json.loads(share.configs[0]) for share in shares]
+    addresses = ["my-train-0.sub.ns.svc:12345", "my-train-1.sub.ns.svc:12345"]
+    assert [c["cluster"]["worker"] for c in configs] == [addresses] * 2
+    assert [c["task"]["index"] for c in configs] == [0, 1]
+    assert shares[0].job == shares[1].job
+    with pytest.raises(ValueError, match="number of `completions`"):
+        clusters.kubernetes(1, 1, None, pod(1))
+    with pytest.raises(ValueError, match="`subdomain`"):
+        clusters.kubernetes(2, 1, None, pod(1, HOSTNAME="my-train-1-x7k2p"))
+
+
+def test_a_node_of_slurm_starts_its_workers(tmp_path):
+    (tmp_path / "train.py").write_text(
+        WORKER + "print(os.environ['TF_REDSYNC_JOB'], config['cluster']['worker'][index])"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **slurm(1), "PATH": str(tmp_path)}
+    line = [sys.executable, "-m", "tf_redsync", "launch", "--slurm", "-n", "2", "--port", "7000"]
+    ran = subprocess.run(
+        [*line, "train.py"], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=env
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert sorted(ran.stdout.splitlines()) == [
+        "[worker 2] slurm-4711.0 n2:7000",
+        "[worker 3] slurm-4711.0 n2:7001",
+    ]

@@ -1,0 +1,213 @@
+"""The command `tf-redsync`: help without TensorFlow, flags in one style, completion, exit codes."""
+
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.loops import loop
+from tf_redsync.cli import main, output
+from tf_redsync.cli.command_line import Parser
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = main.commands()
+# Whatever imports TensorFlow, Keras or numpy ends with an error.
+WITHOUT = """
+import sys
+for name in ("tensorflow", "keras", "numpy"):
+    sys.modules[name] = None
+from tf_redsync.cli.main import main
+for words in {words}:
+    try:
+        code = main(words)
+    except SystemExit as end:
+        code = end.code
+    print("ended with", code)
+"""
+
+
+def without_tensorflow(*command_lines):
+    """Runs command lines in one process that can import nothing big."""
+    code = WITHOUT.format(words=[line.split() for line in command_lines])
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+
+
+def test_help_needs_no_tensorflow():
+    lines = ["--help", "--version", "version", *(f"{name} --help" for name in COMMANDS)]
+    ran = without_tensorflow(*lines)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("ended with 0") == len(lines)
+    for name, command in COMMANDS.items():
+        assert f"usage: tf-redsync {name}" in ran.stdout
+        assert ran.stdout.count(command.summary.split(",")[0][:20]) >= 1
+    assert ran.stdout.count("examples:") == len(COMMANDS)
+
+
+def test_what_imports_tensorflow_is_noticed():
+    ran = without_tensorflow("plan --model a:b --workers 2 --rate 1gbit")
+    assert "import of numpy halted" in ran.stderr and "ended with" not in ran.stdout
+
+
+@loop("name", COMMANDS)
+def test_examples_are_command_lines(name):
+    command = COMMANDS[name]
+    for line, what in command.examples:
+        parser = Parser()
+        command.configure(parser)
+        words = re.sub(r" [>|].*", "", line).replace("'", "").split()
+        parser.parse_args(words)  # ends the process for a flag that there is not
+        assert what
+
+
+@loop("name", COMMANDS)
+def test_flags_are_written_with_dashes_and_may_be_written_with_underscores(name):
+    parser = Parser()
+    COMMANDS[name].configure(parser)
+    shown = set(re.findall(r"(?<![\w-])--[\w-]+", parser.format_help()))
+    assert shown >= {"--help"} and not [flag for flag in shown if "_" in flag]
+    known = {flag for action in parser._actions for flag in action.option_strings}
+    others = {"--" + flag[2:].replace("-", "_") for flag in shown}
+    assert others <= known
+
+
+@pytest.mark.parametrize("flag", ["--log-dir", "--log_dir"])
+def test_both_spellings_mean_the_same(flag):
+    parser = Parser()
+    COMMANDS["launch"].configure(parser)
+    args = parser.parse_args(["-n", "2", flag, "x", "train.py", "--log_dir=y"])
+    assert args.log_dir == "x" and args.script == ["train.py", "--log_dir=y"]
+    assert parser.parse_args(["-n", "2", "train.py"]).log_dir is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["lanch"], "there is no command 'lanch'. Did you mean launch?"),
+        (["xyz"], "The commands are: launch, doctor,"),
+        (["launch", "--hoost", "a", "x.py"], "--hoost"),
+        ([], "usage: tf-redsync"),
+    ],
+)
+def test_bad_commands(words, said, capsys):
+    try:
+        code = main.main(words)
+    except SystemExit as end:
+        code = end.code
+    assert code == 2
+    shown = capsys.readouterr()
+    assert said in shown.err + shown.out
+
+
+def test_completion_completes(tmp_path, capsys):
+    assert main.main(["completion", "bash"]) == 0
+    script = tmp_path / "completion"
+    script.write_text(capsys.readouterr().out)
+
+    def completed(*words):
+        code = f"""
+source {script}
+function="$(complete -p tf-redsync | sed 's/.*-F \\([^ ]*\\).*/\\1/')"
+COMP_WORDS=({" ".join(words)}); COMP_CWORD={len(words) - 1}
+$function 2>/dev/null
+echo "${{COMPREPLY[@]}}"
+"""
+        ran = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=20)
+        return ran.stdout.split()
+
+    assert completed("tf-redsync", "la") == ["launch"]
+    assert completed("tf-redsync", "launch", "--cores") == ["--cores-per-worker"]
+    assert completed("tf-redsync", "launch", "--isolate", "n") == ["no"]
+
+
+def test_the_module_is_the_command():
+    ran = subprocess.run(
+        [sys.executable, "-m", "tf_redsync", "--version"],
+        capture_output=True, text=True, timeout=60, cwd=ROOT,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stdout) == (0, "tf_redsync 0.1.0\n")
+    project = (ROOT / "pyproject.toml").read_text()
+    assert 'tf-redsync = "tf_redsync.cli.main:main"' in project
+
+
+# ------------------------------------------------------------------------------------ output
+
+NOISE = """\
+2026-01-02 03:04:05.678901: I tensorflow/core/util/port.cc:153] oneDNN custom operations are on.
+2026-01-02 03:04:05.678901: E external/x/cuda_fft.cc:485] Unable to register cuFFT factory: \
+Attempting to register factory for plugin cuFFT when one has already been registered
+WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
+I0000 00:00:1795405811.298170   18120 port.cc:153] oneDNN custom operations are on.
+E0000 00:00:1795405811.298170   18120 cuda_dnn.cc:8310] Unable to register cuDNN factory: \
+Attempting to register factory for plugin cuDNN when one has already been registered
+W0000 00:00:1795405811.298170 18120 computation_placer.cc:7] computation placer already registered.
+To enable the following instructions: AVX2 FMA, in other operations, rebuild TensorFlow with the \
+appropriate compiler flags.
+2026-01-02 03:04:05.678901: W x/py_utils.cc:38] TF-TRT Warning: Could not find TensorRT
+2026-01-02 03:04:05.678901: E x/cuda_platform.cc:51] failed call to cuInit: INTERNAL: CUDA error: \
+Failed call to cuInit: UNKNOWN ERROR (303)
+"""
+NO_NOISE = """\
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+ValueError: bad batch
+WARNING:tensorflow:5 out of the last 5 calls triggered retracing.
+W0102 03:04:05.678901 140 train.py:12] a warning of absl's logging in Python
+I am worker 0
+I0
+2026-01-02 03:04:05.678901: F tensorflow/core/platform/env.cc:123] Check failed: status
+F0000 00:00:1795405811.298170   18120 tensor.cc:1] Check failed: 1 == 2
+E0000 00:00:1795405811.298170   18120 cuda_driver.cc:1] failed call to cuInit: \
+CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: system has unsupported display driver
+2026-01-02 03:04:05.678901: E tensorflow/core/grpc.cc:1] Unable to register a worker
+2026-01-02 03:04:05.678901: W x/gpu_device.cc:2251] Cannot dlopen some GPU libraries.
+E0000 00:00:1795405811.298170   18120 bfc_allocator.cc:1] ran out of memory
+ 12/100 - 2s - loss: I0000
+"""
+
+
+def test_noise_is_known_line_by_line():
+    for line in NOISE.splitlines():
+        assert output.is_noise(line.encode()), line
+    for line in NO_NOISE.splitlines():
+        assert not output.is_noise(line.encode()), line
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_noise_is_shown_on_request_and_is_in_log_files(verbose, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(f"print({NOISE + NO_NOISE!r})\nraise ValueError('the real error')")
+    words = [sys.executable, "-m", "tf_redsync", "launch", "-n", "1", "--log-dir", str(tmp_path)]
+    ran = subprocess.run(
+        [*words, *(["--verbose"] if verbose else []), str(script)],
+        capture_output=True, text=True, timeout=60, cwd=ROOT,
+    )  # fmt: skip
+    assert ran.returncode == 1
+    for line in NO_NOISE.splitlines():
+        assert line in ran.stdout
+    assert "ValueError: the real error" in ran.stdout and "the real error" in ran.stderr
+    for line in NOISE.splitlines():
+        assert (line in ran.stdout) == verbose
+        assert line in (tmp_path / "worker_0.log").read_text()
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_colours_are_for_terminals_and_no_color_is_respected(monkeypatch):
+    terminal = Terminal()
+    assert output.coloured(terminal, {"TERM": "xterm"})
+    assert not output.coloured(io.StringIO(), {"TERM": "xterm"})
+    assert not output.coloured(terminal, {"TERM": "xterm", "NO_COLOR": "1"})
+    assert not output.coloured(terminal, {"TERM": "dumb"})
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    output.printer(1, False, True)(b"hello\n")
+    assert terminal.getvalue() == "\x1b[33m[worker 1]\x1b[0m hello\n"
