@@ -24,7 +24,7 @@ Map of the package, bottom up:
   recorded of a training, and the report;
 * `launch`, `doctor`, `plan`, `report`, `build`: command line.
 
-The import is quick: TensorFlow and Keras are imported when a name of this module is first used.
+The import brings TensorFlow and Keras, and registers the optimizers, except on the command line.
 """
 
 from __future__ import annotations
@@ -33,10 +33,8 @@ import functools
 import importlib
 import os
 import sys
-from types import ModuleType
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-
-import wrapt
 
 from tf_redsync import requirements
 from tf_redsync.version import __version__ as __version__
@@ -193,7 +191,7 @@ _HOMES = {name: f"{__name__}.methods" for name in __all__} | {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    _check_requirements()
+    _prepare()
     module = importlib.import_module(_HOMES[name])
     value = module if _HOMES[name] == f"{__name__}.{name}" else getattr(module, name)
     globals()[name] = value
@@ -214,26 +212,28 @@ def _check_backend(backend: str) -> None:
 
 
 @functools.cache
-def _check_requirements() -> None:
+def _prepare() -> None:
+    """Check what is installed, and register the optimizers, for `keras.saving.load_model`."""
     requirements.check_tensorflow()
     requirements.check_legacy_keras()
     _check_backend(importlib.import_module("keras").backend.backend())
+    importlib.import_module("tf_redsync.keras.keras3")
+    importlib.import_module("tf_redsync.keras.amsgrad")
 
 
-_imported: set[str] = set()
+def _is_command_line(words: Sequence[str]) -> bool:
+    """Whether a process is `tf-redsync` or `python -m tf_redsync...`: help needs no TensorFlow.
 
-
-def _register_optimizers(module: ModuleType) -> None:
-    """Make `keras.saving.load_model` find the optimizers, once TensorFlow and Keras are there.
-
-    Each of the two imports the other in the middle of its own import, so both have to be complete.
+    Args:
+        words: With which it was started, the interpreter first.
     """
-    _imported.add(module.__name__)
-    if len(_imported) == 2 and sys.modules["keras"].backend.backend() == "tensorflow":
-        importlib.import_module("tf_redsync.keras.keras3")
-        importlib.import_module("tf_redsync.keras.amsgrad")
+    script = next((w for w in words[1:] if not w.startswith("-")), "")
+    module = words[words.index("-m") + 1 :][:1] if "-m" in words else []
+    if module and script == module[0]:
+        return module[0].partition(".")[0] == __name__
+    return os.path.basename(script) == "tf-redsync"
 
 
 _check_backend(os.environ.get("KERAS_BACKEND") or "tensorflow")
-for _name in ("tensorflow", "keras"):
-    wrapt.register_post_import_hook(_register_optimizers, _name)
+if not _is_command_line(sys.orig_argv):
+    _prepare()

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import tf_redsync as rs
 from tests.loops import loop
-from tf_redsync.cli import main, output
+from tf_redsync.cli import check, main, output
 from tf_redsync.cli.command_line import Parser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,6 +18,7 @@ COMMANDS = main.commands()
 # Whatever imports TensorFlow, Keras or numpy ends with an error.
 WITHOUT = """
 import sys
+sys.orig_argv = ["python", "-m", "tf_redsync"]  # as it is called
 for name in ("tensorflow", "keras", "numpy"):
     sys.modules[name] = None
 from tf_redsync.cli.main import main
@@ -211,3 +213,42 @@ def test_colours_are_for_terminals_and_no_color_is_respected(monkeypatch):
     monkeypatch.setattr(sys, "stdout", terminal)
     output.printer(1, False, True)(b"hello\n")
     assert terminal.getvalue() == "\x1b[33m[worker 1]\x1b[0m hello\n"
+
+
+def test_what_is_the_command_line():
+    for words in (
+        ["python", "-m", "tf_redsync", "doctor"],
+        ["python", "-u", "-m", "tf_redsync.launch", "-n", "2", "train.py"],
+        ["python", "/usr/bin/tf-redsync", "launch", "-m", "package.train"],
+    ):
+        assert rs._is_command_line(words), words
+    for words in (
+        ["python", "train.py", "-m", "tf_redsync.launch"],
+        ["python", "-m", "package.train", "-m", "tf_redsync"],
+        ["python", "-c", "import tf_redsync"],
+        ["python"],
+    ):
+        assert not rs._is_command_line(words), words
+
+
+def test_parts_may_be_imported_first():
+    for part in ("ops", "methods", "keras.keras3", "exchange.wire", "codings"):
+        ran = subprocess.run(
+            [sys.executable, "-c", f"import tf_redsync.{part}"], capture_output=True, timeout=60
+        )
+        assert ran.returncode == 0, (part, ran.stderr[-500:])
+
+
+@pytest.mark.timeout(200)
+def test_doctor_checks_two_workers(capsys):
+    assert main.main(["doctor", "--check"]) == 0
+    out = capsys.readouterr().out
+    for name in check.CHECKS:
+        assert re.search(rf"{name} on CPU +works", out), out
+
+
+def test_doctor_says_what_does_not_work(monkeypatch, capsys):
+    wrong = {"CPU": {**dict.fromkeys(check.CHECKS, ""), "all-gather": "received [1]"}}
+    monkeypatch.setattr(check, "run", lambda gpus: wrong)
+    assert main.main(["doctor", "--check"]) == 1
+    assert re.search(r"all-gather on CPU +received \[1\]", capsys.readouterr().out)

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from tf_redsync.cli import check
 from tf_redsync.cli.command_line import Command, Parser
 from tf_redsync.cli.version import versions
 
@@ -177,25 +178,48 @@ def render(report: dict[str, Any]) -> str:
         jobs = ", ".join(f"{n} {job}" for job, n in config["jobs"].items())
         text = f"{jobs or 'no cluster'}; this task: {config['task']}"
     lines.append(f"{'TF_CONFIG':22}{text}")
+    for kind, found in report.get("check", {}).items():
+        for name, problem in found.items():
+            lines.append(f"{f'{name} on {kind}':22}{problem or 'works'}")
     return "\n".join(lines)
 
 
 def _configure(parser: Parser) -> None:
-    parser.flags([(("--json",), {"action": "store_true", "help": "print JSON"})])
+    parser.flags(
+        [
+            (("--json",), {"action": "store_true", "help": "print JSON"}),
+            (
+                ("--check",),
+                {
+                    "action": "store_true",
+                    "help": "start two workers here, which try every collective, on the CPU and on "
+                    "GPUs if there are any; the exit code is 1 if something is wrong",
+                },
+            ),
+        ]
+    )
 
 
 def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     del parser
     report = examine()
+    if args.check:
+        report["check"] = check.run(report["devices"].get("GPU", 0))
     print(json.dumps(report, indent=2) if args.json else render(report))
-    return 0
+    problems = [p for of in report.get("check", {}).values() for p in of.values() if p]
+    problems += [p for p in (report["library"]["problem"],) if p and args.check]
+    return int(bool(problems))
 
 
 COMMAND = Command(
     "doctor",
     "report on the installation",
     "Reports what is installed, and which implementation of every op runs.",
-    (("", "for people, and for bug reports"), ("--json", "for programs")),
+    (
+        ("", "for people, and for bug reports"),
+        ("--json", "for programs"),
+        ("--check", "two workers here; ends with 1 if something does not work"),
+    ),
     _configure,
     _run,
 )

@@ -1,0 +1,118 @@
+"""The test behind `doctor --check`: two workers here try every collective, and a short training.
+
+`run` starts the workers, which run this module.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tf_redsync.cli import launch
+
+WORKERS = 2
+TIMEOUT = 180.0  # seconds; the first start compiles the native library
+_TRAINING = "training"
+CHECKS = ("all-gather", "all-reduce", "all-to-all", "pair gather", _TRAINING)
+
+
+def run(gpus: int) -> dict[str, dict[str, str]]:
+    """Tries everything, by kind of device: what is wrong with each check, "" for nothing.
+
+    Args:
+        gpus: How many GPUs TensorFlow sees; without any the CPU is tried alone. A single one
+            serves both workers.
+    """
+    found = {"CPU": _on(["-1"] * WORKERS)}
+    if gpus:
+        found["GPU"] = _on([str(i % gpus) for i in range(WORKERS)])
+    return found
+
+
+def _on(visible: Sequence[str]) -> dict[str, str]:
+    with tempfile.TemporaryDirectory() as folder:
+        job = launch.run(
+            [sys.executable, "-m", "tf_redsync.cli.check", folder],
+            WORKERS,
+            env={"TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true"},
+            worker_env=[{"CUDA_VISIBLE_DEVICES": number} for number in visible],
+            timeout=TIMEOUT,
+            grace=10,
+        )
+        parts = [json.loads(p.read_text(encoding="utf-8")) for p in Path(folder).glob("*.json")]
+    if job.exit_code or len(parts) < WORKERS:
+        return dict.fromkeys(CHECKS, "not tried") | {_TRAINING: job.message or "no result"}
+    return {name: next((part[name] for part in parts if part[name]), "") for name in CHECKS}
+
+
+def _collectives(strategy: Any) -> dict[str, str]:
+    """What is wrong with each collective, in a worker."""
+    import numpy as np
+    import tensorflow as tf
+
+    from tf_redsync.exchange import collectives
+
+    network = collectives.for_strategy(strategy)
+    rank = collectives.worker_rank(strategy)
+    each = tf.range(WORKERS)[:, tf.newaxis]
+    makes: dict[str, tuple[Callable[[], Any], Any]] = {
+        "all-gather": (
+            lambda: network.all_gather(tf.fill([3], network.rank())),
+            [[0] * 3, [1] * 3],
+        ),
+        "all-reduce": (lambda: network.all_reduce([tf.cast(each, tf.float32)])[0], [[0.0], [2.0]]),
+        "all-to-all": (
+            lambda: network.all_to_all(10 * network.rank() + each),
+            [[rank], [10 + rank]],
+        ),
+        "pair gather": (
+            lambda: network.pair_gather(tf.fill([2], network.rank()), 1),
+            [[0, 0], [1, 1]],
+        ),
+    }
+    found = {}
+    for name, (make, expected) in makes.items():
+        step = tf.function(lambda make=make: strategy.run(make), autograph=False)
+        received = strategy.experimental_local_results(step())[0].numpy()
+        right = received.shape == np.shape(expected) and (received == expected).all()
+        found[name] = "" if right else f"received {received.tolist()} in place of {expected}"
+    return found
+
+
+def _train(strategy: Any) -> str:
+    """What is wrong with a training of a few steps, in which workers compare their weights."""
+    import keras
+    import numpy as np
+
+    from tf_redsync.methods import CodedTopK
+    from tf_redsync.optimizer import DistributedOptimizer
+
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(64)])
+        method = CodedTopK(density=0.1, dense_below=16)
+        model.compile(DistributedOptimizer(keras.optimizers.SGD(0.1), method, check_every=1), "mse")
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(32, 8)).astype("float32"), rng.normal(size=(32, 64)).astype("float32")
+    losses = model.fit(x, y, batch_size=16, epochs=3, verbose=0).history["loss"]
+    return "" if losses[-1] < losses[0] else f"the loss does not fall: {losses}"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """A worker: writes what it found into the folder that is named."""
+    from tf_redsync.strategy import MultiWorkerMirroredStrategy
+
+    (folder,) = sys.argv[1:] if argv is None else argv
+    strategy = MultiWorkerMirroredStrategy(timeout_seconds=60)
+    found = {**_collectives(strategy), _TRAINING: _train(strategy)}
+    rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
