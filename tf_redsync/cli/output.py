@@ -21,6 +21,8 @@ _HARMLESS = re.compile(
     rb"Unable to register cu\w+ factory: Attempting to register factory for plugin"
     rb"|computation placer already registered"
     rb"|TF-TRT Warning: Could not find TensorRT"
+    rb"|\w+ expects an i value"  # the profiler, of options that it was not given
+    rb"|Input of \w+::Dataset will not be optimized because the dataset does not implement"
     rb"|failed call to cuInit: .*(?:NO_DEVICE|UNKNOWN ERROR \(303\))"
 )
 _UNLOGGED = re.compile(
