@@ -153,8 +153,8 @@ appropriate compiler flags.
 2026-01-02 03:04:05.678901: E x/cuda_platform.cc:51] failed call to cuInit: INTERNAL: CUDA error: \
 Failed call to cuInit: UNKNOWN ERROR (303)
 W0000 00:00:1795411073.558550    9215 session_manager.cc:55] delay_ms expects an i value.
-W0000 00:00:1795411070.333445    9216 dataset.cc:997] Input of GeneratorDatasetOp::Dataset will not \
-be optimized because the dataset does not implement the AsGraphDefInternal() method needed.
+W0000 00:00:1795411070.333445    9216 dataset.cc:997] Input of GeneratorDatasetOp::Dataset will \
+not be optimized because the dataset does not implement the AsGraphDefInternal() method needed.
 """
 NO_NOISE = """\
 Traceback (most recent call last):
