@@ -50,6 +50,7 @@ LAYERS = (
     ("strategy.py", "optimizer.py", "callbacks/", "addons.py", "saving.py"),
     ("planning/",),
     ("cli/",),
+    ("expressions.py", "flags.py"),
     ("launch.py", "doctor.py", "plan.py", "report.py", "build.py", "__main__.py", "__init__.py"),
 )
 

@@ -1,0 +1,74 @@
+"""Flags of absl: what is exchanged, read from a command line, and what is wrong with one."""
+
+import json
+
+import pytest
+from absl import flags as absl_flags
+
+import tf_redsync as rs
+from tests.loops import loop
+from tf_redsync import config, flags
+
+
+def parsed(*words, **defaults):
+    values = absl_flags.FlagValues()
+    flags.define(values=values, **defaults)
+    values(["train.py", *words])
+    return flags.exchange(values)
+
+
+def test_methods():
+    assert parsed() == {"method": rs.Auto()}
+    assert parsed(exchange="CodedGMC(momentum=0.9)") == {"method": rs.CodedGMC(momentum=0.9)}
+    assert parsed("--exchange=redsync") == {"method": rs.RedSync()}
+    assert parsed("--exchange=rs.TopK(density=0.1)", "--density=0.2") == {
+        "method": rs.TopK(density=0.2)
+    }
+    assert parsed("--exchange=RedSync(), warm_up=DenseWarmUp(fraction=0.1), two_levels=False") == {
+        "method": rs.RedSync(), "warm_up": rs.DenseWarmUp(fraction=0.1), "two_levels": False
+    }  # fmt: skip
+    policy = "Policy(default=RedSync(), rules=(Rule(pattern='embedding', method=Dense()),))"
+    assert parsed(f"--exchange={policy}")["method"].rules[0].method == rs.Dense()
+
+
+def test_configs(tmp_path):
+    policy = rs.Policy(default=rs.RedSync(density=0.01), output_layer="logits")
+    text = json.dumps(config.serialize(policy))
+    assert parsed(f"--exchange_config={text}")["method"] == policy
+    path = tmp_path / "method.json"
+    path.write_text(json.dumps(config.serialize(rs.PowerSGD(rank=2))))
+    assert parsed(f"--exchange_config={path}")["method"] == rs.PowerSGD(rank=2)
+
+
+WRONG = {
+    "--exchange=redsnyc": "there is no method 'redsnyc'. Did you mean RedSync?",
+    "--exchange=RedSync(densty=0.1)": "Did you mean `density`?",
+    "--exchange=RedSync(density=2)": "`density` must be in (0, 1]",
+    "--exchange=RedSync(": "a method must be written as in a program",
+    "--exchange=__import__('os')": "is no class of tf_redsync",
+    "--exchange=RedSync": "",
+    "--density=0.1 --exchange=dense": "--density is for methods that have one",
+    "--density=7 --exchange=redsync": "`density` must be in (0, 1]",
+    "--density=much": "could not convert string to float",
+    "--exchange_config=nowhere.json": "'nowhere.json', which is no file",
+    "--exchange_config={}": "'class_name'",
+    "--exchange_config={]": "is no JSON",
+}
+
+
+@loop("words", WRONG)
+def test_what_is_wrong_is_said_while_flags_are_read(words):
+    if not WRONG[words]:
+        parsed(words)
+        return
+    with pytest.raises(absl_flags.Error) as error:
+        parsed(*words.split(" "))
+    assert WRONG[words] in str(error.value)
+
+
+def test_they_make_an_optimizer():
+    import keras
+
+    found = parsed("--exchange=TopK(density=0.1), max_skipped_steps=3")
+    optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), **found)
+    assert optimizer.method == rs.TopK(density=0.1)

@@ -1,0 +1,131 @@
+"""What is exchanged, as text: `RedSync(density=0.01, momentum=0.9), warm_up=DenseWarmUp(100)`.
+
+It is what stands behind the inner optimizer in `DistributedOptimizer(optimizer, ...)`: a method, a
+policy or `Auto`, and perhaps named arguments. All of it is made of tf_redsync's methods, warm-ups,
+codings and policies, called with numbers, strings, tuples or such calls. Nothing else is evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import types
+from collections.abc import Mapping
+from typing import Any
+
+Known = Mapping[str, type]
+
+
+@dataclasses.dataclass(frozen=True)
+class Expression:
+    """What an expression describes.
+
+    Attributes:
+        method: A method, a policy or `Auto`.
+        options: The named arguments.
+    """
+
+    method: Any
+    options: dict[str, Any]
+
+
+def evaluate(text: str, others: Known = types.MappingProxyType({})) -> Expression:
+    """Return what an expression describes.
+
+    Args:
+        text: As a program would write it, with or without `rs.` or `tf_redsync.` in front.
+        others: Further classes by name.
+
+    Raises:
+        ValueError: says what is wrong with it.
+    """
+    from tf_redsync.auto import Auto
+    from tf_redsync.methods.base import Method
+    from tf_redsync.policy import Policy
+
+    known = _known(others)
+    try:
+        call = ast.parse(f"f({text.strip()})", mode="eval").body
+    except SyntaxError as error:
+        raise ValueError(
+            "a method must be written as in a program, such as RedSync(density=0.01): "
+            f"{error.msg}. Received: {text!r}"
+        ) from error
+    if not isinstance(call, ast.Call) or len(call.args) != 1:
+        raise ValueError(f"there must be one method, such as TopK(). Received: {text!r}")
+    method = _value(call.args[0], text, known)
+    if isinstance(method, type) and issubclass(method, Method):
+        raise ValueError(f"a method is called, as in {method.__name__}(). Received: {text!r}")
+    if not isinstance(method, (Method, Policy, Auto)):
+        raise ValueError(f"this is not a method, nor a policy of methods. Received: {text!r}")
+    return Expression(method, _named(call, text, known))
+
+
+def _value(node: ast.expr, text: str, known: Known) -> Any:
+    if isinstance(node, ast.Call):
+        return _called(node, text, known)
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        return _class(node, text, known)
+    if isinstance(node, (ast.Tuple, ast.List)):
+        return tuple(_value(item, text, known) for item in node.elts)
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        raise ValueError(
+            "arguments must be numbers, strings, booleans, None, tuples of them, or calls of "
+            f"tf_redsync's classes. Received: {ast.unparse(node)} in {text!r}"
+        ) from None
+
+
+def _called(node: ast.Call, text: str, known: Known) -> Any:
+    positional = [_value(argument, text, known) for argument in node.args]
+    named = _named(node, text, known)
+    function = node.func
+    made: Any
+    if isinstance(function, ast.Attribute) and function.attr == "preset":
+        made = getattr(_class(function.value, text, known), function.attr)
+    else:
+        made = _class(function, text, known)
+    try:
+        return made(*positional, **named)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{error} Received: {text!r}") from error
+
+
+def _named(node: ast.Call, text: str, known: Known) -> dict[str, Any]:
+    named = {k.arg: _value(k.value, text, known) for k in node.keywords if k.arg is not None}
+    if len(named) < len(node.keywords):
+        raise ValueError(f"arguments are written out, without **. Received: {text!r}")
+    return named
+
+
+def _known(others: Known) -> Known:
+    """The classes that a user may name."""
+    from tf_redsync import auto, codings, methods, policy, schedules
+    from tf_redsync.config import registered
+
+    homes = (methods, codings, schedules, policy, auto)
+    found = {n: c for n, c in registered().items() if any(hasattr(h, n) for h in homes)}
+    return {**others, **found}
+
+
+def _class(node: ast.expr, text: str, known: Known) -> type:
+    """The class that a name stands for."""
+    from tf_redsync.methods.base import Method
+
+    parts = ast.unparse(node).split(".")
+    if parts[0] in ("rs", "tf_redsync"):
+        parts = parts[1:]
+    if parts[:1] in (["codings"], ["methods"]):
+        parts = parts[1:]
+    name = ".".join(parts)
+    if name not in known:
+        close = difflib.get_close_matches(name, known, 1)
+        hint = f"Did you mean {close[0]}? " if close else ""
+        methods = [n for n, cls in known.items() if issubclass(cls, Method)]
+        raise ValueError(
+            f"{name!r} is no class of tf_redsync. {hint}Methods: {', '.join(sorted(methods))}. "
+            f"Received: {text!r}"
+        )
+    return known[name]
