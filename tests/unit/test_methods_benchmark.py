@@ -156,5 +156,8 @@ def test_what_is_timed_is_the_exchange(name, requests):
     for found, again, request in zip(made, only_made, step.requests, strict=True):
         expected = tf.nest.flatten(vars(request))
         for a, b, c in zip(*map(tf.nest.flatten, (found, again)), expected, strict=True):
+            if c is None:  # a request that does not tell how much it holds
+                assert a is None and b is None
+                continue
             np.testing.assert_allclose(a, c, rtol=0, atol=1e-5)
             np.testing.assert_allclose(b, c, rtol=0, atol=1e-5)

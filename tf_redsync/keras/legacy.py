@@ -122,9 +122,9 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         with self._adapter.entered():
             applied = self.inner_optimizer.apply_gradients(grads_and_vars, name=name)
         self._adapter.finish_step()
-        # An operation, as Keras has it, for who groups several; Addons' MultiOptimizer does. What
-        # it stands for runs in its place in the step anyway.
-        return tf.no_op() if applied is None else applied
+        # A tensor, for who groups several, as Addons' MultiOptimizer does, and for who returns it
+        # from a `tf.function`. The update runs in its place in the step anyway.
+        return tf.convert_to_tensor(self.iterations) if applied is None else applied
 
     @override
     def refuse(self, name: str, value: Any) -> None:
