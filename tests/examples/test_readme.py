@@ -93,7 +93,7 @@ def test_python_blocks_use_what_exists(page):
             function = named(dotted(node.func)) if isinstance(node, ast.Call) else None
             if function is not None:
                 # Raises TypeError for an argument that does not exist.
-                keywords = {k.arg: None for k in node.keywords}
+                keywords = {k.arg: None for k in node.keywords if k.arg}  # ** is anything
                 inspect.signature(function).bind(*[None] * len(node.args), **keywords)
 
 
