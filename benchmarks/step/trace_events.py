@@ -1,77 +1,12 @@
-"""What TensorFlow's profiler records, read without the profiler's own plugin for TensorBoard.
-
-TensorFlow writes an `.xplane.pb`: planes (the host), lines (threads), events. An op is an event
-called "name:Type"; that of a collective lasts from its start until its answer is there. A step is
-an event of `tf.profiler.experimental.Trace`.
-"""
+"""What a timeline asks of the events that `tf_redsync/metrics/trace_events.py` reads."""
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
 
-_OP = re.compile(r"(?P<name>[^:\s]+):_?(?P<type>[A-Za-z]\w*)")
-# They hold other ops, which have events of their own.
-_CALLS = re.compile(r"(Stateless|Stateful)?(If|While|Case|PartitionedCall)")
+from tf_redsync.metrics.trace_events import Event, Span, host_events, length, read, union
 
-
-@dataclasses.dataclass(frozen=True)
-class Event:
-    """Something that took time.
-
-    Attributes:
-        name: Of an op in the graph, or of a step.
-        type: Of the op; "" for a step.
-        start: Microseconds; all events have the same origin.
-        end: Microseconds.
-        thread: Name of the thread.
-    """
-
-    name: str
-    type: str
-    start: float
-    end: float
-    thread: str
-
-
-def read(folder: str | Path) -> Any:
-    """Returns the profile (an XSpace) that lies below a folder.
-
-    Raises:
-        FileNotFoundError: if the profiler has written none.
-    """
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2
-
-    paths = sorted(Path(folder).rglob("*.xplane.pb"))
-    if not paths:
-        raise FileNotFoundError(f"the profiler has written no .xplane.pb below {folder}")
-    space = xplane_pb2.XSpace()
-    space.ParseFromString(paths[-1].read_bytes())
-    return space
-
-
-def host_events(space: Any, step_name: str) -> tuple[list[Event], list[Event]]:
-    """Returns the steps and the ops of a profile's host, each in the order of their starts."""
-    steps, ops = [], []
-    for plane in space.planes:
-        if not plane.name.startswith("/host:CPU"):
-            continue
-        names = {key: metadata.name for key, metadata in plane.event_metadata.items()}
-        for line in plane.lines:
-            for event in line.events:
-                name = names[event.metadata_id]
-                start = line.timestamp_ns / 1e3 + event.offset_ps / 1e6
-                end = start + event.duration_ps / 1e6
-                found = _OP.fullmatch(name)
-                if name == step_name:
-                    steps.append(Event(name, "", start, end, line.name))
-                elif found and not _CALLS.fullmatch(found["type"]):
-                    ops.append(Event(found["name"], found["type"], start, end, line.name))
-    by_start = lambda event: event.start  # noqa: E731
-    return sorted(steps, key=by_start), sorted(ops, key=by_start)
+__all__ = ["Event", "host_events", "length", "overlap", "read", "rows_of", "union"]
 
 
 def rows_of(events: Iterable[Event]) -> list[list[Event]]:
@@ -86,23 +21,7 @@ def rows_of(events: Iterable[Event]) -> list[list[Event]]:
     return rows
 
 
-def union(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Returns the times that are in any of the spans, as spans that do not touch each other."""
-    merged: list[tuple[float, float]] = []
-    for start, end in sorted(spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def length(spans: Iterable[tuple[float, float]]) -> float:
-    """Returns the sum of the lengths of spans."""
-    return sum(end - start for start, end in spans)
-
-
-def overlap(a: list[tuple[float, float]], b: list[tuple[float, float]]) -> float:
+def overlap(a: list[Span], b: list[Span]) -> float:
     """Returns how long two lists of spans, each without overlaps, are under way at once."""
     return sum(
         max(0.0, min(end, other_end) - max(start, other_start))

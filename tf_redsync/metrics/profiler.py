@@ -15,7 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync.metrics.time_split import STEP, NoProfile, Split, read, split_of
+from tf_redsync.metrics import trace_events
+from tf_redsync.metrics.time_split import STEP, NoProfile, Split, split_of
 
 _STEPS = 3  # that are recorded
 _FIRST = 10  # batches of `fit` before the first profile, which trace and warm up
@@ -140,7 +141,7 @@ class Profiler:
     def _read(self, folder: str, steps: int) -> None:
         try:
             tf.profiler.experimental.stop()
-            self._found = split_of(read(folder), steps)
+            self._found = split_of(trace_events.read(folder), steps)
         except NoProfile as error:
             self._found = error
         except (tf.errors.OpError, RuntimeError, OSError, ImportError) as error:

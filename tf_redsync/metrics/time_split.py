@@ -9,20 +9,15 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from tf_redsync.exchange.driver import DECODING, SELECTING
+from tf_redsync.metrics.trace_events import Span, host_events, length, union
 
 STEP = "tf_redsync_step"
-_OP = re.compile(r"(?P<name>[^:\s]+):_?(?P<type>[A-Za-z]\w*)")
-# They hold other ops, which have events of their own.
-_CALLS = re.compile(r"(Stateless|Stateful)?(If|While|Case|PartitionedCall)|XlaLaunch|MapDefun")
 _INPUT = re.compile(r"IteratorGetNext(AsOptional|Sync)?|OptionalGetValue")
 _SELECT = re.compile(r"Redsync(AccumulateAndSelect|Quantize|GolombEncode|BloomBuild)")
 _DECODE = re.compile(r"Redsync(Decode|DequantizeSum|GolombDecode|BloomQuery|SparseMerge)")
-
-Span = tuple[float, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,27 +47,11 @@ class NoProfile(RuntimeError):
     """The steps could not be recorded, for a reason that the text says."""
 
 
-def read(folder: str | Path) -> Any:
-    """Return the profile (an XSpace) that lies below a folder.
-
-    Raises:
-        NoProfile: if there is none.
-    """
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2
-
-    paths = sorted(Path(folder).rglob("*.xplane.pb"))
-    if not paths:
-        raise NoProfile("TensorFlow's profiler has written no .xplane.pb")
-    space = xplane_pb2.XSpace()
-    space.ParseFromString(paths[-1].read_bytes())
-    return space
-
-
 def split_of(space: Any, steps: int) -> Split:
     """Return what the time of the recorded steps went into: the mean of them.
 
     Args:
-        space: From `read`.
+        space: From `trace_events.read`.
         steps: How many training steps each recorded one stands for.
 
     Raises:
@@ -101,30 +80,12 @@ def lane(name: str, kind: str) -> str:
 
 def _events(space: Any) -> tuple[list[Span], dict[str, list[Span]]]:
     """Return the steps, and the ops by their lanes; microseconds."""
-    steps: list[Span] = []
+    steps, ops = host_events(space, STEP)
     lanes: dict[str, list[Span]] = {f.name: [] for f in dataclasses.fields(Split)}
-    for plane in space.planes:
-        if not plane.name.startswith("/host:CPU"):
-            continue
-        kinds = {key: _kind(metadata.name) for key, metadata in plane.event_metadata.items()}
-        for line in plane.lines:
-            for event in line.events:
-                kind = kinds[event.metadata_id]
-                if kind is None:
-                    continue
-                start = line.timestamp_ns / 1e3 + event.offset_ps / 1e6
-                span = (start, start + event.duration_ps / 1e6)
-                (steps if kind == STEP else lanes[kind]).append(span)
-    return sorted(steps), {kind: union(spans) for kind, spans in lanes.items()}
-
-
-def _kind(name: str) -> str | None:
-    if name == STEP:
-        return STEP
-    found = _OP.fullmatch(name)
-    if found is None or _CALLS.fullmatch(found["type"]):
-        return None
-    return lane(found["name"], found["type"])
+    for op in ops:
+        lanes[lane(op.name, op.type)].append((op.start, op.end))
+    recorded = [(step.start, step.end) for step in steps]
+    return recorded, {kind: union(spans) for kind, spans in lanes.items()}
 
 
 def _parts(step: Span, lanes: dict[str, list[Span]]) -> dict[str, float]:
@@ -143,19 +104,3 @@ def within(step: Span, spans: Iterable[Span]) -> list[Span]:
     """Return the parts of spans that are in a step."""
     cut = ((max(start, step[0]), min(end, step[1])) for start, end in spans)
     return [(start, end) for start, end in cut if start < end]
-
-
-def union(spans: Iterable[Span]) -> list[Span]:
-    """Return the times that are in any of the spans, as spans that do not touch each other."""
-    merged: list[Span] = []
-    for start, end in sorted(spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def length(spans: Iterable[Span]) -> float:
-    """Return the sum of the lengths of spans."""
-    return sum(end - start for start, end in spans)

@@ -1,0 +1,102 @@
+"""What TensorFlow's profiler records, read without the profiler's own plugin for TensorBoard.
+
+TensorFlow writes an `.xplane.pb`: planes (the host), lines (threads), events. An op is an event
+called "name:Type"; that of a collective lasts from its start until its answer is there. A step is
+an event of `tf.profiler.experimental.Trace`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+Span = tuple[float, float]  # microseconds
+
+_OP = re.compile(r"(?P<name>[^:\s]+):_?(?P<type>[A-Za-z]\w*)")
+# They hold other ops, which have events of their own.
+_CALLS = re.compile(r"(Stateless|Stateful)?(If|While|Case|PartitionedCall)|XlaLaunch|MapDefun")
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """Something that took time.
+
+    Attributes:
+        name: Of an op in the graph, or of a step.
+        type: Of the op; "" for a step.
+        start: Microseconds; all events have the same origin.
+        end: Microseconds.
+        thread: Name of the thread.
+    """
+
+    name: str
+    type: str
+    start: float
+    end: float
+    thread: str
+
+
+def read(folder: str | Path) -> Any:
+    """Return the profile (an XSpace) that lies below a folder.
+
+    Raises:
+        FileNotFoundError: if the profiler has written none.
+    """
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    paths = sorted(Path(folder).rglob("*.xplane.pb"))
+    if not paths:
+        raise FileNotFoundError(f"the profiler has written no .xplane.pb below {folder}")
+    space = xplane_pb2.XSpace()
+    space.ParseFromString(paths[-1].read_bytes())
+    return space
+
+
+def host_events(space: Any, step_name: str) -> tuple[list[Event], list[Event]]:
+    """Return the steps and the ops of a profile's host, each in the order of their starts."""
+    steps, ops = [], []
+    for plane in space.planes:
+        if not plane.name.startswith("/host:CPU"):
+            continue
+        names = {key: metadata.name for key, metadata in plane.event_metadata.items()}
+        found = {key: _op(name) for key, name in names.items()}
+        for line in plane.lines:
+            for event in line.events:
+                name, op = names[event.metadata_id], found[event.metadata_id]
+                if name != step_name and op is None:
+                    continue
+                start = line.timestamp_ns / 1e3 + event.offset_ps / 1e6
+                end = start + event.duration_ps / 1e6
+                if name == step_name:
+                    steps.append(Event(name, "", start, end, line.name))
+                elif op is not None:
+                    ops.append(Event(*op, start, end, line.name))
+    by_start = lambda event: event.start  # noqa: E731
+    return sorted(steps, key=by_start), sorted(ops, key=by_start)
+
+
+def _op(name: str) -> tuple[str, str] | None:
+    """The name and the type of an op that an event is of, unless it holds other ops."""
+    found = _OP.fullmatch(name)
+    if found is None or _CALLS.fullmatch(found["type"]):
+        return None
+    return found["name"], found["type"]
+
+
+def union(spans: Iterable[Span]) -> list[Span]:
+    """Return the times that are in any of the spans, as spans that do not touch each other."""
+    merged: list[Span] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def length(spans: Iterable[Span]) -> float:
+    """Return the sum of the lengths of spans."""
+    return sum(end - start for start, end in spans)
