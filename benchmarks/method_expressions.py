@@ -5,28 +5,19 @@ The classes of `benchmarks/accuracy/variants.py` are known besides tf_redsync's.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tf_redsync.expressions import Expression
 
 
-@dataclasses.dataclass(frozen=True)
-class Exchanged:
-    """What is exchanged.
-
-    Attributes:
-        method: A method or a policy.
-        options: The named arguments; `flush`, for `callbacks.Flush` in `fit`; and, for workers in
-            one process, `rate_first`: gradients are multiplied by the learning rate before the
-            exchange, which so holds updates, and `last_statistics`: those of BatchNormalization are
-            gathered once more at the end, with the last weights.
-    """
-
-    method: Any
-    options: dict[str, Any]
-
-
-def exchanged(text: str) -> Exchanged:
+def exchanged(text: str) -> Expression:
     """Returns what an expression describes.
+
+    Besides arguments of `DistributedOptimizer` there may be `flush`, for `callbacks.Flush` in
+    `fit`; and, for workers in one process, `rate_first`: gradients are multiplied by the learning
+    rate before the exchange, which so holds updates, and `last_statistics`: those of
+    BatchNormalization are gathered once more at the end, with the last weights.
 
     Raises:
         ValueError: says what is wrong with it.
@@ -34,5 +25,4 @@ def exchanged(text: str) -> Exchanged:
     from benchmarks.accuracy.variants import SelectionVariant
     from tf_redsync import expressions
 
-    found = expressions.evaluate(text, {"SelectionVariant": SelectionVariant})
-    return Exchanged(found.method, found.options)
+    return expressions.evaluate(text, {"SelectionVariant": SelectionVariant})

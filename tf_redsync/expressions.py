@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 Known = Mapping[str, type]
+_NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +31,13 @@ class Expression:
     options: dict[str, Any]
 
 
-def evaluate(text: str, others: Known = types.MappingProxyType({})) -> Expression:
+def evaluate(text: str, others: Known = _NOTHING, more: Mapping[str, Any] = _NOTHING) -> Expression:
     """Return what an expression describes.
 
     Args:
         text: As a program would write it, with or without `rs.` or `tf_redsync.` in front.
         others: Further classes by name.
+        more: Arguments of the method besides those that are written.
 
     Raises:
         ValueError: says what is wrong with it.
@@ -54,7 +56,11 @@ def evaluate(text: str, others: Known = types.MappingProxyType({})) -> Expressio
         ) from error
     if not isinstance(call, ast.Call) or len(call.args) != 1:
         raise ValueError(f"there must be one method, such as TopK(). Received: {text!r}")
-    method = _value(call.args[0], text, known)
+    first = call.args[0]
+    if isinstance(first, ast.Call):
+        method = _called(first, text, known, more)
+    else:
+        method = _value(first, text, known)
     if isinstance(method, type) and issubclass(method, Method):
         raise ValueError(f"a method is called, as in {method.__name__}(). Received: {text!r}")
     if not isinstance(method, (Method, Policy, Auto)):
@@ -78,7 +84,7 @@ def _value(node: ast.expr, text: str, known: Known) -> Any:
         ) from None
 
 
-def _called(node: ast.Call, text: str, known: Known) -> Any:
+def _called(node: ast.Call, text: str, known: Known, more: Mapping[str, Any] = _NOTHING) -> Any:
     positional = [_value(argument, text, known) for argument in node.args]
     named = _named(node, text, known)
     function = node.func
@@ -88,7 +94,7 @@ def _called(node: ast.Call, text: str, known: Known) -> Any:
     else:
         made = _class(function, text, known)
     try:
-        return made(*positional, **named)
+        return made(*positional, **named, **more)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{error} Received: {text!r}") from error
 

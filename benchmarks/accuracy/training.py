@@ -21,9 +21,9 @@ from benchmarks.accuracy.data import Data
 from benchmarks.accuracy.evaluation import Evaluation
 from benchmarks.accuracy.tasks import Settings, examples
 from benchmarks.loopback_workers import Exchange
-from benchmarks.method_expressions import Exchanged
 from tf_redsync import feedback
 from tf_redsync.exchange.layout import tensor_spec
+from tf_redsync.expressions import Expression
 from tf_redsync.keras import conflicts
 from tf_redsync.policy import Policy
 
@@ -63,7 +63,7 @@ class Training:
             only processes know, and for momentum beside that of the inner optimizer.
     """
 
-    def __init__(self, settings: Settings, found: Data, what: Exchanged, seed: int):
+    def __init__(self, settings: Settings, found: Data, what: Expression, seed: int):
         self.settings, self.found, method = settings, found, what.method
         self.policy = method if isinstance(method, Policy) else Policy(default=method)
         for name, value in what.options.items():

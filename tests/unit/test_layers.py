@@ -48,9 +48,10 @@ LAYERS = (
     ("metrics/",),
     ("keras/",),
     ("strategy.py", "optimizer.py", "callbacks/", "addons.py", "saving.py"),
+    ("expressions.py",),
     ("planning/",),
     ("cli/",),
-    ("expressions.py", "flags.py"),
+    ("flags.py",),
     ("launch.py", "doctor.py", "plan.py", "report.py", "build.py", "__main__.py", "__init__.py"),
 )
 

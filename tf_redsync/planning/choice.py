@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable
 from typing import Any
 
+from tf_redsync import expressions
 from tf_redsync.auto import Auto
 from tf_redsync.keras import accuracy, conflicts
 from tf_redsync.keras.adapter import as_policy
@@ -17,8 +17,7 @@ from tf_redsync.policy import Policy
 def parse(text: str, density: float | None = None) -> Method | Policy | Auto:
     """Return what an expression such as `RedSync` or `RedSync(density=0.01)` stands for.
 
-    Names are those of methods, policies and schedules; arguments are keywords with constants or
-    further such names. Nothing else is evaluated.
+    See `tf_redsync/expressions.py`; a name alone is called.
 
     Args:
         text: The expression.
@@ -31,26 +30,16 @@ def parse(text: str, density: float | None = None) -> Method | Policy | Auto:
         >>> parse("TopK", 0.01).density
         0.01
     """
-    known = registered()
-
-    def build(node: ast.AST, **more: Any) -> Any:
-        if isinstance(node, ast.Tuple):
-            return tuple(build(element) for element in node.elts)
-        name, keywords = node, []
-        if isinstance(node, ast.Call) and not node.args:
-            name, keywords = node.func, node.keywords
-        if isinstance(name, ast.Name) and name.id in known:
-            return known[name.id](**{str(k.arg): build(k.value) for k in keywords}, **more)
-        return ast.literal_eval(node)
-
+    more = {} if density is None else {"density": density}
+    called = f"{text}()" if text.strip().isidentifier() else text
     try:
-        body = ast.parse(text.strip(), mode="eval").body
-        made = build(body, **({} if density is None else {"density": density}))
-        if isinstance(made, (Method, Policy, Auto)):
-            return made
-        reason = f"{text} is none of them"
-    except (SyntaxError, TypeError, ValueError) as error:
+        found = expressions.evaluate(called, more=more)
+        if not found.options:
+            return found.method
+        reason = f"{', '.join(found.options)} is for DistributedOptimizer"
+    except ValueError as error:
         reason = str(error)
+    known = registered()
     names = ", ".join(sorted(n for n, c in known.items() if issubclass(c, Method)))
     given = "" if density is None else f", --density={density}"
     raise PlanError(
