@@ -20,22 +20,18 @@ from tf_redsync.exchange import collectives
 from tf_redsync.keras import (
     accumulation,
     conflicts,
-    fit_hook,
-    left_fit,
     loss_scaling,
     own_weights,
     saved_exchange,
 )
+from tf_redsync.keras.installation import install
 from tf_redsync.keras.passing import Inner
 from tf_redsync.keras.wrapper import Wrapper
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal, descend
 
 _STATE_FILE = "exchange_state.npz"
 
-fit_hook.install(keras.callbacks)
-loss_scaling.install(keras.Model)
-left_fit.install(keras.Model)
-own_weights.install(keras.Model)
+install(keras)
 
 
 @keras.saving.register_keras_serializable(package="tf_redsync", name="DistributedOptimizer")

@@ -7,10 +7,10 @@ Names of Keras used here, all public: the method `fit` of `Model`.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from tf_redsync import stopping
+from tf_redsync.keras import replacing
 
 
 def install(model_class: Any) -> None:
@@ -19,14 +19,12 @@ def install(model_class: Any) -> None:
     Args:
         model_class: `keras.Model` or `tf_keras.Model`.
     """
-    fit = model_class.fit
-    if hasattr(fit, "gives_back"):
-        return
 
-    @functools.wraps(fit)
-    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with stopping.given_back_by_errors():
-            return fit(self, *args, **kwargs)
+    def watching(fit: Any) -> Any:
+        def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with stopping.given_back_by_errors():
+                return fit(self, *args, **kwargs)
 
-    watched.gives_back = True  # type: ignore[attr-defined]
-    model_class.fit = watched
+        return watched
+
+    replacing.once(model_class, "fit", watching)

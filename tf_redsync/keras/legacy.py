@@ -15,10 +15,7 @@ from typing_extensions import override
 from tf_redsync import requirements
 from tf_redsync.keras import (
     conflicts,
-    fit_hook,
-    left_fit,
     loss_scaling,
-    own_weights,
     saved_exchange,
 )
 from tf_redsync.keras.passing import Inner
@@ -29,11 +26,6 @@ try:
     import tf_keras
 except ModuleNotFoundError as error:
     raise requirements.no_tf_keras() from error
-
-fit_hook.install(tf_keras.callbacks)
-left_fit.install(tf_keras.Model)
-loss_scaling.install(tf_keras.Model)
-own_weights.install(tf_keras.Model)
 
 
 @tf_keras.saving.register_keras_serializable(

@@ -9,8 +9,9 @@ Names of Keras used here, all public: the method `compile` of `Model` and its `o
 
 from __future__ import annotations
 
-import functools
 from typing import Any
+
+from tf_redsync.keras import replacing
 
 
 def install(model_class: Any) -> None:
@@ -19,23 +20,19 @@ def install(model_class: Any) -> None:
     Args:
         model_class: `keras.Model` or `tf_keras.Model`.
     """
-    # Keras 3 takes another `compile` than that of the class that defines it for a user's own.
-    owner = next(c for c in model_class.__mro__ if "compile" in vars(c))
-    compiled = owner.compile
-    if hasattr(compiled, "brings_in_order"):
-        return
 
-    @functools.wraps(compiled)
-    def in_order(self: Any, *args: Any, **kwargs: Any) -> None:
-        compiled(self, *args, **kwargs)
-        around: Any = getattr(self, "optimizer", None)
-        wrapper: Any = getattr(around, "inner_optimizer", None)
-        if hasattr(wrapper, "take_inside") and not hasattr(around, "take_inside"):
-            wrapper.take_inside(around)
-            self.optimizer = wrapper
+    def putting_in_order(compiled: Any) -> Any:
+        def in_order(self: Any, *args: Any, **kwargs: Any) -> None:
+            compiled(self, *args, **kwargs)
+            around: Any = getattr(self, "optimizer", None)
+            wrapper: Any = getattr(around, "inner_optimizer", None)
+            if hasattr(wrapper, "take_inside") and not hasattr(around, "take_inside"):
+                wrapper.take_inside(around)
+                self.optimizer = wrapper
 
-    in_order.brings_in_order = True  # type: ignore[attr-defined]
-    owner.compile = in_order
+        return in_order
+
+    replacing.once(model_class, "compile", putting_in_order)
 
 
 def check_new(scaler: Any, wrapper: Any) -> None:

@@ -10,10 +10,10 @@ Names of Keras used here, all public: the methods `SAVING` of `Model`.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from typing import Any
 
+from tf_redsync.keras import replacing
 from tf_redsync.keras.slots import tf_variable
 
 SAVING = ("save", "save_weights", "export")
@@ -62,16 +62,12 @@ def install(model_class: type) -> None:
         model_class: `keras.Model` or `tf_keras.Model`.
     """
     for name in SAVING:
-        method = getattr(model_class, name, None)
-        if method is not None and not hasattr(method, "brings_together"):
-            setattr(model_class, name, _after_bringing_together(method))
+        replacing.once(model_class, name, _after_bringing_together)
 
 
 def _after_bringing_together(method: Any) -> Any:
-    @functools.wraps(method)
     def save(self: Any, *args: Any, **kwargs: Any) -> Any:
         bring_together(self)
         return method(self, *args, **kwargs)
 
-    save.brings_together = True  # type: ignore[attr-defined]
     return save

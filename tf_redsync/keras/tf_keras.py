@@ -14,12 +14,10 @@ from typing_extensions import override
 from tf_redsync import requirements
 from tf_redsync.keras import (
     conflicts,
-    fit_hook,
-    left_fit,
     loss_scaling,
-    own_weights,
     saved_exchange,
 )
+from tf_redsync.keras.installation import install
 from tf_redsync.keras.passing import Inner
 from tf_redsync.keras.wrapper import Wrapper
 
@@ -28,10 +26,7 @@ try:
 except ModuleNotFoundError as error:
     raise requirements.no_tf_keras() from error
 
-fit_hook.install(tf_keras.callbacks)
-left_fit.install(tf_keras.Model)
-loss_scaling.install(tf_keras.Model)
-own_weights.install(tf_keras.Model)
+install(tf_keras)
 
 
 @tf_keras.saving.register_keras_serializable(package="tf_redsync", name="DistributedOptimizer")
