@@ -144,7 +144,7 @@ def test_no_remote_process_is_left(ssh, tmp_path, how):
         "os.fork()\nos.write(1, b'%d\\n' % os.getpid())\n"
         "while True:\n    time.sleep(0.1)\n"
     )
-    limit = ["--timeout", "2"] if how == "timeout" else []
+    limit = ["--timeout", "10"] if how == "timeout" else []
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     line = words(ssh, "--hosts", "localhost", "--grace", "0.5", *limit, "train.py")
     with subprocess.Popen(
