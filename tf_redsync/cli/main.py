@@ -16,7 +16,7 @@ from tf_redsync.cli.command_line import Command, Parser
 from tf_redsync.version import __version__
 
 PROGRAM = "tf-redsync"
-NAMES = ("launch", "doctor", "plan", "report", "build", "version", "completion")
+NAMES = ("launch", "doctor", "plan", "bench", "report", "build", "version", "completion")
 _EXIT_CODES = """\
 exit codes:
   0 success; 1 a check or a worker failed; 2 bad arguments; 69 a host cannot be used;

@@ -55,15 +55,21 @@ class Subject:
 
     def gradient_function(self) -> Callable[[], list[tf.Tensor | tf.IndexedSlices | None]]:
         """Return a function that computes the gradient of the batch, one for each variable."""
+        both = tf.function(self.loss_and_gradient_function())
+        return lambda: both()[1]
+
+    def loss_and_gradient_function(
+        self,
+    ) -> Callable[[], tuple[tf.Tensor, list[tf.Tensor | tf.IndexedSlices | None]]]:
+        """Return the same with the loss, as a function that has no graph of its own."""
         variables = [tf_variable(v) for v in self.model.trainable_variables]
         trains = _takes_training(self.model)
 
-        @tf.function
-        def gradient() -> list[Any]:
+        def gradient() -> tuple[tf.Tensor, list[Any]]:
             with tf.GradientTape() as tape:
                 options = {"training": True} if trains else {}
                 loss = _loss(self, self.model(self.inputs, **options))
-            return tape.gradient(loss, variables)
+            return loss, tape.gradient(loss, variables)
 
         return gradient
 

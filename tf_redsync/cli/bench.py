@@ -1,0 +1,99 @@
+"""Measures training steps with several methods, on the workers and the network that are there.
+
+The function build_model of train.py takes no arguments and returns a built Keras model, or
+(model, (inputs, labels)), or (model, (inputs, labels), loss), as for `tf-redsync plan`. All workers
+train it by each method in turn, some rounds of some steps, so that a busy moment hits all methods;
+worker 0 prints medians. Workers are those of `tf-redsync launch`, with the same flags.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from tf_redsync.cli import launch, options
+from tf_redsync.cli.command_line import Command, Flag, Parser
+
+METHODS = (
+    "Dense()",
+    "HalfPrecision()",
+    "CodedGMC(momentum=0.9)",
+    "RedSync(momentum=0.9)",
+    "NoExchange()",
+)
+EXAMPLE = "tf_redsync.cli.bench_worker:example"
+
+_FLAGS: tuple[Flag, ...] = (
+    (
+        ("--model",),
+        {"default": EXAMPLE, "metavar": "MODULE:FUNCTION", "help": "makes the model (default: "
+         "dense layers with 10.2 million weights)"},
+    ),
+    (
+        ("--methods",),
+        {"nargs": "+", "default": list(METHODS), "metavar": "METHOD", "help": "as in a program: "
+         f"RedSync, or 'RedSync(density=0.01)' (default: {' '.join(METHODS)})"},
+    ),
+    (
+        ("--batch-size",),
+        {"type": int, "help": "examples per worker of a synthetic batch (default: 32)"},
+    ),
+    (("--steps",), {"type": int, "default": 10, "help": "steps in a round (10)"}),
+    (("--rounds",), {"type": int, "default": 5, "help": "rounds; one more warms up (5)"}),
+    (("--json",), {"metavar": "FILE", "help": "write the times too, where worker 0 runs"}),
+)  # fmt: skip
+
+
+def _configure(parser: Parser) -> None:
+    parser.flags(_FLAGS)
+    options.configure_workers(parser)
+
+
+def _check(args: argparse.Namespace) -> None:
+    for name in ("batch_size", "steps", "rounds"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            flag = name.replace("_", "-")
+            raise ValueError(f"`--{flag}` must be at least 1. Received: --{flag}={value}")
+
+
+def _worker_flags(args: argparse.Namespace) -> list[str]:
+    flags = [f"--model={args.model}", f"--steps={args.steps}", f"--rounds={args.rounds}"]
+    if args.batch_size:
+        flags.append(f"--batch-size={args.batch_size}")
+    if args.json:
+        flags.append(f"--json={args.json}")
+    return [*flags, "--methods", *args.methods]
+
+
+def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    try:
+        _check(args)
+        command = [sys.executable, "-m", "tf_redsync.cli.bench_worker", *_worker_flags(args)]
+        return launch.run_command(command, args)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+COMMAND = Command(
+    "bench",
+    "measure steps with several methods on the workers that are there",
+    __doc__ or "",
+    (
+        ("-n 2", "two workers of this machine, an example model"),
+        ("--hosts a,b --model train:build_model", "one worker on each of two machines"),
+        ("-n 2 --methods Dense 'RedSync(density=0.01)'", "two methods"),
+    ),
+    _configure,
+    _run,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the measurement; returns the exit code of the workers."""
+    return COMMAND.main(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
