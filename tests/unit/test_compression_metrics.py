@@ -257,11 +257,21 @@ def test_a_model_that_is_not_ours(family):
         fitted(plain, CompressionMetrics())
 
 
-def test_one_worker(tmp_path):
-    """Nothing is sent."""
+def test_one_worker_beside_callbacks_that_restore(tmp_path):
+    """Nothing is sent; `Checkpoint` and `BackupAndRestore` do not take it for one of them."""
     model = model_of(ALONE, keras, TOPK)
-    history = fitted(model, CompressionMetrics(tmp_path, every=4, time_split=False))
-    assert history["compression_ratio"] == [1.0] * 2 and history["bytes_sent"] == [0.0] * 2
+    for number, beside in enumerate([rs.callbacks.Checkpoint, keras.callbacks.BackupAndRestore]):
+        metrics = CompressionMetrics(tmp_path, every=4, time_split=False)
+        history = fitted(model, metrics, callbacks=[beside(str(tmp_path / f"{number}"))])
+        assert history["compression_ratio"] == [1.0] * 2 and history["bytes_sent"] == [0.0] * 2
+
+
+def test_a_model_before_compile():
+    """As a loop of the user's own may have one, with a `CallbackList`."""
+    metrics = CompressionMetrics()
+    metrics.set_model(keras.Sequential([keras.layers.Input((30,)), keras.layers.Dense(20)]))
+    with pytest.raises(ValueError, match="Received: optimizer=NoneType"):
+        metrics.on_train_begin()
 
 
 # ------------------------------------------------------------------------------ the time of a step

@@ -71,6 +71,7 @@ class Checkpoint(OfBothKeras):
     """
 
     comes_first = True  # see `fit_hook.py`
+    restores = True  # see `backups.py`
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ def exchange_of(callback: keras.callbacks.Callback) -> Any:
     Raises:
         ValueError: for an optimizer without one.
     """
-    optimizer = callback.model.optimizer
+    optimizer = getattr(callback.model, "optimizer", None)  # there is none before `compile`
     exchange = getattr(optimizer, "exchange", None)
     if exchange is None:
         raise ValueError(

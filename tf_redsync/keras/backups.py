@@ -117,7 +117,7 @@ def _moment(folder: str) -> str:
 
 
 def _restores(callback: Any) -> bool:
-    return getattr(callback, "comes_first", False)
+    return getattr(callback, "restores", False)
 
 
 def _check_place(strategy: tf.distribute.Strategy, kind: str, entries: list[Any]) -> None:
