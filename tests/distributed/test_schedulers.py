@@ -1,4 +1,4 @@
-"""The recipes of docs/launching.md for SLURM and Kubernetes, played with what stands for them.
+"""The recipes of examples/cluster for SLURM and Kubernetes, played with what stands for them.
 
 Two machines are two network namespaces. What the schedulers would do, setting variables, starting a
 process on each machine, passing on a signal, and starting a job again, is done by the test.
@@ -11,11 +11,11 @@ import signal
 import stat
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.chaos.network import Network, missing
 
@@ -74,13 +74,16 @@ show) printf '%s\\n' $ADDRESSES ;;
 requeue) echo "$2" > requeued ;;
 esac
 """
+TF_REDSYNC = f"""#!/bin/sh
+exec {sys.executable} -m tf_redsync "$@"
+"""
 SRUN = """#!/bin/bash
 echo $$ > srun.pid
 while [[ $1 == --* ]]; do shift; done
 trap 'kill -USR1 "${pids[@]}"' USR1
 rank=0
 for name in $NAMESPACES; do
-  SLURM_PROCID=$rank ip netns exec "$name" "$@" > "task-$rank" 2>&1 &
+  SLURM_NODEID=$rank SLURM_STEP_ID=0 ip netns exec "$name" "$@" > "task-$rank" 2>&1 &
   pids+=($!)
   rank=$((rank + 1))
 done
@@ -93,16 +96,9 @@ exit "$highest"
 """
 
 
-def recipe(language, mark):
-    """The block of docs/launching.md that holds `mark`."""
-    text = (ROOT / "docs" / "launching.md").read_text()
-    (found,) = [b for b in re.findall(rf"```{language}\n(.*?)```", text, re.S) if mark in b]
-    return found
-
-
-def value(pattern, text):
-    """What the pattern's group is where it matches first."""
-    return re.search(pattern, text)[1]
+def recipe(name):
+    """A file of examples/cluster."""
+    return (ROOT / "examples" / "cluster" / name).read_text()
 
 
 class Slurm:
@@ -112,10 +108,10 @@ class Slurm:
         self.folder = folder
         tools = folder / "tools"
         tools.mkdir()
-        for name, text in {"scontrol": SCONTROL, "srun": SRUN}.items():
+        for name, text in {"scontrol": SCONTROL, "srun": SRUN, "tf-redsync": TF_REDSYNC}.items():
             (tools / name).write_text(text)
             (tools / name).chmod((tools / name).stat().st_mode | stat.S_IXUSR)
-        (folder / "job.sh").write_text(recipe("bash", "#SBATCH"))
+        (folder / "job.sh").write_text(recipe("slurm.sbatch"))
         subprocess.run(["bash", "-n", "job.sh"], cwd=folder, check=True)
         self._env = {
             **environment(),
@@ -124,6 +120,7 @@ class Slurm:
             "NAMESPACES": " ".join(network.namespaces),
             "SLURM_JOB_ID": "4711",
             "SLURM_JOB_NODELIST": "node[1-2]",
+            "SLURM_NTASKS": "2",
         }
 
     def start(self):
@@ -150,17 +147,18 @@ class Kubernetes:
     """The pods of a Job."""
 
     def __init__(self, folder, network):
-        text = recipe("yaml", "kind: Job")
+        _, job = yaml.safe_load_all(recipe("kubernetes.yaml"))
+        pod = job["spec"]["template"]["spec"]
         self.folder = folder
-        self._grace = float(value(r"terminationGracePeriodSeconds: (\d+)", text))
-        words = value(r"command: \[(.*)\]", text).split(", ")
-        self._command = [*words, textwrap.dedent(value(r"args:\n +- \|\n((?: {10}.*\n)+)", text))]
+        self._grace = pod["terminationGracePeriodSeconds"]
+        _, *words = pod["containers"][0]["command"]  # the command is a script of Python
+        self._command = [sys.executable, "-m", "tf_redsync", *words]
         self._namespaces = network.namespaces
-        job = text.partition("kind: Job")[2]
-        name = f"{value('name: (.*)}', job)}-{{}}.{value('subdomain: (.*)', job)}"
+        self._name = job["metadata"]["name"] + "-{}"
         hosts = ["127.0.0.1 localhost"]
         for index, address in enumerate(network.addresses):
-            hosts.append(f"{address.rpartition(':')[0]} {name.format(index)}")
+            name = self._name.format(index)
+            hosts.append(f"{address.rpartition(':')[0]} {name}.{pod['subdomain']} {name}")
         for namespace in network.namespaces:  # `ip netns exec` puts it over /etc/hosts
             place = Path("/etc/netns") / namespace
             place.mkdir(parents=True, exist_ok=True)
@@ -170,7 +168,12 @@ class Kubernetes:
     def start(self):
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         for index, namespace in enumerate(self._namespaces):
-            env = {**environment(), "PATH": path, "JOB_COMPLETION_INDEX": str(index)}
+            env = {
+                **environment(),
+                "PATH": path,
+                "JOB_COMPLETION_INDEX": str(index),
+                "HOSTNAME": self._name.format(index),
+            }
             with (self.folder / f"task-{index}").open("w") as log:
                 words = ["ip", "netns", "exec", namespace, *self._command]
                 self._pods.append(

@@ -155,12 +155,15 @@ Failed call to cuInit: UNKNOWN ERROR (303)
 W0000 00:00:1795411073.558550    9215 session_manager.cc:55] delay_ms expects an i value.
 W0000 00:00:1795411070.333445    9216 dataset.cc:997] Input of GeneratorDatasetOp::Dataset will \
 not be optimized because the dataset does not implement the AsGraphDefInternal() method needed.
+INFO:tensorflow:Check health not enabled.
+INFO:tensorflow:Collective all_reduce tensors: 1 all_reduces, num_devices = 1, group_size = 2
 """
 NO_NOISE = """\
 Traceback (most recent call last):
   File "train.py", line 3, in <module>
 ValueError: bad batch
 WARNING:tensorflow:5 out of the last 5 calls triggered retracing.
+INFO:tensorflow:Saver not created because there are no variables in the graph to restore
 W0102 03:04:05.678901 140 train.py:12] a warning of absl's logging in Python
 I am worker 0
 I0

@@ -28,6 +28,9 @@ _HARMLESS = re.compile(
 _UNLOGGED = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
     rb"|To enable the following instructions: .* rebuild TensorFlow with the appropriate"
+    rb"|INFO:tensorflow:(Enabled multi-worker collective ops|Using MirroredStrategy with devices"
+    rb"|Check health not enabled|MultiWorkerMirroredStrategy with cluster_spec"
+    rb"|Collective all_reduce tensors)"
 )
 
 

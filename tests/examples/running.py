@@ -1,0 +1,31 @@
+"""Runs a script of examples/ on worker processes, which are forks of one with all imports."""
+
+from pathlib import Path
+
+from tests.distributed import forks
+from tests.distributed.cluster import ENVIRONMENT
+from tf_redsync import launch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_example(name, *flags, workers=2, env=None, timeout=120, code=0):
+    """Runs examples/NAME.py.
+
+    Args:
+        name: Of the script, without its ending.
+        *flags: Its command line.
+        workers: Number of worker processes.
+        env: Variables beside those of all tests. Each set of them costs the imports once.
+        timeout: Seconds until the workers are ended.
+        code: The exit code that it should end with.
+
+    Returns:
+        The output of each worker.
+    """
+    variables = {**ENVIRONMENT, **(env or {})}
+    command = forks.command(variables, ROOT / "examples" / f"{name}.py", *map(str, flags))
+    job = launch.run(command, workers, env=variables, timeout=timeout, threads=1)
+    outputs = [worker.output for worker in job.workers]
+    assert job.exit_code == code, "\n".join(outputs)
+    return outputs
