@@ -17,6 +17,10 @@ class Flush(OfBothKeras):
     the last epoch with its validation and checkpoints: evaluate and save after `fit`. Leave it out
     of a `fit` that another one goes on from.
 
+    What waited for a thousand steps is a long step, so at a learning rate that has not fallen it
+    costs accuracy (docs/momentum.md, "At the end"): flush where every gradient has to be applied,
+    not for a better model.
+
     Give it to `fit` on all workers, of Keras 3 or tf_keras.
 
     Raises:
