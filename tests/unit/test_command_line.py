@@ -144,6 +144,8 @@ NOISE = """\
 Attempting to register factory for plugin cuFFT when one has already been registered
 WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
 I0000 00:00:1795405811.298170   18120 port.cc:153] oneDNN custom operations are on.
+I0000 00:00:1795425718.621708    8607 coordination_service.cc:505] Example stragglers:
+/job:worker/replica:0/task:1
 E0000 00:00:1795405811.298170   18120 cuda_dnn.cc:8310] Unable to register cuDNN factory: \
 Attempting to register factory for plugin cuDNN when one has already been registered
 W0000 00:00:1795405811.298170 18120 computation_placer.cc:7] computation placer already registered.
@@ -156,6 +158,8 @@ W0000 00:00:1795411073.558550    9215 session_manager.cc:55] delay_ms expects an
 W0000 00:00:1795411070.333445    9216 dataset.cc:997] Input of GeneratorDatasetOp::Dataset will \
 not be optimized because the dataset does not implement the AsGraphDefInternal() method needed.
 INFO:tensorflow:Check health not enabled.
+INFO:tensorflow:Collective batch_all_gather: 1 all-gathers, num_devices = 1, group_size = 2
+I1123 09:15:48.725022 140474031634240 cross_device_ops.py:1319] Collective batch_all_gather: 1
 INFO:tensorflow:Collective all_reduce tensors: 1 all_reduces, num_devices = 1, group_size = 2
 """
 NO_NOISE = """\
@@ -165,6 +169,7 @@ ValueError: bad batch
 WARNING:tensorflow:5 out of the last 5 calls triggered retracing.
 INFO:tensorflow:Saver not created because there are no variables in the graph to restore
 W0102 03:04:05.678901 140 train.py:12] a warning of absl's logging in Python
+I0102 03:04:05.678901 140474031634240 train.py:12] what a script logs by absl
 I am worker 0
 I0
 2026-01-02 03:04:05.678901: F tensorflow/core/platform/env.cc:123] Check failed: status

@@ -255,7 +255,7 @@ class Checkpoint(OfBothKeras):
         epochs, epoch = self.params["epochs"], described.epoch
         if described.finished >= epochs:  # it may have ended early
             epoch = max(epoch, epochs)
-        if epoch >= epochs:
+        if epoch >= epochs and self._files.leads:
             warnings.warn(
                 f"`fit` has nothing left to do: {self.directory} holds its end, after epoch "
                 f"{described.epoch}. For another training give `Checkpoint` another directory. "

@@ -11,9 +11,11 @@ from typing import IO, Any
 _COLOURS = (36, 33, 35, 32, 34, 31)  # of workers in turn: cyan, yellow, magenta, green, blue, red
 _BOLD = "1"
 
-# How TensorFlow's C++ begins a line: with its own logging, and with absl's.
+# How TensorFlow's C++ begins a line: with its own logging, and with absl's. Lines of absl's logging
+# for Python look alike, but for the file: they are the script's.
 _LINE = re.compile(
-    rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: (?P<own>[IWEF]) |(?P<absl>[IWEF])\d{4} [\d:.]+ "
+    rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: (?P<own>[IWEF]) "
+    rb"|(?P<absl>[IWEF])\d{4} [\d:.]+ +\d+ (?!\S+\.py:\d+\] )"
 )
 # Warnings and errors that say nothing about this training: linked twice, or no GPU in this machine.
 # A GPU that is there and cannot be used is none of them.
@@ -28,9 +30,13 @@ _HARMLESS = re.compile(
 _UNLOGGED = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
     rb"|To enable the following instructions: .* rebuild TensorFlow with the appropriate"
+    rb"|/job:\w+/replica:\d+/task:\d+\s*$"  # the second line of "Example stragglers:"
     rb"|INFO:tensorflow:(Enabled multi-worker collective ops|Using MirroredStrategy with devices"
     rb"|Check health not enabled|MultiWorkerMirroredStrategy with cluster_spec"
-    rb"|Collective all_reduce tensors)"
+    rb"|Collective \w+( tensors)?: \d+ )"
+    # The same lines, once absl's logging has taken over the root logger.
+    rb"|I\d{4} [\d:.]+ +\d+ (cross_device_ops|mirrored_strategy|collective_all_reduce_strategy)"
+    rb"\.py:"
 )
 
 

@@ -79,7 +79,8 @@ class Checkpoints:
         self._last: Path | None = None
 
     @property
-    def _leads(self) -> bool:
+    def leads(self) -> bool:
+        """Whether this worker speaks for those that see its directory."""
         return self._leaders[self._rank] == self._rank
 
     def _gather(self, what: str, told: str) -> list[str]:
@@ -122,8 +123,9 @@ class Checkpoints:
                     f"cannot be used:{refused}",
                     stacklevel=3,
                 )
-            _logger.info("training goes on from %s: %s", found.path, found.manifest)
-        if self._leads:
+            if self.leads:
+                _logger.info("training goes on from %s: %s", found.path, found.manifest)
+        if self.leads:
             self._tidy(self._store.remove_leftovers)
         return found
 
@@ -211,13 +213,13 @@ class Checkpoints:
         if not any(all_failed):
             parts = tuple(Part(**part) for _, part in results)
             whole = dataclasses.replace(described, parts=parts)
-            failed = failure(lambda: self._store.commit(number, whole)) if self._leads else ""
+            failed = failure(lambda: self._store.commit(number, whole)) if self.leads else ""
             all_failed = self._gather(f"keep {name}", failed)
         if any(all_failed):
             self._give_up(number, described.step, all_failed)
             return False
         self._last = path
-        if self._leads:
+        if self.leads:
             self._tidy(lambda: self._store.remove_old(self._keep, described.subject, self._refused))
         return True
 
@@ -227,8 +229,8 @@ class Checkpoints:
         """What this worker writes of the values that workers have in common."""
         read = {n: shared[n]() for n in compared}
         digests = {n: _digest(value) for n, value in read.items()}
-        told = self._gather(what, json.dumps(digests) if self._leads else "")
-        if self._leads:
+        told = self._gather(what, json.dumps(digests) if self.leads else "")
+        if self.leads:
             read |= {n: value() for n, value in shared.items() if n not in read}
             return {_SHARED + n: value for n, value in read.items()}
         theirs = json.loads(told[self._leaders[self._rank]])
@@ -237,14 +239,14 @@ class Checkpoints:
     def _write(self, number: int, values: Arrays) -> tuple[str, dict[str, Any]]:
         """Write this worker's part; return why that failed, or `""` and what it is."""
         try:
-            part = self._store.write_part(number, self._rank, values, whole=self._leads)
+            part = self._store.write_part(number, self._rank, values, whole=self.leads)
         except OSError as error:
             return str(error), {}
         return "", dataclasses.asdict(part)
 
     def _give_up(self, number: int, step: int, failed: list[str]) -> None:
         """Go on without a checkpoint that could not be written."""
-        if self._leads:
+        if self.leads:
             self._tidy(lambda: self._store.remove(number))
         last = f"The last one is {self._last}" if self._last else "There is none before it"
         warnings.warn(
