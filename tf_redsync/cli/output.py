@@ -33,10 +33,10 @@ _UNLOGGED = re.compile(
     rb"|/job:\w+/replica:\d+/task:\d+\s*$"  # the second line of "Example stragglers:"
     rb"|INFO:tensorflow:(Enabled multi-worker collective ops|Using MirroredStrategy with devices"
     rb"|Check health not enabled|MultiWorkerMirroredStrategy with cluster_spec"
-    rb"|Collective \w+( tensors)?: \d+ )"
+    rb"|Collective \w+( tensors)?: \d+ |Sharding callback duration)"
     # The same lines, once absl's logging has taken over the root logger.
-    rb"|I\d{4} [\d:.]+ +\d+ (cross_device_ops|mirrored_strategy|collective_all_reduce_strategy)"
-    rb"\.py:"
+    rb"|I\d{4} [\d:.]+ +\d+ (cross_device_ops|mirrored_strategy|collective_all_reduce_strategy"
+    rb"|functional_saver)\.py:"
 )
 
 
