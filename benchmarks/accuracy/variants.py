@@ -29,11 +29,13 @@ class SelectionVariant(rs.GMC):
             of |v|: after the mean wait, 1 / density steps, it counts 1 + age times.
         oldest: Part of the k elements, in [0, 1), that goes to those that have waited longest.
         scope: Whether the k largest are those of each `"layer"` or of the `"model"`.
+        random_ties: Whether elements of equal rank are taken at random, and not the first ones.
     """
 
     age: float = 0.0
     oldest: float = 0.0
     scope: str = "layer"
+    random_ties: bool = False
 
     paper: ClassVar[str] = "-"
     state_kinds: ClassVar[dict[str, str]] = {**rs.GMC.state_kinds, "waited": "mean"}
@@ -83,11 +85,17 @@ class SelectionVariant(rs.GMC):
         """The positions of k elements, int32."""
         late = int(self.oldest * k)
         score = tf.abs(v) * (1.0 + self.age * self.density * waited)
-        first = tf.math.top_k(score, k - late, sorted=False).indices
+        first = self._top(score, k - late)
         if not late:
             return first
         rest = tf.tensor_scatter_nd_update(waited, first[:, None], tf.fill([k - late], -1.0))
-        return tf.concat([first, tf.math.top_k(rest, late, sorted=False).indices], 0)
+        return tf.concat([first, self._top(rest, late)], 0)
+
+    def _top(self, score: tf.Tensor, k: int) -> tf.Tensor:
+        if not self.random_ties:
+            return tf.math.top_k(score, k, sorted=False).indices
+        order = tf.random.shuffle(tf.range(tf.size(score)))
+        return tf.gather(order, tf.math.top_k(tf.gather(score, order), k, sorted=False).indices)
 
 
 def _bits(values: tf.Tensor) -> tf.Tensor:

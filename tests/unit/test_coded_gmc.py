@@ -92,6 +92,12 @@ def test_the_variants_of_the_ablation():
     expected, _ = train(rs.GMC(**forms), steps=25)
     np.testing.assert_array_equal(train(SelectionVariant(**forms), steps=25)[0], expected)
     first = SPECS[0].size
+    # Gradients of random numbers do not tie, ages do.
+    shuffled = train(SelectionVariant(random_ties=True, **forms), steps=25)[0]
+    np.testing.assert_allclose(shuffled, expected, rtol=1e-5, atol=1e-7)
+    ages = [SelectionVariant(oldest=0.5, random_ties=ties, **forms) for ties in (False, True)]
+    ordered, shuffled = (train(method, steps=5)[0] for method in ages)
+    assert (ordered != shuffled).any()
     by_model = train(SelectionVariant(scope="model", **forms), steps=25)[0]
     assert (by_model != 0).sum() == pytest.approx((expected != 0).sum(), rel=0.05)
     never = {(): (expected[:, :first] == 0).all(axis=0).mean()}
