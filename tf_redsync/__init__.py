@@ -40,7 +40,7 @@ from tf_redsync import requirements
 from tf_redsync.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from tf_redsync import addons, callbacks, codings, methods, ops
+    from tf_redsync import addons, callbacks, codings, methods, ops, outer
     from tf_redsync.auto import Auto
     from tf_redsync.keras.accuracy import AccuracyWarning
     from tf_redsync.keras.amsgrad import AMSGrad
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         CompAMS,
         DeepReduce,
         Dense,
+        DiLoCo,
         DoReFa,
         EFSignSGD,
         FixedThreshold,
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
         OkTopk,
         OneBitSGD,
         PacTrain,
+        PostLocalSGD,
         PowerSGD,
         QuantizedFW,
         RandomBlock,
@@ -112,6 +114,7 @@ __all__ = [
     "CompAMS",
     "DGC",
     "DeepReduce",
+    "DiLoCo",
     "Dense",
     "DenseWarmUp",
     "DensityStages",
@@ -136,6 +139,7 @@ __all__ = [
     "OneBitSGD",
     "PacTrain",
     "Policy",
+    "PostLocalSGD",
     "PowerSGD",
     "QSGD",
     "QuantizedFW",
@@ -162,6 +166,7 @@ __all__ = [
     "codings",
     "methods",
     "ops",
+    "outer",
     "read_worker_state",
     "report",
 ]
@@ -173,6 +178,7 @@ _HOMES = {name: f"{__name__}.methods" for name in __all__} | {
     "callbacks": "tf_redsync.callbacks",
     "codings": "tf_redsync.codings",
     "ops": "tf_redsync.ops",
+    "outer": "tf_redsync.outer",
     "AMSGrad": "tf_redsync.keras.amsgrad",
     "AccuracyWarning": "tf_redsync.keras.accuracy",
     "Auto": "tf_redsync.auto",

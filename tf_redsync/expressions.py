@@ -108,10 +108,10 @@ def _named(node: ast.Call, text: str, known: Known) -> dict[str, Any]:
 
 def _known(others: Known) -> Known:
     """The classes that a user may name."""
-    from tf_redsync import auto, codings, methods, policy, schedules
+    from tf_redsync import auto, codings, methods, outer, policy, schedules
     from tf_redsync.config import registered
 
-    homes = (methods, codings, schedules, policy, auto)
+    homes = (methods, codings, schedules, policy, auto, outer)
     found = {n: c for n, c in registered().items() if any(hasattr(h, n) for h in homes)}
     return {**others, **found}
 
@@ -123,7 +123,7 @@ def _class(node: ast.expr, text: str, known: Known) -> type:
     parts = ast.unparse(node).split(".")
     if parts[0] in ("rs", "tf_redsync"):
         parts = parts[1:]
-    if parts[:1] in (["codings"], ["methods"]):
+    if parts[:1] in (["codings"], ["methods"], ["outer"]):
         parts = parts[1:]
     name = ".".join(parts)
     if name not in known:

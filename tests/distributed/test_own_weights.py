@@ -9,10 +9,15 @@ from tests.oracle.sbc import binarised
 
 # By family, since the optimizers of tf_keras take other ways through the adapters: to the momentum
 # that SBC clears, and to the weights that CD-SGD sets. The arithmetic is the same for all.
-CASES = ("local_sgd", "sbc", "coded_topk", "cd_sgd", "quadratic", "warm_up")
-SHORT = {"keras3": ("local_sgd", "sbc", "cd_sgd", "warm_up"), "legacy": ("sbc", "cd_sgd")}
+OUTER = ("diloco", "outer_adam", "outer_rate", "one_step", "post_local")
+CASES = ("local_sgd", "sbc", "coded_topk", *OUTER, "quadratic", "warm_up", "cd_sgd")
+SHORT = {
+    "keras3": ("local_sgd", "sbc", *OUTER, "warm_up", "cd_sgd"),
+    "legacy": ("sbc", "diloco", "cd_sgd"),
+}
 TRAINED = dict.fromkeys(("keras3", "tf_keras", "legacy"), CASES) if DEEP else SHORT
 STEPS, BATCH, RATE, MOMENTUM = 7, 8, 0.05, 0.9
+ADAM = {"learning_rate": 0.02, "beta_1": 0.8, "beta_2": 0.9, "epsilon": 1e-3}
 
 
 def data_of(rank, same_inputs=False):
@@ -30,6 +35,9 @@ def data_of(rank, same_inputs=False):
 
 def cases(rs):
     """Method, momentum, and whether all inputs are the same."""
+    import keras
+
+    fall = keras.optimizers.schedules.PiecewiseConstantDecay([0, 1], [1.0, 0.5, 0.25])
     return {
         "local_sgd": (rs.LocalSGD(steps=3), MOMENTUM, False),
         "sbc": (rs.SBC(steps=2, density=0.5, dense_below=0), MOMENTUM, False),
@@ -37,6 +45,11 @@ def cases(rs):
         "cd_sgd": (rs.CDSGD(full_every=1, warm_up=None), MOMENTUM, False),
         "quadratic": (rs.CDSGD(full_every=1, warm_up=None), 0.0, True),
         "warm_up": (rs.CDSGD(full_every=3, warm_up=rs.DenseWarmUp(2)), 0.0, False),
+        "diloco": (rs.DiLoCo(steps=3), MOMENTUM, False),
+        "outer_adam": (rs.LocalSGD(steps=2, outer=rs.outer.Adam(**ADAM)), 0.0, False),
+        "outer_rate": (rs.LocalSGD(steps=2, outer=rs.outer.SGD(learning_rate=fall)), 0.0, False),
+        "one_step": (rs.DiLoCo(steps=1, outer=rs.outer.SGD()), 0.0, False),
+        "post_local": (rs.PostLocalSGD(start=3, steps=2), 0.0, False),
     }
 
 
@@ -171,6 +184,30 @@ class Simulated:
             history.append([w.copy() for w in own])
         return history, np.mean(own, axis=0)
 
+    def rounds(self, every, outer, momentum=0.0):
+        """Local SGD whose rounds end with `outer(pseudo_gradient)`, a step to subtract.
+
+        As in DiLoCo's algorithm 1: the pseudo-gradient is the weights before the round minus the
+        mean of the workers' weights after it.
+        """
+        agreed = np.zeros(13)
+        own = [agreed.copy() for _ in range(self.workers)]
+        velocity = [np.zeros(13) for _ in own]
+        history = []
+        for step in range(STEPS):
+            for r in range(self.workers):
+                velocity[r] = momentum * velocity[r] - RATE * self.gradient(r, step, own[r])
+                own[r] = own[r] + velocity[r]
+            if (step + 1) % every == 0 or step == STEPS - 1:
+                before = [w.copy() for w in own]
+                agreed = agreed - outer(agreed - np.mean(own, axis=0))
+                own = [agreed.copy() for _ in own]
+                if (step + 1) % every:  # ended early, after the step
+                    history.append(before)
+                    break
+            history.append([w.copy() for w in own])
+        return history, agreed
+
     def sparse(self, every, compressed):
         """`compressed(change, k)` is what a tensor's change of weights becomes."""
         agreed = np.zeros(13)
@@ -230,6 +267,73 @@ def test_local_sgd_averages_the_weights(trained, family):
     assert [s > 0 for s in first["sent"]] == [False, False, True, False, False, True, False]
     np.testing.assert_array_equal(first["end"], second["end"])
     assert_near(first["end"], end)
+
+
+class NesterovOuter:
+    """m <- 0.9 m + gradient;  step = 0.7 (gradient + 0.9 m)."""
+
+    def __init__(self):
+        self.m = np.zeros(13)
+
+    def __call__(self, gradient):
+        self.m = 0.9 * self.m + gradient
+        return 0.7 * (gradient + 0.9 * self.m)
+
+
+class AdamOuter:
+    def __init__(self):
+        self.m, self.v, self.t = np.zeros(13), np.zeros(13), 0
+
+    def __call__(self, gradient):
+        self.t += 1
+        b1, b2 = ADAM["beta_1"], ADAM["beta_2"]
+        self.m = b1 * self.m + (1 - b1) * gradient
+        self.v = b2 * self.v + (1 - b2) * gradient**2
+        m, v = self.m / (1 - b1**self.t), self.v / (1 - b2**self.t)
+        return ADAM["learning_rate"] * m / (np.sqrt(v) + ADAM["epsilon"])
+
+
+class FallingOuter:
+    def __init__(self):
+        self.rates = [1.0, 0.5, 0.25, 0.25]
+
+    def __call__(self, gradient):
+        return self.rates.pop(0) * gradient
+
+
+OUTERS = {
+    "diloco": (3, NesterovOuter, MOMENTUM),
+    "outer_adam": (2, AdamOuter, 0.0),
+    "outer_rate": (2, FallingOuter, 0.0),
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "name"), [(f, n) for f, names in TRAINED.items() for n in OUTERS if n in names]
+)
+def test_an_outer_optimizer_moves_the_weights(trained, family, name):
+    every, outer, momentum = OUTERS[name]
+    expected, end = Simulated().rounds(every, outer(), momentum)
+    results = of_case(trained, family, name)
+    for step in range(STEPS):
+        for rank, result in enumerate(results):
+            assert_near(result["steps"][step], expected[step][rank])
+    np.testing.assert_array_equal(results[0]["end"], results[1]["end"])
+    assert_near(results[0]["end"], end)
+
+
+@families_of("one_step")
+def test_one_step_and_a_rate_of_one_is_synchronous_sgd(trained, family):
+    first, _ = of_case(trained, family, "one_step")
+    assert_near(first["steps"], Simulated().synchronous_sgd())
+
+
+@families_of("post_local")
+def test_post_local_sgd_begins_synchronously(trained, family):
+    first, second = of_case(trained, family, "post_local")
+    assert_near(first["steps"][:3], Simulated().synchronous_sgd()[:3])
+    apart = [not np.array_equal(first["steps"][t], second["steps"][t]) for t in range(STEPS)]
+    assert apart == [False, False, False, True, False, True, False]
 
 
 def signed_mean(change, k):

@@ -29,6 +29,7 @@ LAYERS = (
     ("ops/",),
     ("exchange/",),
     ("codings/",),
+    ("outer.py",),
     (
         "feedback.py",
         "methods/base.py",

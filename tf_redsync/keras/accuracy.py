@@ -111,13 +111,14 @@ def _of_one_mean(method: Method) -> str | None:
 def _of_long_rounds(method: Method) -> str | None:
     """Weights that have been averaged go on from there, without a step of an outer optimizer."""
     steps = method.cadence.local_steps
-    if steps <= SHORT_ROUND:
+    if steps <= SHORT_ROUND or method.cadence.outer is not None:
         return None
     return (
         f"{_name(method)} averages the workers' changes every {steps} steps, and there is no outer "
         "optimizer that would make up for it: on digits the loss was 0.051 with LocalSGD(steps=16) "
         "and 0.056 with steps=32, and 0.044 in dense training. Use steps=10 or fewer, where "
-        "accuracy matters; see docs/benchmarks.md#bytes-for-accuracy."
+        "accuracy matters, or an outer optimizer, as DiLoCo has; see "
+        "docs/benchmarks.md#bytes-for-accuracy."
     )
 
 

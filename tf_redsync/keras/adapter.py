@@ -59,7 +59,7 @@ class Adapter:
         **options: Any,
     ) -> None:
         self.policy = as_policy(method)
-        conflicts.check_warm_up(self.policy, options.get("warm_up"))
+        options["warm_up"] = conflicts.warm_up(self.policy, options.get("warm_up"))
         _check_unwrapped(inner)
         self._inner = inner
         self._told: set[str] = set()  # each warning once

@@ -81,19 +81,30 @@ def check_own_weights(inner: Any, policy: Policy | Auto) -> None:
         )
 
 
-def check_warm_up(policy: Policy | Auto, warm_up: Any) -> None:
-    """Check that a dense warm-up would change something.
+def warm_up(policy: Policy | Auto, asked: Any) -> Any:
+    """Return the dense warm-up of all methods: what was asked for, or what a method begins with.
 
     Raises:
-        ValueError: for methods of votes alone, which have no dense exchange of the same scale.
+        ValueError: for both, and for methods of votes alone, which have no dense exchange of the
+            same scale.
     """
+    begins = [m for m in policy.methods if m.dense_start is not None]
+    if begins and (asked is not None or len({m.dense_start for m in begins}) > 1):
+        raise ValueError(
+            f"{type(begins[0]).__name__} has a dense beginning of its own. Received: "
+            f"warm_up={asked!r} and {', '.join(map(repr, begins))}. Use warm_up=None, and one "
+            "`start`."
+        )
+    if begins:
+        return begins[0].dense_start
     voting = [m for m in policy.methods if isinstance(m, SignSGD)]
-    if warm_up is not None and len(voting) == len(policy.methods):
+    if asked is not None and len(voting) == len(policy.methods):
         raise ValueError(
             f"`warm_up` has no effect with {type(voting[0]).__name__}, whose totals are no sums of "
-            f"gradients and want a learning rate of another size. Received: warm_up={warm_up!r}. "
+            f"gradients and want a learning rate of another size. Received: warm_up={asked!r}. "
             "Use warm_up=None."
         )
+    return asked
 
 
 def innermost(optimizer: Any) -> Any:

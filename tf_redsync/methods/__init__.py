@@ -15,7 +15,7 @@ from tf_redsync.methods.gmc import GMC, GMCPlus
 from tf_redsync.methods.gtopk import GTopK
 from tf_redsync.methods.half import HalfPrecision
 from tf_redsync.methods.lgc import LGC
-from tf_redsync.methods.local_sgd import LocalSGD
+from tf_redsync.methods.local_sgd import DiLoCo, LocalSGD, PostLocalSGD
 from tf_redsync.methods.low_rank import ACPSGD, PowerSGD
 from tf_redsync.methods.ms_topk import MSTopK
 from tf_redsync.methods.natural import NaturalCompression
@@ -49,6 +49,7 @@ __all__ = [
     "CompAMS",
     "DGC",
     "DeepReduce",
+    "DiLoCo",
     "Dense",
     "DoReFa",
     "EF21",
@@ -67,6 +68,7 @@ __all__ = [
     "OkTopk",
     "OneBitSGD",
     "PacTrain",
+    "PostLocalSGD",
     "PowerSGD",
     "QSGD",
     "QuantizedFW",

@@ -89,6 +89,11 @@ class Method(FormerHooks, Configurable):
         """When it exchanges what, for the programs."""
         return Cadence()
 
+    @property
+    def dense_start(self) -> Any:
+        """The `DenseWarmUp` of all methods that a training by this one begins with, or `None`."""
+        return None
+
     def at(self, step: int) -> Method:
         """Return the method that runs at a step: another one in each of `Cadence.stages`.
 

@@ -8,13 +8,14 @@ from typing import ClassVar
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync import checks
+from tf_redsync import checks, outer
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.base import Context, Exchange, Method, Payloads, State, register
 from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.common.coded_selection import CodedSelection
 from tf_redsync.methods.common.momentum_correction import MomentumCorrected
 from tf_redsync.methods.local_sgd import LocalSGD
+from tf_redsync.outer import Outer
 from tf_redsync.schedules import DenseWarmUp, check_warm_up
 
 
@@ -91,6 +92,8 @@ class CodedTopK(CodedSelection, MomentumCorrected):
             densely.
         steps: Steps that each worker takes between two exchanges. Above 1 the weights differ in
             between; see `SBC`.
+        outer: With `steps` above 1, takes a step along the mean of what is sent; see
+            `tf_redsync.outer`. `None`: that mean is the step.
         momentum: m of the momentum correction, in [0, 1). The inner optimizer must then have none.
             0 where `steps` is above 1: there the inner optimizer has it.
         nesterov: Nesterov's form of the momentum.
@@ -115,6 +118,7 @@ class CodedTopK(CodedSelection, MomentumCorrected):
 
     density: float = 0.001
     steps: int = 1
+    outer: Outer | None = None
 
     paper: ClassVar[str] = "Sattler, Wiedemann, Müller, Samek 2020"
     requests: ClassVar[str] = "all-gather of coded indices and values"
@@ -125,6 +129,12 @@ class CodedTopK(CodedSelection, MomentumCorrected):
         super().__post_init__()
         check_warm_up(self.warm_up, DenseWarmUp)
         checks.integer("steps", self.steps, low=1)
+        outer.check("outer", self.outer)
+        if self.outer is not None and self.steps == 1:
+            raise ValueError(
+                "`outer` is for `steps` above 1; with one the inner optimizer is the only one. "
+                f"Received: outer={self.outer!r}, steps=1"
+            )
         if self.steps > 1:
             self._check_alone()
 
@@ -150,11 +160,12 @@ class CodedTopK(CodedSelection, MomentumCorrected):
             super().cadence,
             local_steps=self.steps if self.steps > 1 else 0,
             masks_local_momentum=self.masking is not False,
+            outer=self.outer,
         )
 
     @override
     def dense(self) -> Method:
-        return LocalSGD(steps=self.steps) if self.steps > 1 else super().dense()
+        return LocalSGD(steps=self.steps, outer=self.outer) if self.steps > 1 else super().dense()
 
     @override
     def describe(self, spec: TensorSpec) -> str:

@@ -1,4 +1,4 @@
-"""Averaged weights every so many steps."""
+"""Averaged weights every so many steps, and DiLoCo's step along their mean change."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from tf_redsync import checks
+from tf_redsync import checks, outer
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.methods.base import Method, register
 from tf_redsync.methods.common.cadence import Cadence
+from tf_redsync.outer import Nesterov, Outer
+from tf_redsync.schedules import DenseWarmUp
 
 
 @register
@@ -31,6 +33,8 @@ class LocalSGD(Method):
         w <- W;  in each step: w <- optimizer(w, gradient at w)
         W <- W + mean over workers of (w - W)           one all-reduce
 
+    With an outer optimizer, which then takes a step along that mean, it is `DiLoCo`.
+
     Differences from the papers
 
     * All workers take part in every round, with the same number of steps.
@@ -38,12 +42,15 @@ class LocalSGD(Method):
 
     Args:
         steps: Steps that each worker takes between two exchanges.
+        outer: Takes a step along the mean change, an optimizer of `tf_redsync.outer`. `None`: the
+            mean change is the step.
 
     Raises:
         ValueError: for a hyper-parameter out of its range.
     """
 
     steps: int = 8
+    outer: Outer | None = None
 
     paper: ClassVar[str] = "Stich 2019; McMahan et al. 2017"
     requests: ClassVar[str] = "all-reduce of weights' changes"
@@ -51,11 +58,12 @@ class LocalSGD(Method):
 
     def __post_init__(self) -> None:
         checks.integer("steps", self.steps, low=1)
+        outer.check("outer", self.outer)
 
     @property
     @override
     def cadence(self) -> Cadence:
-        return Cadence(local_steps=self.steps)
+        return Cadence(local_steps=self.steps, outer=self.outer)
 
     @property
     @override
@@ -69,6 +77,92 @@ class LocalSGD(Method):
 
     @override
     def describe(self, spec: TensorSpec) -> str:
-        return f"all-reduce every {self.steps} steps"
+        then = "" if self.outer is None else f", then {self.outer!r}"
+        return f"all-reduce every {self.steps} steps{then}"
 
     exchange = Method.dense_exchange  # here the gradients are the changes of the weights
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DiLoCo(LocalSGD):
+    """DiLoCo: hundreds of local steps, then a step of an outer optimizer along their mean change.
+
+    Between two exchanges the workers' weights differ. A round ends early where an epoch ends and
+    where an evaluation or saving begins, so that all agree on the weights there; in a custom loop
+    call `optimizer.exchange.to_consensus()`.
+
+    Arthur Douillard, Qixuan Feng, Andrei A. Rusu, Rachita Chhaparia, Yani Donchev, Adhiguna
+    Kuncoro, Marc'Aurelio Ranzato, Arthur Szlam, Jiajun Shen (2023), "DiLoCo: Distributed
+    Low-Communication Training of Language Models", arXiv 2311.08105.
+
+    With W the weights that all agree on, on every worker, in rounds of `steps` steps:
+
+        w <- W;  in each step: w <- optimizer(w, gradient at w)     AdamW in the paper
+        d = mean over workers of (w - W)                            one all-reduce
+        m <- 0.9 m + d;   W <- W + 0.7 (d + 0.9 m)                  `outer`, Nesterov's momentum
+
+    The inner optimizer's slots are each worker's own and are never exchanged; those of the outer
+    one are equal on all workers. A single worker trains with the inner optimizer alone.
+
+    Args:
+        steps: Steps that each worker takes between two exchanges, H in the paper: 500 there, 15 to
+            500 in use.
+        outer: The outer optimizer. `None`: the weights are averaged, as by `LocalSGD`.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+    """
+
+    steps: int = 500
+    outer: Outer | None = Nesterov()
+
+    paper: ClassVar[str] = "Douillard et al. 2023"
+    requests: ClassVar[str] = "all-reduce of weights' changes"
+    bits: ClassVar[str] = "32 / steps"
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PostLocalSGD(LocalSGD):
+    """Post-local SGD: an all-reduce in every step at first, and local SGD after it.
+
+    Tao Lin, Sebastian U. Stich, Kumar Kshitij Patel, Martin Jaggi (2020), "Don't Use Large
+    Mini-Batches, Use Local SGD", ICLR, arXiv 1808.07217, section 3 (there the learning rate's first
+    fall ends the first part).
+
+        steps before `start`:   W <- optimizer(W, mean gradient)        the same on all workers
+        after it:               as `LocalSGD`
+
+    It is `LocalSGD` with `warm_up=DenseWarmUp(steps=start)` of `DistributedOptimizer`, which then
+    must not have another one. With an outer optimizer it is how DiLoCo begins where its workers
+    start from a model that was trained for a while.
+
+    Args:
+        start: Number of the first steps that are synchronous, at least 1.
+        steps: Steps that each worker takes between two exchanges after them.
+        outer: See `LocalSGD`.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+    """
+
+    start: int = 1000
+
+    paper: ClassVar[str] = "Lin, Stich, Patel, Jaggi 2020"
+    requests: ClassVar[str] = "all-reduce of weights' changes"
+    bits: ClassVar[str] = "32 / steps"
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.integer("start", self.start, low=1)
+
+    @property
+    @override
+    def dense_start(self) -> DenseWarmUp:
+        return DenseWarmUp(steps=self.start)
+
+    @override
+    def describe(self, spec: TensorSpec) -> str:
+        return f"all-reduce in {self.start} steps, then {super().describe(spec)}"

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync import checks, feedback, ops
+from tf_redsync import checks, feedback, ops, outer
 from tf_redsync.codings.base import Capacity
 from tf_redsync.codings.golomb import Golomb
 from tf_redsync.exchange import wire
@@ -20,6 +20,7 @@ from tf_redsync.methods.common.sparsifier import Sparsifier, capacity
 from tf_redsync.methods.local_sgd import LocalSGD
 from tf_redsync.ops import MessageLayout
 from tf_redsync.ops.message_layout import Parts
+from tf_redsync.outer import Outer
 
 _PRESETS = {1: (1, 0.001), 2: (10, 0.01), 3: (100, 0.01)}
 
@@ -63,6 +64,7 @@ class SBC(Sparsifier):
         steps: Steps that each worker takes between two exchanges.
         density: Fraction of the elements that is sent in an exchange, in (0, 1].
         masking: Clear the local optimizer's momentum where a change was sent.
+        outer: Takes a step along the mean of dW*; `None`: that mean is the step.
         dense_below: Tensors of fewer float32 bytes are averaged densely.
 
     Raises:
@@ -70,11 +72,12 @@ class SBC(Sparsifier):
 
     Example:
         >>> SBC.preset(3)  # the paper's SBC (3)
-        SBC(density=0.01, dense_below=4096, steps=100, masking=True)
+        SBC(density=0.01, dense_below=4096, steps=100, masking=True, outer=None)
     """
 
     steps: int = 10
     masking: bool = True
+    outer: Outer | None = None
 
     rounds_values: ClassVar[bool] = False
     paper: ClassVar[str] = "Sattler, Wiedemann, Müller, Samek 2019"
@@ -86,6 +89,7 @@ class SBC(Sparsifier):
         super().__post_init__()
         checks.integer("steps", self.steps, low=1)
         checks.boolean("masking", self.masking)
+        outer.check("outer", self.outer)
 
     @classmethod
     def preset(cls, number: int, **options: Any) -> SBC:
@@ -106,7 +110,7 @@ class SBC(Sparsifier):
     @property
     @override
     def cadence(self) -> Cadence:
-        return Cadence(local_steps=self.steps, masks_local_momentum=self.masking)
+        return Cadence(local_steps=self.steps, masks_local_momentum=self.masking, outer=self.outer)
 
     @override
     def refuses(self, spec: TensorSpec) -> str | None:
@@ -116,7 +120,7 @@ class SBC(Sparsifier):
 
     @override
     def dense(self) -> Method:
-        return LocalSGD(steps=self.steps)
+        return LocalSGD(steps=self.steps, outer=self.outer)
 
     @override
     def describe(self, spec: TensorSpec) -> str:

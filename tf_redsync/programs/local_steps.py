@@ -3,13 +3,14 @@
 With k local steps, W the weights that all workers agree on and w a worker's own, in each round:
 
     w <- W;  k times: w <- optimizer(w, gradient at w)      nothing crosses the network
-    W <- W + mean over workers of exchanged(w - W)
+    W <- W + outer(mean over workers of exchanged(w - W))
 
 The changes go through a method's exchange as gradients do, divided by the number of workers, so
-that its sum is their mean; what the method does not deliver stays in its residual. The optimizer is
-each worker's own: its momentum follows the worker's gradients. A step that is not finite is skipped
-by the worker alone, and all learn of it when the round ends. If a round's changes are not finite on
-any worker, all go back to W.
+that its sum is their mean; what the method does not deliver stays in its residual. `outer` is the
+method's outer optimizer, whose slots are state of the bucket; without one the mean is added. The
+optimizer is each worker's own: its momentum follows the worker's gradients. A step that is not
+finite is skipped by the worker alone, and all learn of it when the round ends. If a round's changes
+are not finite on any worker, all go back to W.
 
 In a dense warm-up of all methods there are no rounds: gradients are all-reduced in every step, so
 that the workers take the same steps, with equal optimizers, and rounds begin after it.
@@ -18,6 +19,7 @@ that the workers take the same steps, with equal optimizers, and rounds begin af
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 from typing_extensions import override
@@ -26,10 +28,13 @@ from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.skips import not_finite
 from tf_redsync.exchange.state import Consensus, StateVariables
+from tf_redsync.methods.base import State
 from tf_redsync.programs.branches import choose
 from tf_redsync.programs.every_step import EveryStep
 from tf_redsync.programs.plan import Inputs
 from tf_redsync.programs.warm_up import WarmUp
+
+_OUTER = "outer_"  # what its names in a bucket's state begin with
 
 
 class LocalSteps(EveryStep):
@@ -49,6 +54,17 @@ class LocalSteps(EveryStep):
         super().__init__(buckets, warm_up)
         self.steps = steps
         self.momenta: dict[int, list[tf.Variable]] = {}  # the optimizer's, by position
+
+    @override
+    def init(self, bucket: Bucket):
+        """The outer optimizer's slots are state too."""
+        values, kinds = super().init(bucket)
+        outer = bucket.method.cadence.outer
+        if outer is None:
+            return values, kinds
+        own = {n: [tf.zeros(s.shape) for s in bucket.layout.specs] for n in outer.slots}
+        own = {_OUTER + n: v for n, v in {**own, "steps": [tf.zeros([], tf.int64)]}.items()}
+        return {**values, **own}, {**kinds, **dict.fromkeys(own, "shared")}
 
     @override
     def run(self, grads, states, scale, step, network) -> Outcome:
@@ -139,15 +155,17 @@ class LocalSteps(EveryStep):
             ]
             for bucket in self.buckets
         ]
-        old = [s.read() for s in states]
+        read = [s.read() for s in states]
+        old = [_without_outer(state) for state in read]
         rounds = consensus.rounds.read_value()
         outcome = self.exchanged(Inputs(changes, old, None, rounds, network, self.meter))
 
         def advance():
-            for bucket, variables, change, before, (totals, new) in zip(
-                self.buckets, states, changes, old, outcome.results, strict=True
+            for bucket, variables, change, before, (means, new) in zip(
+                self.buckets, states, changes, read, outcome.results, strict=True
             ):
-                variables.assign(new)
+                totals, slots = _outer_step(bucket, means, before)
+                variables.assign({**new, **slots})
                 for spec, total in zip(bucket.layout.specs, totals, strict=True):
                     own = consensus.own[spec.position]
                     own.assign(tf.cast(agreed[spec.position] + total, own.dtype))
@@ -168,7 +186,7 @@ class LocalSteps(EveryStep):
 
         Residuals are changes of weights here, so no optimizer takes part.
         """
-        old = [s.read() for s in states]
+        old = [_without_outer(s.read()) for s in states]
         outcome = self.flush(old, network)
 
         def add() -> None:
@@ -197,6 +215,22 @@ class LocalSteps(EveryStep):
     def bytes_of(self, bucket: Bucket, workers: int) -> float:
         """Mean over a round."""
         return super().bytes_of(bucket, workers) / self.steps
+
+
+def _without_outer(state: State) -> State:
+    """What of a bucket's state is its method's."""
+    return {n: v for n, v in state.items() if not n.startswith(_OUTER)}
+
+
+def _outer_step(bucket: Bucket, means: list[tf.Tensor], state: State) -> tuple[Any, State]:
+    """What to add to the weights, and the outer optimizer's new state."""
+    outer = bucket.method.cadence.outer
+    if outer is None:
+        return means, {}
+    (steps,) = state[_OUTER + "steps"]
+    slots = {n: state[_OUTER + n] for n in outer.slots}
+    added, new = outer.step([tf.convert_to_tensor(m) for m in means], slots, steps)
+    return added, {_OUTER + n: v for n, v in {**new, "steps": [steps + 1]}.items()}
 
 
 def _nothing_sent() -> tuple[tf.Tensor, tf.Tensor]:

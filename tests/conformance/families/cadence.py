@@ -24,6 +24,8 @@ def _sbc(**options):
 
 TABLE = {
     "local_sgd": Descriptor(rs.LocalSGD(steps=5), rs.LocalSGD(steps=1)),
+    "diloco": Descriptor(rs.DiLoCo(steps=5), rs.DiLoCo(steps=1)),
+    "post_local_sgd": Descriptor(rs.PostLocalSGD(steps=5), rs.PostLocalSGD(steps=1)),
     "sbc": _sbc(density=0.03),
     "sbc_preset": _sbc(**{f: getattr(rs.SBC.preset(1), f) for f in ("steps", "density")}),
     "sbc_dense": _sbc(density=1.0, steps=2, masking=False),

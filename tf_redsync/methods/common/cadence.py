@@ -9,6 +9,7 @@ from typing import Any
 from typing_extensions import override
 
 from tf_redsync.methods.common import former_signature
+from tf_redsync.outer import Outer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,8 @@ class Cadence:
         delay: Steps, 0 or 1, by which a total comes late.
         own_point: Whether each worker computes its gradients at a point of its own, from
             `Method.point`.
+        outer: What is done with the mean of the local changes, a `tf_redsync.outer.Outer`; `None`:
+            they are added to the weights.
         masks_local_momentum: Whether the optimizer's momentum is cleared where a local change was
             sent.
     """
@@ -43,6 +46,7 @@ class Cadence:
     delay: int = 0
     own_point: bool = False
     masks_local_momentum: bool = False
+    outer: Outer | None = None
 
     @property
     def may_be_dense(self) -> bool:
@@ -60,7 +64,7 @@ class Cadence:
         return bool(self.local_steps or self.delay or self.own_point)
 
 
-_NEW = ("stages",)
+_NEW = ("stages", "outer")
 FORMER_HOOKS = tuple(f.name for f in dataclasses.fields(Cadence) if f.name not in _NEW)
 
 

@@ -1,0 +1,111 @@
+"""Outer optimizers: configs, schedules, bad input, and their slots where the workers change."""
+
+import json
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_redsync as rs
+from tf_redsync.config import from_config, serialize
+from tf_redsync.exchange.layout import TensorSpec, make_buckets
+from tf_redsync.programs import for_buckets
+
+DECAY = keras.optimizers.schedules.CosineDecay(0.7, 100)
+
+
+@pytest.mark.parametrize(
+    "outer",
+    [
+        rs.outer.SGD(),
+        rs.outer.Nesterov(),
+        rs.outer.Adam(),
+        rs.outer.Nesterov(learning_rate=DECAY),
+        None,
+    ],
+    ids=repr,
+)
+def test_configs_make_equal_methods(outer):
+    method = rs.LocalSGD(steps=4, outer=outer)
+    text = json.dumps(serialize(method))
+    assert from_config(json.loads(text)) == method
+    assert hash(from_config(json.loads(text))) == hash(method)
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_a_rate_is_a_schedule_of_rounds(library):
+    schedules = __import__(library).optimizers.schedules
+    decay = schedules.ExponentialDecay(0.8, decay_steps=1, decay_rate=0.5)
+    outer = rs.outer.SGD(learning_rate=decay)
+    changes = [tf.constant([2.0, -4.0])]
+    for rounds, rate in ((0, 0.8), (2, 0.2)):
+        (step,), slots = outer.step(changes, {}, tf.constant(rounds, tf.int64))
+        np.testing.assert_allclose(step, [2 * rate, -4 * rate], rtol=1e-6)
+        assert slots == {}
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: rs.DiLoCo(outer=keras.optimizers.SGD(0.7)), "`outer` must be None or an optimizer of"),
+        (lambda: rs.DiLoCo(outer=rs.outer.Nesterov), "Nesterov()"),
+        (lambda: rs.outer.SGD(learning_rate=0.0), "`learning_rate` must be"),
+        (lambda: rs.outer.Nesterov(momentum=1.0), "`momentum` must be in"),
+        (lambda: rs.outer.Adam(beta_2=1.5), "`beta_2` must be in"),
+        (lambda: rs.CodedTopK(outer=rs.outer.SGD()), "`outer` is for `steps` above 1"),
+        (lambda: rs.PostLocalSGD(start=0), "`start` must be an integer >= 1"),
+    ],
+)  # fmt: skip
+def test_bad_input(make, said):
+    with pytest.raises(ValueError) as error:
+        make()
+    assert said in str(error.value)
+
+
+def test_one_dense_beginning():
+    optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(), rs.PostLocalSGD(start=7))
+    assert optimizer.exchange.warm_up.asked == rs.DenseWarmUp(steps=7)
+    again = type(optimizer).from_config(optimizer.get_config())
+    assert again.exchange.warm_up.asked == rs.DenseWarmUp(steps=7)
+    with pytest.raises(ValueError, match="PostLocalSGD has a dense beginning of its own"):
+        rs.DistributedOptimizer(
+            keras.optimizers.SGD(), rs.PostLocalSGD(), warm_up=rs.DenseWarmUp(5)
+        )
+    with pytest.raises(ValueError, match="one `start`"):
+        rule = rs.Rule(pattern="x", method=rs.PostLocalSGD(start=8))
+        policy = rs.Policy(default=rs.PostLocalSGD(start=7), rules=(rule,))
+        rs.DistributedOptimizer(keras.optimizers.SGD(), policy)
+
+
+def test_slots_are_state_that_all_workers_share():
+    def state(method):
+        buckets = make_buckets([(TensorSpec("x", (3, 2)), method)], 2)
+        return for_buckets(buckets, 2).init(buckets[0])
+
+    values, kinds = state(rs.DiLoCo())
+    assert {n: [v.shape.as_list() for v in vs] for n, vs in values.items()} == {
+        "outer_momentum": [[3, 2]],
+        "outer_steps": [[]],
+    }
+    assert kinds == {"outer_momentum": "shared", "outer_steps": "shared"}
+    values, kinds = state(rs.SBC(dense_below=0, outer=rs.outer.Adam()))
+    assert set(kinds) == {"residual", "outer_momentum", "outer_velocity", "outer_steps"}
+    assert state(rs.LocalSGD())[0] == {}
+
+
+def test_long_rounds_are_warned_of_without_an_outer_optimizer_only():
+    with pytest.warns(rs.AccuracyWarning, match="or an outer optimizer"):
+        rs.DistributedOptimizer(keras.optimizers.SGD(), rs.LocalSGD(steps=500))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rs.DistributedOptimizer(keras.optimizers.SGD(), rs.DiLoCo(steps=500))
+
+
+def test_the_table_of_an_optimizer_names_it():
+    spec = TensorSpec("x", (3, 2))
+    assert rs.DiLoCo(steps=50).describe(spec) == (
+        "all-reduce every 50 steps, then Nesterov(learning_rate=0.7, momentum=0.9, nesterov=True)"
+    )
+    assert "in 1000 steps, then all-reduce every 8" in rs.PostLocalSGD().describe(spec)

@@ -1,0 +1,234 @@
+"""Outer optimizers: what is done with the mean change of a round of local steps.
+
+With W the weights that all workers agree on and d the mean over the workers of their changes w - W
+in a round, the outer optimizer takes a step along d, as if -d were a gradient: DiLoCo's "outer
+gradient" (Douillard et al. 2023, arXiv 2311.08105, algorithm 1). Its slots are equal on all
+workers, so they cost no traffic. A method with local steps has one as its argument `outer`; without
+one the step is d itself, the average of the weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import tensorflow as tf
+from typing_extensions import override
+
+from tf_redsync import checks
+from tf_redsync.config import Configurable, register
+
+__all__ = ["SGD", "Adam", "KerasSchedule", "Nesterov", "Outer"]
+
+Slots = dict[str, list[tf.Tensor]]
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class KerasSchedule(Configurable):
+    """A `LearningRateSchedule` of Keras, as text that can be compared and saved.
+
+    Args:
+        text: Its config as JSON; `KerasSchedule.of` makes it.
+    """
+
+    text: str
+
+    @classmethod
+    def of(cls, schedule: Any) -> KerasSchedule:
+        """Return the same schedule.
+
+        Args:
+            schedule: A `LearningRateSchedule` of Keras 3 or of tf_keras. Its steps are rounds.
+        """
+        library = type(schedule).__module__.partition(".")[0]
+        found = _library(library).optimizers.schedules.serialize(schedule)
+        return cls(json.dumps({"library": library, "schedule": found}, sort_keys=True))
+
+    def __call__(self, step: tf.Tensor) -> tf.Tensor:
+        """Return the value at a step, float32 scalar."""
+        found = json.loads(self.text)
+        schedules = _library(found["library"]).optimizers.schedules
+        return tf.cast(schedules.deserialize(found["schedule"])(step), tf.float32)
+
+    @override
+    def __repr__(self) -> str:
+        return f"KerasSchedule({json.loads(self.text)['schedule']['class_name']})"
+
+
+def _library(name: str) -> Any:
+    if name == "tf_keras":
+        import tf_keras
+
+        return tf_keras
+    import keras
+
+    return keras
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outer(Configurable):
+    """An optimizer of the weights that all workers agree on. Frozen, pure.
+
+    Args:
+        learning_rate: eta > 0, or a `LearningRateSchedule` of Keras, of the number of rounds.
+    """
+
+    learning_rate: Any = 1.0
+
+    def __post_init__(self) -> None:
+        rate = self.learning_rate
+        if isinstance(rate, KerasSchedule):
+            return
+        if callable(rate) and hasattr(rate, "get_config"):
+            object.__setattr__(self, "learning_rate", KerasSchedule.of(rate))
+        else:
+            checks.real("learning_rate", rate, low=0.0, high=float("inf"), low_open=True)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of its slots, each a float32 tensor for each variable, 0 at first."""
+        return ()
+
+    def rate(self, rounds: tf.Tensor) -> tf.Tensor | float:
+        """Return the learning rate after so many rounds."""
+        scheduled = isinstance(self.learning_rate, KerasSchedule)
+        return self.learning_rate(rounds) if scheduled else self.learning_rate
+
+    def step(
+        self, changes: list[tf.Tensor], slots: Slots, rounds: tf.Tensor
+    ) -> tuple[list[tf.Tensor], Slots]:
+        """Return what to add to the weights, and the new slots.
+
+        Args:
+            changes: Means over the workers of the changes of the weights, float32.
+            slots: By name, one tensor for each of them.
+            rounds: int64 scalar, how many steps it has taken.
+        """
+        raise NotImplementedError
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SGD(Outer):
+    """Gradient descent along the mean change, with momentum in PyTorch's form.
+
+        m <- momentum m + d;   W <- W + eta m           with Nesterov: W <- W + eta (d + momentum m)
+
+    With a rate of 1 and no momentum it averages the weights, as without an outer optimizer.
+
+    Args:
+        learning_rate: eta, see `Outer`.
+        momentum: In [0, 1).
+        nesterov: Nesterov's form.
+
+    Example:
+        >>> SGD(learning_rate=0.5).slots
+        ()
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.real("momentum", self.momentum, low=0.0, high=1.0, high_open=True)
+        checks.boolean("nesterov", self.nesterov)
+
+    @property
+    @override
+    def slots(self) -> tuple[str, ...]:
+        return ("momentum",) if self.momentum else ()
+
+    @override
+    def step(self, changes, slots, rounds):
+        eta = self.rate(rounds)
+        if not self.momentum:
+            return [eta * d for d in changes], {}
+        momenta = [self.momentum * m + d for m, d in zip(slots["momentum"], changes, strict=True)]
+        along = momenta
+        if self.nesterov:
+            along = [d + self.momentum * m for d, m in zip(changes, momenta, strict=True)]
+        return [eta * a for a in along], {"momentum": momenta}
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Nesterov(SGD):
+    """`SGD` with Nesterov's momentum, DiLoCo's outer optimizer (section 2: 0.7 and 0.9).
+
+    m <- momentum m + d;   W <- W + eta (d + momentum m)
+    """
+
+    learning_rate: Any = 0.7
+    momentum: float = 0.9
+    nesterov: bool = True
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adam(Outer):
+    """Adam along the mean change ("FedAdam", Reddi et al. 2021, arXiv 2003.00295, algorithm 2).
+
+        m <- beta_1 m + (1 - beta_1) d;   v <- beta_2 v + (1 - beta_2) d^2
+        W <- W + eta (m / (1 - beta_1^t)) / (sqrt(v / (1 - beta_2^t)) + epsilon)
+
+    Difference from the paper: the bias correction of Adam, which FedAdam leaves out.
+
+    Args:
+        learning_rate: eta, see `Outer`; about the size of an element's change in a round.
+        beta_1: In [0, 1).
+        beta_2: In [0, 1).
+        epsilon: Above 0; the paper's tau.
+    """
+
+    learning_rate: Any = 0.001
+    beta_1: float = 0.9
+    beta_2: float = 0.99
+    epsilon: float = 1e-8
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("beta_1", "beta_2"):
+            checks.real(name, getattr(self, name), low=0.0, high=1.0, high_open=True)
+        checks.real("epsilon", self.epsilon, low=0.0, high=float("inf"), low_open=True)
+
+    @property
+    @override
+    def slots(self) -> tuple[str, ...]:
+        return ("momentum", "velocity")
+
+    @override
+    def step(self, changes, slots, rounds):
+        t = tf.cast(rounds + 1, tf.float32)
+        first, second = 1.0 - self.beta_1**t, 1.0 - self.beta_2**t
+        m = [
+            self.beta_1 * m + (1.0 - self.beta_1) * d
+            for m, d in zip(slots["momentum"], changes, strict=True)
+        ]
+        v = [
+            self.beta_2 * v + (1.0 - self.beta_2) * tf.square(d)
+            for v, d in zip(slots["velocity"], changes, strict=True)
+        ]
+        eta = self.rate(rounds)
+        steps = [
+            eta * (a / first) / (tf.sqrt(b / second) + self.epsilon)
+            for a, b in zip(m, v, strict=True)
+        ]
+        return steps, {"momentum": m, "velocity": v}
+
+
+def check(name: str, value: Any) -> None:
+    """Check a method's argument `outer`.
+
+    Raises:
+        ValueError: for anything but `None` and an outer optimizer.
+    """
+    if value is not None and not isinstance(value, Outer):
+        raise ValueError(
+            f"`{name}` must be None or an optimizer of tf_redsync.outer, such as "
+            f"tf_redsync.outer.Nesterov(). Received: {name}={value!r}{checks.if_class(value)}"
+        )
