@@ -60,6 +60,7 @@ EXCEPTIONS = {
         steps={"warm_up": None},
     ),
     "CompAMS": Setting("it is made for AMSGrad", amsgrad=True, learning_rate=1e-4),
+    "DeMo": _VOTES,
     "FixedThreshold": _THRESHOLD,
     "LGC": Setting(
         "stages 1 and 2 are longer than the task, and the autoencoder larger than its network; "

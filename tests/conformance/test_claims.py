@@ -85,6 +85,7 @@ CLAIMS = {
     "density (b + 1 + (1 / density - 1) / 2^b) / steps": (
         lambda m: m.density * position_bits(m.density) / m.steps
     ),
+    "k (32 + 2 log2(s)) / s^2, s = 64": lambda m: m.top_k * (32 + 2 * math.log2(64)) / 64**2,
     "32": lambda m: 32,
     "0": lambda m: 0,
     "1": lambda m: 1,

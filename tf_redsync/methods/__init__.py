@@ -7,6 +7,7 @@ from tf_redsync.methods.coded import Coded, DeepReduce
 from tf_redsync.methods.coded_gmc import CodedGMC
 from tf_redsync.methods.coded_topk import CodedTopK
 from tf_redsync.methods.comp_ams import CompAMS
+from tf_redsync.methods.demo import DeMo
 from tf_redsync.methods.dense import Dense, NoExchange
 from tf_redsync.methods.dgc import DGC
 from tf_redsync.methods.dorefa import DoReFa
@@ -48,6 +49,7 @@ __all__ = [
     "CodedTopK",
     "CompAMS",
     "DGC",
+    "DeMo",
     "DeepReduce",
     "DiLoCo",
     "Dense",

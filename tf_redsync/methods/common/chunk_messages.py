@@ -1,0 +1,119 @@
+"""Messages of k elements of every chunk: positions in the chunk, in as few bits as these have.
+
+    [flag] then for every tensor, in order,
+        [positions in the chunk, ceil(log2(size)) bits each, in whole words] [values, float32]
+
+All chunks of a tensor send as many, so there is no count, and a position in 64 x 64 elements takes
+12 bits where one in the tensor takes 32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_redsync import ops
+from tf_redsync.exchange import wire
+from tf_redsync.methods.common.chunking import Chunks
+from tf_redsync.ops import MessageLayout
+from tf_redsync.ops.bits import packed, packed_words, unpacked
+from tf_redsync.ops.message_layout import Parts
+
+
+@dataclasses.dataclass(frozen=True)
+class ChunkMessages:
+    """The messages about the tensors of a bucket.
+
+    Attributes:
+        chunks: How each tensor is cut.
+        most: k, how many elements of a chunk are sent; of a smaller chunk all.
+    """
+
+    chunks: tuple[Chunks, ...]
+    most: int
+
+    def k(self, chunks: Chunks) -> int:
+        """Return how many elements of a tensor's chunks are sent."""
+        return min(self.most, chunks.size)
+
+    @property
+    def capacities(self) -> list[int]:
+        """How many elements of each tensor are sent."""
+        return [c.number * self.k(c) for c in self.chunks]
+
+    @property
+    def payload(self) -> int:
+        """Bytes of a message."""
+        return wire.BYTES_PER_WORD * (wire.HEADER_WORDS + sum(self._lengths))
+
+    @property
+    def _lengths(self) -> list[int]:
+        """Words of the positions and the values of each tensor, in the order of the message."""
+        pairs = zip(self.chunks, self.capacities, strict=True)
+        return [n for c, count in pairs for n in (packed_words(count, _bits(c)), count)]
+
+    def message(
+        self, finite: tf.Tensor, positions: Sequence[tf.Tensor], values: Sequence[tf.Tensor]
+    ) -> tf.Tensor:
+        """Return what one worker sends, int32 `[words]`: all zero unless `finite`.
+
+        Args:
+            finite: Bool scalar.
+            positions: For each tensor int32 `[number, k]`, of `ops.chunks.chunked_top_k`.
+            values: For each tensor float32 `[number, k]`.
+        """
+        parts = []
+        for chunks, at, value in zip(self.chunks, positions, values, strict=True):
+            parts += [packed(tf.reshape(at, [-1]), _bits(chunks)), tf.reshape(value, [-1])]
+        return wire.message(finite, *parts)
+
+    def sums(self, messages: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Add up the messages of all workers, rank by rank.
+
+        Args:
+            messages: int32 `[workers, words]`.
+
+        Returns:
+            For each tensor float32 `[number, size]`: the sums of the values, and how many workers
+            have sent each element.
+        """
+        flags, *parts = tf.split(messages, [wire.HEADER_WORDS, *self._lengths], axis=1)
+        capacities, workers = self.capacities, tf.shape(messages)[0]
+        indices = [
+            self._places(chunks, unpacked(words, _bits(chunks), count))
+            for chunks, words, count in zip(self.chunks, parts[0::2], capacities, strict=True)
+        ]
+        values = [wire.from_words(words) for words in parts[1::2]]
+        counts = tf.repeat(tf.constant([capacities], tf.int32), workers, axis=0)
+        layout = MessageLayout.of(capacities)
+        like = [tf.zeros([c.number, c.size]) for c in self.chunks]
+
+        def added(numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            plain = layout.join(Parts(flags, counts, indices, numbers))
+            return list(ops.decode(plain, layout, like))
+
+        return added(values), added([tf.ones_like(v) for v in values])
+
+    def alone(self, chunks: Chunks, positions: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+        """Return what one worker sends of a tensor, with zeros elsewhere, float32 `[number, size]`.
+
+        Args:
+            chunks: How the tensor is cut.
+            positions: int32 `[number, k]`.
+            values: float32 `[number, k]`.
+        """
+        rows = tf.repeat(tf.range(chunks.number), self.k(chunks))
+        at = tf.stack([rows, tf.reshape(positions, [-1])], axis=1)
+        return tf.scatter_nd(at, tf.reshape(values, [-1]), [chunks.number, chunks.size])
+
+    def _places(self, chunks: Chunks, positions: tf.Tensor) -> tf.Tensor:
+        """Positions in all chunks in a row, of positions in each, `[..., number * k]`."""
+        first = tf.range(chunks.number) * chunks.size  # 32 bits, read without a sign
+        return positions + tf.repeat(first, self.k(chunks))
+
+
+def _bits(chunks: Chunks) -> int:
+    """Of a position in a chunk."""
+    return (chunks.size - 1).bit_length()

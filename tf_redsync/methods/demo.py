@@ -1,0 +1,188 @@
+"""DeMo: decoupled momentum."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+import tensorflow as tf
+from typing_extensions import override
+
+from tf_redsync import checks, feedback
+from tf_redsync.exchange import wire
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.requests import AllGather
+from tf_redsync.methods.base import Context, Exchange, Method, Payloads, State, register
+from tf_redsync.methods.common.chunk_messages import ChunkMessages
+from tf_redsync.methods.common.chunking import SIDE, Chunks
+from tf_redsync.ops.chunks import chunked_top_k
+
+MAX_CHUNK = 256  # the transform takes as many multiplications an element, twice
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeMo(Method):
+    """DeMo, decoupled momentum: workers exchange the fast components of their momenta.
+
+    Bowen Peng, Jeffrey Quesnelle, Diederik P. Kingma (2024), "DeMo: Decoupled Momentum
+    Optimization", arXiv 2411.19870.
+
+    Tensors are cut into chunks of at most 64 x 64 elements. On every worker, with gradient g,
+    momentum d, which no other worker knows, and the discrete cosine transform of each chunk:
+
+        d <- beta d + g
+        q = the k coefficients of DCT(d) of the largest magnitude, of each chunk
+        message = [positions in the chunk, values] of q         one all-gather
+        d <- d - IDCT(q)
+        Q = of each coefficient the mean over the workers that sent it
+        total = sign(IDCT(Q))
+
+    What moves slowly stays in the workers' momenta, where it adds up until it is sent. A position
+    in 64 x 64 takes 12 bits. Totals are -1, 0 and 1, whatever the gradient's unit: every step moves
+    a weight by the learning rate, so it has to be much smaller than SGD's, like Adam's. The inner
+    optimizer is SGD without momentum, and the paper's decoupled weight decay is that of Keras,
+    `SGD(learning_rate=r, weight_decay=l)`: w <- (1 - r l) w - r total. All tensors are served,
+    since dense totals next to these would need another learning rate.
+
+    The transform is orthonormal, of type II: C_h X C_w^T of a chunk X, with C[u, x] =
+    sqrt(2 / n) cos(pi (2 x + 1) u / (2 n)), the row u = 0 divided by sqrt(2).
+
+    A chunk's sides are the largest divisors of the tensor's sides that are at most `chunk`; a
+    vector's chunks are as long at most, and tensors of a higher rank are matrices [product of the
+    others, last axis]. A side that is prime makes thin chunks, of which more is sent: a vocabulary
+    of 50,257 = 29 x 1733 words has chunks of 29 rows, one of 50,261, a prime, of a single row. The
+    line of `explain()` says what was made of a tensor.
+
+    Differences from the paper
+
+    * The momentum is in units of the gradient: the learning rate is applied to the total, by the
+      optimizer. The paper's is in units of the update; the two are the same while the learning rate
+      is constant, since a sign has no unit.
+    * The mean is that of the authors' code, over the workers that sent a coefficient. Where only
+      one did, it counts as much as one that all have sent.
+    * Values are float32.
+    * With one worker the total is still the sign.
+
+    All workers compute the sign of the same Q, to the same bits on the same kind of processor.
+
+    Args:
+        decay: beta of the momentum, in [0, 1).
+        top_k: k, how many coefficients of a chunk are sent; of a smaller chunk all.
+        chunk: Sides of a chunk of a matrix, and length of one of a vector, at most; up to 256.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+
+    Example:
+        >>> DeMo().describe(TensorSpec("w", (768, 3072)))
+        '32 of 4,096 frequencies of 576 chunks of 64 x 64'
+    """
+
+    decay: float = 0.999
+    top_k: int = 32
+    chunk: int = SIDE
+
+    state_kinds: ClassVar[dict[str, str]] = {"velocity": "sum"}
+    paper: ClassVar[str] = "Peng, Quesnelle, Kingma 2024"
+    requests: ClassVar[str] = "all-gather of positions in chunks and coefficients"
+    bits: ClassVar[str] = "k (32 + 2 log2(s)) / s^2, s = 64"
+
+    def __post_init__(self) -> None:
+        checks.real("decay", self.decay, low=0.0, high=1.0, high_open=True)
+        checks.integer("top_k", self.top_k, low=1)
+        checks.integer("chunk", self.chunk, low=1)
+        if self.chunk > MAX_CHUNK:
+            raise ValueError(f"`chunk` must be at most {MAX_CHUNK}. Received: chunk={self.chunk!r}")
+
+    @property
+    @override
+    def conserves(self) -> bool:
+        """Only signs are delivered."""
+        return False
+
+    @property
+    @override
+    def momentum_in_exchange(self) -> float:
+        return self.decay
+
+    @override
+    def dense(self) -> Method:
+        """There is no tensor that it refuses."""
+        return self
+
+    @override
+    def describe(self, spec: TensorSpec) -> str:
+        cut = self._cut(spec)
+        k = min(self.top_k, cut.size)
+        return (
+            f"{k:,} of {cut.size:,} frequencies of {cut.number:,} chunks of "
+            f"{cut.height} x {cut.width}"
+        )
+
+    def _cut(self, spec: TensorSpec) -> Chunks:
+        return Chunks.of(spec.shape, side=self.chunk, length=self.chunk)
+
+    def _messages(self, layout: BucketLayout) -> ChunkMessages:
+        return ChunkMessages(tuple(self._cut(s) for s in layout.specs), self.top_k)
+
+    @override
+    def payloads(self, layout: BucketLayout, step: int) -> Payloads:
+        return [(AllGather, self._messages(layout).payload)]
+
+    @override
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        form, grads = self._messages(ctx.layout), feedback.scaled(grads, ctx.scale)
+        momenta = [self.decay * d + g for d, g in zip(state["velocity"], grads, strict=True)]
+        found = [dct(c.split(d)) for c, d in zip(form.chunks, momenta, strict=True)]
+        flat = [tf.reshape(f, [c.number, c.size]) for c, f in zip(form.chunks, found, strict=True)]
+        chosen = [chunked_top_k(f, form.k(c)) for c, f in zip(form.chunks, flat, strict=True)]
+        positions, values = zip(*chosen, strict=True)
+        messages = yield AllGather(form.message(wire.all_finite(flat), positions, values))
+        sent = [form.alone(c, *q) for c, q in zip(form.chunks, chosen, strict=True)]
+        left = [d - spatial(c, q) for c, d, q in zip(form.chunks, momenta, sent, strict=True)]
+        sums, senders = form.sums(messages)
+        means = [tf.math.divide_no_nan(s, n) for s, n in zip(sums, senders, strict=True)]
+        totals = [tf.sign(spatial(c, q)) for c, q in zip(form.chunks, means, strict=True)]
+        return totals, {"velocity": left}
+
+    dense_exchange = exchange  # a single worker's weights move as many workers' do
+
+
+def spatial(chunks: Chunks, coefficients: tf.Tensor) -> tf.Tensor:
+    """Return the tensor of which these are the coefficients, `[number, size]`."""
+    blocks = tf.reshape(coefficients, [chunks.number, chunks.height, chunks.width])
+    return chunks.join(idct(blocks))
+
+
+def dct(chunks: tf.Tensor) -> tf.Tensor:
+    """Return the orthonormal two-dimensional DCT-II of blocks `[number, height, width]`."""
+    vertical, horizontal = _matrices(chunks)
+    return tf.matmul(vertical, tf.matmul(chunks, horizontal, transpose_b=True))
+
+
+def idct(coefficients: tf.Tensor) -> tf.Tensor:
+    """Undo `dct`: the transpose, since the transform is orthonormal."""
+    vertical, horizontal = _matrices(coefficients)
+    return tf.matmul(vertical, tf.matmul(coefficients, horizontal), transpose_a=True)
+
+
+def _matrices(blocks: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Of the columns and of the rows."""
+    _, height, width = blocks.shape
+    return tf.constant(dct_matrix(height)), tf.constant(dct_matrix(width))
+
+
+def dct_matrix(n: int) -> np.ndarray:
+    """Return C, float32 `[n, n]`, whose product with a vector is its orthonormal DCT-II.
+
+    Example:
+        >>> dct_matrix(2)  # sum and difference, divided by sqrt(2)
+        array([[ 0.70710677,  0.70710677],
+               [ 0.70710677, -0.70710677]], dtype=float32)
+    """
+    x = np.arange(n)
+    cosines = np.sqrt(2.0 / n) * np.cos(np.pi * np.outer(x, 2 * x + 1) / (2 * n))
+    cosines[0] = np.sqrt(1.0 / n)
+    return cosines.astype(np.float32)
