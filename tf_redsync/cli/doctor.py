@@ -22,7 +22,7 @@ from tf_redsync.cli.version import versions
 
 ON_CPUS = (
     "pack_bits", "unpack_bits", "write_bits", "bitmap", "set_bits", "rice_encode", "rice_decode",
-    "seal", "open",
+    "chunked_top_k", "seal", "open",
 )  # fmt: skip
 OPS = (
     "accumulate_and_select", "decode", "descend", "quantize", "dequantize_sum", "sparse_merge",

@@ -1,9 +1,14 @@
-"""Top-k in every chunk of a tensor: exact, in one pass, without a search for a threshold."""
+"""Top-k in every chunk of a tensor: exact, in one pass over it.
+
+On CPUs the op is native; on GPUs it is composed of TensorFlow's own.
+"""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
+from tf_redsync.ops import native
+from tf_redsync.ops.backends import runs_natively
 from tf_redsync.ops.codec_checks import check_ints
 from tf_redsync.ops.reference import chunks as reference
 
@@ -15,7 +20,7 @@ def chunked_top_k(chunks: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
     among equals the lower position comes first.
 
     Args:
-        chunks: float32 `[chunks, size]`.
+        chunks: float32 `[chunks, size]`, of a static size.
         k: In [0, size].
 
     Returns:
@@ -33,5 +38,12 @@ def chunked_top_k(chunks: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
     chunks = tf.convert_to_tensor(chunks)
     if chunks.dtype != tf.float32:
         raise TypeError(f"`chunks` must be float32. Received: {chunks.dtype.name}.")
+    if chunks.shape.rank != 2 or chunks.shape[1] is None:
+        raise ValueError(
+            "`chunks` must have shape [chunks, size], of a static size. Received: "
+            f"shape {chunks.shape}."
+        )
     check_ints("k", [k], 0, chunks.shape[1])
+    if runs_natively([chunks], cpus_only=True):
+        return tuple(native.load().redsync_chunked_top_k(chunks=chunks, k=k))
     return reference.chunked_top_k(chunks, k)

@@ -1,0 +1,96 @@
+// Top-k of a chunk, in loops that the compiler makes vectors of. No include guard: chunks.cc
+// includes this once for every instruction set.
+
+// The largest magnitude of every run of kRun elements; the last one may be shorter.
+template <int64_t kRun>
+int64_t MaximaOfRuns(const float* chunk, int64_t size, int32_t* maxima) {
+  const int64_t whole = size / kRun;
+  for (int64_t run = 0; run < whole; ++run) {
+    int32_t max = 0;
+    for (int64_t i = 0; i < kRun; ++i) max = std::max(max, MagnitudeBits(chunk[run * kRun + i]));
+    maxima[run] = max;
+  }
+  if (whole * kRun == size) return whole;
+  maxima[whole] = 0;
+  for (int64_t i = whole * kRun; i < size; ++i) {
+    maxima[whole] = std::max(maxima[whole], MagnitudeBits(chunk[i]));
+  }
+  return whole + 1;
+}
+
+// A threshold that at least `k` of the magnitudes reach, and no more than `enough` of them unless
+// there are ties: bit by bit, by counting. *reaching is how many do. 1 <= k <= count.
+int32_t Threshold(const int32_t* magnitudes, int64_t count, int64_t k, int64_t enough,
+                  int64_t* reaching) {
+  int32_t threshold = 0;
+  *reaching = count;
+  for (int32_t bit = int32_t{1} << 30; bit > 0 && *reaching > enough; bit >>= 1) {
+    const int32_t higher = threshold | bit;
+    int32_t found = 0;
+    for (int64_t i = 0; i < count; ++i) found += magnitudes[i] >= higher;
+    if (found < k) continue;
+    threshold = higher;
+    *reaching = found;
+  }
+  return threshold;
+}
+
+// Positions and magnitudes of the elements that reach `threshold`, in the order of the positions.
+// `runs` holds the runs' maxima, and is overwritten.
+template <int64_t kRun>
+int64_t Collect(const float* chunk, int64_t size, int32_t threshold, int32_t* runs, int64_t count,
+                int32_t* at, int32_t* magnitudes) {
+  int64_t chosen = 0, found = 0;
+  for (int64_t run = 0; run < count; ++run) {  // Without branches, which nobody could predict.
+    const bool reaches = runs[run] >= threshold;
+    runs[chosen] = static_cast<int32_t>(run);
+    chosen += reaches;
+  }
+  for (int64_t c = 0; c < chosen; ++c) {
+    const int64_t first = runs[c] * kRun, last = std::min(first + kRun, size);
+    for (int64_t i = first; i < last; ++i) {
+      const int32_t magnitude = MagnitudeBits(chunk[i]);
+      at[found] = static_cast<int32_t>(i);
+      magnitudes[found] = magnitude;
+      found += magnitude >= threshold;
+    }
+  }
+  return found;
+}
+
+// The `k`-th largest maximum of runs is reached by k elements at least, and by few more if there
+// are several runs for each of them. Of those the exact top-k is taken.
+template <int64_t kRun>
+void TopByRuns(const float* chunk, int64_t size, int64_t k, int32_t* scratch, int32_t* positions,
+               float* values) {
+  int32_t* at = scratch;
+  int32_t* magnitudes = at + size;
+  int32_t* runs = magnitudes + size;
+  const int64_t count = MaximaOfRuns<kRun>(chunk, size, runs);
+  int64_t reaching;
+  const int32_t lower = Threshold(runs, count, k, k + k / 8, &reaching);
+  const int64_t found = Collect<kRun>(chunk, size, lower, runs, count, at, magnitudes);
+  const int32_t threshold = Threshold(magnitudes, found, k, k, &reaching);
+  int64_t above = 0;
+  if (reaching > k) {
+    for (int64_t i = 0; i < found; ++i) above += magnitudes[i] > threshold;
+  }
+  int64_t ties = reaching > k ? k - above : k, taken = 0;
+  for (int64_t i = 0; i < found && taken < k; ++i) {
+    const bool tie = reaching > k && magnitudes[i] == threshold;
+    if (magnitudes[i] < threshold || (tie && ties-- <= 0)) continue;
+    positions[taken] = at[i];
+    values[taken++] = chunk[at[i]];
+  }
+}
+
+void Top(const float* chunk, int64_t size, int64_t k, int32_t* scratch, int32_t* positions,
+         float* values) {
+  if (size >= 32 * k) {
+    TopByRuns<16>(chunk, size, k, scratch, positions, values);
+  } else if (size >= 8 * k) {
+    TopByRuns<4>(chunk, size, k, scratch, positions, values);
+  } else {
+    TopByRuns<1>(chunk, size, k, scratch, positions, values);
+  }
+}
