@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks.selection import inputs, selection
+from benchmarks.selection import chunks, inputs, selection
 from benchmarks.selection.counters import Instructions
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -65,3 +65,18 @@ def test_without_a_gpu_it_says_so():
     )  # fmt: skip
     assert found.returncode != 0 and "gpu" in found.stderr.lower()
     assert "Traceback" not in found.stderr
+
+
+def test_rows_of_chunks(tmp_path, monkeypatch):
+    for name in ("intra", "inter"):  # TensorFlow has its threads already
+        set_threads = f"set_{name}_op_parallelism_threads"
+        monkeypatch.setattr(tf.config.threading, set_threads, lambda number: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    flags = "--log2_sizes 13 --densities 0.01 --inputs normal --rounds 3 --json"
+    chunks.main([*flags.split(), str(tmp_path / "rows.json")])
+    rows = {row["op"]: row for row in json.loads((tmp_path / "rows.json").read_text())}
+    named = chunks.__doc__.partition("thread:\n\n")[2].partition("\n\n")[0]
+    assert [line.split()[0] for line in named.splitlines()] == list(rows)
+    for row in rows.values():
+        assert row["n"] == 8192 and row["ms"] > 0 and row["rounds"] == 3
+    assert rows["read"]["ratio"] == 1

@@ -19,20 +19,29 @@ int64_t MaximaOfRuns(const float* chunk, int64_t size, int32_t* maxima) {
 }
 
 // A threshold that at least `k` of the magnitudes reach, and no more than `enough` of them unless
-// there are ties: bit by bit, by counting. *reaching is how many do. 1 <= k <= count.
+// there are ties: by halving what is left between smallest and largest, and counting. *reaching is
+// how many do. 1 <= k <= count.
 int32_t Threshold(const int32_t* magnitudes, int64_t count, int64_t k, int64_t enough,
                   int64_t* reaching) {
-  int32_t threshold = 0;
-  *reaching = count;
-  for (int32_t bit = int32_t{1} << 30; bit > 0 && *reaching > enough; bit >>= 1) {
-    const int32_t higher = threshold | bit;
-    int32_t found = 0;
-    for (int64_t i = 0; i < count; ++i) found += magnitudes[i] >= higher;
-    if (found < k) continue;
-    threshold = higher;
-    *reaching = found;
+  int32_t smallest = magnitudes[0], largest = magnitudes[0];
+  for (int64_t i = 1; i < count; ++i) {
+    smallest = std::min(smallest, magnitudes[i]);
+    largest = std::max(largest, magnitudes[i]);
   }
-  return threshold;
+  int64_t low = smallest, high = int64_t{largest} + 1;  // The one is low enough, the other is not.
+  *reaching = count;
+  while (high - low > 1 && *reaching > enough) {
+    const int32_t middle = static_cast<int32_t>(low + (high - low) / 2);
+    int32_t found = 0;
+    for (int64_t i = 0; i < count; ++i) found += magnitudes[i] >= middle;
+    if (found < k) {
+      high = middle;
+    } else {
+      low = middle;
+      *reaching = found;
+    }
+  }
+  return static_cast<int32_t>(low);
 }
 
 // Positions and magnitudes of the elements that reach `threshold`, in the order of the positions.
@@ -71,16 +80,16 @@ void TopByRuns(const float* chunk, int64_t size, int64_t k, int32_t* scratch, in
   const int32_t lower = Threshold(runs, count, k, k + k / 8, &reaching);
   const int64_t found = Collect<kRun>(chunk, size, lower, runs, count, at, magnitudes);
   const int32_t threshold = Threshold(magnitudes, found, k, k, &reaching);
-  int64_t above = 0;
-  if (reaching > k) {
-    for (int64_t i = 0; i < found; ++i) above += magnitudes[i] > threshold;
-  }
-  int64_t ties = reaching > k ? k - above : k, taken = 0;
-  for (int64_t i = 0; i < found && taken < k; ++i) {
-    const bool tie = reaching > k && magnitudes[i] == threshold;
-    if (magnitudes[i] < threshold || (tie && ties-- <= 0)) continue;
+  int64_t above = 0, taken = 0;
+  for (int64_t i = 0; i < found; ++i) above += magnitudes[i] > threshold;
+  int64_t ties = k - above;  // So many of the threshold's magnitude are taken, the first ones.
+  for (int64_t i = 0; taken < k; ++i) {
+    const bool tie = magnitudes[i] == threshold;
+    const bool keep = magnitudes[i] > threshold || (tie && ties > 0);
     positions[taken] = at[i];
-    values[taken++] = chunk[at[i]];
+    values[taken] = chunk[at[i]];
+    taken += keep;
+    ties -= tie;
   }
 }
 
