@@ -49,7 +49,10 @@ def test_a_rate_is_a_schedule_of_rounds(library):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: rs.DiLoCo(outer=keras.optimizers.SGD(0.7)), "`outer` must be None or an optimizer of"),
+        (
+            lambda: rs.DiLoCo(outer=keras.optimizers.SGD(0.7)),
+            "`outer` must be None or an optimizer of",
+        ),
         (lambda: rs.DiLoCo(outer=rs.outer.Nesterov), "Nesterov()"),
         (lambda: rs.outer.SGD(learning_rate=0.0), "`learning_rate` must be"),
         (lambda: rs.outer.Nesterov(momentum=1.0), "`momentum` must be in"),
