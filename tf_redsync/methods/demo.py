@@ -139,7 +139,8 @@ class DeMo(Method):
         flat = [tf.reshape(f, [c.number, c.size]) for c, f in zip(form.chunks, found, strict=True)]
         chosen = [chunked_top_k(f, form.k(c)) for c, f in zip(form.chunks, flat, strict=True)]
         positions, values = zip(*chosen, strict=True)
-        messages = yield AllGather(form.message(wire.all_finite(flat), positions, values))
+        message, _ = form.message(wire.all_finite(flat), positions, values)
+        messages = yield AllGather(message)
         sent = [form.alone(c, *q) for c, q in zip(form.chunks, chosen, strict=True)]
         left = [d - spatial(c, q) for c, d, q in zip(form.chunks, momenta, sent, strict=True)]
         sums, senders = form.sums(messages)

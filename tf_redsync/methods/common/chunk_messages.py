@@ -1,10 +1,11 @@
 """Messages of k elements of every chunk: positions in the chunk, in as few bits as these have.
 
     [flag] then for every tensor, in order,
-        [positions in the chunk, ceil(log2(size)) bits each, in whole words] [values, float32]
+        [positions in the chunk, ceil(log2(size)) bits each, in whole words] [values]
 
-All chunks of a tensor send as many, so there is no count, and a position in 64 x 64 elements takes
-12 bits where one in the tensor takes 32.
+Values are float32; or two bits each, in whole words, then a scale for each chunk and two levels,
+see `two_bit_values.py`. All chunks of a tensor send as many, so there is no count, and a position
+in 64 x 64 elements takes 12 bits where one in the tensor takes 32.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import tensorflow as tf
 
 from tf_redsync import ops
 from tf_redsync.exchange import wire
+from tf_redsync.methods.common import two_bit_values
 from tf_redsync.methods.common.chunking import Chunks
 from tf_redsync.ops import MessageLayout
 from tf_redsync.ops.bits import packed, packed_words, unpacked
@@ -29,10 +31,12 @@ class ChunkMessages:
     Attributes:
         chunks: How each tensor is cut.
         most: k, how many elements of a chunk are sent; of a smaller chunk all.
+        value_bits: 32 or 2, of a value.
     """
 
     chunks: tuple[Chunks, ...]
     most: int
+    value_bits: int = 32
 
     def k(self, chunks: Chunks) -> int:
         """Return how many elements of a tensor's chunks are sent."""
@@ -50,24 +54,56 @@ class ChunkMessages:
 
     @property
     def _lengths(self) -> list[int]:
-        """Words of the positions and the values of each tensor, in the order of the message."""
+        """Words of the parts of each tensor, in the order of the message."""
         pairs = zip(self.chunks, self.capacities, strict=True)
-        return [n for c, count in pairs for n in (packed_words(count, _bits(c)), count)]
+        return [n for c, count in pairs for n in (packed_words(count, _bits(c)), *self._words(c))]
+
+    def _words(self, chunks: Chunks) -> list[int]:
+        """Words of the parts of a tensor's values."""
+        count = chunks.number * self.k(chunks)
+        if self.value_bits == two_bit_values.BITS:
+            codes = packed_words(count, two_bit_values.BITS)
+            return [codes, chunks.number, two_bit_values.LEVELS]
+        return [count]
 
     def message(
         self, finite: tf.Tensor, positions: Sequence[tf.Tensor], values: Sequence[tf.Tensor]
-    ) -> tf.Tensor:
-        """Return what one worker sends, int32 `[words]`: all zero unless `finite`.
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Code what one worker sends.
 
         Args:
             finite: Bool scalar.
             positions: For each tensor int32 `[number, k]`, of `ops.chunks.chunked_top_k`.
             values: For each tensor float32 `[number, k]`.
+
+        Returns:
+            The message, int32 `[words]`, all zero unless `finite`; and the values that it stands
+            for, as `values`.
         """
-        parts = []
+        parts, delivered = [], []
         for chunks, at, value in zip(self.chunks, positions, values, strict=True):
-            parts += [packed(tf.reshape(at, [-1]), _bits(chunks)), tf.reshape(value, [-1])]
-        return wire.message(finite, *parts)
+            parts.append(packed(tf.reshape(at, [-1]), _bits(chunks)))
+            if self.value_bits == two_bit_values.BITS:
+                coded = two_bit_values.encode(value)
+                finite &= wire.all_finite(coded[1:])
+                parts += [packed(tf.reshape(coded.codes, [-1]), two_bit_values.BITS), *coded[1:]]
+                value = two_bit_values.decode(coded)
+            else:
+                parts.append(tf.reshape(value, [-1]))
+            delivered.append(value)
+        return wire.message(finite, *parts), delivered
+
+    def _values(self, chunks: Chunks, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The values of a tensor that all workers have sent, float32 `[workers, number * k]`."""
+        if self.value_bits != two_bit_values.BITS:
+            return wire.from_words(parts[0])
+        count = chunks.number * self.k(chunks)
+        codes = unpacked(parts[0], two_bit_values.BITS, count)
+        workers = tf.shape(codes)[0]  # not -1, which an empty tensor leaves open
+        codes = tf.reshape(codes, [workers, chunks.number, self.k(chunks)])
+        scales, levels = map(wire.from_words, parts[1:])
+        values = two_bit_values.decode(two_bit_values.TwoBitValues(codes, scales, levels))
+        return tf.reshape(values, [workers, count])
 
     def sums(self, messages: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Add up the messages of all workers, rank by rank.
@@ -81,11 +117,12 @@ class ChunkMessages:
         """
         flags, *parts = tf.split(messages, [wire.HEADER_WORDS, *self._lengths], axis=1)
         capacities, workers = self.capacities, tf.shape(messages)[0]
-        indices = [
-            self._places(chunks, unpacked(words, _bits(chunks), count))
-            for chunks, words, count in zip(self.chunks, parts[0::2], capacities, strict=True)
-        ]
-        values = [wire.from_words(words) for words in parts[1::2]]
+        indices, values, following = [], [], iter(parts)
+        for chunks, count in zip(self.chunks, capacities, strict=True):
+            at = unpacked(next(following), _bits(chunks), count)
+            indices.append(self._places(chunks, at))
+            own = [next(following) for _ in self._words(chunks)]
+            values.append(self._values(chunks, own))
         counts = tf.repeat(tf.constant([capacities], tf.int32), workers, axis=0)
         layout = MessageLayout.of(capacities)
         like = [tf.zeros([c.number, c.size]) for c in self.chunks]

@@ -1,0 +1,128 @@
+"""Messages about chunks: sums and senders, values of two bits, their bits by the formula."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.oracle.chunks import chunked_top_k_numpy
+from tf_redsync.exchange import wire
+from tf_redsync.methods.common import two_bit_values
+from tf_redsync.methods.common.chunk_messages import ChunkMessages
+from tf_redsync.methods.common.chunking import Chunks
+from tf_redsync.ops.chunks import chunked_top_k
+
+SHAPES = ((128, 64), (67, 32), (0, 3), (50,), ())
+CHUNKS = tuple(map(Chunks.of, SHAPES))
+TRUE = tf.constant(True)
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype("f4")
+
+
+def two_bits_numpy(values):
+    """What two bits say of values, `[number, k]`, in float64."""
+    values = np.float64(values)
+    scales = np.abs(values).mean(axis=1, keepdims=True)
+    units = np.abs(values) / np.where(scales > 0, scales, 1)
+    small, large = units < 1, units >= 1
+    for chosen in (small, large):
+        units[chosen] = units[chosen].mean() if chosen.any() else 0.0
+    return np.where(values < 0, -1, 1) * units * scales
+
+
+def sent(form, workers):
+    """The messages of some workers, and what they stand for as dense chunks."""
+    messages, dense = [], []
+    for worker in range(workers):
+        flat = [tf.constant(normal(c.number, c.size, seed=worker)) for c in form.chunks]
+        chosen = [chunked_top_k(f, form.k(c)) for c, f in zip(form.chunks, flat, strict=True)]
+        message, delivered = form.message(TRUE, *zip(*chosen, strict=True))
+        messages.append(message)
+        pairs = zip(form.chunks, chosen, delivered, strict=True)
+        dense.append([form.alone(c, at, v).numpy() for c, (at, _), v in pairs])
+    return tf.stack(messages), dense
+
+
+@pytest.mark.parametrize("bits", [32, 2])
+def test_sums_and_senders(bits):
+    form = ChunkMessages(CHUNKS, 5, bits)
+    messages, dense = sent(form, 3)
+    sums, senders = form.sums(messages)
+    for i, chunks in enumerate(CHUNKS):
+        rows = [own[i] for own in dense]
+        np.testing.assert_array_equal(sums[i], (rows[0] + rows[1]) + rows[2])
+        np.testing.assert_array_equal(senders[i], sum((r != 0).astype("f4") for r in rows))
+        assert sums[i].shape == (chunks.number, chunks.size)
+        if bits == 32:
+            flat = normal(chunks.number, chunks.size)
+            positions, values = chunked_top_k_numpy(flat, form.k(chunks))
+            expected = np.zeros_like(flat)
+            np.put_along_axis(expected, positions.astype(np.int64), values, axis=1)
+            np.testing.assert_array_equal(rows[0], expected)
+
+
+@pytest.mark.parametrize("k", [32, 64, 128])
+def test_bits_of_a_message(k):
+    """Of 4096 elements k positions of 12 bits; values of 32 bits, or of 2 and a scale a chunk."""
+    number, tensors = 256, [Chunks.of((1024, 1024))]
+    for bits, count in ((32, number * k * 44), (2, number * (k * 14 + 32) + 64)):
+        form = ChunkMessages(tuple(tensors), k, bits)
+        messages, _ = sent(form, 1)
+        assert 32 * messages.shape[1] == 32 + count == 8 * form.payload
+    assert 32 * 2**20 / (32 + count) > {32: 200, 64: 130, 128: 70}[k]  # times less than dense
+
+
+@pytest.mark.parametrize("bits", [32, 2])
+def test_payloads_of_odd_tensors(bits):
+    """Whole words for each part of each tensor, and nothing of an empty one but its levels."""
+    form, total = ChunkMessages(CHUNKS, 5, bits), 32
+    for chunks in CHUNKS:
+        k = min(5, chunks.size)
+        total += 32 * math.ceil(chunks.number * k * math.ceil(math.log2(chunks.size)) / 32)
+        if bits == 32:
+            total += 32 * chunks.number * k
+        else:
+            total += 32 * math.ceil(2 * chunks.number * k / 32) + 32 * chunks.number + 64
+    messages, _ = sent(form, 1)
+    assert 8 * form.payload == 32 * messages.shape[1] == total
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1.0, 1e20])
+def test_two_bits_say_sign_and_mean_of_their_class(scale):
+    values = normal(6, 40) * np.float32(scale) * np.float32(10.0) ** np.arange(6)[:, None]
+    values = np.float32(values)
+    values[2] = 0
+    found = two_bit_values.decode(two_bit_values.encode(tf.constant(values)))
+    np.testing.assert_allclose(found, two_bits_numpy(values), rtol=1e-5)
+    assert np.abs(found[2]).max() == 0
+    assert (np.sign(found) == np.sign(values)).all()
+
+
+def test_two_values_are_exact():
+    values = np.float32([[1, -3, 1, 3], [2, 6, -2, -6]])
+    found = two_bit_values.decode(two_bit_values.encode(tf.constant(values)))
+    np.testing.assert_allclose(found, values, rtol=1e-6)
+
+
+def test_two_bits_keep_most_of_what_was_selected():
+    flat = normal(64, 4096)
+    _, values = chunked_top_k(flat, 64)
+    found = two_bit_values.decode(two_bit_values.encode(values))
+    error = np.square(found - values).sum() / np.square(values).sum()
+    assert error < 0.01
+    ones = np.sign(values) * np.abs(values).mean(axis=1, keepdims=True)
+    assert error < 0.6 * np.square(ones - values).sum() / np.square(values).sum()  # one bit
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
+def test_what_no_scale_can_hold_is_not_finite(bad):
+    values = np.full((1, 4), bad, np.float32)
+    form = ChunkMessages((Chunks.of((64, 64)),), 4, 2)
+    positions = tf.constant([[0, 1, 2, 3]])
+    message, _ = form.message(TRUE, [positions], [tf.constant(values)])
+    assert not np.any(message) and message.shape[0] * wire.BYTES_PER_WORD == form.payload
+    sums, senders = form.sums(message[tf.newaxis])
+    assert not np.any(sums[0]) and not np.any(senders[0])
