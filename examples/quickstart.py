@@ -21,12 +21,9 @@ WORKERS = 2
 # Momentum 0.9 in both runs: where gradients are sent whole it is the optimizer's, as usual; where
 # they are sparsified RedSync applies it before the selection (momentum correction).
 RUNS = {
-    "dense": ["--method=dense", "--optimizer=momentum"],
-    "redsync": [
-        *("--method=redsync", "--optimizer=sgd", "--momentum=0.9"),
-        # The model is small: with the default limit of 128 KB only one of its tensors is sparse.
-        *("--density=0.01", "--dense_below=16384"),
-    ],
+    "dense": ["--exchange=Dense", "--optimizer=momentum"],
+    # The model is small: with the default limit of 128 KB only one of its tensors is sparse.
+    "redsync": ["--exchange=RedSync(density=0.01, momentum=0.9, dense_below=16384)"],
 }
 LABELS = {"dense": "dense all-reduce", "redsync": "RedSync, density 0.01"}
 COLORS = {"dense": "#1f77b4", "redsync": "#d62728"}

@@ -1,6 +1,7 @@
 """Trains a small CNN on handwritten digits, on one or several workers.
 
-    python -m tf_redsync.launch -n 2 examples/train_digits.py --method=redsync --momentum=0.9
+    python -m tf_redsync launch -n 2 examples/train_digits.py
+    python -m tf_redsync launch -n 2 examples/train_digits.py --exchange=Dense --optimizer=momentum
 
 or, on several machines, the same script under a TF_CONFIG written by hand (see README.md); alone it
 trains on one worker. Every worker reads its own share of the training set. Worker 0 prints the
@@ -19,26 +20,16 @@ import tensorflow as tf
 from absl import app, flags
 
 import tf_redsync as rs
+import tf_redsync.flags
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_enum(
-    "method",
-    "redsync",
-    ["dense", "redsync", "none"],
-    "What the workers exchange: dense gradients, RedSync's selection, or nothing (the workers "
-    "drift apart; this shows the step time without any exchange).",
-)
-flags.DEFINE_float("density", 0.01, "RedSync: share of the gradient's elements sent each step.")
-flags.DEFINE_float("momentum", 0.0, "Momentum inside the exchange; the inner optimizer has none.")
-flags.DEFINE_bool("nesterov", False, "Nesterov's form of --momentum.")
-flags.DEFINE_bool("quantized", False, "RedSync: send one mean value instead of every value.")
-flags.DEFINE_integer("dense_below", 131072, "RedSync: tensors of fewer bytes are sent whole.")
+tf_redsync.flags.define(exchange="RedSync(density=0.01, momentum=0.9)")
 flags.DEFINE_enum(
     "optimizer",
     "sgd",
     ["sgd", "momentum", "adam"],
-    "Inner optimizer. `momentum` is SGD with momentum 0.9; use it or --momentum, not both.",
+    "Inner optimizer. `momentum` is SGD with momentum 0.9, for exchanges without one.",
 )
 flags.DEFINE_float("learning_rate", 0.05, "Learning rate.")
 flags.DEFINE_integer("epochs", 15, "Passes over the training set.")
@@ -50,12 +41,6 @@ flags.DEFINE_string(
     "Folder with one .npz file, or the file itself: images x_train and x_test, [n, height, width] "
     "or [n, height, width, channels]; integer labels y_train and y_test, [n]. MNIST as Keras "
     "stores it will do. Default: the 8x8 digits that come with scikit-learn.",
-)
-flags.DEFINE_string(
-    "run_dir",
-    None,
-    "Folder for what tf_redsync.callbacks.CompressionMetrics records, and for a report of it "
-    "(needs pip install 'tf_redsync[report]').",
 )
 flags.DEFINE_string("out", None, "JSON file for worker 0 to write the results to.")
 
@@ -114,26 +99,6 @@ def build_model(image_shape, classes: int) -> keras.Model:
     )
 
 
-def build_method():
-    """The exchange the flags ask for."""
-    if FLAGS.method == "dense":
-        return rs.Dense(momentum=FLAGS.momentum, nesterov=FLAGS.nesterov)
-    if FLAGS.method == "redsync":
-        return rs.RedSync(
-            density=FLAGS.density,
-            momentum=FLAGS.momentum,
-            nesterov=FLAGS.nesterov,
-            quantized=FLAGS.quantized,
-            dense_below=FLAGS.dense_below,
-        )
-    if FLAGS.momentum:
-        raise ValueError(
-            "`--momentum` needs an exchange that applies it; with --method=none use "
-            f"--optimizer=momentum. Received: --momentum={FLAGS.momentum}."
-        )
-    return rs.NoExchange()
-
-
 def build_optimizer() -> keras.optimizers.Optimizer:
     """The inner optimizer, wrapped."""
     inner = {
@@ -141,7 +106,7 @@ def build_optimizer() -> keras.optimizers.Optimizer:
         "momentum": lambda: keras.optimizers.SGD(FLAGS.learning_rate, momentum=0.9),
         "adam": lambda: keras.optimizers.Adam(FLAGS.learning_rate),
     }[FLAGS.optimizer]()
-    return rs.DistributedOptimizer(inner, build_method())
+    return rs.DistributedOptimizer(inner, **tf_redsync.flags.exchange())
 
 
 class StepRecorder(keras.callbacks.Callback):
@@ -244,7 +209,7 @@ def main(argv):
 
     if is_first:
         result = {
-            "method": FLAGS.method,
+            "exchange": FLAGS.exchange,
             "workers": workers,
             "params": model.count_params(),
             "steps": len(recorder.losses),
@@ -263,7 +228,7 @@ def main(argv):
 def report(result) -> None:
     """Prints the result and writes it to --out."""
     print(
-        f"{result['method']}: test accuracy {result['accuracy']:.4f}, "
+        f"{result['exchange']}: test accuracy {result['accuracy']:.4f}, "
         f"{result['bytes_per_step']:,} bytes sent per worker and step, "
         f"{result['step_ms']:.1f} ms per step (median)",
         flush=True,

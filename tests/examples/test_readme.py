@@ -44,12 +44,12 @@ def commands(page):
                 yield words
 
 
-def defined_flags():
-    """Names of the absl flags of examples/train_digits.py."""
-    text = (ROOT / "examples/train_digits.py").read_text()
+def defined_flags(script="examples/train_digits.py"):
+    """Names of the absl flags of an example: its own, and those of `tf_redsync.flags`."""
     return {
         node.args[0].value
-        for node in ast.walk(ast.parse(text))
+        for path in (script, "tf_redsync/flags.py")
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr.startswith("DEFINE_")
@@ -68,7 +68,7 @@ def dotted(node):
 def test_pages_have_code():
     assert len(blocks("README.md", "python")) >= 2
     assert len(blocks("README.md", "bash")) >= 4
-    assert {"method", "momentum", "density", "epochs", "optimizer", "data_dir"} <= defined_flags()
+    assert {"exchange", "density", "epochs", "optimizer", "data_dir"} <= defined_flags()
 
 
 DOCS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md"))
@@ -99,7 +99,6 @@ def test_python_blocks_use_what_exists(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_name_existing_scripts_modules_and_flags(page):
-    flags = defined_flags()
     seen = 0
     for words in commands(page):
         for word in words:
@@ -108,11 +107,12 @@ def test_commands_name_existing_scripts_modules_and_flags(page):
                 seen += 1
         if "-m" in words and words[0] == "python":
             module = words[words.index("-m") + 1]
-            assert (ROOT / (module.replace(".", "/") + ".py")).is_file(), words
-        if "examples/train_digits.py" in words:
-            own = words[words.index("examples/train_digits.py") + 1 :]
+            path = ROOT / module.replace(".", "/")
+            assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), words
+        for script in [word for word in words if re.fullmatch(r"examples/\w+\.py", word)]:
+            own = words[words.index(script) + 1 :]
             used = {re.match(r"--(\w+)", word).group(1) for word in own}
-            assert used and used <= flags, words
+            assert used <= defined_flags(script), words
     assert seen
 
 

@@ -21,7 +21,7 @@ from tf_redsync import launch as launcher
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples/train_digits.py"
-KEYS = {"method", "workers", "params", "steps", "accuracy", "bytes_per_step", "step_ms", "loss"}
+KEYS = {"exchange", "workers", "params", "steps", "accuracy", "bytes_per_step", "step_ms", "loss"}
 
 
 def load_quickstart():
@@ -76,7 +76,7 @@ def results(tmp_path_factory):
 def test_result_has_what_the_quickstart_reads(results):
     for name, result in results.items():
         assert result.keys() >= KEYS
-        assert result["method"] == name
+        assert result["exchange"].lower().startswith(name)
         assert result["workers"] == 2
         # 1438 training images, 719 per worker, 22 full batches of 32 per epoch.
         assert result["steps"] == len(result["loss"]) == 44
@@ -144,7 +144,7 @@ def test_under_a_tf_config_written_by_hand_with_data_of_my_own(tmp_path):
     )  # fmt: skip
     hosts = [f"127.0.0.1:{port}" for port in launcher.free_ports(2)]
     out = tmp_path / "result.json"
-    flags = ["--method=redsync", "--epochs=1", "--batch_size=8", f"--data_dir={tmp_path}"]
+    flags = ["--exchange=redsync", "--epochs=1", "--batch_size=8", f"--data_dir={tmp_path}"]
     command = script(*flags, f"--out={out}", "--optimizer=adam", "--density=0.05")
     workers = []
     try:
@@ -172,7 +172,7 @@ def test_under_a_tf_config_written_by_hand_with_data_of_my_own(tmp_path):
 def test_alone_it_trains_on_one_worker_and_warns(tmp_path):
     out = tmp_path / "alone.json"
     done = subprocess.run(
-        script("--method=redsync", "--epochs=1", f"--out={out}"),
+        script("--exchange=redsync", "--epochs=1", f"--out={out}"),
         env=environment(),
         capture_output=True,
         text=True,
@@ -188,8 +188,9 @@ def test_alone_it_trains_on_one_worker_and_warns(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--method=redsync", "--optimizer=momentum", "--momentum=0.9"], "momentum"),
-        (["--method=none", "--momentum=0.9"], "--optimizer=momentum"),
+        (["--exchange=RedSync(momentum=0.9)", "--optimizer=momentum"], "momentum"),
+        (["--exchange=RedSnyc"], "Did you mean RedSync?"),
+        (["--exchange=Dense", "--density=0.1"], "--density is for methods that have one"),
         (["--batch_size=5000"], "--batch_size"),
     ],
 )

@@ -51,7 +51,7 @@ def test_a_rate_is_a_schedule_of_rounds(library):
     [
         (
             lambda: rs.DiLoCo(outer=keras.optimizers.SGD(0.7)),
-            "`outer` must be None or an optimizer of",
+            "`outer` must be None or",
         ),
         (lambda: rs.DiLoCo(outer=rs.outer.Nesterov), "Nesterov()"),
         (lambda: rs.outer.SGD(learning_rate=0.0), "`learning_rate` must be"),

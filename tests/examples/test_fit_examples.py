@@ -1,0 +1,135 @@
+"""The examples that train by `fit`, on two worker processes, with little data and few steps."""
+
+import pickle
+import re
+import sys
+import tarfile
+
+import numpy as np
+import pytest
+
+from tests.examples.running import ROOT, run_example
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def datasets():
+    sys.path.insert(0, str(ROOT / "examples"))
+    try:
+        import datasets
+    finally:
+        sys.path.remove(str(ROOT / "examples"))
+    return datasets
+
+
+def mnist_at(folder, examples=64):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, [examples, 8, 8], dtype=np.uint8)
+    y = rng.integers(0, 10, [examples])
+    np.savez(folder / "mnist.npz", x_train=x, y_train=y, x_test=x[:8], y_test=y[:8])
+    return x, y
+
+
+def cifar_at(folder, examples=16):
+    """`cifar-10-batches-py`: pickled dicts of rows, a red, a green and a blue plane each."""
+    inside = folder / "cifar-10-batches-py"
+    inside.mkdir()
+    rng = np.random.default_rng(0)
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        data = rng.integers(0, 256, [examples, 3072], dtype=np.uint8)
+        batch = {b"data": data, b"labels": list(map(int, rng.integers(0, 10, examples)))}
+        (inside / name).write_bytes(pickle.dumps(batch))
+    return inside
+
+
+def text_at(folder):
+    words = "the cat sat on a mat and saw the dog run to it".split()
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 3000), ("valid", 600)):
+        (folder / f"ptb.{part}.txt").write_text(" ".join(rng.choice(words, count)))
+    return folder
+
+
+def test_mnist_goes_on_where_it_was(tmp_path):
+    mnist_at(tmp_path)
+    flags = [f"--data_dir={tmp_path}", f"--run_dir={tmp_path / 'run'}", "--batch_size=8"]
+    first, second = run_example("mnist", *flags, "--epochs=1")
+    assert "4/4" in first and "compression_ratio" in first and "4/4" not in second
+    assert (tmp_path / "run" / "mnist.keras").is_file()
+    first, _ = run_example("mnist", *flags, "--epochs=2")
+    assert "Epoch 2/2" in first and "Epoch 1/2" not in first
+
+
+def test_a_wrong_flag_is_answered_before_workers_wait(tmp_path):
+    for output in run_example("mnist", "--exchange=RedSnyc", code=1):
+        assert "Did you mean RedSync?" in output and "Traceback" not in output
+
+
+@pytest.mark.parametrize("model", ["resnet20", pytest.param("vgg16", marks=pytest.mark.deep)])
+def test_cifar10(tmp_path, model):
+    folder = cifar_at(tmp_path)
+    flags = [f"--model={model}", f"--run_dir={tmp_path / 'run'}", "--batch_size=8", "--epochs=1"]
+    first, _ = run_example("cifar10", f"--data_dir={folder}", *flags, timeout=200)
+    assert "5/5" in first and re.search(rf"{model}: test accuracy 0\.\d+", first)
+
+
+def test_language_model(tmp_path):
+    flags = ["--epochs=2", "--width=8", "--batch_size=4", "--window=10"]
+    first, _ = run_example(
+        "language_model", f"--data_dir={text_at(tmp_path)}", f"--run_dir={tmp_path / 'run'}", *flags
+    )
+    shown = [float(x) for x in re.findall(r" perplexity: ([\d.]+)", first)]
+    assert len(shown) == 2 and shown[1] < shown[0] <= 20, first
+    assert re.search(r"test perplexity [\d.]+ a word", first)
+
+
+def test_transformer(tmp_path):
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 40)
+    flags = ["--epochs=1", "--steps=8", "--width=16", "--window=16", "--blocks=1"]
+    first, _ = run_example(
+        "transformer", f"--data_dir={tmp_path}", f"--run_dir={tmp_path / 'run'}", *flags
+    )
+    assert "8/8" in first and "perplexity" in first.splitlines()[-1], first
+
+
+def test_public_layouts_are_read(tmp_path, datasets):
+    x, y = mnist_at(tmp_path)
+    (train, labels), (test, _) = datasets.digits(str(tmp_path))
+    np.testing.assert_allclose(train[..., 0], x / 255.0, rtol=0.01)
+    assert (labels == y).all() and test.shape == (8, 8, 8, 1)
+
+    folder = cifar_at(tmp_path)
+    batch = pickle.loads((folder / "data_batch_2").read_bytes())
+    archive = tmp_path / "cifar-10-python.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(folder, "cifar-10-batches-py")
+    for path in (folder, tmp_path, archive):
+        (train, labels), (test, _) = datasets.cifar10(str(path))
+        assert train.shape == (80, 32, 32, 3) and test.shape == (16, 32, 32, 3)
+        red_at_row_1_column_2 = batch[b"data"][0, 32 + 2]
+        assert train[16, 1, 2, 0] == red_at_row_1_column_2
+        assert list(labels[16:32]) == batch[b"labels"]
+
+    train, test = datasets.text(str(text_at(tmp_path)))
+    assert train == (tmp_path / "ptb.train.txt").read_text() and len(test) < len(train)
+    (tmp_path / "two").mkdir()
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / "two" / name).write_text("x")
+    with pytest.raises(ValueError, match="`--data_dir` must be a text file"):
+        datasets.text(str(tmp_path / "two"))
+
+
+def test_data_at_hand(datasets):
+    (x, y), (x_test, y_test) = datasets.cifar10()
+    assert x.shape == (1438, 32, 32, 3) and x.dtype == np.uint8 and x_test.shape[0] == 359
+    assert set(y) == set(y_test) == set(range(10))
+    train, test = datasets.text()
+    assert len(train) > 400_000 and len(test) > 40_000 and " the " in test
+
+
+def test_every_example_is_in_the_list():
+    page = (ROOT / "examples" / "README.md").read_text()
+    others = {"datasets.py", "quickstart.py"}
+    scripts = {path.name for path in (ROOT / "examples").glob("*.py")} - others
+    assert {name for name in scripts if f"[{name}]({name})" not in page} == set()
