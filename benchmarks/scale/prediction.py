@@ -123,7 +123,7 @@ class Model:
         costs = self.methods[name]
         if not costs.buckets or name == NONE or cluster.workers == 1:
             return self.compute * cluster.share / cluster.speed
-        count = len(costs.buckets[0].steps)
+        count = max(len(bucket.steps) for bucket in costs.buckets)
         return sum(self._step(costs, i, cluster) for i in range(count)) / count
 
     def _step(self, costs: Costs, step: int, cluster: Cluster) -> float:
@@ -136,7 +136,9 @@ class Model:
         link, ready, burst = 0.0, 0.0, cluster.burst
         for bucket in costs.buckets:
             core += between * scale * bucket.elements / elements
-            occupied, delay, burst = self.exchange(bucket.steps[step], cluster, burst)
+            occupied, delay, burst = self.exchange(
+                bucket.steps[step % len(bucket.steps)], cluster, burst
+            )
             link = max(link, core) + occupied
             ready = max(ready, link + delay)
         return max(core, ready) + (self.update + received) * scale

@@ -86,6 +86,9 @@ CLAIMS = {
         lambda m: m.density * position_bits(m.density) / m.steps
     ),
     "k (32 + 2 log2(s)) / s^2, s = 64": lambda m: m.top_k * (32 + 2 * math.log2(64)) / 64**2,
+    "(k (2 log2(s) + 2) + 32) / (s^2 steps), s = 64": (
+        lambda m: (m.top_k * (2 * math.log2(64) + 2) + 32) / 64**2 / m.steps
+    ),
     "32": lambda m: 32,
     "0": lambda m: 0,
     "1": lambda m: 1,

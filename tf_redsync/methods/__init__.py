@@ -34,6 +34,7 @@ from tf_redsync.methods.signs import EFSignSGD, SignSGD, Signum
 from tf_redsync.methods.sparcml import SparCML
 from tf_redsync.methods.spardl import SparDL
 from tf_redsync.methods.sparse_dithering import SparseDithering
+from tf_redsync.methods.sparse_loco import SparseLoCo
 from tf_redsync.methods.spherical import SphericalCompression
 from tf_redsync.methods.thresholds import FixedThreshold, Strom
 from tf_redsync.methods.topk import TopK
@@ -85,6 +86,7 @@ __all__ = [
     "SparCML",
     "SparDL",
     "SparseDithering",
+    "SparseLoCo",
     "SphericalCompression",
     "Strom",
     "TernGrad",

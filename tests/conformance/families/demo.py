@@ -1,4 +1,4 @@
-"""DeMo."""
+"""DeMo and SparseLoCo: top-k of chunks."""
 
 import math
 
@@ -8,8 +8,10 @@ import tensorflow as tf
 import tf_redsync as rs
 from tests.conformance.descriptor import Descriptor
 from tests.oracle.demo import DeMoOracle, divisor
+from tests.oracle.sparse_loco import SparseLoCoOracle
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods import demo
+from tf_redsync.methods.common import two_bit_values
 
 
 def words(method, shape):
@@ -45,7 +47,54 @@ def _demo(**arguments):
     return Descriptor(method, None, True, (AllGather,), message, oracle, steps=10, patience=None)
 
 
+def loco_message(method, specs, step):
+    """A flag; for each tensor positions, and values or codes, scales of chunks and two levels."""
+    total = 1
+    for shape in (s.shape for s in specs):
+        matrix = len(shape) > 1
+        rows, columns = (math.prod(shape[:-1]), shape[-1]) if matrix else (1, math.prod(shape))
+        limit = method.chunk if matrix else method.chunk**2
+        n = divisor(rows, limit) * divisor(columns, limit)
+        chunks = rows * columns // n
+        count = chunks * min(method.top_k, n)
+        total += math.ceil(count * math.ceil(math.log2(n)) / 32)
+        total += count if method.value_bits == 32 else math.ceil(2 * count / 32) + chunks + 2
+    return [4 * total]
+
+
+def loco_oracle(method, specs, workers):
+    return SparseLoCoOracle(
+        [s.shape for s in specs],
+        workers,
+        method.decay,
+        method.top_k,
+        method.value_bits,
+        method.divide_by,
+        method.chunk,
+        lambda rows: two_bit_values.encode(tf.constant(rows, tf.float32)).codes.numpy() >= 2,
+    )
+
+
+def _loco(**arguments):
+    method = rs.SparseLoCo(**arguments)
+    rounded = 1e-5 if method.value_bits == 2 else 0.0  # means of numpy's float64
+    return Descriptor(
+        method,
+        None,
+        True,
+        (AllGather,),
+        loco_message,
+        loco_oracle,
+        tolerance=rounded,
+        patience=None,
+    )
+
+
 TABLE = {
+    "sparse_loco": _loco(top_k=5, chunk=16),
+    "sparse_loco_defaults": _loco(),
+    "sparse_loco_values": _loco(top_k=5, chunk=16, value_bits=32, decay=1.0),
+    "sparse_loco_senders": _loco(top_k=5, chunk=16, value_bits=32, divide_by="senders"),
     "demo": _demo(top_k=3, chunk=16),
     "demo_defaults": _demo(),
     "demo_all": _demo(top_k=64, chunk=8, decay=0.0),

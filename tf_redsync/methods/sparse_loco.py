@@ -1,0 +1,170 @@
+"""SparseLoCo: local steps, and the largest changes of each chunk in two bits."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import tensorflow as tf
+from typing_extensions import override
+
+from tf_redsync import checks, feedback, outer
+from tf_redsync.exchange import wire
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.requests import AllGather
+from tf_redsync.methods.base import Context, Exchange, Method, Payloads, State, register
+from tf_redsync.methods.common.cadence import Cadence
+from tf_redsync.methods.common.chunk_messages import ChunkMessages
+from tf_redsync.methods.common.chunking import SIDE, Chunks
+from tf_redsync.ops.chunks import chunked_top_k
+from tf_redsync.outer import Outer
+
+_DIVISORS = ("workers", "senders")
+_VALUE_BITS = (2, 32)
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SparseLoCo(Method):
+    """SparseLoCo: DiLoCo with sparse, quantised changes, and error feedback for outer momentum.
+
+    Between two exchanges the workers' weights differ. A round ends early where an epoch ends and
+    where an evaluation or saving begins, so that all agree on the weights there; in a custom loop
+    call `optimizer.exchange.to_consensus()`.
+
+    Amir Sarfi, Benjamin Thérien, Joel Lidin, Eugene Belilovsky (2025), "Communication Efficient LLM
+    Pre-training with SparseLoCo", arXiv 2508.15706.
+
+    Tensors are cut into chunks of at most 64 x 64 elements, vectors into chunks of 4,096. On every
+    worker, with dW the change of the weights in a round of `steps` steps and e the error:
+
+        e <- beta e + dW
+        q = the k largest |e| of each chunk, their values in two bits
+        message = [positions in the chunk, 12 bits each; codes of q; scales]    one all-gather
+        e <- e - q
+        W <- W + eta (sum over workers of q) / K                                `outer`, eta = 1
+
+    What is held back decays by beta in each round: what has waited for long no longer fits, and the
+    error, which grows where changes agree, takes the place of DiLoCo's outer momentum.
+
+    Differences from the paper
+
+    * All chunks of a tensor are of one size, the largest divisors of its sides that are at most
+      `chunk`; see `DeMo` for sides that are prime.
+    * The two levels of a value are those of `codings` of chunks here: a sign, and the mean of the
+      small or of the large magnitudes of the tensor, in units of the chunk's mean.
+    * Tensors of all sizes are sent so.
+
+    Args:
+        steps: Steps that each worker takes between two exchanges, 15 to 250 in the paper.
+        top_k: k, how many elements of a chunk are sent, 32 to 128 in the paper; of a smaller chunk
+            all.
+        decay: beta of the error, in [0, 1]: 0.95 in the paper, 0.999 in the authors' code.
+        value_bits: Bits of a value, 2, or 32 for float32.
+        divide_by: `"workers"`: K, all of them, as in the paper. `"senders"`: of each element, those
+            that have sent it, as in the authors' code; then what one worker alone has sent counts
+            in full.
+        chunk: Sides of a chunk of a matrix, at most; a vector's has as many elements.
+        outer: Takes a step along the mean, an optimizer of `tf_redsync.outer`. `None`: the mean is
+            the step, eta = 1; the paper has rates of 0.7 to 1 and no momentum.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+
+    Example:
+        >>> SparseLoCo().describe(TensorSpec("w", (768, 3072)))
+        '64 of 4,096 elements of 576 chunks of 64 x 64, 2 bits each, every 50 steps'
+    """
+
+    steps: int = 50
+    top_k: int = 64
+    decay: float = 0.95
+    value_bits: int = 2
+    divide_by: str = "workers"
+    chunk: int = SIDE
+    outer: Outer | None = None
+
+    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum"}
+    paper: ClassVar[str] = "Sarfi, Thérien, Lidin, Belilovsky 2025"
+    requests: ClassVar[str] = "all-gather of positions in chunks and codes"
+    bits: ClassVar[str] = "(k (2 log2(s) + 2) + 32) / (s^2 steps), s = 64"
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "top_k", "chunk"):
+            checks.integer(name, getattr(self, name), low=1)
+        checks.real("decay", self.decay, low=0.0, high=1.0)
+        if self.value_bits not in _VALUE_BITS:
+            raise ValueError(
+                f"`value_bits` must be one of {_VALUE_BITS}. "
+                f"Received: value_bits={self.value_bits!r}"
+            )
+        checks.choice("divide_by", self.divide_by, _DIVISORS)
+        outer.check("outer", self.outer)
+
+    @property
+    @override
+    def cadence(self) -> Cadence:
+        return Cadence(local_steps=self.steps, outer=self.outer)
+
+    @property
+    @override
+    def conserves(self) -> bool:
+        """Unless what waits decays, or what few have sent is given more weight."""
+        return self.decay == 1.0 and self.divide_by == "workers"
+
+    @override
+    def dense(self) -> Method:
+        """There is no tensor that it refuses."""
+        return self
+
+    @override
+    def describe(self, spec: TensorSpec) -> str:
+        cut = self._cut(spec)
+        return (
+            f"{min(self.top_k, cut.size):,} of {cut.size:,} elements of {cut.number:,} chunks of "
+            f"{cut.height} x {cut.width}, {self.value_bits} bits each, every {self.steps} steps"
+        )
+
+    def _cut(self, spec: TensorSpec) -> Chunks:
+        return Chunks.of(spec.shape, side=self.chunk, length=self.chunk**2)
+
+    def _messages(self, layout: BucketLayout) -> ChunkMessages:
+        chunks = tuple(self._cut(s) for s in layout.specs)
+        return ChunkMessages(chunks, self.top_k, self.value_bits)
+
+    @override
+    def payloads(self, layout: BucketLayout, step: int) -> Payloads:
+        return [(AllGather, self._messages(layout).payload)]
+
+    @override
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        """Here the gradients are the changes of the weights, divided by the workers."""
+        form, changes = self._messages(ctx.layout), feedback.scaled(grads, ctx.scale)
+        errors = [self.decay * e + d for e, d in zip(state["residual"], changes, strict=True)]
+        rows = [_rows(c, e) for c, e in zip(form.chunks, errors, strict=True)]
+        chosen = [chunked_top_k(r, form.k(c)) for c, r in zip(form.chunks, rows, strict=True)]
+        positions, values = zip(*chosen, strict=True)
+        message, sent = form.message(wire.all_finite(rows), positions, values)
+        messages = yield AllGather(message)
+        left = [
+            e - _tensor(c, form.alone(c, at, q))
+            for c, e, at, q in zip(form.chunks, errors, positions, sent, strict=True)
+        ]
+        sums, senders = form.sums(messages)
+        if self.divide_by == "senders":
+            sums = [
+                tf.math.divide_no_nan(ctx.layout.workers * s, n)
+                for s, n in zip(sums, senders, strict=True)
+            ]
+        totals = [_tensor(c, s) for c, s in zip(form.chunks, sums, strict=True)]
+        return totals, {"residual": left}
+
+
+def _rows(chunks: Chunks, tensor: tf.Tensor) -> tf.Tensor:
+    """The chunks of a tensor, a row each."""
+    return tf.reshape(chunks.split(tensor), [chunks.number, chunks.size])
+
+
+def _tensor(chunks: Chunks, rows: tf.Tensor) -> tf.Tensor:
+    """The tensor of such rows."""
+    return chunks.join(tf.reshape(rows, [chunks.number, chunks.height, chunks.width]))
