@@ -3,7 +3,7 @@
     python -m tf_redsync launch -n 2 examples/custom_loop.py
 
 What is different from a loop on one machine: the strategy and its scope, the wrapped optimizer, the
-loss divided by the number of workers, and checkpoints of each worker. Worker 0 prints.
+loss divided by the size of the global batch, and checkpoints of each worker. Worker 0 prints.
 """
 
 import os
@@ -22,7 +22,7 @@ tf_redsync.flags.define(exchange="CodedGMC(momentum=0.9)", run_dir="runs/custom_
 flags.DEFINE_string("data_dir", None, "Folder with mnist.npz. Default: scikit-learn's digits.")
 flags.DEFINE_integer("epochs", 12, "Passes over the training set, in all.")
 flags.DEFINE_integer("batch_size", 32, "Examples per worker and step.")
-flags.DEFINE_float("learning_rate", 0.05, "Of SGD; without momentum, which the exchange has.")
+flags.DEFINE_float("learning_rate", 0.01, "Of SGD, per worker: it grows with the batch.")
 flags.DEFINE_integer("seed", 1, "Of the weights and the order of the examples.")
 
 
@@ -66,16 +66,18 @@ def main(argv):
     keras.utils.set_random_seed(FLAGS.seed)
     with strategy.scope():
         model = build_model(x_train.shape[1:], int(y_train.max()) + 1)
-        optimizer = keras.optimizers.SGD(FLAGS.learning_rate)
+        optimizer = keras.optimizers.SGD(FLAGS.learning_rate * workers)
         optimizer = rs.DistributedOptimizer(optimizer, **tf_redsync.flags.exchange())
         model.compile(optimizer=optimizer)  # for the callbacks and `predict`
         optimizer.build(model.trainable_variables)
-        loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        # Without its own mean, which in Keras 3 is divided by the number of workers, in others not.
+        loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 
     def replica_step(images, labels):
         with tf.GradientTape() as tape:
-            loss = loss_of(labels, model(images, training=True))
-            loss /= workers  # the exchange adds up the workers' gradients
+            losses = loss_of(labels, model(images, training=True))
+            # By the global batch: the exchange adds up the workers' gradients.
+            loss = tf.nn.compute_average_loss(losses)
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss

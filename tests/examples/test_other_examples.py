@@ -4,6 +4,8 @@ import importlib.util
 import re
 import shutil
 
+import keras
+import numpy as np
 import pytest
 
 from tests.deep import DEEP
@@ -66,3 +68,69 @@ def test_keras_2(name, tmp_path):
     if DEEP:
         again, _ = run_example(name, *run, "--epochs=3")
         assert "training goes on from" in again and losses(again)[0] < losses(output)[-1]
+
+
+def test_gan(tmp_path):
+    output, _ = run_example("gan", f"--run_dir={tmp_path}", "--batch_size=64", "--epochs=1")
+    assert numbers(r"compression_ratio: ([\d.]+)", output)[-1] > 10
+    assert np.ptp(keras.utils.img_to_array(keras.utils.load_img(tmp_path / "samples-0001.png"))) > 9
+
+
+@pytest.mark.deep
+def test_gan_that_was_stopped_is_one_that_was_not(tmp_path):
+    pictures = []
+    for name, stops in (("straight", [4]), ("stopped", [2, 4])):
+        for epochs in stops:
+            run_example("gan", f"--run_dir={tmp_path / name}", f"--epochs={epochs}")
+        pictures.append((tmp_path / name / "samples-0004.png").read_bytes())
+    assert pictures[0] == pictures[1]
+
+
+def checksums(outputs, phase):
+    """Of the frozen weights before and after, and of all: what both workers say."""
+    line = rf"{phase}: checksum of frozen weights (\w+) before, (\w+) after, of all (\w+)"
+    first, second = (re.search(line, output).groups() for output in outputs)
+    assert first == second
+    return first
+
+
+def test_head_of_finetune(tmp_path):
+    run = [f"--run_dir={tmp_path}", "--batch_size=64", "--head_epochs=1", "--epochs=0"]
+    outputs = run_example("finetune", *run)
+    assert "No weights are loaded" in outputs[0] and "1,285 of 219,829 weights learn" in outputs[0]
+    before, after, _ = checksums(outputs, "head")
+    assert before == after
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("rank", [0, 4])
+def test_finetune(tmp_path, rank):
+    run = [f"--run_dir={tmp_path}", "--head_epochs=1", "--epochs=1", f"--lora={rank}"]
+    outputs = run_example("finetune", *run, timeout=240)
+    before, after, _ = checksums(outputs, "backbone")
+    assert before != after  # statistics: here nothing is frozen
+    ends = [checksums(outputs, phase) for phase in ("head", "lora" if rank else "whole")]
+    assert all(before == after for before, after, _ in ends) and ends[0][2] != ends[1][2]
+    learn = re.findall(r"([\d,]+) of [\d,]+ weights learn", outputs[0])
+    assert (len(learn[2]) < len("100,000")) == bool(rank)
+    again, _ = run_example("finetune", *run, timeout=240)
+    assert again.count("nothing left to do") == 3 and not losses(again)
+
+
+@pytest.mark.deep
+def test_finetune_with_a_folder_of_images_and_a_file_of_weights(tmp_path):
+    rng = np.random.default_rng(0)
+    for label, name in enumerate(["dark", "light"]):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for i in range(40):
+            image = rng.integers(0, 100, (40, 40, 3)) + 150 * label
+            keras.utils.save_img(tmp_path / "images" / name / f"{i}.png", image, scale=False)
+    backbone = keras.applications.MobileNet([32, 32, 3], 0.25, include_top=False, weights=None)
+    backbone.save_weights(tmp_path / "backbone.weights.h5")
+    run = [f"--run_dir={tmp_path / 'run'}", f"--data_dir={tmp_path / 'images'}", "--epochs=1"]
+    outputs = run_example("finetune", *run, f"--weights={tmp_path / 'backbone.weights.h5'}")
+    assert "No weights" not in outputs[0] and "Found 80 files belonging to 2 classes" in outputs[0]
+    before, after, _ = checksums(outputs, "head")
+    assert before == after and losses(outputs[0])
+    (refused, _) = run_example("finetune", *run, code=1)
+    assert "--data_dir needs --weights=imagenet" in refused

@@ -124,6 +124,47 @@ SHORT = [("keras3", "repeated"), ("tf_keras", "shuffled anew")]
 CASES = [case for case in itertools.product(FAMILIES, DATA) if case in SHORT or DEEP]
 
 
+def two_optimizers(library, folder, epochs):
+    """Trains a model whose two layers have an optimizer each, as the models of a GAN have."""
+
+    class Two(library.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape(persistent=True) as tape:
+                loss = tf.reduce_mean((self(x) - y) ** 2)
+            for layer, optimizer in zip(self.layers[1:], (self.other, self.optimizer), strict=True):
+                variables = layer.trainable_variables
+                gradients = tape.gradient(loss, variables)
+                optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            return {"loss": loss}
+
+    library.utils.set_random_seed(1)
+    inputs = library.layers.Input([5])
+    model = Two(inputs, library.layers.Dense(1)(library.layers.Dense(6)(inputs)))
+    method = rs.RedSync(momentum=0.9, dense_below=1)  # with one worker it keeps a velocity
+    wrapped = [rs.DistributedOptimizer(library.optimizers.SGD(0.01), method) for _ in range(2)]
+    model.other, optimizer = wrapped
+    for layer, built in zip(model.layers[1:], wrapped, strict=True):
+        built.build(layer.trainable_variables)
+    model.compile(optimizer)
+    model.fit(
+        dataset().batch(BATCH),
+        epochs=epochs,
+        verbose=0,
+        callbacks=[rs.callbacks.Checkpoint(folder)],
+    )
+    return model
+
+
+@loop("library", [keras, tf_keras])
+def test_a_model_with_two_optimizers(library, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two")
+    two_optimizers(library, folder / "part", 1)
+    assert equal(
+        two_optimizers(library, folder / "part", 2), two_optimizers(library, folder / "whole", 2)
+    )
+
+
 @pytest.mark.timeout(1200 if DEEP else 120)
 @loop("family, kind", CASES)
 def test_it_goes_on_to_the_bit(family, kind, tmp_path_factory):
@@ -321,6 +362,11 @@ def test_models_that_it_cannot_save(tmp_path):
     model = tf_keras.Sequential([tf_keras.layers.Dense(1)])
     model.compile(rs.DistributedOptimizer(tf_keras.optimizers.SGD(0.1), rs.Dense()), "mse")
     with pytest.raises(ValueError, match="needs a model that is built when `fit` begins"):
+        model.fit(data, verbose=0, callbacks=[checkpoint])
+    model = keras.Sequential([keras.layers.Input([5]), keras.layers.Dense(1)])
+    model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.Dense()), "mse")
+    model.another = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.Dense())
+    with pytest.raises(ValueError, match=r"with another not built. Call another.build\(...\)"):
         model.fit(data, verbose=0, callbacks=[checkpoint])
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"/file/.*: give `Checkpoint` a directory"):

@@ -18,16 +18,27 @@ from tf_redsync.engine.checkpointing import Found
 from tf_redsync.exchange import collectives
 from tf_redsync.keras import conflicts, slots
 from tf_redsync.keras.slots import tf_variable
+from tf_redsync.keras.wrapper import Wrapper
 
-_MODEL, _OPTIMIZER, _METRICS, _EXCHANGE = "model", "optimizer", "metrics", "exchange/"
+_MODEL, _OPTIMIZER, _METRICS = "model", "optimizer", "metrics"
 _REPLICA = "@"  # before a replica's number, in the names of its values
+
+
+def optimizers(model: Any) -> list[Any]:
+    """Return a model's optimizer, and the other wrapped ones among its attributes, by their names.
+
+    A model with a `train_step` of its own may have several, as a GAN has.
+    """
+    others = {n: v for n, v in vars(model).items() if isinstance(v, Wrapper)}
+    listed = {id(o): o for o in (model.optimizer, *(others[name] for name in sorted(others)))}
+    return list(listed.values())
 
 
 def build(model: Any) -> None:
     """Make the variables of a model's optimizer, if that is not done.
 
     Raises:
-        ValueError: for a model without variables.
+        ValueError: for a model without variables, and one with another optimizer without.
     """
     if not model.built:
         raise ValueError(
@@ -38,6 +49,15 @@ def build(model: Any) -> None:
     if not model.optimizer.exchange.built:  # tf_keras does it in the first step
         with model.distribute_strategy.scope():
             model.optimizer.build(model.trainable_variables)
+    unbuilt = [o for o in optimizers(model) if not o.exchange.built]
+    names = [n for n, v in vars(model).items() if any(v is o for o in unbuilt)]
+    if names:
+        raise ValueError(
+            "`Checkpoint` saves all wrapped optimizers of a model, and needs them built when `fit` "
+            f"begins. Received: {type(model).__name__} with {', '.join(names)} not built. Call "
+            f"{names[0]}.build(...) with the variables that it will be given, in the strategy's "
+            "scope."
+        )
 
 
 def shared(model: Any) -> dict[str, Callable[[], np.ndarray]]:
@@ -65,7 +85,11 @@ def own(model: Any, with_metrics: bool) -> dict[str, np.ndarray]:
         model: Between two steps.
         with_metrics: Whether an epoch goes on.
     """
-    values = {f"{_EXCHANGE}{n}": v for n, v in model.optimizer.exchange.worker_state().items()}
+    values = {
+        f"{prefix}{name}": value
+        for prefix, exchange in _exchanges(model).items()
+        for name, value in exchange.worker_state().items()
+    }
     for name, copies in _variables(model).items():
         first = copies[0].numpy() if len(copies) > 1 else None
         for i, copy in enumerate(copies[1:], 1):
@@ -91,11 +115,13 @@ def take_over(model: Any, found: Found) -> dict[str, np.ndarray]:
     for name, copies in _variables(model).items():
         for i, copy in enumerate(copies):
             copy.assign(own.get(f"{name}{_REPLICA}{i}", found.shared[name]))
-    parts = [
-        {n.removeprefix(_EXCHANGE): v for n, v in part.items() if n.startswith(_EXCHANGE)}
-        for part in found.own
-    ]
-    model.optimizer.exchange.restore_worker_states(parts)
+    for prefix, exchange in _exchanges(model).items():
+        exchange.restore_worker_states(
+            [
+                {n.removeprefix(prefix): v for n, v in part.items() if n.startswith(prefix)}
+                for part in found.own
+            ]
+        )
     return {n: v for n, v in own.items() if n.startswith(f"{_METRICS}/")}
 
 
@@ -113,13 +139,13 @@ def restore_metrics(model: Any, values: dict[str, np.ndarray]) -> None:
 
 def subject(model: Any) -> dict[str, Any]:
     """What a checkpoint must be of to suit a model; see `manifest.differences`."""
-    optimizer = model.optimizer
-    inner = conflicts.innermost(optimizer.inner_optimizer)
-    of = {_MODEL: model.variables, _OPTIMIZER: _of_optimizer(model)}
+    found = optimizers(model)
+    inner = [conflicts.innermost(o.inner_optimizer) for o in found]
+    of = {_MODEL: model.variables, _OPTIMIZER: _of_optimizers(model)}
     return {
         "kind": {
-            "optimizer": type(inner).__name__,
-            "method": _methods(optimizer.get_config()["method"]),
+            "optimizer": "; ".join(type(i).__name__ for i in inner),
+            "method": "; ".join(_methods(o.get_config()["method"]) for o in found),
         },
         "variables": {
             name: [[_title(v), *_form(tf_variable(v))] for v in listed]
@@ -135,9 +161,18 @@ def versions(model: Any) -> dict[str, str]:
     return {p: getattr(importlib.import_module(p), "__version__", "") for p in packages}
 
 
-def _of_optimizer(model: Any) -> list[Any]:
+def _exchanges(model: Any) -> dict[str, Any]:
+    """The exchange of each optimizer, by what the names of its values begin with."""
+    found = [optimizer.exchange for optimizer in optimizers(model)]
+    return {f"exchange{f'.{i}' if i else ''}/": exchange for i, exchange in enumerate(found)}
+
+
+def _of_optimizers(model: Any) -> list[Any]:
+    return [v for optimizer in optimizers(model) for v in _of_optimizer(model, optimizer)]
+
+
+def _of_optimizer(model: Any, optimizer: Any) -> list[Any]:
     """An optimizer's variables; of tf_keras with those that it does not list: a learning rate."""
-    optimizer = model.optimizer
     found: list[Any] = list(slots.all_variables(optimizer))
     if type(optimizer).saving.__name__.startswith("tf_keras"):
         known = {slots.key(tf_variable(v)) for v in [*found, *model.variables]}
@@ -150,7 +185,7 @@ def _of_optimizer(model: Any) -> list[Any]:
 
 def _variables(model: Any) -> dict[str, tuple[tf.Variable, ...]]:
     """For each variable that steps change, the copies in this process; without metrics."""
-    return {**_copies(_MODEL, model.variables), **_copies(_OPTIMIZER, _of_optimizer(model))}
+    return {**_copies(_MODEL, model.variables), **_copies(_OPTIMIZER, _of_optimizers(model))}
 
 
 def _metrics(model: Any) -> dict[str, tuple[tf.Variable, ...]]:
