@@ -64,11 +64,11 @@ def train(args: argparse.Namespace, settings: Settings, found: Data, kept: repor
 def _loopback(settings, found, method, seed, kept, progress) -> dict[str, Any]:
     import keras
 
-    from benchmarks.accuracy.training import Training
+    from benchmarks.accuracy import local_training
     from benchmarks.method_expressions import exchanged
 
     keras.backend.clear_session()
-    training = Training(settings, found, exchanged(method), seed)
+    training = local_training.make(settings, found, exchanged(method), seed)
     name = f"{method}, seed {seed}"
     if kept.saved is not None and kept.saved.exists():
         training.restore(kept.saved, name)

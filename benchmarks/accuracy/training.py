@@ -53,6 +53,7 @@ class Training:
         seed: Of the weights and of the order of the examples.
 
     Attributes:
+        local: Whether workers take steps alone; see `local_training.py`.
         number: Steps done.
         curve: What was measured so far: `steps`, `loss`, `metric` on the test set, and
             `train_loss`, the mean since the last time.
@@ -63,6 +64,8 @@ class Training:
             only processes know, and for momentum beside that of the inner optimizer.
     """
 
+    local = False
+
     def __init__(self, settings: Settings, found: Data, what: Expression, seed: int):
         self.settings, self.found, method = settings, found, what.method
         self.policy = method if isinstance(method, Policy) else Policy(default=method)
@@ -70,7 +73,8 @@ class Training:
             if name not in ("warm_up", "flush", "rate_first", "last_statistics"):
                 raise ValueError(f"this argument needs --real. Received: {name}={value}")
         for one in self.policy.methods:
-            if one.cadence.own_weights or one.cadence.waits_for:
+            apart = one.cadence.own_weights and bool(one.cadence.local_steps) != self.local
+            if apart or one.cadence.delay or one.cadence.own_point or one.cadence.waits_for:
                 raise ValueError(
                     "with this method workers have weights of their own, or wait for a callback: "
                     f"give --real. Received: {type(one).__name__}"
@@ -88,7 +92,8 @@ class Training:
         conflicts.check_momentum(self.optimizer, self.policy)
         self.optimizer.build(self.variables)
         specs = [tensor_spec(v, i) for i, v in enumerate(self.variables)]
-        warm_up = dense_steps(what.options.get("warm_up"), settings.steps)
+        begins = what.options.get("warm_up") or self.policy.default.dense_start
+        warm_up = dense_steps(begins, settings.steps)
         self.exchange = Exchange(self.policy, specs, settings.workers, warm_up)
         self.flushes = what.options.get("flush", False)
         self.last_statistics = what.options.get("last_statistics", False)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tf_redsync as rs
 from benchmarks import convergence
-from benchmarks.accuracy import command_line, data, report
+from benchmarks.accuracy import command_line, data, local_training, report
 from benchmarks.accuracy.tasks import TASKS, Rows
 from benchmarks.accuracy.training import Training
 from benchmarks.method_expressions import exchanged
@@ -25,7 +25,8 @@ def settings(*flags, workers=2):
 
 def trained(text, *flags, workers=2):
     """A training of the digits to its end."""
-    training = Training(settings(*flags, workers=workers), data.digits(None), exchanged(text), 0)
+    given = settings(*flags, workers=workers), data.digits(None)
+    training = local_training.make(*given, exchanged(text), 0)
     training.run()
     return training
 
@@ -252,12 +253,35 @@ def test_rows_a_second_call_and_an_interruption(tmp_path, capsys, monkeypatch):
 def test_a_method_that_fails_is_a_row(tmp_path, capsys):
     path = tmp_path / "rows.json"
     flags = ["--workers", "2", "--steps", "3", "--json", str(path), "--learning_rate", "1e30"]
-    flags += ["--evaluations", "1", "--methods", "LocalSGD(steps=4)", "Dense()"]
+    flags += ["--evaluations", "1", "--methods", "SBC(steps=4)", "Dense()"]
     assert convergence.main(flags) == 1
     out = capsys.readouterr().out
-    assert "give --real. Received: LocalSGD" in out and "is not finite" in out
+    assert "give --real. Received: SBC" in out and "is not finite" in out
     errors = [row["error"] for row in json.loads(path.read_text())["rows"]]
     assert len(errors) == 2 and "not finite" in errors[1]
+
+
+def test_workers_that_train_alone():
+    """Rounds of one step are dense training; longer ones end with the evaluations too."""
+    flags = ("--steps", "7", "--evaluations", "1", "--momentum", "0")
+    dense, one, average, outer, late = (
+        trained(text, *flags)
+        for text in (
+            "Dense()",
+            "LocalSGD(steps=1)",
+            "LocalSGD(steps=3)",
+            "DiLoCo(steps=3, outer=outer.SGD())",
+            "PostLocalSGD(start=7, steps=3)",
+        )
+    )
+    for other in (one, late):
+        np.testing.assert_allclose(weights(other), weights(dense), atol=1e-6)
+    np.testing.assert_allclose(weights(outer), weights(average), atol=1e-6)
+    assert np.abs(weights(average) - weights(dense)).max() > 1e-4
+    assert average.rounds == 3 and average.results()["bits"] == pytest.approx(32 * 3 / 7)
+    sparse = trained("SparseLoCo(steps=3, top_k=16)", *flags)
+    assert 0 < sparse.results()["bits"] < 1
+    assert np.isfinite(weights(sparse)).all()
 
 
 def test_optimizers():

@@ -1,0 +1,144 @@
+"""Workers in this process that train alone for some steps, each with weights of its own.
+
+They take turns with one model and one optimizer, whose variables are set to each worker's before
+its step and read after it. A round ends where it ends in `programs/local_steps.py`, and where the
+test set is evaluated, as `fit` ends one with each epoch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from benchmarks.accuracy.data import Data
+from benchmarks.accuracy.tasks import Settings
+from benchmarks.accuracy.training import Training, loss_of
+from tf_redsync import feedback
+from tf_redsync.expressions import Expression
+
+
+class LocalTraining(Training):
+    """The workers; see `Training`. An interrupted row begins anew.
+
+    Attributes:
+        agreed: The weights that all agree on.
+        own: Each worker's weights, statistics and slots of the optimizer; empty in a dense
+            beginning.
+        rounds: Number of exchanges of changes.
+    """
+
+    local = True
+
+    def __init__(self, settings: Settings, found: Data, what: Expression, seed: int):
+        super().__init__(settings, found, what, seed)
+        cadences = {m.cadence for m in self.policy.methods}
+        (cadence,) = cadences  # `Policy` sees to it
+        if cadence.masks_local_momentum:
+            raise ValueError(
+                "this method clears each worker's momentum where a change was sent: give --real. "
+                f"Received: {type(self.policy.default).__name__}"
+            )
+        self.length, self.outer = cadence.local_steps, cadence.outer
+        self.slots = {
+            name: [tf.zeros(v.shape) for v in self.variables]
+            for name in (self.outer.slots if self.outer else ())
+        }
+        self.rounds = self._since = 0
+        self.agreed: list[tf.Tensor] = []
+        self.own: list[list[tf.Tensor]] = []
+        self._alone = tf.function(self._step_alone, autograph=False)
+
+    def _everything(self) -> list[Any]:
+        return [*self.variables, *self.statistics, *self.optimizer.variables]
+
+    def _read(self) -> list[tf.Tensor]:
+        return [tf.identity(tf.convert_to_tensor(v)) for v in self._everything()]
+
+    def _set(self, values) -> None:
+        for variable, value in zip(self._everything(), values, strict=True):
+            variable.assign(value)
+
+    def _step_alone(self, x, y):
+        """One worker's step; returns its loss."""
+        weights = [tf.convert_to_tensor(v) for v in self.variables]
+        start = [tf.convert_to_tensor(v) for v in self.statistics]
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            logits, moved = self.model.stateless_call(weights, start, x, training=True)
+            loss = loss_of(y, logits)
+        gradients = [tf.convert_to_tensor(g) for g in tape.gradient(loss, weights)]
+        if self.settings.clip_norm is not None:
+            scale = feedback.local_clip_scale(gradients, self.settings.clip_norm, 1)
+            gradients = feedback.scaled(gradients, scale)
+        self._update(gradients, moved)
+        return loss
+
+    def step(self) -> None:
+        """One step of all workers, and the exchange if it ends a round."""
+        if self.number < self.exchange.warm_up:
+            super().step()
+            return
+        workers = self.settings.workers
+        if not self.own:
+            self.own = [self._read() for _ in range(workers)]
+            self.agreed = self.own[0][: len(self.variables)]
+        losses = []
+        for rank, (x, y) in enumerate(zip(*self._examples(self.number), strict=True)):
+            self._set(self.own[rank])
+            losses.append(self._alone(x, y))
+            self.own[rank] = self._read()
+        self._losses.append(tf.add_n(losses) / workers)
+        self.number += 1
+        self._since += 1
+        if self._since == self.length or self.number in self.settings.evaluated_at:
+            self._end_round()
+
+    def _end_round(self) -> None:
+        workers, count = self.settings.workers, len(self.variables)
+        changes = [
+            [(w - a) / workers for w, a in zip(own[:count], self.agreed, strict=True)]
+            for own in self.own
+        ]
+        means = self.exchange.run(changes, self.exchange.warm_up + self.rounds)
+        if means is not None:
+            if self.outer is not None:
+                rounds = tf.constant(self.rounds, tf.int64)
+                means, self.slots = self.outer.step(means, self.slots, rounds)
+            self.agreed = [a + m for a, m in zip(self.agreed, means, strict=True)]
+        end = count + len(self.statistics)
+        statistics = [
+            tf.add_n(list(own)) / workers
+            for own in zip(*(own[count:end] for own in self.own), strict=True)
+        ]
+        self.own = [[*self.agreed, *statistics, *own[end:]] for own in self.own]
+        self._set(self.own[0])  # for an evaluation
+        self.rounds, self._since = self.rounds + 1, 0
+
+    def results(self) -> dict[str, Any]:
+        """See `Training`: bits and bytes are those of a step, not of a round."""
+        found, exchange = super().results(), self.exchange
+        after = exchange.steps - exchange.first_steps
+        for name, exchanges, steps in (
+            ("", exchange.steps, self.number),
+            ("_after", after, self.number - exchange.warm_up),
+        ):
+            for what in ("bits", "sent_bytes"):
+                found[what + name] *= exchanges / max(1, steps)
+        return found
+
+    def save(self, path: Path, name: str) -> None:
+        """Nothing is kept of a row that is not done."""
+
+    def restore(self, path: Path, name: str) -> bool:
+        """See `save`."""
+        return False
+
+
+def make(settings: Settings, found: Data, what: Expression, seed: int) -> Training:
+    """Returns the workers that a method asks for; see `Training`."""
+    method = what.method
+    methods = getattr(method, "methods", (method,))
+    local = any(one.cadence.local_steps for one in methods)
+    return (LocalTraining if local else Training)(settings, found, what, seed)
