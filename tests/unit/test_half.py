@@ -151,6 +151,8 @@ SELECT = (
     rs.CompAMS(density=0.2, dense_below=0),
     rs.MSTopK(density=0.2, dense_below=0),
     rs.LocalSGD(steps=3),
+    rs.DiLoCo(steps=3),
+    rs.PostLocalSGD(start=2, steps=3),
 )
 
 

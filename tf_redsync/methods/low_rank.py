@@ -20,6 +20,7 @@ from tf_redsync.methods.common.matrix_factors import (
     as_tensors,
     differences,
     matrix_shape,
+    of_unit_length,
     orthogonal,
     products,
     unflat,
@@ -115,6 +116,8 @@ class PowerSGD(_LowRank):
     * Sums instead of averages: the totals here are sums over workers.
     * The residual subtracts the worker's own product, not the common one. The sum over the workers
       is the same; PowerSGD's authors do so in their later package.
+    * Q's columns are scaled to length 1 before the product. orth(P) is the same, but P stays of
+      M's size, where `HalfPrecision` would overflow with a Q of the last gradient's.
     * orth is the QR decomposition. Workers must compute it to the same bits, so all should run on
       the same kind of processor.
 
@@ -146,7 +149,8 @@ class PowerSGD(_LowRank):
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         matrices = as_matrices(ctx.layout, feedback.scaled(grads, ctx.scale), state["residual"])
-        own_p = [tf.matmul(m, q) for m, q in zip(matrices, state["q"], strict=True)]
+        directions = [of_unit_length(q) for q in state["q"]]
+        own_p = [tf.matmul(m, q) for m, q in zip(matrices, directions, strict=True)]
         p, _ = yield from all_reduced(ctx, own_p)
         p = [orthogonal(f) for f in p]
         own_q = [tf.matmul(m, f, transpose_a=True) for m, f in zip(matrices, p, strict=True)]

@@ -29,6 +29,13 @@ def orthogonal(factor: tf.Tensor) -> tf.Tensor:
     return tf.linalg.qr(factor).q
 
 
+def of_unit_length(factor: tf.Tensor) -> tf.Tensor:
+    """Return `factor` `[rows, r]` with columns of length 1; a column of zeros stays."""
+    largest = tf.reduce_max(tf.abs(factor), axis=0)  # or the squares would overflow
+    scaled = tf.math.divide_no_nan(factor, largest)
+    return tf.math.divide_no_nan(scaled, tf.norm(scaled, axis=0))
+
+
 def as_matrices(layout: BucketLayout, grads: Factors, residuals: Factors) -> list[tf.Tensor]:
     """Return `grads + residuals` as matrices."""
     return [
