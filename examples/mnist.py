@@ -34,8 +34,9 @@ def load_data():
         from sklearn.datasets import load_digits
 
         digits = load_digits()
-        x, x_test = np.split(digits.images / 16.0, [1500])
-        y, y_test = np.split(digits.target, [1500])
+        order = np.random.default_rng(0).permutation(len(digits.target))
+        x, x_test = np.split(digits.images[order] / 16.0, [1500])
+        y, y_test = np.split(digits.target[order], [1500])
     return (x[..., None].astype("float32"), y), (x_test[..., None].astype("float32"), y_test)
 
 

@@ -9,9 +9,10 @@ from benchmarks.accuracy import command_line, data
 from tests.distributed.cluster import run_workers
 
 SPARSE = "density=0.05, momentum=0.9, dense_below=0, warm_up=DenseWarmUp(4)"
+ADAMW = ("--optimizer", "adamw", "--learning_rate", "0.01")
 ROWS = (  # BatchNormalization, clipping, a rate that falls; the inner optimizer's momentum, a code
     ("cifar10", ["--clip_norm", "0.5", "--schedule", "cosine"], f"RedSync({SPARSE})"),
-    ("digits", ["--optimizer", "adamw", "--learning_rate", "0.01"], "DiLoCo(steps=3)"),
+    ("digits", [*ADAMW, "--evaluations", "1"], "DiLoCo(steps=3)"),  # an evaluation ends a round
     ("digits", [], "CodedGMC(density=0.05)"),
 )
 
@@ -60,4 +61,6 @@ def test_processes_end_as_the_loopback(workers, count):
             np.testing.assert_allclose(worker[f"{i} weights"], weights, rtol=0, atol=1e-4)
         assert np.abs(weights - start).max() > 1e-2
         np.testing.assert_allclose(first[f"{i} losses"], training.curve["loss"], rtol=1e-4)
-        assert first[f"{i} sent"] == pytest.approx(expected["sent_bytes"])
+        # Of four rounds the last one ends with the epoch, after the callbacks of its last step.
+        part = 0.75 if "DiLoCo" in text else 1.0
+        assert first[f"{i} sent"] == pytest.approx(part * expected["sent_bytes"])

@@ -6,6 +6,7 @@ thread, beside the training.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 import tempfile
@@ -171,8 +172,11 @@ class Profiler:
 
     def abandon(self) -> None:
         """End recording, if it goes on, without a result."""
-        if self._folder:
-            self.stop(1)
+        if self._folder:  # nobody will read it, so nothing is collected
+            folder, self._folder = self._folder, ""
+            with contextlib.suppress(tf.errors.OpError, RuntimeError):
+                tf.profiler.experimental.stop(save=False)
+            shutil.rmtree(folder, ignore_errors=True)
         if self._thread is not None:
             self._thread.join()
             self._thread, self._found = None, None
