@@ -128,7 +128,6 @@ class GradientExchange(saved_state.Saved):
         if self.warm_up is not None:
             self.warm_up.check_known()
         self.called = True
-        self.switch.check_traced()
         if self.instead is None:
             self._check_present(set(positions))
         masks.warn_of_waiting(self)
@@ -136,7 +135,7 @@ class GradientExchange(saved_state.Saved):
         workers.enter_step(self.strategy)
         totals, finite = self._worker.run(
             functools.partial(self.instead or self._exchange, positions),
-            self._dense_gradients(grads, positions),
+            self.switch.checked(self._dense_gradients(grads, positions)),
         )
         return [_like(t, g) for t, g in zip(totals, grads, strict=True)], finite
 
@@ -156,7 +155,7 @@ class GradientExchange(saved_state.Saved):
         buckets = self.program.buckets
         everything = [dense[s.position] for b in buckets for s in b.layout.specs]
         scale = self.policy.default.clip_scale(everything, self.workers)
-        states = [s.read() for s in self.states]
+        states = self.switch.states(self.states)
         outcome = self.program.run(
             [[dense[s.position] for s in b.layout.specs] for b in buckets],
             states,

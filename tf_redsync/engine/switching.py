@@ -9,12 +9,14 @@ workers.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_redsync.engine import total_state
 from tf_redsync.exchange import state
+from tf_redsync.methods.base import State
 
 
 class Switch:
@@ -27,6 +29,7 @@ class Switch:
     def __init__(self, exchange: Any):
         self._exchange = weakref.proxy(exchange)
         self._times, self._variable = 0, state.counter("exchange_switched", 0)
+        self._checks: list[Any] = []  # of the step that is being traced
 
     def turn(self, off: bool) -> None:
         """Switch it, between two steps; all workers must call it."""
@@ -40,11 +43,23 @@ class Switch:
             for copy in state.copies(self._variable, exchange.strategy):
                 copy.assign(self._times)
 
-    def check_traced(self) -> None:
-        """Add to a step a check that it was traced after the last switch."""
-        tf.debugging.assert_equal(
+    def checked(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Return a step's gradients, once it is checked that it was traced after the last switch.
+
+        Before any collective: one that has begun when a step fails waits for its answer for ever,
+        and the next step meets what is left of it.
+        """
+        check = tf.debugging.assert_equal(
             self._variable.read_value(),
             tf.constant(self._times, self._variable.dtype),
             "this step was traced before compression was switched off or on. Make a new "
             "`tf.function` of the step after `optimizer.disable()` or `optimizer.enable()`.",
         )
+        self._checks = [] if check is None else [check]  # none in eager steps
+        with tf.control_dependencies(self._checks):
+            return [tf.identity(t) for t in tensors]
+
+    def states(self, variables: Sequence[state.StateVariables]) -> list[State]:
+        """Read what a step starts from: with a delay collectives wait for no gradient."""
+        with tf.control_dependencies(self._checks):
+            return [v.read() for v in variables]
