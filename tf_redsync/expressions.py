@@ -68,6 +68,16 @@ def evaluate(text: str, others: Known = _NOTHING, more: Mapping[str, Any] = _NOT
     return Expression(method, _named(call, text, known))
 
 
+def called(text: str) -> str:
+    """Return an expression, a call of it where it is a name alone.
+
+    Example:
+        >>> called("RedSync"), called("RedSync(density=0.01)")
+        ('RedSync()', 'RedSync(density=0.01)')
+    """
+    return f"{text}()" if text.strip().isidentifier() else text
+
+
 def _value(node: ast.expr, text: str, known: Known) -> Any:
     if isinstance(node, ast.Call):
         return _called(node, text, known)

@@ -33,8 +33,7 @@ class LocalTraining(Training):
 
     def __init__(self, settings: Settings, found: Data, what: Expression, seed: int):
         super().__init__(settings, found, what, seed)
-        cadences = {m.cadence for m in self.policy.methods}
-        (cadence,) = cadences  # `Policy` sees to it
+        cadence = self.policy.default.cadence
         if cadence.masks_local_momentum:
             raise ValueError(
                 "this method clears each worker's momentum where a change was sent: give --real. "

@@ -155,18 +155,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """A worker; worker 0 prints."""
     args = _parsed(argv)
     from tf_redsync import expressions
+    from tf_redsync.exchange import collectives
     from tf_redsync.planning import subject as subjects
     from tf_redsync.strategy import MultiWorkerMirroredStrategy
 
     try:
-        calls = [f"{text}()" if text.isidentifier() else text for text in args.methods]
-        found = [expressions.evaluate(call) for call in calls]
+        found = [expressions.evaluate(expressions.called(text)) for text in args.methods]
     except ValueError as error:
         print(error, file=sys.stderr, flush=True)
         return 2
     strategy = MultiWorkerMirroredStrategy()
-    resolver = strategy.cluster_resolver
-    first = resolver is None or not resolver.task_id
+    first = collectives.worker_rank(strategy) == 0
 
     def say(text: str) -> None:
         if first:

@@ -11,8 +11,6 @@ from typing import Any
 
 from tf_redsync.auto import Auto
 from tf_redsync.exchange import collectives
-from tf_redsync.methods.demo import DeMo
-from tf_redsync.methods.signs import SignSGD
 from tf_redsync.policy import Policy
 
 _MOMENTUM_KEYS = ("momentum", "beta_1")
@@ -98,7 +96,7 @@ def warm_up(policy: Policy | Auto, asked: Any) -> Any:
         )
     if begins:
         return begins[0].dense_start
-    voting = [m for m in policy.methods if isinstance(m, (DeMo, SignSGD))]
+    voting = [m for m in policy.methods if m.votes]
     if asked is not None and len(voting) == len(policy.methods):
         raise ValueError(
             f"`warm_up` has no effect with {type(voting[0]).__name__}, whose totals are no sums of "

@@ -51,6 +51,8 @@ class Method(FormerHooks, Configurable):
             and bytes are counted over whole periods.
         rounds_values: Whether all values that it sends can be rounded on the way, and the rounding
             errors stay in its residual.
+        votes: Whether totals are votes, -1, 0 or 1, in dense exchanges too, and so want a learning
+            rate of another size than sums of gradients.
         former_states: Whether earlier versions saved its state in another form, which is dropped
             with a warning.
         paper: Authors and year, for `table()`.
@@ -61,6 +63,7 @@ class Method(FormerHooks, Configurable):
     state_kinds: ClassVar[dict[str, str]] = {}
     period: ClassVar[int] = 1
     rounds_values: ClassVar[bool] = False
+    votes: ClassVar[bool] = False
     former_states: ClassVar[bool] = False
     paper: ClassVar[str] = ""
     requests: ClassVar[str] = ""

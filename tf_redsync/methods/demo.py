@@ -88,6 +88,7 @@ class DeMo(Method):
     paper: ClassVar[str] = "Peng, Quesnelle, Kingma 2024"
     requests: ClassVar[str] = "all-gather of positions in chunks and coefficients"
     bits: ClassVar[str] = "k (32 + 2 log2(s)) / s^2, s = 64"
+    votes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.real("decay", self.decay, low=0.0, high=1.0, high_open=True)

@@ -47,6 +47,7 @@ class SignSGD(Method):
     paper: ClassVar[str] = "Bernstein, Wang, Azizzadenesheli, Anandkumar 2018"
     requests: ClassVar[str] = "all-gather of signs"
     bits: ClassVar[str] = "1"
+    votes: ClassVar[bool] = True
 
     @property
     @override

@@ -51,8 +51,8 @@ class SparseLoCo(Method):
 
     * All chunks of a tensor are of one size, the largest divisors of its sides that are at most
       `chunk`; see `DeMo` for sides that are prime.
-    * The two levels of a value are those of `codings` of chunks here: a sign, and the mean of the
-      small or of the large magnitudes of the tensor, in units of the chunk's mean.
+    * The levels of a value are a sign, and the mean of the small or of the large magnitudes of the
+      tensor, in units of the chunk's mean; see `methods/common/two_bit_values.py`.
     * Tensors of all sizes are sent so.
 
     Args:
@@ -141,13 +141,16 @@ class SparseLoCo(Method):
         """Here the gradients are the changes of the weights, divided by the workers."""
         form, changes = self._messages(ctx.layout), feedback.scaled(grads, ctx.scale)
         errors = [self.decay * e + d for e, d in zip(state["residual"], changes, strict=True)]
-        rows = [_rows(c, e) for c, e in zip(form.chunks, errors, strict=True)]
+        rows = [
+            tf.reshape(c.split(e), [c.number, c.size])
+            for c, e in zip(form.chunks, errors, strict=True)
+        ]
         chosen = [chunked_top_k(r, form.k(c)) for c, r in zip(form.chunks, rows, strict=True)]
         positions, values = zip(*chosen, strict=True)
         message, sent = form.message(wire.all_finite(rows), positions, values)
         messages = yield AllGather(message)
         left = [
-            e - _tensor(c, form.alone(c, at, q))
+            e - c.join(form.alone(c, at, q))
             for c, e, at, q in zip(form.chunks, errors, positions, sent, strict=True)
         ]
         sums, senders = form.sums(messages)
@@ -156,15 +159,5 @@ class SparseLoCo(Method):
                 tf.math.divide_no_nan(ctx.layout.workers * s, n)
                 for s, n in zip(sums, senders, strict=True)
             ]
-        totals = [_tensor(c, s) for c, s in zip(form.chunks, sums, strict=True)]
+        totals = [c.join(s) for c, s in zip(form.chunks, sums, strict=True)]
         return totals, {"residual": left}
-
-
-def _rows(chunks: Chunks, tensor: tf.Tensor) -> tf.Tensor:
-    """The chunks of a tensor, a row each."""
-    return tf.reshape(chunks.split(tensor), [chunks.number, chunks.size])
-
-
-def _tensor(chunks: Chunks, rows: tf.Tensor) -> tf.Tensor:
-    """The tensor of such rows."""
-    return chunks.join(tf.reshape(rows, [chunks.number, chunks.height, chunks.width]))

@@ -31,9 +31,8 @@ def parse(text: str, density: float | None = None) -> Method | Policy | Auto:
         0.01
     """
     more = {} if density is None else {"density": density}
-    called = f"{text}()" if text.strip().isidentifier() else text
     try:
-        found = expressions.evaluate(called, more=more)
+        found = expressions.evaluate(expressions.called(text), more=more)
         if not found.options:
             return found.method
         reason = f"{', '.join(found.options)} is for DistributedOptimizer"
