@@ -54,10 +54,11 @@ class Exchange:
         first_sent: The same of `sent`.
         first_steps: Number of such exchanges.
         skipped: Number of exchanges that were not finite.
+        peak: Most bytes that a worker has sent for one of the exchanges that are not the first.
     """
 
     COUNTERS = (
-        "payload", "sent", "steps", "first_payload", "first_sent", "first_steps", "skipped",
+        "payload", "sent", "steps", "first_payload", "first_sent", "first_steps", "skipped", "peak",
     )  # fmt: skip
 
     def __init__(self, policy: Any, specs: Sequence[TensorSpec], workers: int, warm_up: int = 0):
@@ -72,6 +73,7 @@ class Exchange:
         ]
         self.payload = self.sent = self.first_payload = self.first_sent = 0.0
         self.steps = self.first_steps = self.skipped = 0
+        self.peak = 0.0
 
     def waits(self, bucket: Bucket, states) -> bool:
         """Whether a method still waits for something."""
@@ -142,6 +144,8 @@ class Exchange:
             self.first_payload += payload
             self.first_sent += sent
             self.first_steps += 1
+        else:
+            self.peak = max(self.peak, sent)
 
     def per_step(self, name: str, after: bool = False) -> float:
         """Returns the mean of `payload` or `sent` over all steps, or those after the first ones."""

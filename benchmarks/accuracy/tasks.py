@@ -34,7 +34,7 @@ class Task:
         optimizer: One of `OPTIMIZERS`.
         learning_rate: Of the optimizer.
         momentum: Of SGD, or beta_1 of the others.
-        weight_decay: Of AdamW.
+        weight_decay: Of AdamW and of SGD.
         clip_norm: Bound on the norm of the gradient; see `Settings`.
     """
 
@@ -162,7 +162,10 @@ class Settings:
             clip = self.clip_norm * self.workers**-0.5
         momentum = 0.0 if momentum_in_exchange else self.momentum
         if self.optimizer == "sgd":
-            return keras.optimizers.SGD(rate, momentum=momentum, global_clipnorm=clip)
+            decay = self.of_task.weight_decay or None
+            return keras.optimizers.SGD(
+                rate, momentum=momentum, weight_decay=decay, global_clipnorm=clip
+            )
         common = {"learning_rate": rate, "beta_1": momentum, "global_clipnorm": clip}
         if self.optimizer == "adamw":
             return keras.optimizers.AdamW(weight_decay=self.of_task.weight_decay, **common)

@@ -217,6 +217,7 @@ class Training:
             "bits_after": bits * exchange.per_step("payload", after=True),
             "sent_bytes": exchange.per_step("sent"),
             "sent_bytes_after": exchange.per_step("sent", after=True),
+            "peak_bytes": exchange.peak,
             "first_steps": exchange.first_steps,
             "skipped": exchange.skipped,
             "elements": self.elements,
