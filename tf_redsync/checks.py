@@ -6,6 +6,7 @@ import difflib
 import functools
 import inspect
 import numbers
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -57,14 +58,28 @@ def boolean(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}")
 
 
-def choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Check that a hyper-parameter is one of some strings.
+def choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    """Check that a hyper-parameter is one of some strings, or of some integers.
 
     Raises:
         ValueError: naming the argument, its value and the choices.
     """
-    if not isinstance(value, str) or value not in choices:
+    if isinstance(value, bool) or not isinstance(value, type(choices[0])) or value not in choices:
         raise ValueError(f"`{name}` must be one of {choices}. Received: {name}={value!r}")
+
+
+def pattern(name: str, value: Any) -> None:
+    """Check that something is a regular expression.
+
+    Raises:
+        ValueError: naming the argument, its value and what is wrong with it.
+    """
+    try:
+        re.compile(value)
+    except (re.error, TypeError) as error:
+        raise ValueError(
+            f"`{name}` must be a regular expression ({error}). Received: {name}={value!r}"
+        ) from error
 
 
 def momentum(value: Any, nesterov: bool) -> None:

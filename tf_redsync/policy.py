@@ -35,7 +35,7 @@ class Rule(Configurable):
     method: Method
 
     def __post_init__(self) -> None:
-        _check_pattern("pattern", self.pattern)
+        checks.pattern("pattern", self.pattern)
         if not isinstance(self.method, Method):
             raise ValueError(
                 "`method` must be a tf_redsync method. Received: "
@@ -75,7 +75,7 @@ class Policy(Configurable):
                 f"default={self.default!r}{checks.if_class(self.default)}"
             )
         if self.output_layer is not None:
-            _check_pattern("output_layer", self.output_layer)
+            checks.pattern("output_layer", self.output_layer)
         for rule in self.rules:
             if not isinstance(rule, Rule):
                 raise ValueError(
@@ -127,7 +127,7 @@ class Policy(Configurable):
             _check_matches("output_layer", self.output_layer, specs)
         for rule in self.rules:
             _check_matches("pattern", rule.pattern, specs)
-        return [self._assign(spec) for spec in self.mark_output_layer(specs)]
+        return in_fragments([self._assign(spec) for spec in self.mark_output_layer(specs)])
 
     def _assign(self, spec: TensorSpec) -> Assignment:
         for rule in self.rules:
@@ -194,15 +194,12 @@ def check_together(methods: Sequence[Method]) -> None:
             "all methods of a policy must have the same number of local steps, and the same "
             f"delay. Received: (local steps, delay) of {sorted(cadences)}"
         )
-
-
-def _check_pattern(name: str, pattern: str) -> None:
-    try:
-        re.compile(pattern)
-    except (re.error, TypeError) as error:
+    fragments = {m.fragmentation for m in methods}
+    if len(fragments) > 1:
         raise ValueError(
-            f"`{name}` must be a regular expression ({error}). Received: {name}={pattern!r}"
-        ) from error
+            "all methods of a policy must have the same `fragments`, and the same `mixing`. "
+            f"Received: (fragments, mixing) of {sorted(map(str, fragments))}"
+        )
 
 
 def _check_matches(name: str, pattern: str, specs: Sequence[TensorSpec]) -> None:
@@ -212,6 +209,17 @@ def _check_matches(name: str, pattern: str, specs: Sequence[TensorSpec]) -> None
             f"`{name}` of the policy matches none of the variables. Received: {name}={pattern!r}. "
             f"The trainable variables are: {names}."
         )
+
+
+def in_fragments(assignments: list[Assignment]) -> list[Assignment]:
+    """Return assignments that say which fragment of the model each variable is in."""
+    if not assignments or not assignments[0].method.cadence.fragments:
+        return assignments
+    numbers = assignments[0].method.fragments_of([a.spec for a in assignments])
+    return [
+        dataclasses.replace(a, spec=dataclasses.replace(a.spec, fragment=number))
+        for a, number in zip(assignments, numbers, strict=True)
+    ]
 
 
 def or_dense(spec: TensorSpec, method: Method, reason: str) -> Assignment:

@@ -10,10 +10,11 @@ from tests.oracle.sbc import binarised
 # By family, since the optimizers of tf_keras take other ways through the adapters: to the momentum
 # that SBC clears, and to the weights that CD-SGD sets. The arithmetic is the same for all.
 OUTER = ("diloco", "outer_adam", "outer_rate", "one_step", "post_local")
-CASES = ("local_sgd", "sbc", "coded_topk", *OUTER, "quadratic", "warm_up", "cd_sgd")
+STREAMING = ("one_fragment", "fragments", "late", "late_mean")
+CASES = ("local_sgd", "sbc", "coded_topk", *OUTER, *STREAMING, "quadratic", "warm_up", "cd_sgd")
 SHORT = {
-    "keras3": ("local_sgd", "sbc", *OUTER, "warm_up", "cd_sgd"),
-    "legacy": ("sbc", "diloco", "cd_sgd"),
+    "keras3": ("local_sgd", "sbc", *OUTER, *STREAMING, "warm_up", "cd_sgd"),
+    "legacy": ("sbc", "diloco", "late", "cd_sgd"),
 }
 TRAINED = dict.fromkeys(("keras3", "tf_keras", "legacy"), CASES) if DEEP else SHORT
 STEPS, BATCH, RATE, MOMENTUM = 7, 8, 0.05, 0.9
@@ -50,7 +51,16 @@ def cases(rs):
         "outer_rate": (rs.LocalSGD(steps=2, outer=rs.outer.SGD(learning_rate=fall)), 0.0, False),
         "one_step": (rs.DiLoCo(steps=1, outer=rs.outer.SGD()), 0.0, False),
         "post_local": (rs.PostLocalSGD(start=3, steps=2), 0.0, False),
+        "one_fragment": (streaming(rs, steps=3, fragments=1), MOMENTUM, False),
+        "fragments": (streaming(rs, steps=4), MOMENTUM, False),
+        "late": (streaming(rs, steps=4, overlap=2, mixing=0.25), MOMENTUM, False),
+        "late_mean": (streaming(rs, steps=2, overlap=1, outer=None), 0.0, False),
     }
+
+
+def streaming(rs, **options):
+    options = {"fragments": ("kernel", "bias"), "overlap": 0, "mixing": 0.0, **options}
+    return rs.StreamingDiLoCo(value_bits=32, **options)
 
 
 def train_everything(trained):
@@ -208,6 +218,36 @@ class Simulated:
             history.append([w.copy() for w in own])
         return history, agreed
 
+    def streaming(self, every, outer, momentum, delay=0, mixing=0.0):
+        """Kernel and bias in turn, as in algorithm 2 of the paper; `outer()` makes an optimizer.
+
+        What is sent after step t arrives after step t + delay, where a worker's own weights are
+        mixed with what all agree on.
+        """
+        fragments = [(slice(0, 12), 0, outer()), (slice(12, 13), every // 2, outer())]
+        agreed, on_its_way = np.zeros(13), []
+        own = [agreed.copy() for _ in range(self.workers)]
+        velocity = [np.zeros(13) for _ in own]
+        history = []
+        for t in range(1, STEPS + 1):
+            for r in range(self.workers):
+                velocity[r] = momentum * velocity[r] - RATE * self.gradient(r, t - 1, own[r])
+                own[r] = own[r] + velocity[r]
+            for where, offset, step in fragments:
+                if (t - offset) % every == 0:
+                    gradient = agreed[where] - np.mean([w[where] for w in own], axis=0)
+                    on_its_way.append((t + delay, where, step, gradient))
+            for due, where, step, gradient in on_its_way:
+                if due == t:
+                    agreed[where] -= step(gradient)
+                    for w in own:
+                        w[where] = mixing * w[where] + (1 - mixing) * agreed[where]
+            history.append([w.copy() for w in own])
+        for where, _, step in fragments:
+            gradient = agreed[where] - np.mean([w[where] for w in own], axis=0)
+            agreed[where] -= step(gradient)
+        return history, agreed
+
     def sparse(self, every, compressed):
         """`compressed(change, k)` is what a tensor's change of weights becomes."""
         agreed = np.zeros(13)
@@ -273,7 +313,7 @@ class NesterovOuter:
     """m <- 0.9 m + gradient;  step = 0.7 (gradient + 0.9 m)."""
 
     def __init__(self):
-        self.m = np.zeros(13)
+        self.m = 0.0
 
     def __call__(self, gradient):
         self.m = 0.9 * self.m + gradient
@@ -318,6 +358,39 @@ def test_an_outer_optimizer_moves_the_weights(trained, family, name):
     for step in range(STEPS):
         for rank, result in enumerate(results):
             assert_near(result["steps"][step], expected[step][rank])
+    np.testing.assert_array_equal(results[0]["end"], results[1]["end"])
+    assert_near(results[0]["end"], end)
+
+
+@families_of("one_fragment")
+def test_one_fragment_at_once_is_diloco(trained, family):
+    for found, expected in zip(
+        of_case(trained, family, "one_fragment"), of_case(trained, family, "diloco"), strict=True
+    ):
+        np.testing.assert_array_equal(found["steps"], expected["steps"])
+        np.testing.assert_array_equal(found["end"], expected["end"])
+        np.testing.assert_array_equal(found["sent"], expected["sent"])
+
+
+STREAMED = {
+    "fragments": ((4, NesterovOuter, MOMENTUM), [0, 1, 0, 12, 0, 1, 0]),
+    "late": ((4, NesterovOuter, MOMENTUM, 2, 0.25), [0, 0, 1, 1, 6, 6, 1]),
+    "late_mean": ((2, lambda: lambda gradient: gradient, 0.0, 1), [0, 1, 12, 1, 12, 1, 12]),
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "name"), [(f, n) for f, names in TRAINED.items() for n in STREAMED if n in names]
+)
+def test_fragments_are_exchanged_in_turn(trained, family, name):
+    arguments, sent = STREAMED[name]
+    expected, end = Simulated().streaming(*arguments)
+    results = of_case(trained, family, name)
+    for step in range(STEPS):
+        for rank, result in enumerate(results):
+            assert_near(result["steps"][step], expected[step][rank])
+    for result in results:  # between two workers an all-reduce of float32 sends as much
+        np.testing.assert_array_equal(result["sent"], 4.0 * np.array(sent))
     np.testing.assert_array_equal(results[0]["end"], results[1]["end"])
     assert_near(results[0]["end"], end)
 

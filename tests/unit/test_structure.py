@@ -291,6 +291,7 @@ def test_floors_do_not_look_up():
 # ------------------------------------------------------------------------------------ sizes
 
 LONG_MODULES = {
+    "__init__.py": "every public name, for type checkers and for who imports one",
     "callbacks/checkpoint.py": "one callback, and what users read about it",
     "callbacks/metrics.py": "one callback, and what users read about it",
     "engine/checkpointing.py": "one protocol: restoring and saving in the same rounds",

@@ -262,7 +262,7 @@ class GradientExchange(saved_state.Saved):
             return
         if self.program.averages_statistics:
             collectives.average_statistics_when(
-                self.strategy, lambda: tf.equal(consensus.steps.read_value(), 0)
+                self.strategy, lambda: self.program.statistics_due(consensus)
             )
         sent = self.program.after_update(consensus, self.states, rate, self.network)
         if sent is not None:

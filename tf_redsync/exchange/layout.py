@@ -29,6 +29,7 @@ class TensorSpec:
         dtype: Name of the variable's dtype, e.g. `"float32"`.
         position: Index in the optimizer's list of variables.
         output_layer: Whether this is a weight of the model's output layer.
+        fragment: Which part of the model it is in, for methods that exchange parts in turn.
     """
 
     name: str
@@ -36,6 +37,7 @@ class TensorSpec:
     dtype: str = "float32"
     position: int = 0
     output_layer: bool = False
+    fragment: int = 0
 
     @property
     def size(self) -> int:
@@ -105,11 +107,12 @@ def make_buckets(
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     sparse_totals: bool = False,
 ) -> list[Bucket]:
-    """Group tensors of the same method into buckets, in the order of the backward pass.
+    """Group tensors into buckets, in the order of the backward pass.
 
-    Gradients of the last layers are ready first, so tensors are taken from the last to the first.
-    A bucket is closed when it holds `bucket_bytes`; buckets are returned in the order in which
-    they are closed, which is the order in which their gradients are complete.
+    Tensors of one bucket have the same method and are in the same fragment. Gradients of the last
+    layers are ready first, so tensors are taken from the last to the first. A bucket is closed when
+    it holds `bucket_bytes`; buckets are returned in the order in which they are closed, which is
+    the order in which their gradients are complete.
 
     Args:
         assignments: `(spec, method)` in the order of the model's variables.
@@ -123,12 +126,13 @@ def make_buckets(
     open_buckets: dict[Any, list[TensorSpec]] = {}
     closed: list[tuple[Any, list[TensorSpec]]] = []
     for spec, method in reversed(assignments):
-        specs = open_buckets.setdefault(method, [])
+        key = (method, spec.fragment)
+        specs = open_buckets.setdefault(key, [])
         specs.append(spec)
         if sum(s.bytes for s in specs) >= bucket_bytes and not method.whole_model:
-            closed.append((method, open_buckets.pop(method)))
+            closed.append((key, open_buckets.pop(key)))
     closed.extend(open_buckets.items())
     return [
         Bucket(method, BucketLayout(tuple(specs), workers, index, sparse_totals))
-        for index, (method, specs) in enumerate(closed)
+        for index, ((method, _), specs) in enumerate(closed)
     ]

@@ -36,6 +36,7 @@ from tf_redsync.methods.spardl import SparDL
 from tf_redsync.methods.sparse_dithering import SparseDithering
 from tf_redsync.methods.sparse_loco import SparseLoCo
 from tf_redsync.methods.spherical import SphericalCompression
+from tf_redsync.methods.streaming import StreamingDiLoCo
 from tf_redsync.methods.thresholds import FixedThreshold, Strom
 from tf_redsync.methods.topk import TopK
 from tf_redsync.methods.two_bit import TwoBit
@@ -88,6 +89,7 @@ __all__ = [
     "SparseDithering",
     "SparseLoCo",
     "SphericalCompression",
+    "StreamingDiLoCo",
     "Strom",
     "TernGrad",
     "TopK",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
@@ -71,8 +71,17 @@ class Method(FormerHooks, Configurable):
 
     @property
     def whole_model(self) -> bool:
-        """Whether all tensors of this method must share one bucket, however large."""
+        """Whether all its tensors, of each fragment, must share one bucket, however large."""
         return False
+
+    @property
+    def fragmentation(self) -> Any:
+        """What of it says how fragments are made and renewed, for methods in one policy."""
+        return None
+
+    def fragments_of(self, specs: Sequence[TensorSpec]) -> list[int]:
+        """Return the fragment of each tensor of a model, where `Cadence.fragments` has several."""
+        return [0] * len(specs)
 
     @property
     def conserves(self) -> bool:

@@ -80,7 +80,9 @@ class HalfPrecision(MethodWrapper):
     @property
     def _sums(self) -> Method | None:
         """The method that adds up; `None` if this does, all of its input."""
-        return None if isinstance(self.method, LocalSGD) else self.method
+        method = self.method
+        dense = isinstance(method, LocalSGD) and type(method).exchange is LocalSGD.exchange
+        return None if dense else method
 
     @property
     @override

@@ -93,11 +93,7 @@ class SparseLoCo(Method):
         for name in ("steps", "top_k", "chunk"):
             checks.integer(name, getattr(self, name), low=1)
         checks.real("decay", self.decay, low=0.0, high=1.0)
-        if self.value_bits not in _VALUE_BITS:
-            raise ValueError(
-                f"`value_bits` must be one of {_VALUE_BITS}. "
-                f"Received: value_bits={self.value_bits!r}"
-            )
+        checks.choice("value_bits", self.value_bits, _VALUE_BITS)
         checks.choice("divide_by", self.divide_by, _DIVISORS)
         outer.check("outer", self.outer)
 

@@ -3,6 +3,7 @@
 * `EveryStep`: gradients, in every step;
 * `Trial`: the same, with a trial of whether dense steps are faster;
 * `LocalSteps`: the changes of the weights, every k steps;
+* `Streaming`: the same for one fragment of the model after another, perhaps late;
 * `OwnPoints`: gradients, in every step or one step late, at a point of each worker's own.
 
 Each of them may begin with a dense warm-up of all methods, `WarmUp`.
@@ -19,10 +20,20 @@ from tf_redsync.programs.every_step import EveryStep
 from tf_redsync.programs.local_steps import LocalSteps
 from tf_redsync.programs.meter import Meter
 from tf_redsync.programs.own_points import OwnPoints
+from tf_redsync.programs.streaming import Streaming
 from tf_redsync.programs.trial import Trial
 from tf_redsync.programs.warm_up import WarmUp
 
-__all__ = ["EveryStep", "LocalSteps", "OwnPoints", "Trial", "WarmUp", "for_buckets", "meter_of"]
+__all__ = [
+    "EveryStep",
+    "LocalSteps",
+    "OwnPoints",
+    "Streaming",
+    "Trial",
+    "WarmUp",
+    "for_buckets",
+    "meter_of",
+]
 
 
 def for_buckets(
@@ -45,7 +56,8 @@ def for_buckets(
         return Trial(buckets, trial_steps, create, warm_up)
     cadences = [b.method.cadence for b in buckets]
     if workers > 1 and cadences and cadences[0].local_steps:
-        return LocalSteps(buckets, cadences[0].local_steps, warm_up)
+        program = Streaming if cadences[0].fragments else LocalSteps
+        return program(buckets, cadences[0].local_steps, warm_up)
     if workers > 1 and any(c.own_point or c.delay for c in cadences):
         return OwnPoints(buckets, cadences[0].delay, warm_up)
     return EveryStep(buckets, warm_up)

@@ -39,8 +39,8 @@ class EveryStep:
         own_weights: Whether each worker computes its gradients at weights of its own.
         own_steps: Whether each worker skips steps by itself.
         skips: Counts skipped steps; see `exchange/skips.py`.
-        averages_statistics: Whether BatchNormalization's statistics are averaged only in steps
-            after which the weights are the consensus.
+        averages_statistics: Whether BatchNormalization's statistics are averaged only when
+            `statistics_due` says so, and not in every step.
         delay: Steps by which totals come late.
         off: Whether all is exchanged densely for now, as in a warm-up. It is read where a step is
             traced; see `engine/switching.py`.
@@ -169,6 +169,11 @@ class EveryStep:
             sent here.
         """
         return None
+
+    def statistics_due(self, consensus: Consensus) -> tf.Tensor:
+        """Return whether BatchNormalization's statistics are averaged after this step."""
+        del consensus
+        return tf.constant(True)
 
     def to_consensus(
         self, consensus: Consensus, states: Sequence[StateVariables], network: Network

@@ -44,6 +44,10 @@ class LocalSteps(EveryStep):
         buckets: The buckets, in the order in which they are exchanged.
         steps: Number of steps between two exchanges, k.
         warm_up: A dense warm-up, if there is one.
+
+    Attributes:
+        most_steps: Most steps since the weights were the consensus that a worker can have between
+            two steps; `None` for any number.
     """
 
     own_weights = True
@@ -53,6 +57,7 @@ class LocalSteps(EveryStep):
     def __init__(self, buckets: Sequence[Bucket], steps: int, warm_up: WarmUp | None = None):
         super().__init__(buckets, warm_up)
         self.steps = steps
+        self.most_steps: int | None = steps - 1
         self.momenta: dict[int, list[tf.Variable]] = {}  # the optimizer's, by position
 
     @override
@@ -126,8 +131,13 @@ class LocalSteps(EveryStep):
         return tf.cond(
             consensus.steps.read_value() >= self.steps,
             lambda: self.exchange_changes(consensus, states, network),
-            _nothing_sent,
+            nothing_sent,
         )
+
+    @override
+    def statistics_due(self, consensus: Consensus) -> tf.Tensor:
+        """Return whether BatchNormalization's statistics are averaged after this step."""
+        return tf.equal(consensus.steps.read_value(), 0)
 
     @override
     def to_consensus(self, consensus, states, network) -> None:
@@ -135,7 +145,7 @@ class LocalSteps(EveryStep):
         tf.cond(
             consensus.steps.read_value() > 0,
             lambda: self.exchange_changes(consensus, states, network),
-            _nothing_sent,
+            nothing_sent,
         )
 
     def exchange_changes(
@@ -156,7 +166,7 @@ class LocalSteps(EveryStep):
             for bucket in self.buckets
         ]
         read = [s.read() for s in states]
-        old = [_without_outer(state) for state in read]
+        old = [of_method(b, state) for b, state in zip(self.buckets, read, strict=True)]
         rounds = consensus.rounds.read_value()
         outcome = self.exchanged(Inputs(changes, old, None, rounds, network, self.meter))
 
@@ -164,7 +174,7 @@ class LocalSteps(EveryStep):
             for bucket, variables, change, before, (means, new) in zip(
                 self.buckets, states, changes, read, outcome.results, strict=True
             ):
-                totals, slots = _outer_step(bucket, means, before)
+                totals, slots = outer_step(bucket, means, before)
                 variables.assign({**new, **slots})
                 for spec, total in zip(bucket.layout.specs, totals, strict=True):
                     own = consensus.own[spec.position]
@@ -186,7 +196,7 @@ class LocalSteps(EveryStep):
 
         Residuals are changes of weights here, so no optimizer takes part.
         """
-        old = [_without_outer(s.read()) for s in states]
+        old = [of_method(b, s.read()) for b, s in zip(self.buckets, states, strict=True)]
         outcome = self.flush(old, network)
 
         def add() -> None:
@@ -217,13 +227,13 @@ class LocalSteps(EveryStep):
         return super().bytes_of(bucket, workers) / self.steps
 
 
-def _without_outer(state: State) -> State:
-    """What of a bucket's state is its method's."""
-    return {n: v for n, v in state.items() if not n.startswith(_OUTER)}
+def of_method(bucket: Bucket, state: State) -> State:
+    """Return what of a bucket's state is its method's, and not the program's."""
+    return {n: v for n, v in state.items() if n in bucket.method.state_kinds}
 
 
-def _outer_step(bucket: Bucket, means: list[tf.Tensor], state: State) -> tuple[Any, State]:
-    """What to add to the weights, and the outer optimizer's new state."""
+def outer_step(bucket: Bucket, means: list[tf.Tensor], state: State) -> tuple[Any, State]:
+    """Return what to add to the weights, and the outer optimizer's new state."""
     outer = bucket.method.cadence.outer
     if outer is None:
         return means, {}
@@ -233,5 +243,6 @@ def _outer_step(bucket: Bucket, means: list[tf.Tensor], state: State) -> tuple[A
     return added, {_OUTER + n: v for n, v in {**new, "steps": [steps + 1]}.items()}
 
 
-def _nothing_sent() -> tuple[tf.Tensor, tf.Tensor]:
+def nothing_sent() -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the outcome of no exchange: no bytes, all finite."""
     return tf.constant(0.0, tf.float64), tf.constant(True)

@@ -1,11 +1,12 @@
-"""Local SGD, SBC, CD-SGD: what they exchange. `tests/distributed/test_own_weights.py` has when."""
+"""Local SGD and its like: what they exchange. `tests/distributed/test_own_weights.py` has when."""
 
 import tf_redsync as rs
 from tests.conformance.descriptor import Descriptor
 from tests.conformance.families.quantized import threshold_oracle, two_bits
 from tests.oracle import codings
 from tests.oracle.sbc import SBCOracle
-from tf_redsync.exchange.requests import AllGather
+from tests.oracle.small_floats import SmallFloatsOracle
+from tf_redsync.exchange.requests import AllGather, AllToAll
 
 
 def means_and_code(method, specs, step):
@@ -22,10 +23,35 @@ def _sbc(**options):
     return Descriptor(rs.SBC(**options), None, True, (AllGather,), means_and_code, sbc_oracle)
 
 
+def _streaming(bits):
+    def payload(method, specs, step):
+        """Blocks of whole runs of 256 elements; a flag, a scale for each run, codes."""
+
+        def sizes(workers):
+            runs = -(-sum(s.size for s in specs) // (256 * workers))
+            message = 4 * (1 + runs + runs * 256 * bits // 32)
+            return [workers * message, message]
+
+        return sizes
+
+    return Descriptor(
+        rs.StreamingDiLoCo(value_bits=bits),
+        rs.StreamingDiLoCo(value_bits=32),
+        True,
+        (AllToAll, AllGather),
+        payload,
+        lambda method, specs, workers: SmallFloatsOracle([s.shape for s in specs], workers, bits),
+        steps=10,
+    )
+
+
 TABLE = {
     "local_sgd": Descriptor(rs.LocalSGD(steps=5), rs.LocalSGD(steps=1)),
     "diloco": Descriptor(rs.DiLoCo(steps=5), rs.DiLoCo(steps=1)),
     "post_local_sgd": Descriptor(rs.PostLocalSGD(steps=5), rs.PostLocalSGD(steps=1)),
+    "streaming_diloco": _streaming(4),
+    "streaming_diloco_32": Descriptor(rs.StreamingDiLoCo(value_bits=32)),
+    "streaming_diloco_8": _streaming(8),
     "sbc": _sbc(density=0.03),
     "sbc_preset": _sbc(**{f: getattr(rs.SBC.preset(1), f) for f in ("steps", "density")}),
     "sbc_dense": _sbc(density=1.0, steps=2, masking=False),

@@ -28,11 +28,14 @@ class Cadence:
         stages: Steps, rising, at each of which `Method.at` begins to return another method.
         local_steps: Steps that a worker takes alone between two exchanges of the weights' changes;
             0 for gradients.
-        delay: Steps, 0 or 1, by which a total comes late.
+        delay: Steps by which a total comes late: 0 or 1, with fragments any number.
         own_point: Whether each worker computes its gradients at a point of its own, from
             `Method.point`.
         outer: What is done with the mean of the local changes, a `tf_redsync.outer.Outer`; `None`:
             they are added to the weights.
+        fragments: How many parts of the model are exchanged in turn, each every `local_steps`
+            steps; 0 for no turns.
+        mixing: Of a worker's own weights, the share that is kept when their fragment is renewed.
         masks_local_momentum: Whether the optimizer's momentum is cleared where a local change was
             sent.
     """
@@ -47,6 +50,8 @@ class Cadence:
     own_point: bool = False
     masks_local_momentum: bool = False
     outer: Outer | None = None
+    fragments: int = 0
+    mixing: float = 0.0
 
     @property
     def may_be_dense(self) -> bool:
@@ -58,13 +63,17 @@ class Cadence:
         """Steps, rising, at which another exchange begins, by phases or stages."""
         return tuple(sorted({*(until for until, _ in self.phases), *self.stages}))
 
+    def offset(self, fragment: int) -> int:
+        """Return the step of a round of `local_steps` steps at which a fragment's turn comes."""
+        return fragment * self.local_steps // max(1, self.fragments)
+
     @property
     def own_weights(self) -> bool:
         """Whether each worker computes its gradients at weights of its own."""
         return bool(self.local_steps or self.delay or self.own_point)
 
 
-_NEW = ("stages", "outer")
+_NEW = ("stages", "outer", "fragments", "mixing")
 FORMER_HOOKS = tuple(f.name for f in dataclasses.fields(Cadence) if f.name not in _NEW)
 
 

@@ -1,0 +1,140 @@
+"""Streaming DiLoCo: which fragment a variable is in, and what is sent when."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_redsync as rs
+from tests.oracle import small_floats as oracle
+from tf_redsync.exchange.layout import TensorSpec, make_buckets
+from tf_redsync.methods.common import small_floats
+from tf_redsync.policy import Policy
+from tf_redsync.programs import Streaming, for_buckets
+from tf_redsync.programs.streaming import Fragment
+
+PATHS = (
+    "embedding/embeddings",
+    "block_0/attention/kernel",
+    "block_0/attention/bias",
+    "block_0/mlp/kernel",
+    "block_1/attention/kernel",
+    "block_1/mlp/kernel",
+    "head",
+)
+SPECS = [TensorSpec(path, (300, 100 + i), position=i) for i, path in enumerate(PATHS)]
+
+
+def fragments(method, specs=SPECS):
+    return [a.spec.fragment for a in Policy(default=method).assign(specs)]
+
+
+def buckets(method, workers=2):
+    assigned = Policy(default=method).assign(SPECS)
+    return make_buckets([(a.spec, a.method) for a in assigned], workers, bucket_bytes=8)
+
+
+def test_layers_go_to_fragments_in_turn():
+    assert fragments(rs.StreamingDiLoCo(fragments=4)) == [0, 1, 1, 2, 3, 0, 1]
+    assert fragments(rs.StreamingDiLoCo(fragments=1)) == [0] * 7
+    assert fragments(rs.DiLoCo()) == [0] * 7
+
+
+def test_patterns_name_fragments():
+    method = rs.StreamingDiLoCo(fragments=("block_1", "mlp", "."))
+    assert fragments(method) == [2, 2, 2, 1, 0, 0, 2]
+    assert "fragment 1 of 3" in method.describe(Policy(default=method).assign(SPECS)[4].spec)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"fragments": 0}, "fragments=0"),
+        ({"fragments": "block"}, "fragments='block'"),
+        ({"fragments": ()}, r"fragments=\(\)"),
+        ({"fragments": ("block", "(")}, r"fragments='\('"),
+        ({"fragments": 8, "steps": 7}, "fragments=8, steps=7"),
+        ({"overlap": -1}, "overlap=-1"),
+        ({"overlap": 26}, "at most 25.*overlap=26"),
+        ({"fragments": 1, "steps": 8, "overlap": 8}, "at most 7.*overlap=8"),
+        ({"mixing": 1.0}, "mixing=1.0"),
+        ({"value_bits": 2}, "value_bits=2"),
+        ({"value_bits": True}, "value_bits=True"),
+    ],
+)
+def test_what_is_refused(given, said):
+    with pytest.raises(ValueError, match=said):
+        rs.StreamingDiLoCo(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (7, "layers, 6.*fragments=7"),
+        (("block", "embedding"), "variable 'head'"),
+        ((".", "block"), "'block', which is not"),
+    ],
+)
+def test_fragments_that_do_not_fit_the_model(given, said):
+    with pytest.raises(ValueError, match=said):
+        fragments(rs.StreamingDiLoCo(fragments=given))
+
+
+def test_all_of_a_model_has_the_same_fragments():
+    with pytest.raises(ValueError, match="same `fragments`"):
+        rs.Policy(
+            default=rs.StreamingDiLoCo(overlap=0),
+            rules=(rs.Rule(pattern="head", method=rs.DiLoCo(steps=100)),),
+        )
+
+
+@pytest.mark.parametrize(("steps", "count", "overlap"), [(100, 4, 5), (10, 3, 3), (7, 1, 6)])
+def test_each_fragment_has_its_turn_once_in_a_round(steps, count, overlap):
+    """And only one is on its way."""
+    method = rs.StreamingDiLoCo(steps=steps, fragments=count, overlap=overlap)
+    found = [Fragment(b) for b in buckets(method)]
+    assert len(found) == count
+    ages = np.array(
+        [[int(f.age(tf.constant(t, tf.int64))) for t in range(3 * steps)] for f in found]
+    )
+    turns = (ages == 0).sum(axis=1)
+    offsets = [p * steps // count for p in range(count)]
+    assert sorted(turns) == sorted(2 if o == 0 else 3 for o in offsets)
+    assert ((ages < overlap).sum(axis=0) <= 1).all()
+    assert (ages[:, 0] == steps).all()  # nothing has been sent before the first step
+
+
+def test_bytes_of_a_round_and_of_its_largest_step():
+    plain = for_buckets(buckets(rs.DiLoCo(steps=100)), 2)
+    same = {"steps": 100, "value_bits": 32, "fragments": 4}
+    at_once = for_buckets(buckets(rs.StreamingDiLoCo(overlap=0, **same)), 2)
+    late = for_buckets(buckets(rs.StreamingDiLoCo(overlap=5, **same)), 2)
+    assert isinstance(late, Streaming)
+    assert at_once.bytes_per_step(2) == pytest.approx(plain.bytes_per_step(2))
+    assert late.bytes_per_step(2) == pytest.approx(plain.bytes_per_step(2), rel=0.01)
+    few = for_buckets(buckets(rs.StreamingDiLoCo(steps=100)), 2)
+    # Two rounds of 4 bits and a scale in 32 for each 256, in place of an all-reduce of 32 bits.
+    assert few.bytes_per_step(2) == pytest.approx(plain.bytes_per_step(2) * 4.125 / 32, rel=0.05)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_values_are_the_nearest(bits):
+    generator = np.random.default_rng(bits)
+    runs = generator.standard_normal((50, 256)) * np.exp(3 * generator.standard_normal((50, 256)))
+    runs = runs.astype(np.float32)
+    runs[0] = 0.0
+    runs[1, 1:] = 0.0
+    runs[2] = runs[2, 0] * np.resize([1.0, 0.75, 0.375, 2.0**-7, -(2.0**-8)], 256)  # in the middle
+    found = small_floats.decode(small_floats.encode(tf.constant(runs), bits), bits)
+    expected = np.stack([oracle.rounded(run, bits) for run in runs])
+    np.testing.assert_array_equal(found, expected)
+    codes = small_floats.encode(tf.constant(runs), bits).codes.numpy()
+    assert codes.min() == 0 and codes.max() == 2**bits - 1
+    assert len(np.unique(codes)) == 2**bits - 1  # all but that of -0
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_values_that_are_not_finite_have_no_scale(bits):
+    runs = np.ones((3, 256), np.float32)
+    runs[1, 7], runs[2, 9] = np.inf, np.nan
+    scales = small_floats.encode(tf.constant(runs), bits).scales.numpy()
+    assert np.isfinite(scales[0]) and not np.isfinite(scales[1:]).any()

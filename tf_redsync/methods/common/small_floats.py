@@ -1,0 +1,135 @@
+"""Sums over the workers of values in 4 or 8 bits: a sign, an exponent, and perhaps a mantissa.
+
+In each run of 256 values, with s the largest magnitude in it, a value is sent as the nearest of
+
+    4 bits, E3M0:   0 and +- s 2^-j                for j = 0 .. 6
+    8 bits, E4M3:   0, +- s, and +- s (1 + i / 8) 2^-j    for i = 0 .. 7 and j = 1 .. 16
+
+(of E4M3 the 127 largest magnitudes). A vector is cut into a block for each of the K workers, and
+worker b adds up block b in float32. With H(x) the codes of x, on worker w, for values p:
+
+    H(p[b]) goes to worker b, for every block b                 one all-to-all
+    H(sum over the workers of their H(p[w])) goes to all        one all-gather
+
+What rounding loses is lost; who needs it has error feedback around it, or floats of 16 bits, see
+`rounded_all_reduce.py`.
+
+Reference: Arthur Douillard et al. (2025), "Streaming DiLoCo with Overlapping Communication", arXiv
+2501.18512, section 2.4, which has the first of the two roundings, and adds up in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tf_redsync.exchange import wire
+from tf_redsync.exchange.context import Context
+from tf_redsync.exchange.requests import AllGather, AllToAll, Request
+from tf_redsync.methods.base import Payloads
+from tf_redsync.ops.bits import packed, packed_words, unpacked
+
+RUN = 256  # values that share a scale
+MANTISSA_BITS = {4: 0, 8: 3}
+_ONE = 0x3F800000  # the bits of 1.0
+_FLOAT_MANTISSA = 23
+
+
+class Coded(NamedTuple):
+    """Values in runs.
+
+    Attributes:
+        codes: int32 `[..., runs, 256]`: the sign in the highest bit, then the magnitude's number, 0
+            for 0 and else counted from the smallest one.
+        scales: float32 `[..., runs]`, the largest magnitudes.
+    """
+
+    codes: tf.Tensor
+    scales: tf.Tensor
+
+
+def encode(values: tf.Tensor, bits: int) -> Coded:
+    """Code float32 values `[..., runs, 256]`; scales are not finite where values are not."""
+    scales = tf.reduce_max(tf.abs(values), axis=-1)
+    units = tf.math.divide_no_nan(tf.abs(values), scales[..., tf.newaxis])
+    drop, first = _FLOAT_MANTISSA - MANTISSA_BITS[bits], _first(bits)
+    half = 1 << (drop - 1)
+    numbers = tf.bitwise.right_shift(tf.bitcast(units, tf.int32) + half, drop) - (first - 1)
+    smallest = _magnitudes(tf.constant(1), bits)
+    numbers = tf.where(units < smallest / 2.0, 0, tf.maximum(numbers, 1))
+    sign = tf.where(values < 0.0, 1 << (bits - 1), 0)
+    return Coded(tf.where(numbers > 0, numbers + sign, 0), scales)
+
+
+def decode(coded: Coded, bits: int) -> tf.Tensor:
+    """Return what the codes stand for, float32 `[..., runs, 256]`."""
+    negative = coded.codes >= 1 << (bits - 1)
+    numbers = coded.codes - tf.where(negative, 1 << (bits - 1), 0)
+    sizes = tf.where(numbers > 0, _magnitudes(numbers, bits), 0.0)
+    return tf.where(negative, -sizes, sizes) * coded.scales[..., tf.newaxis]
+
+
+def _first(bits: int) -> int:
+    """The high bits, as a float32 has them, of the smallest magnitude: the largest one is 1."""
+    largest = (1 << (bits - 1)) - 1
+    return (_ONE >> (_FLOAT_MANTISSA - MANTISSA_BITS[bits])) - (largest - 1)
+
+
+def _magnitudes(numbers: tf.Tensor, bits: int) -> tf.Tensor:
+    drop = _FLOAT_MANTISSA - MANTISSA_BITS[bits]
+    return tf.bitcast(tf.bitwise.left_shift(numbers + (_first(bits) - 1), drop), tf.float32)
+
+
+def all_reduced(ctx: Context, vector: tf.Tensor, bits: int) -> Generator[Request, Any, tf.Tensor]:
+    """Add up a vector over the workers.
+
+    Use it as `sums = yield from all_reduced(...)`.
+
+    Args:
+        ctx: The exchange's.
+        vector: float32 `[n]`, n static.
+        bits: 4 or 8.
+
+    Returns:
+        The sums, float32 `[n]`, rounded twice.
+    """
+    workers, size = ctx.layout.workers, int(vector.shape[0])
+    runs = _runs(size, workers)
+    padded = tf.pad(vector, [[0, workers * runs * RUN - size]])
+    rows = yield AllToAll(_messages(tf.reshape(padded, [workers, runs, RUN]), bits))
+    own = tf.add_n(tf.unstack(_values(rows, runs, bits), num=workers))
+    (message,) = tf.unstack(_messages(own[tf.newaxis], bits))
+    messages = yield AllGather(message)
+    return tf.reshape(_values(messages, runs, bits), [-1])[:size]
+
+
+def payloads(size: int, workers: int, bits: int) -> Payloads:
+    """Return the payloads of `all_reduced` of `size` elements."""
+    runs = _runs(size, workers)
+    words = wire.HEADER_WORDS + runs + packed_words(runs * RUN, bits)
+    message = wire.BYTES_PER_WORD * words
+    return [(AllToAll, workers * message), (AllGather, message)]
+
+
+def _runs(size: int, workers: int) -> int:
+    """Of a worker's block."""
+    return -(-size // (workers * RUN))
+
+
+def _messages(blocks: tf.Tensor, bits: int) -> tf.Tensor:
+    """Rows of values `[rows, runs, 256]` as messages, `[rows, words]`; all zero if not finite."""
+    rows, runs, _ = blocks.shape
+    coded = encode(blocks, bits)
+    codes = packed(tf.reshape(coded.codes, [rows, runs * RUN]), bits)
+    flags = tf.ones([rows, wire.HEADER_WORDS], tf.int32)
+    message = tf.concat([flags, wire.to_words(coded.scales), codes], axis=1)
+    return tf.where(wire.all_finite([blocks]), message, 0)
+
+
+def _values(messages: tf.Tensor, runs: int, bits: int) -> tf.Tensor:
+    """Undo `_messages`, as float32 `[rows, runs, 256]`."""
+    _, scales, words = wire.split(messages, runs)
+    codes = unpacked(words, bits, runs * RUN)
+    return decode(Coded(tf.reshape(codes, [-1, runs, RUN]), scales), bits)

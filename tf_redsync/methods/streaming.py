@@ -1,0 +1,216 @@
+"""Streaming DiLoCo: the fragments of a model in turn, late, and in few bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import tensorflow as tf
+from typing_extensions import override
+
+from tf_redsync import checks, feedback
+from tf_redsync.exchange.context import Rounding
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.requests import AllReduce
+from tf_redsync.methods.base import Context, Exchange, Payloads, State, register
+from tf_redsync.methods.common import rounded_all_reduce, small_floats
+from tf_redsync.methods.common.cadence import Cadence
+from tf_redsync.methods.local_sgd import DiLoCo
+
+_VALUE_BITS = (4, 8, 16, 32)
+_HALF = Rounding("bfloat16", error_feedback=True)  # so that sums are of float32
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StreamingDiLoCo(DiLoCo):
+    """Streaming DiLoCo: DiLoCo whose traffic has no peaks.
+
+    Between two exchanges the workers' weights differ, and after one of them those of the other
+    fragments still do. All agree where an epoch ends and where an evaluation or saving begins:
+    there all fragments are exchanged at once, and rounds begin anew; in a custom loop call
+    `optimizer.exchange.to_consensus()`.
+
+    Arthur Douillard, Yanislav Donchev, Keith Rush, Satyen Kale, Zachary Charles, Zachary Garrett,
+    Gabriel Teston, Dave Lacey, Ross McIlroy, Jiajun Shen, Alexandre Ramé, Arthur Szlam,
+    Marc'Aurelio Ranzato, Paul Barham (2025), "Streaming DiLoCo with Overlapping Communication:
+    Towards a Distributed Free Lunch", arXiv 2501.18512.
+
+    The model is in F fragments, of which number p is exchanged every H = `steps` steps, p H / F
+    steps after the others' turn has begun. With W the weights of a fragment that all workers agree
+    on, on every worker, after step t of its turn:
+
+        d_i = w - W                                             in `value_bits` bits
+        d = mean over workers of d_i                            beside steps t + 1 .. t + overlap
+        W <- W + outer(d)                                       after step t + overlap
+        w <- mixing w + (1 - mixing) W
+
+    So a step sends a fragment, or 1 / `overlap` of one, in place of the whole model:
+    its part of the message depends on nothing that the step computes, and travels while it does.
+    `fragments=1, overlap=0, mixing=0, value_bits=32` is `DiLoCo`.
+
+    Differences from the paper
+
+    * A message travels in `overlap` parts, one in each step. In the paper it is one, on its way for
+      as long.
+    * In 4 and 8 bits the sums of the workers' values are rounded once more on their way back, and
+      each run of 256 values has a scale; see `methods/common/small_floats.py`.
+
+    Args:
+        steps: Steps between two exchanges of a fragment, H; 100 in most of the paper.
+        outer: See `DiLoCo`; each fragment has slots and a number of rounds of its own.
+        fragments: F, at most `steps`: layer l belongs to fragment l mod F, where a layer is all
+            that has its path up to the last slash in common. Or regular expressions, one for each
+            fragment, searched in the variables' paths: the first one found decides.
+        overlap: Steps that a message takes, tau: from 0 to `steps` / F and below `steps`, so that
+            one is on its way at a time.
+        mixing: Share of a worker's own weights that is kept when a fragment is renewed, alpha in
+            [0, 1).
+        value_bits: Of an element of a message: 4 (E3M0), 8 (E4M3), 16 (bfloat16) or 32.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+
+    Example:
+        >>> StreamingDiLoCo(outer=None).describe(TensorSpec("block_1/kernel", (64, 64), fragment=1))
+        '4 bits in fragment 2 of 4, every 100 steps from step 25, 5 steps late'
+    """
+
+    steps: int = 100
+    fragments: int | tuple[str, ...] = 4
+    overlap: int = 5
+    mixing: float = 0.5
+    value_bits: int = 4
+
+    paper: ClassVar[str] = "Douillard et al. 2025"
+    requests: ClassVar[str] = "all-to-all, then all-gather, of a fragment's changes"
+    bits: ClassVar[str] = "(4 + 1 / 8) (1 + 1 / K) / steps"
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.fragments, (list, tuple)) and self.fragments:
+            for pattern in self.fragments:
+                checks.pattern("fragments", pattern)
+            object.__setattr__(self, "fragments", tuple(self.fragments))
+        else:
+            checks.integer("fragments", self.fragments, low=1)
+        if self.count > self.steps:
+            raise ValueError(
+                "`fragments` must not be more than `steps`: each has a turn in so many steps. "
+                f"Received: fragments={self.fragments}, steps={self.steps}"
+            )
+        checks.integer("overlap", self.overlap, low=0)
+        most = min(self.steps // self.count, self.steps - 1)
+        if self.overlap > most:
+            raise ValueError(
+                f"`overlap` must be at most {most}, for then the next fragment's turn comes. "
+                f"Received: overlap={self.overlap}, steps={self.steps}, fragments={self.fragments}"
+            )
+        checks.real("mixing", self.mixing, low=0.0, high=1.0, high_open=True)
+        checks.choice("value_bits", self.value_bits, _VALUE_BITS)
+
+    @property
+    def count(self) -> int:
+        """F, the number of fragments."""
+        return self.fragments if isinstance(self.fragments, int) else len(self.fragments)
+
+    @property
+    @override
+    def cadence(self) -> Cadence:
+        return Cadence(
+            local_steps=self.steps,
+            outer=self.outer,
+            fragments=self.count,
+            delay=self.overlap,
+            mixing=self.mixing,
+        )
+
+    @property
+    @override
+    def whole_model(self) -> bool:
+        """A fragment is one bucket."""
+        return True
+
+    @property
+    @override
+    def conserves(self) -> bool:
+        """Unless values are rounded."""
+        return self.value_bits == 32
+
+    @property
+    @override
+    def fragmentation(self) -> Any:
+        return self.fragments, self.mixing
+
+    @override
+    def fragments_of(self, specs: Sequence[TensorSpec]) -> list[int]:
+        if isinstance(self.fragments, int):
+            layers = list(dict.fromkeys(_layer(s) for s in specs))
+            if len(layers) < self.fragments:
+                raise ValueError(
+                    f"`fragments` must not be more than there are layers, {len(layers)}. Received: "
+                    f"fragments={self.fragments}"
+                )
+            return [layers.index(_layer(s)) % self.fragments for s in specs]
+        found = [_first_found(self.fragments, s) for s in specs]
+        missing = set(range(self.count)) - set(found)
+        if missing:
+            raise ValueError(
+                "each of `fragments` must be found first in the path of some variable. Received: "
+                f"{', '.join(repr(self.fragments[i]) for i in sorted(missing))}, which is not. The "
+                f"variables are: {', '.join(s.name for s in specs)}."
+            )
+        return found
+
+    @override
+    def describe(self, spec: TensorSpec) -> str:
+        late = f", {self.overlap} steps late" if self.overlap else ""
+        then = "" if self.outer is None else f"; then {self.outer!r}"
+        start = self.cadence.offset(spec.fragment)
+        return (
+            f"{self.value_bits} bits in fragment {spec.fragment + 1} of {self.count}, every "
+            f"{self.steps} steps from step {start}{late}{then}"
+        )
+
+    @override
+    def payloads(self, layout: BucketLayout, step: int) -> Payloads:
+        size = sum(s.size for s in layout.specs)
+        if self.value_bits == 32:
+            return [(AllReduce, 4 * size)]
+        if self.value_bits == 16:
+            return rounded_all_reduce.rounded_payloads(_HALF, size, layout.workers)
+        return small_floats.payloads(size, layout.workers, self.value_bits)
+
+    @override
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        """Here the gradients are the changes of a fragment's weights, divided by the workers."""
+        grads = feedback.scaled(grads, ctx.scale)
+        if self.value_bits == 32:
+            totals = yield AllReduce(grads)
+            return totals, state
+        if self.value_bits == 16:
+            rounded = dataclasses.replace(ctx, rounding=_HALF)
+            totals, _ = yield from rounded_all_reduce.all_reduced(rounded, grads)
+            return totals, state
+        sizes = [s.size for s in ctx.layout.specs]
+        vector = tf.concat([tf.reshape(g, [-1]) for g in grads], axis=0)
+        sums = yield from small_floats.all_reduced(ctx, vector, self.value_bits)
+        parts = tf.split(sums, sizes)
+        return [tf.reshape(p, s.shape) for p, s in zip(parts, ctx.layout.specs, strict=True)], state
+
+
+def _layer(spec: TensorSpec) -> str:
+    return spec.name.rpartition("/")[0] or spec.name
+
+
+def _first_found(patterns: Sequence[str], spec: TensorSpec) -> int:
+    found = [i for i, pattern in enumerate(patterns) if re.search(pattern, spec.name)]
+    if not found:
+        raise ValueError(
+            "one of `fragments` must be found in the path of each variable. Received: "
+            f"fragments={tuple(patterns)}, and a variable {spec.name!r}"
+        )
+    return found[0]
