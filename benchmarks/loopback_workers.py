@@ -79,6 +79,13 @@ class Exchange:
         """Whether a method still waits for something."""
         return bool(bucket.method.cadence.waits_for and not bucket.method.ready(states[0]))
 
+    @property
+    def fragments(self) -> list[list[int]]:
+        """The positions of the tensors of each fragment of the model; all in one without any."""
+        specs = [s for b in self.buckets for s in b.layout.specs]
+        count = max(1, self.buckets[0].method.cadence.fragments)
+        return [sorted(s.position for s in specs if s.fragment == i) for i in range(count)]
+
     def run(self, tensors: Sequence[Tensors], number: int) -> Tensors | None:
         """Exchanges every worker's tensors.
 
@@ -89,11 +96,25 @@ class Exchange:
         Returns:
             Totals in that order; `None` if they are not finite.
         """
+        totals = self._run(tensors, number, range(len(self.buckets)))
+        return None if totals is None else [totals[i] for i in range(len(totals))]
+
+    def run_fragment(self, tensors: Sequence[Tensors], number: int, fragment: int) -> Any:
+        """The same for those of a fragment; returns the totals by position, or `None`."""
+        own = [i for i, b in enumerate(self.buckets) if b.layout.specs[0].fragment == fragment]
+        return self._run(tensors, number, own)
+
+    def _run(
+        self, tensors: Sequence[Tensors], number: int, which: Sequence[int]
+    ) -> dict[int, tf.Tensor] | None:
+        buckets, old, runs = (
+            [own[i] for i in which] for own in (self.buckets, self.states, self.runs)
+        )
         warming, number = number < self.warm_up, max(0, number - self.warm_up)
-        waiting = [self.waits(b, s) for b, s in zip(self.buckets, self.states, strict=True)]
-        first = warming or any(waiting) or number < max(first_steps(b.method) for b in self.buckets)
+        waiting = [self.waits(b, s) for b, s in zip(buckets, old, strict=True)]
+        first = warming or any(waiting) or number < max(first_steps(b.method) for b in buckets)
         outcomes = []
-        for bucket, run, states in zip(self.buckets, self.runs, self.states, strict=True):
+        for bucket, run, states in zip(buckets, runs, old, strict=True):
             specs = bucket.layout.specs
             own = [[t[s.position] for s in specs] for t in tensors]
             phase = "dense_exchange"
@@ -104,12 +125,12 @@ class Exchange:
         if not all(o.finite for o in outcomes):
             self.skipped += 1
             return None
-        self.states = [o.states for o in outcomes]
         totals: dict[int, tf.Tensor] = {}
-        for bucket, outcome in zip(self.buckets, outcomes, strict=True):
+        for place, bucket, outcome in zip(which, buckets, outcomes, strict=True):
+            self.states[place] = outcome.states
             positions = [s.position for s in bucket.layout.specs]
             totals.update(zip(positions, outcome.totals[0], strict=True))
-        return [totals[i] for i in range(len(totals))]
+        return totals
 
     def flush(self) -> Tensors:
         """Returns the sums of all workers' residuals, which are 0 then: one all-reduce."""

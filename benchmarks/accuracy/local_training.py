@@ -91,6 +91,10 @@ class LocalTraining(Training):
         self._losses.append(tf.add_n(losses) / workers)
         self.number += 1
         self._since += 1
+        self._exchange()
+
+    def _exchange(self) -> None:
+        """Ends a round if it is time."""
         if self._since == self.length or self.number in self.settings.evaluated_at:
             self._end_round()
 
@@ -135,9 +139,70 @@ class LocalTraining(Training):
         return False
 
 
+class StreamingTraining(LocalTraining):
+    """The same with the fragments of the model in turn, each `delay` steps late.
+
+    What a fragment sends is exchanged where it arrives. All of them are exchanged before an
+    evaluation; the peak is that of the other steps.
+    """
+
+    def __init__(self, settings: Settings, found: Data, what: Expression, seed: int):
+        super().__init__(settings, found, what, seed)
+        self.fragments = self.exchange.fragments
+        self.renewed = [0] * len(self.fragments)
+        self._moving: dict[int, list[dict[int, tf.Tensor]]] = {}
+        self._sent = 0.0
+
+    def _exchange(self) -> None:
+        cadence, peak = self.policy.default.cadence, self.exchange.peak
+        for number, positions in enumerate(self.fragments):
+            age = (self._since - cadence.offset(number)) % cadence.local_steps
+            if age == 0:
+                self._moving[number] = [
+                    {p: (own[p] - self.agreed[p]) / len(self.own) for p in positions}
+                    for own in self.own
+                ]
+            if age == cadence.delay and number in self._moving:
+                self._renew(number, self._moving.pop(number), cadence.mixing)
+                sent = (self.exchange.sent - self._sent) / max(1, cadence.delay)
+                peak = max(peak, sent)
+            self._sent = self.exchange.sent
+        if self.number in self.settings.evaluated_at:
+            self._end_round()
+            self._moving, self.renewed = {}, [n + 1 for n in self.renewed]
+            self._sent = self.exchange.sent
+        self.exchange.peak = peak
+
+    def _renew(self, number: int, changes: list[dict[int, tf.Tensor]], mixing: float) -> None:
+        positions = self.fragments[number]
+        warm_up = self.exchange.warm_up
+        totals = self.exchange.run_fragment(changes, warm_up + self.rounds, number)
+        self.rounds += 1
+        if totals is None:
+            for own in self.own:
+                for p in positions:
+                    own[p] = self.agreed[p]
+            return
+        means = [totals[p] for p in positions]
+        if self.outer is not None:
+            rounds = tf.constant(self.renewed[number], tf.int64)
+            slots = {name: [held[p] for p in positions] for name, held in self.slots.items()}
+            means, slots = self.outer.step(means, slots, rounds)
+            for name, held in slots.items():
+                for p, slot in zip(positions, held, strict=True):
+                    self.slots[name][p] = slot
+        self.renewed[number] += 1
+        for p, mean in zip(positions, means, strict=True):
+            self.agreed[p] = self.agreed[p] + mean
+            for own in self.own:
+                own[p] = mixing * own[p] + (1.0 - mixing) * self.agreed[p]
+
+
 def make(settings: Settings, found: Data, what: Expression, seed: int) -> Training:
     """Returns the workers that a method asks for; see `Training`."""
     method = what.method
     methods = getattr(method, "methods", (method,))
     local = any(one.cadence.local_steps for one in methods)
+    if any(one.cadence.fragments for one in methods):
+        return StreamingTraining(settings, found, what, seed)
     return (LocalTraining if local else Training)(settings, found, what, seed)

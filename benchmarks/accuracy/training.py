@@ -74,7 +74,8 @@ class Training:
                 raise ValueError(f"this argument needs --real. Received: {name}={value}")
         for one in self.policy.methods:
             apart = one.cadence.own_weights and bool(one.cadence.local_steps) != self.local
-            if apart or one.cadence.delay or one.cadence.own_point or one.cadence.waits_for:
+            late = one.cadence.delay and not one.cadence.fragments
+            if apart or late or one.cadence.own_point or one.cadence.waits_for:
                 raise ValueError(
                     "with this method workers have weights of their own, or wait for a callback: "
                     f"give --real. Received: {type(one).__name__}"
