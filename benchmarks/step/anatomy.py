@@ -6,6 +6,7 @@ graph: what a collective needs is selection, what needs a collective's answer is
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -65,6 +66,9 @@ def lane(op: Event, scope: str, role: dict[str, str]) -> str:
     for name, pattern in (("selection", _SELECT), ("decode", _DECODE), ("update", _UPDATE)):
         if pattern.fullmatch(op.type):
             return name
+    for name in ("selection", "decode"):  # in the driver's scopes, also where they are in branches
+        if f"/redsync_{name.removesuffix('ion')}" in op.name:
+            return name
     if op.name.startswith("gradient_tape/"):
         return "backward"
     if op.name.startswith(f"{scope}/"):
@@ -76,9 +80,20 @@ def lane(op: Event, scope: str, role: dict[str, str]) -> str:
 def by_lane(ops: Iterable[Event], scope: str, role: dict[str, str]) -> dict[str, list[Event]]:
     """Returns the ops of each lane."""
     lanes: dict[str, list[Event]] = {name: [] for name in (*COMPUTE, COLLECTIVE, "other")}
+    ops = list(ops)
+    opened = [op for op in ops if op.type == "RedsyncOpen"]
     for op in ops:
-        lanes[lane(op, scope, role)].append(op)
+        lanes[lane(op, scope, role)].append(_answered(op, opened))
     return lanes
+
+
+def _answered(op: Event, opened: list[Event]) -> Event:
+    """An all-to-all until its answer is opened: in a profile it ends when all has been sent."""
+    if op.type != "CollectiveAllToAllV2":
+        return op
+    scope = op.name.rpartition("/")[0]
+    ends = [o.start for o in opened if o.start >= op.end and o.name.startswith(scope)]
+    return dataclasses.replace(op, end=min(ends)) if ends else op
 
 
 def parts(step: Event, lanes: dict[str, list[Event]]) -> dict[str, float]:

@@ -22,7 +22,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from benchmarks import arguments, netlab, workers
+from benchmarks import arguments, method_expressions, netlab, workers
 from benchmarks.models import WORKLOADS
 from benchmarks.step import anatomy, step_methods, timeline_view
 from benchmarks.step.trace_events import Event
@@ -75,7 +75,11 @@ def table(summary: dict[str, Any]) -> str:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
-    add("--method", default="redsync", help="one of those of benchmarks/step/step_time.py")
+    add(
+        "--method",
+        default="redsync",
+        help="one of those of benchmarks/step/step_time.py, or an expression",
+    )
     add("--model", choices=sorted(WORKLOADS), default="mlp")
     add("--workers", type=int, default=2)
     add("--rate", default="1gbit", help="of each direction of each link; none: loopback, not root")
@@ -91,7 +95,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         arguments.check_counts(args, ("workers", "steps", "warmup", "batch", "bucket_bytes"))
         arguments.check_plot(args)
         netlab.parse_rate(args.rate)
-        chosen = step_methods.parse(args.method)
+        chosen = [args.method]
+        if "(" in args.method:
+            method_expressions.exchanged(args.method)
+        else:
+            chosen = step_methods.parse(args.method)
     except ValueError as error:
         parser.error(str(error))
     if len(chosen) > 1:
