@@ -91,6 +91,7 @@ class Training:
         self.optimizer = settings.inner_optimizer(in_exchange, rate_first=rate_first)
         self._rate = settings.rate() if rate_first else 1.0
         conflicts.check_momentum(self.optimizer, self.policy)
+        conflicts.check_adam(self.optimizer, self.policy)
         self.optimizer.build(self.variables)
         specs = [tensor_spec(v, i) for i, v in enumerate(self.variables)]
         begins = what.options.get("warm_up") or self.policy.default.dense_start
@@ -107,6 +108,13 @@ class Training:
         self._losses: list[Any] = []
         self._compute = tf.function(self._gradients, autograph=False)
         self._apply = tf.function(self._update, autograph=False)
+        self._apply_frozen = tf.function(self._update_frozen, autograph=False)
+        self._momenta = [
+            spec.position
+            for bucket in self.exchange.buckets
+            if bucket.method.adam_beta_1 is not None
+            for spec in bucket.layout.specs
+        ]
 
     def _gradients(self, x, y):
         """Every worker's gradients of its loss divided by their number, as in Keras."""
@@ -137,6 +145,18 @@ class Training:
         for variable, value in zip(self.statistics, statistics, strict=True):
             variable.assign(value)
 
+    def _update_frozen(self, totals, statistics):
+        """The same where totals are Adam's momenta, as `keras/frozen_adam.py` does it."""
+        adam, totals = self.optimizer, list(totals)
+        t = tf.cast(adam.iterations, tf.float32) + 1.0
+        grown = (1.0 - adam.beta_2**t) / (1.0 - adam.beta_2 ** (t - 1.0)) / adam.beta_2
+        for position in self._momenta:
+            adam._momentums[position].assign(totals[position] / adam.beta_1)
+            variance = adam._velocities[position]
+            variance.assign(grown * tf.convert_to_tensor(variance))
+            totals[position] = tf.zeros_like(totals[position])
+        self._update(totals, statistics)
+
     def _examples(self, number):
         batches = [
             examples(self.settings, self.found, self.rows, number, worker)
@@ -152,7 +172,8 @@ class Training:
         gradients = [feedback.scaled(own, tf.cast(rate, tf.float32)) for own in gradients]
         totals = self.exchange.run(gradients, self.number)
         if totals is not None:
-            self._apply(totals, statistics)
+            frozen = self._momenta and self.number >= self.exchange.warm_up
+            (self._apply_frozen if frozen else self._apply)(totals, statistics)
         self.number += 1
 
     def run(

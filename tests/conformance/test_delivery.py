@@ -44,7 +44,7 @@ def with_density(method):
     """The method at the density of these tests."""
     if isinstance(getattr(method, "method", None), rs.Method):
         return dataclasses.replace(method, method=with_density(method.method))
-    changes = {"density": DENSITY, "warm_up": None}
+    changes = {"density": DENSITY} | ({} if method.dense_start else {"warm_up": None})
     return dataclasses.replace(method, **{k: v for k, v in changes.items() if hasattr(method, k)})
 
 

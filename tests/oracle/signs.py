@@ -1,7 +1,8 @@
 """Sign methods in plain numpy.
 
 References: Bernstein, Wang, Azizzadenesheli, Anandkumar (2018), "signSGD"; Karimireddy, Rebjock,
-Stich, Jaggi (2019), "Error Feedback Fixes SignSGD"; Seide, Fu, Droppo, Li, Yu (2014), "1-Bit SGD".
+Stich, Jaggi (2019), "Error Feedback Fixes SignSGD"; Seide, Fu, Droppo, Li, Yu (2014), "1-Bit SGD";
+Tang et al. (2021), "1-bit Adam".
 """
 
 from __future__ import annotations
@@ -101,4 +102,31 @@ class OneBitOracle(_Memory):
                 kept[owner][block] = arrived - total[block]
             for worker in range(workers):
                 self.residuals[worker][i] = kept[worker].reshape(np.shape(grads[0][i]))
+        return totals
+
+
+class OneBitAdamOracle(OneBitOracle):
+    """The second stage of 1-bit Adam: totals are momenta. What is 0 in them stays 0."""
+
+    def __init__(self, shapes, workers: int, beta_1: float, momentum):
+        super().__init__(shapes, workers)
+        self.beta_1, self.momentum = np.float32(beta_1), [np.float32(m) for m in momentum]
+
+    def follow(self, states) -> None:
+        super().follow(states)
+        self.momentum = [np.array(m) for m in states[0]["momentum"]]
+
+    def step(self, grads) -> list[np.ndarray]:
+        b, seen = self.beta_1, [m != 0 for m in self.momentum]
+        shares = [b * m / np.float32(len(grads)) for m in self.momentum]
+        own = [
+            [np.where(s, m + (1 - b) * g, 0) for s, m, g in zip(seen, shares, worker, strict=True)]
+            for worker in grads
+        ]
+        totals = [np.where(s, t, 0) for s, t in zip(seen, super().step(own), strict=True)]
+        self.residuals = [
+            [np.where(s, e, 0) for s, e in zip(seen, worker, strict=True)]
+            for worker in self.residuals
+        ]
+        self.momentum = totals
         return totals

@@ -21,7 +21,16 @@ def deliver(exchange: Any, apply: Callable[[Sequence[int]], None]) -> None:
         exchange: A built `GradientExchange`.
         apply: Applies gradients of zero to the variables of these positions, in a replica
             context: a step of the optimizer, which gets what waited.
+
+    Raises:
+        ValueError: for methods that exchange momenta.
     """
+    of_momenta = [m for m in exchange.policy.methods if m.adam_beta_1 is not None]
+    if of_momenta:
+        raise ValueError(
+            f"what waits with {type(of_momenta[0]).__name__} are parts of momenta, which no step "
+            "can deliver as gradients. Received: flush(). Leave it out."
+        )
     exchange.to_consensus()
     waiting = flush.waits([s.variables_by_name for s in exchange.states])
     own = [bucket.layout.specs for bucket in exchange.program.buckets]

@@ -42,6 +42,7 @@ def suited(inner: Any, policy: Policy | Auto, warn: Callable[[str], None]) -> Po
     """
     conflicts.check_momentum(inner, policy)
     conflicts.check_own_weights(inner, policy)
+    conflicts.check_adam(inner, policy)
     if isinstance(policy, Auto):
         checks = (_of_short_memory, _of_late_momentum, _of_factors)
         return policy.suited(

@@ -30,6 +30,7 @@ from tf_redsync.keras import (
     pruning,
     slots,
 )
+from tf_redsync.keras.frozen_adam import FrozenAdam
 from tf_redsync.keras.skipping import Skipping
 from tf_redsync.methods.base import Method, from_config
 from tf_redsync.policy import Policy
@@ -81,6 +82,7 @@ class Adapter:
         # slots: a list by variable for each kind.
         self.rate: Callable[[], Any] = lambda: inner.learning_rate
         self.momenta: Callable[[], Sequence[Any]] = lambda: slots.momentum_slots(inner)
+        self.adam: Callable[[], slots.AdamParts] = lambda: slots.adam_parts(inner)
         self.slots: Callable[[], Sequence[Sequence[Any]]] = lambda: slots.all_slots(
             inner, self._variables
         )
@@ -154,6 +156,22 @@ class Adapter:
             self._on_drift,
         )
 
+    def _frozen_adam(self) -> FrozenAdam | None:
+        """What prepares the inner optimizer's update, in steps that exchange its momentum."""
+        exchange = self.exchange
+        program, states = exchange.program, exchange.states
+        momenta = {
+            spec.position: momentum
+            for bucket, state in zip(program.buckets, states, strict=True)
+            if bucket.method.adam_beta_1 is not None
+            for spec, momentum in zip(
+                bucket.layout.specs, state.variables_by_name["momentum"], strict=True
+            )
+        }
+        if not momenta or exchange.workers == 1 or program.off or exchange.instead is not None:
+            return None
+        return FrozenAdam(self._inner, self.adam, momenta, lambda: tf.logical_not(program.warmed()))
+
     def prune(self, sparsity: float, scope: str = "layer") -> None:
         """Set the smallest weights to 0; see `Wrapper.prune`."""
         if not self.exchange.built:
@@ -219,6 +237,9 @@ class Adapter:
         totals, finite = self.exchange([g for g, _ in pairs], positions)
         self._asked = True
         self.skipping.exchanged(finite)  # the same on all replicas
+        frozen = self._frozen_adam()
+        if frozen is not None:
+            totals = frozen.gradients(totals, positions)
         return list(zip(totals, [v for _, v in pairs], strict=True))
 
     def aggregate_or_nan(self, grads_and_vars: Any) -> list[tuple[tf.Tensor, Any]]:
@@ -261,6 +282,10 @@ class Adapter:
 
             def apply() -> Any:
                 self.skipping.decay_now(distribution)
+                frozen = self._frozen_adam()
+                if frozen is not None:
+                    served = [(self._position(v), v) for _, v in grads_and_vars]
+                    frozen.prepare(distribution, served)
                 update(distribution, grads_and_vars, *args, **kwargs)
                 for variable, mask in masked:
                     distribution.extended.update(variable, pruning.keep, args=(mask,), group=False)

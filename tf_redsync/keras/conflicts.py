@@ -80,6 +80,33 @@ def check_own_weights(inner: Any, policy: Policy | Auto) -> None:
         )
 
 
+def check_adam(inner: Any, policy: Policy | Auto) -> None:
+    """Check that a method whose totals are Adam's momenta has Adam around it.
+
+    Raises:
+        ValueError: for another optimizer, and another beta_1.
+    """
+    methods = [m for m in policy.methods if m.adam_beta_1 is not None]
+    if not methods:
+        return
+    what, adam = type(methods[0]).__name__, innermost(inner)
+    home = type(adam).__module__.partition(".")[0]
+    plain = type(adam).__name__ in ("Adam", "AdamW") and home in ("keras", "tf_keras")
+    if not plain or adam.get_config().get("amsgrad"):
+        raise ValueError(
+            f"{what} exchanges the momentum of Adam, at its variance. Received: "
+            f"{type(adam).__name__}{'(amsgrad=True)' if plain else ''}. Use Keras's Adam or AdamW, "
+            "without amsgrad, or another method."
+        )
+    betas = {m.adam_beta_1 for m in methods} | {float(adam.get_config()["beta_1"])}
+    if len(betas) > 1:
+        raise ValueError(
+            f"`beta_1` must be the same in {what} and in the optimizer. Received: beta_1="
+            f"{methods[0].adam_beta_1} in {what}, and beta_1={adam.get_config()['beta_1']} in "
+            f"{type(adam).__name__}"
+        )
+
+
 def warm_up(policy: Policy | Auto, asked: Any) -> Any:
     """Return the dense warm-up of all methods: what was asked for, or what a method begins with.
 

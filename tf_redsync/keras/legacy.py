@@ -17,6 +17,7 @@ from tf_redsync.keras import (
     conflicts,
     loss_scaling,
     saved_exchange,
+    slots,
 )
 from tf_redsync.keras.passing import Inner
 from tf_redsync.keras.tf_keras import SCALING
@@ -63,6 +64,7 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         adapter.rate = lambda: _with_rate(applies)._decayed_lr(tf.float32)
         adapter.momenta = self._momentum_slots
         adapter.slots = self._all_slots
+        adapter.adam = self._adam_parts
 
     def _intercept(self, applies: Any, scaled: bool) -> None:
         adapter = self._adapter
@@ -136,6 +138,13 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         inner = self.inner_optimizer
         names = [n for n in ("momentum", "m") if n in inner.get_slot_names()]
         return [inner.get_slot(v, names[0]) for v in self._built_for] if names else []
+
+    def _adam_parts(self) -> slots.AdamParts:
+        """What there is of the inner optimizer, an Adam."""
+        inner = conflicts.innermost(self.inner_optimizer)
+        betas = (inner._get_hyper(name, tf.float32) for name in ("beta_1", "beta_2"))
+        kinds = ([inner.get_slot(v, name) for v in self._built_for] for name in ("m", "v"))
+        return slots.AdamParts(*betas, *kinds)
 
     def _all_slots(self) -> list[list[Any]]:
         """For each kind of slot of the inner optimizer, those of all variables."""

@@ -7,7 +7,7 @@ a distributed variable, or its handle, knows the whole.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -21,6 +21,21 @@ def momentum_slots(inner: Any) -> Sequence[Any]:
         if getattr(inner, name, None):
             return getattr(inner, name)
     return ()
+
+
+class AdamParts(NamedTuple):
+    """What there is of an Adam: both coefficients, and its slots by variable."""
+
+    beta_1: Any
+    beta_2: Any
+    momenta: Sequence[Any]
+    variances: Sequence[Any]
+
+
+def adam_parts(inner: Any) -> AdamParts:
+    """The parts of a Keras 3 or tf_keras Adam."""
+    adam = conflicts.innermost(inner)
+    return AdamParts(adam.beta_1, adam.beta_2, adam._momentums, adam._velocities)
 
 
 def all_slots(inner: Any, variables: Sequence[tf.Variable]) -> list[list[Any]]:

@@ -22,6 +22,7 @@ from tf_redsync.methods.ms_topk import MSTopK
 from tf_redsync.methods.natural import NaturalCompression
 from tf_redsync.methods.ok_topk import OkTopk
 from tf_redsync.methods.one_bit import OneBitSGD
+from tf_redsync.methods.one_bit_adam import OneBitAdam
 from tf_redsync.methods.pactrain import PacTrain
 from tf_redsync.methods.quantized import QSGD, TernGrad
 from tf_redsync.methods.quantized_fw import QuantizedFW
@@ -70,6 +71,7 @@ __all__ = [
     "NaturalCompression",
     "NoExchange",
     "OkTopk",
+    "OneBitAdam",
     "OneBitSGD",
     "PacTrain",
     "PostLocalSGD",

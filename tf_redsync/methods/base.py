@@ -139,6 +139,14 @@ class Method(FormerHooks, Configurable):
         return False
 
     @property
+    def adam_beta_1(self) -> float | None:
+        """The beta_1 of the Adam whose momenta its totals are, after `dense_start`.
+
+        `None`: its totals are gradients. See `keras/frozen_adam.py`.
+        """
+        return None
+
+    @property
     def momentum_in_exchange(self) -> float:
         """Momentum that the exchange applies; the inner optimizer must then have none."""
         return 0.0

@@ -1,8 +1,12 @@
-"""SignSGD, Signum, EF-SignSGD, 1-bit SGD."""
+"""SignSGD, Signum, EF-SignSGD, 1-bit SGD, 1-bit Adam."""
+
+import numpy as np
+import tensorflow as tf
 
 import tf_redsync as rs
 from tests.conformance.descriptor import Descriptor
-from tests.oracle.signs import OneBitOracle, ScaledSignOracle, VoteOracle
+from tests.oracle.signs import OneBitAdamOracle, OneBitOracle, ScaledSignOracle, VoteOracle
+from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import AllGather, AllToAll
 
 
@@ -30,7 +34,34 @@ def _oracle(cls):
     return lambda method, specs, workers: cls([s.shape for s in specs], workers)
 
 
+def momenta(specs):
+    """Those at the end of the first stage; of some elements, which never had a gradient, 0."""
+    generator = np.random.default_rng(7)
+    found = [generator.standard_normal(s.shape).astype(np.float32) for s in specs]
+    return [np.where(np.abs(m) < 0.2, np.float32(0), m) for m in found]
+
+
+def second_stage(method, specs):
+    first = method.init(BucketLayout(tuple(specs), 1))
+    return {**first, "momentum": [tf.constant(m) for m in momenta(specs)]}
+
+
+def one_bit_adam(method, specs, workers):
+    return OneBitAdamOracle([s.shape for s in specs], workers, method.beta_1, momenta(specs))
+
+
 TABLE = {
+    "one_bit_adam": Descriptor(
+        rs.OneBitAdam(),
+        None,
+        True,
+        (AllToAll, AllGather),
+        two_phases,
+        one_bit_adam,
+        1e-5,
+        10,
+        start=second_stage,
+    ),
     "sign_sgd": Descriptor(rs.SignSGD(), None, True, (AllGather,), message, votes, steps=15),
     "signum": Descriptor(rs.Signum(), None, True, (AllGather,), message, votes, steps=15),
     "ef_sign_sgd": Descriptor(

@@ -1,0 +1,163 @@
+"""1-bit Adam on two real workers under each family, against numpy."""
+
+import numpy as np
+import pytest
+
+from tests.distributed.cluster import LEGACY, run_workers
+from tests.oracle.signs import OneBitAdamOracle
+
+STEPS, DENSE, BATCH, BAD = 9, 4, 8, 6
+RATE, BETA_1, BETA_2, EPSILON, DECAY = 0.05, 0.8, 0.99, 1e-3, 0.1
+UNSEEN = 5  # an input that is always 0: its weight has no gradient
+CASES = {"keras3": ("Adam", "AdamW"), "tf_keras": ("Adam", "AdamW"), "legacy": ("Adam",)}
+PAIRS = [(family, name) for family, names in CASES.items() for name in names]
+
+
+def data_of(rank):
+    """Batches of a worker's own; in step `BAD` that of rank 1 has a NaN."""
+    generator = np.random.default_rng(rank)
+    x = generator.standard_normal((STEPS, BATCH, 12)).astype(np.float32)
+    x[..., UNSEEN] = 0.0
+    y = x @ np.arange(12, dtype=np.float32)[:, None] / 12 + rank
+    if rank == 1:
+        y[BAD, 0] = np.nan
+    return x, y.astype(np.float32)
+
+
+def train():
+    import tf_redsync as rs
+
+    strategy, results = rs.MultiWorkerMirroredStrategy(), {}
+    for family, name in PAIRS:
+        found = train_one(strategy, family, name)
+        results |= {f"{family}/{name}/{key}": value for key, value in found.items()}
+    return results | {"refused": refused(strategy)}
+
+
+def train_one(strategy, family, name):
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    keras = problems_keras(family)
+    home = keras.optimizers.legacy if family == "legacy" else keras.optimizers
+    decay = {"weight_decay": DECAY} if name == "AdamW" else {}
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.layers.Input((12,)), keras.layers.Dense(1, kernel_initializer="ones")]
+        )
+        inner = getattr(home, name)(
+            learning_rate=RATE, beta_1=BETA_1, beta_2=BETA_2, epsilon=EPSILON, **decay
+        )
+        method = rs.OneBitAdam(warm_up=rs.DenseWarmUp(DENSE), beta_1=BETA_1, dense_below=0)
+        optimizer = rs.DistributedOptimizer(inner, method)
+        optimizer.build(model.trainable_variables)
+
+    def replica_step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2) / strategy.num_replicas_in_sync
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    run, weights, sent = tf.function(lambda x, y: strategy.run(replica_step, (x, y))), [], []
+    for x, y in zip(*data_of(problems.rank()), strict=True):
+        run(tf.constant(x), tf.constant(y))
+        weights.append(np.concatenate([np.ravel(w) for w in model.get_weights()]))
+        sent.append(float(optimizer.exchange.bytes_sent.numpy()))
+    return {"weights": weights, "sent": sent, "skipped": int(optimizer.exchange.skipped.numpy())}
+
+
+def problems_keras(family):
+    import keras
+    import tf_keras
+
+    return keras if family == "keras3" else tf_keras
+
+
+def refused(strategy):
+    """What is said of other optimizers."""
+    import keras
+
+    import tf_redsync as rs
+
+    found = []
+    for inner in (keras.optimizers.SGD(0.1), keras.optimizers.Adam(amsgrad=True)):
+        with strategy.scope():
+            try:
+                rs.DistributedOptimizer(inner, rs.OneBitAdam())
+            except ValueError as error:
+                found.append(str(error))
+    return "\n".join(found)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return run_workers(train, env=LEGACY, timeout=200)
+
+
+def expected(decay):
+    """Adam for some steps, then for the kernel the paper's second stage at the corrected variance.
+
+    The bias stays with Adam.
+    """
+    data = [data_of(rank) for rank in range(2)]
+    w, m, v, t, history = np.append(np.ones(12), 0.0), np.zeros(13), np.zeros(13), 0, []
+    oracle = None
+    for step in range(STEPS):
+        gradients = []
+        for x, y in ((a[step].astype(np.float64) for a in own) for own in data):
+            error = x @ w[:12, None] + w[12] - y
+            gradients.append(np.append(2 * (x.T @ error).ravel(), 2 * error.sum()) / BATCH / 2)
+        if not np.isfinite(gradients).all():
+            history.append(w)
+            continue
+        t += 1
+        before = m
+        m = BETA_1 * m + (1 - BETA_1) * sum(gradients)
+        v = BETA_2 * v + (1 - BETA_2) * sum(gradients) ** 2
+        if step < DENSE:
+            corrected = v / (1 - BETA_2**t)
+        else:
+            if oracle is None:
+                oracle = OneBitAdamOracle([(12,)], 2, BETA_1, [before[:12]])
+            (m[:12],) = oracle.step([[g[:12]] for g in gradients])
+            corrected[12] = v[12] / (1 - BETA_2**t)
+        w = w - RATE * decay * w
+        # Keras adds epsilon to the root of the variance as it is.
+        root = np.sqrt(corrected) + EPSILON / np.sqrt(1 - BETA_2**t)
+        w = w - RATE * m / (1 - BETA_1**t) / root
+        history.append(w)
+    return history
+
+
+@pytest.mark.parametrize(("family", "name"), PAIRS)
+def test_the_way_of_the_paper(trained, family, name):
+    history = expected(DECAY if name == "AdamW" else 0.0)
+    for worker in trained:
+        np.testing.assert_allclose(
+            worker[f"{family}/{name}/weights"], history, rtol=2e-4, atol=2e-5
+        )
+        assert worker[f"{family}/{name}/skipped"] == 1
+    np.testing.assert_array_equal(*(w[f"{family}/{name}/weights"] for w in trained))
+
+
+@pytest.mark.parametrize(("family", "name"), PAIRS)
+def test_what_has_had_no_gradient_stays(trained, family, name):
+    weights = np.array(trained[0][f"{family}/{name}/weights"])[:, UNSEEN]
+    updates = np.arange(1, STEPS + 1) - (np.arange(STEPS) >= BAD)
+    kept = (1 - RATE * DECAY) ** updates if name == "AdamW" else np.ones(STEPS)
+    np.testing.assert_allclose(weights, kept, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "name"), PAIRS)
+def test_bytes(trained, family, name):
+    """An all-reduce of 13 floats; then of one, and twice a flag, two means and a word of bits."""
+    sent = trained[0][f"{family}/{name}/sent"]
+    np.testing.assert_array_equal(sent[:DENSE], 4 * 13)
+    np.testing.assert_array_equal(sent[DENSE:], 4 + 2 * 4 * (1 + 2 + 1))
+
+
+def test_other_optimizers_are_refused(trained):
+    text = str(trained[0]["refused"])
+    assert "Received: SGD." in text and "Received: Adam(amsgrad=True)" in text
