@@ -61,6 +61,7 @@ TABLE = {
         1e-5,
         10,
         start=second_stage,
+        patience=None,
     ),
     "sign_sgd": Descriptor(rs.SignSGD(), None, True, (AllGather,), message, votes, steps=15),
     "signum": Descriptor(rs.Signum(), None, True, (AllGather,), message, votes, steps=15),
