@@ -129,6 +129,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
+    add(
+        "--task", choices=("digits", "charlm"), default="digits", help="charlm has flags of its own"
+    )
     add("--only", action="append", choices=list(contenders()), help="a method; may be repeated")
     add("--workers", type=int, default=4)
     add("--steps", type=int, default=300)
@@ -148,6 +151,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, prints, writes; returns the exit code."""
+    asked = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    asked.add_argument("--task", default="digits")
+    if asked.parse_known_args(argv)[0].task == "charlm":
+        from benchmarks.methods import language_frontier
+
+        return language_frontier.main(argv)
     args = parse(argv)
     rows = run(args)
     print(f"\n{args.workers} workers, {args.steps} steps, {args.seeds} seeds")
