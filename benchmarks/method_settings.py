@@ -24,12 +24,13 @@ class Setting:
 
     Attributes:
         reason: Why.
-        task: Hyper-parameters on small tasks.
-        steps: Hyper-parameters where steps are measured.
+        task: Hyper-parameters on small tasks; functions make theirs.
+        steps: Hyper-parameters where steps are measured; the same.
         votes: Whether it takes the learning rate for votes, on small tasks.
         threshold: Whether it takes the threshold for gradients, on small tasks.
-        amsgrad: Whether the inner optimizer is `rs.AMSGrad`, where steps are measured.
-        learning_rate: Of the inner optimizer where steps are measured; `None` for that of all.
+        inner: Name of the inner optimizer, where it is not SGD.
+        learning_rate: Of the inner optimizer where steps are measured, and where it is not SGD;
+            `None` for that of all.
     """
 
     reason: str = "defaults"
@@ -37,7 +38,7 @@ class Setting:
     steps: dict[str, Any] = dataclasses.field(default_factory=dict)
     votes: bool = False
     threshold: bool = False
-    amsgrad: bool = False
+    inner: str = "SGD"
     learning_rate: float | None = None
 
     @property
@@ -59,7 +60,7 @@ EXCEPTIONS = {
         task={"warm_up": None},
         steps={"warm_up": None},
     ),
-    "CompAMS": Setting("it is made for AMSGrad", amsgrad=True, learning_rate=1e-4),
+    "CompAMS": Setting("it is made for AMSGrad", inner="AMSGrad", learning_rate=1e-4),
     "DeMo": _VOTES,
     "FixedThreshold": _THRESHOLD,
     "LGC": Setting(
@@ -74,6 +75,13 @@ EXCEPTIONS = {
             "code_channels": 1,
         },
         steps={"dense_steps": 0, "training_steps": 1},
+    ),
+    "OneBitAdam": Setting(
+        "it is made for Adam; its first stage is short, and steps are measured after it",
+        task={"warm_up": lambda: _dense_steps(8)},
+        steps={"warm_up": lambda: _dense_steps(1)},
+        inner="Adam",
+        learning_rate=1e-4,
     ),
     "PacTrain": Setting(
         "steps are measured as they are once it is compact", steps={"stable_steps": 0}
@@ -118,7 +126,7 @@ def make(
         options["stages"] = rs.ExponentialWarmUp(4, (0.25,))
     if setting.threshold:
         options["threshold"] = threshold
-    return cls(**{**options, **setting.task})
+    return cls(**{**options, **_made(setting.task)})
 
 
 def for_steps(name: str, density: float, **options: Any) -> rs.Method:
@@ -130,7 +138,7 @@ def for_steps(name: str, density: float, **options: Any) -> rs.Method:
         **options: Other hyper-parameters.
     """
     cls = _class_of(name)
-    return cls(**{**_known(cls, density=density), **setting_of(name).steps, **options})
+    return cls(**{**_known(cls, density=density), **_made(setting_of(name).steps), **options})
 
 
 def learning_rate(method: rs.Method, dense: float, votes: float) -> float:
@@ -147,6 +155,16 @@ def learning_rate(method: rs.Method, dense: float, votes: float) -> float:
     if setting_of(type(method).__name__).votes:
         return votes
     return dense * (1.0 - method.momentum_in_exchange)
+
+
+def _made(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value() if callable(value) else value for name, value in options.items()}
+
+
+def _dense_steps(steps: int) -> Any:
+    import tf_redsync as rs
+
+    return rs.DenseWarmUp(steps=steps)
 
 
 def _class_of(name: str) -> Any:

@@ -126,13 +126,13 @@ def optimizer_for(name: str, density: float, bucket_bytes: int | None = None) ->
         return keras.optimizers.SGD(LEARNING_RATE)
     import tf_redsync as rs
 
-    make = rs.AMSGrad if setting.amsgrad else keras.optimizers.SGD
     options = {} if bucket_bytes is None else {"bucket_bytes": bucket_bytes}
     if "(" in name:
         what = method_expressions.exchanged(name)
         inner = keras.optimizers.SGD(LEARNING_RATE)
         return rs.DistributedOptimizer(inner, what.method, **{**options, **what.options})
-    inner = make(setting.learning_rate or LEARNING_RATE)
+    kinds = {"SGD": keras.optimizers.SGD, "Adam": keras.optimizers.Adam, "AMSGrad": rs.AMSGrad}
+    inner = kinds[setting.inner](setting.learning_rate or LEARNING_RATE)
     return rs.DistributedOptimizer(inner, method_for(name, density), **options)
 
 

@@ -48,6 +48,10 @@ def cases():
         "ok_topk": rs.OkTopk(density=0.1, threshold_interval=4, partition_interval=8, **small),
         "cd_sgd": rs.CDSGD(full_every=3, warm_up=rs.DenseWarmUp(5), **small),
         "local_sgd": rs.LocalSGD(steps=4),
+        # Saved with a part of a message on its way, and in either stage.
+        "streaming": rs.StreamingDiLoCo(steps=6, fragments=2, overlap=3),
+        "one_bit_adam": rs.OneBitAdam(warm_up=rs.DenseWarmUp(8), **small),
+        "adam_at_first": rs.OneBitAdam(warm_up=rs.DenseWarmUp(16), **small),
         "sbc": rs.SBC(steps=3, density=0.3, **small),
         "pruned": rs.PacTrain(stable_steps=4, **small),
         "lgc": rs.LGC(
@@ -101,6 +105,8 @@ class Training:
             inner = lambda: rs.AMSGrad(0.01)  # noqa: E731
         elif type(method).__name__ == "CompAMS":
             inner = lambda: optimizers.Adam(0.01, amsgrad=True)  # noqa: E731
+        elif type(method).__name__ == "OneBitAdam":
+            inner = lambda: optimizers.Adam(0.01)  # noqa: E731
         else:
             inner = lambda: optimizers.SGD(rate, momentum=momentum)  # noqa: E731
         if load is None or not load.makes_the_model:

@@ -83,12 +83,16 @@ def train_methods(family, names):
     x, y = problems.regression(512)
     loss = float(np.mean((np.asarray(model(x)) - y) ** 2))
 
+    def inner(name, rate):
+        adam = method_settings.setting_of(name).inner == "Adam"
+        return keras.optimizers.Adam(rate / 2) if adam else keras.optimizers.SGD(rate)
+
     def fitted(name):
         method = method_settings.make(name, threshold=0.5, density=0.1, dense_below=16)
         rate = method_settings.learning_rate(method, dense=0.05, votes=0.02)  # 32 steps of it
         model.set_weights(start)
         with strategy.scope():
-            optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(rate), method)
+            optimizer = rs.DistributedOptimizer(inner(name, rate), method)
             per_execution = STEPS_PER_EXECUTION.get(name, 1)
             model.compile(optimizer, loss="mse", steps_per_execution=per_execution)
         # One long epoch: starting an epoch takes as long as 16 steps.

@@ -14,11 +14,11 @@ from tests.distributed.cluster import LEGACY, run_workers
 
 # By family, and whether weights of each worker's own are brought together before the save.
 SHORT = {
-    ("keras3", False): ["redsync", "cd_sgd", "auto", "backup"],
+    ("keras3", False): ["redsync", "cd_sgd", "auto", "streaming", "backup"],
     ("legacy", False): ["local_sgd"],
 }
 EVERYTHING = {
-    ("keras3", True): ["cd_sgd", "local_sgd", "sbc"],
+    ("keras3", True): ["cd_sgd", "local_sgd", "sbc", "streaming"],
     ("keras3", False): [*resuming.cases(), "backup"],
     ("tf_keras", True): ["cd_sgd", "local_sgd"],
     ("tf_keras", False): list(resuming.cases()),
