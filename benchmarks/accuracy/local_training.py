@@ -156,6 +156,8 @@ class StreamingTraining(LocalTraining):
     def _exchange(self) -> None:
         cadence, peak = self.policy.default.cadence, self.exchange.peak
         for number, positions in enumerate(self.fragments):
+            if not positions:
+                continue
             age = (self._since - cadence.offset(number)) % cadence.local_steps
             if age == 0:
                 self._moving[number] = [

@@ -9,16 +9,21 @@ from tests.oracle.sbc import binarised
 
 # By family, since the optimizers of tf_keras take other ways through the adapters: to the momentum
 # that SBC clears, and to the weights that CD-SGD sets. The arithmetic is the same for all.
-OUTER = ("diloco", "outer_adam", "outer_rate", "one_step", "post_local")
+OUTER = ("diloco", "adamw", "outer_adam", "outer_rate", "one_step", "post_local")
 STREAMING = ("one_fragment", "fragments", "late", "late_mean")
 CASES = ("local_sgd", "sbc", "coded_topk", *OUTER, *STREAMING, "quadratic", "warm_up", "cd_sgd")
 SHORT = {
     "keras3": ("local_sgd", "sbc", *OUTER, *STREAMING, "warm_up", "cd_sgd"),
-    "legacy": ("sbc", "diloco", "late", "cd_sgd"),
+    "tf_keras": ("adamw",),
+    "legacy": ("sbc", "diloco", "adamw", "late", "cd_sgd"),
 }
 TRAINED = dict.fromkeys(("keras3", "tf_keras", "legacy"), CASES) if DEEP else SHORT
 STEPS, BATCH, RATE, MOMENTUM = 7, 8, 0.05, 0.9
 ADAM = {"learning_rate": 0.02, "beta_1": 0.8, "beta_2": 0.9, "epsilon": 1e-3}
+
+
+ADAMW = {"beta_1": 0.9, "beta_2": 0.95, "epsilon": 1e-3}  # of the inner optimizer
+DECAY, WARM_UP, PEAK, LENGTH = 0.1, 2, 0.05, 8
 
 
 def data_of(rank, same_inputs=False):
@@ -47,6 +52,7 @@ def cases(rs):
         "quadratic": (rs.CDSGD(full_every=1, warm_up=None), 0.0, True),
         "warm_up": (rs.CDSGD(full_every=3, warm_up=rs.DenseWarmUp(2)), 0.0, False),
         "diloco": (rs.DiLoCo(steps=3), MOMENTUM, False),
+        "adamw": (rs.DiLoCo(steps=3), 0.0, False),
         "outer_adam": (rs.LocalSGD(steps=2, outer=rs.outer.Adam(**ADAM)), 0.0, False),
         "outer_rate": (rs.LocalSGD(steps=2, outer=rs.outer.SGD(learning_rate=fall)), 0.0, False),
         "one_step": (rs.DiLoCo(steps=1, outer=rs.outer.SGD()), 0.0, False),
@@ -92,12 +98,24 @@ def train_all(strategy, family, names):
                 [keras.layers.Input((12,)), keras.layers.Dense(1, kernel_initializer="zeros")]
             )
             inner = optimizers.SGD(RATE, momentum=momentum)
+            if name == "adamw":
+                inner = adamw(keras, optimizers)
             optimizer = rs.DistributedOptimizer(inner, method)
             optimizer.build(model.trainable_variables)
         found = train(strategy, model, optimizer, same_inputs)
         results.update({f"{name}/{key}": value for key, value in found.items()})
     results["left_out"] = leave_one_out(strategy, model, optimizer)
     return results
+
+
+def adamw(keras, optimizers):
+    """The paper's inner optimizer, its rate a warm-up and a cosine; Adam in the legacy family."""
+    rate = keras.optimizers.schedules.CosineDecay(
+        0.0, LENGTH, warmup_target=PEAK, warmup_steps=WARM_UP
+    )
+    if not hasattr(optimizers, "AdamW"):
+        return optimizers.Adam(rate, **ADAMW)
+    return optimizers.AdamW(rate, weight_decay=DECAY, **ADAMW)
 
 
 def leave_one_out(strategy, model, optimizer):
@@ -194,7 +212,7 @@ class Simulated:
             history.append([w.copy() for w in own])
         return history, np.mean(own, axis=0)
 
-    def rounds(self, every, outer, momentum=0.0):
+    def rounds(self, every, outer, momentum=0.0, inner=None):
         """Local SGD whose rounds end with `outer(pseudo_gradient)`, a step to subtract.
 
         As in DiLoCo's algorithm 1: the pseudo-gradient is the weights before the round minus the
@@ -206,7 +224,11 @@ class Simulated:
         history = []
         for step in range(STEPS):
             for r in range(self.workers):
-                velocity[r] = momentum * velocity[r] - RATE * self.gradient(r, step, own[r])
+                gradient = self.gradient(r, step, own[r])
+                if inner is not None:
+                    own[r] = inner[r](own[r], gradient)
+                    continue
+                velocity[r] = momentum * velocity[r] - RATE * gradient
                 own[r] = own[r] + velocity[r]
             if (step + 1) % every == 0 or step == STEPS - 1:
                 before = [w.copy() for w in own]
@@ -339,6 +361,36 @@ class FallingOuter:
 
     def __call__(self, gradient):
         return self.rates.pop(0) * gradient
+
+
+class LocalAdamW:
+    """AdamW of one worker, at a rate that rises and then falls as a cosine."""
+
+    def __init__(self, decay):
+        self.m, self.v, self.t, self.decay = np.zeros(13), np.zeros(13), 0, decay
+
+    def __call__(self, w, gradient):
+        rate = PEAK * self.t / WARM_UP
+        if self.t > WARM_UP:
+            rate = PEAK * (1 + np.cos(np.pi * (self.t - WARM_UP) / LENGTH)) / 2
+        self.t += 1
+        b1, b2 = ADAMW["beta_1"], ADAMW["beta_2"]
+        self.m = b1 * self.m + (1 - b1) * gradient
+        self.v = b2 * self.v + (1 - b2) * gradient**2
+        # Keras adds epsilon before the bias of the second moment is corrected.
+        step = self.m / (1 - b1**self.t) * np.sqrt(1 - b2**self.t)
+        return w - rate * self.decay * w - rate * step / (np.sqrt(self.v) + ADAMW["epsilon"])
+
+
+@families_of("adamw")
+def test_the_inner_optimizer_is_each_workers_own(trained, family):
+    inner = [LocalAdamW(0.0 if family == "legacy" else DECAY) for _ in range(2)]
+    expected, end = Simulated().rounds(3, NesterovOuter(), inner=inner)
+    results = of_case(trained, family, "adamw")
+    for step in range(STEPS):
+        for rank, result in enumerate(results):
+            assert_near(result["steps"][step], expected[step][rank])
+    assert_near(results[0]["end"], end)
 
 
 OUTERS = {

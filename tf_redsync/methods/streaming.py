@@ -62,8 +62,9 @@ class StreamingDiLoCo(DiLoCo):
         steps: Steps between two exchanges of a fragment, H; 100 in most of the paper.
         outer: See `DiLoCo`; each fragment has slots and a number of rounds of its own.
         fragments: F, at most `steps`: layer l belongs to fragment l mod F, where a layer is all
-            that has its path up to the last slash in common. Or regular expressions, one for each
-            fragment, searched in the variables' paths: the first one found decides.
+            that has its path up to the last slash in common. With fewer layers some turns pass. Or
+            regular expressions, one for each fragment, searched in the variables' paths: the first
+            one found decides.
         overlap: Steps that a message takes, tau: from 0 to `steps` / F and below `steps`, so that
             one is on its way at a time.
         mixing: Share of a worker's own weights that is kept when a fragment is renewed, alpha in
@@ -149,11 +150,6 @@ class StreamingDiLoCo(DiLoCo):
     def fragments_of(self, specs: Sequence[TensorSpec]) -> list[int]:
         if isinstance(self.fragments, int):
             layers = list(dict.fromkeys(_layer(s) for s in specs))
-            if len(layers) < self.fragments:
-                raise ValueError(
-                    f"`fragments` must not be more than there are layers, {len(layers)}. Received: "
-                    f"fragments={self.fragments}"
-                )
             return [layers.index(_layer(s)) % self.fragments for s in specs]
         found = [_first_found(self.fragments, s) for s in specs]
         missing = set(range(self.count)) - set(found)
