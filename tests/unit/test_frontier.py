@@ -1,9 +1,12 @@
 """methods/frontier.py: two contenders and few steps; what is undominated; bad arguments."""
 
+import json
+
+import keras
 import numpy as np
 import pytest
 
-from benchmarks.methods import frontier
+from benchmarks.methods import frontier, language_frontier
 
 
 def test_rows_and_picture(tmp_path, capsys):
@@ -43,3 +46,41 @@ def test_bad_arguments(flags, words, capsys):
     with pytest.raises(SystemExit):
         frontier.parse(flags)
     assert words in capsys.readouterr().err
+
+
+def test_contenders_of_the_language_model():
+    """Each is a method that its inner optimizer goes with."""
+    from benchmarks.method_expressions import exchanged
+    from tf_redsync.keras import conflicts
+    from tf_redsync.policy import Policy
+
+    inner = {
+        "adamw": keras.optimizers.AdamW(),
+        "without_beta_1": keras.optimizers.AdamW(beta_1=0.0),
+        "sgd": keras.optimizers.SGD(),
+    }
+    for contender in language_frontier.CONTENDERS:
+        policy = Policy(default=exchanged(contender.method).method)
+        conflicts.check_adam(inner[contender.group], policy)
+        conflicts.check_momentum(inner[contender.group], policy)
+    assert set(inner) == set(language_frontier.GROUPS)
+
+
+def test_rows_of_the_language_model(tmp_path, capsys):
+    flags = ["--task", "charlm", "--folder", str(tmp_path), "--workers", "2", "--steps", "9"]
+    assert frontier.main(flags) == 1
+    assert "give --data_dir to train" in capsys.readouterr().out
+    common = {"bits": 32.0, "sent_bytes": 2000.0, "peak_bytes": 3000.0}
+    dense = [{"method": "Dense()", "seed": i, "metric": 6.0 + i, **common} for i in range(3)]
+    broken = {"method": "ACPSGD()", "seed": 0, "error": "it diverged"}
+    for group, rows in (("adamw", [*dense, broken]), ("sgd", [{**dense[0], "method": "DeMo()"}])):
+        path = tmp_path / f"charlm_9_2_workers_{group}.json"
+        path.write_text(json.dumps({"settings": {}, "rows": rows}))
+    picture = tmp_path / "plot.png"
+    assert frontier.main([*flags, "--plot", str(picture)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2:] == [
+        "| Dense |  | 3 | 7.00 | 2.00 | 32.000 | 2.0 | 3.0 |",
+        "| DeMo |  | 1 | 6.00 | 0.00 | 32.000 | 2.0 | 3.0 |",
+    ]
+    assert picture.read_bytes().startswith(b"\x89PNG")
