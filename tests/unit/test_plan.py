@@ -282,6 +282,13 @@ def test_layers_add_up_to_the_prediction():
     assert [la.share.bucket for la in made.layers] == [0, 1, 0]
 
 
+def test_a_round_of_local_steps_is_shared_by_its_steps():
+    made, local = planned(), planned(rs.DiLoCo(steps=40))
+    assert local.planned.seconds == pytest.approx(made.dense.seconds / 40)
+    assert local.planned.sent == pytest.approx(made.dense.sent / 40)
+    assert sum(la.share.sent for la in local.layers) == pytest.approx(local.planned.sent)
+
+
 def test_a_bucket_is_shared_by_bytes_and_by_elements():
     made = planned(latency=0.0, work=cost.Work(0.8))
     large, small = made.layers[0], made.layers[2]
@@ -311,9 +318,9 @@ def test_auto_shows_its_candidates_and_its_choice():
     assert [type(la.method) for la in planned(auto, rate=1e12).layers] == [rs.Dense] * 3
 
 
-@pytest.mark.parametrize("method", [rs.LocalSGD(), rs.CDSGD(), rs.SBC(), rs.NoExchange()])
+@pytest.mark.parametrize("method", [rs.CDSGD(), rs.StreamingDiLoCo(), rs.NoExchange()])
 def test_methods_of_another_cadence_are_refused(method):
-    with pytest.raises(PlanError, match=f"every step, and {type(method).__name__} does not"):
+    with pytest.raises(PlanError, match=f"local steps, and {type(method).__name__} does not"):
         prediction.check([method])
 
 
@@ -475,7 +482,7 @@ def test_one_method_and_a_given_time(module, capsys):
         (["--step_ms", "nan"], "`--step-ms` must be at least 0"),
         (["--batch_size", "0"], "`--batch-size` must be at least 1"),
         (["--method", "None"], "`--method` must be Auto or one of"),
-        (["--method", "SBC"], "Measure it on the cluster"),
+        (["--method", "CDSGD"], "Measure it on the cluster"),
         (["--model", "nowhere:make"], "no module 'nowhere'"),
         (["--plot", "plan.pdf"], "ends in .png"),
         (["--plot", "missing/plan.png"], "directory that exists"),

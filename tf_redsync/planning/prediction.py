@@ -3,7 +3,7 @@
 A bucket's exchange is predicted as `Auto` does it, and its layers share it: the network's time in
 proportion to the bytes that each of them sends, what is computed in proportion to the elements. So
 the layers' times add up to the prediction. A step is the computation of the model and then the
-exchange, one after the other.
+exchange, one after the other; with local steps, the part of a round that falls to a step.
 """
 
 from __future__ import annotations
@@ -151,19 +151,18 @@ def make(
 
 
 def check(methods: Sequence[Method]) -> None:
-    """Check that methods exchange gradients in every step.
+    """Check that methods do the same in every step, or in every round of local steps.
 
     Raises:
-        PlanError: for local steps, delays, dense steps in between, and no exchange at all.
+        PlanError: for delays, dense steps in between, and no exchange at all.
     """
     for method in methods:
         cadence = method.cadence
-        every_step = not (cadence.local_steps or cadence.delay or cadence.dense_every)
-        if not every_step or isinstance(method, NoExchange):
+        if cadence.delay or cadence.dense_every or isinstance(method, NoExchange):
             raise PlanError(
-                "the cost model is one of methods that exchange gradients in every step, and "
-                f"{type(method).__name__} does not. Received: {method!r}. Measure it on the "
-                "cluster."
+                "the cost model is one of methods that exchange in every step, or after some local "
+                f"steps, and {type(method).__name__} does not. Received: {method!r}. Measure it on "
+                "the cluster."
             )
 
 
@@ -191,7 +190,7 @@ def share(assignments: Sequence[Assignment], measured: Measured) -> list[Share]:
 
 @dataclasses.dataclass(frozen=True)
 class _Exchange:
-    """A bucket's exchange: bytes sent, seconds of the network, seconds of computation."""
+    """A bucket's exchange: bytes sent, seconds of the network and of computation, of a step."""
 
     sent: float
     network: float
@@ -200,11 +199,18 @@ class _Exchange:
 
 def _exchange(bucket: Bucket, measured: Measured) -> _Exchange:
     method, specs, workers = bucket.method, bucket.layout.specs, measured.workers
+    messages, every = _messages(method, specs, workers), _steps_between(method)
+    computed = measured.work.get(method, cost.NO_WORK)
     return _Exchange(
         _sent(method, specs, workers),
-        cost.network_seconds(_messages(method, specs, workers), measured.link, workers),
-        measured.work.get(method, cost.NO_WORK).seconds(sum(s.size for s in specs), workers),
+        cost.network_seconds(messages, measured.link, workers) / every,
+        computed.seconds(sum(s.size for s in specs), workers) / every,
     )
+
+
+def _steps_between(method: Method) -> int:
+    """Steps from one exchange to the next."""
+    return max(1, method.cadence.local_steps)
 
 
 def _messages(method: Method, specs: tuple[TensorSpec, ...], workers: int) -> cost.Steps:
@@ -213,7 +219,7 @@ def _messages(method: Method, specs: tuple[TensorSpec, ...], workers: int) -> co
 
 def _sent(method: Method, specs: tuple[TensorSpec, ...], workers: int) -> float:
     """Bytes that a worker sends in a step."""
-    return cost.bytes_sent(_messages(method, specs, workers))
+    return cost.bytes_sent(_messages(method, specs, workers)) / _steps_between(method)
 
 
 def _name(policy: Policy | Auto) -> str:
