@@ -23,6 +23,8 @@ from tf_redsync.planning import PlanError
 
 if TYPE_CHECKING:
     from tf_redsync.auto import Auto
+    from tf_redsync.auto.decision import Measured
+    from tf_redsync.methods.base import Method
     from tf_redsync.planning.prediction import Plan
     from tf_redsync.planning.subject import Subject
     from tf_redsync.policy import Policy
@@ -40,6 +42,9 @@ _FLAGS: list[Flag] = [
      "worker to the next (default: 0.2); a collective takes one or two for every worker"}),
     (("--method",), {"default": "Auto", "help": "Auto (default), or one method for all layers: "
      "RedSync, or 'RedSync(density=0.01)'"}),
+    (("--max-overhead",), {"metavar": "PERCENT", "help": "propose the method that costs the "
+     "least accuracy, of those whose exchange makes a step longer by 10%% at most, or another "
+     "percentage"}),
     (("--density",), {"type": float, "help": "density of the method"}),
     (("--step-ms",), {"type": float, "metavar": "MS", "help": "computation of a step "
      "where you will train (default: forward and backward pass, measured here)"}),
@@ -68,6 +73,25 @@ def bytes_per_second(rate: str) -> float:
     return float(match[1]) * _UNITS[match[2]] / 8.0
 
 
+def share_of(percent: str) -> float:
+    """Return a budget such as `"10%"` as a number.
+
+    Raises:
+        PlanError: for anything but a positive number with a percent sign.
+
+    Example:
+        >>> share_of("10%")
+        0.1
+    """
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)%", percent)
+    if match is None or float(match[1]) == 0.0:
+        raise PlanError(
+            "`--max-overhead` must be a number above 0 with a percent sign, such as 10%. "
+            f"Received: --max-overhead={percent}"
+        )
+    return float(match[1]) / 100.0
+
+
 def say(text: str) -> None:
     """Report progress on stderr."""
     print(f"tf_redsync.plan: {text}", file=sys.stderr, flush=True)
@@ -81,28 +105,71 @@ def make(subject: Subject, policy: Policy | Auto, args: argparse.Namespace) -> P
         policy: What to plan.
         args: The command line.
     """
-    from tf_redsync.auto import cost, probe
-    from tf_redsync.auto.decision import Measured
-    from tf_redsync.methods.dense import Dense
     from tf_redsync.planning import prediction
     from tf_redsync.planning import subject as subjects
 
-    if args.step_ms is None:
-        say("measuring the forward and backward pass")
-        compute = subjects.compute_seconds(subject)
-    else:
-        compute = args.step_ms / 1e3
+    compute = _compute(subject, args)
     say("computing a gradient")
     grads = subjects.gradient(subject)
+    measured = _measured(policy.methods, args)
+    say("predicting the exchange")
+    return prediction.make(policy, subject.specs, grads, measured, compute)
+
+
+def _compute(subject: Subject, args: argparse.Namespace) -> float:
+    """Seconds of a step without an exchange."""
+    from tf_redsync.planning import subject as subjects
+
+    if args.step_ms is not None:
+        return args.step_ms / 1e3
+    say("measuring the forward and backward pass")
+    return subjects.compute_seconds(subject)
+
+
+def _measured(methods: Sequence[Method], args: argparse.Namespace) -> Measured:
+    """What methods compute on this device, on the network of the command line."""
+    from tf_redsync.auto import cost, probe
+    from tf_redsync.auto.decision import Measured
+    from tf_redsync.methods.dense import Dense
+
     work = {}
-    for method in policy.methods:
+    for method in methods:
         if not isinstance(method, Dense):
             say(f"measuring what {type(method).__name__} computes")
             work[method] = probe.work(method, MEASURED_WORKERS)
-    say("predicting the exchange")
     link = cost.Link.of(bytes_per_second(args.rate), args.latency / 1e3)
-    measured = Measured(args.workers, link, work)
-    return prediction.make(policy, subject.specs, grads, measured, compute)
+    return Measured(args.workers, link, work)
+
+
+def propose(subject: Subject, args: argparse.Namespace) -> str:
+    """Return what fits the budget of the command line."""
+    from tf_redsync.planning import proposals, report
+
+    most = share_of(args.max_overhead)
+    compute = _compute(subject, args)
+    measured = _measured([c.method for c in proposals.candidates()], args)
+    found = proposals.propose(subject.specs, measured, compute)
+    chosen = proposals.best(found, most)
+    lines = [
+        proposals.table(found, chosen),
+        "",
+        "sent: bytes of a worker and step, on average; overhead: of the exchange, on average, of a "
+        f"step of {1e3 * compute:,.1f} ms.",
+        "perplexity: what a small language model once ended with, in units of dense training; see "
+        "docs/plan.md. Yours may differ: train with two of them.",
+        "",
+    ]
+    if chosen is None:
+        least = min(found, key=lambda p: p.overhead)
+        lines.append(
+            f"None fits {args.max_overhead}: {report.code(least.candidate.method)} comes nearest, "
+            f"at {least.overhead:.1%}. More local steps, or a larger batch, need less."
+        )
+    else:
+        line = f"rs.DistributedOptimizer(optimizer, {report.code(chosen.candidate.method)})"
+        remark = chosen.candidate.remark
+        lines += [f"    optimizer = {line}" + (f"  # with {remark}" if remark else "")]
+    return "\n".join(lines)
 
 
 def notes(subject: Subject, args: argparse.Namespace) -> str:
@@ -125,6 +192,14 @@ def notes(subject: Subject, args: argparse.Namespace) -> str:
 
 def _check(args: argparse.Namespace) -> None:
     bytes_per_second(args.rate)
+    if args.max_overhead is not None:
+        share_of(args.max_overhead)
+        for name in ("json", "plot", "density"):
+            if getattr(args, name):
+                raise PlanError(
+                    f"`--{name}` is for the plan of a method, and `--max-overhead` proposes one. "
+                    f"Received: --{name}={getattr(args, name)}"
+                )
     for name, low in (("workers", 2), ("batch_size", 1)):
         value = getattr(args, name)
         if value is not None and value < low:
@@ -166,6 +241,9 @@ def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         say(f"making the model by {args.model}")
         returned = subjects.load(args.model)
         subject = subjects.subject(returned, args.batch_size)
+        if args.max_overhead is not None:
+            print(propose(subject, args))
+            return 0
         policy = choice.suited(method, subject.optimizer, lambda text: say(f"warning: {text}"))
         plan = make(subject, policy, args)
     except PlanError as error:
@@ -191,6 +269,10 @@ COMMAND = Command(
     (
         ("--model train:build_model --workers 8 --rate 10gbit", "build_model of train.py"),
         ("--model train:build_model --workers 8 --rate 1gbit --plot plan.png", "and a picture"),
+        (
+            "--model train:build_model --workers 8 --rate 50mbit --latency 25 --max-overhead 10%",
+            "a method",
+        ),
     ),
     _configure,
     _run,

@@ -142,12 +142,15 @@ def make(
         compute=compute,
         policy=policy,
         dense=_total("Dense", dense, measured),
-        candidates=tuple(
-            _total(type(m).__name__, Policy(default=m).assign(specs), measured) for m in rivals
-        ),
+        candidates=tuple(total(m, specs, measured) for m in rivals),
         planned=_total(name, assignments, measured),
         doubled=(_total("Dense", dense, more), _total(name, assignments, more)),
     )
+
+
+def total(method: Method, specs: Sequence[TensorSpec], measured: Measured) -> Total:
+    """Predict the whole model by one method."""
+    return _total(type(method).__name__, Policy(default=method).assign(specs), measured)
 
 
 def check(methods: Sequence[Method]) -> None:

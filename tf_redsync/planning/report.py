@@ -9,6 +9,7 @@ from typing import Any
 from tf_redsync.auto import Auto, wins
 from tf_redsync.config import serialize
 from tf_redsync.methods.base import Configurable, Method
+from tf_redsync.outer import Outer
 from tf_redsync.planning.prediction import Plan, Total
 from tf_redsync.policy import Policy
 from tf_redsync.tables import aligned
@@ -67,7 +68,8 @@ def code(value: Any) -> str:
         return repr(value)
     fields = [(f, getattr(value, f.name)) for f in dataclasses.fields(value)]  # type: ignore[arg-type]
     given = [f"{f.name}={code(v)}" for f, v in fields if v != f.default]
-    return f"rs.{type(value).__name__}({', '.join(given)})"
+    home = "rs.outer" if isinstance(value, Outer) else "rs"
+    return f"{home}.{type(value).__name__}({', '.join(given)})"
 
 
 def render(plan: Plan) -> str:
