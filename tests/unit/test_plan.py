@@ -484,7 +484,7 @@ def test_a_method_for_a_budget(module, capsys):
         "rs.SparseLoCo(steps=15",
     ]
     assert plan.main([*FLAGS, *flags, "0.01%"]) == 0
-    assert "None fits 0.01%: rs.SparseLoCo(" in capsys.readouterr().out
+    assert "None fits 0.0100%: rs.SparseLoCo(" in capsys.readouterr().out
 
 
 def test_one_method_and_a_given_time(module, capsys):

@@ -143,51 +143,13 @@ def _measured(methods: Sequence[Method], args: argparse.Namespace) -> Measured:
 
 def propose(subject: Subject, args: argparse.Namespace) -> str:
     """Return what fits the budget of the command line."""
-    from tf_redsync.planning import proposals, report
+    from tf_redsync.planning import proposals
 
     most = share_of(args.max_overhead)
     compute = _compute(subject, args)
     measured = _measured([c.method for c in proposals.candidates()], args)
     found = proposals.propose(subject.specs, measured, compute)
-    chosen = proposals.best(found, most)
-    lines = [
-        proposals.table(found, chosen),
-        "",
-        "sent: bytes of a worker and step, on average; overhead: of the exchange, on average, of a "
-        f"step of {1e3 * compute:,.1f} ms.",
-        "perplexity: what a small language model once ended with, in units of dense training; see "
-        "docs/plan.md. Yours may differ: train with two of them.",
-        "",
-    ]
-    if chosen is None:
-        least = min(found, key=lambda p: p.overhead)
-        lines.append(
-            f"None fits {args.max_overhead}: {report.code(least.candidate.method)} comes nearest, "
-            f"at {least.overhead:.1%}. More local steps, or a larger batch, need less."
-        )
-    else:
-        line = f"rs.DistributedOptimizer(optimizer, {report.code(chosen.candidate.method)})"
-        remark = chosen.candidate.remark
-        lines += [f"    optimizer = {line}" + (f"  # with {remark}" if remark else "")]
-    return "\n".join(lines)
-
-
-def notes(subject: Subject, args: argparse.Namespace) -> str:
-    """Return what the numbers rest on."""
-    lines = [
-        f"{args.workers} workers; each sends {args.rate} and receives as much at the same time, "
-        f"{args.latency:g} ms a hop.",
-        "The collectives are taken to reach this rate. TensorFlow's over gRPC reach less, so the "
-        "network times are lower bounds.",
-    ]
-    if subject.synthetic:
-        lines.append(
-            "The gradient is that of random inputs and targets: captured energy of real data "
-            "differs. Return (model, (inputs, labels), loss) to see it."
-        )
-    if args.step_ms is not None:
-        lines.append(f"The computation of a step is taken to be {args.step_ms:g} ms.")
-    return "\n".join(lines)
+    return proposals.render(found, most, compute)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -249,7 +211,7 @@ def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     except PlanError as error:
         parser.error(str(error))
     advice = report.advise(plan)
-    print(report.render(plan), notes(subject, args), advice.text, sep="\n\n")
+    print(report.render(plan), report.notes(args, subject.synthetic), advice.text, sep="\n\n")
     if advice.code:
         print(f"\n    {advice.code}")
     if args.json:

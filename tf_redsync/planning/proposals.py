@@ -24,7 +24,7 @@ from tf_redsync.methods import (
     PowerSGD,
     SparseLoCo,
 )
-from tf_redsync.planning import prediction
+from tf_redsync.planning import prediction, report
 from tf_redsync.tables import aligned
 
 
@@ -98,20 +98,37 @@ def best(proposals: Sequence[Proposal], most: float) -> Proposal | None:
     return min(fitting, key=lambda p: (p.candidate.perplexity, p.overhead), default=None)
 
 
-def table(proposals: Sequence[Proposal], chosen: Proposal | None) -> str:
-    """Return the lines to print; an arrow for what is proposed."""
-    from tf_redsync.planning import report
+def render(proposals: Sequence[Proposal], most: float, compute: float) -> str:
+    """Return all proposals as a table, and the line for the training script.
 
+    Args:
+        proposals: What `propose` returned.
+        most: The budget, as `Proposal.overhead`.
+        compute: Seconds of a step without an exchange.
+    """
+    chosen = best(proposals, most)
     rows = [("method", "sent", "overhead", "perplexity", "")]
     for p in proposals:
         mark = "<- proposed" if p is chosen else p.candidate.remark
-        rows.append(
-            (
-                report.code(p.candidate.method),
-                f"{p.sent:,.0f}",
-                f"{p.overhead:.1%}",
-                f"x {p.candidate.perplexity:.2f}",
-                mark,
-            )
+        cells = f"{p.sent:,.0f}", f"{p.overhead:.1%}", f"x {p.candidate.perplexity:.2f}"
+        rows.append((report.code(p.candidate.method), *cells, mark))
+    lines = [
+        *aligned(rows, [1, 2, 3]),
+        "",
+        "sent: bytes of a worker and step, on average; overhead: of the exchange, on average, of a "
+        f"step of {1e3 * compute:,.1f} ms.",
+        "perplexity: what a small language model once ended with, in units of dense training; see "
+        "docs/plan.md. Yours may differ: train with two of them.",
+        "",
+    ]
+    if chosen is None:
+        least = min(proposals, key=lambda p: p.overhead)
+        lines.append(
+            f"None fits {most:.4%}: {report.code(least.candidate.method)} comes nearest, at "
+            f"{least.overhead:.1%}. More local steps, or a larger batch, need less."
         )
-    return "\n".join(aligned(rows, [1, 2, 3]))
+    else:
+        remark = f"  # with {chosen.candidate.remark}" if chosen.candidate.remark else ""
+        method = report.code(chosen.candidate.method)
+        lines.append(f"    optimizer = rs.DistributedOptimizer(optimizer, {method}){remark}")
+    return "\n".join(lines)

@@ -98,6 +98,29 @@ def render(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def notes(asked: Any, synthetic: bool) -> str:
+    """Return what the numbers rest on.
+
+    Args:
+        asked: The flags `workers`, `rate`, `latency` and `step_ms`.
+        synthetic: Whether the batch was made up.
+    """
+    lines = [
+        f"{asked.workers} workers; each sends {asked.rate} and receives as much at the same time, "
+        f"{asked.latency:g} ms a hop.",
+        "The collectives are taken to reach this rate. TensorFlow's over gRPC reach less, so the "
+        "network times are lower bounds.",
+    ]
+    if synthetic:
+        lines.append(
+            "The gradient is that of random inputs and targets: captured energy of real data "
+            "differs. Return (model, (inputs, labels), loss) to see it."
+        )
+    if asked.step_ms is not None:
+        lines.append(f"The computation of a step is taken to be {asked.step_ms:g} ms.")
+    return "\n".join(lines)
+
+
 def as_json(plan: Plan, advice: Advice) -> dict[str, Any]:
     """Return the plan as a structure that JSON can hold; times in seconds."""
     line = plan.measured.link.all_reduce
