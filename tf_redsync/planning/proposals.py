@@ -3,7 +3,8 @@
 What accuracy a method costs cannot be predicted. `candidates()` says what was measured once: the
 perplexity that a small transformer ended with on characters, on four workers, in 1,000 steps of
 AdamW at one learning rate, three seeds each, in units of what dense exchanges ended with
-(docs/benchmarks.md, "Bytes for perplexity"). Another model may order them otherwise.
+(docs/benchmarks.md, "Bytes for perplexity"; `PowerSGD` and `HalfPrecision` with one seed). Another
+model may order them otherwise.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from tf_redsync.auto.decision import Measured
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.methods import (
     CodedTopK,
+    DeMo,
     Dense,
     DiLoCo,
     HalfPrecision,
     LocalSGD,
     Method,
+    OneBitAdam,
     PowerSGD,
     SparseLoCo,
 )
@@ -50,12 +53,14 @@ def candidates() -> tuple[Candidate, ...]:
         Candidate(CodedTopK(density=0.03), 0.93, "beta_1 = 0"),
         Candidate(Dense(), 1.0),
         Candidate(HalfPrecision(), 1.0),
-        Candidate(PowerSGD(), 1.13),
+        Candidate(OneBitAdam(), 1.0, "Adam, after a dense fifth"),
+        Candidate(DeMo(), 1.04, "SGD, at Adam's learning rate"),
+        Candidate(PowerSGD(), 1.12),
+        Candidate(DiLoCo(steps=15, outer=short), 1.13),
         Candidate(LocalSGD(steps=15), 1.15),
-        Candidate(DiLoCo(steps=15, outer=short), 1.14),
-        Candidate(DiLoCo(steps=50, outer=short), 1.20),
-        Candidate(SparseLoCo(steps=15, top_k=128), 1.25),
-        Candidate(SparseLoCo(steps=50, top_k=128), 1.39),
+        Candidate(DiLoCo(steps=50, outer=short), 1.21),
+        Candidate(SparseLoCo(steps=15, top_k=128), 1.26),
+        Candidate(SparseLoCo(steps=50, top_k=128), 1.40),
     )
     return tuple(sorted(found, key=lambda c: c.perplexity))
 
