@@ -4,6 +4,7 @@
 
 `mlp`  784-6x2048-10, ReLU, 22.6 M parameters: large dense matrices, little arithmetic.
 `lstm` word language model: embedding 650, two LSTM layers of 650, vocabulary 10,000, 35 steps.
+`charlm` the small transformer over characters of `benchmarks/convergence.py`, 0.24 M parameters.
 `vgg`  the 13 convolutions of VGG16 on 32x32x3 and two dense layers of 512 before the output.
 
 Reference: Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 VOCABULARY = 10_000
 LSTM_STEPS = 35
+ALPHABET = 65  # of Shakespeare's plays
 LEARNING_RATE = 0.01  # of the plain SGD that step times are measured with
 DATA_BATCHES = 4  # prepared before the clock starts, and used in turn
 VGG16_FILTERS = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
@@ -86,6 +88,19 @@ def _lstm_batch(generator: np.random.Generator, size: int) -> tuple[np.ndarray, 
     return words[:, :-1], words[:, 1:]
 
 
+def _charlm() -> keras.Model:
+    from benchmarks.accuracy import data, networks
+
+    return networks.transformer((data.CHARACTERS,), ALPHABET)
+
+
+def _charlm_batch(generator: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
+    from benchmarks.accuracy import data
+
+    letters = generator.integers(0, ALPHABET, (size, data.CHARACTERS + 1), dtype=np.int32)
+    return letters[:, :-1], letters[:, 1:]
+
+
 def _vgg() -> keras.Model:
     import keras
 
@@ -107,6 +122,7 @@ def _vgg_batch(generator: np.random.Generator, size: int) -> tuple[np.ndarray, n
 WORKLOADS = {
     "mlp": Workload("mlp", 16, _mlp, _mlp_batch),
     "lstm": Workload("lstm", 20, _lstm, _lstm_batch),
+    "charlm": Workload("charlm", 8, _charlm, _charlm_batch),
     "vgg": Workload("vgg", 16, _vgg, _vgg_batch),
 }
 

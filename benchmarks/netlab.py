@@ -8,6 +8,10 @@ in one more namespace, the switch. Token bucket filters shape what a worker send
 what it receives (on its port of the switch), so each direction has the full rate, as a switched
 full-duplex link has. No packet leaves the namespaces, and no interface appears outside them.
 
+With a latency the machines' interfaces are tap devices instead, whose frames a process of its own
+hands on later (`benchmarks/relay.py`), at the same rates. Packets are then of 9,000 bytes, so that
+this costs little of the processor.
+
 A guard process removes the namespaces as soon as this process lets go of a pipe: at the end of the
 block, after an exception, and when this process is killed.
 """
@@ -21,7 +25,9 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from tf_redsync import launch
 
@@ -32,6 +38,7 @@ _BURST, _LATENCY = "256kb", "50ms"
 BURST_BYTES = 256 * 1024  # pass at full speed after a pause: tc's kb are 1024 bytes
 _RATE = re.compile(r"[1-9][0-9]*(\.[0-9]+)?[kmg]bit")
 _NETNS = "/run/netns"
+_MTU = 9000  # bytes of a packet, where a process hands each one on
 # The sleep lets a creation finish that was under way when the owner was killed.
 _GUARD = 'cat; sleep 0.2; for name in "$@"; do ip netns del "$name" 2>/dev/null; done; exit 0'
 
@@ -46,6 +53,7 @@ class Lab:
 
     Attributes:
       rate: "none" or the rate of each direction of each link, as tc writes it.
+      latency: milliseconds that a packet and its answer are under way, besides what the rate makes.
       addresses: "host:port" per worker, for TF_CONFIG.
       wrappers: per worker, the words that run a command on its machine.
       interface: name of the interface inside each namespace; None on loopback.
@@ -55,6 +63,7 @@ class Lab:
     addresses: tuple[str, ...]
     wrappers: tuple[tuple[str, ...], ...]
     interface: str | None
+    latency: float = 0.0
 
 
 def parse_rate(rate: str) -> str:
@@ -64,14 +73,20 @@ def parse_rate(rate: str) -> str:
     return rate
 
 
+def bytes_per_second(rate: str) -> float:
+    """Returns a rate in bytes a second; bits as tc counts them, 1 kbit is 1,000."""
+    return float(rate[:-4]) * {"k": 1e3, "m": 1e6, "g": 1e9}[rate[-4]] / 8
+
+
 @contextlib.contextmanager
-def network(workers: int, rate: str) -> Iterator[Lab]:
+def network(workers: int, rate: str, latency: float = 0.0) -> Iterator[Lab]:
     """Builds the network for a `with` block.
 
     Args:
       workers: number of machines, 1 to 250.
       rate: "none" for the loopback interface as it is (no namespaces, no byte counters), or the
         rate of each direction of each link, for example "1gbit".
+      latency: of a round trip, in milliseconds; it needs a rate.
 
     Yields:
       A `Lab`.
@@ -82,6 +97,11 @@ def network(workers: int, rate: str) -> Iterator[Lab]:
     """
     if not 1 <= workers <= 250:
         raise ValueError(f"`workers` must be 1 to 250. Received: workers={workers}.")
+    if latency < 0 or (latency and parse_rate(rate) == "none"):
+        raise ValueError(
+            "`latency` must be at least 0, and needs a `rate`. Received: "
+            f"latency={latency}, rate={rate!r}."
+        )
     if parse_rate(rate) == "none":
         ports = launch.free_ports(workers)
         yield Lab("none", tuple(f"127.0.0.1:{p}" for p in ports), ((),) * workers, None)
@@ -96,16 +116,23 @@ def network(workers: int, rate: str) -> Iterator[Lab]:
         stdout=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C in the terminal must not end the guard
     )
+    relay = None
     try:
-        _build(switch, machines, rate)
+        if latency:
+            relay = _build_delayed(machines, rate, latency)
+        else:
+            _build(switch, machines, rate)
         addresses = tuple(f"{_address(i)}:{PORT}" for i in range(workers))
         wrappers = tuple(("ip", "netns", "exec", name) for name in machines)
-        yield Lab(rate, addresses, wrappers, INTERFACE)
+        yield Lab(rate, addresses, wrappers, INTERFACE, latency)
     finally:
+        ended = "" if relay is None else _end(relay)
         assert guard.stdin is not None
         guard.stdin.close()
         guard.wait()
         _report_leftovers(names)
+        if ended:
+            raise NetworkError(f"The relay of packets ended before its network: {ended}")
 
 
 def wire_bytes(interface: str, namespace: str | None = None) -> tuple[int, int]:
@@ -215,6 +242,40 @@ def _build(switch: str, machines: Sequence[str], rate: str) -> None:
         _run("ip", "-n", machine, "link", "set", INTERFACE, "up")
         for where, name in ((machine, INTERFACE), (switch, port)):
             _run("tc", "-n", where, "qdisc", "add", "dev", name, "root", *_shape(rate))
+
+
+def _build_delayed(machines: Sequence[str], rate: str, latency: float) -> subprocess.Popen:
+    """Returns the relay, which holds the machines' interfaces."""
+    for machine in machines:
+        _run("ip", "netns", "add", machine)
+    flags = ["--delay", str(latency / 2e3), "--rate", str(bytes_per_second(rate))]
+    relay = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("relay.py")), *flags, *machines],
+        stdin=subprocess.PIPE,  # which ends with this process, and the relay with it
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert relay.stdout is not None and relay.stderr is not None
+    if relay.stdout.readline().strip() != "ready":
+        relay.kill()
+        raise NetworkError(f"The relay of packets did not start: {relay.stderr.read().strip()}")
+    for i, machine in enumerate(machines):
+        _run("ip", "-n", machine, "address", "add", f"{_address(i)}/24", "dev", INTERFACE)
+        _run("ip", "-n", machine, "link", "set", INTERFACE, "addrgenmode", "none", "mtu", str(_MTU))
+        _run("ip", "-n", machine, "link", "set", "lo", "up")
+        _run("ip", "-n", machine, "link", "set", INTERFACE, "up")
+        _run("tc", "-n", machine, "qdisc", "add", "dev", INTERFACE, "root", *_shape(rate))
+    return relay
+
+
+def _end(relay: subprocess.Popen) -> str:
+    """Ends a relay; returns what it said if it had ended by itself."""
+    alive = relay.poll() is None
+    relay.kill()
+    _, said = relay.communicate()
+    return "" if alive else said.strip() or f"exit code {relay.returncode}"
 
 
 def _shape(rate: str) -> tuple[str, ...]:

@@ -40,18 +40,24 @@ def names() -> list[str]:
 def parse(text: str) -> list[str]:
     """Returns the methods of a list separated by commas, `all` for all of them.
 
-    Classes may be written in lower case.
+    Classes may be written in lower case; expressions such as `DiLoCo(steps=50)` stay as they are.
 
     Raises:
         ValueError: for an unknown or repeated name.
     """
     if text.strip() == "all":
         return names()
-    words = [word.strip() for word in text.split(",") if word.strip()]
+    words = [word.strip() for word in _between_commas(text) if word.strip()]
     chosen = [word if word in SPECIAL else ALIASES.get(word, word) for word in words]
-    if any(word not in SPECIAL for word in chosen):  # TensorFlow is imported only to look them up
+    expressions = [word for word in chosen if "(" in word]
+    for word in expressions:
+        method_expressions.exchanged(word)
+    if any(
+        word not in (*SPECIAL, *expressions) for word in chosen
+    ):  # TensorFlow is imported only to look them up
         spelling = {name.lower(): name for name in names()}
         spelling |= {name.lower(): ALIASES[name] for name in ALIASES if name != "Dense"}
+        spelling |= {word.lower(): word for word in expressions}
         unknown = [word for word in chosen if word.lower() not in spelling]
         if unknown:
             raise ValueError(
@@ -65,6 +71,18 @@ def parse(text: str) -> list[str]:
             f"commas. Received: --methods={text}"
         )
     return chosen
+
+
+def _between_commas(text: str) -> list[str]:
+    """The parts of a list, whose parts may be calls with commas of their own."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
 
 
 def method_for(name: str, density: float) -> Any:
@@ -121,17 +139,17 @@ def optimizer_for(name: str, density: float, bucket_bytes: int | None = None) ->
     """Returns the optimizer to measure; inside the strategy's scope."""
     import keras
 
-    setting = method_settings.setting_of(name)
+    setting = method_settings.setting_of(name.partition("(")[0])
     if name == "dense":
         return keras.optimizers.SGD(LEARNING_RATE)
     import tf_redsync as rs
 
+    kinds = {"SGD": keras.optimizers.SGD, "Adam": keras.optimizers.Adam, "AMSGrad": rs.AMSGrad}
     options = {} if bucket_bytes is None else {"bucket_bytes": bucket_bytes}
     if "(" in name:
         what = method_expressions.exchanged(name)
-        inner = keras.optimizers.SGD(LEARNING_RATE)
+        inner = kinds[setting.inner](setting.learning_rate or LEARNING_RATE)
         return rs.DistributedOptimizer(inner, what.method, **{**options, **what.options})
-    kinds = {"SGD": keras.optimizers.SGD, "Adam": keras.optimizers.Adam, "AMSGrad": rs.AMSGrad}
     inner = kinds[setting.inner](setting.learning_rate or LEARNING_RATE)
     return rs.DistributedOptimizer(inner, method_for(name, density), **options)
 

@@ -36,6 +36,7 @@ def heading(report: dict[str, Any]) -> str:
     return (
         f"{report['model']}, {params} parameters, {report['workers']} workers, "
         f"batch {report['batch'] or '?'} each, rate {report['rate']}"
+        + (f", latency {report['latency_ms']:g} ms" if report.get("latency_ms") else "")
     )
 
 

@@ -105,6 +105,7 @@ def measure_all(
     return {
         "workers": len(lab.addresses),
         "rate": lab.rate,
+        "latency_ms": lab.latency,
         "model": model,
         "params": first.get("params"),
         "batch": first.get("batch"),
@@ -130,7 +131,7 @@ def run(
     progress = Progress(len(networks) * len(args.model) * args.rounds * len(args.methods))
     reports: list[dict[str, Any]] = []
     for count, rate in networks:
-        with netlab.network(count, rate) as lab:
+        with netlab.network(count, rate, args.latency) as lab:
             for model in args.model:
                 reports.append(measure_all(lab, model, args, progress))
                 save(reports)
@@ -162,8 +163,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--workers", default="2")
     add("--rate", default="1gbit", help="of each direction of each link; none: loopback, not root")
+    add("--latency", type=float, default=0.0, metavar="MS", help="of a round trip; needs a rate")
     add("--model", default="mlp", help=f"of {', '.join(sorted(WORKLOADS))}")
-    add("--methods", default="none,dense,redsync", help="names separated by commas, or all")
+    add(
+        "--methods",
+        default="none,dense,redsync",
+        help="names or expressions separated by commas, or all",
+    )
     add("--steps", type=int, default=20, help="measured steps per round")
     add("--warmup", type=int, default=5, help="steps before, per round")
     add("--rounds", type=int, default=2)
@@ -182,6 +188,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         counts = ("workers", "steps", "warmup", "rounds", "batch", "bucket_bytes")
         arguments.check_counts(args, counts)
         arguments.check_plot(args)
+        if args.latency < 0 or (args.latency and "none" in args.rate):
+            raise ValueError(
+                "`--latency` must be at least 0, and needs a `--rate`. Received: "
+                f"--latency={args.latency:g} --rate={','.join(args.rate)}"
+            )
     except ValueError as error:
         parser.error(str(error))
     if args.plot and "none" not in args.methods:

@@ -14,23 +14,19 @@ module that many kernels lack. It needs root and /dev/net/tun.
 
 from __future__ import annotations
 
-import ctypes
-import fcntl
 import heapq
 import itertools
 import os
 import random
 import selectors
-import struct
 import subprocess
 import threading
 import time
 
-from tests.chaos.training import enter_namespace
+from benchmarks import relay
 
 PORT = 20000
 _SUBNET = "10.213.8"
-_TUNSETIFF, _IFF_TAP, _IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
 _ETHERNET, _IP_TCP, _LARGE = 14, 6, 600  # bytes; a number; bytes of payload
 _GUARD = 'cat; sleep 0.2; for name in "$@"; do ip netns del "$name" 2>/dev/null; done'
 
@@ -80,7 +76,7 @@ class Network:
         )
         for i, name in enumerate(self.namespaces):
             _ip("netns", "add", name)
-            self._taps.append(_tap(name))
+            self._taps.append(relay.tap(name))
             _ip("-n", name, "address", "add", f"{_SUBNET}.{i + 1}/24", "dev", "eth0")
             for interface in ("lo", "eth0"):
                 _ip("-n", name, "link", "set", interface, "up")
@@ -147,22 +143,3 @@ def spoiled(frame: bytes) -> bytes:
 
 def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True, timeout=30)
-
-
-def _tap(namespace: str) -> int:
-    """Makes eth0 in a namespace; returns the file its frames are read from and written to."""
-    found: list[int] = []
-
-    def make() -> None:  # a thread may be in another namespace than its process
-        enter_namespace(namespace)
-        tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-        request = struct.pack("16sH22x", b"eth0", _IFF_TAP | _IFF_NO_PI)
-        fcntl.ioctl(tap, _TUNSETIFF, ctypes.create_string_buffer(request, len(request)))
-        found.append(tap)
-
-    thread = threading.Thread(target=make)
-    thread.start()
-    thread.join()
-    if not found:
-        raise OSError(f"no tap device could be made in {namespace}")
-    return found[0]

@@ -6,7 +6,6 @@ each with the time by the clock that all processes of the machine share.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import datetime
 import hashlib
@@ -14,11 +13,16 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from benchmarks.relay import enter_namespace
 
 MARK = "CHAOS "
 WIDTH, BATCH = 12, 8  # BATCH rows in a step, of all workers together
 EPOCH = 20  # steps
-_CLONE_NEWNET = 0x40000000
 _DAY = datetime.timedelta(days=1).total_seconds()
 
 
@@ -71,17 +75,6 @@ def tell(kind: str, **values) -> None:
     """Writes one line that `job.py` understands."""
     event = {"kind": kind, "at": time.monotonic(), **values}
     os.write(1, (f"\n{MARK}{json.dumps(event)}\n").encode())
-
-
-def enter_namespace(name: str) -> None:
-    """Moves this process into a network namespace; it must not have started threads."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    descriptor = os.open(f"/run/netns/{name}", os.O_RDONLY)
-    try:
-        if libc.setns(descriptor, _CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), f"setns to {name}")
-    finally:
-        os.close(descriptor)
 
 
 def data(settings: Settings, workers: int):

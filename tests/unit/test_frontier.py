@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks.methods import frontier, language_frontier
+from benchmarks.methods import frontier, language_frontier, time_to_loss
 
 
 def test_rows_and_picture(tmp_path, capsys):
@@ -84,3 +84,25 @@ def test_rows_of_the_language_model(tmp_path, capsys):
         "| DeMo |  | 1 | 6.00 | 0.00 | 32.000 | 2.0 | 3.0 |",
     ]
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_steps_to_a_perplexity():
+    curve = {"steps": [250, 500, 1000], "metric": [12.0, 10.0, 6.0]}
+    found = [time_to_loss.steps_to(curve, p) for p in (13.0, 12.0, 11.0, 8.0, 6.0, 5.9)]
+    assert found == [250.0, 250.0, 375.0, 750.0, 1000.0, None]
+
+
+def test_seconds_to_a_perplexity(tmp_path, capsys):
+    curve = {"steps": [500, 1000], "metric": [8.0, 6.0]}
+    rows = [{"method": "Dense()", "seed": i, "curve": curve} for i in range(2)]
+    (tmp_path / "charlm_1000_4_workers_adamw.json").write_text(json.dumps({"rows": rows}))
+    measured = tmp_path / "steps.json"
+    timed = {"Dense()": {"step_ms": 40.0}, "DiLoCo(steps=50)": {"step_ms": 10.0}}
+    report = {"rate": "10mbit", "latency_ms": 50.0, "workers": 2, "methods": timed}
+    measured.write_text(json.dumps(report))
+    flags = ["--measured", str(measured), "--folder", str(tmp_path), "--perplexity"]
+    assert time_to_loss.main([*flags, "7"]) == 0
+    expected = "| 10mbit, 50 ms, 2 workers | Dense | 40.0 | 750 | 30 | 40 |"
+    assert capsys.readouterr().out.splitlines()[2:] == [expected]
+    assert time_to_loss.main([*flags, "5"]) == 0
+    assert "| 40.0 | - | - | 40 |" in capsys.readouterr().out

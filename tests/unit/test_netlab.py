@@ -50,7 +50,7 @@ def transfer(lab, size):
         [sys.executable, "-c", TRANSFER, str(size)],
         2,
         env={"PYTHONPATH": str(ROOT)},
-        timeout=30,
+        timeout=90,
         grace=1,
         addresses=lab.addresses,
         wrappers=lab.wrappers,

@@ -23,6 +23,13 @@ def test_every_method_has_a_name():
     assert step_methods.parse("all") == step_methods.names()
 
 
+def test_expressions_among_names():
+    text = "none, DiLoCo(steps=50, outer=outer.SGD()),redsync"
+    assert step_methods.parse(text) == ["none", "DiLoCo(steps=50, outer=outer.SGD())", "redsync"]
+    with pytest.raises(ValueError, match="SparseLoCo"):
+        step_methods.parse("none,SparseLoCo(steps=0)")
+
+
 def test_names_may_be_in_lower_case():
     assert step_methods.parse("none, dense,topk ,SparDL,localsgd") == [
         "none", "dense", "TopK", "SparDL", "LocalSGD",

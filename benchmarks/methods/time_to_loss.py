@@ -1,0 +1,106 @@
+"""Seconds until a language model is as good as asked, on the networks that steps were measured on.
+
+    python benchmarks/methods/time_to_loss.py --measured steps.json \
+        --folder docs/accuracy --perplexity 8.5
+
+takes the time of a step from a report of `benchmarks/step/step_time.py --model charlm`, and how
+many steps each method needs from the rows of `benchmarks/methods/frontier.py --task charlm`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__" and not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from benchmarks.methods.language_frontier import CONTENDERS, path_of
+
+
+def steps_to(curve: dict[str, list[float]], perplexity: float) -> float | None:
+    """Returns after how many steps the test set has a perplexity; `None` if it never has.
+
+    In proportion between two evaluations; the first one counts as it is.
+    """
+    points = list(zip(curve["steps"], curve["metric"], strict=True))
+    for (before, worse), (after, better) in zip(points, points[1:], strict=False):
+        if worse <= perplexity:
+            return float(before)
+        if better <= perplexity:
+            return before + (after - before) * (worse - perplexity) / (worse - better)
+    return float(points[-1][0]) if points[-1][1] <= perplexity else None
+
+
+def rows(
+    measured: dict[str, Any], trained: argparse.Namespace, perplexity: float
+) -> list[dict[str, Any]]:
+    """Returns a row for each method that has been trained, by network.
+
+    Args:
+        measured: What `step_time.py --json` wrote.
+        trained: `folder`, `workers` and `steps` of the rows.
+        perplexity: To be reached.
+    """
+    found = []
+    for report in measured.get("runs", [measured]):
+        for contender in CONTENDERS:
+            timed = report["methods"].get(contender.method, {})
+            path = path_of(trained, contender.group)
+            kept = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+            curves = [r["curve"] for r in kept if r["method"] == contender.method and "curve" in r]
+            if "step_ms" not in timed or not curves:
+                continue
+            needed = [steps_to(curve, perplexity) for curve in curves]
+            reached = [n for n in needed if n is not None]
+            steps = sum(reached) / len(reached) if len(reached) == len(needed) else None
+            mean = timed["step_ms"]  # over a round, where there are local steps
+            found.append({
+                "network": f"{report['rate']}, {report.get('latency_ms', 0.0):g} ms, "
+                           f"{report['workers']} workers",
+                "name": f"{contender.name} {contender.setting}".strip(),
+                "step_ms": mean,
+                "steps": steps,
+                "seconds": None if steps is None else steps * mean / 1e3,
+                "all_seconds": curves[0]["steps"][-1] * mean / 1e3,
+            })  # fmt: skip
+    return found
+
+
+def table(found: Sequence[dict[str, Any]], perplexity: float) -> str:
+    """Returns a table in Markdown."""
+    lines = [
+        f"| network | method | ms a step | steps to {perplexity:g} | seconds | all steps, s |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in found:
+        needed = ("-", "-") if r["steps"] is None else (f"{r['steps']:.0f}", f"{r['seconds']:.0f}")
+        lines.append(
+            f"| {r['network']} | {r['name']} | {r['step_ms']:.1f} | {needed[0]} | {needed[1]} | "
+            f"{r['all_seconds']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the table; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    add = parser.add_argument
+    add("--measured", type=Path, required=True, help="report of step_time.py --json")
+    add("--perplexity", type=float, required=True)
+    add("--folder", type=Path, required=True, help="of the rows")
+    add("--workers", type=int, default=4, help="of the rows")
+    add("--steps", type=int, default=1000, help="of the rows")
+    args = parser.parse_args(argv)
+    measured = json.loads(args.measured.read_text(encoding="utf-8"))
+    found = rows(measured, args, args.perplexity)
+    print(table(found, args.perplexity))
+    return 0 if found else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
