@@ -141,6 +141,14 @@ def for_steps(name: str, density: float, **options: Any) -> rs.Method:
     return cls(**{**_known(cls, density=density), **_made(setting_of(name).steps), **options})
 
 
+def once_begun(method: rs.Method) -> rs.Method:
+    """Returns a method set for measuring its steps, except for what is not at its default."""
+    options = _made(setting_of(type(method).__name__).steps)
+    defaults = {f.name: f.default for f in dataclasses.fields(method) if f.name in options}
+    left = {n: v for n, v in options.items() if getattr(method, n) == defaults[n]}
+    return dataclasses.replace(method, **left) if left else method
+
+
 def learning_rate(method: rs.Method, dense: float, votes: float) -> float:
     """Returns the learning rate for a method on a small task.
 

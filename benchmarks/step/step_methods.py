@@ -13,7 +13,7 @@ from benchmarks import method_expressions, method_settings
 from benchmarks.models import LEARNING_RATE
 
 MOMENTUM = 0.9
-LONGEST_PERIOD = 100  # steps; what is rarer is not measured
+LONGEST_PERIOD = 250  # steps; what is rarer is not measured
 
 # Names that are not those of classes, or that set a class in another way than its defaults.
 SPECIAL = {
@@ -149,7 +149,8 @@ def optimizer_for(name: str, density: float, bucket_bytes: int | None = None) ->
     if "(" in name:
         what = method_expressions.exchanged(name)
         inner = kinds[setting.inner](setting.learning_rate or LEARNING_RATE)
-        return rs.DistributedOptimizer(inner, what.method, **{**options, **what.options})
+        method = method_settings.once_begun(what.method)
+        return rs.DistributedOptimizer(inner, method, **{**options, **what.options})
     inner = kinds[setting.inner](setting.learning_rate or LEARNING_RATE)
     return rs.DistributedOptimizer(inner, method_for(name, density), **options)
 

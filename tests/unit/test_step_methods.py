@@ -30,6 +30,13 @@ def test_expressions_among_names():
         step_methods.parse("none,SparseLoCo(steps=0)")
 
 
+def test_steps_of_an_expression_are_those_after_its_beginning():
+    made = step_methods.optimizer_for("OneBitAdam(dense_below=1024)", 0.01)
+    assert made.exchange.warm_up.asked == rs.DenseWarmUp(steps=1)
+    made = step_methods.optimizer_for("OneBitAdam(warm_up=DenseWarmUp(steps=7))", 0.01)
+    assert made.exchange.warm_up.asked == rs.DenseWarmUp(steps=7)
+
+
 def test_names_may_be_in_lower_case():
     assert step_methods.parse("none, dense,topk ,SparDL,localsgd") == [
         "none", "dense", "TopK", "SparDL", "LocalSGD",
@@ -91,6 +98,11 @@ def test_periods(name, period):
     optimizer = with_program(step_methods.method_for(name, 0.01))
     assert step_methods.period_of(optimizer) == period
     assert step_methods.trial_steps(optimizer) == 0
+
+
+def test_only_what_is_rarer_than_the_longest_period_is_not_measured():
+    periods = [step_methods.period_of(with_program(rs.DiLoCo(steps=n))) for n in (50, 250, 251)]
+    assert periods == [50, 250, 1]
 
 
 def test_trial_steps():
