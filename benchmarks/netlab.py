@@ -119,7 +119,8 @@ def network(workers: int, rate: str, latency: float = 0.0) -> Iterator[Lab]:
     relay = None
     try:
         if latency:
-            relay = _build_delayed(machines, rate, latency)
+            relay = _relay(machines, rate, latency)
+            _configure(machines, rate)
         else:
             _build(switch, machines, rate)
         addresses = tuple(f"{_address(i)}:{PORT}" for i in range(workers))
@@ -152,7 +153,7 @@ def wire_bytes(interface: str, namespace: str | None = None) -> tuple[int, int]:
 
 
 def set_rate(workers: int, rate: str, pid: int | None = None) -> None:
-    """Changes the rate of every link of a network that has one, also while it is in use.
+    """Changes the rate of every link of a network without a latency, also while it is in use.
 
     Args:
       workers: number of machines of the network.
@@ -244,8 +245,8 @@ def _build(switch: str, machines: Sequence[str], rate: str) -> None:
             _run("tc", "-n", where, "qdisc", "add", "dev", name, "root", *_shape(rate))
 
 
-def _build_delayed(machines: Sequence[str], rate: str, latency: float) -> subprocess.Popen:
-    """Returns the relay, which holds the machines' interfaces."""
+def _relay(machines: Sequence[str], rate: str, latency: float) -> subprocess.Popen:
+    """Makes machines; returns the relay, which holds their interfaces."""
     for machine in machines:
         _run("ip", "netns", "add", machine)
     flags = ["--delay", str(latency / 2e3), "--rate", str(bytes_per_second(rate))]
@@ -261,13 +262,16 @@ def _build_delayed(machines: Sequence[str], rate: str, latency: float) -> subpro
     if relay.stdout.readline().strip() != "ready":
         relay.kill()
         raise NetworkError(f"The relay of packets did not start: {relay.stderr.read().strip()}")
+    return relay
+
+
+def _configure(machines: Sequence[str], rate: str) -> None:
     for i, machine in enumerate(machines):
         _run("ip", "-n", machine, "address", "add", f"{_address(i)}/24", "dev", INTERFACE)
         _run("ip", "-n", machine, "link", "set", INTERFACE, "addrgenmode", "none", "mtu", str(_MTU))
         _run("ip", "-n", machine, "link", "set", "lo", "up")
         _run("ip", "-n", machine, "link", "set", INTERFACE, "up")
         _run("tc", "-n", machine, "qdisc", "add", "dev", INTERFACE, "root", *_shape(rate))
-    return relay
 
 
 def _end(relay: subprocess.Popen) -> str:

@@ -58,7 +58,7 @@ def rows(
             needed = [steps_to(curve, perplexity) for curve in curves]
             reached = [n for n in needed if n is not None]
             steps = sum(reached) / len(reached) if len(reached) == len(needed) else None
-            mean = timed["step_ms"]  # over a round, where there are local steps
+            mean = timed["step_ms_mean"]
             found.append({
                 "network": f"{report['rate']}, {report.get('latency_ms', 0.0):g} ms, "
                            f"{report['workers']} workers",

@@ -21,6 +21,7 @@ def summary(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     wire = [result["wire_bytes_per_step"] for result in rounds]
     return {
         "step_ms": statistics.median(times),
+        "step_ms_mean": statistics.mean(times),
         "step_ms_min": min(times),
         "bytes_per_step": rounds[-1]["bytes_per_step"],
         "wire_bytes_per_step": None if None in wire else statistics.mean(wire),

@@ -28,7 +28,7 @@ FAKE = """#!/bin/sh
 while [ "${1#-}" != "$1" ]; do shift; done
 if [ "$1" = unreachable ]; then echo "ssh: connect to host $1: Connection refused" >&2; exit 255; fi
 shift
-exec sh -c "$*"
+exec env -i HOME="$HOME" PATH="$PATH" USER="$USER" sh -c "$*"  # as sshd does
 """
 WORKER = """
 import json, os, sys, time

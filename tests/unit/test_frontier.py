@@ -97,7 +97,10 @@ def test_seconds_to_a_perplexity(tmp_path, capsys):
     rows = [{"method": "Dense()", "seed": i, "curve": curve} for i in range(2)]
     (tmp_path / "charlm_1000_4_workers_adamw.json").write_text(json.dumps({"rows": rows}))
     measured = tmp_path / "steps.json"
-    timed = {"Dense()": {"step_ms": 40.0}, "DiLoCo(steps=50)": {"step_ms": 10.0}}
+    timed = {
+        "Dense()": {"step_ms": 30.0, "step_ms_mean": 40.0},
+        "DiLoCo(steps=50)": {"step_ms": 10.0, "step_ms_mean": 10.0},
+    }
     report = {"rate": "10mbit", "latency_ms": 50.0, "workers": 2, "methods": timed}
     measured.write_text(json.dumps(report))
     flags = ["--measured", str(measured), "--folder", str(tmp_path), "--perplexity"]

@@ -155,7 +155,8 @@ def _check_candidate(method: Method) -> None:
         )
     cadence = method.cadence
     phases = cadence.warm_up_steps or cadence.dense_every or cadence.changes
-    if cadence.own_weights or phases or "residual" not in method.state_kinds:
+    begins = phases or method.dense_start is not None
+    if cadence.own_weights or begins or "residual" not in method.state_kinds:
         raise ValueError(
             "a candidate of Auto must exchange gradients in every step, without warm-up or phases, "
             "and keep a residual that a dense step can deliver, as RedSync, DGC, TopK, PowerSGD, "
