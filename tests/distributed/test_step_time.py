@@ -47,6 +47,7 @@ def test_rounds_are_pooled():
     pooled = step_report.summary([one([1.0, 2.0, 30.0], 8, 10.0), one([3.0, 4.0], 8, 20.0)])
     assert pooled == {
         "step_ms": 3.0,
+        "step_ms_mean": 8.0,
         "step_ms_min": 1.0,
         "bytes_per_step": 8,
         "wire_bytes_per_step": 15.0,
@@ -94,8 +95,8 @@ class Lab:
 
     log: list = []
 
-    def __init__(self, workers, rate):
-        self.addresses, self.rate = ("address",) * workers, rate
+    def __init__(self, workers, rate, latency=0.0):
+        self.addresses, self.rate, self.latency = ("address",) * workers, rate, latency
 
     def __enter__(self):
         self.log.append(("up", len(self.addresses), self.rate))
@@ -152,6 +153,17 @@ def test_skipped_steps_are_a_failure(tmp_path, monkeypatch):
     assert "skipped 2 of 7 steps" in row["error"]
 
 
+def test_a_latency_is_in_the_report(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(netlab, "network", Lab)
+    monkeypatch.setattr(workers, "measure", pretended)
+    report = tmp_path / "one.json"
+    flags = ["--methods", "none,LocalSGD(steps=3)", "--latency", "50", "--json", str(report)]
+    assert step_time.main(flags) == 0
+    found = json.loads(report.read_text())
+    assert found["latency_ms"] == 50.0 and "LocalSGD(steps=3)" in found["methods"]
+    assert "rate 1gbit, latency 50 ms" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -160,6 +172,10 @@ def test_skipped_steps_are_a_failure(tmp_path, monkeypatch):
         (["--workers", "2,2"], "`--workers` must not repeat a value. Received: --workers=2,2"),
         (["--workers", "2,x"], "`--workers` must be numbers of workers"),
         (["--workers", "0,2"], "`--workers` must be at least 1"),
+        (
+            ["--latency", "5", "--rate", "none"],
+            "needs a `--rate`. Received: --latency=5 --rate=none",
+        ),
         (["--bucket-bytes", "0"], "`--bucket-bytes` must be at least 1"),
         (["--methods", "dense", "--plot", "x.png"], "add it to `--methods`"),
         (["--methods", "best"], "--methods=best"),
