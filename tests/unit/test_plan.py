@@ -512,6 +512,7 @@ def test_one_method_and_a_given_time(module, capsys):
         (["--model", "nowhere:make"], "no module 'nowhere'"),
         (["--max-overhead", "10"], "`--max-overhead` must be a number above 0 with a percent sign"),
         (["--max-overhead", "0%"], "Received: --max-overhead=0%"),
+        (["--max-overhead", "5%", "--method", "TopK"], "Received: --method=TopK"),
         (["--max-overhead", "5%", "--json", "p.json"], "`--json` is for the plan of a method"),
         (["--plot", "plan.pdf"], "ends in .png"),
         (["--plot", "missing/plan.png"], "directory that exists"),

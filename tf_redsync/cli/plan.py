@@ -156,8 +156,8 @@ def _check(args: argparse.Namespace) -> None:
     bytes_per_second(args.rate)
     if args.max_overhead is not None:
         share_of(args.max_overhead)
-        for name in ("json", "plot", "density"):
-            if getattr(args, name):
+        for name in ("method", "json", "plot", "density"):
+            if getattr(args, name) not in (None, "Auto"):
                 raise PlanError(
                     f"`--{name}` is for the plan of a method, and `--max-overhead` proposes one. "
                     f"Received: --{name}={getattr(args, name)}"
