@@ -30,6 +30,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tf_redsync import launch
+from tf_redsync.cli import plan
 
 INTERFACE = "eth0"
 PORT = 20000
@@ -71,11 +72,6 @@ def parse_rate(rate: str) -> str:
     if rate != "none" and not _RATE.fullmatch(rate):
         raise ValueError(f"`rate` must be none, or like 100mbit or 1gbit. Received: rate={rate!r}.")
     return rate
-
-
-def bytes_per_second(rate: str) -> float:
-    """Returns a rate in bytes a second; bits as tc counts them, 1 kbit is 1,000."""
-    return float(rate[:-4]) * {"k": 1e3, "m": 1e6, "g": 1e9}[rate[-4]] / 8
 
 
 @contextlib.contextmanager
@@ -249,7 +245,7 @@ def _relay(machines: Sequence[str], rate: str, latency: float) -> subprocess.Pop
     """Makes machines; returns the relay, which holds their interfaces."""
     for machine in machines:
         _run("ip", "netns", "add", machine)
-    flags = ["--delay", str(latency / 2e3), "--rate", str(bytes_per_second(rate))]
+    flags = ["--delay", str(latency / 2e3), "--rate", str(plan.bytes_per_second(rate))]
     relay = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("relay.py")), *flags, *machines],
         stdin=subprocess.PIPE,  # which ends with this process, and the relay with it

@@ -127,7 +127,7 @@ class Policy(Configurable):
             _check_matches("output_layer", self.output_layer, specs)
         for rule in self.rules:
             _check_matches("pattern", rule.pattern, specs)
-        return in_fragments([self._assign(spec) for spec in self.mark_output_layer(specs)])
+        return _in_fragments([self._assign(spec) for spec in self.mark_output_layer(specs)])
 
     def _assign(self, spec: TensorSpec) -> Assignment:
         for rule in self.rules:
@@ -211,7 +211,7 @@ def _check_matches(name: str, pattern: str, specs: Sequence[TensorSpec]) -> None
         )
 
 
-def in_fragments(assignments: list[Assignment]) -> list[Assignment]:
+def _in_fragments(assignments: list[Assignment]) -> list[Assignment]:
     """Return assignments that say which fragment of the model each variable is in."""
     if not assignments or not assignments[0].method.cadence.fragments:
         return assignments

@@ -52,9 +52,7 @@ def parse(text: str) -> list[str]:
     expressions = [word for word in chosen if "(" in word]
     for word in expressions:
         method_expressions.exchanged(word)
-    if any(
-        word not in (*SPECIAL, *expressions) for word in chosen
-    ):  # TensorFlow is imported only to look them up
+    if set(chosen) - {*SPECIAL, *expressions}:  # TensorFlow is imported only to look them up
         spelling = {name.lower(): name for name in names()}
         spelling |= {name.lower(): ALIASES[name] for name in ALIASES if name != "Dense"}
         spelling |= {word.lower(): word for word in expressions}

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.distributed.cluster import LEGACY, run_workers
+from tests.distributed.resuming import library
 from tests.oracle.signs import OneBitAdamOracle
 
 STEPS, DENSE, BATCH, BAD = 9, 4, 8, 6
@@ -40,7 +41,7 @@ def train_one(strategy, family, name):
     import tf_redsync as rs
     from tests.distributed import problems
 
-    keras = problems_keras(family)
+    keras = library(family)
     home = keras.optimizers.legacy if family == "legacy" else keras.optimizers
     decay = {"weight_decay": DECAY} if name == "AdamW" else {}
     with strategy.scope():
@@ -66,13 +67,6 @@ def train_one(strategy, family, name):
         weights.append(np.concatenate([np.ravel(w) for w in model.get_weights()]))
         sent.append(float(optimizer.exchange.bytes_sent.numpy()))
     return {"weights": weights, "sent": sent, "skipped": int(optimizer.exchange.skipped.numpy())}
-
-
-def problems_keras(family):
-    import keras
-    import tf_keras
-
-    return keras if family == "keras3" else tf_keras
 
 
 def refused(strategy):

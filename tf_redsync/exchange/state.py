@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from tf_redsync.exchange import agreement, collectives
 from tf_redsync.exchange.driver import Network
+from tf_redsync.exchange.layout import TensorSpec
 
 _PER_WORKER = {
     "sum": tf.VariableAggregation.SUM,
@@ -149,6 +150,13 @@ class Consensus(tf.Module):
     def own(self) -> tuple[tf.Variable, ...]:
         """See the class."""
         return self._own()
+
+    def changes(self, specs: Sequence[TensorSpec]) -> list[tf.Tensor]:
+        """Return how far this worker's own weights are from the agreed ones, float32."""
+        return [
+            tf.cast(self.own[p], tf.float32) - tf.cast(self.agreed[p], tf.float32)
+            for p in (s.position for s in specs)
+        ]
 
     def capture(self) -> None:
         """Take over the model's variables if they are the consensus."""

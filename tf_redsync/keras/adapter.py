@@ -168,7 +168,7 @@ class Adapter:
                 bucket.layout.specs, state.variables_by_name["momentum"], strict=True
             )
         }
-        if not momenta or exchange.workers == 1 or program.off or exchange.instead is not None:
+        if not momenta or exchange.workers == 1 or program.off:
             return None
         return FrozenAdam(self._inner, self.adam, momenta, lambda: tf.logical_not(program.warmed()))
 

@@ -158,15 +158,11 @@ class LocalSteps(EveryStep):
         """
         agreed = [tf.cast(v.read_value(), tf.float32) for v in consensus.agreed]
         changes = [
-            [
-                (tf.cast(consensus.own[s.position], tf.float32) - agreed[s.position])
-                / network.workers
-                for s in bucket.layout.specs
-            ]
+            [change / network.workers for change in consensus.changes(bucket.layout.specs)]
             for bucket in self.buckets
         ]
         read = [s.read() for s in states]
-        old = [of_method(b, state) for b, state in zip(self.buckets, read, strict=True)]
+        old = list(map(of_method, self.buckets, read))
         rounds = consensus.rounds.read_value()
         outcome = self.exchanged(Inputs(changes, old, None, rounds, network, self.meter))
 

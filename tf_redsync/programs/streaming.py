@@ -29,7 +29,12 @@ from tf_redsync.exchange.driver import Network
 from tf_redsync.exchange.layout import Bucket, TensorSpec
 from tf_redsync.exchange.state import Consensus, StateVariables
 from tf_redsync.methods.base import State
-from tf_redsync.programs.local_steps import LocalSteps, nothing_sent, of_method, outer_step
+from tf_redsync.programs.local_steps import (
+    LocalSteps,
+    nothing_sent,
+    of_method,
+    outer_step,
+)
 from tf_redsync.programs.plan import Inputs, whole
 from tf_redsync.programs.warm_up import WarmUp
 
@@ -149,7 +154,7 @@ class Streaming(LocalSteps):
     ) -> Sent:
         """Exchange a fragment, all at once."""
         read = state.read()
-        changes = [c / network.workers for c in self._changes(fragment, consensus)]
+        changes = [c / network.workers for c in consensus.changes(fragment.bucket.layout.specs)]
         rounds = consensus.rounds.read_value()
         own = of_method(fragment.bucket, read)
         inputs = Inputs([changes], [own], None, rounds, network, self.meter)
@@ -160,7 +165,9 @@ class Streaming(LocalSteps):
 
     def _take(self, fragment: Fragment, consensus: Consensus, state: StateVariables) -> None:
         """Begin to exchange a fragment: what is to be sent stays as it is now."""
-        state.assign({_MOVING: [fragment.in_parts(self._changes(fragment, consensus))]})
+        state.assign(
+            {_MOVING: [fragment.in_parts(consensus.changes(fragment.bucket.layout.specs))]}
+        )
 
     def _send(
         self,
@@ -200,7 +207,11 @@ class Streaming(LocalSteps):
         specs, mixing = fragment.bucket.layout.specs, fragment.cadence.mixing
         pairs = [(consensus.agreed[s.position], consensus.own[s.position]) for s in specs]
         changes = dict(
-            zip([s.position for s in specs], self._changes(fragment, consensus), strict=True)
+            zip(
+                [s.position for s in specs],
+                consensus.changes(fragment.bucket.layout.specs),
+                strict=True,
+            )
         )
 
         def advance():
@@ -221,14 +232,6 @@ class Streaming(LocalSteps):
             everything = [changes.get(i, tf.zeros([])) for i in range(len(consensus.own))]
             self.skips.count_round(finite, everything)
         consensus.rounds.assign_add(1)
-
-    def _changes(self, fragment: Fragment, consensus: Consensus) -> list[tf.Tensor]:
-        """Those of the worker's own weights."""
-        positions = [s.position for s in fragment.bucket.layout.specs]
-        return [
-            tf.cast(consensus.own[p], tf.float32) - tf.cast(consensus.agreed[p], tf.float32)
-            for p in positions
-        ]
 
     @override
     def bytes_of(self, bucket: Bucket, workers: int) -> float:
