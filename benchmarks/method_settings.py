@@ -83,6 +83,13 @@ EXCEPTIONS = {
         inner="Adam",
         learning_rate=1e-4,
     ),
+    "ZeroOneAdam": Setting(
+        "it is made for Adam; its steps are measured as they are in rounds of 16",
+        task={"start": 30, "double_after": 20, "steps": 4},
+        steps={"start": 1, "double_after": 1, "steps": 16},
+        inner="Adam",
+        learning_rate=1e-4,
+    ),
     "PacTrain": Setting(
         "steps are measured as they are once it is compact", steps={"stable_steps": 0}
     ),

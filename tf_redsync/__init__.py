@@ -97,6 +97,7 @@ if TYPE_CHECKING:
         TopK,
         TwoBit,
         Wangni,
+        ZeroOneAdam,
     )
     from tf_redsync.metrics.page import report
     from tf_redsync.optimizer import DistributedOptimizer
@@ -169,6 +170,7 @@ __all__ = [
     "TopK",
     "TwoBit",
     "Wangni",
+    "ZeroOneAdam",
     "addons",
     "callbacks",
     "codings",

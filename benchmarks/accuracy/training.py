@@ -112,7 +112,7 @@ class Training:
         self._momenta = [
             spec.position
             for bucket in self.exchange.buckets
-            if bucket.method.adam_beta_1 is not None
+            if bucket.method.adam is not None
             for spec in bucket.layout.specs
         ]
 
@@ -146,7 +146,7 @@ class Training:
             variable.assign(value)
 
     def _update_frozen(self, totals, statistics):
-        """The same where totals are Adam's momenta, as `keras/frozen_adam.py` does it."""
+        """The same where totals are Adam's momenta, as `keras/adam_slots.py` does it."""
         adam, totals = self.optimizer, list(totals)
         t = tf.cast(adam.iterations, tf.float32) + 1.0
         grown = (1.0 - adam.beta_2**t) / (1.0 - adam.beta_2 ** (t - 1.0)) / adam.beta_2

@@ -96,6 +96,7 @@ CLAIMS = {
     "9": lambda m: 9,
     "k": lambda m: m.bitwidth,
     "1 + 1 / K": lambda m: 1 + 1 / K,
+    "(1 + 1 / K) / steps": lambda m: (1 + 1 / K) / m.steps,
     "(4 + 1 / 8) (1 + 1 / K) / steps": lambda m: (4 + 1 / 8) * (1 + 1 / K) / m.steps,
     "32 / steps": lambda m: 32 / m.steps,
     "16 (1 + 1 / K)": lambda m: 16 * (1 + 1 / K),

@@ -52,6 +52,7 @@ def cases():
         "streaming": rs.StreamingDiLoCo(steps=6, fragments=2, overlap=3),
         "one_bit_adam": rs.OneBitAdam(warm_up=rs.DenseWarmUp(8), **small),
         "adam_at_first": rs.OneBitAdam(warm_up=rs.DenseWarmUp(16), **small),
+        "zero_one_adam": rs.ZeroOneAdam(start=9, steps=4, double_after=3, variance_updates=2),
         "sbc": rs.SBC(steps=3, density=0.3, **small),
         "pruned": rs.PacTrain(stable_steps=4, **small),
         "lgc": rs.LGC(
@@ -105,7 +106,7 @@ class Training:
             inner = lambda: rs.AMSGrad(0.01)  # noqa: E731
         elif type(method).__name__ == "CompAMS":
             inner = lambda: optimizers.Adam(0.01, amsgrad=True)  # noqa: E731
-        elif type(method).__name__ == "OneBitAdam":
+        elif type(method).__name__ in ("OneBitAdam", "ZeroOneAdam"):
             inner = lambda: optimizers.Adam(0.01)  # noqa: E731
         else:
             inner = lambda: optimizers.SGD(rate, momentum=momentum)  # noqa: E731

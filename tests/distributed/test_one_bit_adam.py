@@ -1,27 +1,30 @@
-"""1-bit Adam on two real workers under each family, against numpy."""
+"""1-bit Adam and 0/1 Adam on two real workers under each family, against numpy."""
 
 import numpy as np
 import pytest
 
 from tests.distributed.cluster import LEGACY, run_workers
 from tests.distributed.resuming import library
-from tests.oracle.signs import OneBitAdamOracle
+from tests.oracle.signs import OneBitAdamOracle, OneBitOracle
 
 STEPS, DENSE, BATCH, BAD = 9, 4, 8, 6
+# 0/1 Adam: dense in steps 0, 1, 2 and 4, rounds of 1 step from step 7, and of 2 from step 11, on.
+LONG, START, DOUBLE = 15, 7, 4
+DENSE_STEPS, LENGTHS = (0, 1, 2, 4, 6), {7: 1, 8: 1, 9: 1, 10: 1, 11: 2, 12: 2, 13: 2, 14: 2}
 RATE, BETA_1, BETA_2, EPSILON, DECAY = 0.05, 0.8, 0.99, 1e-3, 0.1
 UNSEEN = 5  # an input that is always 0: its weight has no gradient
 CASES = {"keras3": ("Adam", "AdamW"), "tf_keras": ("Adam", "AdamW"), "legacy": ("Adam",)}
 PAIRS = [(family, name) for family, names in CASES.items() for name in names]
 
 
-def data_of(rank):
-    """Batches of a worker's own; in step `BAD` that of rank 1 has a NaN."""
+def data_of(rank, steps=STEPS):
+    """Batches of a worker's own; in step `BAD` and twice as late that of rank 1 has a NaN."""
     generator = np.random.default_rng(rank)
-    x = generator.standard_normal((STEPS, BATCH, 12)).astype(np.float32)
+    x = generator.standard_normal((steps, BATCH, 12)).astype(np.float32)
     x[..., UNSEEN] = 0.0
     y = x @ np.arange(12, dtype=np.float32)[:, None] / 12 + rank
     if rank == 1:
-        y[BAD, 0] = np.nan
+        y[BAD::BAD, 0] = np.nan
     return x, y.astype(np.float32)
 
 
@@ -32,10 +35,12 @@ def train():
     for family, name in PAIRS:
         found = train_one(strategy, family, name)
         results |= {f"{family}/{name}/{key}": value for key, value in found.items()}
+        found = train_one(strategy, family, name, zero_one=True)
+        results |= {f"{family}/{name}/0/1/{key}": value for key, value in found.items()}
     return results | {"refused": refused(strategy)}
 
 
-def train_one(strategy, family, name):
+def train_one(strategy, family, name, zero_one=False):
     import tensorflow as tf
 
     import tf_redsync as rs
@@ -52,6 +57,11 @@ def train_one(strategy, family, name):
             learning_rate=RATE, beta_1=BETA_1, beta_2=BETA_2, epsilon=EPSILON, **decay
         )
         method = rs.OneBitAdam(warm_up=rs.DenseWarmUp(DENSE), beta_1=BETA_1, dense_below=0)
+        if zero_one:
+            method = rs.ZeroOneAdam(
+                start=START, steps=2, double_after=DOUBLE, variance_updates=2,
+                beta_1=BETA_1, beta_2=BETA_2, epsilon=EPSILON,
+            )  # fmt: skip
         optimizer = rs.DistributedOptimizer(inner, method)
         optimizer.build(model.trainable_variables)
 
@@ -62,7 +72,7 @@ def train_one(strategy, family, name):
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
     run, weights, sent = tf.function(lambda x, y: strategy.run(replica_step, (x, y))), [], []
-    for x, y in zip(*data_of(problems.rank()), strict=True):
+    for x, y in zip(*data_of(problems.rank(), LONG if zero_one else STEPS), strict=True):
         run(tf.constant(x), tf.constant(y))
         weights.append(np.concatenate([np.ravel(w) for w in model.get_weights()]))
         sent.append(float(optimizer.exchange.bytes_sent.numpy()))
@@ -134,6 +144,85 @@ def test_the_way_of_the_paper(trained, family, name):
         )
         assert worker[f"{family}/{name}/skipped"] == 1
     np.testing.assert_array_equal(*(w[f"{family}/{name}/weights"] for w in trained))
+
+
+def zero_one(decay):
+    """The algorithm of 0/1 Adam's paper, for each worker; its biases are corrected as Adam does."""
+    data = [data_of(rank, LONG) for rank in range(2)]
+    agreed, variance, updates, rates, since = np.append(np.ones(12), 0.0), np.zeros(13), 0, 0.0, 0
+    weights, momenta, t = [agreed] * 2, [np.zeros(13)] * 2, [0, 0]
+    signs, history = OneBitOracle([(12,), (1,)], 2), []
+
+    def in_one_bit(own):
+        masked = [np.where(variance > 0, m, 0) for m in own]
+        total = np.concatenate(signs.step([[m[:12], m[12:]] for m in masked]))
+        seen = [variance[:12] > 0, variance[12:] > 0]
+        signs.residuals = [
+            [np.where(s, e, 0) for s, e in zip(seen, own, strict=True)] for own in signs.residuals
+        ]
+        return np.where(variance > 0, total, 0)
+
+    def moved(worker):
+        t[worker] += 1
+        root = np.sqrt(variance) + EPSILON / np.sqrt(1 - BETA_2 ** t[worker])
+        kept = weights[worker] * (1 - RATE * decay)
+        return kept - RATE * momenta[worker] / (1 - BETA_1 ** t[worker]) / root
+
+    for step in range(LONG):
+        gradients = []
+        for w, (x, y) in zip(weights, data, strict=True):
+            x, y = np.float64(x[step]), np.float64(y[step])
+            error = x @ w[:12, None] + w[12] - y
+            gradients.append(np.append(2 * (x.T @ error).ravel(), 2 * error.sum()) / BATCH)
+        finite = [np.isfinite(g).all() for g in gradients]
+        if step < START and all(finite):
+            if step in DENSE_STEPS:
+                mean, updates = sum(gradients) / 2, updates + 1
+                weight = (1 - BETA_2) / (1 - BETA_2**updates)
+                variance = variance + weight * (mean**2 - variance)
+                momentum = BETA_1 * momenta[0] + (1 - BETA_1) * mean
+            else:
+                pairs = zip(momenta, gradients, strict=True)
+                own = [(BETA_1 * m + (1 - BETA_1) * g) / 2 for m, g in pairs]
+                momentum = in_one_bit(own)
+            momenta = [momentum] * 2
+            weights = [moved(worker) for worker in range(2)]
+            agreed = weights[0]
+        elif step >= START:
+            for worker in range(2):
+                if finite[worker]:
+                    m = BETA_1 * momenta[worker] + (1 - BETA_1) * gradients[worker]
+                    momenta[worker] = np.where(variance > 0, m, 0)
+                    weights[worker] = moved(worker)
+            rates, since = rates + RATE, since + 1
+            if since >= LENGTHS[step]:
+                p = np.sqrt(variance) + EPSILON
+                momentum = in_one_bit([p * (agreed - w) / rates / 2 for w in weights])
+                agreed = agreed - rates * momentum / p
+                weights, momenta, rates, since = [agreed] * 2, [momentum] * 2, 0.0, 0
+        history.append(list(weights))
+    return np.array(history)
+
+
+@pytest.mark.parametrize(("family", "name"), PAIRS)
+def test_0_1_adam(trained, family, name):
+    history = zero_one(DECAY if name == "AdamW" else 0.0)
+    for rank, worker in enumerate(trained):
+        found = worker[f"{family}/{name}/0/1/weights"]
+        np.testing.assert_allclose(found, history[:, rank], rtol=5e-4, atol=5e-5)
+    ours, theirs = (np.array(w[f"{family}/{name}/0/1/weights"]) for w in trained)
+    together = [step in (*range(11), 12, 14) for step in range(LONG)]
+    np.testing.assert_array_equal((ours == theirs).all(axis=1), together)
+
+
+@pytest.mark.parametrize(("family", "name"), PAIRS)
+def test_bytes_of_0_1_adam(trained, family, name):
+    """13 floats in dense steps, bits of two tensors in others; a rate at the end of a round."""
+    sent = trained[0][f"{family}/{name}/0/1/sent"]
+    bits = 2 * 4 * (1 + 2 * (2 + 1))
+    expected = [4 * 13 if t in DENSE_STEPS else bits for t in range(START)]
+    expected += [(bits + 4) * (t in (7, 8, 9, 10, 12, 14)) for t in range(START, LONG)]
+    np.testing.assert_array_equal(sent, expected)
 
 
 @pytest.mark.parametrize(("family", "name"), PAIRS)

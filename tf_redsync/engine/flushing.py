@@ -25,7 +25,7 @@ def deliver(exchange: Any, apply: Callable[[Sequence[int]], None]) -> None:
     Raises:
         ValueError: for methods that exchange momenta.
     """
-    of_momenta = [m for m in exchange.policy.methods if m.adam_beta_1 is not None]
+    of_momenta = [m for m in exchange.policy.methods if m.adam is not None]
     if of_momenta:
         raise ValueError(
             f"what waits with {type(of_momenta[0]).__name__} are parts of momenta, which no step "

@@ -96,6 +96,7 @@ class GradientExchange(saved_state.Saved):
         trial_steps = resolved.trial_steps if self.network.in_branches else 0
         self.program = for_buckets(buckets, self.workers, trial_steps, create, self.warm_up)
         self.program.meter = meter_of(self.program, self.network, create)
+        self.program.clock = self.step
         self.states = [
             state.StateVariables(*self.program.init(b), b.layout.index, create) for b in buckets
         ]

@@ -110,9 +110,12 @@ def _of_one_mean(method: Method) -> str | None:
 
 
 def _of_long_rounds(method: Method) -> str | None:
-    """Weights that have been averaged go on from there, without a step of an outer optimizer."""
+    """Weights that have been averaged go on from there, without a step of an outer optimizer.
+
+    0/1 Adam's go on with the mean momentum.
+    """
     steps = method.cadence.local_steps
-    if steps <= SHORT_ROUND or method.cadence.outer is not None:
+    if steps <= SHORT_ROUND or method.cadence.outer is not None or method.adam:
         return None
     return (
         f"{_name(method)} averages the workers' changes every {steps} steps, and there is no outer "

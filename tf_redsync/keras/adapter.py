@@ -30,7 +30,7 @@ from tf_redsync.keras import (
     pruning,
     slots,
 )
-from tf_redsync.keras.frozen_adam import FrozenAdam
+from tf_redsync.keras.adam_slots import AdamSlots
 from tf_redsync.keras.skipping import Skipping
 from tf_redsync.methods.base import Method, from_config
 from tf_redsync.policy import Policy
@@ -156,21 +156,21 @@ class Adapter:
             self._on_drift,
         )
 
-    def _frozen_adam(self) -> FrozenAdam | None:
+    def _adam_slots(self) -> AdamSlots | None:
         """What prepares the inner optimizer's update, in steps that exchange its momentum."""
-        exchange = self.exchange
-        program, states = exchange.program, exchange.states
-        momenta = {
-            spec.position: momentum
-            for bucket, state in zip(program.buckets, states, strict=True)
-            if bucket.method.adam_beta_1 is not None
-            for spec, momentum in zip(
-                bucket.layout.specs, state.variables_by_name["momentum"], strict=True
-            )
-        }
-        if not momenta or exchange.workers == 1 or program.off:
+        program = self.exchange.program
+        by_name: dict[str, dict[int, Any]] = {"momentum": {}, "variance": {}}
+        for bucket, state in zip(program.buckets, self.exchange.states, strict=True):
+            positions = [s.position for s in bucket.layout.specs]
+            for name, found in by_name.items() if bucket.method.adam else ():
+                own = state.variables_by_name.get(name, [None] * len(positions))
+                found.update({p: v for p, v in zip(positions, own, strict=True) if v is not None})
+        momenta, variances = by_name.values()
+        if not momenta or self.exchange.workers == 1 or program.off:
             return None
-        return FrozenAdam(self._inner, self.adam, momenta, lambda: tf.logical_not(program.warmed()))
+        always = tf.constant(True)
+        given = (lambda: always) if variances else (lambda: tf.logical_not(program.warmed()))
+        return AdamSlots(self._inner, self.adam, momenta, variances, given)
 
     def prune(self, sparsity: float, scope: str = "layer") -> None:
         """Set the smallest weights to 0; see `Wrapper.prune`."""
@@ -237,9 +237,9 @@ class Adapter:
         totals, finite = self.exchange([g for g, _ in pairs], positions)
         self._asked = True
         self.skipping.exchanged(finite)  # the same on all replicas
-        frozen = self._frozen_adam()
-        if frozen is not None:
-            totals = frozen.gradients(totals, positions)
+        adam = self._adam_slots()
+        if adam is not None:
+            totals = adam.gradients(totals, positions)
         return list(zip(totals, [v for _, v in pairs], strict=True))
 
     def aggregate_or_nan(self, grads_and_vars: Any) -> list[tuple[tf.Tensor, Any]]:
@@ -282,10 +282,10 @@ class Adapter:
 
             def apply() -> Any:
                 self.skipping.decay_now(distribution)
-                frozen = self._frozen_adam()
-                if frozen is not None:
+                adam = self._adam_slots()
+                if adam is not None:
                     served = [(self._position(v), v) for _, v in grads_and_vars]
-                    frozen.prepare(distribution, served)
+                    adam.prepare(distribution, served)
                 update(distribution, grads_and_vars, *args, **kwargs)
                 for variable, mask in masked:
                     distribution.extended.update(variable, pruning.keep, args=(mask,), group=False)

@@ -84,9 +84,9 @@ def check_adam(inner: Any, policy: Policy | Auto) -> None:
     """Check that a method whose totals are Adam's momenta has Adam around it.
 
     Raises:
-        ValueError: for another optimizer, and another beta_1.
+        ValueError: for another optimizer, and for another beta_1 and the like.
     """
-    methods = [m for m in policy.methods if m.adam_beta_1 is not None]
+    methods = [m for m in policy.methods if m.adam is not None]
     if not methods:
         return
     what, adam = type(methods[0]).__name__, innermost(inner)
@@ -98,13 +98,15 @@ def check_adam(inner: Any, policy: Policy | Auto) -> None:
             f"{type(adam).__name__}{'(amsgrad=True)' if plain else ''}. Use Keras's Adam or AdamW, "
             "without amsgrad, or another method."
         )
-    betas = {m.adam_beta_1 for m in methods} | {float(adam.get_config()["beta_1"])}
-    if len(betas) > 1:
-        raise ValueError(
-            f"`beta_1` must be the same in {what} and in the optimizer. Received: beta_1="
-            f"{methods[0].adam_beta_1} in {what}, and beta_1={adam.get_config()['beta_1']} in "
-            f"{type(adam).__name__}"
-        )
+    config = adam.get_config()
+    for method in methods:
+        for name, value in (method.adam or {}).items():
+            if value != float(config[name]):
+                raise ValueError(
+                    f"`{name}` must be the same in {type(method).__name__} and in the optimizer. "
+                    f"Received: {name}={value} in {type(method).__name__}, and {name}="
+                    f"{config[name]} in {type(adam).__name__}"
+                )
 
 
 def warm_up(policy: Policy | Auto, asked: Any) -> Any:

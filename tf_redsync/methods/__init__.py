@@ -42,6 +42,7 @@ from tf_redsync.methods.thresholds import FixedThreshold, Strom
 from tf_redsync.methods.topk import TopK
 from tf_redsync.methods.two_bit import TwoBit
 from tf_redsync.methods.wangni import Wangni
+from tf_redsync.methods.zero_one_adam import ZeroOneAdam
 
 __all__ = [
     "ACPSGD",
@@ -97,6 +98,7 @@ __all__ = [
     "TopK",
     "TwoBit",
     "Wangni",
+    "ZeroOneAdam",
     "from_config",
     "register",
     "serialize",

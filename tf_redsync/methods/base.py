@@ -139,10 +139,11 @@ class Method(FormerHooks, Configurable):
         return False
 
     @property
-    def adam_beta_1(self) -> float | None:
-        """The beta_1 of the Adam whose momenta its totals are, after `dense_start`.
+    def adam(self) -> dict[str, float] | None:
+        """The hyper-parameters of the Adam that its totals are made for; see `keras/adam_slots.py`.
 
-        `None`: its totals are gradients. See `keras/frozen_adam.py`.
+        They are momenta then, after `dense_start`; and where its state has a `variance`, that is
+        Adam's, corrected for its bias. `None`: totals are gradients, for any optimizer.
         """
         return None
 
@@ -199,6 +200,10 @@ class Method(FormerHooks, Configurable):
         """
         del grads, state, rate, workers
         return weights
+
+    def alone(self, totals: list[tf.Tensor], state: State) -> tuple[list[tf.Tensor], State]:
+        """Return what is applied in a local step, for this worker's gradients, and its state."""
+        return totals, state
 
     def init(self, layout: BucketLayout) -> State:
         """Return the state of one worker before the first step.

@@ -89,8 +89,8 @@ class OneBitAdam(Quantizer):
 
     @property
     @override
-    def adam_beta_1(self) -> float:
-        return self.beta_1
+    def adam(self) -> dict[str, float]:
+        return {"beta_1": self.beta_1}
 
     @property
     @override
@@ -111,19 +111,13 @@ class OneBitAdam(Quantizer):
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         workers, momenta = ctx.layout.workers, state["momentum"]
-        seen = [tf.not_equal(m, 0.0) for m in momenta]
-        own = [  # 0 g, and not 0: what is not finite must be seen
-            tf.where(s, self.beta_1 * m / workers + (1.0 - self.beta_1) * g, 0.0 * g)
-            for s, m, g in zip(seen, momenta, feedback.scaled(grads, ctx.scale), strict=True)
+        own = [
+            self.beta_1 * m / workers + (1.0 - self.beta_1) * g
+            for m, g in zip(momenta, feedback.scaled(grads, ctx.scale), strict=True)
         ]
-        summed = OneBitSGD(dense_below=0)
-        plain = dataclasses.replace(ctx, scale=None)
-        sums, new = yield from summed.exchange(own, {"residual": state["residual"]}, plain)
-        new_momenta, residuals = (
-            [tf.where(s, x, 0.0) for s, x in zip(seen, tensors, strict=True)]
-            for tensors in (sums, new["residual"])
-        )
-        return new_momenta, {"momentum": new_momenta, "residual": residuals}
+        seen = [tf.not_equal(m, 0.0) for m in momenta]
+        new, left = yield from in_one_bit(own, seen, state, ctx)
+        return new, {"momentum": new, **left}
 
     @override
     def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
@@ -134,3 +128,26 @@ class OneBitAdam(Quantizer):
             for m, g in zip(state["momentum"], totals, strict=True)
         ]
         return totals, {**state, "momentum": momenta}
+
+
+def in_one_bit(own: list[tf.Tensor], seen: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+    """Add up as `OneBitSGD` does, where elements are `seen`; the others are and stay 0.
+
+    Args:
+        own: This worker's summands.
+        seen: bool, of the same shapes, equal on all workers.
+        state: This worker's, with its `residual`.
+        ctx: Of the bucket.
+
+    Returns:
+        The sums, and the new residuals in a state of their own.
+    """
+    # 0 x, and not 0: what is not finite must be seen
+    masked = [tf.where(s, x, 0.0 * x) for s, x in zip(seen, own, strict=True)]
+    plain, summed = dataclasses.replace(ctx, scale=None), OneBitSGD(dense_below=0)
+    sums, new = yield from summed.exchange(masked, {"residual": state["residual"]}, plain)
+    kept, left = (
+        [tf.where(s, x, 0.0) for s, x in zip(seen, tensors, strict=True)]
+        for tensors in (sums, new["residual"])
+    )
+    return kept, {"residual": left}

@@ -4,6 +4,7 @@
 * `Trial`: the same, with a trial of whether dense steps are faster;
 * `LocalSteps`: the changes of the weights, every k steps;
 * `Streaming`: the same for one fragment of the model after another, perhaps late;
+* `ZeroOne`: momenta, in every step, and after a while the changes of the weights, ever more rarely;
 * `OwnPoints`: gradients, in every step or one step late, at a point of each worker's own.
 
 Each of them may begin with a dense warm-up of all methods, `WarmUp`.
@@ -23,6 +24,7 @@ from tf_redsync.programs.own_points import OwnPoints
 from tf_redsync.programs.streaming import Streaming
 from tf_redsync.programs.trial import Trial
 from tf_redsync.programs.warm_up import WarmUp
+from tf_redsync.programs.zero_one import ZeroOne
 
 __all__ = [
     "EveryStep",
@@ -31,6 +33,7 @@ __all__ = [
     "Streaming",
     "Trial",
     "WarmUp",
+    "ZeroOne",
     "for_buckets",
     "meter_of",
 ]
@@ -57,6 +60,7 @@ def for_buckets(
     cadences = [b.method.cadence for b in buckets]
     if workers > 1 and cadences and cadences[0].local_steps:
         program = Streaming if cadences[0].fragments else LocalSteps
+        program = ZeroOne if cadences[0].intervals else program
         return program(buckets, cadences[0].local_steps, warm_up)
     if workers > 1 and any(c.own_point or c.delay for c in cadences):
         return OwnPoints(buckets, cadences[0].delay, warm_up)

@@ -45,6 +45,7 @@ class EveryStep:
         off: Whether all is exchanged densely for now, as in a warm-up. It is read where a step is
             traced; see `engine/switching.py`.
         meter: Notes how many elements are sent.
+        clock: int64 variable, number of exchanges so far, where there are steps.
     """
 
     own_weights = False
@@ -54,6 +55,7 @@ class EveryStep:
     delay = 0
     off = False
     meter: Meter | None = None
+    clock: Any = None
 
     def __init__(self, buckets: Sequence[Bucket], warm_up: WarmUp | None = None):
         self.buckets, self.warm_up = tuple(buckets), warm_up

@@ -97,7 +97,10 @@ class LocalSteps(EveryStep):
         """A step that this worker takes by itself."""
         totals = [[network.workers * g for g in bucket] for bucket in grads]
         finite = [tf.reduce_all(tf.math.is_finite(t)) for bucket in totals for t in bucket]
-        results = list(zip(totals, states, strict=True))
+        results = [
+            b.method.alone(own, state)
+            for b, own, state in zip(self.buckets, totals, states, strict=True)
+        ]
         return Outcome(results, tf.reduce_all(finite), 0.0)
 
     def _count(self, outcome: Outcome, grads: Sequence[tf.Tensor]) -> None:

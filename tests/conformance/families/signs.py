@@ -7,7 +7,7 @@ import tf_redsync as rs
 from tests.conformance.descriptor import Descriptor
 from tests.oracle.signs import OneBitAdamOracle, OneBitOracle, ScaledSignOracle, VoteOracle
 from tf_redsync.exchange.layout import BucketLayout
-from tf_redsync.exchange.requests import AllGather, AllToAll
+from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll
 
 
 def message(method, specs, step):
@@ -50,6 +50,55 @@ def one_bit_adam(method, specs, workers):
     return OneBitAdamOracle([s.shape for s in specs], workers, method.beta_1, momenta(specs))
 
 
+def end_of_round(method, specs, step):
+    """The sum of rates, and two phases of bits."""
+    return [4, *two_phases(method, specs, step)]
+
+
+RATES = 0.25  # sum over a round
+
+
+def after_a_round(method, specs):
+    """Variances of what has had a gradient, and 0."""
+    first = method.init(BucketLayout(tuple(specs), 1))
+    variances = [tf.constant(m**2) for m in momenta(specs)]
+    return {**first, "variance": variances, "rates": [tf.constant(RATES)]}
+
+
+class ZeroOneAdamOracle(OneBitOracle):
+    """The end of a round of 0/1 Adam, by the paper: from changes of the weights, over K, to moves.
+
+    Rates are those of the first round, and 0 after it: then nothing moves.
+    """
+
+    def __init__(self, shapes, workers, scales, rates):
+        super().__init__(shapes, workers)
+        self.scales, self.rates = scales, rates
+
+    def step(self, grads):
+        seen = [s > 1e-6 for s in self.scales]
+        own = [
+            [
+                np.where(m, -s * np.float64(g) / self.rates if self.rates else 0, 0)
+                for m, s, g in zip(seen, self.scales, worker, strict=True)
+            ]
+            for worker in grads
+        ]
+        momenta = [np.where(m, t, 0) for m, t in zip(seen, super().step(own), strict=True)]
+        self.residuals = [
+            [np.where(m, e, 0) for m, e in zip(seen, worker, strict=True)]
+            for worker in self.residuals
+        ]
+        moved = [-self.rates * m / s for m, s in zip(momenta, self.scales, strict=True)]
+        self.rates = 0.0
+        return moved
+
+
+def zero_one_adam(method, specs, workers):
+    scales = [np.abs(m) + method.epsilon for m in momenta(specs)]
+    return ZeroOneAdamOracle([s.shape for s in specs], workers, scales, RATES)
+
+
 TABLE = {
     "one_bit_adam": Descriptor(
         rs.OneBitAdam(),
@@ -61,6 +110,18 @@ TABLE = {
         1e-5,
         10,
         start=second_stage,
+        patience=None,
+    ),
+    "zero_one_adam": Descriptor(
+        rs.ZeroOneAdam(),
+        None,
+        True,
+        (AllReduce, AllToAll, AllGather),
+        end_of_round,
+        zero_one_adam,
+        1e-5,
+        10,
+        start=after_a_round,
         patience=None,
     ),
     "sign_sgd": Descriptor(rs.SignSGD(), None, True, (AllGather,), message, votes, steps=15),

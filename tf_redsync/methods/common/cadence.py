@@ -6,10 +6,46 @@ import dataclasses
 import warnings
 from typing import Any
 
+import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync.methods.common import former_signature
 from tf_redsync.outer import Outer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Intervals:
+    """Distances between exchanges that grow; see `tf_redsync/programs/zero_one.py`.
+
+    Args:
+        dense_double_after: Dense steps follow each other at first, and their distance doubles after
+            each so many of them.
+        local_start: Number of first steps that all workers take together. There are no dense ones
+            after them, but local ones.
+        local_double_after: Local steps in a round are one at first, and their number doubles after
+            each so many steps.
+    """
+
+    dense_double_after: int
+    local_start: int
+    local_double_after: int
+
+    def dense(self, step: tf.Tensor) -> tf.Tensor:
+        """Return whether a step is dense: bool scalar, for int64 `step`."""
+        starts = [self.dense_double_after * (2**distance - 1) for distance in range(32)]
+        starts = tf.constant(starts, tf.int64)  # of distances of 1, 2, 4 and so on
+        block = tf.reduce_sum(tf.cast(step >= starts, tf.int64)) - 1
+        since = step - tf.gather(starts, block)
+        return tf.equal(since % tf.bitwise.left_shift(tf.constant(1, tf.int64), block), 0)
+
+    def local(self, step: tf.Tensor) -> tf.Tensor:
+        """Return whether workers take a step alone: bool scalar, for int64 `step`."""
+        return step >= self.local_start
+
+    def length(self, step: tf.Tensor, most: int) -> tf.Tensor:
+        """Return the number of local steps in a round, int64, at most `most`."""
+        doubled = tf.clip_by_value((step - self.local_start) // self.local_double_after, 0, 32)
+        return tf.minimum(tf.bitwise.left_shift(tf.constant(1, tf.int64), doubled), most)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,6 +72,7 @@ class Cadence:
         fragments: How many parts of the model are exchanged in turn, each every `local_steps`
             steps; 0 for no turns.
         mixing: Of a worker's own weights, the share that is kept when their fragment is renewed.
+        intervals: Of exchanges that become rarer, up to `local_steps`; `None`: they do not.
         masks_local_momentum: Whether the optimizer's momentum is cleared where a local change was
             sent.
     """
@@ -52,6 +89,7 @@ class Cadence:
     outer: Outer | None = None
     fragments: int = 0
     mixing: float = 0.0
+    intervals: Intervals | None = None
 
     @property
     def may_be_dense(self) -> bool:
@@ -73,7 +111,7 @@ class Cadence:
         return bool(self.local_steps or self.delay or self.own_point)
 
 
-_NEW = ("stages", "outer", "fragments", "mixing")
+_NEW = ("stages", "outer", "fragments", "mixing", "intervals")
 FORMER_HOOKS = tuple(f.name for f in dataclasses.fields(Cadence) if f.name not in _NEW)
 
 
