@@ -93,8 +93,8 @@ class ZeroOneAdam(Method):
     requests: ClassVar[str] = "all-to-all, then all-gather, of signs and means of momenta"
     bits: ClassVar[str] = "(1 + 1 / K) / steps"
     state_kinds: ClassVar[dict[str, str]] = {
-        "momentum": "shared", "variance": "shared", "residual": "sum", "updates": "shared",
-        "rates": "shared",
+        "momentum": "mean", "variance": "shared", "residual": "sum", "updates": "shared",
+        "rates": "mean",
     }  # fmt: skip
 
     def __post_init__(self) -> None:
