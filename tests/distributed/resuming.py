@@ -66,6 +66,9 @@ def cases():
             **small,
         ),
         "auto": rs.Auto(candidates=(rs.RedSync(density=0.1, **small),), trial_steps=2),
+        "auto with local steps": rs.Auto(
+            candidates=(rs.LocalSGD(steps=4),), max_overhead=1e-9, step_seconds=1e-3
+        ),
         "auto in its trial": rs.Auto(
             candidates=(rs.RedSync(density=0.1, **small),), trial_steps=20
         ),

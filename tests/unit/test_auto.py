@@ -120,3 +120,62 @@ def test_the_output_layer_is_never_quantised():
     hidden, _, output = decision.assign(SPECS)
     assert quantised.describe(hidden.spec).endswith("one mean")
     assert quantised.describe(output.spec) == "trimmed"
+
+
+LOCAL = (rs.LocalSGD(steps=10), rs.LocalSGD(steps=100), rs.DiLoCo(steps=1000))
+
+
+@pytest.mark.parametrize(("most", "place"), [(4.0, 0), (3.0, 1), (0.1, 2), (0.004, 3)])
+def test_the_first_that_fits_the_budget(most, place):
+    """The all-reduce takes 1.5 x 4 x 600,500 bytes / 1 MB/s = 3.603 s, of a step of one second."""
+    auto = rs.Auto(candidates=LOCAL, max_overhead=most, step_seconds=1.0)
+    decision = auto.decide(SPECS, measured(), 400_000)
+    assert len(decision.choices) == 2
+    assert {a.method for a in decision.assign(SPECS)} == {(rs.Dense(), *LOCAL)[place]}
+    assert decision.trial_steps == 0
+    assert f"of at most {1e3 * most:.4g} ms" in str(decision).splitlines()[-1]
+    totals = [sum(times) for times in zip(*(c.seconds for c in decision.choices), strict=True)]
+    assert totals == pytest.approx([3.603, 0.3603, 0.03603, 0.003603])
+
+
+def test_none_fits_the_budget():
+    auto = rs.Auto(candidates=LOCAL[:2], max_overhead=0.01, step_seconds=1.0)
+    decision = auto.decide(SPECS, measured(), ONE_BUCKET)
+    assert {a.method for a in decision.assign(SPECS)} == {LOCAL[1]}
+    assert "no method fits 10 ms" in str(decision)
+    assert decision.assign(SPECS)[0].reason == "the fastest one: none fits the budget"
+
+
+def test_candidates_of_a_budget():
+    """By default from the exact to the frugal; nothing with a beginning of its own, no votes."""
+    auto = rs.Auto(max_overhead=0.1, step_seconds=1.0)
+    names = [type(m).__name__ for m in auto.methods]
+    assert names[0] == "Dense" and names[-1] == "SparseLoCo" and "DiLoCo" in names
+    assert not {"OneBitAdam", "DeMo"} & set(names)
+    kept = auto.suited(lambda m: "late" if isinstance(m, rs.CodedTopK) else None)
+    assert [type(m).__name__ for m in kept.methods] == [n for n in names if n != "CodedTopK"]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"max_overhead": 0.1}, "give both, or none"),
+        ({"step_seconds": 0.1}, "give both, or none"),
+        ({"max_overhead": 0.0, "step_seconds": 1.0}, "`max_overhead` must be in (0, inf)"),
+        ({"max_overhead": 0.1, "step_seconds": -1.0}, "`step_seconds` must be in (0, inf)"),
+        ({"max_overhead": 0.1, "step_seconds": 1.0, "momentum": 0.9}, "momentum is the optimizer"),
+        (
+            {"max_overhead": 0.1, "step_seconds": 1.0, "candidates": (rs.OneBitAdam(),)},
+            "without warm-up or phases",
+        ),
+        (
+            {"max_overhead": 0.1, "step_seconds": 1.0, "candidates": (rs.ZeroOneAdam(),)},
+            "without warm-up or phases",
+        ),
+        ({"candidates": (rs.LocalSGD(),)}, "must exchange gradients in every step"),
+    ],
+)
+def test_budgets_that_are_refused(options, text):
+    with pytest.raises(ValueError) as caught:
+        rs.Auto(**options)
+    assert text in str(caught.value)

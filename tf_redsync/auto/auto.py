@@ -7,6 +7,7 @@ When the optimizer is built, on every worker:
    them go on with equal numbers;
 2. for every bucket the cost model (`cost.py`) predicts the time of the all-reduce and of every
    candidate; the cheapest one serves the bucket, a candidate only if it wins clearly;
+   with a budget (`max_overhead`) the first one that fits it serves all buckets;
 3. the table is logged.
 
 In training, if anything is compressed, dense and compressed steps take turns for a while. If the
@@ -23,7 +24,8 @@ from dataclasses import replace
 from typing import Any
 
 from tf_redsync import checks
-from tf_redsync.auto import cost, probe
+from tf_redsync.auto import budget, cost, probe
+from tf_redsync.auto.candidates import chosen_from
 from tf_redsync.auto.decision import Choice, Decision, Measured
 from tf_redsync.exchange import agreement, collectives
 from tf_redsync.exchange.driver import Network
@@ -56,11 +58,18 @@ class Auto(Configurable):
         candidates: Methods that may replace the all-reduce: such as exchange gradients in every
             step and keep what they do not send in a residual. `None`: `CodedTopK`, `PowerSGD` and
             `HalfPrecision`, less what does not suit the optimizer; with `momentum`, `CodedGMC`.
+            With `max_overhead`: methods from the exact to the frugal, such with local steps too;
+            `None`: from `CodedTopK` and `HalfPrecision` to `SparseLoCo` every 50 steps.
         momentum: Momentum that the exchange applies, in [0, 1); the inner optimizer must then have
             none.
         density: Of the default `CodedTopK` and `CodedGMC`. docs/accuracy.md has what it costs.
         trial_steps: Steps of each kind, dense and compressed, that are measured in training. 0
-            trusts the prediction.
+            trusts the prediction, as `max_overhead` does.
+        max_overhead: Seconds that the exchange may take in a step on average, in units of
+            `step_seconds`: of the all-reduce and the candidates the first one that is predicted to
+            fit serves all variables, and the fastest one if none fits. `None`: what is fastest.
+        step_seconds: Seconds of a step without an exchange, which cannot be measured before
+            training; `tf-redsync bench --methods none` does it.
 
     Raises:
         ValueError: for a hyper-parameter out of its range, or a candidate that cannot take turns
@@ -75,14 +84,18 @@ class Auto(Configurable):
     momentum: float = 0.0
     density: float = 0.03
     trial_steps: int = 5
+    max_overhead: float | None = None
+    step_seconds: float | None = None
 
     def __post_init__(self) -> None:
         checks.real("momentum", self.momentum, low=0.0, high=1.0, high_open=True)
         checks.real("density", self.density, low=0.0, high=1.0, low_open=True)
         checks.integer("trial_steps", self.trial_steps, low=0)
+        budget.check(self.max_overhead, self.step_seconds, self.momentum)
         for method in self.candidates or ():
-            _check_candidate(method)
-        check_together(self.methods)
+            _check_candidate(method, self.max_overhead is not None)
+        if self.max_overhead is None:
+            check_together(self.methods)
 
     @property
     def default(self) -> Dense:
@@ -94,6 +107,8 @@ class Auto(Configurable):
         """The methods that may be chosen, the all-reduce first."""
         if self.candidates is not None:
             return (self.default, *self.candidates)
+        if self.max_overhead is not None:
+            return (self.default, *chosen_from())
         if self.momentum:
             return (self.default, CodedGMC(density=self.density, momentum=self.momentum))
         return (self.default, CodedTopK(density=self.density), PowerSGD(), HalfPrecision())
@@ -131,6 +146,8 @@ class Auto(Configurable):
         marked = Policy(default=self.default).mark_output_layer(specs)
         groups = make_buckets([(s, self.default) for s in marked], measured.workers, bucket_bytes)
         choices = tuple(self._choice(g.layout.specs, measured) for g in groups)
+        if self.max_overhead is not None and self.step_seconds is not None:
+            return budget.fitting(choices, measured, self.max_overhead, self.step_seconds)
         return Decision(choices, measured, self.trial_steps)
 
     def _choice(self, specs: tuple[TensorSpec, ...], measured: Measured) -> Choice:
@@ -147,7 +164,8 @@ def wins(seconds: float, dense: float) -> bool:
     return seconds <= min(CLEARLY * dense, dense - WORTHWHILE_SECONDS)
 
 
-def _check_candidate(method: Method) -> None:
+def _check_candidate(method: Method, alone: bool) -> None:
+    """Check what may be chosen, `alone` for all variables and for the whole training or not."""
     if not isinstance(method, Method):
         raise ValueError(
             f"`candidates` must be tf_redsync methods. Received: {method!r} in candidates"
@@ -156,6 +174,13 @@ def _check_candidate(method: Method) -> None:
     cadence = method.cadence
     phases = cadence.warm_up_steps or cadence.dense_every or cadence.changes
     begins = phases or method.dense_start is not None
+    if alone and (begins or cadence.delay or cadence.own_point or cadence.intervals):
+        raise ValueError(
+            "a candidate of Auto must exchange gradients in every step, or changes after the same "
+            f"number of local steps, without warm-up or phases. Received: {method!r} in candidates"
+        )
+    if alone:
+        return
     if cadence.own_weights or begins or "residual" not in method.state_kinds:
         raise ValueError(
             "a candidate of Auto must exchange gradients in every step, without warm-up or phases, "

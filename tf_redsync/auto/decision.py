@@ -31,14 +31,17 @@ class Measured:
     work: dict[Method, cost.Work]
 
     def seconds(self, method: Method, specs: Sequence[TensorSpec]) -> float:
-        """Predict the time of the exchange of some tensors, of those that `method` refuses too."""
+        """Predict the time of the exchange of some tensors, of those that `method` refuses too.
+
+        That of a step; with local steps, the part of a round that falls to it.
+        """
         served = [s for s in specs if method.refuses(s) is None]
         refused = [s for s in specs if method.refuses(s) is not None]
         total = 0.0
         for m, part in ((method, served), (method.dense(), refused)):
             layout = BucketLayout(tuple(part), self.workers)
             total += cost.exchange_seconds(m, layout, self.link, self.work.get(m, cost.NO_WORK))
-        return total
+        return total / max(1, method.cadence.local_steps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,11 +62,15 @@ class Decision:
         choices: One for each bucket, last layers first.
         measured: What the predictions are made of.
         trial: `Auto.trial_steps`.
+        reason: Why each bucket has its method, in words.
+        budget: What it had to fit, in words.
     """
 
     choices: tuple[Choice, ...]
     measured: Measured
     trial: int
+    reason: str = "predicted to be the fastest"
+    budget: str = ""
 
     @property
     def trial_steps(self) -> int:
@@ -73,7 +80,7 @@ class Decision:
     def assign(self, specs: Sequence[TensorSpec]) -> list[Assignment]:
         """Return the method of each of `specs`, in their order; see `Policy.assign`."""
         chosen = {s.position: (s, c.method) for c in self.choices for s in c.specs}
-        return [or_dense(*chosen[s.position], "predicted to be the fastest") for s in specs]
+        return [or_dense(*chosen[s.position], self.reason) for s in specs]
 
     @override
     def __str__(self) -> str:
@@ -94,7 +101,8 @@ class Decision:
             elements = sum(s.size for s in c.specs)
             row = [str(i), str(len(c.specs)), f"{elements:,}", *times, type(c.method).__name__]
             rows.append(row)
-        return "\n".join([*lines, *aligned(rows, range(len(head)))])
+        budget = [self.budget] if self.budget else []
+        return "\n".join([*lines, *aligned(rows, range(len(head))), *budget])
 
 
 @dataclasses.dataclass(frozen=True)

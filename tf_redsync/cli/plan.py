@@ -143,13 +143,13 @@ def _measured(methods: Sequence[Method], args: argparse.Namespace) -> Measured:
 
 def propose(subject: Subject, args: argparse.Namespace) -> str:
     """Return what fits the budget of the command line."""
+    from tf_redsync.auto.candidates import candidates
     from tf_redsync.planning import proposals
 
-    most = share_of(args.max_overhead)
     compute = _compute(subject, args)
-    measured = _measured([c.method for c in proposals.candidates()], args)
+    measured = _measured([c.method for c in candidates()], args)
     found = proposals.propose(subject.specs, measured, compute)
-    return proposals.render(found, most, compute)
+    return proposals.render(found, share_of(args.max_overhead), compute)
 
 
 def _check(args: argparse.Namespace) -> None:

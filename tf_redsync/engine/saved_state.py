@@ -147,6 +147,9 @@ class Saved(tf.Module):
             return
         resolved = decision.kept(found)
         assignments = resolved.assign(self.specs)
+        local = {bool(a.method.cadence.local_steps) for a in (*assignments, *self.assignments)}
+        if len(local) > 1:  # other weights, too: the residuals have no place then, see `restore`
+            return
         with agreement.agreed(self.strategy, "create the state that Auto chose in another run"):
             with self.strategy.scope():
                 self.create_state(resolved, assignments)

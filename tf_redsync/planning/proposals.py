@@ -1,10 +1,6 @@
 """Methods that fit a budget: the exchange may make a step longer by so much, and no more.
 
-What accuracy a method costs cannot be predicted. `candidates()` says what was measured once: the
-perplexity that a small transformer ended with on characters, on four workers, in 1,000 steps of
-AdamW at one learning rate, three seeds each, in units of what dense exchanges ended with
-(docs/benchmarks.md, "Bytes for perplexity"; `PowerSGD` and `HalfPrecision` with one seed). Another
-model may order them otherwise.
+What accuracy they cost is what was measured once; see `tf_redsync/auto/candidates.py`.
 """
 
 from __future__ import annotations
@@ -12,57 +8,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from tf_redsync import outer
+from tf_redsync.auto.candidates import Candidate, candidates
 from tf_redsync.auto.decision import Measured
 from tf_redsync.exchange.layout import TensorSpec
-from tf_redsync.methods import (
-    CodedTopK,
-    DeMo,
-    Dense,
-    DiLoCo,
-    HalfPrecision,
-    LocalSGD,
-    Method,
-    OneBitAdam,
-    PowerSGD,
-    SparseLoCo,
-)
 from tf_redsync.planning import prediction, report
 from tf_redsync.tables import aligned
-
-
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """A method, and what was measured of it.
-
-    Attributes:
-        method: The method.
-        perplexity: At the end, in units of that of `Dense`.
-        remark: What it was measured with, where that is not the optimizer of all.
-    """
-
-    method: Method
-    perplexity: float
-    remark: str = ""
-
-
-def candidates() -> tuple[Candidate, ...]:
-    """Return the methods that are proposed, in the order of what they reached."""
-    short = outer.Nesterov(learning_rate=0.7, momentum=0.5)
-    found = (
-        Candidate(CodedTopK(density=0.03), 0.93, "beta_1 = 0"),
-        Candidate(Dense(), 1.0),
-        Candidate(HalfPrecision(), 1.0),
-        Candidate(OneBitAdam(), 1.0, "Adam, after a dense fifth"),
-        Candidate(DeMo(), 1.04, "SGD, at Adam's learning rate"),
-        Candidate(PowerSGD(), 1.12),
-        Candidate(DiLoCo(steps=15, outer=short), 1.13),
-        Candidate(LocalSGD(steps=15), 1.15),
-        Candidate(DiLoCo(steps=50, outer=short), 1.21),
-        Candidate(SparseLoCo(steps=15, top_k=128), 1.26),
-        Candidate(SparseLoCo(steps=50, top_k=128), 1.40),
-    )
-    return tuple(sorted(found, key=lambda c: c.perplexity))
 
 
 @dataclasses.dataclass(frozen=True)
