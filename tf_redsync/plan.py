@@ -2,7 +2,8 @@
 
 import sys
 
-from tf_redsync.cli.plan import bytes_per_second, main
+from tf_redsync.cli.plan import main
+from tf_redsync.cli.units import bytes_per_second
 
 __all__ = ["bytes_per_second", "main"]
 

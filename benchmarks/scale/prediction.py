@@ -30,7 +30,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.scale.scale_methods import NONE
-from benchmarks.scale.traffic import Bucket, Payload, hops
+from benchmarks.scale.traffic import Bucket, Payload
+from tf_redsync.auto.cost import hops
 
 FORWARD = 1 / 3  # of forward and backward pass: one product against two for each layer
 

@@ -85,14 +85,6 @@ def _copies(kind: str, workers: int) -> float:
     return 2 * (workers - 1) / workers if kind == "all_reduce" else workers - 1.0
 
 
-def hops(kind: str, workers: int) -> int:
-    """Number of messages that wait for each other on the way."""
-    around = workers - 1
-    if kind in ("all_to_all", "pair_gather"):
-        return min(1, around)
-    return {"all_gather": around, "all_reduce": 2 * around}[kind]
-
-
 @dataclasses.dataclass(frozen=True)
 class Bucket:
     """A bucket.

@@ -20,7 +20,7 @@ def sent(method, layout=LAYOUT):
 
 @pytest.mark.parametrize(
     ("kind", "workers", "expected"),
-    [("all_gather", 8, 7), ("all_reduce", 8, 14), ("all_to_all", 8, 7), ("all_reduce", 2, 2)],
+    [("all_gather", 8, 7), ("all_reduce", 8, 14), ("all_to_all", 8, 1), ("all_reduce", 2, 2)],
 )
 def test_hops_of_a_ring(kind, workers, expected):
     assert cost.hops(kind, workers) == expected
@@ -112,11 +112,19 @@ def test_a_link_has_a_line_for_each_kind_of_collective():
         all_to_all=cost.Line(0.1, 1e4),
     )
     one = [cost.Message(kind, 1e4) for kind in ("all_gather", "all_reduce", "all_to_all")]
-    by_hand = [3 * 0.001 + 0.01, 6 * 0.01 + 0.1, 3 * 0.1 + 1.0]
+    by_hand = [3 * 0.001 + 0.01, 6 * 0.01 + 0.1, 0.1 + 1.0]
     for message, expected in zip(one, by_hand, strict=True):
         assert link.seconds([message], 4) == pytest.approx(expected)
     assert link.seconds(one, 4) == pytest.approx(sum(by_hand))
     assert link.seconds([], 4) == 0.0
+
+
+def test_round_trips():
+    """The first answer takes one, and each of the further hops of a ring half of one."""
+    link = cost.Link.with_round_trips(1e6, 0.05)
+    by_hand = {"all_gather": 0.1, "all_reduce": 0.175, "all_to_all": 0.05, "pair_gather": 0.05}
+    for kind, latencies in by_hand.items():
+        assert link.seconds([cost.Message(kind, 1e4)], 4) == pytest.approx(latencies + 0.01)
 
 
 def test_work_counts_buckets_elements_and_messages():

@@ -318,10 +318,47 @@ def test_auto_shows_its_candidates_and_its_choice():
     assert [type(la.method) for la in planned(auto, rate=1e12).layers] == [rs.Dense] * 3
 
 
-@pytest.mark.parametrize("method", [rs.CDSGD(), rs.StreamingDiLoCo(), rs.NoExchange()])
+@pytest.mark.parametrize("method", [rs.CDSGD(), rs.NoExchange()])
 def test_methods_of_another_cadence_are_refused(method):
     with pytest.raises(PlanError, match=f"local steps, and {type(method).__name__} does not"):
         prediction.check([method])
+
+
+def total_of(method, work=cost.NO_WORK):
+    """On a link of 1 MB/s with hops of 1 ms, four workers."""
+    given = Measured(4, cost.Link.of(1e6, 0.001), {method: work})
+    return prediction.total(method, SPECS, given)
+
+
+def test_rounds_of_local_steps():
+    """80,200 elements: six hops and 1.5 x 320,800 bytes, or 487.2 ms, once in 15 steps."""
+    found = total_of(rs.DiLoCo(steps=15), cost.Work(0.03))
+    assert found.sent == pytest.approx(1.5 * 320_800 / 15)
+    assert found.longest == pytest.approx(0.4872 + 0.03)
+    assert found.seconds == pytest.approx((0.4872 + 0.03) / 15)
+
+
+def test_fragments_have_steps_of_their_own():
+    """The largest one alone is the longest step: 60,000 elements, 6 ms and 360 ms."""
+    options = {"overlap": 0, "mixing": 0.0, "value_bits": 32}
+    fragments = ("a/kernel", "a/bias", "b/kernel")
+    found = total_of(rs.StreamingDiLoCo(steps=30, fragments=fragments, **options))
+    assert found.longest == pytest.approx(0.366)
+    assert found.seconds == pytest.approx((3 * 0.006 + 1.5 * 0.3208) / 30)
+
+
+def test_a_fragment_in_parts():
+    """16,040 elements for each of 5 parts, in whole runs of 256 for each of four workers.
+
+    A run has a scale and 32 words of 4 bits: 16 of them in a message, after a flag, which goes to
+    three others, at once and then around the ring.
+    """
+    found = total_of(rs.StreamingDiLoCo(steps=30, fragments=1, overlap=5, value_bits=4))
+    message = 3 * 4 * (1 + 16 + 16 * 32)
+    part = 0.001 + 0.003 + 2 * message / 1e6
+    assert found.longest == pytest.approx(part)
+    assert found.seconds == pytest.approx(5 * part / 30)
+    assert found.sent == pytest.approx(5 * 2 * message / 30)
 
 
 # --------------------------------------------------------------------------------------- advice
@@ -447,7 +484,7 @@ def test_command_line(module, capsys, monkeypatch):
     elements = [100 * 300, 300, 300 * 200, 200, 200 * 4, 4]
     assert [la["elements"] for la in found["layers"]] == elements
     assert found["bytes_per_second"] == 1e6 and found["latency"] == 2e-4
-    dense = 6 * 2e-4 + 1.5 * 4 * sum(elements) / 1e6
+    dense = 3.5 * 2e-4 + 1.5 * 4 * sum(elements) / 1e6
     assert found["dense"]["exchange_seconds"] == pytest.approx(dense)
     assert found["dense"]["step_seconds"] == pytest.approx(dense + found["compute_seconds"])
     assert sum(la["seconds"] for la in found["layers"]) == pytest.approx(
@@ -462,9 +499,9 @@ def test_command_line(module, capsys, monkeypatch):
 
 
 def test_a_method_for_a_budget(module, capsys):
-    """In each step three hops of 50 ms are half a step; over local steps they are less.
+    """In each step two round trips of 50 ms are a third of it; over local steps they are less.
 
-    An all-reduce takes 1.5 times 363 kB at 1 MB/s and six hops: 0.85 s, 19 % of 15 steps.
+    An all-reduce takes 1.5 times 363 kB at 1 MB/s and 3.5 round trips: 0.72 s, 16 % of 15 steps.
     """
     flags = ["--latency", "50", "--step-ms", "300", "--max-overhead"]
     proposed = {}

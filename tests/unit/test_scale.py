@@ -17,10 +17,10 @@ from benchmarks.scale.traffic import (
     bits_per_second,
     buckets_of,
     bytes_per_second,
-    hops,
 )
 from tests.loops import loop
 from tf_redsync.auto import cost
+from tf_redsync.auto.cost import hops
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
 
 FREE = Software(

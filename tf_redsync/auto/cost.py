@@ -6,8 +6,10 @@ RedSync's model (section on performance), for tensors of n elements on P workers
     T_dense  =            latency + bytes sent / rate
 
 The paper counts log2(P) latencies for a collective. TensorFlow's run around a ring: P - 1 hops to
-gather, 2 (P - 1) to reduce. What is computed and what is sent count one after the other, without
-overlap with the backward pass, so predictions err towards dense exchanges, which overlap least.
+gather, 2 (P - 1) to reduce. All of a collective's questions are asked when it begins, so where the
+network has a latency the first answer takes a round trip, and each further hop half of one. What is
+computed and what is sent count one after the other, without overlap with the backward pass, so
+predictions err towards dense exchanges, which overlap least.
 
 Nothing here measures: `probe.py` does.
 
@@ -39,23 +41,28 @@ KINDS: dict[type, str] = {
 
 
 def hops(kind: str, workers: int) -> int:
-    """Number of hops that a collective takes one after the other."""
-    if kind == "pair_gather":
+    """Number of hops that a collective takes one after the other.
+
+    An all-to-all sends all its messages at a time.
+    """
+    if kind in ("all_to_all", "pair_gather"):
         return min(1, workers - 1)
-    return {"all_gather": 1, "all_reduce": 2, "all_to_all": 1}[kind] * (workers - 1)
+    return {"all_gather": 1, "all_reduce": 2}[kind] * (workers - 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """Time of one kind of collective: `hops latency + bytes sent / rate`.
+    """Time of one kind of collective: `start + hops latency + bytes sent / rate`.
 
     Attributes:
         latency: Seconds a hop.
         rate: Bytes a second that a worker sends.
+        start: Seconds until the first hop begins.
     """
 
     latency: float
     rate: float
+    start: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,12 +88,19 @@ class Link:
         line = Line(latency, rate)
         return cls(line, line, line)
 
+    @classmethod
+    def with_round_trips(cls, rate: float, seconds: float) -> Link:
+        """Return a link of a rate (bytes/s) on which a question and its answer take so long."""
+        line = Line(seconds / 2, rate, start=seconds / 2)
+        return cls(line, line, line)
+
     def seconds(self, messages: Sequence[Message], workers: int) -> float:
         """Return the seconds that collectives take one after the other."""
         total = 0.0
         for message in messages:
             line: Line = getattr(self, message.kind)
-            total += hops(message.kind, workers) * line.latency + message.sent / line.rate
+            latencies = line.start + hops(message.kind, workers) * line.latency
+            total += latencies + message.sent / line.rate
         return total
 
 

@@ -12,13 +12,13 @@ import argparse
 import importlib.util
 import json
 import os
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tf_redsync.cli.command_line import Command, Flag, Parser
+from tf_redsync.cli.units import bytes_per_second, milliseconds, share_of
 from tf_redsync.planning import PlanError
 
 if TYPE_CHECKING:
@@ -31,15 +31,14 @@ if TYPE_CHECKING:
 
 # What a method does with every worker's message is the slope between these numbers of workers.
 MEASURED_WORKERS = (2, 8)
-_UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 
 _FLAGS: list[Flag] = [
     (("--model",), {"required": True, "metavar": "MODULE:FUNCTION", "help": "makes the model"}),
     (("--workers",), {"type": int, "required": True, "help": "number of workers, at least 2"}),
     (("--rate",), {"required": True, "help": "what the network carries from and to every worker, "
      "such as 10gbit"}),
-    (("--latency",), {"type": float, "default": 0.2, "metavar": "MS", "help": "of one hop, from a "
-     "worker to the next (default: 0.2); a collective takes one or two for every worker"}),
+    (("--latency",), {"type": milliseconds, "default": 0.2, "metavar": "MS", "help": "of a "
+     "round trip between two workers, as ping shows it, such as 50 or 50ms (default: 0.2)"}),
     (("--method",), {"default": "Auto", "help": "Auto (default), or one method for all layers: "
      "RedSync, or 'RedSync(density=0.01)'"}),
     (("--max-overhead",), {"metavar": "PERCENT", "help": "propose the method that costs the "
@@ -52,44 +51,6 @@ _FLAGS: list[Flag] = [
     (("--json",), {"metavar": "FILE", "help": "write the plan"}),
     (("--plot",), {"metavar": "FILE.png", "help": "draw the layers; needs matplotlib"}),
 ]  # fmt: skip
-
-
-def bytes_per_second(rate: str) -> float:
-    """Return a rate such as `"10gbit"` in bytes per second.
-
-    Raises:
-        PlanError: for anything but a positive number with kbit, mbit or gbit.
-
-    Example:
-        >>> bytes_per_second("2.5gbit")
-        312500000.0
-    """
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kmg])bit", rate)
-    if match is None or float(match[1]) == 0.0:
-        raise PlanError(
-            "`--rate` must be a number with kbit, mbit or gbit, such as 10gbit. "
-            f"Received: --rate={rate}"
-        )
-    return float(match[1]) * _UNITS[match[2]] / 8.0
-
-
-def share_of(percent: str) -> float:
-    """Return a budget such as `"10%"` as a number.
-
-    Raises:
-        PlanError: for anything but a positive number with a percent sign.
-
-    Example:
-        >>> share_of("10%")
-        0.1
-    """
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)%", percent)
-    if match is None or float(match[1]) == 0.0:
-        raise PlanError(
-            "`--max-overhead` must be a number above 0 with a percent sign, such as 10%. "
-            f"Received: --max-overhead={percent}"
-        )
-    return float(match[1]) / 100.0
 
 
 def say(text: str) -> None:
@@ -137,7 +98,7 @@ def _measured(methods: Sequence[Method], args: argparse.Namespace) -> Measured:
         if not isinstance(method, Dense):
             say(f"measuring what {type(method).__name__} computes")
             work[method] = probe.work(method, MEASURED_WORKERS)
-    link = cost.Link.of(bytes_per_second(args.rate), args.latency / 1e3)
+    link = cost.Link.with_round_trips(bytes_per_second(args.rate), args.latency / 1e3)
     return Measured(args.workers, link, work)
 
 
@@ -232,7 +193,7 @@ COMMAND = Command(
         ("--model train:build_model --workers 8 --rate 10gbit", "build_model of train.py"),
         ("--model train:build_model --workers 8 --rate 1gbit --plot plan.png", "and a picture"),
         (
-            "--model train:build_model --workers 8 --rate 50mbit --latency 25 --max-overhead 10%",
+            "--model train:build_model --workers 8 --rate 50mbit --latency 50ms --max-overhead 10%",
             "a method",
         ),
     ),

@@ -3,7 +3,8 @@
 A bucket's exchange is predicted as `Auto` does it, and its layers share it: the network's time in
 proportion to the bytes that each of them sends, what is computed in proportion to the elements. So
 the layers' times add up to the prediction. A step is the computation of the model and then the
-exchange, one after the other; with local steps, the part of a round that falls to a step.
+exchange, one after the other; with local steps, the part of a round that falls to a step; see
+`exchanges.py`.
 """
 
 from __future__ import annotations
@@ -13,18 +14,17 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_redsync.auto import Auto, cost
+from tf_redsync.auto import Auto
 from tf_redsync.auto.decision import Measured
 from tf_redsync.exchange.layout import (
     DEFAULT_BUCKET_BYTES,
     Bucket,
-    BucketLayout,
     TensorSpec,
     make_buckets,
 )
 from tf_redsync.methods.base import Method
 from tf_redsync.methods.dense import Dense, NoExchange
-from tf_redsync.planning import PlanError
+from tf_redsync.planning import PlanError, exchanges
 from tf_redsync.planning.energy import captured_energy
 from tf_redsync.policy import Assignment, Policy, Resolved
 
@@ -61,11 +61,12 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Total:
-    """The whole model: what exchanges it, bytes sent, seconds."""
+    """The whole model: what exchanges it, bytes and seconds on average, seconds at most."""
 
     name: str
     sent: float
     seconds: float
+    longest: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,11 +158,12 @@ def check(methods: Sequence[Method]) -> None:
     """Check that methods do the same in every step, or in every round of local steps.
 
     Raises:
-        PlanError: for delays, dense steps in between, and no exchange at all.
+        PlanError: for delays of gradients, dense steps in between, and no exchange at all.
     """
     for method in methods:
         cadence = method.cadence
-        if cadence.delay or cadence.dense_every or isinstance(method, NoExchange):
+        late = cadence.delay and not cadence.fragments
+        if late or cadence.dense_every or isinstance(method, NoExchange):
             raise PlanError(
                 "the cost model is one of methods that exchange in every step, or after some local "
                 f"steps, and {type(method).__name__} does not. Received: {method!r}. Measure it on "
@@ -182,47 +184,13 @@ def share(assignments: Sequence[Assignment], measured: Measured) -> list[Share]:
     found: dict[int, Share] = {}
     for bucket in _buckets(assignments, measured.workers):
         specs = bucket.layout.specs
-        exchange = _exchange(bucket, measured)
-        alone = [_sent(bucket.method, (spec,), measured.workers) for spec in specs]
+        exchange = exchanges.of_bucket(bucket, measured)
+        alone = [exchanges.sent(bucket.method, (spec,), measured.workers) for spec in specs]
         sent, network = _split(exchange.sent, alone), _split(exchange.network, alone)
         computed = _split(exchange.computed, [float(s.size) for s in specs])
         for spec, own, *seconds in zip(specs, sent, network, computed, strict=True):
             found[spec.position] = Share(bucket.layout.index, own, sum(seconds))
     return [found[a.spec.position] for a in assignments]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Exchange:
-    """A bucket's exchange: bytes sent, seconds of the network and of computation, of a step."""
-
-    sent: float
-    network: float
-    computed: float
-
-
-def _exchange(bucket: Bucket, measured: Measured) -> _Exchange:
-    method, specs, workers = bucket.method, bucket.layout.specs, measured.workers
-    messages, every = _messages(method, specs, workers), _steps_between(method)
-    computed = measured.work.get(method, cost.NO_WORK)
-    return _Exchange(
-        _sent(method, specs, workers),
-        cost.network_seconds(messages, measured.link, workers) / every,
-        computed.seconds(sum(s.size for s in specs), workers) / every,
-    )
-
-
-def _steps_between(method: Method) -> int:
-    """Steps from one exchange to the next."""
-    return max(1, method.cadence.local_steps)
-
-
-def _messages(method: Method, specs: tuple[TensorSpec, ...], workers: int) -> cost.Steps:
-    return cost.messages(method, BucketLayout(specs, workers))
-
-
-def _sent(method: Method, specs: tuple[TensorSpec, ...], workers: int) -> float:
-    """Bytes that a worker sends in a step."""
-    return cost.bytes_sent(_messages(method, specs, workers)) / _steps_between(method)
 
 
 def _name(policy: Policy | Auto) -> str:
@@ -241,5 +209,7 @@ def _split(total: float, weights: Sequence[float]) -> list[float]:
 
 
 def _total(name: str, assignments: Sequence[Assignment], measured: Measured) -> Total:
-    found = [_exchange(bucket, measured) for bucket in _buckets(assignments, measured.workers)]
-    return Total(name, sum(e.sent for e in found), sum(e.network + e.computed for e in found))
+    buckets = _buckets(assignments, measured.workers)
+    found = [exchanges.of_bucket(bucket, measured) for bucket in buckets]
+    seconds = sum(e.network + e.computed for e in found)
+    return Total(name, sum(e.sent for e in found), seconds, exchanges.longest(found))

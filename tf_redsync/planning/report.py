@@ -92,6 +92,9 @@ def render(plan: Plan) -> str:
     lines = _table(LAYERS, rows) + [""]
     totals = (plan.dense, *plan.candidates, plan.planned)
     lines += _table(TOTALS, [_total(plan, t) for t in dict.fromkeys(totals)])
+    if plan.planned.longest > 1.001 * plan.planned.seconds:
+        longest = _ms(plan.compute + plan.planned.longest)
+        lines.append(f"These are means over a round: the step that exchanges takes {longest}.")
     dense, planned = (_ms(total.seconds) for total in plan.doubled)
     same = f"{planned} with the same choice, {dense} dense" if plan.methods else dense
     lines.append(f"The exchange of {2 * plan.measured.workers} workers: {same}.")
@@ -107,7 +110,7 @@ def notes(asked: Any, synthetic: bool) -> str:
     """
     lines = [
         f"{asked.workers} workers; each sends {asked.rate} and receives as much at the same time, "
-        f"{asked.latency:g} ms a hop.",
+        f"{asked.latency:g} ms a round trip.",
         "The collectives are taken to reach this rate. TensorFlow's over gRPC reach less, so the "
         "network times are lower bounds.",
     ]
@@ -127,7 +130,7 @@ def as_json(plan: Plan, advice: Advice) -> dict[str, Any]:
     return {
         "workers": plan.measured.workers,
         "bytes_per_second": line.rate,
-        "latency": line.latency,
+        "latency": line.start + line.latency,
         "compute_seconds": plan.compute,
         "method": serialize(plan.policy),
         "layers": [
@@ -164,6 +167,7 @@ def _as_json(plan: Plan, total: Total) -> dict[str, Any]:
         "sent_bytes": total.sent,
         "exchange_seconds": total.seconds,
         "step_seconds": plan.step(total),
+        "longest_step_seconds": plan.compute + total.longest,
     }
 
 
