@@ -85,14 +85,12 @@ class Link:
     @classmethod
     def of(cls, rate: float, latency: float) -> Link:
         """Return a link whose collectives all reach a rate (bytes/s) at a latency (s)."""
-        line = Line(latency, rate)
-        return cls(line, line, line)
+        return cls(*(Line(latency, rate) for _ in range(3)))
 
     @classmethod
     def with_round_trips(cls, rate: float, seconds: float) -> Link:
         """Return a link of a rate (bytes/s) on which a question and its answer take so long."""
-        line = Line(seconds / 2, rate, start=seconds / 2)
-        return cls(line, line, line)
+        return cls(*(Line(seconds / 2, rate, start=seconds / 2) for _ in range(3)))
 
     def seconds(self, messages: Sequence[Message], workers: int) -> float:
         """Return the seconds that collectives take one after the other."""
@@ -137,8 +135,6 @@ class Work:
 
 
 NO_WORK = Work()
-
-
 Steps = tuple[tuple[Message, ...], ...]
 
 
