@@ -88,6 +88,31 @@ def with_global_momentum(build):
     return changed
 
 
+def by(build, method, optimizer=None):
+    """The same network by another method, and perhaps another optimizer."""
+
+    def changed(keras, rs):
+        model, own, _ = build(keras, rs)
+        chosen = own if optimizer is None else optimizer(keras.optimizers)
+        return model, chosen, eval(method, {"rs": rs})
+
+    return changed
+
+
+def sgd(optimizers):
+    return optimizers.SGD(0.001)
+
+
+def adam(optimizers):
+    return optimizers.Adam(0.01)
+
+
+STREAMING = "rs.StreamingDiLoCo(steps=4, fragments=3, overlap=2)"
+SPARSE = "rs.SparseLoCo(steps=3, top_k=16)"
+ONE_BIT = "rs.OneBitAdam(warm_up=rs.DenseWarmUp(4), dense_below=64)"
+ZERO_ONE = "rs.ZeroOneAdam(start=4, steps=2, double_after=3, variance_updates=2)"
+
+
 # The network, its inputs, how many workers, and what else is asked for.
 CASES = {
     "residual network": (residual_network, "images", 2, {}),
@@ -105,6 +130,19 @@ CASES = {
     ),
     "embedding, global momentum": (with_global_momentum(embedding), "tokens", 2, {}),
     "eleven workers, global momentum": (with_global_momentum(small), "numbers", 11, {}),
+    "residual network, streaming": (by(residual_network, STREAMING), "images", 2, {}),
+    "residual network, 0/1 Adam": (by(residual_network, ZERO_ONE, adam), "images", 2, {}),
+    "attention, SparseLoCo": (by(attention, SPARSE), "tokens", 3, {}),
+    "attention, 0/1 Adam": (
+        by(attention, ZERO_ONE), "tokens", 2, {"compiled": {"steps_per_execution": 2}},
+    ),
+    "embedding, DeMo": (by(embedding, "rs.DeMo()", sgd), "tokens", 2, {}),
+    "embedding, 1-bit Adam": (by(embedding, ONE_BIT), "tokens", 3, {}),
+    "eleven workers, streaming": (by(small, STREAMING), "numbers", 11, {}),
+    "eleven workers, SparseLoCo": (by(small, SPARSE), "numbers", 11, {}),
+    "eleven workers, 0/1 Adam": (by(small, ZERO_ONE), "numbers", 11, {}),
+    "eleven workers, 1-bit Adam": (by(small, ONE_BIT), "numbers", 11, {}),
+    "eleven workers, DeMo": (by(small, "rs.DeMo()", sgd), "numbers", 11, {}),
 }  # fmt: skip
 
 

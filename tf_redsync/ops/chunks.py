@@ -1,7 +1,4 @@
-"""Top-k in every chunk of a tensor: exact, in one pass over it.
-
-On CPUs the op is native; on GPUs it is composed of TensorFlow's own.
-"""
+"""Top-k in every chunk of a tensor: exact, in one pass over it."""
 
 from __future__ import annotations
 
@@ -44,6 +41,6 @@ def chunked_top_k(chunks: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
             f"shape {chunks.shape}."
         )
     check_ints("k", [k], 0, chunks.shape[1])
-    if runs_natively([chunks], cpus_only=True):
+    if runs_natively([chunks]):
         return tuple(native.load().redsync_chunked_top_k(chunks=chunks, k=k))
     return reference.chunked_top_k(chunks, k)

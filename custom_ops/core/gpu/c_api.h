@@ -131,6 +131,21 @@ REDSYNC_GPU_API int64_t redsync_gpu_descend_scratch_bytes(void);
 REDSYNC_GPU_API int redsync_gpu_descend(const RedsyncGpuDescend* call, RedsyncGpuRecord* record,
                                         void* scratch, int64_t scratch_bytes, void* stream);
 
+/* ----------------------------------------------------------------------------------- chunks */
+
+typedef struct {
+  const float* chunks; /* Device, [number, size]. */
+  int64_t number;      /* At most 2^31 - 1, as the size. */
+  int64_t size;
+  int64_t k;          /* In [0, size]. */
+  int32_t* positions; /* Device, [number, k]. */
+  float* values;      /* Device, [number, k]. */
+} RedsyncGpuChunks;
+
+/* The elements of the largest magnitude of every chunk, the first ones among equals, by position.
+   Magnitudes compare as bits, so that NaNs are the largest. */
+REDSYNC_GPU_API int redsync_gpu_chunked_top_k(const RedsyncGpuChunks* call, void* stream);
+
 /* ---------------------------------------------------------------------------------- stream */
 
 /* For callers without CUDA headers. */
