@@ -9,6 +9,7 @@ import ctypes
 import functools
 import os
 import pathlib
+import re
 import runpy
 import shlex
 import shutil
@@ -27,14 +28,6 @@ FLAGS = runpy.run_path(str(ROOT / "custom_ops" / "sources.bzl"))["CUDA_FLAGS"]
 CUDA = [flag.replace("-fvisibility=hidden,", "") for flag in FLAGS] + ["-shared", "-arch=native"]
 SELECTORS = {"exact": 0, "trimmed": 1, "threshold": 2, "fixed": 3}
 OK = 0
-# Functions that return bytes or words.
-SIZES = (
-    "message_words", "select_scratch_bytes", "descend_scratch_bytes",
-    "quantized_words", "quantize_scratch_bytes", "merge_scratch_bytes",
-    "golomb_words", "golomb_encode_scratch_bytes", "golomb_decode_scratch_bytes",
-    "bloom_query_scratch_bytes",
-)  # fmt: skip
-
 Pointer, Int64, Int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
 
@@ -117,10 +110,10 @@ class Emulated:
 
 
 class Cuda:
-    """The first GPU; memory comes from the toolkit's own run-time library."""
+    """The first GPU; memory comes from the toolkit's own run-time library, or a given one."""
 
-    def __init__(self, library: pathlib.Path):
-        self.runtime = _runtime()
+    def __init__(self, library: pathlib.Path, runtime=None):
+        self.runtime = _runtime() if runtime is None else runtime
         self.library = _declare(ctypes.CDLL(str(library)))
 
     def _check(self, status: int) -> None:
@@ -138,7 +131,7 @@ class Cuda:
     def get(self, there) -> np.ndarray:
         """Copies an array back; waits for the kernels before."""
         host = np.empty(there.shape, there.dtype)
-        self._check(self.runtime.cudaMemcpy(host.ctypes.data, there.address, Int64(host.nbytes), 2))
+        self._check(self.runtime.cudaMemcpy(host.ctypes.data, there.address, host.nbytes, 2))
         return host
 
     def synchronize(self) -> None:
@@ -150,25 +143,62 @@ class _CudaArray:
     def __init__(self, device: Cuda, host: np.ndarray, misalign: int):
         self.shape, self.dtype, self._device = host.shape, host.dtype, device
         self._base, offset = Pointer(), misalign * host.itemsize
-        size = Int64(host.nbytes + offset + 4)
+        size = host.nbytes + offset + 4
         device._check(device.runtime.cudaMalloc(ctypes.byref(self._base), size))
         self.address = (self._base.value or 0) + offset
-        device._check(
-            device.runtime.cudaMemcpy(
-                Pointer(self.address), host.ctypes.data, Int64(host.nbytes), 1
-            )
-        )
+        device._check(device.runtime.cudaMemcpy(self.address, host.ctypes.data, host.nbytes, 1))
 
     def __del__(self):
         self._device.runtime.cudaFree(self._base)
 
 
+PROTOTYPE = re.compile(r"REDSYNC_GPU_API\s+([\w\s*]*?)\b(redsync_gpu_\w+)\(([^;]*)\);")
+RUNTIME = {
+    "cudaMalloc": [Pointer, ctypes.c_size_t],
+    "cudaMemcpy": [Pointer, Pointer, ctypes.c_size_t, ctypes.c_int],
+    "cudaFree": [Pointer],
+    "cudaDeviceSynchronize": [],
+    "cudaGetDeviceCount": [Pointer],
+    "cudaGetErrorString": [ctypes.c_int],
+    "cudaEventCreate": [Pointer],
+    "cudaEventRecord": [Pointer, Pointer],
+    "cudaEventElapsedTime": [Pointer, Pointer, Pointer],
+}  # fmt: skip
+
+
+def _c_type(text: str):
+    """The type of a result or a parameter."""
+    if "*" in text:
+        return ctypes.c_char_p if text.split() == ["const", "char*"] else Pointer
+    return Int64 if "int64_t" in text else ctypes.c_int
+
+
+def prototypes() -> dict[str, tuple]:
+    """Of every function of the C interface, from its headers: type of the result, parameters."""
+    found = {}
+    for header in ("c_api.h", "codecs_api.h"):
+        text = (ROOT / "custom_ops" / "core" / "gpu" / header).read_text(encoding="utf-8")
+        for result, name, parameters in PROTOTYPE.findall(text):
+            listed = re.split(r",(?![^(]*\))", parameters)
+            types = [] if parameters == "void" else [_c_type(p) for p in listed]
+            found[name] = (_c_type(result), types)
+    return found
+
+
 def _declare(library):
-    """Types of results that are not int; pointers are passed as such."""
-    for name in SIZES:
-        getattr(library, f"redsync_gpu_{name}").restype = Int64
-    library.redsync_gpu_last_error.restype = ctypes.c_char_p
+    """Types of results and parameters: of a plain Python integer ctypes passes 32 bits only."""
+    for name, (result, parameters) in prototypes().items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, parameters
     return library
+
+
+def declare_runtime(runtime):
+    """The same for what is used of CUDA's run-time library."""
+    for name, parameters in RUNTIME.items():
+        getattr(runtime, name).argtypes = parameters
+    runtime.cudaGetErrorString.restype = ctypes.c_char_p
+    return runtime
 
 
 def nvcc() -> str | None:
@@ -193,10 +223,7 @@ def _runtime():
             runtime = ctypes.CDLL(place)
         except OSError:
             continue
-        runtime.cudaGetErrorString.restype = ctypes.c_char_p
-        for name in ("cudaMalloc", "cudaMemcpy", "cudaFree"):
-            getattr(runtime, name).argtypes = None
-        return runtime
+        return declare_runtime(runtime)
     raise RuntimeError("there is no CUDA run-time library (libcudart.so)")
 
 

@@ -1,0 +1,86 @@
+"""The harness for a real GPU, over a run-time library that is host memory at 64-bit addresses."""
+
+import ctypes
+import gc
+import pathlib
+import re
+
+import numpy as np
+import pytest
+
+from benchmarks.selection import gpu
+from tests.compiling import Compiler
+from tests.gpu import device as d
+from tests.gpu import test_chunks, test_merge, test_select
+from tests.gpu.inputs import make_inputs
+
+
+@pytest.fixture(scope="module")
+def stub():
+    flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"]
+    return d.declare_runtime(
+        ctypes.CDLL(str(Compiler([]).make(*flags, "tests/gpu/stub_runtime.cc")))
+    )
+
+
+@pytest.fixture(scope="module")
+def cuda(stub, tmp_path_factory):
+    """The harness as on a GPU; what it launches runs in the emulator."""
+    return d.Cuda(d.build("emulated", tmp_path_factory.mktemp("gpu")), stub)
+
+
+def test_addresses_have_64_bits(cuda, stub):
+    before = stub.stub_allocations()
+    there = cuda.array(np.arange(10, dtype=np.float32), misalign=3)
+    assert cuda.pointer(there) >= 2**40 and cuda.pointer(there) % 16 == 12
+    np.testing.assert_array_equal(cuda.get(there), np.arange(10))
+    del there
+    gc.collect()
+    assert stub.stub_allocations() == before
+
+
+def test_a_failure_is_raised(cuda):
+    there = cuda.array(np.zeros(4, np.float32))
+    there.address += 2**20  # nobody's
+    with pytest.raises(RuntimeError, match="invalid argument"):
+        cuda.get(there)
+
+
+def test_calls_as_on_a_gpu(cuda):
+    inputs = make_inputs("normal", (1000, 40_000))
+    form = {"selectors": ["exact", "trimmed"], "quantized": [False, True], "momentum": 0.9}
+    test_select.check(cuda, inputs, [10, 400], [-1, 0.5], "select", **form, nesterov=False,
+                      masking=True, scale=np.float32(0.7), side=1, search=True)  # fmt: skip
+    test_chunks.check(cuda, np.random.default_rng(0).normal(size=(3, 500)).astype(np.float32), 20)
+    test_merge.check(cuda, [test_merge.make_blocks(1000, 300, 4)], [1000], [100])
+
+
+def test_the_benchmark_runs_on_it(cuda, monkeypatch):
+    monkeypatch.setattr(gpu, "RUNS", 1)
+    monkeypatch.setattr(gpu, "WARM_UP", 0)
+
+    def make(kind, n):
+        return np.random.default_rng(0).normal(size=n).astype(np.float32)
+
+    rows = gpu.measure([4096], [0.01], ["normal"], [0.9], device=cuda, make=make)
+    assert {"exact", "copy"} <= {r["op"] for r in rows} and all(r["ms"] > 0 for r in rows)
+
+
+def test_every_function_has_a_prototype():
+    """What the headers export, and nothing without types: ctypes cuts plain integers to 32 bits."""
+    folder = pathlib.Path(d.ROOT) / "custom_ops" / "core" / "gpu"
+    exported = set()
+    for header in ("c_api.h", "codecs_api.h"):
+        text = (folder / header).read_text()
+        exported |= set(re.findall(r"REDSYNC_GPU_API[^;]*?(redsync_gpu_\w+)\(", text))
+    found = d.prototypes()
+    assert set(found) == exported and len(found) > 25
+    assert found["redsync_gpu_copy"] == (ctypes.c_int, [d.Pointer, d.Pointer, d.Int64, d.Pointer])
+    assert found["redsync_gpu_then"] == (ctypes.c_int, [d.Pointer] * 3)
+    assert found["redsync_gpu_last_error"] == (ctypes.c_char_p, [])
+    assert found["redsync_gpu_quantize_scratch_bytes"] == (d.Int64, [])
+    used = set()
+    for source in (d.ROOT / "benchmarks" / "selection").glob("gpu.py"):
+        used |= set(re.findall(r"\b(cuda[A-Z]\w+)\(", source.read_text()))
+    used |= set(re.findall(r"\b(cuda[A-Z]\w+)\(", pathlib.Path(d.__file__).read_text()))
+    assert used == set(d.RUNTIME)
