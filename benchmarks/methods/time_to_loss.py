@@ -66,23 +66,27 @@ def rows(
                 "step_ms": mean,
                 "steps": steps,
                 "seconds": None if steps is None else steps * mean / 1e3,
-                "all_seconds": curves[0]["steps"][-1] * mean / 1e3,
             })  # fmt: skip
     return found
 
 
 def table(found: Sequence[dict[str, Any]], perplexity: float) -> str:
-    """Returns a table in Markdown."""
+    """Returns a table in Markdown: seconds, and in brackets ms a step, by method and network."""
+    networks = list(dict.fromkeys(r["network"] for r in found))
     lines = [
-        f"| network | method | ms a step | steps to {perplexity:g} | seconds | all steps, s |",
-        "|---|---|---|---|---|---|",
+        f"| method | steps to {perplexity:g} | {' | '.join(networks)} |",
+        "|---|---:|" + "---:|" * len(networks),
     ]
-    for r in found:
-        needed = ("-", "-") if r["steps"] is None else (f"{r['steps']:.0f}", f"{r['seconds']:.0f}")
-        lines.append(
-            f"| {r['network']} | {r['name']} | {r['step_ms']:.1f} | {needed[0]} | {needed[1]} | "
-            f"{r['all_seconds']:.0f} |"
-        )
+    by_place = {(r["name"], r["network"]): r for r in found}
+    for name in dict.fromkeys(r["name"] for r in found):
+        own = [by_place.get((name, network)) for network in networks]
+        steps = next(r["steps"] for r in own if r is not None)
+        cells = []
+        for r in own:
+            seconds = "" if r is None else "-" if r["seconds"] is None else f"{r['seconds']:.0f}"
+            cells.append("" if r is None else f"{seconds} ({r['step_ms']:.0f})")
+        needed = "-" if steps is None else f"{steps:.0f}"
+        lines.append(f"| {name} | {needed} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -90,14 +94,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prints the table; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
-    add("--measured", type=Path, required=True, help="report of step_time.py --json")
+    add("--measured", type=Path, nargs="+", required=True, help="reports of step_time.py --json")
     add("--perplexity", type=float, required=True)
     add("--folder", type=Path, required=True, help="of the rows")
     add("--workers", type=int, default=4, help="of the rows")
     add("--steps", type=int, default=1000, help="of the rows")
     args = parser.parse_args(argv)
-    measured = json.loads(args.measured.read_text(encoding="utf-8"))
-    found = rows(measured, args, args.perplexity)
+    reports = [json.loads(path.read_text(encoding="utf-8")) for path in args.measured]
+    found = [row for measured in reports for row in rows(measured, args, args.perplexity)]
     print(table(found, args.perplexity))
     return 0 if found else 1
 

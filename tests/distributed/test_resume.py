@@ -14,7 +14,14 @@ from tests.distributed.cluster import LEGACY, run_workers
 
 # By family, and whether weights of each worker's own are brought together before the save.
 SHORT = {
-    ("keras3", False): ["redsync", "cd_sgd", "auto", "streaming", "backup"],
+    ("keras3", False): [
+        "redsync",
+        "cd_sgd",
+        "auto",
+        "auto with local steps",
+        "streaming",
+        "backup",
+    ],
     ("legacy", False): ["local_sgd"],
 }
 EVERYTHING = {
