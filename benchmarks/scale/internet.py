@@ -15,6 +15,7 @@ import dataclasses
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -179,7 +180,7 @@ def plot(rows: Sequence[Mapping[str, Any]], path: str) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8.5, 6))
+    figure, axes = plt.subplots(figsize=(9.5, 6))
     networks = list(dict.fromkeys(r["network"] for r in rows))
     texts = list(dict.fromkeys(r["method"] for r in rows))
     for row in rows:
@@ -194,12 +195,20 @@ def plot(rows: Sequence[Mapping[str, Any]], path: str) -> None:
         ends, [e * (1 - TARGET) for e in ends], [e * (1 + TARGET) for e in ends], color="#eeeeee"
     )
     for i, text in enumerate(texts):
-        axes.plot([], [], linestyle="", marker="o", color=plt.get_cmap("tab20")(i), label=text)
+        axes.plot(
+            [],
+            [],
+            linestyle="",
+            marker="o",
+            color=plt.get_cmap("tab20")(i),
+            label=textwrap.shorten(text, 34, placeholder=" ..."),
+        )
     for j, n in enumerate(networks):
         label = f"{n.rate}, {n.workers} workers"
         axes.plot([], [], linestyle="", marker="osD^v<>P*X"[j % 10], color="gray", label=label)
     axes.set_xscale("log")
     axes.set_yscale("log")
+    axes.set_aspect("equal")
     axes.set_xlabel("measured, ms a step on average")
     axes.set_ylabel("predicted")
     axes.set_title(f"round trips of {networks[0].latency_ms:g} ms; the band is 20 %")
