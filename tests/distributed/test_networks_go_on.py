@@ -178,6 +178,8 @@ def left(model):
 
     state = training_state.own(model, with_metrics=False)
     shared = {name: read() for name, read in training_state.shared(model).items()}
+    if model.optimizer.exchange.own_variables:  # each worker's own, and in its state
+        shared = {n: a for n, a in shared.items() if not n.startswith("optimizer/")}
     return {n: digest(a) for n, a in {**shared, **state}.items() if n != "exchange/about"}
 
 
@@ -266,9 +268,10 @@ def test_a_killed_network_goes_on_to_the_bit(name, tmp_path):
         np.testing.assert_array_equal(after["batches"], before["batches"][-steps // per :])
         np.testing.assert_array_equal(after["epochs"], before["epochs"][0 if at_end else 1 :])
         assert np.isfinite(before["epochs"]).all()
-        assert name == "attention" or before["residual"] > 0
+        assert name == "attention" or "streaming" in name or before["residual"] > 0
         assert (before["skipped"] > 0) == (name == "mixed precision")
     weights = [{n: h for n, h in json.loads(w["left"]).items() if "@" not in n} for w in rest]
     own = {n for n in weights[0] if any(w[n] != weights[0][n] for w in weights)}
     assert all(n.startswith("exchange/") for n in own), own
-    assert any(n.startswith("exchange/bucket") for n in own), "no worker has a state of its own"
+    if "streaming" not in name:  # all of which has arrived
+        assert any(n.startswith("exchange/bucket") for n in own), "no worker has a state of its own"
