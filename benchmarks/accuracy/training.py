@@ -75,7 +75,8 @@ class Training:
         for one in self.policy.methods:
             apart = one.cadence.own_weights and bool(one.cadence.local_steps) != self.local
             late = one.cadence.delay and not one.cadence.fragments
-            if apart or late or one.cadence.own_point or one.cadence.waits_for:
+            late = late or one.cadence.own_point or one.cadence.intervals
+            if apart or late or one.cadence.waits_for:
                 raise ValueError(
                     "with this method workers have weights of their own, or wait for a callback: "
                     f"give --real. Received: {type(one).__name__}"

@@ -107,7 +107,7 @@ def adam(optimizers):
     return optimizers.Adam(0.01)
 
 
-STREAMING = "rs.StreamingDiLoCo(steps=4, fragments=3, overlap=2)"
+STREAMING = "rs.StreamingDiLoCo(steps=4, fragments=3, overlap=1)"
 SPARSE = "rs.SparseLoCo(steps=3, top_k=16)"
 ONE_BIT = "rs.OneBitAdam(warm_up=rs.DenseWarmUp(4), dense_below=64)"
 ZERO_ONE = "rs.ZeroOneAdam(start=4, steps=2, double_after=3, variance_updates=2)"
@@ -220,7 +220,8 @@ def fit(name, strategy, directory, killed=False):
     checkpoint = rs.callbacks.Checkpoint(directory, every=options.get("every", EVERY))
     model.fit(data(name), epochs=EPOCHS, verbose=0, callbacks=[notes, checkpoint])
     exchange = model.optimizer.exchange
-    residuals = [a for n, a in exchange.worker_state().items() if "residual" in n]
+    own = exchange.worker_state().items()
+    residuals = [a for n, a in own if n.split("/")[1:2] in (["residual"], ["momentum"])]
     return {
         "left": json.dumps(left(model)),
         "batches": list(notes.batches),
