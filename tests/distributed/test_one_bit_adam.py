@@ -39,7 +39,28 @@ def train():
         results |= {f"{family}/{name}/{key}": value for key, value in found.items()}
         found = train_one(strategy, family, name, zero_one=True)
         results |= {f"{family}/{name}/0/1/{key}": value for key, value in found.items()}
-    return results | {"refused": refused(strategy)}
+    return results | {"refused": refused(strategy), "straight": straight(strategy)}
+
+
+def straight(strategy):
+    """Weights by 0/1 Adam with a gradient that is always 1, which one bit says without an error."""
+    import keras
+    import tensorflow as tf
+
+    import tf_redsync as rs
+
+    with strategy.scope():
+        variable = keras.Variable(np.zeros([8], np.float32))
+        method = rs.ZeroOneAdam(start=3, steps=4, double_after=4, variance_updates=2)
+        optimizer = rs.DistributedOptimizer(keras.optimizers.Adam(RATE), method)
+        optimizer.build([variable])
+    share = tf.ones([8]) / strategy.num_replicas_in_sync
+    step = tf.function(lambda: strategy.run(lambda: optimizer.apply([share], [variable])))
+    weights = []
+    for _ in range(20):
+        step()
+        weights.append(variable.numpy())
+    return np.array(weights)
 
 
 def train_one(strategy, family, name, zero_one=False):
@@ -149,7 +170,10 @@ def test_the_way_of_the_paper(trained, family, name):
 
 
 def zero_one(decay):
-    """The algorithm of 0/1 Adam's paper, for each worker; its biases are corrected as Adam does."""
+    """The algorithm of 0/1 Adam's paper, for each worker; its biases are corrected as Adam does.
+
+    The rates of a round are those of Adam's steps, each by the number of steps so far.
+    """
     data = [data_of(rank, LONG) for rank in range(2)]
     agreed, variance, updates, rates, since = np.append(np.ones(12), 0.0), np.zeros(13), 0, 0.0, 0
     weights, momenta, t = [agreed] * 2, [np.zeros(13)] * 2, [0, 0]
@@ -196,7 +220,7 @@ def zero_one(decay):
                     m = BETA_1 * momenta[worker] + (1 - BETA_1) * gradients[worker]
                     momenta[worker] = np.where(variance > 0, m, 0)
                     weights[worker] = moved(worker)
-            rates, since = rates + RATE, since + 1
+            rates, since = rates + RATE / (1 - BETA_1 ** (step + 1)), since + 1
             if since >= LENGTHS[step]:
                 p = np.sqrt(variance) + EPSILON
                 momentum = in_one_bit([p * (agreed - w) / rates / 2 for w in weights])
@@ -215,6 +239,16 @@ def test_0_1_adam(trained, family, name):
     ours, theirs = (np.array(w[f"{family}/{name}/0/1/weights"]) for w in trained)
     together = [step in (*range(11), 12, 14) for step in range(LONG)]
     np.testing.assert_array_equal((ours == theirs).all(axis=1), together)
+
+
+def test_0_1_adam_goes_straight_on(trained):
+    """With a constant gradient Adam takes steps of the learning rate, and so does each stage.
+
+    But for the beginning: the mean momentum of a round is that of its middle, while momenta grow.
+    """
+    expected = -RATE * np.arange(1, 21)[:, None] * np.ones(8)
+    for worker in trained:
+        np.testing.assert_allclose(worker["straight"], expected, rtol=0.04)
 
 
 @pytest.mark.parametrize(("family", "name"), PAIRS)

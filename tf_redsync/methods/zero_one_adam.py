@@ -56,7 +56,7 @@ class ZeroOneAdam(Method):
       authors' code.
     * Codes are those of `OneBitSGD`, and errors have the unit of a momentum: where learning rates
       change, the error of u does not.
-    * Adam corrects the bias of m as well; from step 100 on that is nothing. AdamW's decay moves w
+    * Adam corrects the bias of m as well, so eta is in units of 1 - beta_1^t. AdamW's decay moves w
       in a round and so is in u, as in the authors' code.
     * Tensors of all sizes are sent so. With one worker it is Adam.
 
@@ -180,6 +180,15 @@ class ZeroOneAdam(Method):
             for s, m in zip(_seen(state), self._momenta(state, totals), strict=True)
         ]
         return momenta, {**state, "momentum": momenta}
+
+    def rate_of_step(self, rate: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
+        """Return what Adam multiplies m / p by in a step.
+
+        Args:
+            rate: The learning rate.
+            steps: Number of steps so far, this one included, float32 scalar.
+        """
+        return rate / (1.0 - self.beta_1**steps)
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:

@@ -6,9 +6,9 @@ With t the step, from 0; k the dense steps so far; s and H of `Intervals` and `C
              in the others                                        `momentum_exchange`
     t >= s:  as `LocalSteps`, in rounds of 1, 2, 4 and so on, up to H, steps
 
-A local step is the method's: `Method.alone`. It counts learning rates in its state, `rates`, and a
-round ends by it. After a round that was not finite its momentum begins anew, for that which led
-there is no worker's any more.
+A local step is the method's: `Method.alone`. What it multiplies a momentum by, `rate_of_step`, is
+added up in its state, `rates`, and a round ends by it. After a round that was not finite its
+momentum begins anew, for that which led there is no worker's any more.
 """
 
 from __future__ import annotations
@@ -81,9 +81,11 @@ class ZeroOne(LocalSteps):
         """Count a local step, and exchange the changes when the round is over."""
         alone = ~self.warmed()
         consensus.steps.assign_add(tf.cast(alone, tf.int64), read_value=False)
-        for state in states:
+        steps = tf.cast(self.clock.read_value(), tf.float32)
+        for bucket, state in zip(self.buckets, states, strict=True):
             (rates,) = state.read()["rates"]
-            state.assign({"rates": [rates + tf.where(alone, rate, 0.0)]})
+            own = bucket.method.rate_of_step(rate, steps)
+            state.assign({"rates": [rates + tf.where(alone, own, 0.0)]})
         _, begun = self.begun(self.clock.read_value() - 1)
         due = alone & (consensus.steps.read_value() >= self.intervals.length(begun, self.steps))
         return tf.cond(due, lambda: self.exchange_changes(consensus, states, network), nothing_sent)
