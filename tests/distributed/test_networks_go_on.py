@@ -221,7 +221,7 @@ def fit(name, strategy, directory, killed=False):
     model.fit(data(name), epochs=EPOCHS, verbose=0, callbacks=[notes, checkpoint])
     exchange = model.optimizer.exchange
     own = exchange.worker_state().items()
-    residuals = [a for n, a in own if n.split("/")[1:2] in (["residual"], ["momentum"])]
+    residuals = [a for n, a in own if n.split("/")[1:2] in (["residual"], ["velocity"])]
     return {
         "left": json.dumps(left(model)),
         "batches": list(notes.batches),
