@@ -45,6 +45,11 @@ IN_A_RULE = rs.Policy(default=rs.Dense(), rules=(rs.Rule(pattern="a", method=QUA
             ["qu"],
         ),
         ({}, rs.LocalSGD(steps=16), ["LocalSGD averages the workers' changes every 16 steps"]),
+        (
+            {},
+            rs.SparseLoCo(steps=15),
+            ["SparseLoCo sends a part of the workers' changes every 15 steps: a perplexity of 8.2"],
+        ),
         (MOMENTUM, rs.SBC.preset(3), ["SBC averages the workers' changes every 100 steps"]),
         (MOMENTUM, rs.TopK(density=0.03), ["momentum=0.9 of the inner.*TopK sends, 33 steps late"]),
         (MOMENTUM, rs.Coded(method=rs.TopK()), ["momentum=0.9 .* Coded sends, 100 steps late"]),

@@ -14,6 +14,7 @@ from tf_redsync.methods.base import Method
 from tf_redsync.methods.common.wrapper import innermost
 from tf_redsync.methods.low_rank import ACPSGD, PowerSGD
 from tf_redsync.methods.redsync import RedSync
+from tf_redsync.methods.sparse_loco import SparseLoCo
 from tf_redsync.policy import Assignment, Policy
 
 SHORT_WAIT = 10  # steps: at a density of 10 % nothing is late
@@ -117,6 +118,13 @@ def _of_long_rounds(method: Method) -> str | None:
     steps = method.cadence.local_steps
     if steps <= SHORT_ROUND or method.cadence.outer is not None or method.adam:
         return None
+    if isinstance(innermost(method), SparseLoCo):
+        return (
+            f"{_name(method)} sends a part of the workers' changes every {steps} steps: a "
+            "perplexity of 8.2 with steps=15 and of 9.1 with steps=50 (top_k=128), in place of 6.5 in dense "
+            "training, on characters (AdamW, 1,000 steps). Where messages are cheap, exchange in "
+            "every step; see docs/benchmarks.md#bytes-for-perplexity."
+        )
     return (
         f"{_name(method)} averages the workers' changes every {steps} steps, and there is no outer "
         "optimizer that would make up for it: on digits the loss was 0.051 with LocalSGD(steps=16) "
