@@ -121,9 +121,9 @@ def _of_long_rounds(method: Method) -> str | None:
     if isinstance(innermost(method), SparseLoCo):
         return (
             f"{_name(method)} sends a part of the workers' changes every {steps} steps: a "
-            "perplexity of 8.2 with steps=15 and of 9.1 with steps=50 (top_k=128), in place of 6.5 in "
-            "dense training, on characters (AdamW, 1,000 steps). Where messages are cheap, exchange in "
-            "every step; see docs/benchmarks.md#bytes-for-perplexity."
+            "perplexity of 8.2 with steps=15 and of 9.1 with steps=50 (top_k=128), in place of "
+            "6.5 in dense training, on characters (AdamW, 1,000 steps). Where messages are cheap, "
+            "exchange in every step; see docs/benchmarks.md#bytes-for-perplexity."
         )
     return (
         f"{_name(method)} averages the workers' changes every {steps} steps, and there is no outer "
