@@ -91,7 +91,7 @@ T atomicAnd(T* place, T value) {
 
 // The stream API: everything is done at once.
 using cudaStream_t = void*;
-enum cudaError_t { cudaSuccess };
+enum cudaError_t { cudaSuccess, cudaErrorLaunchFailure };
 enum cudaMemcpyKind { cudaMemcpyDefault };
 inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
   std::memset(to, value, bytes);
@@ -109,7 +109,12 @@ inline cudaError_t cudaStreamAddCallback(cudaStream_t stream,
   function(stream, cudaSuccess, argument);
   return cudaSuccess;
 }
-inline cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
-inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
+namespace emulator {
+cudaError_t TakeError();  // That of emulator_fail(), once.
+}
+inline cudaError_t cudaGetLastError() { return emulator::TakeError(); }
+inline const char* cudaGetErrorString(cudaError_t status) {
+  return status == cudaSuccess ? "no error" : "unspecified launch failure";
+}
 
 #endif  // TF_REDSYNC_TESTS_GPU_EMULATOR_H_

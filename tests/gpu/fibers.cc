@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <numeric>
 #include <random>
+#include <utility>
 #include <vector>
 
 #if defined(__SSE2__)
@@ -182,3 +183,15 @@ void WaitForBlock() { Wait(State::kAtBlock); }
 // Of every launch that follows, only the first and the last `blocks` blocks are run; 0: all. So
 // kernels can be seen at the end of a tensor that is larger than what can be computed, or stored.
 extern "C" void emulator_window(unsigned blocks) { emulator::window = blocks; }
+
+// The next status that is asked for is a failure.
+namespace {
+bool fails = false;
+}
+extern "C" void emulator_fail() { fails = true; }
+
+namespace emulator {
+cudaError_t TakeError() {
+  return std::exchange(fails, false) ? cudaErrorLaunchFailure : cudaSuccess;
+}
+}  // namespace emulator

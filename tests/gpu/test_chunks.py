@@ -79,3 +79,16 @@ def test_arguments_out_of_range(device, size, k):
     call = Chunks(None, 1, size, k, None, None)
     with pytest.raises(ValueError, match="invalid"):
         run(device, "chunked_top_k", call, record=False)
+
+
+def test_a_launch_that_failed_is_blamed_on_its_call(device):
+    """Once: the error is taken, and the next call has none."""
+    fail = getattr(device.library, "emulator_fail", None)
+    if fail is None:
+        pytest.skip("only the emulator can be told to fail")
+    chunks = np.ones((2, 8), np.float32)
+    fail()
+    with pytest.raises(AssertionError, match="3.*unspecified launch failure"):
+        top_k(device, chunks, 2)
+    check(device, chunks, 2)
+    assert device.library.redsync_gpu_last_error() == b"unspecified launch failure"

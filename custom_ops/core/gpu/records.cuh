@@ -42,10 +42,12 @@ inline float FloatOf(int64_t word) {
   return x;
 }
 
-// The result of a call whose kernels have been launched.
-inline int LaunchStatus() {
-  return cudaPeekAtLastError() == cudaSuccess ? REDSYNC_GPU_OK : REDSYNC_GPU_CUDA_ERROR;
-}
+// The code of a status; redsync_gpu_last_error() says what the last failure of this process was.
+int Result(cudaError_t status);
+
+// The result of a call whose kernels have been launched. An error is taken, and not only looked at:
+// if it stayed, the next call would be blamed for it.
+inline int LaunchStatus() { return Result(cudaGetLastError()); }
 
 }  // namespace gpu
 }  // namespace redsync
