@@ -172,6 +172,14 @@ def test_candidates_of_a_budget():
             {"max_overhead": 0.1, "step_seconds": 1.0, "candidates": (rs.ZeroOneAdam(),)},
             "without warm-up or phases",
         ),
+        (  # `Policy` alone says which tensors a fragment has
+            {
+                "max_overhead": 0.1,
+                "step_seconds": 1.0,
+                "candidates": (rs.StreamingDiLoCo(overlap=0, mixing=0.0),),
+            },
+            "changes after the same number of local steps",
+        ),
         ({"candidates": (rs.LocalSGD(),)}, "must exchange gradients in every step"),
     ],
 )

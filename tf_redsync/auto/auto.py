@@ -174,12 +174,14 @@ def _check_candidate(method: Method, alone: bool) -> None:
     cadence = method.cadence
     phases = cadence.warm_up_steps or cadence.dense_every or cadence.changes
     begins = phases or method.dense_start is not None
-    if alone and (begins or cadence.delay or cadence.own_point or cadence.intervals):
-        raise ValueError(
-            "a candidate of Auto must exchange gradients in every step, or changes after the same "
-            f"number of local steps, without warm-up or phases. Received: {method!r} in candidates"
-        )
     if alone:
+        turns = cadence.fragments or cadence.intervals
+        if begins or turns or cadence.delay or cadence.own_point:
+            raise ValueError(
+                "a candidate of Auto must exchange gradients in every step, or changes after the "
+                "same number of local steps, without warm-up or phases. Received: "
+                f"{method!r} in candidates"
+            )
         return
     if cadence.own_weights or begins or "residual" not in method.state_kinds:
         raise ValueError(
