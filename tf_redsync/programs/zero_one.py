@@ -79,14 +79,14 @@ class ZeroOne(LocalSteps):
     @override
     def after_update(self, consensus, states, rate, network):
         """Count a local step, and exchange the changes when the round is over."""
-        alone = ~self.warmed()
+        warming, begun = self.begun(self.clock.read_value() - 1)
+        alone = ~self._together(warming, begun)
         consensus.steps.assign_add(tf.cast(alone, tf.int64), read_value=False)
         steps = tf.cast(self.clock.read_value(), tf.float32)
         for bucket, state in zip(self.buckets, states, strict=True):
             (rates,) = state.read()["rates"]
             own = bucket.method.rate_of_step(rate, steps)
             state.assign({"rates": [rates + tf.where(alone, own, 0.0)]})
-        _, begun = self.begun(self.clock.read_value() - 1)
         due = alone & (consensus.steps.read_value() >= self.intervals.length(begun, self.steps))
         return tf.cond(due, lambda: self.exchange_changes(consensus, states, network), nothing_sent)
 
