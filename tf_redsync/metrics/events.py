@@ -45,6 +45,8 @@ class Events:
 
     def histograms(self, step: int, values: Mapping[str, np.ndarray]) -> None:
         """Write distributions of numbers of a step, and all that waits to be written."""
+        if self._writer is None:  # perhaps there is no TensorBoard, which they need even so
+            return
         with self._written_to(step):
             for name, numbers in values.items():
                 tf.summary.histogram(name, numbers)

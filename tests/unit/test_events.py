@@ -1,0 +1,24 @@
+"""What is written for TensorBoard, where there is none."""
+
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_redsync.metrics.events import Events
+
+
+def test_without_tensorboard_nothing_of_it_is_called(monkeypatch, tmp_path):
+    """`tf.summary.histogram` raises there, whoever writes."""
+
+    def missing(*args, **kwargs):
+        raise RuntimeError("TensorBoard is not installed")
+
+    monkeypatch.setitem(sys.modules, "tensorboard.summary", None)
+    monkeypatch.setattr(tf.summary, "histogram", missing)
+    with pytest.warns(UserWarning, match="writes nothing for TensorBoard"):
+        events = Events(tmp_path, 0)
+    events.scalars(1, {"loss": 1.0})
+    events.histograms(1, {"residual": np.ones(3)})
+    assert list(tmp_path.iterdir()) == []
