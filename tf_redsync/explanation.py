@@ -40,6 +40,7 @@ class Explanation:
         replicas: Number of replicas that are one worker together.
         warm_up: How long all is dense at first, in words.
         hints: What is known to cost accuracy.
+        carrier: What carries the collectives.
     """
 
     rows: tuple[Row, ...]
@@ -50,6 +51,7 @@ class Explanation:
     replicas: int = 1
     warm_up: str = ""
     hints: tuple[str, ...] = ()
+    carrier: str = ""
 
     @override
     def __str__(self) -> str:
@@ -67,7 +69,8 @@ class Explanation:
         )
         if self.replicas > 1:
             total = f"dense among the {self.replicas} replicas of a host, then {total}"
-        said = [self.warm_up, self.decision, *(f"accuracy: {hint}" for hint in self.hints)]
+        carried = f"collectives: {self.carrier}" if self.carrier else ""
+        said = [carried, self.warm_up, self.decision, *(f"accuracy: {hint}" for hint in self.hints)]
         return "\n".join([*aligned(table), total, *filter(None, said)])
 
 
@@ -79,6 +82,7 @@ def explain(
     decision: str = "",
     replicas: int = 1,
     warm_up: str = "",
+    carrier: str = "",
 ) -> Explanation:
     """Make the table.
 
@@ -90,6 +94,7 @@ def explain(
         decision: See `Explanation`.
         replicas: See `Explanation`.
         warm_up: See `Explanation`.
+        carrier: See `Explanation`.
     """
     rows = {
         spec.position: Row(
@@ -112,6 +117,7 @@ def explain(
         decision=decision,
         replicas=replicas,
         warm_up=warm_up,
+        carrier=carrier,
     )
 
 

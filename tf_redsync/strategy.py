@@ -25,6 +25,7 @@ from tf_redsync.exchange import (
     agreement,
     collective_keys,
     collectives,
+    communication,
     coordination,
     dtypes,
     groups,
@@ -52,6 +53,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             entered, training ends on all of them with an error that says where each one is.
             `None` waits for ever. Default: 600.
         communication_options: As of TensorFlow's strategy, without a `timeout_seconds` of its own.
+            Without an `implementation` NCCL is taken where every worker has GPUs of its own.
         start_timeout: How many seconds the workers wait for each other here, saying for whom, until
             an error names who is missing; may be `float("inf")`. Default: that of the environment,
             `TF_REDSYNC_START_TIMEOUT`, else 600.
@@ -61,8 +63,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             `timeout_seconds=None`.
 
     Raises:
-        ValueError: for a malformed TF_CONFIG, a port in use, a bad timeout, or one in
-            `communication_options`.
+        ValueError: for a malformed TF_CONFIG, a port in use, a bad timeout, one in
+            `communication_options`, NCCL without GPUs for it, or unlike numbers of GPUs.
         StartError: if not all workers came in time, or if this process is one too many.
 
     Example:
@@ -88,14 +90,11 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         lost_after = watchdog.lost_after(timeout_seconds, heartbeat_seconds)
         backends.backend()  # May build the native library: better now than with others waiting.
         meeting = rendezvous.met(Cluster.of(cluster_resolver), start_timeout)
+        options = communication.copied(communication_options)
         with meeting as seconds, coordination.limits(lost_after, seconds):
-            super().__init__(cluster_resolver, communication_options)
+            super().__init__(cluster_resolver, options)
         if collectives.worker_count(self) > 1:
-            collective_keys.keep(self)
-            dtypes.allow_all(self)
-            watchdog.start(self, timeout_seconds, heartbeat_seconds)
-            times = f"timeout_seconds={timeout_seconds}, heartbeat_seconds={heartbeat_seconds}"
-            agreement.agree(self, f"start with the strategy's {times}")
+            self._start_together(options, timeout_seconds, heartbeat_seconds)
         self._eager_assignments = statistics.EagerAssignments()
         # By `tf.function`s that were given to `run`, see `_lifted`.
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -111,6 +110,15 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self.statistics_due: Callable[[], tf.Tensor] | None = None
         self.reduces_locally = False  # see `first_batch.py`
         groups.gather_by_rank(self)
+
+    def _start_together(self, options: Any, timeout: float | None, heartbeat: float | None) -> None:
+        collective_keys.keep(self)
+        dtypes.allow_all(self)
+        watchdog.start(self, timeout, heartbeat)
+        times = f"timeout_seconds={timeout}, heartbeat_seconds={heartbeat}"
+        start = f"start with the strategy's {times}, {communication.described(options)}"
+        gpus = communication.told(communication.own_gpus())
+        communication.choose(options, agreement.everyones(self, start, gpus))
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
         """Reduce `value` over replicas; also structures, and scalars with `axis=0`.

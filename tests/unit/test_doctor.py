@@ -22,6 +22,7 @@ def test_json(no_config, capsys):
     report = json.loads(capsys.readouterr().out)
     assert report["versions"]["numpy"] == np.__version__
     assert report["devices"]["CPU"] == len(tf.config.list_physical_devices("CPU"))
+    assert report["collectives"] == "TensorFlow's ring, over gRPC"
     assert report["tf_config"] == {"set": False}
     for chosen in report["ops"].values():
         assert chosen["CPU"] == {"backend": ops.backend(), "reason": ops.backend_reason()}
@@ -83,3 +84,7 @@ def test_unusable_installation_is_reported(no_config, capsys, monkeypatch, tmp_p
     out = capsys.readouterr().out
     assert "none (" in out and "no-compiler" in out and "no-cuda" in out
     assert "There is no native library" in out and "TF_REDSYNC_BACKEND=tensorflow" in out
+
+
+def test_what_carries_collectives_with_gpus():
+    assert doctor.carrier(2).startswith("NCCL, where each worker has GPUs of its own; else ")

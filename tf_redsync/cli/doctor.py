@@ -132,15 +132,23 @@ def devices() -> dict[str, int]:
     return count
 
 
+def carrier(gpus: int) -> str:
+    """What carries the collectives of workers with so many GPUs each."""
+    ring = "TensorFlow's ring, over gRPC"
+    return f"NCCL, where each worker has GPUs of its own; else {ring}" if gpus else ring
+
+
 def examine() -> dict[str, Any]:
     """All of the above as one structure that JSON can hold."""
+    found = devices()
     return {
         "versions": versions(),
         "compiler": compiler(),
         "cuda_compiler": cuda_compiler(),
         "library": library(),
         "ops": backends(),
-        "devices": devices(),
+        "devices": found,
+        "collectives": carrier(found.get("GPU", 0)),
         "tf_config": cluster(),
     }
 
@@ -170,6 +178,7 @@ def render(report: dict[str, Any]) -> str:
     lines += _render_ops(report["ops"])
     count = ", ".join(f"{n} {kind}" for kind, n in report["devices"].items())
     lines.append(f"{'devices':22}{count}")
+    lines.append(f"{'collectives':22}{report['collectives']}")
     config = report["tf_config"]
     if not config["set"]:
         text = "not set: one worker"

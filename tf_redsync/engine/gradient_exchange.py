@@ -13,7 +13,7 @@ from tf_redsync import explanation
 from tf_redsync.engine import masks, saved_state, total_state, workers
 from tf_redsync.engine.setup import Setup
 from tf_redsync.engine.switching import Switch
-from tf_redsync.exchange import collectives, skips, state
+from tf_redsync.exchange import collectives, groups, skips, state
 from tf_redsync.exchange.driver import Outcome
 from tf_redsync.exchange.layout import GRADIENT_DTYPES
 from tf_redsync.methods.base import State
@@ -327,9 +327,8 @@ class GradientExchange(saved_state.Saved):
 
     def explain(self) -> explanation.Explanation:
         """Return a table of what happens to every variable."""
-        begins = "" if self.warm_up is None else self.warm_up.describe()
-        if self.program.off:
-            begins = "dense until `enable()`: compression is switched off"
+        begins = self.warm_up.describe() if self.warm_up else ""
+        off = "dense until `enable()`: compression is switched off"
         return explanation.explain(
             self.assignments,
             self.program.buckets,
@@ -337,7 +336,8 @@ class GradientExchange(saved_state.Saved):
             self.bytes_per_step(),
             "" if self.resolved is self.policy else str(self.resolved),
             self._worker.replicas,
-            begins,
+            off if self.program.off else begins,
+            groups.carrier(self.strategy),
         )
 
     def bytes_per_step(self) -> float:

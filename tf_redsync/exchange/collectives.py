@@ -24,7 +24,7 @@ from tensorflow.python.ops import control_flow_util as _control_flow_util
 from tensorflow.python.ops import resource_variable_ops as _resource_variable_ops
 from typing_extensions import override
 
-from tf_redsync.exchange import collective_keys, groups, wire
+from tf_redsync.exchange import collective_keys, communication, groups, wire
 
 # TensorFlow parks a thread for the whole timeout of every collective that has one.
 _NO_TIMEOUT = 0.0
@@ -178,7 +178,7 @@ class DirectCollectives(PublicCollectives):
             key = launcher._next_instance_key()
         # NCCL wants all collectives in one order, which the launcher's token gives. Over gRPC each
         # one is on its own, and a chain would only make the later ones wait.
-        ordered = "GPU" in launcher._device.upper()
+        ordered = communication.by_nccl(launcher._options, launcher._device)
         token = launcher._get_ordering_token() if ordered else self._own_token(launcher._device)
         with tf.device(launcher._device):
             return _COLLECTIVES[kind](

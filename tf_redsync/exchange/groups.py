@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import cross_device_utils as _cross_device_utils
 from tensorflow.python.eager import context as _context
 
-from tf_redsync.exchange import collective_keys
+from tf_redsync.exchange import collective_keys, communication
 
 _HOSTS = 1_000_003
 _PAIRS = 2_000_003
@@ -101,6 +101,14 @@ def order_of_devices(strategy: tf.distribute.Strategy) -> Order:
     )
     by_row = strategy.gather(number, axis=0).numpy().tolist()
     return Order(sorted(range(len(by_row)), key=by_row.__getitem__))
+
+
+def carrier(strategy: tf.distribute.Strategy) -> str:
+    """Return what carries the collectives of several processes, in words; "" with one."""
+    if getattr(strategy.extended, "_num_workers", 1) == 1:
+        return ""
+    launcher = strategy.extended._cross_device_ops._launchers[0]
+    return communication.carrier(launcher._options, launcher._device)
 
 
 def in_cluster() -> bool:

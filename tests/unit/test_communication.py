@@ -1,0 +1,104 @@
+"""What carries collectives between GPUs: told apart by their UUIDs, and the same on all workers."""
+
+import subprocess
+
+import pytest
+import tensorflow as tf
+
+from tf_redsync.exchange import communication
+from tf_redsync.exchange.communication import Implementation, Options, choose, told
+
+DRIVER = r"""
+#include <string.h>
+int cuInit(unsigned flags) { return STATUS + flags; }
+int cuDeviceGetUuid(char* uuid, int device) {
+  memset(uuid, 0, 16);
+  uuid[0] = 0x10 + device;
+  return device == 2 ? 101 : 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def drivers(tmp_path_factory):
+    """Stubs of NVIDIA's library: one that works, and one of which `cuInit` fails."""
+    folder = tmp_path_factory.mktemp("driver")
+    (folder / "driver.c").write_text(DRIVER)
+    for status in (0, 100):
+        command = ["gcc", "-shared", "-fPIC", f"-DSTATUS={status}", "driver.c", "-o"]
+        subprocess.run([*command, f"libcuda_{status}.so"], cwd=folder, check=True)
+    return [str(folder / f"libcuda_{status}.so") for status in (0, 100)]
+
+
+@pytest.fixture
+def three_gpus(monkeypatch):
+    gpus = [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in (0, 1, 2)]
+    monkeypatch.setattr(communication, "_visible", lambda: gpus)
+
+
+def test_gpus_are_known_by_their_uuids(drivers, three_gpus):
+    found = communication.own_gpus(drivers[0])
+    assert found == ["10" + 15 * "00", "11" + 15 * "00", ""]
+
+
+def test_a_driver_that_does_not_tell(drivers, three_gpus):
+    assert communication.own_gpus(drivers[1]) == ["", "", ""]
+    assert communication.own_gpus("libno_such_driver.so") == ["", "", ""]
+
+
+def test_no_gpus():
+    assert communication.own_gpus("libno_such_driver.so") == []
+
+
+AUTO, RING, NCCL = Implementation.AUTO, Implementation.RING, Implementation.NCCL
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "taken"),
+    [
+        (AUTO, [[], []], AUTO),
+        (AUTO, [["a"], ["b"]], NCCL),
+        (AUTO, [["a", "b"], ["c", "d"]], NCCL),
+        (AUTO, [["a"], ["b"], ["a"]], AUTO),
+        (AUTO, [["a", "a"], ["b", "c"]], AUTO),  # slices of one GPU
+        (AUTO, [[""], [""]], NCCL),  # nobody can tell
+        (RING, [["a"], ["b"]], RING),
+        (RING, [["a"], ["a"]], RING),
+        (NCCL, [["a"], ["b"]], NCCL),
+        (RING, [[], []], RING),
+    ],
+)
+def test_what_is_taken(asked, gpus, taken, caplog):
+    options = Options(implementation=asked)
+    choose(options, [told(of_worker) for of_worker in gpus])
+    assert options.implementation is taken
+    falls_back = asked is AUTO and taken is AUTO and gpus[0]
+    assert ("share a GPU" in caplog.text) == bool(falls_back)
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "text"),
+    [
+        (NCCL, [[], []], "the workers have no GPUs. Received: implementation=NCCL"),
+        (NCCL, [["a"], ["b"], ["a"]], "workers 0, 2 share a GPU.*Leave it out"),
+        (AUTO, [["a"], []], "same number of GPUs.*worker 0: 1, worker 1: 0.*CUDA_VISIBLE_DEVICES"),
+        (RING, [["a"], ["b", "c"]], "worker 0: 1, worker 1: 2"),
+    ],
+)
+def test_what_cannot_be(asked, gpus, text):
+    with pytest.raises(ValueError, match=text):
+        choose(Options(implementation=asked), [told(of_worker) for of_worker in gpus])
+
+
+def test_the_users_options_stay_as_they_are():
+    given = Options(bytes_per_pack=5)
+    own = communication.copied(given)
+    choose(own, [told(["a"]), told(["b"])])
+    assert (own.implementation, own.bytes_per_pack) == (NCCL, 5)
+    assert given.implementation is AUTO
+
+
+def test_on_cpus_nccl_means_nothing():
+    assert communication.by_nccl(Options(implementation=NCCL), "/job:w/device:GPU:0")
+    assert not communication.by_nccl(Options(implementation=NCCL), "/job:w/device:CPU:0")
+    assert not communication.by_nccl(Options(), "/job:w/device:GPU:0")
