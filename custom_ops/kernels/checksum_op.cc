@@ -1,6 +1,7 @@
 #include <vector>
 
 #include "custom_ops/core/cpu/checksum.h"
+#include "custom_ops/kernels/checksum.h"
 #include "custom_ops/kernels/codec.h"
 #include "custom_ops/kernels/layout.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -11,18 +12,12 @@ namespace {
 using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
-using ::tensorflow::errors::InvalidArgument;
 
 constexpr int64_t kWordCost = 1;  // Cycles.
 
-// The output is the input, in its memory if nothing else needs that. Messages have a flag.
 tensorflow::Status CopyMessages(OpKernelContext* context, Tensor** messages) {
   const Tensor& input = context->input(0);
-  if (input.dims() != 2 || input.dim_size(1) < kFlagWords) {
-    return InvalidArgument("`messages` must have shape [rows, words], with at least the flag. ",
-                           "Received: ", input.shape().DebugString(), ".");
-  }
-  TF_RETURN_IF_ERROR(context->forward_input_or_allocate_output({0}, 0, input.shape(), messages));
+  TF_RETURN_IF_ERROR(AllocateMessages(context, messages));
   if ((*messages)->data() != input.data()) {
     std::copy_n(Words(input), input.NumElements(), Words(*messages));
   }
@@ -77,13 +72,8 @@ class OpenOp : public tensorflow::OpKernel {
       *message = flag;
     });
     for (int64_t row = 0; row < rows; ++row) {
-      OP_REQUIRES(
-          context, !changed[row],
-          InvalidArgument("a message arrived changed: its checksum is not that of its ",
-                          words + kFlagWords, " words. Received by worker ",
-                          receiver->scalar<int32_t>()(), " from worker ", ranks[row],
-                          ". The memory or the network of one of them is at fault. Start again "
-                          "from the last checkpoint, without that machine if it happens again."));
+      OP_REQUIRES(context, !changed[row],
+                  ChangedMessage(words + kFlagWords, receiver->scalar<int32_t>()(), ranks[row]));
     }
   }
 };

@@ -22,12 +22,11 @@ from tf_redsync.cli.version import versions
 
 ON_CPUS = (
     "pack_bits", "unpack_bits", "write_bits", "bitmap", "set_bits", "rice_encode", "rice_decode",
-    "seal", "open",
 )  # fmt: skip
 OPS = (
     "accumulate_and_select", "decode", "descend", "quantize", "dequantize_sum", "sparse_merge",
     "golomb_encode", "golomb_decode", "bloom_build", "bloom_query", "chunked_top_k",
-    "select_and_code",
+    "select_and_code", "seal", "open",
     *ON_CPUS,
 )  # fmt: skip
 # What has no kernel for GPUs, and what it is made of there.

@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_redsync.exchange import state
+from tf_redsync.exchange import state, wire
 from tf_redsync.exchange.driver import Network, gather
+from tf_redsync.ops import checksums, native
+from tf_redsync.ops.words import moved
 
 DEFAULT_EVERY = 500
 CHOICES = ("error", "restore")
@@ -84,7 +86,11 @@ class Drift:
     def _compare(self) -> None:
         numbers, weights = self._numbers(), list(self._weights())
         words = [number_words(n) for n in numbers.values()]
-        own = tf.concat([*words, *(fingerprint(w.value()) for w in weights)], axis=0)
+        own = moved(
+            lambda *each: tf.concat(each, axis=0),
+            *words,
+            *(fingerprint(w.value()) for w in weights),
+        )
         rows = gather(self._network, own)  # [workers, words]
         names = [*numbers, *(w.name for w in weights)]
 
@@ -104,8 +110,10 @@ class Drift:
     def _take_over(self, shared: Shared) -> None:
         """Set a variable to what worker 0 has, bit by bit."""
         value = shared.value()
-        words = tf.reshape(_as_int32(value), [-1])
-        received = tf.reshape(gather(self._network, words)[0], _as_int32(value).shape)
+        bits = _as_int32(value)
+        words = moved(lambda w: tf.reshape(w, [-1]), bits)
+        rows = gather(self._network, words)
+        received = moved(lambda r: tf.reshape(r[0], bits.shape), rows)
         for copy in shared.copies:
             copy.assign(_from_int32(received, value), read_value=False)
 
@@ -131,10 +139,18 @@ class Drift:
 
 
 def fingerprint(value: tf.Tensor) -> tf.Tensor:
-    """Return a hash of a tensor's bits, int32 `[2]`: equal for equal bits, of NaNs as well."""
-    with tf.device("CPU:0"):  # the only one that has it
-        hashed = tf.fingerprint(tf.reshape(value, [1, -1]))  # FarmHash64, uint8 [1, 8]
+    """Return a hash of a tensor's bits, int32 `[2]`: equal for equal bits, of NaNs as well.
+
+    On CPUs FarmHash64. TensorFlow has it nowhere else, and a GPU's weights would all go through the
+    host's memory; there it is the checksum of a message that holds them, 32 bits.
+    """
+    if native.are_on_cpus([value]):
+        hashed = tf.fingerprint(tf.reshape(value, [1, -1]))  # uint8 [1, 8]
         return tf.reshape(tf.bitcast(tf.reshape(hashed, [_WORDS, 4]), tf.int32), [_WORDS])
+    words = moved(lambda w: tf.reshape(w, [-1]), _as_int32(value))
+    message = wire.with_header(tf.constant(True), words)
+    seal = checksums.sealed(moved(lambda m: m[tf.newaxis], message))
+    return moved(lambda m: tf.pad(m[0, : wire.HEADER_WORDS], [[0, _WORDS - 1]]), seal)
 
 
 def number_words(number: tf.Tensor) -> tf.Tensor:

@@ -25,6 +25,7 @@ from tensorflow.python.ops import resource_variable_ops as _resource_variable_op
 from typing_extensions import override
 
 from tf_redsync.exchange import collective_keys, communication, groups, wire
+from tf_redsync.ops.words import moved
 
 # TensorFlow parks a thread for the whole timeout of every collective that has one.
 _NO_TIMEOUT = 0.0
@@ -137,15 +138,15 @@ class DirectCollectives(PublicCollectives):
     @override
     def all_gather(self, message: tf.Tensor) -> tf.Tensor:
         """Gather `[words]` from every worker into `[workers, words]`, one collective."""
-        gathered = self._launch("gather", message[tf.newaxis])
-        rows = tf.ensure_shape(gathered, [self.workers, message.shape[0]])
-        return self._order.by_rank(rows)
+        gathered = self._launch("gather", moved(lambda m: m[tf.newaxis], message))
+        shape = [self.workers, message.shape[0]]
+        return moved(lambda g: self._order.by_rank(tf.ensure_shape(g, shape)), gathered)
 
     @override
     def all_to_all(self, messages: tf.Tensor) -> tf.Tensor:
         """Send row r of `[workers, words]` to worker r, one collective."""
-        sent = self._order.for_tensorflow(messages)
-        return self._order.by_rank(self._launch("all to all", sent))
+        sent = moved(self._order.for_tensorflow, messages)
+        return moved(self._order.by_rank, self._launch("all to all", sent))
 
     @override
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -161,13 +162,15 @@ class DirectCollectives(PublicCollectives):
     def pair_gather(self, message: tf.Tensor, distance: int) -> tf.Tensor:
         """Gather `[words]` of both partners into `[2, words]`, one collective of the two."""
         if self._own_rank ^ distance >= self.workers:
-            return tf.stack([message, wire.absent(message)])
+            return moved(lambda *pair: tf.stack(pair), message, wire.absent(message))
         if distance not in self._pairs:
             self._pairs[distance] = groups.of_pair(self._launcher(), self._own_rank, distance)
-        gathered = self._launch("gather", message[tf.newaxis], self._pairs[distance])
+        row = moved(lambda m: m[tf.newaxis], message)
+        gathered = self._launch("gather", row, self._pairs[distance])
         lower = self._own_rank & ~distance
         order = groups.Order([self._tasks[lower], self._tasks[lower + distance]])
-        return order.by_rank(tf.ensure_shape(gathered, [2, message.shape[0]]))
+        shape = 2, message.shape[0]
+        return moved(lambda g: order.by_rank(tf.ensure_shape(g, shape)), gathered)
 
     def _launcher(self):
         return self._cross_device_ops._launchers[0]  # one replica a process, see `has_launchers`
@@ -176,8 +179,7 @@ class DirectCollectives(PublicCollectives):
         launcher = launcher or self._launcher()
         with collective_keys.of(launcher).described(kind, value, self._purpose):
             key = launcher._next_instance_key()
-        # NCCL wants all collectives in one order, which the launcher's token gives. Over gRPC each
-        # one is on its own, and a chain would only make the later ones wait.
+        # NCCL wants one order, which the token gives; over gRPC a chain would only make some wait.
         ordered = communication.by_nccl(launcher._options, launcher._device)
         token = launcher._get_ordering_token() if ordered else self._own_token(launcher._device)
         with tf.device(launcher._device):

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather, Request
+from tf_redsync.ops.words import moved
 
 Exchange = Generator[Request, Any, Any]
 # In the names of ops before an exchange's first answer, and of those after it: by these a profile
@@ -159,4 +160,5 @@ def ask(network: Network, request: Request) -> Any:
 def gather(network: Network, words: tf.Tensor) -> tf.Tensor:
     """Gather words that are no message of a method: int32 `[words]` to `[workers, words]`."""
     message = wire.with_header(tf.constant(True), words)
-    return ask(network, AllGather(message))[:, wire.HEADER_WORDS :]
+    received = ask(network, AllGather(message))
+    return moved(lambda messages: messages[:, wire.HEADER_WORDS :], received)

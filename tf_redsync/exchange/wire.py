@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather, Request
 from tf_redsync.ops import checksums
+from tf_redsync.ops.words import all_ones, moved
 
 BYTES_PER_WORD = 4
 HEADER_WORDS = 1
@@ -32,7 +33,8 @@ def from_words(words: tf.Tensor) -> tf.Tensor:
 
 def with_header(finite: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     """Prepend the finite flag (bool scalar) to int32 `words` of shape `[n]`: shape `[1 + n]`."""
-    return tf.concat([tf.cast(finite, tf.int32)[tf.newaxis], words], axis=0)
+    flag = tf.cast(finite, tf.int32)
+    return moved(lambda f, w: tf.concat([f[tf.newaxis], w], axis=0), flag, words)
 
 
 def message(finite: tf.Tensor, *parts: tf.Tensor) -> tf.Tensor:
@@ -43,7 +45,13 @@ def message(finite: tf.Tensor, *parts: tf.Tensor) -> tf.Tensor:
         parts: int32 or float32 vectors.
     """
     words = [to_words(part) if part.dtype == tf.float32 else part for part in parts]
-    return tf.where(finite, with_header(finite, tf.concat(words, axis=0)), 0)
+    joined = moved(lambda *each: tf.concat(each, axis=0), *words)
+    return zero_unless(finite, with_header(finite, joined))
+
+
+def zero_unless(finite: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
+    """Return int32 words, all zero unless `finite`, a bool scalar."""
+    return moved(lambda w: tf.where(finite, w, tf.zeros([], w.dtype)), words)
 
 
 def split(messages: tf.Tensor, floats: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -53,7 +61,8 @@ def split(messages: tf.Tensor, floats: int) -> tuple[tf.Tensor, tf.Tensor, tf.Te
         messages: int32 `[P, words]`, each as `message` makes it of one vector of either kind.
         floats: How many numbers there are.
     """
-    flags, numbers, words = tf.split(messages, [HEADER_WORDS, floats, -1], axis=1)
+    sizes = [HEADER_WORDS, floats, -1]
+    flags, numbers, words = moved(lambda m: tf.split(m, sizes, axis=1), messages)
     return flags, from_words(numbers), words
 
 
@@ -62,13 +71,18 @@ def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(t)) for t in tensors])
 
 
+def are_finite(messages: tf.Tensor) -> tf.Tensor:
+    """Return whether the flags of all messages, int32 `[rows, words]`, are 1, a bool scalar."""
+    return all_ones(moved(lambda m: m[:, 0], messages))
+
+
 def absent(message: tf.Tensor) -> tf.Tensor:
     """Return what stands for the message of a worker that does not exist: flag 1, then zeros.
 
     Args:
         message: int32 `[words]`, one as long.
     """
-    return tf.concat([tf.ones([HEADER_WORDS], tf.int32), tf.zeros_like(message[1:])], axis=0)
+    return with_header(tf.constant(True), moved(lambda m: tf.zeros_like(m[1:]), message))
 
 
 def sealed(request: Request) -> Request:
@@ -77,7 +91,8 @@ def sealed(request: Request) -> Request:
         return request
     if isinstance(request, AllToAll):
         return dataclasses.replace(request, messages=checksums.sealed(request.messages))
-    return dataclasses.replace(request, message=checksums.sealed(request.message[tf.newaxis])[0])
+    sealed_rows = checksums.sealed(moved(lambda m: m[tf.newaxis], request.message))
+    return dataclasses.replace(request, message=moved(lambda rows: rows[0], sealed_rows))
 
 
 def opened(request: Request, reply: Any, workers: int, rank: tf.Tensor) -> Any:
@@ -152,7 +167,7 @@ def is_finite(request: Request, reply: Any) -> tf.Tensor:
     messages to a single worker it is the same once a later message has passed on what was seen.
     """
     if isinstance(request, (AllGather, AllToAll, PairGather)):
-        return tf.reduce_all(tf.equal(reply[:, 0], 1))
+        return are_finite(reply)
     return all_finite(reply)
 
 
@@ -187,6 +202,7 @@ __all__ = [
     "HEADER_WORDS",
     "absent",
     "all_finite",
+    "are_finite",
     "from_words",
     "is_finite",
     "message",
@@ -199,4 +215,5 @@ __all__ = [
     "to_words",
     "totals_are_finite",
     "with_header",
+    "zero_unless",
 ]

@@ -9,6 +9,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import feedback, ops
+from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import AllGather, AllToAll
 from tf_redsync.methods.base import Context, Exchange, State, register
@@ -20,6 +21,7 @@ from tf_redsync.methods.common.sparsifier import (
     split,
 )
 from tf_redsync.ops.message_layout import MessageLayout
+from tf_redsync.ops.words import moved
 
 
 @register
@@ -97,7 +99,7 @@ class SparDL(Sparsifier):
         rows, plain = _read((yield AllToAll(rows)), k, like[0], ctx)
         (received,) = ops.decode(rows, plain, like[:1])
         rows, (rest,) = _select([received], [tf.gather(rests, ctx.rank)], k, ctx, workers)
-        messages, plain = _read((yield AllGather(rows[0])), k, like[0], ctx)
+        messages, plain = _read((yield AllGather(moved(lambda r: r[0], rows))), k, like[0], ctx)
         of_all = MessageLayout.of(plain.capacities * workers)
         total = tf.stack(ops.decode(_one_message(messages), of_all, like))
 
@@ -121,12 +123,13 @@ def _select(
     """
     n, coding = len(grads), coding_of(ctx)
     found = ops.select_top_k(grads, residuals, [k] * n)
-    rests, rows = list(found.residuals), tf.unstack(_rows(found.message, n), num=n)
+    rests = list(found.residuals)
+    rows = moved(lambda m: tf.unstack(m, num=n), _rows(found.message, n))
     if coding is not None:
         for i, (row, rest) in enumerate(zip(rows, rests, strict=True)):
             own = coding.for_message(first + i)
             rows[i], (rests[i],) = own.encode(row, [rest], MessageLayout.of([k]))
-    return tf.stack(rows), rests
+    return moved(lambda *each: tf.stack(each), *rows), rests
 
 
 def _read(
@@ -139,14 +142,19 @@ def _read(
 
 def _rows(message: tf.Tensor, blocks: int) -> tf.Tensor:
     """A message about all blocks as one about each of them, `[blocks, words]`."""
-    flag = tf.repeat(message[:1], blocks)[:, tf.newaxis]
-    return tf.concat([flag, tf.reshape(message[1:], [blocks, -1])], axis=1)
+
+    def apart(message: tf.Tensor) -> tf.Tensor:
+        flags = tf.fill([blocks, 1], message[0])
+        return tf.concat([flags, tf.reshape(message[1:], [blocks, -1])], axis=1)
+
+    return moved(apart, message)
 
 
 def _one_message(messages: tf.Tensor) -> tf.Tensor:
     """Messages about one block each, `[workers, words]`, as one about all blocks, `[1, ...]`."""
-    flag = tf.reduce_min(messages[:, :1], axis=0, keepdims=True)
-    return tf.concat([flag, tf.reshape(messages[:, 1:] * flag, [1, -1])], axis=1)
+    words = moved(lambda m: tf.reshape(m[:, 1:], [-1]), messages)
+    message = wire.message(wire.are_finite(messages), words)
+    return moved(lambda m: m[tf.newaxis], message)
 
 
 def _blocks(vector: tf.Tensor, layout: BucketLayout) -> tf.Tensor:

@@ -4,7 +4,9 @@ The checksum of words `w` is the sum of `w[i] * g^(i + 1)` modulo the prime `p =
 stands in the place of the message's flag, which is one more term, so that no message gets longer.
 It finds every change of a single word, but for -5 and 0 up to -1 and 4, which are equal modulo p,
 and any two inverted bits in messages of up to 2^25 words; of other changes it misses one in 2^32.
-On CPUs the ops are native; on GPUs they are composed of TensorFlow's own, a few sums.
+
+On a GPU nobody looks at a flag that is to be sealed: one that is neither 0 nor 1 gets a seal that
+no receiver takes.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ def sealed(messages: tf.Tensor) -> tf.Tensor:
     Raises:
         tf.errors.InvalidArgumentError: when run, for another flag.
     """
-    if runs_natively([messages], cpus_only=True):
+    if runs_natively([messages]):
         return native.load().redsync_seal(messages=messages)
     return reference.sealed(messages)
 
@@ -52,6 +54,6 @@ def opened(messages: tf.Tensor, senders: tf.Tensor, receiver: tf.Tensor) -> tf.T
         tf.errors.InvalidArgumentError: when run, for a message that is not what was sealed; the
             error names the sender.
     """
-    if runs_natively([messages], cpus_only=True):
+    if runs_natively([messages]):
         return native.load().redsync_open(sealed=messages, senders=senders, receiver=receiver)
     return reference.opened(messages, senders, receiver)

@@ -146,6 +146,26 @@ typedef struct {
    Magnitudes compare as bits, so that NaNs are the largest. */
 REDSYNC_GPU_API int redsync_gpu_chunked_top_k(const RedsyncGpuChunks* call, void* stream);
 
+/* -------------------------------------------------------------------------------- checksums */
+
+typedef struct {
+  const int32_t* messages; /* Device, [rows, words]. Word 0 is the flag, or the seal. */
+  int64_t rows;            /* At most 2^23 - 1. */
+  int64_t words;           /* In [1, 2^31 - 1]. */
+  const int32_t* senders; /* Null to seal; to open: device, [rows], below 0 for a row that stays. */
+  int32_t* out;           /* Device, [rows, words]; may be `messages`. */
+} RedsyncGpuChecksum;
+
+/* Bytes of device memory that redsync_gpu_checksum() needs. */
+REDSYNC_GPU_API int64_t redsync_gpu_checksum_scratch_bytes(const RedsyncGpuChecksum* call);
+
+/* Puts the checksum of a message's words into the place of its flag, or takes it out; see
+   custom_ops/core/checksum.h. The position of the record, which may be null for sealing, is the
+   lowest sender whose seal is not that of its words. A flag that is neither 0 nor 1 gets a seal
+   that no receiver accepts. */
+REDSYNC_GPU_API int redsync_gpu_checksum(const RedsyncGpuChecksum* call, RedsyncGpuRecord* record,
+                                         void* scratch, int64_t scratch_bytes, void* stream);
+
 /* ---------------------------------------------------------------------------------- stream */
 
 /* For callers without CUDA headers. */

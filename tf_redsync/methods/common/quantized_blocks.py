@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.ops.words import moved
 
 Blocks = list[tf.Tensor]  # for every tensor of the bucket, [workers, length]
 
@@ -50,14 +52,22 @@ def for_each_worker(message: tf.Tensor, scales: int, workers: int) -> tf.Tensor:
     Returns:
         int32 `[workers, words]`.
     """
-    flag, scale_words, codes = tf.split(message, [1, scales * workers, -1])
-    parts = [tf.repeat(flag, workers), scale_words, codes]
-    return tf.concat([tf.reshape(p, [workers, -1]) for p in parts], axis=1)
+
+    def apart(message: tf.Tensor) -> tf.Tensor:
+        flag, scale_words, codes = tf.split(message, [1, scales * workers, -1])
+        parts = [tf.repeat(flag, workers), scale_words, codes]
+        return tf.concat([tf.reshape(p, [workers, -1]) for p in parts], axis=1)
+
+    return moved(apart, message)
 
 
 def one_message(messages: tf.Tensor, scales: int) -> tf.Tensor:
     """Undo `for_each_worker`, for messages `[workers, words]` of several workers: `[1, words]`."""
-    flag, scale_words, codes = tf.split(messages, [1, scales, -1], axis=1)
-    flag = tf.reduce_min(flag, axis=0)  # one that is not finite stops all
-    parts = [flag, *(tf.reshape(p * flag, [-1]) for p in (scale_words, codes))]
-    return tf.concat(parts, axis=0)[tf.newaxis]
+
+    def together(messages: tf.Tensor) -> tf.Tensor:
+        _, scale_words, codes = tf.split(messages, [1, scales, -1], axis=1)
+        return tf.concat([tf.reshape(p, [-1]) for p in (scale_words, codes)], axis=0)
+
+    # One that is not finite stops all.
+    message = wire.message(wire.are_finite(messages), moved(together, messages))
+    return moved(lambda m: m[tf.newaxis], message)

@@ -1,0 +1,79 @@
+"""On a GPU a step's messages stay there, as far as TensorFlow's registry of kernels says it."""
+
+import json
+
+import pytest
+
+from tests.distributed.cluster import run_workers
+from tf_redsync.ops import native
+
+pytestmark = pytest.mark.distributed
+
+SMALL = 32  # elements: flags, counts, the ranks of senders, fingerprints of four weights
+# What goes to the host after weights were found to differ.
+AFTER_ALL = ("EagerPyFunc",)
+# Whether all of a method's tensors stay on a GPU. Those that do not have codes, or positions that
+# they compute, which there is no kernel for.
+METHODS = {
+    "RedSync(density=0.05, dense_below=64)": True,
+    "RedSync(density=0.05, dense_below=64, selection='threshold', momentum=0.9)": True,
+    "RedSync(density=0.05, dense_below=64, quantized=True)": True,
+    "TopK(density=0.05)": True,
+    "GMC(density=0.05)": True,
+    "SparDL(density=0.05)": True,
+    "QSGD()": True,
+    "TernGrad()": True,
+    "EFSignSGD()": True,
+    "NaturalCompression()": True,
+    "HalfPrecision()": True,
+    "Dense()": True,
+    "CodedTopK(density=0.05)": False,
+    "OkTopk(density=0.05)": False,
+    "DeMo()": False,
+    "PowerSGD()": False,  # QR decompositions
+}
+
+
+def traced(methods):
+    """Traces a step with each method as for a GPU; tells what crosses, where it is not small."""
+    import json
+
+    import keras
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tests import placement
+    from tf_redsync.ops import native
+
+    native.are_on_cpus = lambda tensors: False
+    strategy = rs.MultiWorkerMirroredStrategy()
+    x, y = tf.ones((8, 128)), tf.ones((8, 4))
+    found, seen = {}, {}
+    for text in methods:
+        with strategy.scope():
+            layers = [keras.layers.Dense(256), keras.layers.Dense(4)]
+            model = keras.Sequential([keras.layers.Input((128,)), *layers])
+            method = eval(text, vars(rs))
+            optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), method)
+            optimizer.build(model.trainable_variables)
+
+        def one(x, y, model=model, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum((model(x, training=True) - y) ** 2)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+        step = tf.function(lambda x, y, one=one: strategy.run(one, (x, y)))
+        crossings = placement.crossings(step.get_concrete_function(x, y))
+        large = [c for c in crossings if c.elements is None or c.elements > SMALL]
+        found[text] = [c.what for c in large if c.consumer not in AFTER_ALL]
+        seen[text] = len(crossings)
+    return {"found": json.dumps(found), "seen": json.dumps(seen)}
+
+
+@pytest.mark.skipif(not native.has_gpu_kernels(), reason="the library was built without nvcc")
+def test_messages_stay_on_the_device():
+    for worker in run_workers(traced, args=(list(METHODS),), timeout=240):
+        found, seen = (json.loads(str(worker[name])) for name in ("found", "seen"))
+        assert {m: not crossing for m, crossing in found.items()} == METHODS, found
+        assert min(seen.values()) > 0, "the ranks of senders cross, and they would be seen"

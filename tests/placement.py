@@ -1,0 +1,123 @@
+"""Which tensors would go between a GPU's memory and the host's, were a function placed on a GPU.
+
+There is no GPU here, but TensorFlow's registry knows which kernel a GPU takes for each op, and
+which of its arguments lie in host memory: of int32 tensors, which are mostly shapes, nearly all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.framework import function_def_to_graph, kernels
+
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+BRANCHES = ("If", "StatelessIf", "While", "StatelessWhile")
+FUNCTIONS = ("f", "then_branch", "else_branch", "cond", "body")  # attributes of those
+FREE = ("Placeholder", "Const", "_Arg")  # wherever they are wanted
+HANDLES = (tf.resource, tf.variant, tf.string)
+
+
+@dataclasses.dataclass(frozen=True)
+class Crossing:
+    """A tensor that one op leaves on one side and another one wants on the other side."""
+
+    producer: str  # kinds of the ops
+    consumer: str
+    elements: int | None  # None if only the run knows
+    what: str
+
+
+def _fits(kernel, op) -> bool:
+    for constraint in kernel.constraint:
+        allowed = constraint.allowed_values.list.type
+        types = op.get_attr(constraint.name) if allowed else []
+        types = types if isinstance(types, (list, tuple)) else [types]
+        if any(tf.as_dtype(t).as_datatype_enum not in allowed for t in types):
+            return False
+    return True
+
+
+@functools.cache
+def _registered(kind: str):
+    return list(kernels.get_registered_kernels_for_op(kind).kernel)
+
+
+def kernel_on_gpu(op):
+    """The kernel that a GPU takes for an op; None if the op stays on the host."""
+    for device in ("GPU", "DEFAULT"):
+        for kernel in _registered(op.type):
+            if kernel.device_type == device and _fits(kernel, op):
+                return kernel
+    return None
+
+
+def _argument_names(arguments, op) -> list[str]:
+    """For each tensor of an op the name of its argument, which may be a list."""
+    names = []
+    for argument in arguments:
+        count = 1
+        if argument.number_attr:
+            count = op.get_attr(argument.number_attr)
+        elif argument.type_list_attr:
+            count = len(op.get_attr(argument.type_list_attr))
+        names += [argument.name] * count
+    return names
+
+
+def _are_on_host(op, tensors, arguments) -> list[bool | None]:
+    """Whether inputs, or outputs, of an op lie in host memory; None: wherever they come from."""
+    if op.type in CALLS:
+        return [None] * len(tensors)  # it is inlined
+    names = _argument_names(arguments, op)
+    if op.type in BRANCHES:
+        # Numbers and the condition go through kernels of int32 and bool.
+        kinds = (tf.int32, tf.bool)
+        return [
+            n == "cond" or t.dtype in kinds or None for n, t in zip(names, tensors, strict=True)
+        ]
+    kernel = kernel_on_gpu(op)
+    if kernel is None:
+        return [True] * len(tensors)
+    return [name in kernel.host_memory_arg for name in names]
+
+
+def _graphs(graph):
+    """A function's graph and those of all functions that it calls."""
+    known, waiting = {"": graph}, [graph]
+    while waiting:
+        one = waiting.pop()
+        yield one
+        for op in one.get_operations():
+            if op.type not in (*CALLS, *BRANCHES):
+                continue
+            names = {a.name for a in op.op_def.attr} & set(FUNCTIONS)
+            for called in (op.get_attr(name).name for name in names):
+                if called not in known:
+                    definition = context.get_function_def(called)
+                    known[called] = function_def_to_graph.function_def_to_graph(definition)
+                    waiting.append(known[called])
+
+
+def crossings(function) -> list[Crossing]:
+    """Every tensor of a concrete function, and of what it calls, that changes sides."""
+    found = []
+    for graph in _graphs(function.graph):
+        sides = {}
+        for op in graph.get_operations():
+            where = _are_on_host(op, op.outputs, op.op_def.output_arg)
+            sides |= {t.ref(): side for t, side in zip(op.outputs, where, strict=True)}
+        for op in graph.get_operations():
+            where = _are_on_host(op, op.inputs, op.op_def.input_arg)
+            for tensor, side in zip(op.inputs, where, strict=True):
+                left = sides[tensor.ref()]
+                if None in (side, left) or side == left or tensor.op.type in FREE:
+                    continue
+                if tensor.dtype not in HANDLES:
+                    what = f"{tensor.name} {tensor.dtype.name}{tensor.shape} -> {op.name}"
+                    is_condition = op.type in BRANCHES and tensor is op.inputs[0]
+                    elements = 1 if is_condition else tensor.shape.num_elements()
+                    found.append(Crossing(tensor.op.type, op.type, elements, what))
+    return found

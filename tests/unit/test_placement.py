@@ -1,0 +1,74 @@
+"""What crosses between a GPU and the host is found, and what does not is not."""
+
+import pytest
+import tensorflow as tf
+
+from tests.placement import crossings
+from tf_redsync.exchange import wire
+from tf_redsync.ops import native, words
+
+
+@pytest.fixture
+def on_gpus(monkeypatch):
+    monkeypatch.setattr(native, "are_on_cpus", lambda tensors: False)
+
+
+def what(function, *specs):
+    found = crossings(tf.function(function).get_concrete_function(*specs))
+    return sorted({(c.producer, c.consumer, c.elements) for c in found})
+
+
+FLOATS = tf.TensorSpec([100], tf.float32)
+
+
+def test_slices_of_int32_cross_and_those_of_floats_do_not():
+    def integers(x):
+        return tf.bitcast(tf.bitcast(x, tf.int32)[3:], tf.float32)
+
+    expected = [("Bitcast", "StridedSlice", 100), ("StridedSlice", "Bitcast", 97)]
+    assert what(integers, FLOATS) == expected
+    assert what(lambda x: tf.sqrt(x)[3:] + 1.0, FLOATS) == []
+
+
+def test_moved_words_do_not_cross(on_gpus):
+    def moved(x):
+        kept = words.moved(lambda w: tf.reshape(w[4:], [2, -1]), tf.bitcast(x, tf.int32))
+        return tf.bitcast(kept, tf.float32)
+
+    assert what(moved, FLOATS) == []
+
+
+def test_moved_words_are_the_same_bits(on_gpus):
+    bits = tf.constant([1, -1, 0x7FC00001, -(2**31), 0x7F800001], tf.int32)  # flags, NaNs
+    assert words.moved(lambda w: w[::-1], bits).numpy().tolist() == bits.numpy()[::-1].tolist()
+    first, rest = words.moved(lambda w: tf.split(w, [2, 3]), bits)
+    assert first.numpy().tolist() + rest.numpy().tolist() == bits.numpy().tolist()
+
+
+@pytest.mark.parametrize("flags", [[1, 1], [1, 0], [0, 0], [1, 2], [1, -1]])
+def test_flags_are_compared_as_numbers(on_gpus, flags):
+    assert bool(words.all_ones(tf.constant(flags))) == (flags == [1, 1])
+
+
+def test_messages_are_the_same_on_gpus(monkeypatch):
+    def made():
+        parts = tf.constant([1.5, -0.0]), tf.constant([7, -7])
+        return [wire.message(tf.constant(f), *parts).numpy().tolist() for f in (True, False)]
+
+    expected = made()
+    monkeypatch.setattr(native, "are_on_cpus", lambda tensors: False)
+    assert made() == expected == [[1, 0x3FC00000, -(2**31), 7, -7], [0] * 5]
+
+
+def test_branches_and_what_has_no_kernel_are_looked_into():
+    def branch(x):
+        y = tf.sqrt(x)
+        return tf.cond(
+            y[0] > 0.0, lambda: tf.bitcast(tf.bitcast(y, tf.int32)[1:], tf.float32), lambda: y
+        )
+
+    found = what(branch, FLOATS)
+    assert ("Bitcast", "StridedSlice", 100) in found
+    assert ("Greater", "StatelessIf", 1) in found
+    hashed = what(lambda x: tf.fingerprint(tf.reshape(tf.sqrt(x), [1, -1])), FLOATS)
+    assert ("Reshape", "Fingerprint", 100) in hashed

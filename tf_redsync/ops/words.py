@@ -1,0 +1,37 @@
+"""Words that are only moved, without a detour of a GPU's through the host's memory.
+
+TensorFlow keeps int32 tensors of a GPU in host memory where its kernels slice, reshape, stack or
+compare them, since they are mostly shapes. Messages are not: as floats with the same bits they stay
+where they are. They must not be compared or added up as floats, of which a flag of 1 is the
+smallest there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_redsync.ops import native
+
+
+def moved(move: Callable[..., Any], *words: tf.Tensor) -> Any:
+    """Return what a function makes of int32 words that only moves them.
+
+    Args:
+        move: Takes as many tensors, and returns a tensor, or a structure of them: a slice, a
+            reshape, a concatenation. On a GPU they are float32.
+        words: int32 tensors.
+    """
+    if native.are_on_cpus(words):
+        return move(*words)
+    floats = move(*(tf.bitcast(w, tf.float32) for w in words))
+    return tf.nest.map_structure(lambda f: tf.bitcast(f, tf.int32), floats)
+
+
+def all_ones(flags: tf.Tensor) -> tf.Tensor:
+    """Return whether all of some flags, int32, are 1: a bool scalar."""
+    if native.are_on_cpus([flags]):
+        return tf.reduce_all(tf.equal(flags, 1))
+    return tf.reduce_all(tf.equal(tf.cast(flags, tf.float32), 1.0))  # numbers, not bits
