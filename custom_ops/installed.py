@@ -6,7 +6,7 @@ the same as JSON.
 The CUDA compiler is `nvcc` in the folder CUDA_HOME/bin if that variable is set, else on PATH, else
 in /usr/local/cuda/bin. TF_REDSYNC_CUDA=0 leaves it alone. REDSYNC_CUDA_ARCHITECTURES, such as
 "80 90", replaces the list in sources.bzl: fewer compile faster, and GPUs older than all of them
-have no kernels.
+have no kernels. Those that nvcc does not know are left out: newer GPUs run the PTX of the newest.
 """
 
 import json
@@ -80,10 +80,9 @@ def cuda():
     nvcc = shutil.which("nvcc", path=path)
     if nvcc is None:
         return {"missing": f"there is no nvcc in {'CUDA_HOME/bin' if home else 'PATH'}"}
-    architectures = os.environ.get("REDSYNC_CUDA_ARCHITECTURES", "").split()
-    architectures = architectures or LISTS["CUDA_ARCHITECTURES"]
     try:
         version = run_compiler([nvcc, "--version"])
+        known = re.findall(r"compute_(\d+)\b", run_compiler([nvcc, "--list-gpu-arch"]))
         # nvcc may be a script in another place than the toolkit; it knows where its libraries are.
         plan = run_compiler([nvcc, "--dryrun", "-c", "-x", "cu", "-o", os.devnull, os.devnull])
     except NativeBuildError as error:
@@ -91,9 +90,16 @@ def cuda():
     number = re.search(r"release ([\d.]+)", version)
     line = next((t for t in plan.splitlines() if "LIBRARIES=" in t), "")
     folders = [f for f in shlex.split(line.partition("=")[2]) if f.startswith("-L")]
+    wanted = os.environ.get("REDSYNC_CUDA_ARCHITECTURES", "").split()
+    architectures = sorted({*(wanted or LISTS["CUDA_ARCHITECTURES"])} & {*known}, key=int)
+    older = [a for a in known if wanted and int(a) < int(wanted[-1])]
+    ptx = max(architectures or older, key=int, default=None)
+    if ptx is None:
+        asked = " ".join(wanted or LISTS["CUDA_ARCHITECTURES"])
+        return {"missing": f"{nvcc} compiles for none of the GPUs {asked}, but for {known}"}
     codes = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures]
-    codes.append("-gencode=arch=compute_{0},code=compute_{0}".format(architectures[-1]))
-    names = ", ".join(f"sm_{a}" for a in architectures)
+    codes.append(f"-gencode=arch=compute_{ptx},code=compute_{ptx}")
+    names = ", ".join(f"sm_{a}" for a in architectures) or f"compute_{ptx}"
     return {
         "command": [nvcc, *LISTS["CUDA_FLAGS"], *codes],
         "compiler": version,

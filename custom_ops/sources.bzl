@@ -28,8 +28,8 @@ TEST_FLAGS = ["-Og"]
 # TensorFlow deprecates names for which its older versions have no replacement.
 QUIET = ["-Wno-psabi", "-Wno-attributes", "-Wno-deprecated-declarations"]
 
-# Machine code for these, and PTX of the last for whatever comes later.
-CUDA_ARCHITECTURES = ["75", "80", "86", "89", "90"]
+# Machine code for those of these that nvcc knows, and PTX of the last for whatever comes later.
+CUDA_ARCHITECTURES = ["70", "75", "80", "86", "89", "90", "100", "110", "120"]
 CUDA_FLAGS = [
     "-O3",
     "-std=c++17",

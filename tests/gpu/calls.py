@@ -14,7 +14,7 @@ MISALIGNED = 1  # Elements.
 def select(
     device, grads, residuals, velocities, k, ratios, *, selectors, quantized,
     momentum=0.0, nesterov=False, masking=True, scale=None, side=1, search=True,
-    in_place=False, misalign=0,
+    in_place=False, misalign=0, seed=0,
 ):  # fmt: skip
     """See `accumulate_and_select_numpy`. Outputs and scratch memory are full of garbage first.
 
@@ -39,7 +39,7 @@ def select(
             grads[i].size, int(k[i]), d.SELECTORS[selectors[i]], int(quantized[i]), *pointers
         )
     mode = 0 if momentum == 0 else 2 if nesterov else 1
-    call = d.Select(tensors, len(grads), mode, int(masking), momentum)
+    call = d.Select(tensors, len(grads), mode, int(masking), momentum, seed)
     words = device.library.redsync_gpu_message_words(ctypes.byref(call))
     if words < 0:
         raise ValueError("an argument is invalid")

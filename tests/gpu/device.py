@@ -48,6 +48,7 @@ class Select(ctypes.Structure):
         ("momentum", Int32),
         ("masking", Int32),
         ("factor", ctypes.c_float),
+        ("seed", ctypes.c_uint32),
     ] + [(name, Pointer) for name in ("scale", "side", "search", "ratios", "new_ratios", "message")]
 
 

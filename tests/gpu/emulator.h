@@ -71,6 +71,12 @@ T atomicAdd(T* place, T value) {
   return old;
 }
 template <class T>
+T atomicExch(T* place, T value) {
+  const T old = *place;
+  *place = value;
+  return old;
+}
+template <class T>
 T atomicMin(T* place, T value) {
   const T old = *place;
   if (value < old) *place = value;
@@ -102,15 +108,30 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
   std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
-#define CUDART_CB
-inline cudaError_t cudaStreamAddCallback(cudaStream_t stream,
-                                         void (*function)(cudaStream_t, cudaError_t, void*),
-                                         void* argument, unsigned) {
-  function(stream, cudaSuccess, argument);
-  return cudaSuccess;
-}
 namespace emulator {
 cudaError_t TakeError();  // That of emulator_fail(), once.
+extern int driver_version;
+}  // namespace emulator
+struct cudaFuncAttributes {};
+inline cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = 13010;
+  return cudaSuccess;
+}
+inline cudaError_t cudaDriverGetVersion(int* version) {
+  *version = emulator::driver_version;
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 2;
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, void (*)()) {
+  return emulator::TakeError();
 }
 inline cudaError_t cudaGetLastError() { return emulator::TakeError(); }
 inline const char* cudaGetErrorString(cudaError_t status) {

@@ -20,6 +20,9 @@
 dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulator {
+
+int driver_version = 13010;
+
 namespace {
 
 // A context switch. swapcontext() would do, but asks the kernel for the signal mask every time.
@@ -188,6 +191,7 @@ extern "C" void emulator_window(unsigned blocks) { emulator::window = blocks; }
 namespace {
 bool fails = false;
 }
+extern "C" void emulator_driver(int version) { emulator::driver_version = version; }
 extern "C" void emulator_fail() { fails = true; }
 
 namespace emulator {

@@ -76,7 +76,7 @@ def test_every_function_has_a_prototype():
     found = d.prototypes()
     assert set(found) == exported and len(found) > 25
     assert found["redsync_gpu_copy"] == (ctypes.c_int, [d.Pointer, d.Pointer, d.Int64, d.Pointer])
-    assert found["redsync_gpu_then"] == (ctypes.c_int, [d.Pointer] * 3)
+    assert found["redsync_gpu_problem"] == (ctypes.c_char_p, [])
     assert found["redsync_gpu_last_error"] == (ctypes.c_char_p, [])
     assert found["redsync_gpu_quantize_scratch_bytes"] == (d.Int64, [])
     used = set()
@@ -84,3 +84,32 @@ def test_every_function_has_a_prototype():
         used |= set(re.findall(r"\b(cuda[A-Z]\w+)\(", source.read_text()))
     used |= set(re.findall(r"\b(cuda[A-Z]\w+)\(", pathlib.Path(d.__file__).read_text()))
     assert used == set(d.RUNTIME)
+
+
+@pytest.fixture
+def emulated(device):
+    """The library of the emulator, whose driver and devices can be told to be something else."""
+    if getattr(device.library, "emulator_driver", None) is None:
+        pytest.skip("only the emulator can be told what driver there is")
+    yield device.library
+    device.library.emulator_driver(13010)
+
+
+def test_gpus_that_fit(emulated):
+    assert emulated.redsync_gpu_problem() == b""
+
+
+def test_no_driver(emulated):
+    emulated.emulator_driver(0)
+    assert emulated.redsync_gpu_problem() == b"there is no NVIDIA driver"
+
+
+def test_a_driver_or_a_gpu_that_cannot_run_the_kernels(emulated):
+    """The kernel decides: a driver runs code of newer toolkits of the same major version."""
+    emulated.emulator_driver(12020)
+    assert emulated.redsync_gpu_problem() == b""
+    emulated.emulator_fail()
+    text = emulated.redsync_gpu_problem().decode()
+    assert "the driver is for CUDA 12.2, and the kernels were built with CUDA 13.1" in text
+    assert "GPU 0: unspecified launch failure" in text
+    assert emulated.redsync_gpu_problem() == b"", "it is not remembered"

@@ -20,12 +20,12 @@ def make_k(sizes, first=0):
     return [min(n, max(1, round(n * d))) for n, d in zip(sizes, turns, strict=True)]
 
 
-def check(device, inputs, k, ratios, what, *, in_place=False, misalign=0, **options):
+def check(device, inputs, k, ratios, what, *, in_place=False, misalign=0, seed=0, **options):
     grads, residuals, velocities = inputs
     velocities = velocities if options.get("momentum") else []
     ratios = np.asarray(ratios, np.float32)
     arguments = (grads, residuals, velocities, k, ratios)
-    got = select(device, *arguments, in_place=in_place, misalign=misalign, **options)
+    got = select(device, *arguments, in_place=in_place, misalign=misalign, seed=seed, **options)
     wanted = accumulate_and_select_numpy(
         grads, [x.copy() for x in residuals], [x.copy() for x in velocities], k, ratios, **options
     )
@@ -78,6 +78,18 @@ def test_a_wrong_prediction_is_noticed(device):
             inputs = [[g], [np.zeros(n, np.float32)], []]
             for selector in ("exact", "threshold"):
                 check(device, inputs, [47], [-1], line, selectors=[selector], quantized=[False])
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32 - 1])
+def test_where_is_sampled_does_not_matter(device, seed):
+    """Sampled lines differ from call to call; what is chosen among clusters does not."""
+    n = 40_000
+    inputs = make_inputs("normal", (n, n), 5)
+    for grad in inputs[0]:
+        grad[:] = 0.0
+        grad[12_000:12_064] = np.linspace(1, 2, 64)
+    check(device, inputs, [50, 60], [-1, -1], seed, selectors=["exact", "threshold"],
+          quantized=[False, False], seed=seed)  # fmt: skip
 
 
 def test_more_tensors_than_a_batch(device):

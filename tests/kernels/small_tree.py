@@ -27,6 +27,7 @@ SOURCES = {
 FAKE_NVCC = """#!/bin/sh
 case "$*" in
   *--version*) echo "Cuda compilation tools, release 99.9, V99.9.1" ;;
+  *--list-gpu-arch*) printf 'compute_%s\\n' 75 80 86 87 89 90 ;;
   *--dryrun*) echo '#$ LIBRARIES=  "-L/nowhere"' >&2 ;;
   *) echo "$@" > "$0.called"; echo "this compiler is broken" >&2; exit 1 ;;
 esac

@@ -48,6 +48,7 @@ class OnGpu:
 @needs_native
 def test_a_library_without_gpu_kernels_is_not_asked_for_them(monkeypatch, caplog):
     native._say_no_gpu_kernels.cache_clear()
+    native.gpu_problem.cache_clear()
     monkeypatch.setattr(native, "gpu_build", lambda: "none: there is no nvcc in PATH")
     on_cpu = tf.zeros([3])
     with caplog.at_level(logging.WARNING, "tf_redsync"):
@@ -56,8 +57,30 @@ def test_a_library_without_gpu_kernels_is_not_asked_for_them(monkeypatch, caplog
         assert not native.serves([on_cpu, OnGpu()]) and not native.serves([OnGpu()])
     assert len(caplog.records) == 1, "said once"
     assert "no nvcc in PATH" in caplog.text and "pure TensorFlow" in caplog.text
-    monkeypatch.setattr(native, "gpu_build", lambda: "CUDA 12.4: sm_90")
+    native.gpu_problem.cache_clear()
+
+
+@needs_native
+def test_kernels_that_the_gpus_here_cannot_run_are_not_asked_for(monkeypatch, caplog):
+    native._say_no_gpu_kernels.cache_clear()
+    monkeypatch.setattr(native, "gpu_problem", lambda: "the driver is for CUDA 12.2")
+    with caplog.at_level(logging.WARNING, "tf_redsync"):
+        assert native.serves([tf.zeros([3])]) and not native.serves([OnGpu()])
+    assert "(the driver is for CUDA 12.2)" in caplog.text
+    monkeypatch.setattr(native, "gpu_problem", lambda: "")
     assert native.serves([OnGpu()])
+
+
+@needs_native
+def test_what_is_wrong_with_the_gpus_here():
+    """Of a library with kernels the CUDA run-time library says it; here there is no driver."""
+    if tf.config.list_physical_devices("GPU"):
+        pytest.skip("there is a GPU")
+    native.gpu_problem.cache_clear()
+    if native.has_gpu_kernels():
+        assert native.gpu_problem() == "there is no NVIDIA driver"
+    else:
+        assert native.gpu_problem() == native.gpu_build().removeprefix("none: ")
 
 
 @needs_native

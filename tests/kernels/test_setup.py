@@ -131,9 +131,11 @@ def test_without_cuda_the_rest_is_built(tree, case, said):
 @pytest.mark.parametrize(
     ("wanted", "machine_code", "ptx"),
     [
-        ("", ["75", "80", "86", "89", "90"], "90"),
+        ("", ["75", "80", "86", "89", "90"], "90"),  # all that this nvcc knows
         ("80", ["80"], "80"),
         ("75 90", ["75", "90"], "90"),
+        ("90 120", ["90"], "90"),
+        ("120", [], "90"),  # a GPU that is newer than nvcc: PTX
     ],
 )
 def test_architectures(tree, wanted, machine_code, ptx):
@@ -151,4 +153,5 @@ def test_architectures(tree, wanted, machine_code, ptx):
     for code in codes:
         assert f'"{code}"' in run.stdout
     assert run.stdout.count("-gencode") == len(codes)
-    assert f"CUDA 99.9: {', '.join('sm_' + a for a in machine_code)} and PTX" in run.stdout
+    names = ", ".join(f"sm_{a}" for a in machine_code) or f"compute_{ptx}"
+    assert f"CUDA 99.9: {names} and PTX" in run.stdout

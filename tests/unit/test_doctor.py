@@ -62,6 +62,12 @@ def test_what_runs_on_gpus(no_config, monkeypatch):
         assert "sm_90" in chosen["GPU"]["reason"]
     assert doctor.backends()["select_and_code"]["GPU"]["backend"] == "composed of native ops"
     assert doctor.backends()["bitmap"]["GPU"]["backend"] == "tensorflow"
+    monkeypatch.setattr(doctor, "devices", lambda: {"CPU": 1, "GPU": 2})
+    monkeypatch.setattr(ops.native, "gpu_problem", lambda: "")
+    assert doctor.backends()["decode"]["GPU"]["backend"] == "native"
+    monkeypatch.setattr(ops.native, "gpu_problem", lambda: "GPU 1: no kernel image")
+    chosen = doctor.backends()["decode"]["GPU"]
+    assert chosen["backend"] == "tensorflow" and chosen["reason"].endswith("GPU 1: no kernel image")
     monkeypatch.setattr(ops, "backend", lambda: "tensorflow")
     assert doctor.backends()["decode"]["GPU"]["reason"] == "it is there"
 

@@ -97,15 +97,19 @@ def _backend_on_cpus() -> dict[str, str]:
 
 
 def _backend_on_gpus(on_cpus: dict[str, str]) -> dict[str, str]:
-    """What the library was built with decides, for all ops but `COMPOSED_ON_GPUS`."""
+    """The library and, where there are GPUs, what they can run; for all but `COMPOSED_ON_GPUS`."""
     from tf_redsync.ops import native
 
     if on_cpus["backend"] != "native":
         return on_cpus
-    if native.has_gpu_kernels():
-        return {"backend": "native", "reason": f"the library has kernels for {native.gpu_build()}"}
-    reason = native.gpu_build().partition(": ")[2]
-    return {"backend": "tensorflow", "reason": f"the library has no GPU kernels: {reason}"}
+    if not native.has_gpu_kernels():
+        reason = f"the library has no GPU kernels: {native.gpu_build().partition(': ')[2]}"
+        return {"backend": "tensorflow", "reason": reason}
+    reason = f"the library has kernels for {native.gpu_build()}"
+    problem = native.gpu_problem() if devices().get("GPU") else ""
+    if problem:
+        return {"backend": "tensorflow", "reason": f"{reason}, but {problem}"}
+    return {"backend": "native", "reason": reason}
 
 
 def cluster() -> dict[str, Any]:

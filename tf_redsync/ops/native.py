@@ -128,17 +128,27 @@ def gpu_build() -> str:
 
 
 def has_gpu_kernels() -> bool:
-    """Whether the ops can run on a GPU."""
+    """Whether the library has kernels for GPUs; `gpu_problem` says whether they run here."""
     return not gpu_build().startswith("none")
+
+
+@functools.cache
+def gpu_problem() -> str:
+    """Why the native ops do not run on the GPUs that are visible; "" if they do."""
+    if not has_gpu_kernels():
+        return gpu_build().partition(": ")[2]
+    ask = ctypes.CDLL(str(library())).redsync_gpu_problem
+    ask.restype = ctypes.c_char_p
+    return ask().decode()
 
 
 def serves(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
     """Whether the library has kernels for the devices that the tensors are placed on.
 
-    A tensor on a GPU needs a library with GPU kernels. Without, the pure-TensorFlow ops have to do,
-    and this says so once.
+    A tensor on a GPU needs a library with GPU kernels, and a driver and a GPU that can run them.
+    Without, the pure-TensorFlow ops have to do, and this says so once.
     """
-    if not any("GPU" in t.device.upper() for t in tensors) or has_gpu_kernels():
+    if not any("GPU" in t.device.upper() for t in tensors) or not gpu_problem():
         return True
     _say_no_gpu_kernels()
     return False
@@ -154,9 +164,10 @@ def are_on_cpus(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
 @functools.cache
 def _say_no_gpu_kernels() -> None:
     _log.warning(
-        "The native library has no GPU kernels (%s): on GPUs the ops run in pure TensorFlow, which "
-        "is slower. Put nvcc, the CUDA compiler, on PATH and run `python -m tf_redsync.build`.",
-        gpu_build(),
+        "The native ops do not run on the GPUs here (%s): there they run in pure TensorFlow, which "
+        "is slower. Put nvcc, the CUDA compiler, of a version for this driver on PATH, and run "
+        "`python -m tf_redsync.build`.",
+        gpu_problem(),
     )
 
 

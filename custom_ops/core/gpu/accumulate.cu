@@ -12,6 +12,13 @@ constexpr int kRows = kPerWarp / (32 * 4);      // Vectors of four that a thread
 constexpr int kAtOnce = 4;                      // Vectors that a thread loads before it stores.
 constexpr int kPerThread = kMaxSamples / kLoneThreads;  // Samples.
 
+// Another number for each number, of which all bits matter (the finalizer of MurmurHash3).
+__device__ inline uint32_t Mixed(uint32_t x) {
+  x = (x ^ x >> 16) * 0x85ebca6bu;
+  x = (x ^ x >> 13) * 0xc2b2ae35u;
+  return x ^ x >> 16;
+}
+
 // A threshold that probably lets some more than `need` elements pass: an order statistic of lines
 // spread over the tensor, one at a random place in every stride. One block a tensor.
 __global__ void __launch_bounds__(kLoneThreads) Predict(REDSYNC_PARAMETER Batch batch, int mode) {
@@ -26,7 +33,7 @@ __global__ void __launch_bounds__(kLoneThreads) Predict(REDSYNC_PARAMETER Batch 
     const uint32_t s = i * kLoneThreads + threadIdx.x, line = s / kLine;
     sample[i] = 0;
     if (s >= tensor.samples) continue;
-    const uint32_t random = (line * 1664525u + 1013904223u) * 22695477u >> 8;
+    const uint32_t random = Mixed(line ^ Mixed(batch.seed + blockIdx.x));
     const uint32_t at = (line * stride + random % stride) * kLine + s % kLine;
     const float g = tensor.grad[at], v = tensor.residual[at];
     float u = mode == kNoMomentum ? 0 : tensor.velocity[at];

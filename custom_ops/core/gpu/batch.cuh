@@ -68,6 +68,7 @@ struct Batch {
   Tensor tensors[kMaxBatch];
   uint32_t first_chunk[kMaxBatch + 1], first_group[kMaxBatch + 1];
   int count;
+  uint32_t seed;
   float factor;
   bool masking;
   const float* scale;

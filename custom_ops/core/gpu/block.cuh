@@ -110,7 +110,7 @@ __device__ inline bool IsLastBlock(uint32_t* ticket, uint32_t blocks) {
   __syncthreads();
   if (threadIdx.x == 0) {
     last = atomicAdd(ticket, 1u) == blocks - 1;
-    if (last) *ticket = 0;
+    if (last) atomicExch(ticket, 0u);
   }
   __syncthreads();
   if (last) __threadfence();

@@ -49,6 +49,8 @@ typedef struct {
   int32_t momentum; /* REDSYNC_GPU_NO_MOMENTUM, ... */
   int32_t masking;  /* 0 or 1. */
   float factor;     /* Of the momentum. */
+  uint32_t seed;    /* Of the places that are sampled, best another one each time. Results do not
+                       depend on it, but time does: on a fixed place one can miss every time. */
   /* Scalars that a graph computes, perhaps on the device: reading them here would wait for it. */
   const float* scale;    /* Device scalar: factor of the gradients. */
   const int32_t* side;   /* Device scalar, +1 or -1: sign that quantised tensors send. */
@@ -170,10 +172,11 @@ REDSYNC_GPU_API int redsync_gpu_checksum(const RedsyncGpuChecksum* call, Redsync
 
 /* For callers without CUDA headers. */
 REDSYNC_GPU_API int redsync_gpu_copy(void* to, const void* from, int64_t bytes, void* stream);
-/* Calls function(argument, ok) on a thread of the driver when the stream gets there; `ok` is 0 if
-   the device has failed. It must not call CUDA itself. */
-REDSYNC_GPU_API int redsync_gpu_then(void* stream, void (*function)(void*, int), void* argument);
 REDSYNC_GPU_API const char* redsync_gpu_last_error(void);
+/* Why the GPUs that this process sees cannot run the kernels: no driver, or one that is too old, or
+   no code for them; "" if all can. Makes CUDA's context on each. The text is the caller's until the
+   next call; two threads must not call at once. */
+REDSYNC_GPU_API const char* redsync_gpu_problem(void);
 
 #ifdef __cplusplus
 }

@@ -155,6 +155,7 @@ void RunTensors(const RedsyncGpuSelect& call, int64_t first, int64_t last, int64
   }
   if (batch.count == 0) return;
   batch.factor = call.factor;
+  batch.seed = call.seed;
   batch.masking = call.masking != 0;
   batch.scale = call.scale;
   batch.side = call.side;

@@ -1,6 +1,6 @@
 // What callers without CUDA headers need of the run-time library.
 #include <atomic>
-#include <memory>
+#include <string>
 
 #include "custom_ops/core/gpu/c_api.h"
 #include "custom_ops/core/gpu/records.cuh"
@@ -12,16 +12,37 @@ namespace {
 // Of any thread: whoever reports a failure is often another one than who met it.
 std::atomic<cudaError_t> last_failure{cudaSuccess};
 
-struct Callback {
-  void (*function)(void*, int);
-  void* argument;
-};
+// What a device has to be able to load.
+__global__ void Nothing() {}
 
-// Not cudaLaunchHostFunc(): that one is never called once the device has failed, and whoever waits
-// for the call would hang.
-void CUDART_CB CallBack(cudaStream_t, cudaError_t status, void* data) {
-  const std::unique_ptr<Callback> callback(static_cast<Callback*>(data));
-  callback->function(callback->argument, Result(status) == REDSYNC_GPU_OK);
+std::string Version(int number) {
+  return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
+}
+
+// Why kernels of this library do not run on a device that the process sees; "" if they do.
+std::string Problem() {
+  int runtime = 0, driver = 0, devices = 0;
+  cudaRuntimeGetVersion(&runtime);
+  cudaDriverGetVersion(&driver);
+  if (driver == 0) return "there is no NVIDIA driver";
+  const std::string versions = "the driver is for CUDA " + Version(driver) +
+                               ", and the kernels were built with CUDA " + Version(runtime) + ": ";
+  cudaError_t status = cudaGetDeviceCount(&devices);
+  if (status != cudaSuccess) return versions + cudaGetErrorString(status);
+  int current = 0;
+  cudaGetDevice(&current);
+  std::string problem;
+  for (int device = 0; device < devices && problem.empty(); ++device) {
+    cudaFuncAttributes attributes;
+    status = cudaSetDevice(device);
+    if (status == cudaSuccess) status = cudaFuncGetAttributes(&attributes, Nothing);
+    if (status != cudaSuccess) {
+      problem = versions + "GPU " + std::to_string(device) + ": " + cudaGetErrorString(status);
+    }
+  }
+  cudaSetDevice(current);
+  cudaGetLastError();  // Nobody else is to be blamed for it.
+  return problem;
 }
 
 }  // namespace
@@ -42,13 +63,10 @@ int redsync_gpu_copy(void* to, const void* from, int64_t bytes, void* stream) {
       cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)));
 }
 
-int redsync_gpu_then(void* stream, void (*function)(void*, int), void* argument) {
-  auto* callback = new Callback{function, argument};  // CallBack() deletes it.
-  const cudaError_t status =
-      cudaStreamAddCallback(static_cast<cudaStream_t>(stream), CallBack, callback, 0);
-  if (status == cudaSuccess) return REDSYNC_GPU_OK;
-  delete callback;
-  return Result(status);
-}
-
 const char* redsync_gpu_last_error(void) { return cudaGetErrorString(last_failure); }
+
+const char* redsync_gpu_problem(void) {
+  static auto* problem = new std::string;  // The caller's until the next call.
+  *problem = Problem();
+  return problem->c_str();
+}

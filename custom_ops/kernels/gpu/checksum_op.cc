@@ -14,8 +14,8 @@ using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 
 // Queues redsync_gpu_checksum(). `senders` and `record` are null for sealing.
-tensorflow::Status Queue(OpKernelContext* context, const int32_t* senders,
-                         RedsyncGpuRecord* record) {
+tensorflow::Status QueueChecksum(OpKernelContext* context, const int32_t* senders,
+                                 RedsyncGpuRecord* record) {
   Tensor* out;
   TF_RETURN_IF_ERROR(AllocateMessages(context, &out));
   const Tensor& messages = context->input(0);
@@ -35,7 +35,7 @@ class GpuSealOp : public tensorflow::OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* context) override {
-    OP_REQUIRES_OK(context, Queue(context, nullptr, nullptr));
+    OP_REQUIRES_OK(context, QueueChecksum(context, nullptr, nullptr));
   }
 };
 
@@ -52,15 +52,13 @@ class GpuOpenOp : public tensorflow::AsyncOpKernel {
     const int32_t rank = receiver->scalar<int32_t>()();
     auto record = std::make_shared<RecordPair>();
     OP_REQUIRES_OK_ASYNC(context, record->Allocate(context), done);
-    OP_REQUIRES_OK_ASYNC(context, Queue(context, senders.flat<int32_t>().data(), record->device()),
-                         done);
+    OP_REQUIRES_OK_ASYNC(
+        context, QueueChecksum(context, senders.flat<int32_t>().data(), record->device()), done);
     CheckThenDone(
         context, record.get(),
-        [context, record, rank](bool ok) {
+        [context, record, rank]() {
           const RedsyncGpuRecord& found = record->host();
-          if (!ok) {
-            context->SetStatus(FromCode(REDSYNC_GPU_CUDA_ERROR, "A checksum"));
-          } else if (found.position != UINT64_MAX) {
+          if (found.position != UINT64_MAX) {
             context->SetStatus(ChangedMessage(context->input(0).dim_size(1), rank,
                                               static_cast<int32_t>(found.position)));
           }

@@ -34,11 +34,9 @@ class CheckedOp : public tensorflow::AsyncOpKernel {
     OP_REQUIRES_OK_ASYNC(context, Queue(context, work.get()), done);
     CheckThenDone(
         context, &work->record,
-        [context, work](bool ok) {
+        [context, work]() {
           RedsyncGpuCodecError e;
-          if (!ok) {
-            context->SetStatus(FromCode(REDSYNC_GPU_CUDA_ERROR, Work::kWhat));
-          } else if (Work::Explain(&work->call, &work->record.host(), &e)) {
+          if (Work::Explain(&work->call, &work->record.host(), &e)) {
             const CodecError error = {e.field, e.rank, e.tensor, e.slot, e.value, e.rule, e.limit};
             context->SetStatus(Describe(Work::kName, error));
           }

@@ -29,11 +29,9 @@ class GpuDecodeOp : public tensorflow::AsyncOpKernel {
     OP_REQUIRES_OK_ASYNC(context, Queue(context, work.get()), done);
     CheckThenDone(
         context, &work->record,
-        [context, work](bool ok) {
+        [context, work]() {
           RedsyncGpuError error;
-          if (!ok) {
-            context->SetStatus(FromCode(REDSYNC_GPU_CUDA_ERROR, "Decoding"));
-          } else if (redsync_gpu_explain(&work->call, &work->record.host(), &error)) {
+          if (redsync_gpu_explain(&work->call, &work->record.host(), &error)) {
             context->SetStatus(InvalidMessage(error.field, error.tensor, error.rank, error.slot,
                                               error.value, error.limit));
           }

@@ -26,11 +26,9 @@ class GpuDescendOp : public tensorflow::AsyncOpKernel {
     OP_REQUIRES_OK_ASYNC(context, Queue(context, work.get()), done);
     CheckThenDone(
         context, &work->record,
-        [context, work](bool ok) {
+        [context, work]() {
           const RedsyncGpuRecord& bad = work->record.host();
-          if (!ok) {
-            context->SetStatus(FromCode(REDSYNC_GPU_CUDA_ERROR, "Descent"));
-          } else if (bad.position != UINT64_MAX) {
+          if (bad.position != UINT64_MAX) {
             context->SetStatus(InvalidArgument("`indices` must be in [0, ", work->size,
                                                "). Received: indices[", bad.position,
                                                "]=", bad.value, "."));

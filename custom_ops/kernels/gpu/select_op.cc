@@ -1,3 +1,4 @@
+#include <atomic>
 #include <vector>
 
 #include "custom_ops/kernels/gpu/stream.h"
@@ -63,6 +64,7 @@ class GpuAccumulateAndSelectOp : public tensorflow::OpKernel {
     call.momentum = static_cast<int32_t>(attributes_.momentum);
     call.masking = attributes_.masking;
     call.factor = attributes_.factor;
+    call.seed = calls_.fetch_add(1, std::memory_order_relaxed);
     call.scale = in.scale->scalar<float>().data();
     call.side = in.side->scalar<int32_t>().data();
     call.search = reinterpret_cast<const uint8_t*>(in.search->scalar<bool>().data());
@@ -83,6 +85,7 @@ class GpuAccumulateAndSelectOp : public tensorflow::OpKernel {
 
  private:
   SelectAttributes attributes_;
+  std::atomic<uint32_t> calls_{0};
 };
 
 REGISTER_KERNEL_BUILDER(

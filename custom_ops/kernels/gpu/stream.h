@@ -1,12 +1,12 @@
-// The step from TensorFlow to the CUDA core, without CUDA headers: streams, errors, callbacks.
+// The step from TensorFlow to the CUDA core, without CUDA headers: streams, errors, events.
 #ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_GPU_STREAM_H_
 #define TF_REDSYNC_CUSTOM_OPS_KERNELS_GPU_STREAM_H_
 
 #include <functional>
-#include <memory>
 #include <utility>
 
 #include "custom_ops/core/gpu/c_api.h"
+#include "tensorflow/core/common_runtime/device/device_event_mgr.h"
 #include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/lib/core/threadpool.h"
@@ -44,38 +44,27 @@ struct RecordPair {
   }
 };
 
-// What is left to do when the stream has got to some place.
-struct Waiting {
-  tensorflow::thread::ThreadPool* threads;
-  std::function<void(bool)> check;
-  tensorflow::AsyncOpKernel::DoneCallback done;
-
-  // On a thread of the driver, where CUDA must not be called: done() may well run the next kernel.
-  static void Continue(void* data, int ok) {
-    std::shared_ptr<Waiting> waiting(static_cast<Waiting*>(data));
-    waiting->threads->Schedule([waiting, ok] {
-      waiting->check(ok != 0);
-      waiting->done();
-    });
-  }
-};
-
-// Copies the record to the host when the stream gets there, and then calls check(ok) and done() on
-// one of TensorFlow's threads. No thread waits in between. `ok` is false if the device has failed.
+// Copies the record to the host when the stream gets there, and then calls check() and done() on
+// one of TensorFlow's threads. No thread waits in between, and the stream does not either: an event
+// is recorded in it, which TensorFlow polls. Ends the process if the device has failed, as
+// TensorFlow does wherever it meets that.
 inline void CheckThenDone(tensorflow::OpKernelContext* context, RecordPair* record,
-                          std::function<void(bool ok)> check,
+                          std::function<void()> check,
                           tensorflow::AsyncOpKernel::DoneCallback done) {
-  void* stream = StreamOf(context);
   const int copied = redsync_gpu_copy(record->on_host.data(), record->on_device.data(),
-                                      sizeof(RedsyncGpuRecord), stream);
+                                      sizeof(RedsyncGpuRecord), StreamOf(context));
   OP_REQUIRES_OK_ASYNC(context, FromCode(copied, "Copying the record of errors"), done);
-  auto waiting = std::make_unique<Waiting>();
-  waiting->threads = context->device()->tensorflow_cpu_worker_threads()->workers;
-  waiting->check = std::move(check);
-  waiting->done = done;
-  const int code = redsync_gpu_then(stream, Waiting::Continue, waiting.get());
-  if (code == REDSYNC_GPU_OK) waiting.release();  // Continue() has it, and may be done already.
-  OP_REQUIRES_OK_ASYNC(context, FromCode(code, "Waiting for the record of errors"), done);
+  // The poller's own threads are for what is brief: done() may well run the next kernel.
+  tensorflow::thread::ThreadPool* threads =
+      context->device()->tensorflow_cpu_worker_threads()->workers;
+  context->device()->tensorflow_accelerator_device_info()->event_mgr->ThenExecute(
+      context->op_device_context()->stream(),
+      [threads, check = std::move(check), done = std::move(done)] {
+        threads->Schedule([check, done] {
+          check();
+          done();
+        });
+      });
 }
 
 }  // namespace redsync
