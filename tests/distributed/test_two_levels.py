@@ -242,9 +242,10 @@ def test_compression_and_levels_make_a_difference(found):
 
 
 def test_the_table_and_the_config_tell(found):
-    last = found["table"].splitlines()[-1]
+    last, carrier = found["table"].splitlines()[-2:]
     sent = f"{found['redsync/bytes/2']:,.0f} bytes sent per worker and step"
     assert last.startswith("dense among the 2 replicas of a host, then 2 workers, " + sent)
+    assert carrier == "collectives: TensorFlow's ring, over gRPC"
     assert found["config"] == "null"
 
 

@@ -23,6 +23,7 @@ EMULATE = "-x c++ -std=c++17 -O1 -g1 -ffp-contract=off -fPIC -shared -pthread".s
 EMULATE += "-Wall -Wextra -Werror -Wno-unknown-pragmas -DREDSYNC_GPU_EMULATOR".split()
 EMULATE += ["-I.", "-include", "tests/gpu/emulator.h"]
 FIBERS = "tests/gpu/fibers.cc"
+RACES = "tests/gpu/races.cc"
 # As the library is built, but for this machine's GPU only.
 FLAGS = runpy.run_path(str(ROOT / "custom_ops" / "sources.bzl"))["CUDA_FLAGS"]
 CUDA = [flag.replace("-fvisibility=hidden,", "") for flag in FLAGS] + ["-shared", "-arch=native"]
@@ -245,8 +246,24 @@ def cuda_problem() -> str | None:
     return None if count.value else "no GPU"
 
 
+def build_with_races(sources) -> pathlib.Path:
+    """Compiles the core, of some sources, with the detector of races."""
+    from tests.compiling import Compiler
+
+    compiler, objects = Compiler(["-DREDSYNC_GPU_RACES"]), []
+    plain = [flag for flag in EMULATE if flag != "-shared"]
+    for source in (FIBERS, RACES):
+        objects.append(compiler.make(*plain, "-c", source))
+    # The compiler's calls, without the library that they are meant for.
+    hooks = ["-fsanitize=thread", "-nodefaultlibs"]
+    libraries = ["-x", "none", "-lstdc++", "-lm", "-ldl", "-lgcc_s", "-lc"]
+    return compiler.make(*EMULATE, *hooks, *sources, *libraries, objects=objects)
+
+
 def build(kind: str, folder: pathlib.Path) -> pathlib.Path:
-    """Compiles the core as a library of its own: "cuda", "emulated" or "sanitized"."""
+    """Compiles the core as a library of its own: "cuda", "emulated", "sanitized" or "races"."""
+    if kind == "races":
+        return build_with_races(SOURCES)
     if kind != "cuda":
         from tests.compiling import Compiler
 

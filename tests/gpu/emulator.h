@@ -6,7 +6,8 @@
 // of a block are fibers: each runs until it needs the others (a barrier of the block, an
 // instruction of the warp), and in which order is shuffled as well. Code that waits where not all
 // threads come, or that relies on an order without a barrier, aborts or computes something else.
-// What is not emulated: the memory model between blocks, and time. Denormals are zero, as with nvcc
+// Time is not emulated, and the memory model only in that
+// races are found: races.cc. Denormals are zero, as with nvcc
 // -ftz=true.
 #ifndef TF_REDSYNC_TESTS_GPU_EMULATOR_H_
 #define TF_REDSYNC_TESTS_GPU_EMULATOR_H_
@@ -15,6 +16,7 @@
 #include <cstring>
 
 #include "fibers.h"
+#include "races.h"
 
 #define __global__ static
 #define __device__
@@ -31,8 +33,8 @@ struct float4 {
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 inline void __syncthreads() { emulator::WaitForBlock(); }
-inline void __syncwarp() { emulator::Exchange(0); }
-inline void __threadfence() {}
+inline void __syncwarp() { emulator::SyncWarp(); }
+inline void __threadfence() { emulator::Fence(); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline int32_t __float_as_int(float x) {
@@ -45,7 +47,7 @@ inline float __int_as_float(int32_t bits) {
   std::memcpy(&x, &bits, sizeof(x));
   return x;
 }
-inline unsigned __ballot_sync(unsigned, bool predicate) {
+__attribute__((no_sanitize_thread)) inline unsigned __ballot_sync(unsigned, bool predicate) {
   const uint64_t* all = emulator::Exchange(predicate);
   unsigned ballot = 0;
   for (int lane = 0; lane < 32; ++lane) ballot |= static_cast<unsigned>(all[lane]) << lane;
@@ -65,31 +67,36 @@ T __shfl_up_sync(unsigned, T value, unsigned distance) {
   return emulator::Shuffle(value, lane < distance ? lane : lane - distance);
 }
 template <class T>
-T atomicAdd(T* place, T value) {
+__attribute__((no_sanitize_thread)) T atomicAdd(T* place, T value) {
+  emulator::TouchAtomically(place, sizeof(T));
   const T old = *place;
   *place += value;
   return old;
 }
 template <class T>
-T atomicExch(T* place, T value) {
+__attribute__((no_sanitize_thread)) T atomicExch(T* place, T value) {
+  emulator::TouchAtomically(place, sizeof(T));
   const T old = *place;
   *place = value;
   return old;
 }
 template <class T>
-T atomicMin(T* place, T value) {
+__attribute__((no_sanitize_thread)) T atomicMin(T* place, T value) {
+  emulator::TouchAtomically(place, sizeof(T));
   const T old = *place;
   if (value < old) *place = value;
   return old;
 }
 template <class T>
-T atomicOr(T* place, T value) {
+__attribute__((no_sanitize_thread)) T atomicOr(T* place, T value) {
+  emulator::TouchAtomically(place, sizeof(T));
   const T old = *place;
   *place |= value;
   return old;
 }
 template <class T>
-T atomicAnd(T* place, T value) {
+__attribute__((no_sanitize_thread)) T atomicAnd(T* place, T value) {
+  emulator::TouchAtomically(place, sizeof(T));
   const T old = *place;
   *place &= value;
   return old;

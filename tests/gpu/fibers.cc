@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "races.h"
+
 #if defined(__SSE2__)
 #include <xmmintrin.h>
 #endif
@@ -74,6 +76,7 @@ struct Fiber {
   std::vector<char> stack;
   State state;
   unsigned instructions;  // Of the warp so far.
+  bool syncs;             // The last one is a __syncwarp().
 };
 
 std::vector<Fiber> fibers;
@@ -102,6 +105,7 @@ void Start(Fiber* fiber) {
   fiber->stack.resize(128 << 10);
   fiber->state = State::kRuns;
   fiber->instructions = 0;
+  fiber->syncs = false;
   Prepare(&fiber->context, &fiber->stack, Main);
 }
 
@@ -120,6 +124,10 @@ void RunWarp(unsigned warp) {
     }
     if (at_warp == 0) return;
     if (at_warp != 32) Fail("not all threads of a warp take part in its instruction");
+    unsigned syncs = 0;
+    for (unsigned thread : order) syncs += std::exchange(fibers[thread].syncs, false);
+    if (syncs != 0 && syncs != 32) Fail("lanes of a warp are at different instructions");
+    if (syncs == 32) PassWarp(warp);
     for (unsigned thread : order) fibers[thread].state = State::kRuns;
   }
 }
@@ -135,6 +143,7 @@ void RunBlock(unsigned threads) {
     for (unsigned i = 0; i < threads; ++i) done += fibers[i].state == State::kDone;
     if (done == threads) return;
     if (done != 0) Fail("some threads wait for others that have ended");
+    PassBarrier();
     for (unsigned i = 0; i < threads; ++i) fibers[i].state = State::kRuns;
   }
 }
@@ -151,6 +160,7 @@ void Launch(dim3 grid, unsigned threads, void*, std::function<void()> body) {
   gridDim = grid;
   blockDim = threads;
   if (fibers.size() < threads) fibers.resize(threads);
+  StartLaunch(threads);
   std::vector<unsigned> blocks;
   for (unsigned y = 0; y < grid.y; ++y) {
     for (unsigned x = 0; x < grid.x; ++x) {
@@ -161,7 +171,9 @@ void Launch(dim3 grid, unsigned threads, void*, std::function<void()> body) {
   std::shuffle(blocks.begin(), blocks.end(), shuffler);
   for (unsigned block : blocks) {
     blockIdx = dim3(block % grid.x, block / grid.x);
+    StartBlock(block);
     RunBlock(threads);
+    EndBlock();
   }
 #if defined(__SSE2__)
   _mm_setcsr(saved);
@@ -180,6 +192,21 @@ const uint64_t* Exchange(uint64_t value) {
 }
 
 void WaitForBlock() { Wait(State::kAtBlock); }
+
+void SyncWarp() {
+  current->syncs = true;
+  Exchange(0);
+}
+
+bool IsPrivate(const void* memory) {
+  const auto* at = static_cast<const char*>(memory);
+  const auto is_in = [at](const void* begin, size_t bytes) {
+    return at >= begin && at < static_cast<const char*>(begin) + bytes;
+  };
+  return is_in(current->stack.data(), current->stack.size()) || is_in(&kernel, sizeof(kernel)) ||
+         is_in(&threadIdx, sizeof(dim3)) || is_in(&blockIdx, sizeof(dim3)) ||
+         is_in(&blockDim, sizeof(dim3)) || is_in(&gridDim, sizeof(dim3));
+}
 
 }  // namespace emulator
 

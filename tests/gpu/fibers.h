@@ -17,14 +17,15 @@ namespace emulator {
 // Runs a kernel on all blocks, one after the other.
 void Launch(dim3 grid, unsigned threads, void* stream, std::function<void()> body);
 
-// A barrier of the block.
+// A barrier of the block, and one of the warp.
 void WaitForBlock();
+void SyncWarp();
 
 // The values that all lanes bring to an instruction of their warp.
 const uint64_t* Exchange(uint64_t value);
 
 template <class T>
-T Shuffle(T value, unsigned lane) {
+__attribute__((no_sanitize_thread)) T Shuffle(T value, unsigned lane) {
   uint64_t bits = 0;
   std::memcpy(&bits, &value, sizeof(value));
   const uint64_t* all = Exchange(bits);

@@ -89,7 +89,6 @@ __global__ void __launch_bounds__(kThreads) AddRanks(REDSYNC_PARAMETER Parts all
       __syncthreads();
     }
   }
-  __syncthreads();
   for (int64_t i = threadIdx.x; i < end - begin; i += kThreads) part.total[begin + i] = sums[i];
 }
 

@@ -1,0 +1,130 @@
+"""Kernels without one of their synchronisations: the detector of races has to find each.
+
+python -m tests.gpu.mutants [FILE:LINE ...]
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from tests.gpu import device as d
+
+SYNCHRONISATION = re.compile(r"__(syncthreads|syncwarp|threadfence)\(\);")
+# Which tests run what a source has, the quick ones first; headers are in all.
+TESTS = {
+    "accumulate": "select", "choose": "select", "digits": "select", "keep": "select",
+    "place": "select", "select": "select", "descend": "decode", "runs": "decode",
+    "decode": "decode", "dequantize": "quantize", "quantizer": "quantize",
+    "bloom_build": "bloom", "bloom_query": "bloom", "golomb_decode": "golomb",
+    "golomb_encode": "golomb", "groups": "select",
+}  # fmt: skip
+ALL = ("chunks", "checksum", "bloom", "golomb", "merge", "decode", "quantize", "select")
+FOUND = "emulator: "
+TIMEOUT = 400  # seconds, of the tests of one source
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Mutant:
+    """A line of a source, from whose text one synchronisation is taken."""
+
+    file: str
+    line: int
+    text: str
+
+    @property
+    def name(self) -> str:
+        """As on the command line."""
+        return f"{self.file}:{self.line}"
+
+    def write(self, folder: pathlib.Path) -> None:
+        """Puts a copy of the core without it into a folder."""
+        shutil.copytree(d.ROOT / "custom_ops" / "core", folder / "custom_ops" / "core")
+        path = folder / "custom_ops" / "core" / "gpu" / self.file
+        lines = path.read_text().splitlines(keepends=True)
+        lines[self.line - 1] = SYNCHRONISATION.sub(";", lines[self.line - 1], count=1)
+        path.write_text("".join(lines))
+
+
+def mutants() -> list[Mutant]:
+    """All that there are."""
+    found = []
+    for path in sorted((d.ROOT / "custom_ops" / "core" / "gpu").iterdir()):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if SYNCHRONISATION.search(line):
+                found.append(Mutant(path.name, number, line.strip()))
+    return found
+
+
+def library(folder: pathlib.Path) -> pathlib.Path:
+    """Compiles the core in a folder with the detector."""
+    compiler = shlex.split(os.environ.get("CXX", "g++"))
+    plain = [flag for flag in d.EMULATE if flag != "-shared"]
+    flags = [*compiler, f"-I{folder}", *plain, "-w", "-DREDSYNC_GPU_RACES", "-c"]
+    sources = [(str(d.ROOT / s), ()) for s in (d.FIBERS, d.RACES)]
+    sources += [(str(folder / s), ("-fsanitize=thread",)) for s in d.SOURCES]
+    objects = []
+    for source, hooks in sources:
+        objects.append(str(folder / f"{pathlib.Path(source).stem}.o"))
+        subprocess.run([*flags, *hooks, source, "-o", objects[-1]], cwd=d.ROOT, check=True)
+    target = folder / "libraces.so"
+    subprocess.run([*compiler, "-shared", *objects, "-ldl", "-o", str(target)], check=True)
+    return target
+
+
+def run(built: pathlib.Path, tests: str) -> str:
+    """Runs tests with a library; returns what the detector says, or the end of what they say."""
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(d.ROOT),
+        "REDSYNC_GPU_LIBRARY": str(built),
+        "REDSYNC_GPU_LIBRARY_KIND": "emulated",
+        "CUDA_VISIBLE_DEVICES": "-1",
+    }
+    words = ["-q", "-x", "-s", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command = [sys.executable, "-m", "pytest", *words, f"tests/gpu/test_{tests}.py"]
+    done = subprocess.run(
+        command, cwd=d.ROOT, env=env, capture_output=True, text=True, timeout=TIMEOUT
+    )
+    lines = (done.stdout + done.stderr).splitlines()
+    said = next((i for i, line in enumerate(lines) if FOUND in line), None)
+    if said is not None:
+        return "\n".join([lines[said][lines[said].index(FOUND) :], *lines[said + 1 : said + 3]])
+    return "" if done.returncode == 0 else "\n".join(lines[-5:])
+
+
+def found(mutant: Mutant) -> str:
+    """How a mutant was found; "" if it was not."""
+    with tempfile.TemporaryDirectory() as folder:
+        mutant.write(pathlib.Path(folder))
+        built = library(pathlib.Path(folder))
+        stem = pathlib.Path(mutant.file).stem
+        for tests in [TESTS[stem]] if stem in TESTS else [t for t in ALL if stem in (t, *SHARED)]:
+            said = run(built, tests)
+            if said:
+                return said
+    return ""
+
+
+SHARED = ("block", "four", "batch", "merge", "chunks", "checksum", "quantize")
+
+
+def main(names: list[str]) -> None:
+    """Tries mutants, and prints a line for each."""
+    wanted = [m for m in mutants() if not names or m.name in names]
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for mutant, said in zip(wanted, pool.map(found, wanted), strict=True):
+            how = said.splitlines()[0] if said else "NOT FOUND"
+            print(f"{mutant.name:24}{mutant.text[:40]:42}{how}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

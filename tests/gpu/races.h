@@ -1,0 +1,32 @@
+// What the emulator tells the detector of races, races.cc; nothing where that is left out.
+#ifndef TF_REDSYNC_TESTS_GPU_RACES_H_
+#define TF_REDSYNC_TESTS_GPU_RACES_H_
+
+#include <cstddef>
+
+namespace emulator {
+
+#ifdef REDSYNC_GPU_RACES
+void StartLaunch(unsigned threads);
+void StartBlock(unsigned number);
+void EndBlock();
+void PassBarrier();            // All threads of the block are at it.
+void PassWarp(unsigned warp);  // All lanes are at a __syncwarp().
+void Fence();
+void TouchAtomically(const void* memory, size_t bytes);
+#else
+inline void StartLaunch(unsigned) {}
+inline void StartBlock(unsigned) {}
+inline void EndBlock() {}
+inline void PassBarrier() {}
+inline void PassWarp(unsigned) {}
+inline void Fence() {}
+inline void TouchAtomically(const void*, size_t) {}
+#endif
+
+// Whether memory is the thread's own: its stack, and what the emulator gives it.
+bool IsPrivate(const void* memory);
+
+}  // namespace emulator
+
+#endif  // TF_REDSYNC_TESTS_GPU_RACES_H_

@@ -1,0 +1,126 @@
+"""No kernel has a race: what no synchronisation orders is found, and each one is needed."""
+
+import os
+import shlex
+import subprocess
+
+import pytest
+
+from tests.gpu import device as d
+from tests.gpu import mutants
+from tests.gpu.test_emulator import needs_compiler
+
+PROGRAM = """
+// Each block writes a row, and the last one to come adds up all rows.
+__global__ void Sum(int* data, int* rows, unsigned* ticket, int way) {
+  __shared__ int copy[64];
+  __shared__ int unwritten[64];
+  __shared__ bool last;
+  const unsigned i = threadIdx.x, lane = i % 32;
+  copy[i] = data[i];
+  if (way != 1) __syncthreads();
+  int x = copy[63 - i];
+  if (way == 0) unwritten[i] = 0;
+  if (way == 2) x += unwritten[i];
+  __syncthreads();
+  copy[i] = x;
+  if (way == 3) __ballot_sync(~0u, true); else __syncwarp();
+  x = copy[i - lane + 31 - lane];
+  if (way == 4) __syncwarp();
+  if (way == 4) copy[i / 32 * 32] = x;  // by all lanes
+  rows[blockIdx.x * 64 + i] = x;
+  if (way == 5) data[i] = x;  // by all blocks
+  if (way == 6) data[64]++; else if (way == 7 && i < 32) atomicAdd(&data[64], 1);
+  if (way == 7 && i >= 32) data[65] = data[64];
+  if (way != 8) __threadfence();
+  if (way != 9) __syncthreads();
+  if (i == 0) {
+    if (way == 10) last = (*ticket)++ == gridDim.x - 1;
+    else last = atomicAdd(ticket, 1u) == gridDim.x - 1;
+  }
+  __syncthreads();
+  if (!last) return;
+  if (way != 11) __threadfence();
+  int sum = 0;
+  for (unsigned b = 0; b < gridDim.x; ++b) sum += rows[b * 64 + i];
+  data[i] = sum;
+}
+int main(int, char** argv) {
+  int* data = new int[66]();
+  for (int i = 0; i < 64; ++i) data[i] = i;
+  int way = 0;
+  for (const char* c = argv[1]; *c; ++c) way = 10 * way + *c - '0';
+  int* rows = new int[5 * 64];
+  unsigned* ticket = new unsigned[1]();
+  REDSYNC_LAUNCH(Sum, 5, 64, nullptr, data, rows, ticket, way);
+  // Swapped twice, and added up over five blocks.
+  for (int i = 0; i < 64; ++i) {
+    if (data[i] != 5 * (63 - (i / 32 * 32 + 31 - i % 32))) return 3;
+  }
+  return 0;
+}
+"""
+UNWRITTEN = "shared memory is read that this block has not written"
+# What is wrong with it, by way.
+FAULTS = {
+    1: UNWRITTEN,  # a barrier is missing
+    2: UNWRITTEN,
+    3: "a race",  # a ballot in the place of __syncwarp()
+    4: "a race",  # two lanes write
+    5: "a race",  # two blocks write
+    6: "a race",
+    7: "a race",  # an atomic and a plain access
+    8: "a race",  # nothing is fenced before the ticket
+    9: "a race",  # of the other threads neither
+    10: "a race",  # a ticket that is not atomic
+    11: "a race",  # the last block does not fence
+}
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("races")
+    (folder / "a.cu").write_text(PROGRAM)
+    compiler = shlex.split(os.environ.get("CXX", "g++"))
+    flags = ["-x", "c++", "-std=c++17", "-O1", "-fPIC", "-DREDSYNC_GPU_EMULATOR", "-w"]
+    flags += ["-DREDSYNC_GPU_RACES", "-I.", "-include", "tests/gpu/emulator.h", "-c"]
+    for source, hooks in ((d.FIBERS, ()), (d.RACES, ()), ("a.cu", ["-fsanitize=thread"])):
+        path = str(folder / source) if source == "a.cu" else source
+        target = str(folder / f"{os.path.basename(source)}.o")
+        subprocess.run([*compiler, *flags, *hooks, path, "-o", target], cwd=d.ROOT, check=True)
+    objects = [str(path) for path in folder.glob("*.o")]
+    subprocess.run([*compiler, *objects, "-ldl", "-o", str(folder / "a")], check=True)
+    return folder / "a"
+
+
+@needs_compiler
+@pytest.mark.parametrize("way", [0, *FAULTS])
+def test_what_is_wrong_is_found(program, way):
+    run = subprocess.run([program, str(way)], capture_output=True, text=True, timeout=60)
+    if way == 0:
+        assert run.returncode == 0 and not run.stderr, run.stderr
+    else:
+        assert f"emulator: {FAULTS[way]}\n" in run.stderr, (run.returncode, run.stderr)
+        assert "thread" in run.stderr.splitlines()[1]
+
+
+@needs_compiler
+@pytest.mark.parametrize("tests", ["chunks", "checksum", "golomb", "bloom", "merge"])
+def test_no_kernel_has_a_race(tests, tmp_path):
+    assert mutants.run(d.build("races", tmp_path), tests) == ""
+
+
+@needs_compiler
+@pytest.mark.deep  # minutes
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("tests", ["decode", "quantize", "select"])
+def test_no_other_kernel_has_one(tests, tmp_path):
+    assert mutants.run(d.build("races", tmp_path), tests) == ""
+
+
+@needs_compiler
+@pytest.mark.deep  # half a minute each
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("mutant", mutants.mutants(), ids=lambda m: m.name)
+def test_every_synchronisation_is_needed(mutant):
+    assert mutants.found(mutant).startswith(mutants.FOUND)
