@@ -64,9 +64,7 @@ __device__ inline Bin FindBin(const uint32_t* bins, uint32_t rank) {
     found = {true, bin, above, bins[bin]};
   }
   __syncthreads();
-  const Bin result = found;
-  __syncthreads();  // Before the next call writes `found`.
-  return result;
+  return found;  // The next call writes it behind the barriers of its scan.
 }
 
 // What the blocks that select together share; zero at first.

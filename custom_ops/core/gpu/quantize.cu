@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kThreads) Quantize(REDSYNC_PARAMETER Call call
   const uint32_t size = PartSize(to.size, base, kTile);
   for (uint32_t begin = Warp() * kPerWarp; begin < size; begin += kRound) {
     const uint64_t codes = EncodeFour(call, to, base, begin + Lane() * 4, size, &finite);
-    for (int w = Lane(); w < words; w += 32) packed[w] = 0;
+    for (int w = Lane(); w < words; w += 32) packed[w] = 0;  // By the lane that has read it.
     __syncwarp();
     OrBits(packed, Lane() * words, codes);
     __syncwarp();
@@ -142,7 +142,6 @@ __global__ void __launch_bounds__(kThreads) Quantize(REDSYNC_PARAMETER Call call
     for (int w = Lane(); w < words && first + w < to.words; w += 32) {
       call.message[to.words_at + first + w] = static_cast<int32_t>(packed[w]);
     }
-    __syncwarp();  // Before the words are cleared.
   }
   if (!finite) *call.not_finite = 1;
 }
