@@ -106,11 +106,13 @@ class Arrays:
             call.search = self._pointer(self.search[self._step % SEARCH_INTERVAL == 0])
             call.ratios, call.new_ratios = call.new_ratios, call.ratios
             self._step += 1
+            call.seed = self._step
             status = library.redsync_gpu_select(
                 ctypes.byref(call), d.Pointer(self._pointer(scratch)), d.Int64(size), None
             )
             assert status == d.OK, library.redsync_gpu_last_error()
 
+        run.message = message
         return run
 
     def decode(self):
