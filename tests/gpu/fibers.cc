@@ -24,6 +24,7 @@ dim3 threadIdx, blockIdx, blockDim, gridDim;
 namespace emulator {
 
 int driver_version = 13010;
+int launches = 0;
 
 namespace {
 
@@ -156,6 +157,7 @@ void Launch(dim3 grid, unsigned threads, void*, std::function<void()> body) {
   const unsigned saved = _mm_getcsr();
   _mm_setcsr(saved | 0x8040);
 #endif
+  ++launches;
   kernel = std::move(body);
   gridDim = grid;
   blockDim = threads;
@@ -219,6 +221,7 @@ namespace {
 bool fails = false;
 }
 extern "C" void emulator_driver(int version) { emulator::driver_version = version; }
+extern "C" int emulator_launches() { return emulator::launches; }  // So far.
 extern "C" void emulator_fail() { fails = true; }
 
 namespace emulator {

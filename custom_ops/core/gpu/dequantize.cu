@@ -40,6 +40,9 @@ __global__ void __launch_bounds__(kThreads) AddCodes(REDSYNC_PARAMETER Call call
   const int64_t base = int64_t{call.Block(which)} * kTile;
   const uint32_t at = threadIdx.x * 4, size = PartSize(from.size, base, kTile);
   const auto most = static_cast<uint32_t>(MaxCode(call.quantizer));
+  // A division, which is a call: nothing else is in registers yet.
+  const int64_t scales_at =
+      from.scales_at + ScalesPerBucket(call.quantizer) * from.BucketOf(base + at);
   Four sum = {};
   for (int64_t rank = 0; rank < call.ranks; ++rank) {
     const int32_t* row = call.messages + rank * call.words;
@@ -48,8 +51,7 @@ __global__ void __launch_bounds__(kThreads) AddCodes(REDSYNC_PARAMETER Call call
       continue;
     }
     if (at >= size) continue;
-    const int64_t first = ScalesPerBucket(call.quantizer) * from.BucketOf(base + at);
-    const Levels levels = ReadLevels(call, row, from.scales_at + first);
+    const Levels levels = ReadLevels(call, row, scales_at);
     const int32_t* words = row + from.words_at + base / 32 * call.bits;
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
