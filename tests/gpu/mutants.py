@@ -29,7 +29,7 @@ TESTS = {
 }  # fmt: skip
 ALL = ("chunks", "checksum", "bloom", "golomb", "merge", "decode", "quantize", "select")
 FOUND = "emulator: "
-TIMEOUT = 400  # seconds, of the tests of one source
+TIMEOUT = 800  # seconds, of the tests of one source
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -89,7 +89,7 @@ def run(built: pathlib.Path, tests: str) -> str:
         "REDSYNC_GPU_LIBRARY_KIND": "emulated",
         "CUDA_VISIBLE_DEVICES": "-1",
     }
-    words = ["-q", "-x", "-s", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    words = ["-q", "-x", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "timeout=0"]
     command = [sys.executable, "-m", "pytest", *words, f"tests/gpu/test_{tests}.py"]
     done = subprocess.run(
         command, cwd=d.ROOT, env=env, capture_output=True, text=True, timeout=TIMEOUT

@@ -103,17 +103,20 @@ __device__ inline Tally<kCounts> ScanTallies(Tally<kCounts>* tallies, uint32_t c
 }
 
 // Whether this is the last of `blocks` blocks to come here: it sees what all the others have
-// written. `ticket` is 0 before and after.
+// written. `ticket` is 0 before and after. One thread fences for all: the barriers pass on to it
+// what they have written, and from it what they may read.
 __device__ inline bool IsLastBlock(uint32_t* ticket, uint32_t blocks) {
   __shared__ bool last;
-  __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
+    __threadfence();
     last = atomicAdd(ticket, 1u) == blocks - 1;
-    if (last) atomicExch(ticket, 0u);
+    if (last) {
+      atomicExch(ticket, 0u);
+      __threadfence();
+    }
   }
   __syncthreads();
-  if (last) __threadfence();
   return last;
 }
 
