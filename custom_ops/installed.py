@@ -71,6 +71,11 @@ def tensorflow():
     return json.loads(run.stdout.splitlines()[-1])
 
 
+def _number(architecture):
+    """Of "90", and of "90a"."""
+    return int(architecture.rstrip("af"))
+
+
 def cuda():
     """What nvcc is to be called with and linked to, or `{"missing": why}`."""
     if os.environ.get("TF_REDSYNC_CUDA") == "0":
@@ -90,13 +95,13 @@ def cuda():
     number = re.search(r"release ([\d.]+)", version)
     line = next((t for t in plan.splitlines() if "LIBRARIES=" in t), "")
     folders = [f for f in shlex.split(line.partition("=")[2]) if f.startswith("-L")]
-    wanted = os.environ.get("REDSYNC_CUDA_ARCHITECTURES", "").split()
-    architectures = sorted({*(wanted or LISTS["CUDA_ARCHITECTURES"])} & {*known}, key=int)
-    older = [a for a in known if wanted and int(a) < int(wanted[-1])]
-    ptx = max(architectures or older, key=int, default=None)
+    chosen = os.environ.get("REDSYNC_CUDA_ARCHITECTURES", "").split()
+    wanted = sorted(chosen or LISTS["CUDA_ARCHITECTURES"], key=_number)
+    architectures = [a for a in wanted if str(_number(a)) in known]
+    older = [a for a in known if _number(a) < _number(wanted[-1])]
+    ptx = max(architectures or older, key=_number, default=None)
     if ptx is None:
-        asked = " ".join(wanted or LISTS["CUDA_ARCHITECTURES"])
-        return {"missing": f"{nvcc} compiles for none of the GPUs {asked}, but for {known}"}
+        return {"missing": f"{nvcc} compiles for none of the GPUs {wanted}, but for {known}"}
     codes = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures]
     codes.append(f"-gencode=arch=compute_{ptx},code=compute_{ptx}")
     names = ", ".join(f"sm_{a}" for a in architectures) or f"compute_{ptx}"

@@ -135,6 +135,7 @@ def test_without_cuda_the_rest_is_built(tree, case, said):
         ("80", ["80"], "80"),
         ("75 90", ["75", "90"], "90"),
         ("90 120", ["90"], "90"),
+        ("90a 80", ["80", "90a"], "90a"),  # what runs on no later GPU
         ("120", [], "90"),  # a GPU that is newer than nvcc: PTX
     ],
 )
