@@ -19,7 +19,6 @@ import importlib.util
 import json
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 import time
@@ -103,21 +102,13 @@ def describe(check: Check) -> str:
     return f"{gpus}; {check.run([d.nvcc() or 'nvcc', '--version']).strip().splitlines()[-1]}"
 
 
-def compiled(check: Check, name: str, *architecture: str) -> pathlib.Path:
-    """The core as a library for some architecture."""
-    target = check.out / name
-    flags = [flag for flag in d.CUDA if not flag.startswith("-arch")]
-    command = [d.nvcc() or "nvcc", *flags, *architecture, "-lineinfo", "-I.", *d.SOURCES]
-    check.run([*command, "-o", target])
-    return target
-
-
 def build(check: Check) -> str:
     """nvcc, for this GPU."""
     if check.emulate:
         check.library = d.build("emulated", check.out)
     else:
-        check.library = compiled(check, "libredsync_gpu.so", "-arch=native")
+        library = check.out / "libredsync_gpu.so"
+        check.library = d.compile_cuda(library, "-arch=native", "-lineinfo")
     problem = check.device().library.redsync_gpu_problem().decode()
     if problem:
         raise RuntimeError(problem)
@@ -170,7 +161,8 @@ def repetitions(check: Check) -> str:
 def ptx(check: Check) -> str:
     """The oldest architecture's PTX, which the driver compiles for this GPU."""
     check.on_device()
-    library = compiled(check, "libptx.so", "-gencode=arch=compute_75,code=compute_75")
+    code = "-gencode=arch=compute_75,code=compute_75"
+    library = d.compile_cuda(check.out / "libptx.so", code)
     return run_tests(check, library, QUICK)
 
 
@@ -200,7 +192,17 @@ def speed(check: Check) -> str:
 def kernels(check: Check) -> str:
     """What ncu counts of three kernels."""
     check.on_device()
-    words = ["ncu", "--set", "basic", "-k", f"regex:{'|'.join(KERNELS)}", "-c", "12"]
+    words = [
+        "ncu",
+        "--clock-control",
+        "none",
+        "--set",
+        "basic",
+        "-k",
+        f"regex:{'|'.join(KERNELS)}",
+        "-c",
+        "12",
+    ]
     words += [*PYTEST, "-k", "many_chunks and cuda"]
     said = check.run(words, **check.environment(check.library), CUDA_VISIBLE_DEVICES="0")
     (check.out / "ncu.txt").write_text(said)
@@ -274,7 +276,6 @@ def main(arguments=None) -> int:
             write(check)
     for path in check.out.glob("*.so"):  # the results are to be small
         path.unlink()
-    shutil.rmtree(check.out / "__pycache__", ignore_errors=True)
     return int(any(r["state"] == "failed" for r in check.results.values()))
 
 

@@ -26,7 +26,7 @@ FIBERS = "tests/gpu/fibers.cc"
 RACES = "tests/gpu/races.cc"
 # As the library is built, but for this machine's GPU only.
 FLAGS = runpy.run_path(str(ROOT / "custom_ops" / "sources.bzl"))["CUDA_FLAGS"]
-CUDA = [flag.replace("-fvisibility=hidden,", "") for flag in FLAGS] + ["-shared", "-arch=native"]
+CUDA = [flag.replace("-fvisibility=hidden,", "") for flag in FLAGS] + ["-shared"]
 SELECTORS = {"exact": 0, "trimmed": 1, "threshold": 2, "fixed": 3}
 OK = 0
 Pointer, Int64, Int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
@@ -204,10 +204,10 @@ def declare_runtime(runtime):
 
 
 def nvcc() -> str | None:
-    """The CUDA compiler: from CUDA_HOME, else from the search path."""
+    """The CUDA compiler: from CUDA_HOME, else from the search path, else where it usually is."""
     home = os.environ.get("CUDA_HOME")
     found = shutil.which(os.path.join(home, "bin", "nvcc")) if home else None
-    return found or shutil.which("nvcc")
+    return found or shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 
 
 @functools.cache
@@ -246,33 +246,43 @@ def cuda_problem() -> str | None:
     return None if count.value else "no GPU"
 
 
-def build_with_races(sources) -> pathlib.Path:
-    """Compiles the core, of some sources, with the detector of races."""
+def build_with_races(sources=tuple(SOURCES), *flags: str, shared: bool = True) -> pathlib.Path:
+    """Compiles kernels with the detector of races.
+
+    Args:
+        sources: The core's, or others.
+        *flags: Of the compiler, before all others.
+        shared: A library, else a program.
+    """
     from tests.compiling import Compiler
 
-    compiler, objects = Compiler(["-DREDSYNC_GPU_RACES"]), []
+    compiler = Compiler(["-DREDSYNC_GPU_RACES"])
     plain = [flag for flag in EMULATE if flag != "-shared"]
-    for source in (FIBERS, RACES):
-        objects.append(compiler.make(*plain, "-c", source))
+    objects = [compiler.make(*plain, "-c", source) for source in (FIBERS, RACES)]
     # The compiler's calls, without the library that they are meant for.
     hooks = ["-fsanitize=thread", "-nodefaultlibs"]
     libraries = ["-x", "none", "-lstdc++", "-lm", "-ldl", "-lgcc_s", "-lc"]
-    return compiler.make(*EMULATE, *hooks, *sources, *libraries, objects=objects)
+    kind = EMULATE if shared else plain
+    return compiler.make(*flags, *kind, *hooks, *sources, *libraries, objects=objects)
+
+
+def compile_cuda(target: pathlib.Path, *flags: str) -> pathlib.Path:
+    """Compiles the core with nvcc."""
+    command = [nvcc() or "nvcc", *CUDA, *flags, "-I.", *SOURCES, "-o", str(target)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    if run.returncode != 0:
+        raise RuntimeError(f"{command[0]} failed:\n{run.stderr[-4000:]}")
+    return target
 
 
 def build(kind: str, folder: pathlib.Path) -> pathlib.Path:
     """Compiles the core as a library of its own: "cuda", "emulated", "sanitized" or "races"."""
     if kind == "races":
-        return build_with_races(SOURCES)
+        return build_with_races()
     if kind != "cuda":
         from tests.compiling import Compiler
 
         sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
         flags = sanitize if kind == "sanitized" else []
         return Compiler([]).make(*EMULATE, *flags, FIBERS, *SOURCES)
-    target = folder / "libredsync_gpu_cuda.so"
-    command = [nvcc() or "nvcc", *CUDA, "-I.", *SOURCES, "-o", str(target)]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
-    if run.returncode != 0:
-        raise RuntimeError(f"{command[0]} failed:\n{run.stderr[-4000:]}")
-    return target
+    return compile_cuda(folder / "libredsync_gpu_cuda.so", "-arch=native")

@@ -66,40 +66,33 @@ T __shfl_up_sync(unsigned, T value, unsigned distance) {
   const unsigned lane = threadIdx.x % 32;
   return emulator::Shuffle(value, lane < distance ? lane : lane - distance);
 }
-template <class T>
-__attribute__((no_sanitize_thread)) T atomicAdd(T* place, T value) {
-  emulator::TouchAtomically(place, sizeof(T));
+// Reads and writes a place as one; the detector of races is told where that is asked for.
+template <class T, class New>
+__attribute__((no_sanitize_thread, noinline)) T Atomically(T* place, New value_for) {
+  emulator::TouchAtomically(place, sizeof(T), __builtin_return_address(0));
   const T old = *place;
-  *place += value;
+  *place = value_for(old);
   return old;
 }
 template <class T>
-__attribute__((no_sanitize_thread)) T atomicExch(T* place, T value) {
-  emulator::TouchAtomically(place, sizeof(T));
-  const T old = *place;
-  *place = value;
-  return old;
+T atomicAdd(T* place, T value) {
+  return Atomically(place, [=](T old) { return old + value; });
 }
 template <class T>
-__attribute__((no_sanitize_thread)) T atomicMin(T* place, T value) {
-  emulator::TouchAtomically(place, sizeof(T));
-  const T old = *place;
-  if (value < old) *place = value;
-  return old;
+T atomicExch(T* place, T value) {
+  return Atomically(place, [=](T) { return value; });
 }
 template <class T>
-__attribute__((no_sanitize_thread)) T atomicOr(T* place, T value) {
-  emulator::TouchAtomically(place, sizeof(T));
-  const T old = *place;
-  *place |= value;
-  return old;
+T atomicMin(T* place, T value) {
+  return Atomically(place, [=](T old) { return value < old ? value : old; });
 }
 template <class T>
-__attribute__((no_sanitize_thread)) T atomicAnd(T* place, T value) {
-  emulator::TouchAtomically(place, sizeof(T));
-  const T old = *place;
-  *place &= value;
-  return old;
+T atomicOr(T* place, T value) {
+  return Atomically(place, [=](T old) { return old | value; });
+}
+template <class T>
+T atomicAnd(T* place, T value) {
+  return Atomically(place, [=](T old) { return old & value; });
 }
 
 // The stream API: everything is done at once.

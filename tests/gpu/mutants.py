@@ -10,7 +10,6 @@ import dataclasses
 import os
 import pathlib
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -64,22 +63,6 @@ def mutants() -> list[Mutant]:
     return found
 
 
-def library(folder: pathlib.Path) -> pathlib.Path:
-    """Compiles the core in a folder with the detector."""
-    compiler = shlex.split(os.environ.get("CXX", "g++"))
-    plain = [flag for flag in d.EMULATE if flag != "-shared"]
-    flags = [*compiler, f"-I{folder}", *plain, "-w", "-DREDSYNC_GPU_RACES", "-c"]
-    sources = [(str(d.ROOT / s), ()) for s in (d.FIBERS, d.RACES)]
-    sources += [(str(folder / s), ("-fsanitize=thread",)) for s in d.SOURCES]
-    objects = []
-    for source, hooks in sources:
-        objects.append(str(folder / f"{pathlib.Path(source).stem}.o"))
-        subprocess.run([*flags, *hooks, source, "-o", objects[-1]], cwd=d.ROOT, check=True)
-    target = folder / "libraces.so"
-    subprocess.run([*compiler, "-shared", *objects, "-ldl", "-o", str(target)], check=True)
-    return target
-
-
 def run(built: pathlib.Path, tests: str) -> str:
     """Runs tests with a library; returns what the detector says, or the end of what they say."""
     env = {
@@ -105,7 +88,8 @@ def found(mutant: Mutant) -> str:
     """How a mutant was found; "" if it was not."""
     with tempfile.TemporaryDirectory() as folder:
         mutant.write(pathlib.Path(folder))
-        built = library(pathlib.Path(folder))
+        sources = [f"{folder}/{source}" for source in d.SOURCES]
+        built = d.build_with_races(sources, f"-I{folder}", "-Wno-empty-body")
         stem = pathlib.Path(mutant.file).stem
         for tests in [TESTS[stem]] if stem in TESTS else [t for t in ALL if stem in (t, *SHARED)]:
             said = run(built, tests)

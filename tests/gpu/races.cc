@@ -74,7 +74,7 @@ std::vector<Time> warps;  // Of the last __syncwarp().
 std::vector<Acquired> acquired;
 Published fenced;  // Before the last barrier.
 Known known;       // To all threads, since a barrier.
-Time now = 1, barrier = 0, block_start = 0;
+Time now = 1, barrier = 0;
 unsigned launch = 0, block = 0;
 bool running = false;  // A kernel runs, and none of the functions here.
 
@@ -191,7 +191,7 @@ void StartLaunch(unsigned of_threads) {
 void StartBlock(unsigned number) {
   block = number;
   running = true;
-  barrier = block_start = now++;
+  barrier = now++;
   std::fill(threads.begin(), threads.end(), Thread());
   std::fill(warps.begin(), warps.end(), 0);
   acquired.clear();
@@ -225,9 +225,9 @@ void Fence() {
   }
 }
 
-void TouchAtomically(const void* memory, size_t bytes) {
+void TouchAtomically(const void* memory, size_t bytes, const void* place) {
   if (!running) return;
-  Touch(memory, bytes, kAtomic, __builtin_return_address(0));
+  Touch(memory, bytes, kAtomic, place);
   const auto at = reinterpret_cast<uintptr_t>(memory);
   if (IsShared(at)) return;
   const auto found = published.find(at);

@@ -13,7 +13,7 @@ void EndBlock();
 void PassBarrier();            // All threads of the block are at it.
 void PassWarp(unsigned warp);  // All lanes are at a __syncwarp().
 void Fence();
-void TouchAtomically(const void* memory, size_t bytes);
+void TouchAtomically(const void* memory, size_t bytes, const void* place);  // In the code.
 #else
 inline void StartLaunch(unsigned) {}
 inline void StartBlock(unsigned) {}
@@ -21,7 +21,7 @@ inline void EndBlock() {}
 inline void PassBarrier() {}
 inline void PassWarp(unsigned) {}
 inline void Fence() {}
-inline void TouchAtomically(const void*, size_t) {}
+inline void TouchAtomically(const void*, size_t, const void*) {}
 #endif
 
 // Whether memory is the thread's own: its stack, and what the emulator gives it.

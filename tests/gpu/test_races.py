@@ -1,7 +1,5 @@
 """No kernel has a race: what no synchronisation orders is found, and each one is needed."""
 
-import os
-import shlex
 import subprocess
 
 import pytest
@@ -79,18 +77,9 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("races")
-    (folder / "a.cu").write_text(PROGRAM)
-    compiler = shlex.split(os.environ.get("CXX", "g++"))
-    flags = ["-x", "c++", "-std=c++17", "-O1", "-fPIC", "-DREDSYNC_GPU_EMULATOR", "-w"]
-    flags += ["-DREDSYNC_GPU_RACES", "-I.", "-include", "tests/gpu/emulator.h", "-c"]
-    for source, hooks in ((d.FIBERS, ()), (d.RACES, ()), ("a.cu", ["-fsanitize=thread"])):
-        path = str(folder / source) if source == "a.cu" else source
-        target = str(folder / f"{os.path.basename(source)}.o")
-        subprocess.run([*compiler, *flags, *hooks, path, "-o", target], cwd=d.ROOT, check=True)
-    objects = [str(path) for path in folder.glob("*.o")]
-    subprocess.run([*compiler, *objects, "-ldl", "-o", str(folder / "a")], check=True)
-    return folder / "a"
+    source = tmp_path_factory.mktemp("races") / "a.cu"
+    source.write_text(PROGRAM)
+    return d.build_with_races([str(source)], shared=False)
 
 
 @needs_compiler
