@@ -48,7 +48,6 @@ class OnGpu:
 @needs_native
 def test_a_library_without_gpu_kernels_is_not_asked_for_them(monkeypatch, caplog):
     native._say_no_gpu_kernels.cache_clear()
-    native.gpu_problem.cache_clear()
     monkeypatch.setattr(native, "gpu_build", lambda: "none: there is no nvcc in PATH")
     on_cpu = tf.zeros([3])
     with caplog.at_level(logging.WARNING, "tf_redsync"):
@@ -57,7 +56,6 @@ def test_a_library_without_gpu_kernels_is_not_asked_for_them(monkeypatch, caplog
         assert not native.serves([on_cpu, OnGpu()]) and not native.serves([OnGpu()])
     assert len(caplog.records) == 1, "said once"
     assert "no nvcc in PATH" in caplog.text and "pure TensorFlow" in caplog.text
-    native.gpu_problem.cache_clear()
 
 
 @needs_native
@@ -76,7 +74,6 @@ def test_what_is_wrong_with_the_gpus_here():
     """Of a library with kernels the CUDA run-time library says it; here there is no driver."""
     if tf.config.list_physical_devices("GPU"):
         pytest.skip("there is a GPU")
-    native.gpu_problem.cache_clear()
     if native.has_gpu_kernels():
         assert native.gpu_problem() == "there is no NVIDIA driver"
     else:

@@ -12,6 +12,7 @@ import tf_redsync as rs
 from tf_redsync.engine import drift
 from tf_redsync.exchange.differences import differences
 from tf_redsync.keras import equal_workers
+from tf_redsync.ops import native
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -24,8 +25,11 @@ def words(dtype, shape=(3, 5)):
     return tf.bitcast(tf.constant(raw), tf.as_dtype(dtype))
 
 
+@pytest.mark.parametrize("on_gpus", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_fingerprint_is_of_bits(dtype):
+def test_a_fingerprint_is_of_bits(dtype, on_gpus, monkeypatch):
+    if on_gpus:  # the other hash, which a GPU has
+        monkeypatch.setattr(native, "are_on_cpus", lambda tensors: False)
     value = words(dtype)
     assert np.isnan(np.asarray(value, np.float64)).any()
     found = drift.fingerprint(value).numpy()

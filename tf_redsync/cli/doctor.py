@@ -103,7 +103,7 @@ def _backend_on_gpus(on_cpus: dict[str, str]) -> dict[str, str]:
     if on_cpus["backend"] != "native":
         return on_cpus
     if not native.has_gpu_kernels():
-        reason = f"the library has no GPU kernels: {native.gpu_build().partition(': ')[2]}"
+        reason = f"the library has no GPU kernels: {native.gpu_problem()}"
         return {"backend": "tensorflow", "reason": reason}
     reason = f"the library has kernels for {native.gpu_build()}"
     problem = native.gpu_problem() if devices().get("GPU") else ""

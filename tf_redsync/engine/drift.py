@@ -20,7 +20,7 @@ import tensorflow as tf
 from tf_redsync.exchange import state, wire
 from tf_redsync.exchange.driver import Network, gather
 from tf_redsync.ops import checksums, native
-from tf_redsync.ops.words import moved
+from tf_redsync.ops.words import as_row, joined, moved
 
 DEFAULT_EVERY = 500
 CHOICES = ("error", "restore")
@@ -86,11 +86,7 @@ class Drift:
     def _compare(self) -> None:
         numbers, weights = self._numbers(), list(self._weights())
         words = [number_words(n) for n in numbers.values()]
-        own = moved(
-            lambda *each: tf.concat(each, axis=0),
-            *words,
-            *(fingerprint(w.value()) for w in weights),
-        )
+        own = joined(*words, *(fingerprint(w.value()) for w in weights))
         rows = gather(self._network, own)  # [workers, words]
         names = [*numbers, *(w.name for w in weights)]
 
@@ -149,7 +145,7 @@ def fingerprint(value: tf.Tensor) -> tf.Tensor:
         return tf.reshape(tf.bitcast(tf.reshape(hashed, [_WORDS, 4]), tf.int32), [_WORDS])
     words = moved(lambda w: tf.reshape(w, [-1]), _as_int32(value))
     message = wire.with_header(tf.constant(True), words)
-    seal = checksums.sealed(moved(lambda m: m[tf.newaxis], message))
+    seal = checksums.sealed(as_row(message))
     return moved(lambda m: tf.pad(m[0, : wire.HEADER_WORDS], [[0, _WORDS - 1]]), seal)
 
 

@@ -25,7 +25,7 @@ from tensorflow.python.ops import resource_variable_ops as _resource_variable_op
 from typing_extensions import override
 
 from tf_redsync.exchange import collective_keys, communication, groups, wire
-from tf_redsync.ops.words import moved
+from tf_redsync.ops.words import as_row, moved
 
 # TensorFlow parks a thread for the whole timeout of every collective that has one.
 _NO_TIMEOUT = 0.0
@@ -138,7 +138,7 @@ class DirectCollectives(PublicCollectives):
     @override
     def all_gather(self, message: tf.Tensor) -> tf.Tensor:
         """Gather `[words]` from every worker into `[workers, words]`, one collective."""
-        gathered = self._launch("gather", moved(lambda m: m[tf.newaxis], message))
+        gathered = self._launch("gather", as_row(message))
         shape = [self.workers, message.shape[0]]
         return moved(lambda g: self._order.by_rank(tf.ensure_shape(g, shape)), gathered)
 
@@ -165,8 +165,7 @@ class DirectCollectives(PublicCollectives):
             return moved(lambda *pair: tf.stack(pair), message, wire.absent(message))
         if distance not in self._pairs:
             self._pairs[distance] = groups.of_pair(self._launcher(), self._own_rank, distance)
-        row = moved(lambda m: m[tf.newaxis], message)
-        gathered = self._launch("gather", row, self._pairs[distance])
+        gathered = self._launch("gather", as_row(message), self._pairs[distance])
         lower = self._own_rank & ~distance
         order = groups.Order([self._tasks[lower], self._tasks[lower + distance]])
         shape = 2, message.shape[0]

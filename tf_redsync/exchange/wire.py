@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather, Request
 from tf_redsync.ops import checksums
-from tf_redsync.ops.words import all_ones, moved
+from tf_redsync.ops.words import all_ones, as_row, joined, moved, only_row
 
 BYTES_PER_WORD = 4
 HEADER_WORDS = 1
@@ -33,8 +33,7 @@ def from_words(words: tf.Tensor) -> tf.Tensor:
 
 def with_header(finite: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     """Prepend the finite flag (bool scalar) to int32 `words` of shape `[n]`: shape `[1 + n]`."""
-    flag = tf.cast(finite, tf.int32)
-    return moved(lambda f, w: tf.concat([f[tf.newaxis], w], axis=0), flag, words)
+    return joined(as_row(tf.cast(finite, tf.int32)), words)
 
 
 def message(finite: tf.Tensor, *parts: tf.Tensor) -> tf.Tensor:
@@ -45,8 +44,7 @@ def message(finite: tf.Tensor, *parts: tf.Tensor) -> tf.Tensor:
         parts: int32 or float32 vectors.
     """
     words = [to_words(part) if part.dtype == tf.float32 else part for part in parts]
-    joined = moved(lambda *each: tf.concat(each, axis=0), *words)
-    return zero_unless(finite, with_header(finite, joined))
+    return zero_unless(finite, with_header(finite, joined(*words)))
 
 
 def zero_unless(finite: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
@@ -76,6 +74,19 @@ def are_finite(messages: tf.Tensor) -> tf.Tensor:
     return all_ones(moved(lambda m: m[:, 0], messages))
 
 
+def as_one(messages: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
+    """Return what several messages hold as a single one.
+
+    Args:
+        messages: int32 `[rows, words]`.
+        words: int32, theirs without the flags, in the order of the result.
+
+    Returns:
+        int32 `[1, words]`, all zero if one of them is not finite.
+    """
+    return as_row(message(are_finite(messages), words))
+
+
 def absent(message: tf.Tensor) -> tf.Tensor:
     """Return what stands for the message of a worker that does not exist: flag 1, then zeros.
 
@@ -91,8 +102,8 @@ def sealed(request: Request) -> Request:
         return request
     if isinstance(request, AllToAll):
         return dataclasses.replace(request, messages=checksums.sealed(request.messages))
-    sealed_rows = checksums.sealed(moved(lambda m: m[tf.newaxis], request.message))
-    return dataclasses.replace(request, message=moved(lambda rows: rows[0], sealed_rows))
+    message = only_row(checksums.sealed(as_row(request.message)))
+    return dataclasses.replace(request, message=message)
 
 
 def opened(request: Request, reply: Any, workers: int, rank: tf.Tensor) -> Any:
@@ -203,6 +214,7 @@ __all__ = [
     "absent",
     "all_finite",
     "are_finite",
+    "as_one",
     "from_words",
     "is_finite",
     "message",

@@ -21,7 +21,7 @@ from tf_redsync.methods.common.sparsifier import (
     split,
 )
 from tf_redsync.ops.message_layout import MessageLayout
-from tf_redsync.ops.words import moved
+from tf_redsync.ops.words import moved, only_row
 
 
 @register
@@ -99,7 +99,7 @@ class SparDL(Sparsifier):
         rows, plain = _read((yield AllToAll(rows)), k, like[0], ctx)
         (received,) = ops.decode(rows, plain, like[:1])
         rows, (rest,) = _select([received], [tf.gather(rests, ctx.rank)], k, ctx, workers)
-        messages, plain = _read((yield AllGather(moved(lambda r: r[0], rows))), k, like[0], ctx)
+        messages, plain = _read((yield AllGather(only_row(rows))), k, like[0], ctx)
         of_all = MessageLayout.of(plain.capacities * workers)
         total = tf.stack(ops.decode(_one_message(messages), of_all, like))
 
@@ -153,8 +153,7 @@ def _rows(message: tf.Tensor, blocks: int) -> tf.Tensor:
 def _one_message(messages: tf.Tensor) -> tf.Tensor:
     """Messages about one block each, `[workers, words]`, as one about all blocks, `[1, ...]`."""
     words = moved(lambda m: tf.reshape(m[:, 1:], [-1]), messages)
-    message = wire.message(wire.are_finite(messages), words)
-    return moved(lambda m: m[tf.newaxis], message)
+    return wire.as_one(messages, words)
 
 
 def _blocks(vector: tf.Tensor, layout: BucketLayout) -> tf.Tensor:

@@ -132,11 +132,14 @@ def has_gpu_kernels() -> bool:
     return not gpu_build().startswith("none")
 
 
-@functools.cache
 def gpu_problem() -> str:
     """Why the native ops do not run on the GPUs that are visible; "" if they do."""
-    if not has_gpu_kernels():
-        return gpu_build().partition(": ")[2]
+    return _problem_of_gpus() if has_gpu_kernels() else gpu_build().partition(": ")[2]
+
+
+@functools.cache
+def _problem_of_gpus() -> str:
+    """What the CUDA run-time library says."""
     ask = ctypes.CDLL(str(library())).redsync_gpu_problem
     ask.restype = ctypes.c_char_p
     return ask().decode()

@@ -30,6 +30,21 @@ def moved(move: Callable[..., Any], *words: tf.Tensor) -> Any:
     return tf.nest.map_structure(lambda f: tf.bitcast(f, tf.int32), floats)
 
 
+def joined(*words: tf.Tensor, axis: int = 0) -> tf.Tensor:
+    """Return int32 words behind each other."""
+    return moved(lambda *each: tf.concat(each, axis=axis), *words)
+
+
+def as_row(message: tf.Tensor) -> tf.Tensor:
+    """Return a message, int32 `[words]`, as one of several: `[1, words]`."""
+    return moved(lambda m: m[tf.newaxis], message)
+
+
+def only_row(messages: tf.Tensor) -> tf.Tensor:
+    """Undo `as_row`."""
+    return moved(lambda m: m[0], messages)
+
+
 def all_ones(flags: tf.Tensor) -> tf.Tensor:
     """Return whether all of some flags, int32, are 1: a bool scalar."""
     if native.are_on_cpus([flags]):

@@ -68,6 +68,4 @@ def one_message(messages: tf.Tensor, scales: int) -> tf.Tensor:
         _, scale_words, codes = tf.split(messages, [1, scales, -1], axis=1)
         return tf.concat([tf.reshape(p, [-1]) for p in (scale_words, codes)], axis=0)
 
-    # One that is not finite stops all.
-    message = wire.message(wire.are_finite(messages), moved(together, messages))
-    return moved(lambda m: m[tf.newaxis], message)
+    return wire.as_one(messages, moved(together, messages))

@@ -28,7 +28,7 @@ from tf_redsync.exchange import wire
 from tf_redsync.exchange.context import Context, Rounding
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, Request
 from tf_redsync.methods.base import Payloads
-from tf_redsync.ops.words import moved
+from tf_redsync.ops.words import joined, moved, only_row
 
 Tensors = list[tf.Tensor]
 
@@ -88,7 +88,7 @@ def _in_blocks(
     rows = yield AllToAll(message)
     own = tf.add_n(tf.unstack(_values(rows, dtype), num=workers)) + tf.gather(errors, rank)
     message, own_error = _rounded(own[tf.newaxis], dtype)
-    messages = yield AllGather(moved(lambda m: m[0], message))
+    messages = yield AllGather(only_row(message))
     sums = tf.reshape(_values(messages, dtype), [-1])[:size]
     mine = tf.equal(tf.range(workers), rank)[:, tf.newaxis]
     return sums, tf.reshape(tf.where(mine, own_error, errors), [-1])[:size]
@@ -108,8 +108,8 @@ def _rounded(blocks: tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
     halves = tf.cast(blocks, dtype)
     pairs = tf.reshape(halves, [blocks.shape[0], -1, 2])
     finite = tf.reduce_all(tf.math.is_finite(halves))
-    flags = tf.fill([blocks.shape[0], 1], tf.cast(finite, tf.int32))
-    message = moved(lambda *parts: tf.concat(parts, axis=1), flags, tf.bitcast(pairs, tf.int32))
+    flags = tf.ones([blocks.shape[0], 1], tf.int32)
+    message = joined(flags, tf.bitcast(pairs, tf.int32), axis=1)
     return wire.zero_unless(finite, message), blocks - tf.cast(halves, tf.float32)
 
 
