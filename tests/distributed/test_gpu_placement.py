@@ -53,7 +53,7 @@ def traced(methods):
         with strategy.scope():
             layers = [keras.layers.Dense(256), keras.layers.Dense(4)]
             model = keras.Sequential([keras.layers.Input((128,)), *layers])
-            method = eval(text, vars(rs))
+            method = eval(f"rs.{text}", {"rs": rs})
             optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), method)
             optimizer.build(model.trainable_variables)
 
