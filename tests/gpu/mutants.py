@@ -24,9 +24,10 @@ TESTS = {
     "place": "select", "select": "select", "descend": "decode", "runs": "decode",
     "decode": "decode", "dequantize": "quantize", "quantizer": "quantize",
     "bloom_build": "bloom", "bloom_query": "bloom", "golomb_decode": "golomb",
-    "golomb_encode": "golomb", "groups": "select",
+    "golomb_encode": "golomb", "groups": "select", "bits": "bits", "bitmaps": "bits",
+    "rice": "bits",
 }  # fmt: skip
-ALL = ("chunks", "checksum", "bloom", "golomb", "merge", "decode", "quantize", "select")
+ALL = ("chunks", "bits", "checksum", "bloom", "golomb", "merge", "decode", "quantize", "select")
 FOUND = "emulator: "
 TIMEOUT = 800  # seconds, of the tests of one source
 

@@ -94,7 +94,7 @@ def test_what_is_wrong_is_found(program, way):
 
 
 @needs_compiler
-@pytest.mark.parametrize("tests", ["chunks", "checksum", "golomb", "bloom", "merge"])
+@pytest.mark.parametrize("tests", ["chunks", "checksum", "golomb", "bloom", "bits", "merge"])
 def test_no_kernel_has_a_race(tests, tmp_path):
     assert mutants.run(d.build("races", tmp_path), tests) == ""
 

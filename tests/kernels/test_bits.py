@@ -285,7 +285,7 @@ def test_in_a_graph(backend):
 
 @needs_native
 def test_the_native_ops_run(monkeypatch):
-    """And not where a tensor may be on a GPU."""
+    """And not where the library has no kernels for the GPU that a tensor may be on."""
     library, called = native.load(), []
 
     class Library:
@@ -305,7 +305,7 @@ def test_the_native_ops_run(monkeypatch):
     on("native", run)
     assert called == [f"redsync_{op}" for op in ops_of_bits()]
     called.clear()
-    monkeypatch.setattr(native, "are_on_cpus", lambda tensors: False)
+    monkeypatch.setattr(native, "serves", lambda tensors: False)
     on("native", run)
     assert called == []
 

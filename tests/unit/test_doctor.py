@@ -58,10 +58,9 @@ def test_what_runs_on_gpus(no_config, monkeypatch):
         assert chosen["GPU"]["reason"] == "the library has no GPU kernels: there is no nvcc in PATH"
     monkeypatch.setattr(ops.native, "gpu_build", lambda: "CUDA 12.4: sm_90")
     for op, chosen in doctor.backends().items():
-        assert ("native" in chosen["GPU"]["backend"]) == (op not in doctor.ON_CPUS)
+        assert chosen["GPU"]["backend"] == doctor.COMPOSED_ON_GPUS.get(op, "native")
         assert "sm_90" in chosen["GPU"]["reason"]
     assert doctor.backends()["select_and_code"]["GPU"]["backend"] == "composed of native ops"
-    assert doctor.backends()["bitmap"]["GPU"]["backend"] == "tensorflow"
     monkeypatch.setattr(doctor, "devices", lambda: {"CPU": 1, "GPU": 2})
     monkeypatch.setattr(ops.native, "gpu_problem", lambda: "")
     assert doctor.backends()["decode"]["GPU"]["backend"] == "native"

@@ -20,20 +20,14 @@ from tf_redsync.cli import check
 from tf_redsync.cli.command_line import Command, Parser
 from tf_redsync.cli.version import versions
 
-ON_CPUS = (
-    "pack_bits", "unpack_bits", "write_bits", "bitmap", "set_bits", "rice_encode", "rice_decode",
-)  # fmt: skip
 OPS = (
     "accumulate_and_select", "decode", "descend", "quantize", "dequantize_sum", "sparse_merge",
     "golomb_encode", "golomb_decode", "bloom_build", "bloom_query", "chunked_top_k",
     "select_and_code", "seal", "open",
-    *ON_CPUS,
+    "pack_bits", "unpack_bits", "write_bits", "bitmap", "set_bits", "rice_encode", "rice_decode",
 )  # fmt: skip
 # What has no kernel for GPUs, and what it is made of there.
-COMPOSED_ON_GPUS = {
-    "select_and_code": "composed of native ops",
-    **dict.fromkeys(ON_CPUS, "tensorflow"),
-}
+COMPOSED_ON_GPUS = {"select_and_code": "composed of native ops"}
 
 
 def compiler() -> str:

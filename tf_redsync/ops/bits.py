@@ -1,7 +1,7 @@
 """Bits in 32-bit words: codes of a fixed and of a varying number of bits, and bitmaps.
 
-Bit t is bit t mod 32 of word t div 32, and the low bit of a code comes first. Words are int32. On
-CPUs the ops are native but for `read`; on GPUs they are composed of TensorFlow's own.
+Bit t is bit t mod 32 of word t div 32, and the low bit of a code comes first. Words are int32. The
+ops are native but for `read`.
 """
 
 from __future__ import annotations
@@ -164,4 +164,4 @@ def set_bits(words: tf.Tensor, slots: int) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _native(tensor: tf.Tensor) -> bool:
-    return runs_natively([tensor], cpus_only=True)
+    return runs_natively([tensor])

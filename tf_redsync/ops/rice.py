@@ -45,7 +45,7 @@ def rice_encode(numbers: tf.Tensor, *, rice: int, bitmap_words: int) -> tf.Tenso
     _check(rice, bitmap_words)
     numbers = tf.convert_to_tensor(numbers, tf.int32)
     encode = reference.rice_encode
-    if runs_natively([numbers], cpus_only=True):
+    if runs_natively([numbers]):
         encode = native.load().redsync_rice_encode
     return encode(numbers=numbers, rice=rice, bitmap_words=bitmap_words)
 
@@ -71,7 +71,7 @@ def rice_decode(codes: tf.Tensor, *, rice: int, bitmap_words: int, count: int) -
     check_ints("count", [count], 0, MAX_COUNT)
     codes = tf.convert_to_tensor(codes, tf.int32)
     decode = reference.rice_decode
-    if runs_natively([codes], cpus_only=True):
+    if runs_natively([codes]):
         decode = native.load().redsync_rice_decode
     return decode(codes=codes, rice=rice, bitmap_words=bitmap_words, count=count)
 

@@ -47,17 +47,18 @@ __device__ inline T BlockReduce(T value, Op op) {
 }
 
 // Sum of the values of the threads before this one; `total` gets the sum of all.
-__device__ inline uint32_t BlockScan(uint32_t value, uint32_t* total) {
-  __shared__ uint32_t of_warp[32];
-  uint32_t sum = value;
+template <class T>
+__device__ inline T BlockScan(T value, T* total) {
+  __shared__ T of_warp[32];
+  T sum = value;
   for (unsigned distance = 1; distance < 32; distance *= 2) {
-    const uint32_t below = __shfl_up_sync(kAllLanes, sum, distance);
+    const T below = __shfl_up_sync(kAllLanes, sum, distance);
     if (Lane() >= distance) sum += below;
   }
   __syncthreads();  // `of_warp` may still be read from the last call.
   if (Lane() == 31) of_warp[Warp()] = sum;
   __syncthreads();
-  uint32_t before = 0;
+  T before = 0;
   *total = 0;
   for (unsigned w = 0; w < blockDim.x / 32; ++w) {
     if (w < Warp()) before += of_warp[w];
@@ -78,25 +79,39 @@ __device__ inline Range Part(uint32_t count, uint32_t part, uint32_t parts) {
 }
 
 // Numbers that are counted side by side.
-template <int kCounts>
+template <int kCounts, class T = uint32_t>
 struct Tally {
-  uint32_t at[kCounts];
+  T at[kCounts];
 };
 
 // Turns tallies in memory into the sums of those before them; returns the sum of all.
-template <int kCounts>
-__device__ inline Tally<kCounts> ScanTallies(Tally<kCounts>* tallies, uint32_t count) {
-  const Range part = Part(count, threadIdx.x, blockDim.x);
-  Tally<kCounts> total;
-  for (int c = 0; c < kCounts; ++c) {
-    uint32_t sum = 0;
-    for (uint32_t i = 0; i < part.count; ++i) sum += tallies[part.begin + i].at[c];
-    sum = BlockScan(sum, &total.at[c]);
-    for (uint32_t i = 0; i < part.count; ++i) {
-      uint32_t& place = tallies[part.begin + i].at[c];
-      const uint32_t here = place;
-      place = sum;
-      sum += here;
+template <int kCounts, class T>
+__device__ inline Tally<kCounts, T> ScanTallies(Tally<kCounts, T>* tallies, uint32_t count) {
+  constexpr uint32_t kAhead = 4;  // Neighbours that a thread has at a time.
+  Tally<kCounts, T> total = {};
+  for (uint32_t first = 0; first < count; first += kAhead * blockDim.x) {
+    const uint32_t begin = first + kAhead * threadIdx.x;
+    Tally<kCounts, T> here[kAhead];
+#pragma unroll
+    for (uint32_t i = 0; i < kAhead; ++i) {
+      here[i] = begin + i < count ? tallies[begin + i] : Tally<kCounts, T>{};
+    }
+    for (int c = 0; c < kCounts; ++c) {
+      T sum = 0, all;
+#pragma unroll
+      for (const Tally<kCounts, T>& tally : here) sum += tally.at[c];
+      sum = total.at[c] + BlockScan(sum, &all);
+      total.at[c] += all;
+#pragma unroll
+      for (Tally<kCounts, T>& tally : here) {
+        const T value = tally.at[c];
+        tally.at[c] = sum;
+        sum += value;
+      }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kAhead; ++i) {
+      if (begin + i < count) tallies[begin + i] = here[i];
     }
   }
   return total;

@@ -1,6 +1,6 @@
 // The positions that Bloom filters hold: a map of the positives first, then a prefix sum over its
 // parts says where their positions go.
-#include "custom_ops/core/gpu/block.cuh"
+#include "custom_ops/core/gpu/bits.cuh"
 #include "custom_ops/core/gpu/bloom.cuh"
 #include "custom_ops/core/gpu/divider.cuh"
 #include "custom_ops/core/gpu/groups.cuh"
@@ -78,12 +78,11 @@ __global__ void __launch_bounds__(kThreads) List(REDSYNC_PARAMETER Call call) {
     positions[i] = 0;
   if (tile >= item.tiles()) return;
   const uint32_t word = tile * kThreads + threadIdx.x;
-  uint32_t left = item.map[int64_t{rank} * item.words() + word], all;
-  uint32_t at =
-      item.before[int64_t{rank} * item.tiles() + tile].at[0] + BlockScan(__popc(left), &all);
-  for (; left != 0 && at < slots; left &= left - 1) {
-    positions[at++] = 32 * word + __ffs(static_cast<int>(left)) - 1;
-  }
+  const uint32_t bits = item.map[int64_t{rank} * item.words() + word];
+  uint32_t all;
+  const uint32_t before = BlockScan(static_cast<uint32_t>(__popc(bits)), &all);
+  ListBits(bits, word, item.before[int64_t{rank} * item.tiles() + tile].at[0] + before, slots,
+           positions);
 }
 
 // Makes the items, in their order; a copy begins anew.

@@ -9,8 +9,6 @@ namespace redsync {
 namespace gpu {
 namespace {
 
-using Wide = unsigned long long;  // NOLINT: the type of which there are atomics
-
 constexpr int64_t kPerThread = 16;   // Words, before another block takes part.
 constexpr int64_t kMaxBlocks = 256;  // Of a message: the words of a thread's sums stay below 2^32.
 constexpr uint32_t kNoSeal = ~0u;    // Not below the prime, so no receiver takes it for a seal.

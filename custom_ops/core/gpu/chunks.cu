@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads) TopOfChunks(REDSYNC_PARAMETER Redsyn
     const int32_t m = i < size ? MagnitudeOf(word) : -1;
     const bool is_above = m > cut.magnitude, is_tie = m == cut.magnitude;
     uint32_t total;  // Both counts in a word: a block has fewer than 2^16 threads.
-    const uint32_t before = BlockScan(is_tie ? 1u << 16 : is_above, &total);
+    const uint32_t before = BlockScan(is_tie ? 1u << 16 : uint32_t{is_above}, &total);
     const uint32_t ties_before = ties + (before >> 16);
     if (is_above || (is_tie && ties_before < cut.ties)) {
       const uint32_t taken = ties_before < cut.ties ? ties_before : cut.ties;

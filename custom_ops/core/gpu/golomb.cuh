@@ -2,6 +2,7 @@
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_GOLOMB_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_GOLOMB_CUH_
 
+#include "custom_ops/core/gpu/bits.cuh"
 #include "custom_ops/core/gpu/codecs_api.h"
 #include "custom_ops/core/gpu/platform.cuh"
 
@@ -26,12 +27,6 @@ struct Code {
   uint32_t bits;
 
   __device__ uint32_t chunks() const { return (bits + kChunkBits - 1) / kChunkBits; }
-  // At most 31 bits.
-  __device__ uint32_t Bits(uint32_t at, int count) const {
-    uint64_t both = words[at / 32];
-    if (at % 32 + count > 32) both |= uint64_t{words[at / 32 + 1]} << 32;
-    return static_cast<uint32_t>(both >> (at % 32)) & ((1u << count) - 1);
-  }
 };
 
 // What reading a chunk from some state does.
@@ -53,7 +48,7 @@ __device__ inline Step Read(const Code& code, uint32_t chunk, int rice, int stat
   while (at < end || inside) {
     if (inside) {
       const int take = state < static_cast<int>(end - at) ? state : static_cast<int>(end - at);
-      if (take > 0) step.advance += int64_t{code.Bits(at, take)} << (rice - state);
+      if (take > 0) step.advance += int64_t{BitsAt(code.words, at, take)} << (rice - state);
       at += take;
       state -= take;
       if (state > 0) break;

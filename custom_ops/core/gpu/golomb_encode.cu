@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads) Write(REDSYNC_PARAMETER Call call) {
   for (uint32_t i = tile * kTile; i < (tile + 1) * kTile && i < used; i += kThreads) {
     const uint32_t slot = i + threadIdx.x;
     uint32_t bits;
-    const uint32_t start = at + BlockScan(slot < used ? item.Length(slot) : 0, &bits);
+    const uint32_t start = at + BlockScan(slot < used ? item.Length(slot) : 0u, &bits);
     at += bits;
     if (slot >= used) continue;
     const uint32_t rest = item.Rest(slot), low = rest & ((1u << item.rice) - 1);

@@ -18,6 +18,8 @@
 namespace redsync {
 namespace gpu {
 
+using Wide = unsigned long long;  // NOLINT: the type of 64 bits of which there are atomics
+
 constexpr int kThreads = 256;  // Of all blocks but those that work alone on a tensor.
 constexpr int kLoneThreads = 1024;
 constexpr int kWarps = kThreads / 32;

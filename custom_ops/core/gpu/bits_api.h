@@ -1,0 +1,115 @@
+/* Bits in words on a GPU, behind a C interface; the rules of c_api.h and codecs_api.h hold here
+   too.
+
+   Bit t is bit t % 32 of word t / 32, and the low bit of a code comes first. */
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_BITS_API_H_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_BITS_API_H_
+
+#include "custom_ops/core/gpu/codecs_api.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ----------------------------------------------------------------- codes of a fixed length */
+
+typedef struct {
+  int64_t rows;
+  int64_t count;      /* Codes of a row, which fill ceil(count * bits / 32) words. */
+  int64_t bits;       /* Of a code, its low ones, in [0, 32]. */
+  const uint32_t* in; /* Device: codes to pack, or words to unpack. */
+  uint32_t* out;      /* Device: the other. */
+} RedsyncGpuCodes;
+
+REDSYNC_GPU_API int redsync_gpu_pack_bits(const RedsyncGpuCodes* call, void* stream);
+REDSYNC_GPU_API int redsync_gpu_unpack_bits(const RedsyncGpuCodes* call, void* stream);
+
+/* ---------------------------------------------------------------- codes of varying lengths */
+
+typedef struct {
+  const int64_t* codes;   /* Device, [count], of which the low bits are taken. */
+  const int32_t* lengths; /* Device, [count], in [0, 32]. */
+  int64_t count;          /* At most 2^31 - 1. */
+  int64_t size;           /* Words of the result; what is beyond is left out. */
+  uint32_t* words;        /* Device, [size]. */
+} RedsyncGpuWriteBits;
+
+REDSYNC_GPU_API int64_t redsync_gpu_write_bits_scratch_bytes(const RedsyncGpuWriteBits* call);
+REDSYNC_GPU_API int redsync_gpu_write_bits(const RedsyncGpuWriteBits* call,
+                                           RedsyncGpuRecord* record, void* scratch,
+                                           int64_t scratch_bytes, void* stream);
+REDSYNC_GPU_API int redsync_gpu_explain_write_bits(const RedsyncGpuWriteBits* call,
+                                                   const RedsyncGpuRecord* record,
+                                                   RedsyncGpuCodecError* error);
+
+/* --------------------------------------------------------------------------------- bitmaps */
+
+typedef struct {
+  const uint32_t* positions; /* Device, [slots], ascending as far as the count. */
+  int64_t slots;             /* At most 2^31 - 1. */
+  const int32_t* count;      /* Device scalar. */
+  int64_t size;              /* Words of the result, at most 2^26. */
+  uint32_t* words;           /* Device, [size]. */
+} RedsyncGpuBitmap;
+
+REDSYNC_GPU_API int redsync_gpu_bitmap(const RedsyncGpuBitmap* call, RedsyncGpuRecord* record,
+                                       void* stream);
+REDSYNC_GPU_API int redsync_gpu_explain_bitmap(const RedsyncGpuBitmap* call,
+                                               const RedsyncGpuRecord* record,
+                                               RedsyncGpuCodecError* error);
+
+typedef struct {
+  const uint32_t* words; /* Device, [rows, size]. */
+  int64_t rows;          /* At most 65535. */
+  int64_t size;          /* At most 2^26. */
+  int64_t slots;         /* Positions to list of a row, at most 2^31 - 1. */
+  uint32_t* positions;   /* Device, [rows, slots]: where bits are set, 0 after the last one. */
+  int32_t* counts;       /* Device, [rows]: how many are set, which may be more than slots. */
+} RedsyncGpuSetBits;
+
+/* -1 if an argument is out of its range; so for the functions of this kind below. */
+REDSYNC_GPU_API int64_t redsync_gpu_set_bits_scratch_bytes(const RedsyncGpuSetBits* call);
+REDSYNC_GPU_API int redsync_gpu_set_bits(const RedsyncGpuSetBits* call, void* scratch,
+                                         int64_t scratch_bytes, void* stream);
+
+/* ------------------------------------------------------------------------------ Rice codes */
+
+/* A code has the low bits of all numbers, packed, and then a bitmap; see tf_redsync/ops/rice.py. */
+typedef struct {
+  const int32_t* numbers; /* Device, [count]. */
+  int64_t count;          /* At most 2^31 - 1. */
+  int64_t rice;           /* Low bits, in [0, 30]. */
+  int64_t bitmap_words;   /* At most 2^26. */
+  uint32_t* code;         /* Device, [ceil(count * rice / 32) + bitmap_words]. */
+} RedsyncGpuRiceEncode;
+
+REDSYNC_GPU_API int64_t redsync_gpu_rice_encode_scratch_bytes(const RedsyncGpuRiceEncode* call);
+REDSYNC_GPU_API int redsync_gpu_rice_encode(const RedsyncGpuRiceEncode* call,
+                                            RedsyncGpuRecord* record, void* scratch,
+                                            int64_t scratch_bytes, void* stream);
+REDSYNC_GPU_API int redsync_gpu_explain_rice_encode(const RedsyncGpuRiceEncode* call,
+                                                    const RedsyncGpuRecord* record,
+                                                    RedsyncGpuCodecError* error);
+
+typedef struct {
+  const uint32_t* codes; /* Device, [rows, words of a code]. */
+  int64_t rows;          /* At most 65535. */
+  int64_t count;
+  int64_t rice;
+  int64_t bitmap_words;
+  int32_t* numbers; /* Device, [rows, count]. */
+} RedsyncGpuRiceDecode;
+
+REDSYNC_GPU_API int64_t redsync_gpu_rice_decode_scratch_bytes(const RedsyncGpuRiceDecode* call);
+REDSYNC_GPU_API int redsync_gpu_rice_decode(const RedsyncGpuRiceDecode* call,
+                                            RedsyncGpuRecord* record, void* scratch,
+                                            int64_t scratch_bytes, void* stream);
+REDSYNC_GPU_API int redsync_gpu_explain_rice_decode(const RedsyncGpuRiceDecode* call,
+                                                    const RedsyncGpuRecord* record,
+                                                    RedsyncGpuCodecError* error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TF_REDSYNC_CUSTOM_OPS_CORE_GPU_BITS_API_H_ */
