@@ -24,6 +24,7 @@ EMULATE += "-Wall -Wextra -Werror -Wno-unknown-pragmas -DREDSYNC_GPU_EMULATOR".s
 EMULATE += ["-I.", "-include", "tests/gpu/emulator.h"]
 FIBERS = "tests/gpu/fibers.cc"
 RACES = "tests/gpu/races.cc"
+TRAFFIC = "tests/gpu/traffic.cc"
 # As the library is built, but for this machine's GPU only.
 FLAGS = runpy.run_path(str(ROOT / "custom_ops" / "sources.bzl"))["CUDA_FLAGS"]
 CUDA = [flag.replace("-fvisibility=hidden,", "") for flag in FLAGS] + ["-shared"]
@@ -246,19 +247,22 @@ def cuda_problem() -> str | None:
     return None if count.value else "no GPU"
 
 
-def build_with_races(sources=tuple(SOURCES), *flags: str, shared: bool = True) -> pathlib.Path:
-    """Compiles kernels with the detector of races.
+def build_with_hooks(
+    sources=tuple(SOURCES), *flags: str, runtime: str = RACES, shared: bool = True
+) -> pathlib.Path:
+    """Compiles kernels with a call before every access to memory.
 
     Args:
         sources: The core's, or others.
         *flags: Of the compiler, before all others.
+        runtime: What is called: the detector of races, or `TRAFFIC`.
         shared: A library, else a program.
     """
     from tests.compiling import Compiler
 
     compiler = Compiler(["-DREDSYNC_GPU_RACES"])
     plain = [flag for flag in EMULATE if flag != "-shared"]
-    objects = [compiler.make(*plain, "-c", source) for source in (FIBERS, RACES)]
+    objects = [compiler.make(*plain, "-c", source) for source in (FIBERS, runtime)]
     # The compiler's calls, without the library that they are meant for.
     hooks = ["-fsanitize=thread", "-nodefaultlibs"]
     libraries = ["-x", "none", "-lstdc++", "-lm", "-ldl", "-lgcc_s", "-lc"]
@@ -276,9 +280,14 @@ def compile_cuda(target: pathlib.Path, *flags: str) -> pathlib.Path:
 
 
 def build(kind: str, folder: pathlib.Path) -> pathlib.Path:
-    """Compiles the core as a library of its own: "cuda", "emulated", "sanitized" or "races"."""
-    if kind == "races":
-        return build_with_races()
+    """Compiles the core as a library of its own.
+
+    Args:
+        kind: "cuda", "emulated", "sanitized", "races" or "traffic".
+        folder: For what nvcc makes.
+    """
+    if kind in ("races", "traffic"):
+        return build_with_hooks(runtime=RACES if kind == "races" else TRAFFIC)
     if kind != "cuda":
         from tests.compiling import Compiler
 

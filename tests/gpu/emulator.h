@@ -2,7 +2,8 @@
 //
 //   g++ -x c++ -std=c++17 -DREDSYNC_GPU_EMULATOR -include tests/gpu/emulator.h -I. file.cu ...
 //
-// Blocks run one after the other, in an order that is shuffled anew for every launch. The threads
+// Blocks run one after the other, or take turns if they are launched together, in an order that is
+// shuffled anew for every launch. The threads
 // of a block are fibers: each runs until it needs the others (a barrier of the block, an
 // instruction of the warp), and in which order is shuffled as well. Code that waits where not all
 // threads come, or that relies on an order without a barrier, aborts or computes something else.
@@ -26,6 +27,8 @@
 #define REDSYNC_PARAMETER const
 #define REDSYNC_LAUNCH(kernel, grid, threads, stream, ...) \
   emulator::Launch(grid, threads, stream, [&] { kernel(__VA_ARGS__); })
+#define REDSYNC_LAUNCH_TOGETHER(kernel, grid, threads, stream, ...) \
+  emulator::Launch(grid, threads, stream, [&] { kernel(__VA_ARGS__); }, true)
 
 struct float4 {
   float x, y, z, w;
@@ -35,6 +38,7 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 inline void __syncthreads() { emulator::WaitForBlock(); }
 inline void __syncwarp() { emulator::SyncWarp(); }
 inline void __threadfence() { emulator::Fence(); }
+inline void __nanosleep(unsigned) { emulator::WaitForOthers(); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline int32_t __float_as_int(float x) {
@@ -130,6 +134,16 @@ inline cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = emulator::kMultiprocessors;
+  return cudaSuccess;
+}
+template <class Kernel>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel, int, size_t) {
+  *blocks = emulator::kBlocksAtOnce;
+  return cudaSuccess;
+}
 inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, void (*)()) {
   return emulator::TakeError();
 }

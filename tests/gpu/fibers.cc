@@ -1,5 +1,8 @@
 // Each fiber runs until it needs the others (a barrier of the block, an instruction of the warp),
 // and in which order is shuffled. Code that waits where not all threads come aborts.
+//
+// Blocks run one after the other. Those that are launched together take turns: when one waits for
+// others, its shared memory is put aside, and the next one goes on.
 #include "fibers.h"
 
 #include <algorithm>
@@ -19,12 +22,17 @@
 #include <ucontext.h>
 #endif
 
-dim3 threadIdx, blockIdx, blockDim, gridDim;
+// The library's zeros: where `__shared__` variables are, and nothing of the emulator's that
+// changes.
+extern char __bss_start __attribute__((visibility("hidden")));
+extern char _end __attribute__((visibility("hidden")));
+
+EMULATOR_STATE dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulator {
 
-int driver_version = 13010;
-int launches = 0;
+EMULATOR_STATE int driver_version = 13010;
+EMULATOR_STATE int launches = 0;
 
 namespace {
 
@@ -70,7 +78,7 @@ void Prepare(Context* context, std::vector<char>* stack, void (*entry)()) {
 }
 #endif
 
-enum class State { kRuns, kAtWarp, kAtBlock, kDone };
+enum class State { kRuns, kAtWarp, kAtBlock, kYields, kDone };
 
 struct Fiber {
   Context context;
@@ -80,12 +88,24 @@ struct Fiber {
   bool syncs;             // The last one is a __syncwarp().
 };
 
-std::vector<Fiber> fibers;
-Fiber* current;
-Context scheduler;
-std::function<void()> kernel;
-std::mt19937 shuffler(1);
-unsigned window = 0;  // See emulator_window().
+// A block that has begun and not ended.
+struct Block {
+  dim3 index;
+  std::vector<Fiber> fibers;
+  std::vector<char> shared;  // Its memory, while another one runs.
+  bool is_done;
+};
+
+constexpr int kMaxIdle = 100;  // Times that nobody gets on.
+
+EMULATOR_STATE std::vector<Block> blocks;  // One, or those that were launched together.
+EMULATOR_STATE Block* block;               // That runs.
+EMULATOR_STATE Fiber* current;
+EMULATOR_STATE Context scheduler;
+EMULATOR_STATE std::function<void()> kernel;
+EMULATOR_STATE std::mt19937 shuffler(1);
+EMULATOR_STATE unsigned window = 0;    // See emulator_window().
+EMULATOR_STATE uint64_t progress = 0;  // Barriers that were passed, and blocks that have ended.
 
 [[noreturn]] void Fail(const char* what) {
   std::fprintf(stderr, "emulator: %s (block %u, thread %u)\n", what, blockIdx.x, threadIdx.x);
@@ -118,7 +138,7 @@ void RunWarp(unsigned warp) {
     std::shuffle(order, order + 32, shuffler);
     unsigned at_warp = 0;
     for (unsigned thread : order) {
-      current = &fibers[thread];
+      current = &block->fibers[thread];
       threadIdx.x = thread;
       if (current->state == State::kRuns) Switch(&scheduler, &current->context);
       at_warp += current->state == State::kAtWarp;
@@ -126,33 +146,112 @@ void RunWarp(unsigned warp) {
     if (at_warp == 0) return;
     if (at_warp != 32) Fail("not all threads of a warp take part in its instruction");
     unsigned syncs = 0;
-    for (unsigned thread : order) syncs += std::exchange(fibers[thread].syncs, false);
+    for (unsigned thread : order) syncs += std::exchange(block->fibers[thread].syncs, false);
     if (syncs != 0 && syncs != 32) Fail("lanes of a warp are at different instructions");
     if (syncs == 32) PassWarp(warp);
-    for (unsigned thread : order) fibers[thread].state = State::kRuns;
+    for (unsigned thread : order) block->fibers[thread].state = State::kRuns;
   }
 }
 
+// Runs a block until it has ended, or waits for other ones.
 void RunBlock(unsigned threads) {
   std::vector<unsigned> warps(threads / 32);
   std::iota(warps.begin(), warps.end(), 0);
-  for (unsigned i = 0; i < threads; ++i) Start(&fibers[i]);
   for (;;) {
     std::shuffle(warps.begin(), warps.end(), shuffler);
     for (unsigned warp : warps) RunWarp(warp);
-    unsigned done = 0;
-    for (unsigned i = 0; i < threads; ++i) done += fibers[i].state == State::kDone;
-    if (done == threads) return;
+    unsigned done = 0, yield = 0;
+    for (unsigned i = 0; i < threads; ++i) {
+      Fiber& fiber = block->fibers[i];
+      done += fiber.state == State::kDone;
+      if (fiber.state != State::kYields) continue;
+      ++yield;
+      fiber.state = State::kRuns;  // When the block's turn comes.
+    }
+    if (yield != 0) return;
+    ++progress;
+    block->is_done = done == threads;
+    if (block->is_done) return;
     if (done != 0) Fail("some threads wait for others that have ended");
     PassBarrier();
-    for (unsigned i = 0; i < threads; ++i) fibers[i].state = State::kRuns;
+    for (unsigned i = 0; i < threads; ++i) block->fibers[i].state = State::kRuns;
+  }
+}
+
+void Begin(unsigned slot, dim3 index, unsigned threads) {
+  block = &blocks[slot];
+  block->index = blockIdx = index;
+  block->is_done = false;
+  if (block->fibers.size() < threads) block->fibers.resize(threads);
+  for (unsigned i = 0; i < threads; ++i) Start(&block->fibers[i]);
+  StartBlock(index.y * gridDim.x + index.x, slot);
+}
+
+// Not by memcpy(), before which the address sanitizer would look at what is between variables.
+__attribute__((no_sanitize("address", "undefined"))) void Copy(const volatile char* from,
+                                                               volatile char* to, size_t bytes) {
+  for (size_t i = 0; i < bytes; ++i) to[i] = from[i];
+}
+
+void TakeTurns(unsigned threads) {
+  const size_t bytes = &_end - &__bss_start;
+  std::vector<char> hosts(bytes);  // Variables of the host are among them.
+  Copy(&__bss_start, hosts.data(), bytes);
+  std::vector<unsigned> waiting(gridDim.x);
+  std::iota(waiting.begin(), waiting.end(), 0);
+  if (blocks.size() < gridDim.x) blocks.resize(gridDim.x);
+  for (unsigned b : waiting) {
+    Begin(b, dim3(b, 0), threads);
+    blocks[b].shared.assign(bytes, '\xa5');
+    LeaveBlock();
+  }
+  for (int idle = 0; !waiting.empty(); ++idle) {
+    const uint64_t before = progress;
+    std::shuffle(waiting.begin(), waiting.end(), shuffler);
+    for (unsigned b : waiting) {
+      block = &blocks[b];
+      blockIdx = block->index;
+      Copy(block->shared.data(), &__bss_start, bytes);
+      EnterBlock(b);
+      RunBlock(threads);
+      LeaveBlock();
+      Copy(&__bss_start, block->shared.data(), bytes);
+    }
+    if (progress != before) idle = 0;
+    if (idle == kMaxIdle) Fail("blocks wait for each other");
+    waiting.erase(std::remove_if(waiting.begin(), waiting.end(),
+                                 [](unsigned b) { return blocks[b].is_done; }),
+                  waiting.end());
+  }
+  Copy(hosts.data(), &__bss_start, bytes);
+}
+
+// All blocks but those outside the window, one after the other.
+void RunInTurn(unsigned threads) {
+  std::vector<dim3> order;
+  for (unsigned y = 0; y < gridDim.y; ++y) {
+    for (unsigned x = 0; x < gridDim.x; ++x) {
+      if (window != 0 && x == window && gridDim.x > 2 * window) x = gridDim.x - window;
+      order.push_back(dim3(x, y));
+    }
+  }
+  if (blocks.empty()) blocks.resize(1);
+  std::shuffle(order.begin(), order.end(), shuffler);
+  for (dim3 index : order) {
+    Begin(0, index, threads);
+    RunBlock(threads);
+    if (!block->is_done) Fail("a block waits for others that are not launched together with it");
+    LeaveBlock();
   }
 }
 
 }  // namespace
 
-void Launch(dim3 grid, unsigned threads, void*, std::function<void()> body) {
+void Launch(dim3 grid, unsigned threads, void*, std::function<void()> body, bool together) {
   if (threads % 32 != 0 || grid.x == 0 || grid.y == 0) Fail("an invalid launch");
+  if (together && (grid.y != 1 || grid.x > kMultiprocessors * kBlocksAtOnce)) {
+    Fail("more blocks are launched together than fit");
+  }
 #if defined(__SSE2__)
   const unsigned saved = _mm_getcsr();
   _mm_setcsr(saved | 0x8040);
@@ -161,21 +260,11 @@ void Launch(dim3 grid, unsigned threads, void*, std::function<void()> body) {
   kernel = std::move(body);
   gridDim = grid;
   blockDim = threads;
-  if (fibers.size() < threads) fibers.resize(threads);
   StartLaunch(threads);
-  std::vector<unsigned> blocks;
-  for (unsigned y = 0; y < grid.y; ++y) {
-    for (unsigned x = 0; x < grid.x; ++x) {
-      if (window != 0 && x == window && grid.x > 2 * window) x = grid.x - window;
-      blocks.push_back(y * grid.x + x);
-    }
-  }
-  std::shuffle(blocks.begin(), blocks.end(), shuffler);
-  for (unsigned block : blocks) {
-    blockIdx = dim3(block % grid.x, block / grid.x);
-    StartBlock(block);
-    RunBlock(threads);
-    EndBlock();
+  if (!together) {
+    RunInTurn(threads);
+  } else if (window == 0) {
+    TakeTurns(threads);
   }
 #if defined(__SSE2__)
   _mm_setcsr(saved);
@@ -185,7 +274,7 @@ void Launch(dim3 grid, unsigned threads, void*, std::function<void()> body) {
 // The values that all lanes bring to an instruction of their warp. Two sets take turns: no lane is
 // more than one instruction ahead of another.
 const uint64_t* Exchange(uint64_t value) {
-  static uint64_t slots[2][32][32];
+  EMULATOR_STATE static uint64_t slots[2][32][32];
   const unsigned thread = threadIdx.x;
   uint64_t* set = slots[current->instructions++ % 2][thread / 32];
   set[thread % 32] = value;
@@ -194,6 +283,7 @@ const uint64_t* Exchange(uint64_t value) {
 }
 
 void WaitForBlock() { Wait(State::kAtBlock); }
+void WaitForOthers() { Wait(State::kYields); }
 
 void SyncWarp() {
   current->syncs = true;
@@ -210,15 +300,18 @@ bool IsPrivate(const void* memory) {
          is_in(&blockDim, sizeof(dim3)) || is_in(&gridDim, sizeof(dim3));
 }
 
+bool IsShared(const void* memory) { return memory >= &__bss_start && memory < &_end; }
+
 }  // namespace emulator
 
 // Of every launch that follows, only the first and the last `blocks` blocks are run; 0: all. So
 // kernels can be seen at the end of a tensor that is larger than what can be computed, or stored.
+// Launches of blocks that wait for each other are left out.
 extern "C" void emulator_window(unsigned blocks) { emulator::window = blocks; }
 
 // The next status that is asked for is a failure.
 namespace {
-bool fails = false;
+EMULATOR_STATE bool fails = false;
 }
 extern "C" void emulator_driver(int version) { emulator::driver_version = version; }
 extern "C" int emulator_launches() { return emulator::launches; }  // So far.

@@ -12,14 +12,22 @@ struct dim3 {
 };
 extern dim3 threadIdx, blockIdx, blockDim, gridDim;  // Of the fiber that runs.
 
+// Variables of the emulator and of the detector of races, apart from the shared ones of kernels.
+#define EMULATOR_STATE __attribute__((section("emulator_state")))
+
 namespace emulator {
 
-// Runs a kernel on all blocks, one after the other.
-void Launch(dim3 grid, unsigned threads, void* stream, std::function<void()> body);
+// What fits on the device at once.
+constexpr unsigned kMultiprocessors = 3, kBlocksAtOnce = 2;
 
-// A barrier of the block, and one of the warp.
+// Runs a kernel on all blocks, one after the other or, if they wait for each other, together.
+void Launch(dim3 grid, unsigned threads, void* stream, std::function<void()> body,
+            bool together = false);
+
+// A barrier of the block, and one of the warp; lets other blocks go on.
 void WaitForBlock();
 void SyncWarp();
+void WaitForOthers();
 
 // The values that all lanes bring to an instruction of their warp.
 const uint64_t* Exchange(uint64_t value);

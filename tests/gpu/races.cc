@@ -22,10 +22,7 @@
 #include <vector>
 
 #include "fibers.h"
-
-// The library's own zeros: where `__shared__` variables are.
-extern char __bss_start __attribute__((visibility("hidden")));
-extern char _end __attribute__((visibility("hidden")));
+#include "hooks.h"
 
 namespace emulator {
 namespace {
@@ -66,21 +63,26 @@ struct Acquired {
   Known known;
 };
 
-constexpr size_t kWords = 1024;
-std::unordered_map<uintptr_t, std::array<Word, kWords>> pages;
-std::unordered_map<uintptr_t, Known> published;  // By word, in this launch.
-std::vector<Thread> threads;
-std::vector<Time> warps;  // Of the last __syncwarp().
-std::vector<Acquired> acquired;
-Published fenced;  // Before the last barrier.
-Known known;       // To all threads, since a barrier.
-Time now = 1, barrier = 0;
-unsigned launch = 0, block = 0;
-bool running = false;  // A kernel runs, and none of the functions here.
+// A block that has begun and not ended.
+struct Block {
+  unsigned number;
+  Time barrier;
+  std::vector<Thread> threads;
+  std::vector<Time> warps;  // Of the last __syncwarp().
+  std::vector<Acquired> acquired;
+  Published fenced;  // Before the last barrier.
+  Known known;       // To all threads, since a barrier.
+};
 
-bool IsShared(uintptr_t at) {
-  return at >= reinterpret_cast<uintptr_t>(&__bss_start) && at < reinterpret_cast<uintptr_t>(&_end);
-}
+constexpr size_t kWords = 1024;
+EMULATOR_STATE std::unordered_map<uintptr_t, std::array<Word, kWords>> pages;
+EMULATOR_STATE std::unordered_map<uintptr_t, Known> published;  // By word, in this launch.
+EMULATOR_STATE std::vector<Block> blocks;                       // One, or those that take turns.
+EMULATOR_STATE unsigned slot = 0;                               // Of the one that runs.
+EMULATOR_STATE Block* here = nullptr;
+EMULATOR_STATE Time now = 1;
+EMULATOR_STATE unsigned launch = 0, of_block = 0;  // Threads.
+EMULATOR_STATE bool running = false;               // A kernel runs, and none of the functions here.
 
 void Merge(const Known& from, Known* to) {
   for (const auto& [of, what] : from) {
@@ -98,10 +100,11 @@ bool IsKnown(const Known& here, const Access& access) {
 // Whether an access of this launch comes before whatever this thread does now.
 bool IsOrdered(const Access& access) {
   const unsigned thread = threadIdx.x;
-  if (access.block != block)
-    return IsKnown(known, access) || IsKnown(threads[thread].known, access);
-  if (access.thread == thread || access.time <= barrier) return true;
-  return access.thread / 32 == thread / 32 && access.time <= warps[thread / 32];
+  if (access.block != here->number) {
+    return IsKnown(here->known, access) || IsKnown(here->threads[thread].known, access);
+  }
+  if (access.thread == thread || access.time <= here->barrier) return true;
+  return access.thread / 32 == thread / 32 && access.time <= here->warps[thread / 32];
 }
 
 const char* Name(Kind kind) {
@@ -119,13 +122,13 @@ void Describe(const char* what, unsigned of_block, unsigned thread, const void* 
 [[noreturn]] void Fail(const char* what, Kind kind, const void* place, const Access* other,
                        Kind other_kind) {
   std::fprintf(stderr, "emulator: %s\n", what);
-  Describe(Name(kind), block, threadIdx.x, place);
+  Describe(Name(kind), here->number, threadIdx.x, place);
   if (other != nullptr) Describe(Name(other_kind), other->block, other->thread, other->place);
   std::abort();
 }
 
 void Check(const Access& other, Kind other_kind, Kind kind, const void* place, bool shared) {
-  if (other.time == 0 || other.launch != launch || (shared && other.block != block)) return;
+  if (other.time == 0 || other.launch != launch || (shared && other.block != here->number)) return;
   if (!IsOrdered(other)) Fail("a race", kind, place, &other, other_kind);
 }
 
@@ -145,9 +148,12 @@ void Note(Word* word, Kind kind, const Access& access) {
 
 void TouchWord(uintptr_t at, Kind kind, const void* place) {
   const uintptr_t index = at / 4;
-  Word& word = pages[index / kWords][index % kWords];
-  const bool shared = IsShared(at);
-  const auto is_here = [&](const Access& a) { return a.launch == launch && a.block == block; };
+  const bool shared = IsShared(reinterpret_cast<const void*>(at));
+  const uintptr_t page = index / kWords + (shared ? uintptr_t{slot} << 52 : 0);
+  Word& word = pages[page][index % kWords];
+  const auto is_here = [](const Access& a) {
+    return a.launch == launch && a.block == here->number;
+  };
   if (shared && kind != kWrite && !is_here(word.write) && !is_here(word.atomic)) {
     Fail("shared memory is read that this block has not written", kind, place, nullptr, kRead);
   }
@@ -156,10 +162,10 @@ void TouchWord(uintptr_t at, Kind kind, const void* place) {
   if (kind != kRead) {
     for (const Access& read : word.reads) Check(read, kRead, kind, place, shared);
   }
-  Note(&word, kind, {now++, launch, block, threadIdx.x, place});
+  Note(&word, kind, {now++, launch, here->number, threadIdx.x, place});
 }
 
-void Touch(const void* memory, size_t bytes, Kind kind, const void* place) {
+void TouchAll(const void* memory, size_t bytes, Kind kind, const void* place) {
   if (!running || bytes == 0) return;
   if (IsPrivate(memory)) return;
   const auto at = reinterpret_cast<uintptr_t>(memory);
@@ -170,110 +176,79 @@ void Touch(const void* memory, size_t bytes, Kind kind, const void* place) {
 
 // A thread publishes what was fenced before a barrier, and behind it by itself.
 void Publish(uintptr_t word) {
-  const Thread& thread = threads[threadIdx.x];
-  auto what = std::make_shared<Published>(fenced);
-  if (thread.fence > barrier) {
+  const Thread& thread = here->threads[threadIdx.x];
+  auto what = std::make_shared<Published>(here->fenced);
+  if (thread.fence > here->barrier) {
     what->all = std::max(what->all, thread.barrier_at_fence);
     what->of_thread[threadIdx.x] = thread.fence;
   }
-  published[word][block] = std::move(what);
+  published[word][here->number] = std::move(what);
 }
 
 }  // namespace
 
-void StartLaunch(unsigned of_threads) {
+void Touch(const void* memory, size_t bytes, bool writes, const void* place) {
+  TouchAll(memory, bytes, writes ? kWrite : kRead, place);
+}
+
+void StartLaunch(unsigned threads) {
   ++launch;
+  of_block = threads;
   published.clear();
-  threads.assign(of_threads, {});
-  warps.assign(of_threads / 32, 0);
 }
 
-void StartBlock(unsigned number) {
-  block = number;
+void StartBlock(unsigned number, unsigned in_slot) {
+  if (blocks.size() <= in_slot) blocks.resize(in_slot + 1);
+  EnterBlock(in_slot);
+  here->number = number;
+  here->barrier = now++;
+  here->threads.assign(of_block, {});
+  here->warps.assign(of_block / 32, 0);
+  here->acquired.clear();
+  here->known.clear();
+  here->fenced = {0, std::vector<Time>(of_block, 0)};
+}
+
+void EnterBlock(unsigned in_slot) {
+  slot = in_slot;
+  here = &blocks[slot];
   running = true;
-  barrier = now++;
-  std::fill(threads.begin(), threads.end(), Thread());
-  std::fill(warps.begin(), warps.end(), 0);
-  acquired.clear();
-  known.clear();
-  fenced = {0, std::vector<Time>(threads.size(), 0)};
 }
 
-void EndBlock() { running = false; }
+void LeaveBlock() { running = false; }
 
 void PassBarrier() {
-  for (size_t i = 0; i < threads.size(); ++i) {
-    Thread& thread = threads[i];
-    if (thread.fence > barrier) {
-      fenced.all = std::max(fenced.all, thread.barrier_at_fence);
-      fenced.of_thread[i] = thread.fence;
+  for (size_t i = 0; i < here->threads.size(); ++i) {
+    Thread& thread = here->threads[i];
+    if (thread.fence > here->barrier) {
+      here->fenced.all = std::max(here->fenced.all, thread.barrier_at_fence);
+      here->fenced.of_thread[i] = thread.fence;
     }
-    Merge(thread.known, &known);
+    Merge(thread.known, &here->known);
     thread.known.clear();
   }
-  barrier = now++;
+  here->barrier = now++;
 }
 
-void PassWarp(unsigned warp) { warps[warp] = now++; }
+void PassWarp(unsigned warp) { here->warps[warp] = now++; }
 
 void Fence() {
-  Thread& thread = threads[threadIdx.x];
+  Thread& thread = here->threads[threadIdx.x];
   thread.fence = now++;
-  thread.barrier_at_fence = barrier;
-  for (const Acquired& a : acquired) {
-    if (a.thread == threadIdx.x || a.time <= barrier) Merge(a.known, &thread.known);
+  thread.barrier_at_fence = here->barrier;
+  for (const Acquired& a : here->acquired) {
+    if (a.thread == threadIdx.x || a.time <= here->barrier) Merge(a.known, &thread.known);
   }
 }
 
 void TouchAtomically(const void* memory, size_t bytes, const void* place) {
   if (!running) return;
-  Touch(memory, bytes, kAtomic, place);
+  TouchAll(memory, bytes, kAtomic, place);
   const auto at = reinterpret_cast<uintptr_t>(memory);
-  if (IsShared(at)) return;
+  if (IsShared(reinterpret_cast<const void*>(at))) return;
   const auto found = published.find(at);
-  if (found != published.end()) acquired.push_back({threadIdx.x, now++, found->second});
+  if (found != published.end()) here->acquired.push_back({threadIdx.x, now++, found->second});
   Publish(at);
 }
 
 }  // namespace emulator
-
-#define REDSYNC_HOOKS(bytes)                                                   \
-  void __tsan_read##bytes(void* at) {                                          \
-    emulator::Touch(at, bytes, emulator::kRead, __builtin_return_address(0));  \
-  }                                                                            \
-  void __tsan_write##bytes(void* at) {                                         \
-    emulator::Touch(at, bytes, emulator::kWrite, __builtin_return_address(0)); \
-  }                                                                            \
-  void __tsan_unaligned_read##bytes(void* at) {                                \
-    emulator::Touch(at, bytes, emulator::kRead, __builtin_return_address(0));  \
-  }                                                                            \
-  void __tsan_unaligned_write##bytes(void* at) {                               \
-    emulator::Touch(at, bytes, emulator::kWrite, __builtin_return_address(0)); \
-  }
-
-extern "C" {
-REDSYNC_HOOKS(1)
-REDSYNC_HOOKS(2)
-REDSYNC_HOOKS(4)
-REDSYNC_HOOKS(8)
-REDSYNC_HOOKS(16)
-void __tsan_read_range(void* at, size_t bytes) {
-  emulator::Touch(at, bytes, emulator::kRead, __builtin_return_address(0));
-}
-void __tsan_write_range(void* at, size_t bytes) {
-  emulator::Touch(at, bytes, emulator::kWrite, __builtin_return_address(0));
-}
-void __tsan_init() {}
-void __tsan_func_entry(void*) {}
-void __tsan_func_exit() {}
-void __tsan_vptr_read(void*) {}
-void __tsan_vptr_update(void*, void*) {}
-// Of the host's std::atomic, and of the locks of its local statics.
-int __tsan_atomic32_load(const volatile int* at, int) { return *at; }
-void __tsan_atomic32_store(volatile int* at, int value, int) { *at = value; }
-char __tsan_atomic8_load(const volatile char* at, int) { return *at; }
-void* __tsan_memcpy(void* to, const void* from, size_t bytes) {
-  return std::memcpy(to, from, bytes);
-}
-void* __tsan_memset(void* to, int value, size_t bytes) { return std::memset(to, value, bytes); }
-}

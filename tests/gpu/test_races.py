@@ -79,7 +79,7 @@ FAULTS = {
 def program(tmp_path_factory):
     source = tmp_path_factory.mktemp("races") / "a.cu"
     source.write_text(PROGRAM)
-    return d.build_with_races([str(source)], shared=False)
+    return d.build_with_hooks([str(source)], shared=False)
 
 
 @needs_compiler

@@ -1,6 +1,6 @@
 // Prediction of a threshold, and the one pass over memory.
-#include "custom_ops/core/gpu/batch.cuh"
 #include "custom_ops/core/gpu/four.cuh"
+#include "custom_ops/core/gpu/source.cuh"
 
 namespace redsync {
 namespace gpu {
@@ -11,6 +11,7 @@ constexpr uint32_t kPerWarp = kChunk / kWarps;  // Elements of a chunk that a wa
 constexpr int kRows = kPerWarp / (32 * 4);      // Vectors of four that a thread accumulates.
 constexpr int kAtOnce = 4;                      // Vectors that a thread loads before it stores.
 constexpr int kPerThread = kMaxSamples / kLoneThreads;  // Samples.
+constexpr uint32_t kFew = 64;  // Candidates of a block, whose digits it counts in global memory.
 
 // Another number for each number, of which all bits matter (the finalizer of MurmurHash3).
 __device__ inline uint32_t Mixed(uint32_t x) {
@@ -67,7 +68,8 @@ __global__ void __launch_bounds__(kLoneThreads) Predict(REDSYNC_PARAMETER Batch 
   if (threadIdx.x == 0) tensor.state->threshold = lowest > 0 ? lowest - 1 : 0;
 }
 
-// What the pass has seen: finite, mean, maximum, and whether the prediction was right.
+// What the pass has seen: finite, mean, maximum, whether the prediction was right; and the first
+// digit of the k-th largest magnitude.
 __device__ inline void Decide(const Batch& batch, const Tensor& tensor) {
   double sum = 0;
   int32_t max = INT32_MIN, max_absolute = 0;
@@ -80,22 +82,31 @@ __device__ inline void Decide(const Batch& batch, const Tensor& tensor) {
   sum = BlockReduce(sum, Add());
   max = BlockReduce(max, Max());
   max_absolute = BlockReduce(max_absolute, Max());
-  if (threadIdx.x != 0) return;
   State& state = *tensor.state;
-  state.finite = max_absolute < 0x7f800000;
+  const float ratio = tensor.fixed ? *tensor.ratio : -1;
+  const int32_t threshold = tensor.fixed ? FixedThreshold(ratio) : state.threshold;
+  const uint32_t used = state.used;
+  const bool finite = max_absolute < 0x7f800000 && (!tensor.fixed || ratio >= 0);
+  const bool complete = tensor.fixed || threshold == 0 || used >= tensor.need;
+  const bool refine = finite && (!complete || used > tensor.pool_size);
+  if (!tensor.threshold) {
+    if (finite && !refine && used > tensor.k) {
+      EndLevel(FromPool(batch, tensor), 0, &state.histogram, &state.digits[kChoose]);
+    } else {
+      ClearBins(state.histogram.bins);
+    }
+  }
+  if (threadIdx.x != 0) return;
+  state.finite = finite;
+  state.refine = refine;
+  state.counted = !finite || (!refine && !tensor.threshold);
   state.mean = sum / tensor.size;
   // With no positive magnitude nothing is eligible, and the maximum does not matter.
   state.max = max > 0 ? __int_as_float(max) : 0.0f;
-  state.floor = state.used;
-  state.ratio = -1;
-  if (tensor.fixed) {
-    state.ratio = *tensor.ratio;
-    state.threshold = FixedThreshold(state.ratio);
-    state.finite = state.finite && state.ratio >= 0;
-  }
-  const bool complete = tensor.fixed || state.threshold == 0 || state.used >= tensor.need;
-  state.refine = state.finite && (!complete || state.used > tensor.pool_size);
-  if (!state.finite) *batch.not_finite = 1;
+  state.floor = used;
+  state.ratio = ratio;
+  if (tensor.fixed) state.threshold = threshold;
+  if (!finite) *batch.not_finite = 1;
 }
 
 // Accumulates a thread's elements and returns one bit per candidate among them.
@@ -138,9 +149,10 @@ __device__ inline uint32_t AccumulateRows(const Batch& batch, const Tensor& tens
   return candidates;
 }
 
-// Writes the keys of a warp's candidates in the order of their indices.
+// Writes the keys of a warp's candidates in the order of their indices, and counts the first digits
+// of their magnitudes.
 __device__ inline void Append(const Tensor& tensor, Magnitude magnitude, uint32_t candidates,
-                              uint32_t begin, uint64_t* keys) {
+                              uint32_t begin, uint64_t* keys, uint32_t* bins) {
   for (int row = 0; row < kRows; ++row) {
     const uint32_t mine = candidates >> (4 * row) & 15;
     if (__ballot_sync(kAllLanes, mine != 0) == 0) continue;
@@ -153,7 +165,9 @@ __device__ inline void Append(const Tensor& tensor, Magnitude magnitude, uint32_
     for (int c = 0; c < 4; ++c) {
       if (!(mine >> c & 1)) continue;
       const uint32_t at = begin + row * 128 + c;
-      keys[before++] = MakeKey(magnitude(tensor.new_residual[at]), at);
+      const int32_t m = magnitude(tensor.new_residual[at]);
+      keys[before++] = MakeKey(m, at);
+      if (!tensor.threshold) atomicAdd(&bins[m >> LevelShift(0)], 1u);
     }
     keys += all;
   }
@@ -162,7 +176,7 @@ __device__ inline void Append(const Tensor& tensor, Magnitude magnitude, uint32_
 // One chunk a block; its candidates become one run in the pool.
 template <int kMode>
 __global__ void __launch_bounds__(kThreads) Accumulate(REDSYNC_PARAMETER Batch batch) {
-  const int which = FindItem(batch.first_chunk, batch.count);
+  const int which = FindItem(batch.first_chunk, batch.count, blockIdx.x);
   const Tensor& tensor = batch.tensors[which];
   const uint32_t chunk = blockIdx.x - batch.first_chunk[which];
   const uint32_t begin = chunk * kChunk + Warp() * kPerWarp + Lane() * 4;
@@ -170,7 +184,8 @@ __global__ void __launch_bounds__(kThreads) Accumulate(REDSYNC_PARAMETER Batch b
   const uint32_t candidates = AccumulateRows<kMode>(batch, tensor, begin, &stats);
 
   __shared__ Stats of_warp[kWarps];
-  __shared__ uint32_t counts[kWarps], place;
+  __shared__ uint32_t counts[kWarps], place, bins[kBins];
+  __shared__ bool many;
   stats.sum = WarpReduce(stats.sum, Add());
   stats.max = WarpReduce(stats.max, Max());
   stats.max_absolute = WarpReduce(stats.max_absolute, Max());
@@ -193,13 +208,17 @@ __global__ void __launch_bounds__(kThreads) Accumulate(REDSYNC_PARAMETER Batch b
     place = total == 0 ? 0 : atomicAdd(&tensor.state->used, total);
     tensor.segments[chunk] = {place, total};
     if (place + total > tensor.pool_size) place = UINT32_MAX;  // Counted, but not stored.
+    many = total > kFew && !tensor.threshold;
   }
   __syncthreads();
+  if (many) ClearBins(bins);
   if (count != 0 && place != UINT32_MAX) {
     uint32_t before = 0;
     for (unsigned w = 0; w < Warp(); ++w) before += counts[w];
-    Append(tensor, Magnitude(batch, tensor), candidates, begin, tensor.pool + place + before);
+    Append(tensor, Magnitude(batch, tensor), candidates, begin, tensor.pool + place + before,
+           many ? bins : tensor.state->histogram.bins);
   }
+  if (many) AddBins(bins, tensor.state->histogram.bins);
   if (IsLastBlock(&tensor.state->histogram.ticket, tensor.chunks())) Decide(batch, tensor);
 }
 

@@ -21,11 +21,13 @@ enum Phase { kRefine, kChoose };  // Digits of the tensor, digits of the pool.
 // A tensor's state from kernel to kernel; zero at first.
 struct State {
   Histogram histogram;
+  uint32_t arrived;   // See SyncGrid(); of the first tensor, for all.
   uint32_t used;      // Candidates; those beyond the pool's size are not stored.
   int32_t threshold;  // The pool has all elements above it. Never negative.
   uint32_t floor;     // Elements above any lower threshold: at least so many.
   int32_t finite;
   int32_t refine;   // Whether the pool must be filled anew.
+  int32_t counted;  // Whether the pool needs no count of first digits: the pass has made it.
   int32_t settled;  // Whether the threshold search has chosen.
   uint32_t reused;  // Elements above the threshold of the last ratio.
   float ratio;
@@ -108,9 +110,7 @@ __device__ inline float Accumulated(float scale, float factor, float g, float v,
 // The kernels, in the order of their launches.
 void LaunchPredict(const Batch& batch, int mode, cudaStream_t stream);
 void LaunchAccumulate(const Batch& batch, int mode, cudaStream_t stream);
-void LaunchDigit(const Batch& batch, Phase phase, int level, cudaStream_t stream);
-void LaunchSearch(const Batch& batch, cudaStream_t stream);
-void LaunchPlace(const Batch& batch, Phase phase, cudaStream_t stream);
+void LaunchFinish(const Batch& batch, cudaStream_t stream);
 
 }  // namespace gpu
 }  // namespace redsync

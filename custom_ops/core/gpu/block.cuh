@@ -135,6 +135,20 @@ __device__ inline bool IsLastBlock(uint32_t* ticket, uint32_t blocks) {
   return last;
 }
 
+// A barrier of all blocks of a launch, which have to run together. `arrived` is 0 before the first
+// one. It orders memory as IsLastBlock() does.
+__device__ inline void SyncGrid(uint32_t* arrived) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    const uint32_t ticket = atomicAdd(arrived, 1u);
+    const uint32_t all = (ticket / gridDim.x + 1) * gridDim.x;
+    while (atomicAdd(arrived, 0u) < all) __nanosleep(64);
+    __threadfence();
+  }
+  __syncthreads();
+}
+
 }  // namespace gpu
 }  // namespace redsync
 

@@ -80,14 +80,12 @@ __global__ void __launch_bounds__(kThreads) AddRanks(REDSYNC_PARAMETER Parts all
       const int32_t* row = all.messages + (first + run) * all.words;
       return Run{Indices(part, row), 0, row[0] == 0 ? 0u : static_cast<uint32_t>(row[part.offset])};
     });
-    for (int run = 0; run < ranks; ++run) {
+    auto load = [&](int run, uint32_t i) {
       const int32_t* row = all.messages + (first + run) * all.words;
-      const uint32_t* indices = Indices(part, row);
-      for (uint32_t i = bounds[run].begin + threadIdx.x; i < bounds[run].end; i += kThreads) {
-        sums[indices[i] - begin] += Value(part, row, i);
-      }
-      __syncthreads();
-    }
+      return Entry{Indices(part, row)[i], Value(part, row, i)};
+    };
+    ForEntries(bounds, static_cast<int>(ranks), load,
+               [&](const Entry& entry) { sums[entry.index - begin] += entry.value; });
   }
   for (int64_t i = threadIdx.x; i < end - begin; i += kThreads) part.total[begin + i] = sums[i];
 }

@@ -84,12 +84,9 @@ __global__ void __launch_bounds__(kThreads)
     FindBounds(begin, end, runs, bounds, [&](int run) {
       return Run{call.indices, table->begin[first + run], table->end[first + run]};
     });
-    for (int run = 0; run < runs; ++run) {
-      for (uint32_t i = bounds[run].begin + threadIdx.x; i < bounds[run].end; i += kThreads) {
-        call.variable[call.indices[i]] -= rate * call.values[i];
-      }
-      __syncthreads();
-    }
+    auto load = [&](int, uint32_t i) { return Entry{call.indices[i], call.values[i]}; };
+    ForEntries(bounds, runs, load,
+               [&](const Entry& entry) { call.variable[entry.index] -= rate * entry.value; });
   }
 }
 

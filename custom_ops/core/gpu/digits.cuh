@@ -73,15 +73,32 @@ struct Histogram {
   uint32_t bins[kBins];  // Zero between two uses.
 };
 
+// Ends a level, in the last of the blocks. A source has keys [i], the rank to look for, and
+// Found(equal, digits) or NotFound(total, digits) for the end.
+template <class Source>
+__device__ inline void EndLevel(const Source& source, int level, Histogram* histogram,
+                                Digits* digits) {
+  const Bin bin = FindBin(histogram->bins, source.rank() - digits->above);
+  ClearBins(histogram->bins);
+  if (threadIdx.x != 0) return;
+  digits->above += bin.above;
+  digits->prefix = digits->prefix << LevelBits(level) | bin.bin;
+  if (!bin.found) {
+    digits->done = 1;
+    source.NotFound(bin.above, digits);
+  } else if (level == kLevels - 1) {
+    digits->cut = digits->prefix;
+    source.Found(bin.count, digits);
+  }
+}
+
 // Counts the elements of `part` that have the prefix found so far; the last of the blocks finds the
-// next digit. A source has keys [i], the rank to look for, and Found(equal, digits) or
-// NotFound(total, digits) for the end.
+// next digit. `bins` is shared memory.
 template <class Source>
 __device__ inline void NextDigit(const Source& source, Range part, int level, uint32_t blocks,
-                                 Histogram* histogram, Digits* digits) {
+                                 uint32_t* bins, Histogram* histogram, Digits* digits) {
   const int shift = LevelShift(level), bits = LevelBits(level);
   const int32_t prefix = digits->prefix;
-  __shared__ uint32_t bins[kBins];
   ClearBins(bins);
   for (uint32_t i = threadIdx.x; i < part.count; i += kThreads) {
     const int32_t m = KeyMagnitude(source[part.begin + i]);
@@ -90,20 +107,7 @@ __device__ inline void NextDigit(const Source& source, Range part, int level, ui
     }
   }
   AddBins(bins, histogram->bins);
-  if (!IsLastBlock(&histogram->ticket, blocks)) return;
-
-  const Bin bin = FindBin(histogram->bins, source.rank() - digits->above);
-  ClearBins(histogram->bins);
-  if (threadIdx.x != 0) return;
-  digits->above += bin.above;
-  digits->prefix = prefix << bits | bin.bin;
-  if (!bin.found) {
-    digits->done = 1;
-    source.NotFound(bin.above, digits);
-  } else if (level == kLevels - 1) {
-    digits->cut = digits->prefix;
-    source.Found(bin.count, digits);
-  }
+  if (IsLastBlock(&histogram->ticket, blocks)) EndLevel(source, level, histogram, digits);
 }
 
 }  // namespace gpu

@@ -10,9 +10,9 @@ namespace redsync {
 namespace gpu {
 
 // Number of the item that a block works on; first[i] is the number of blocks before item i's.
-__device__ inline int FindItem(const uint32_t* first, int count) {
+__device__ inline int FindItem(const uint32_t* first, int count, uint32_t block) {
   int which = 0;
-  while (which + 1 < count && first[which + 1] <= blockIdx.x) ++which;
+  while (which + 1 < count && first[which + 1] <= block) ++which;
   return which;
 }
 
@@ -26,7 +26,7 @@ struct Group {
   uint32_t first[kMaxItems + 1];  // Blocks before each item's.
   int count;
 
-  __device__ int Find() const { return FindItem(first, count); }
+  __device__ int Find() const { return FindItem(first, count, blockIdx.x); }
   // Which of its item's blocks this one is, and how many there are.
   __device__ uint32_t Block(int which) const { return blockIdx.x - first[which]; }
   __device__ uint32_t Blocks(int which) const { return first[which + 1] - first[which]; }

@@ -25,7 +25,8 @@ __global__ void __launch_bounds__(kThreads)
   const MergeItem& item = call.items[which];
   if (!IsClear(*call.record) || item.blocks.k == 0 || item.state->digits.done) return;
   const Range part = Part(item.entries, call.Block(which), call.Blocks(which));
-  NextDigit(Source{item}, part, level, call.Blocks(which), &item.state->histogram,
+  __shared__ uint32_t bins[kBins];
+  NextDigit(Source{item}, part, level, call.Blocks(which), bins, &item.state->histogram,
             &item.state->digits);
 }
 

@@ -11,6 +11,8 @@
 #include <cuda_runtime.h>
 #define REDSYNC_LAUNCH(kernel, grid, threads, stream, ...) \
   kernel<<<grid, threads, 0, stream>>>(__VA_ARGS__)
+#define REDSYNC_LAUNCH_TOGETHER(kernel, grid, threads, stream, ...) \
+  redsync::gpu::LaunchTogether(kernel, grid, threads, stream, __VA_ARGS__)
 // A kernel's parameter block: read in place, also where it is indexed.
 #define REDSYNC_PARAMETER const __grid_constant__
 #endif
@@ -31,6 +33,28 @@ inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline uint32_t GridFor(int64_t items) {
   return static_cast<uint32_t>(std::clamp<int64_t>(CeilDiv(items, kThreads), 1, 1024));
 }
+
+// How many blocks of a kernel run together for sure. Half of what fits: the other half is left to
+// kernels that wait for other devices, as those of collectives do.
+template <class Kernel>
+inline uint32_t BlocksTogether(Kernel kernel) {
+  int device = 0, multiprocessors = 0, blocks = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kThreads, 0);
+  return static_cast<uint32_t>(std::max(multiprocessors * blocks / 2, 1));
+}
+
+#ifndef REDSYNC_GPU_EMULATOR
+// A launch whose blocks wait for each other. It fails if they do not fit on the device.
+template <class... Parameters>
+inline void LaunchTogether(void (*kernel)(Parameters...), dim3 grid, dim3 threads,
+                           cudaStream_t stream, Parameters... parameters) {
+  void* addresses[] = {&parameters...};
+  cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(kernel), grid, threads, addresses, 0,
+                              stream);
+}
+#endif
 
 }  // namespace gpu
 }  // namespace redsync

@@ -2,7 +2,7 @@
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_RUNS_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_RUNS_CUH_
 
-#include "custom_ops/core/gpu/platform.cuh"
+#include "custom_ops/core/gpu/block.cuh"
 
 namespace redsync {
 namespace gpu {
@@ -32,6 +32,11 @@ __device__ inline uint32_t LowerBound(const Run& run, int64_t value) {
   return low;
 }
 
+struct Entry {
+  uint32_t index;
+  float value;
+};
+
 // Fills bounds[0 .. runs) in shared memory, at most kRunsAtOnce, with the parts of run_of(0), ..
 // that fall into [begin, end). All threads must call, may read the bounds afterwards, and must have
 // come to a barrier after that before the next call.
@@ -47,6 +52,58 @@ __device__ inline void FindBounds(int64_t begin, int64_t end, int runs, Bounds* 
     }
   }
   __syncthreads();
+}
+
+// The run that entry number `i` is in; `ends` counts the entries of all runs up to each.
+__device__ inline int RunOf(const uint32_t* ends, int runs, uint32_t i) {
+  int low = 0, high = runs - 1;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (ends[middle] <= i) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// Calls apply(entry) on what is within the bounds, run after run; the entries of a run, which has
+// no index twice, in any order. load(run, i) reads an entry. Those of many runs are read at once,
+// since each of them may have only a few here.
+template <class Load, class Apply>
+__device__ inline void ForEntries(const Bounds* bounds, int runs, Load load, Apply apply) {
+  constexpr uint32_t kAhead = 4;  // Entries of a thread.
+  __shared__ uint32_t ends[kRunsAtOnce];
+  const auto run = static_cast<int>(threadIdx.x);
+  uint32_t all;
+  uint32_t mine = run < runs ? bounds[run].end - bounds[run].begin : 0;
+  mine += BlockScan(mine, &all);
+  if (run < runs) ends[run] = mine;
+  __syncthreads();
+  for (uint32_t first = 0; first < all; first += kAhead * kThreads) {
+    int of[kAhead];
+    Entry entries[kAhead];
+#pragma unroll
+    for (uint32_t j = 0; j < kAhead; ++j) {
+      const uint32_t i = first + j * kThreads + threadIdx.x;
+      of[j] = -1;
+      if (i >= all) continue;
+      of[j] = RunOf(ends, runs, i);
+      entries[j] = load(of[j], bounds[of[j]].end - (ends[of[j]] - i));
+    }
+    const uint32_t left = all - first;
+    const uint32_t last = first + (left < kAhead * kThreads ? left : kAhead * kThreads) - 1;
+    const int end = RunOf(ends, runs, last);
+    for (int r = RunOf(ends, runs, first); r <= end; ++r) {
+      if (r > 0 && ends[r] == ends[r - 1]) continue;
+#pragma unroll
+      for (uint32_t j = 0; j < kAhead; ++j) {
+        if (of[j] == r) apply(entries[j]);
+      }
+      __syncthreads();
+    }
+  }
 }
 
 }  // namespace gpu

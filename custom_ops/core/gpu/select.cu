@@ -108,24 +108,13 @@ __global__ void End(int32_t* message, int64_t words, const float* ratios, float*
   for (int64_t i = first; i < count; i += stride) new_ratios[i] = ratios[i];
 }
 
-// Every kernel is launched whether it has something to do or not: only the device knows, and asking
-// it would mean to wait for it.
+// What is left to do after the pass only the device knows, and asking it would mean to wait for it.
 void RunBatch(const Batch& batch, int mode, cudaStream_t stream) {
-  bool predicts = false, refines = false, searches = false;
-  for (int i = 0; i < batch.count; ++i) {
-    predicts |= batch.tensors[i].samples != 0;
-    refines |= batch.tensors[i].pool_size < batch.tensors[i].size;
-    searches |= batch.tensors[i].threshold;
-  }
+  bool predicts = false;
+  for (int i = 0; i < batch.count; ++i) predicts |= batch.tensors[i].samples != 0;
   if (predicts) LaunchPredict(batch, mode, stream);
   LaunchAccumulate(batch, mode, stream);
-  if (predicts || refines) {  // Else the pool cannot be wrong: it holds everything.
-    for (int level = 0; level < kLevels; ++level) LaunchDigit(batch, kRefine, level, stream);
-    LaunchPlace(batch, kRefine, stream);
-  }
-  if (searches) LaunchSearch(batch, stream);
-  for (int level = 0; level < kLevels; ++level) LaunchDigit(batch, kChoose, level, stream);
-  LaunchPlace(batch, kChoose, stream);
+  LaunchFinish(batch, stream);
 }
 
 // Tensors [first, last) of the call, `offset` words into the message.

@@ -20,7 +20,7 @@ struct FromTensor {
   __device__ FromTensor(const Batch& b, const Tensor& t) : batch(b), tensor(t), magnitude(b, t) {}
 
   __device__ static bool IsActive(const Tensor& tensor) { return tensor.state->refine; }
-  __device__ static bool NeedsDigits(const Tensor&) { return true; }
+  __device__ static bool NeedsDigits(const Tensor&, int) { return true; }
   __device__ uint32_t size() const { return tensor.size; }
   __device__ uint32_t rank() const { return tensor.need; }
   __device__ uint64_t operator[](uint32_t i) const {
@@ -70,9 +70,10 @@ struct FromPool {
   __device__ FromPool(const Batch& b, const Tensor& t) : batch(b), tensor(t) {}
 
   __device__ static bool IsActive(const Tensor& tensor) { return tensor.state->finite; }
-  // Else the search has set the cut, or all candidates are taken.
-  __device__ static bool NeedsDigits(const Tensor& tensor) {
-    return !tensor.state->settled && tensor.state->used > tensor.k;
+  // Else the search has set the cut, or all candidates are taken, or the pass has found the digit.
+  __device__ static bool NeedsDigits(const Tensor& tensor, int level) {
+    const State& state = *tensor.state;
+    return !state.settled && state.used > tensor.k && (level > 0 || !state.counted);
   }
   __device__ uint32_t size() const { return tensor.state->used; }
   __device__ uint32_t rank() const { return tensor.k; }

@@ -1,9 +1,11 @@
 // Moves what is selected to its place, in the order of the indices: count, add up, write.
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_PLACE_CUH_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_PLACE_CUH_
+
 #include "custom_ops/core/gpu/source.cuh"
 
 namespace redsync {
 namespace gpu {
-namespace {
 
 // Of so many elements that are above the cut or equal to it, those that are taken: those above, and
 // the first `ties` of the others.
@@ -14,13 +16,11 @@ __device__ inline uint32_t Taken(const Tally<2>& tally, uint32_t ties) {
 // before[chunk] = {elements above the cut, elements equal to it}, one warp a chunk; the last block
 // adds them up.
 template <class Source>
-__global__ void __launch_bounds__(kThreads) Count(REDSYNC_PARAMETER Batch batch) {
-  const int which = FindItem(batch.first_group, batch.count);
-  const Tensor& tensor = batch.tensors[which];
+__device__ inline void Count(const Batch& batch, const Tensor& tensor, uint32_t group) {
   if (!Source::IsActive(tensor)) return;
   const Source source(batch, tensor);
   const Digits digits = tensor.state->digits[Source::kPhase];
-  const uint32_t chunk = (blockIdx.x - batch.first_group[which]) * kGroup + Warp();
+  const uint32_t chunk = group * kGroup + Warp();
   if (chunk < tensor.chunks()) {
     const Range items = source.Chunk(chunk);
     uint32_t above = 0, ties = 0;
@@ -40,13 +40,11 @@ __global__ void __launch_bounds__(kThreads) Count(REDSYNC_PARAMETER Batch batch)
 
 // Writes the elements taken, one warp a chunk. The last block adds up the mean of those selected.
 template <class Source>
-__global__ void __launch_bounds__(kThreads) Place(REDSYNC_PARAMETER Batch batch) {
-  const int which = FindItem(batch.first_group, batch.count);
-  const Tensor& tensor = batch.tensors[which];
+__device__ inline void Place(const Batch& batch, const Tensor& tensor, uint32_t group) {
   if (!Source::IsActive(tensor)) return;
   const Source source(batch, tensor);
   const Digits digits = tensor.state->digits[Source::kPhase];
-  const uint32_t chunk = (blockIdx.x - batch.first_group[which]) * kGroup + Warp();
+  const uint32_t chunk = group * kGroup + Warp();
   if (chunk < tensor.chunks()) {
     const Range items = source.Chunk(chunk);
     const Tally<2> before = tensor.before[chunk];
@@ -83,18 +81,7 @@ __global__ void __launch_bounds__(kThreads) Place(REDSYNC_PARAMETER Batch batch)
   tensor.part[ValuesAt(true, tensor.k)] = __float_as_int(*batch.side < 0 ? -mean : mean);
 }
 
-template <class Source>
-void LaunchBoth(const Batch& batch, cudaStream_t stream) {
-  const uint32_t blocks = batch.first_group[batch.count];
-  REDSYNC_LAUNCH(Count<Source>, blocks, kThreads, stream, batch);
-  REDSYNC_LAUNCH(Place<Source>, blocks, kThreads, stream, batch);
-}
-
-}  // namespace
-
-void LaunchPlace(const Batch& batch, Phase phase, cudaStream_t stream) {
-  phase == kRefine ? LaunchBoth<FromTensor>(batch, stream) : LaunchBoth<FromPool>(batch, stream);
-}
-
 }  // namespace gpu
 }  // namespace redsync
+
+#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_GPU_PLACE_CUH_

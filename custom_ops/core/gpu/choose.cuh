@@ -1,21 +1,23 @@
 // Where to cut: radix selection by histograms, and the search of a threshold.
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_CHOOSE_CUH_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_CHOOSE_CUH_
+
 #include "custom_ops/core/gpu/source.cuh"
 
 namespace redsync {
 namespace gpu {
-namespace {
 
 constexpr int kProbes = 10;  // Bisection steps of the threshold search.
 
+// A level of the radix selection, for one of a tensor's groups; `bins` is shared memory.
 template <class Source>
-__global__ void __launch_bounds__(kThreads) FindDigit(REDSYNC_PARAMETER Batch batch, int level) {
-  const int which = FindItem(batch.first_group, batch.count);
-  const Tensor& tensor = batch.tensors[which];
+__device__ inline void FindDigit(const Batch& batch, const Tensor& tensor, uint32_t group,
+                                 int level, uint32_t* bins) {
   Digits& digits = tensor.state->digits[Source::kPhase];
-  if (!Source::IsActive(tensor) || !Source::NeedsDigits(tensor) || digits.done) return;
+  if (!Source::IsActive(tensor) || !Source::NeedsDigits(tensor, level) || digits.done) return;
   const Source source(batch, tensor);
-  const Range part = Part(source.size(), blockIdx.x - batch.first_group[which], tensor.groups());
-  NextDigit(source, part, level, tensor.groups(), &tensor.state->histogram, &digits);
+  const Range part = Part(source.size(), group, tensor.groups());
+  NextDigit(source, part, level, tensor.groups(), bins, &tensor.state->histogram, &digits);
 }
 
 // The magnitude's bits of the threshold at a fraction of the way from the mean to the maximum.
@@ -66,20 +68,18 @@ __device__ inline void Bisect(const Tensor& tensor, bool search, const uint32_t*
 
 // RedSync's search of a threshold: all probes that a bisection can make are multiples of 1/kSteps,
 // so one pass over the candidates answers them all. The last block chooses.
-__global__ void __launch_bounds__(kThreads) Search(REDSYNC_PARAMETER Batch batch) {
-  const int which = FindItem(batch.first_group, batch.count);
-  const Tensor& tensor = batch.tensors[which];
+__device__ inline void Search(const Batch& batch, const Tensor& tensor, uint32_t group,
+                              uint32_t* bins) {
   State& state = *tensor.state;
   if (!tensor.threshold || tensor.takes_all() || !state.finite) return;
 
   __shared__ int32_t thresholds[kSteps];
-  __shared__ uint32_t bins[kBins];
   for (int j = threadIdx.x; j < kSteps; j += kThreads) {
     thresholds[j] = ThresholdAt(state, static_cast<double>(j) / kSteps);
   }
   ClearBins(bins);
   const int32_t last = ThresholdAt(state, *tensor.ratio);
-  const Range part = Part(state.used, blockIdx.x - batch.first_group[which], tensor.groups());
+  const Range part = Part(state.used, group, tensor.groups());
   uint32_t reused = 0;
   for (uint32_t i = threadIdx.x; i < part.count; i += kThreads) {
     const int32_t m = KeyMagnitude(tensor.pool[part.begin + i]);
@@ -103,16 +103,7 @@ __global__ void __launch_bounds__(kThreads) Search(REDSYNC_PARAMETER Batch batch
   if (threadIdx.x == 0) Bisect(tensor, *batch.search != 0, bins);
 }
 
-}  // namespace
-
-void LaunchDigit(const Batch& batch, Phase phase, int level, cudaStream_t stream) {
-  auto kernel = phase == kRefine ? FindDigit<FromTensor> : FindDigit<FromPool>;
-  REDSYNC_LAUNCH(kernel, batch.first_group[batch.count], kThreads, stream, batch, level);
-}
-
-void LaunchSearch(const Batch& batch, cudaStream_t stream) {
-  REDSYNC_LAUNCH(Search, batch.first_group[batch.count], kThreads, stream, batch);
-}
-
 }  // namespace gpu
 }  // namespace redsync
+
+#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_GPU_CHOOSE_CUH_

@@ -1,0 +1,66 @@
+// All that follows the pass, in one launch of blocks that run together, with barriers in between.
+#include "custom_ops/core/gpu/choose.cuh"
+#include "custom_ops/core/gpu/place.cuh"
+
+namespace redsync {
+namespace gpu {
+namespace {
+
+// Blocks take the groups of all tensors in turn. What decides about a barrier was known before the
+// launch, so that all blocks decide alike.
+__global__ void __launch_bounds__(kThreads) Finish(REDSYNC_PARAMETER Batch batch) {
+  __shared__ uint32_t bins[kBins];
+  bool refines = false, searches = false, counts = false;
+  for (int i = 0; i < batch.count; ++i) {
+    const Tensor& tensor = batch.tensors[i];
+    refines |= tensor.state->refine != 0;
+    searches |= tensor.threshold;
+    counts |= tensor.state->counted == 0;
+  }
+  auto for_groups = [&](auto step) {
+    for (uint32_t b = blockIdx.x; b < batch.first_group[batch.count]; b += gridDim.x) {
+      const int which = FindItem(batch.first_group, batch.count, b);
+      if (b != blockIdx.x) __syncthreads();  // The shared memory may still be read, for the last one.
+      step(batch.tensors[which], b - batch.first_group[which]);
+    }
+  };
+  auto sync = [&] { SyncGrid(&batch.tensors[0].state->arrived); };
+
+  if (refines) {  // The prediction failed, or the pool is too small: it is filled anew.
+    for (int level = 0; level < kLevels; ++level) {
+      for_groups([&](const Tensor& tensor, uint32_t group) {
+        FindDigit<FromTensor>(batch, tensor, group, level, bins);
+      });
+      sync();
+    }
+    for_groups(
+        [&](const Tensor& tensor, uint32_t group) { Count<FromTensor>(batch, tensor, group); });
+    sync();
+    for_groups(
+        [&](const Tensor& tensor, uint32_t group) { Place<FromTensor>(batch, tensor, group); });
+    sync();
+  }
+  if (searches) {
+    for_groups([&](const Tensor& tensor, uint32_t group) { Search(batch, tensor, group, bins); });
+    sync();
+  }
+  for (int level = counts ? 0 : 1; level < kLevels; ++level) {
+    for_groups([&](const Tensor& tensor, uint32_t group) {
+      FindDigit<FromPool>(batch, tensor, group, level, bins);
+    });
+    sync();
+  }
+  for_groups([&](const Tensor& tensor, uint32_t group) { Count<FromPool>(batch, tensor, group); });
+  sync();
+  for_groups([&](const Tensor& tensor, uint32_t group) { Place<FromPool>(batch, tensor, group); });
+}
+
+}  // namespace
+
+void LaunchFinish(const Batch& batch, cudaStream_t stream) {
+  const uint32_t blocks = std::min(batch.first_group[batch.count], BlocksTogether(Finish));
+  REDSYNC_LAUNCH_TOGETHER(Finish, blocks, kThreads, stream, batch);
+}
+
+}  // namespace gpu
+}  // namespace redsync

@@ -1,0 +1,39 @@
+// Counts the bytes of device memory that emulated kernels read and write, as their threads ask for
+// them: without shared memory, without parameters, and caches there are none.
+#include <cstdint>
+
+#include "fibers.h"
+#include "hooks.h"
+#include "races.h"
+
+namespace emulator {
+namespace {
+
+constexpr uintptr_t kStack = 1 << 20;  // Bytes of the host's, in which a launch's parameters are.
+
+EMULATOR_STATE bool running = false;
+EMULATOR_STATE uintptr_t frame = 0;           // Of the launch.
+EMULATOR_STATE int64_t bytes_of[2] = {0, 0};  // Read, written.
+
+}  // namespace
+
+void Touch(const void* memory, size_t bytes, bool writes, const void*) {
+  if (!running || IsPrivate(memory) || IsShared(memory)) return;
+  if (reinterpret_cast<uintptr_t>(memory) - frame < kStack) return;
+  bytes_of[writes] += static_cast<int64_t>(bytes);
+}
+void TouchAtomically(const void* memory, size_t bytes, const void* place) {
+  Touch(memory, bytes, false, place);
+  Touch(memory, bytes, true, place);
+}
+void StartLaunch(unsigned) { frame = reinterpret_cast<uintptr_t>(__builtin_frame_address(0)); }
+void StartBlock(unsigned, unsigned) { running = true; }
+void EnterBlock(unsigned) { running = true; }
+void LeaveBlock() { running = false; }
+void PassBarrier() {}
+void PassWarp(unsigned) {}
+void Fence() {}
+
+}  // namespace emulator
+
+extern "C" int64_t emulator_bytes(int written) { return emulator::bytes_of[written]; }  // So far.
