@@ -4,6 +4,7 @@
 #include "custom_ops/core/cpu/coded_message.h"
 #include "custom_ops/core/cpu/select.h"
 #include "custom_ops/kernels/codec.h"
+#include "custom_ops/kernels/coded.h"
 #include "custom_ops/kernels/layout.h"
 #include "custom_ops/kernels/position_layouts.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -15,7 +16,8 @@ using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
-using ::tensorflow::errors::InvalidArgument;
+
+constexpr int64_t kSlotCost = 16;  // Cycles to decode one.
 
 // Validates, allocates, and calls AccumulateAndSelect() for one tensor after the other, then
 // EncodeSelected() for what they selected together.
@@ -23,30 +25,18 @@ class SelectAndCodeOp : public tensorflow::OpKernel {
  public:
   explicit SelectAndCodeOp(OpKernelConstruction* context) : OpKernel(context) {
     int n;
-    std::vector<int64_t> rice;
     OP_REQUIRES_OK(context, attributes_.Read(context));
     OP_REQUIRES_OK(context, context->GetAttr("N", &n));
-    OP_REQUIRES_OK(context, context->GetAttr("k", &k_));
-    OP_REQUIRES_OK(context, context->GetAttr("streams", &streams_));
-    OP_REQUIRES_OK(context, context->GetAttr("rice", &rice));
-    OP_REQUIRES_OK(context, context->GetAttr("value_bits", &format_.value_bits));
-    OP_REQUIRES_OK(context, CheckList("k", k_, n, 0, INT32_MAX));
-    OP_REQUIRES_OK(context, CheckList("rice", rice, rice.size(), 0, kMaxRice));
-    const int64_t last = static_cast<int64_t>(rice.size()) - 1;
-    OP_REQUIRES_OK(context, CheckList("streams", streams_, n, 0, last));
-    const int bits = format_.value_bits;
-    OP_REQUIRES(context, (bits >= 1 && bits <= kMaxLevelBits) || bits == kHalfBits,
-                InvalidArgument("`value_bits` must be in [1, ", kMaxLevelBits, "] or ", kHalfBits,
-                                ". Received: value_bits=", bits, "."));
-    for (const int64_t low_bits : rice) {
-      format_.streams.push_back({0, 0, static_cast<int>(low_bits)});
-    }
+    OP_REQUIRES_OK(context, coded_.Read(context, n));
   }
 
   void Compute(OpKernelContext* context) override {
     Call call;
     OP_REQUIRES_OK(context, call.Read(context, attributes_));
-    OP_REQUIRES_OK(context, Lay(&call));
+    std::vector<int64_t> sizes;
+    for (const Tensor& grad : call.grads) sizes.push_back(grad.NumElements());
+    OP_REQUIRES_OK(context, coded_.Lay(sizes, &call.format, &call.tensors));
+    for (const SelectedTensor& tensor : call.tensors) call.slots += tensor.slots;
     OP_REQUIRES_OK(context, Allocate(context, &call));
     bool finite = true;
     for (size_t i = 0; i < call.tensors.size(); ++i) {
@@ -74,35 +64,6 @@ class SelectAndCodeOp : public tensorflow::OpKernel {
     Tensor *message, indices, values, codes, scratch;
     ParallelFor threads;
   };
-
-  // Sizes and slots; checks them.
-  tensorflow::Status Lay(Call* call) const {
-    call->format = format_;
-    for (int i = 0; i < call->grads.size(); ++i) {
-      SelectedTensor tensor;
-      tensor.size = call->grads[i].NumElements();
-      tensor.slots = k_[i];
-      if (tensor.slots < std::min<int64_t>(tensor.size, 1) || tensor.slots > tensor.size) {
-        return InvalidArgument("`k` must be in [1, size] (0 for an empty tensor). Received: k[", i,
-                               "]=", k_[i], " for grads[", i, "] of shape ",
-                               call->grads[i].shape().DebugString(), ".");
-      }
-      tensor.stream = streams_[i];
-      GolombFormat& stream = call->format.streams[tensor.stream];
-      stream.size += tensor.size;
-      stream.slots += tensor.slots;
-      call->slots += tensor.slots;
-      call->tensors.push_back(tensor);
-    }
-    for (const GolombFormat& stream : call->format.streams) {
-      if (stream.size <= INT32_MAX && stream.words() <= kMaxGolombWords) continue;
-      return InvalidArgument("`grads` of a stream must have at most ", INT32_MAX,
-                             " elements together, and the code of their positions 2^31 bits. "
-                             "Received: ",
-                             stream.size, " elements, of which ", stream.slots, " are selected.");
-    }
-    return tensorflow::OkStatus();
-  }
 
   tensorflow::Status Allocate(OpKernelContext* context, Call* call) const {
     const int64_t n = call->tensors.size(), slots = call->slots;
@@ -153,12 +114,40 @@ class SelectAndCodeOp : public tensorflow::OpKernel {
   }
 
   MomentumAttributes attributes_;
-  std::vector<int64_t> k_, streams_;
-  CodedFormat format_;
+  CodedAttributes coded_;
+};
+
+// UncodeSelected() for the messages of all workers.
+class UncodeOp : public tensorflow::OpKernel {
+ public:
+  explicit UncodeOp(OpKernelConstruction* context) : OpKernel(context) {
+    CodedAttributes attributes;
+    OP_REQUIRES_OK(context, layout_.Read(context, &attributes));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    UncodeCall call = layout_;
+    OP_REQUIRES_OK(context, call.Prepare(context));
+    std::vector<CodecError> errors(call.ranks);
+    IntraOpThreads(context)(call.ranks, kSlotCost * call.slots, [&](int64_t first, int64_t last) {
+      std::vector<uint32_t> scratch(call.slots);
+      for (int64_t rank = first; rank < last; ++rank) {
+        UncodeSelected(call.format, call.tensors.data(), static_cast<int64_t>(call.tensors.size()),
+                       call.messages + rank * call.words, scratch.data(),
+                       call.plain + rank * call.plain_words, &errors[rank]);
+        errors[rank].rank = rank;
+      }
+    });
+    OP_REQUIRES_OK(context, FirstError("messages", errors));
+  }
+
+ private:
+  UncodeCall layout_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("RedsyncSelectAndCode").Device(tensorflow::DEVICE_CPU),
                         SelectAndCodeOp);
+REGISTER_KERNEL_BUILDER(Name("RedsyncUncode").Device(tensorflow::DEVICE_CPU), UncodeOp);
 
 }  // namespace
 }  // namespace redsync

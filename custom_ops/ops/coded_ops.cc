@@ -86,6 +86,16 @@ tensorflow::Status SelectAndCodeShape(InferenceContext* c) {
   return c->set_output("new_velocities", grads);
 }
 
+tensorflow::Status UncodeShape(InferenceContext* c) {
+  std::vector<int64_t> k;
+  ShapeHandle messages;
+  TF_RETURN_IF_ERROR(c->GetAttr("k", &k));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &messages));
+  int64_t words = 1;
+  for (const int64_t of_tensor : k) words += 1 + 2 * of_tensor;
+  return c->set_output("plain", {c->Matrix(c->Dim(messages, 0), words)});
+}
+
 }  // namespace
 
 REGISTER_OP("RedsyncSelectAndCode")
@@ -123,6 +133,24 @@ k: Elements to select; 1 <= k[i] <= elements of grads[i] (0 if it is empty).
 streams: The stream that the positions in grads[i] are in, in [0, length of `rice`).
 rice: For each stream, bits of a gap between positions that are sent as they are.
 value_bits: 1 to 4, a sign and one of 2^(value_bits - 1) magnitudes; or 16.
+)doc");
+
+REGISTER_OP("RedsyncUncode")
+    .Input("messages: int32")
+    .Output("plain: int32")
+    .Attr("sizes: list(int)")
+    .Attr("k: list(int)")
+    .Attr("streams: list(int)")
+    .Attr("rice: list(int)")
+    .Attr("value_bits: int >= 1 = 1")
+    .SetShapeFn(UncodeShape)
+    .Doc(R"doc(
+Takes coded messages for plain ones, which RedsyncDecode reads.
+
+messages: What RedsyncSelectAndCode gave each worker, [workers, words].
+plain: Flag and, for each tensor, [count, index * k, value * k]; [workers, words].
+sizes: Elements of each tensor.
+k: See RedsyncSelectAndCode; so for the other attributes.
 )doc");
 
 }  // namespace redsync

@@ -12,8 +12,7 @@ pytestmark = pytest.mark.distributed
 SMALL = 32  # elements: flags, counts, the ranks of senders, fingerprints of four weights
 # What goes to the host after weights were found to differ.
 AFTER_ALL = ("EagerPyFunc",)
-# Whether all of a method's tensors stay on a GPU. Those that do not have codes, or positions that
-# they compute, which there is no kernel for.
+# Whether all of a method's tensors stay on a GPU. Those that do not compute with positions.
 METHODS = {
     "RedSync(density=0.05, dense_below=64)": True,
     "RedSync(density=0.05, dense_below=64, selection='threshold', momentum=0.9)": True,
@@ -26,8 +25,10 @@ METHODS = {
     "EFSignSGD()": True,
     "NaturalCompression()": True,
     "HalfPrecision()": True,
+    "CodedTopK(density=0.05)": True,
+    "CodedTopK(density=0.05, value_bits=16)": True,
+    "CodedGMC(density=0.05)": True,
     "Dense()": True,
-    "CodedTopK(density=0.05)": False,
     "OkTopk(density=0.05)": False,
     "DeMo()": False,
     "PowerSGD()": False,  # QR decompositions

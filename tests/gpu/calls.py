@@ -18,6 +18,8 @@ def select(
 ):  # fmt: skip
     """See `accumulate_and_select_numpy`. Outputs and scratch memory are full of garbage first.
 
+    Without `ratios` there are no scalars but the scale, either.
+
     `in_place` puts the new state where the old one is, or with "grads" the new residuals where the
     gradients are.
     """
@@ -45,12 +47,15 @@ def select(
         raise ValueError("an argument is invalid")
     scalars = {
         "scale": np.float32([1 if scale is None else scale]),
-        "side": np.int32([side]),
-        "search": np.array([search]),
-        "ratios": np.asarray(ratios, np.float32),
-        "new_ratios": np.full(len(grads), np.nan, np.float32),
         "message": np.full(words, -7, np.int32),
     }
+    if ratios is not None:
+        scalars |= {
+            "side": np.int32([side]),
+            "search": np.array([search]),
+            "ratios": np.asarray(ratios, np.float32),
+            "new_ratios": np.full(len(grads), np.nan, np.float32),
+        }
     there = {name: device.array(value) for name, value in scalars.items()}
     for name, value in there.items():
         setattr(call, name, device.pointer(value))
@@ -65,7 +70,7 @@ def select(
         device.get(there["message"]),
         [device.get(x).reshape(like.shape) for x, like in zip(new_v, residuals, strict=True)],
         [device.get(x).reshape(like.shape) for x, like in zip(new_u, velocities, strict=True)],
-        device.get(there["new_ratios"]),
+        None if ratios is None else device.get(there["new_ratios"]),
     )
 
 

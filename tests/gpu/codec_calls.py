@@ -160,7 +160,8 @@ def golomb_decode(device, messages, *, sizes, slots, rice):
     for i, x in enumerate(outputs):
         tensors[i] = structs.Positions(sizes[i], slots[i], rice[i], None, device.pointer(x))
     received, counts = device.array(messages), garbage(device, ranks * n, np.int32)
-    call = structs.GolombDecode(tensors, n, device.pointer(received), *messages.shape)
+    call = structs.GolombDecode(tensors, n, device.pointer(received), ranks)
+    call.stride = call.words = messages.shape[1]
     call.counts = device.pointer(counts)
     size = device.library.redsync_gpu_golomb_decode_scratch_bytes(ctypes.byref(call))
     if size < 0:

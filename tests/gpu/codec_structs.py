@@ -82,8 +82,8 @@ class GolombDecode(ctypes.Structure):
     """RedsyncGpuGolombDecode."""
 
     _fields_ = [("tensors", ctypes.POINTER(Positions)), ("count", d.Int64)]
-    _fields_ += [("messages", d.Pointer), ("ranks", d.Int64), ("words", d.Int64)]
-    _fields_ += [("counts", d.Pointer)]
+    _fields_ += [("messages", d.Pointer), ("ranks", d.Int64), ("stride", d.Int64)]
+    _fields_ += [("words", d.Int64), ("counts", d.Pointer)]
 
 
 class Filter(ctypes.Structure):

@@ -51,6 +51,11 @@ inline float __int_as_float(int32_t bits) {
   std::memcpy(&x, &bits, sizeof(x));
   return x;
 }
+inline double __longlong_as_double(int64_t bits) {
+  double x;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+}
 __attribute__((no_sanitize_thread)) inline unsigned __ballot_sync(unsigned, bool predicate) {
   const uint64_t* all = emulator::Exchange(predicate);
   unsigned ballot = 0;
@@ -89,6 +94,10 @@ T atomicExch(T* place, T value) {
 template <class T>
 T atomicMin(T* place, T value) {
   return Atomically(place, [=](T old) { return value < old ? value : old; });
+}
+template <class T>
+T atomicMax(T* place, T value) {
+  return Atomically(place, [=](T old) { return value > old ? value : old; });
 }
 template <class T>
 T atomicOr(T* place, T value) {

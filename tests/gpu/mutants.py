@@ -26,9 +26,20 @@ TESTS = {
     "dequantize": "quantize", "quantizer": "quantize",
     "bloom_build": "bloom", "bloom_query": "bloom", "golomb_decode": "golomb",
     "golomb_encode": "golomb", "groups": "select", "bits": "bits", "bitmaps": "bits",
-    "rice": "bits",
+    "rice": "bits", "code": "coded", "uncode": "coded", "coded": "coded",
 }  # fmt: skip
-ALL = ("chunks", "bits", "checksum", "bloom", "golomb", "merge", "decode", "quantize", "select")
+ALL = (
+    "chunks",
+    "bits",
+    "checksum",
+    "bloom",
+    "golomb",
+    "merge",
+    "coded",
+    "decode",
+    "quantize",
+    "select",
+)
 FOUND = "emulator: "
 TIMEOUT = 800  # seconds, of the tests of one source
 

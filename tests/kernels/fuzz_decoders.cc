@@ -13,6 +13,7 @@
 #include "custom_ops/core/cpu/bits.h"
 #include "custom_ops/core/cpu/bloom.h"
 #include "custom_ops/core/cpu/checksum.h"
+#include "custom_ops/core/cpu/coded_message.h"
 #include "custom_ops/core/cpu/decode.h"
 #include "custom_ops/core/cpu/golomb.h"
 #include "custom_ops/core/cpu/merge.h"
@@ -156,6 +157,38 @@ void FuzzGolomb(Outcomes* outcomes) {
   }
 }
 
+void FuzzUncode(Outcomes* outcomes) {
+  const int bits[] = {1, 2, 3, 4, kHalfBits};
+  CodedFormat format;
+  format.value_bits = bits[Random(5)];
+  std::vector<SelectedTensor> tensors(4);
+  format.streams = {{0, 0, static_cast<int>(Random(5))}, {0, 0, static_cast<int>(Random(5))}};
+  int64_t slots = 0, plain_words = kFlagWords;
+  for (SelectedTensor& t : tensors) {
+    t.size = Random(60);
+    t.slots = Random(t.size + 1);
+    t.stream = Random(2);
+    format.streams[t.stream].size += t.size;
+    format.streams[t.stream].slots += t.slots;
+    slots += t.slots;
+    plain_words += PartWords(false, t.slots);
+  }
+  Heap<int32_t> message(format.words(tensors.data(), 4)), plain(plain_words);
+  message[0] = 1;
+  CodecError error;
+  int64_t at = kFlagWords;
+  for (const GolombFormat& stream : format.streams) {
+    Heap<uint32_t> positions = Ascending(stream.size, stream.slots);
+    GolombEncode(stream, positions.data(), stream.slots, message.data() + at, &error);
+    at += 2 + stream.words();
+  }
+  if (Random(4)) Mutate(&message);
+  Heap<uint32_t> scratch(slots);
+  const Status status = UncodeSelected(format, tensors.data(), 4, message.data(), scratch.data(),
+                                       plain.data(), &error);
+  outcomes->Note(status, error.field);
+}
+
 void FuzzBloom(Outcomes* outcomes) {
   const int64_t size = 1 + Random(300), words = 1 + Random(9), slots = Random(size + 1);
   const BloomFormat format = {size, words, 1 + static_cast<int>(Random(kMaxHashes)), Random(99)};
@@ -267,9 +300,10 @@ int main(int argc, char** argv) {
     const char* name;
     void (*fuzz)(Outcomes*);
   } decoders[] = {{"decode", redsync::FuzzDecode}, {"dequantize", redsync::FuzzDequantize},
-                  {"golomb", redsync::FuzzGolomb}, {"bloom", redsync::FuzzBloom},
-                  {"rice", redsync::FuzzRice},     {"bits", redsync::FuzzBits},
-                  {"merge", redsync::FuzzMerge},   {"seal", redsync::FuzzSeal}};
+                  {"golomb", redsync::FuzzGolomb}, {"uncode", redsync::FuzzUncode},
+                  {"bloom", redsync::FuzzBloom},   {"rice", redsync::FuzzRice},
+                  {"bits", redsync::FuzzBits},     {"merge", redsync::FuzzMerge},
+                  {"seal", redsync::FuzzSeal}};
   for (const auto& decoder : decoders) {
     Outcomes outcomes;
     for (int64_t i = 0; i < count; ++i) decoder.fuzz(&outcomes);

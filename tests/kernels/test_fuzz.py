@@ -207,9 +207,8 @@ def coded_sums(backend, value_bits, sizes, k):
 
     @tf.function(input_signature=[tf.TensorSpec([RANKS, None], tf.int32)])
     def sums(messages):
-        coding = selected.coding(value_bits)
-        plain, layout = coding.decode(messages, like, ops.MessageLayout.of(k))
-        return ops.decode(plain, layout, like)
+        layout = ops.MessageLayout.of(k)
+        return ops.decode(selected.uncoded(messages, like, layout, value_bits), layout, like)
 
     return sums
 

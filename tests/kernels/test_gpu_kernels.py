@@ -11,7 +11,6 @@ from tensorflow.python.framework import kernels
 
 from tests.kernels.common import native_ops, needs_native
 from tf_redsync import ops
-from tf_redsync.cli import doctor
 from tf_redsync.ops import native
 
 
@@ -25,8 +24,7 @@ def test_gpu_kernels_are_registered_if_they_were_built():
     assert len(native_ops()) >= 10
     for op in native_ops():
         name = "Redsync" + "".join(word.capitalize() for word in op.split("_"))
-        on_gpus = native.has_gpu_kernels() and op not in doctor.COMPOSED_ON_GPUS
-        assert devices(name) == ({"CPU", "GPU"} if on_gpus else {"CPU"})
+        assert devices(name) == ({"CPU", "GPU"} if native.has_gpu_kernels() else {"CPU"})
 
 
 @needs_native

@@ -89,10 +89,36 @@ def test_decoders_agree(value_bits):
 
 
 def sums(messages, k, value_bits):
-    like, k = [tf.zeros([n]) for n in SIZES], [int(n) for n in k]
-    coding = selected.coding(value_bits)
-    plain, layout = coding.decode(tf.constant(messages), like, ops.MessageLayout.of(k))
+    like, layout = [tf.zeros([n]) for n in SIZES], ops.MessageLayout.of([int(n) for n in k])
+    plain = selected.uncoded(tf.constant(messages), like, layout, value_bits)
     return ops.decode(plain, layout, like)
+
+
+@needs_native
+@loop("value_bits", selected.VALUE_BITS)
+def test_plain_messages_are_those_of_the_composed_ops(value_bits):
+    """Also of a worker that had something that was not finite."""
+    k = make_k(SIZES, first=1)
+    rows = [oracle(make_inputs(kind, SIZES), k, value_bits=value_bits)[0] for kind in KINDS]
+    messages = np.stack([*rows, np.zeros_like(rows[0])])
+    like, layout = [tf.zeros([n]) for n in SIZES], ops.MessageLayout.of([int(n) for n in k])
+    expected, _ = selected.coding(value_bits).decode(tf.constant(messages), like, layout)
+    got = on("native", lambda: selected.uncoded(tf.constant(messages), like, layout, value_bits))
+    assert got.shape == (len(messages), layout.words)
+    assert_same_bits(got, expected.numpy(), value_bits)
+
+
+@needs_native
+def test_positions_that_nobody_has_coded():
+    like, layout = [tf.zeros([60])], ops.MessageLayout.of([9])
+    good = oracle(make_inputs("normal", (60,)), [9], value_bits=2)[0]
+    for at, bad, text in ((1, 10, "count"), (1, -1, "count"), (2, 2**20, "bits"), (2, 3, "bits")):
+        messages = np.stack([good, good])
+        messages[1, at] = bad
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"messages.*{text}"):
+            on("native", lambda: selected.uncoded(tf.constant(messages), like, layout, 2))  # noqa: B023
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="messages"):
+        on("native", lambda: selected.uncoded(tf.zeros([2, 3], tf.int32), like, layout, 2))
 
 
 @needs_native
@@ -216,17 +242,10 @@ def test_wrong_attributes(change, text):
         )
 
 
-def test_gpus_get_the_composed_ops(monkeypatch):
-    class On:
-        def __init__(self, device):
-            self.device = device
-
+def test_what_native_ops_do_not_serve_is_composed(monkeypatch):
     monkeypatch.setattr(backends, "backend", lambda: "native")
-    gpu, cpu, nowhere = On("/device:GPU:0"), On("/device:CPU:0"), On("")
-    assert not selected._runs_as_one_op([cpu, gpu])
-    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [])
-    assert selected._runs_as_one_op([cpu, nowhere])
-    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a GPU"])
-    assert selected._runs_as_one_op([cpu]) and not selected._runs_as_one_op([cpu, nowhere])
+    for serves in (True, False):
+        monkeypatch.setattr(backends.native, "serves", lambda tensors, serves=serves: serves)
+        assert selected._runs_as_one_op([tf.zeros([3])]) == serves
     monkeypatch.setattr(backends, "backend", lambda: "tensorflow")
-    assert not selected._runs_as_one_op([cpu])
+    assert not selected._runs_as_one_op([tf.zeros([3])])

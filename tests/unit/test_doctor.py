@@ -33,9 +33,7 @@ def test_json(no_config, capsys):
         gpu = report["library"]["gpu"]
         assert gpu.startswith(("CUDA ", "none: "))
         on_gpus = "native" if gpu.startswith("CUDA ") else "tensorflow"
-        for op, chosen in report["ops"].items():
-            parts = doctor.COMPOSED_ON_GPUS.get(op, "native")
-            assert chosen["GPU"]["backend"] == (parts if on_gpus == "native" else on_gpus)
+        assert all(chosen["GPU"]["backend"] == on_gpus for chosen in report["ops"].values())
         assert sorted(report["ops"]) == sorted(native_ops())
 
 
@@ -57,10 +55,9 @@ def test_what_runs_on_gpus(no_config, monkeypatch):
         assert chosen["CPU"]["backend"] == "native" and chosen["GPU"]["backend"] == "tensorflow"
         assert chosen["GPU"]["reason"] == "the library has no GPU kernels: there is no nvcc in PATH"
     monkeypatch.setattr(ops.native, "gpu_build", lambda: "CUDA 12.4: sm_90")
-    for op, chosen in doctor.backends().items():
-        assert chosen["GPU"]["backend"] == doctor.COMPOSED_ON_GPUS.get(op, "native")
+    for chosen in doctor.backends().values():
+        assert chosen["GPU"]["backend"] == "native"
         assert "sm_90" in chosen["GPU"]["reason"]
-    assert doctor.backends()["select_and_code"]["GPU"]["backend"] == "composed of native ops"
     monkeypatch.setattr(doctor, "devices", lambda: {"CPU": 1, "GPU": 2})
     monkeypatch.setattr(ops.native, "gpu_problem", lambda: "")
     assert doctor.backends()["decode"]["GPU"]["backend"] == "native"

@@ -23,11 +23,9 @@ from tf_redsync.cli.version import versions
 OPS = (
     "accumulate_and_select", "decode", "descend", "quantize", "dequantize_sum", "sparse_merge",
     "golomb_encode", "golomb_decode", "bloom_build", "bloom_query", "chunked_top_k",
-    "select_and_code", "seal", "open",
+    "select_and_code", "uncode", "seal", "open",
     "pack_bits", "unpack_bits", "write_bits", "bitmap", "set_bits", "rice_encode", "rice_decode",
 )  # fmt: skip
-# What has no kernel for GPUs, and what it is made of there.
-COMPOSED_ON_GPUS = {"select_and_code": "composed of native ops"}
 
 
 def compiler() -> str:
@@ -74,11 +72,7 @@ def backends() -> dict[str, dict[str, dict[str, str]]]:
     """For every op and kind of device, which backend runs it there, and why."""
     devices = {"CPU": _backend_on_cpus()}
     devices["GPU"] = _backend_on_gpus(devices["CPU"])
-    chosen = {op: {kind: dict(on) for kind, on in devices.items()} for op in OPS}
-    for op, parts in COMPOSED_ON_GPUS.items():
-        if devices["GPU"]["backend"] == "native":
-            chosen[op]["GPU"]["backend"] = parts
-    return chosen
+    return {op: {kind: dict(on) for kind, on in devices.items()} for op in OPS}
 
 
 def _backend_on_cpus() -> dict[str, str]:
@@ -91,7 +85,7 @@ def _backend_on_cpus() -> dict[str, str]:
 
 
 def _backend_on_gpus(on_cpus: dict[str, str]) -> dict[str, str]:
-    """The library and, where there are GPUs, what they can run; for all but `COMPOSED_ON_GPUS`."""
+    """The library and, where there are GPUs, what they can run."""
     from tf_redsync.ops import native
 
     if on_cpus["backend"] != "native":

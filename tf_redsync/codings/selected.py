@@ -1,9 +1,9 @@
-"""Exact top-k straight to a coded message: one native op on CPUs, the same bits from several ops.
+"""Exact top-k straight to a coded message and back: native ops, the same bits from several ops.
 
 `select_and_code` is `ops.accumulate_and_select` and then `MessageCoding.encode` with `Golomb`
-positions and values in few bits. Natively on CPUs one op does both: the selected elements stay in a
-scratch buffer, and their errors go into the residual in place. On GPUs, and in pure TensorFlow, the
-ops are composed; GPUs have kernels for the selection and for Golomb codes.
+positions and values in few bits. Natively one op does both: the selected elements stay in a scratch
+buffer, and their errors go into the residual in place. So it is with `uncoded`, which is
+`MessageCoding.decode`. In pure TensorFlow the ops are composed.
 """
 
 from __future__ import annotations
@@ -115,12 +115,7 @@ def _one_op(
     **options: Any,
 ) -> Selected:
     k = layout.capacities
-    capacity = Capacity(tuple(g.shape.num_elements() for g in grads), k)
-    streams, rice = [0] * len(k), []
-    for number, group in enumerate(groups(capacity)):
-        rice.append(group.rice)
-        for i in group.members:
-            streams[i] = number
+    streams, rice = _streams(Capacity(tuple(g.shape.num_elements() for g in grads), k))
     message, kept, moving = native.load().redsync_select_and_code(
         grads=grads,
         residuals=residuals,
@@ -135,6 +130,48 @@ def _one_op(
     return Selected(message, kept, moving, layout)
 
 
+def uncoded(
+    messages: tf.Tensor, like: Sequence[tf.Tensor], layout: MessageLayout, value_bits: int
+) -> tf.Tensor:
+    """Return plain messages, which `ops.decode` takes, for those that workers have coded.
+
+    Args:
+        messages: int32 `[workers, words]`, of `select_and_code`.
+        like: Tensors of the shapes that were selected from.
+        layout: As `select_and_code` has returned it, and that of the result.
+        value_bits: As given to `select_and_code`.
+
+    Returns:
+        int32 `[workers, layout.words]`.
+
+    Raises:
+        tf.errors.InvalidArgumentError: when run, for positions that nobody has coded.
+    """
+    if not _runs_as_one_op([messages]):
+        plain, _ = coding(value_bits).decode(messages, like, layout)
+        return plain
+    sizes = tuple(t.shape.num_elements() for t in like)
+    streams, rice = _streams(Capacity(sizes, layout.capacities))
+    return native.load().redsync_uncode(
+        messages=messages,
+        sizes=sizes,
+        k=layout.capacities,
+        streams=streams,
+        rice=rice,
+        value_bits=value_bits,
+    )
+
+
+def _streams(capacity: Capacity) -> tuple[list[int], list[int]]:
+    """For each tensor the number of its stream, and for each stream the bits sent as they are."""
+    streams, rice = [0] * len(capacity.slots), []
+    for number, group in enumerate(groups(capacity)):
+        rice.append(group.rice)
+        for i in group.members:
+            streams[i] = number
+    return streams, rice
+
+
 def _runs_as_one_op(tensors: Sequence[tf.Tensor]) -> bool:
-    """Whether the native op serves, which has no kernel for GPUs."""
-    return runs_natively(tensors, cpus_only=True)
+    """Whether the native ops serve."""
+    return runs_natively(tensors)

@@ -47,16 +47,13 @@ def backend_reason() -> str:
     return _choose()[1]
 
 
-def runs_natively(tensors: Sequence[tf.Tensor | tf.Variable], *, cpus_only: bool = False) -> bool:
+def runs_natively(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
     """Whether an op on these tensors runs natively: the backend, on the devices that they are on.
 
     Args:
         tensors: What the op works on.
-        cpus_only: Whether the op has no kernel for GPUs, so that none of them may be on one.
     """
-    if backend() != "native":
-        return False
-    return native.are_on_cpus(tensors) if cpus_only else native.serves(tensors)
+    return backend() == "native" and native.serves(tensors)
 
 
 def _check_backend(name: str, origin: str) -> None:

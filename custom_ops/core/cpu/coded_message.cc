@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "custom_ops/core/cpu/bits.h"
+#include "custom_ops/core/message_layout.h"
 
 namespace redsync {
 namespace {
@@ -51,6 +53,30 @@ Status SendPositions(const GolombFormat& format, int64_t stream, const SelectedT
     start += tensors[i].size;
   }
   return GolombEncode(format, scratch, selected, part, error);
+}
+
+// Positions of a stream that a tensor has: those from `start` to before its end.
+struct Share {
+  const uint32_t *begin, *end;
+  uint32_t start;
+};
+
+// The bits of the values of a tensor's first `count` slots.
+void ReadValues(const CodedFormat& format, const int32_t* values, const uint32_t* codes,
+                int64_t first, int64_t count, int32_t* out) {
+  const auto* halves = reinterpret_cast<const uint32_t*>(values);
+  const int bits = format.value_bits;
+  for (int64_t i = 0; i < count; ++i) {
+    if (bits == kHalfBits) {
+      out[i] = static_cast<int32_t>(halves[i / 2] >> (16 * (i % 2)) << 16);
+      continue;
+    }
+    const int64_t at = (first + i) * bits, shift = at % 32;
+    uint64_t both = codes[at / 32];
+    if (shift + bits > 32) both |= uint64_t{codes[at / 32 + 1]} << 32;
+    const uint32_t code = Low(both >> shift, bits);
+    out[i] = values[code >> 1] ^ static_cast<int32_t>(code << 31);
+  }
 }
 
 }  // namespace
@@ -103,6 +129,49 @@ Status EncodeSelected(const CodedFormat& format, const SelectedTensor* tensors, 
   }
   message[0] = 1;
   if (!*finite) std::fill(message, message + words, 0);
+  return Status::kOk;
+}
+
+Status UncodeSelected(const CodedFormat& format, const SelectedTensor* tensors, int64_t count,
+                      const int32_t* message, uint32_t* scratch, int32_t* plain,
+                      CodecError* error) {
+  std::vector<Share> left;  // Of each stream.
+  const int32_t* part = message + kFlagWords;
+  for (size_t s = 0; s < format.streams.size(); ++s) {
+    const GolombFormat& stream = format.streams[s];
+    int32_t used;
+    const Status status = GolombDecode(stream, part, scratch, &used, error);
+    error->tensor = static_cast<int64_t>(s);
+    if (status != Status::kOk) return status;
+    left.push_back({scratch, scratch + used, 0});
+    scratch += stream.slots;
+    part += 2 + stream.words();
+  }
+  const bool halves = format.value_bits == kHalfBits;
+  const int64_t of_tensor = halves ? 0 : LevelCount(format.value_bits);
+  const auto* codes = reinterpret_cast<const uint32_t*>(part + count * of_tensor);
+  plain[0] = message[0];
+  plain += kFlagWords;
+  int64_t first = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const SelectedTensor& t = tensors[i];
+    Share& share = left[t.stream];
+    const auto end = static_cast<uint32_t>(share.start + t.size);
+    const uint32_t* last = std::lower_bound(share.begin, share.end, end);
+    const int64_t found = last - share.begin, used = std::min(found, t.slots);
+    plain[0] = static_cast<int32_t>(found);
+    int32_t *indices = plain + IndicesAt(false), *values = plain + ValuesAt(false, t.slots);
+    for (int64_t j = 0; j < used; ++j) {
+      indices[j] = static_cast<int32_t>(share.begin[j] - share.start);
+    }
+    ReadValues(format, part, codes, first, used, values);
+    std::fill(indices + used, indices + t.slots, 0);
+    std::fill(values + used, values + t.slots, 0);
+    share = {last, share.end, end};
+    plain += PartWords(false, t.slots);
+    part += halves ? CeilDiv(t.slots, 2) : of_tensor;
+    first += t.slots;
+  }
   return Status::kOk;
 }
 

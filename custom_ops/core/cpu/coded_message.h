@@ -46,6 +46,12 @@ struct CodedFormat {
 Status EncodeSelected(const CodedFormat& format, const SelectedTensor* tensors, int64_t count,
                       uint32_t* scratch, int32_t* message, bool* finite, CodecError* error);
 
+// Undoes it: writes [flag] and [count, index * slots, value * slots] of each tensor, see
+// message_layout.h. `scratch` has room for the slots of all tensors. Fails if a code of positions
+// is none; flags, counts and values are whoever's who decodes that.
+Status UncodeSelected(const CodedFormat& format, const SelectedTensor* tensors, int64_t count,
+                      const int32_t* message, uint32_t* scratch, int32_t* plain, CodecError* error);
+
 }  // namespace redsync
 
 #endif  // TF_REDSYNC_CUSTOM_OPS_CORE_CPU_CODED_MESSAGE_H_

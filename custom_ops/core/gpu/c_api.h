@@ -55,8 +55,9 @@ typedef struct {
   const float* scale;    /* Device scalar: factor of the gradients. */
   const int32_t* side;   /* Device scalar, +1 or -1: sign that quantised tensors send. */
   const uint8_t* search; /* Device scalar: whether to search thresholds anew. */
-  const float* ratios;   /* Device, [count]. */
-  float* new_ratios;     /* Device, [count]; must not overlap `ratios`. */
+  const float* ratios;   /* Device, [count]; null if all selectors are exact or trimmed, which have
+                            none; so are the three scalars but `scale` then. */
+  float* new_ratios;     /* Device, [count]; must not overlap `ratios`; null if that is. */
   int32_t* message;      /* Device, [redsync_gpu_message_words()]. */
 } RedsyncGpuSelect;
 

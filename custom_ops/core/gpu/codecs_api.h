@@ -157,6 +157,7 @@ typedef struct {
   int64_t count;
   const int32_t* messages; /* Device, [ranks, words]. */
   int64_t ranks;
+  int64_t stride;  /* From one message to the next, in words. */
   int64_t words;   /* redsync_gpu_golomb_words() */
   int32_t* counts; /* Device, [ranks, count]. */
 } RedsyncGpuGolombDecode;

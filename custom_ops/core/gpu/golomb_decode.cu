@@ -105,7 +105,7 @@ __global__ void ReadBad(REDSYNC_PARAMETER DecodeGroup call) {
     const DecodeItem& item = call.items[i];
     const int64_t at = static_cast<int64_t>(call.record->position) % call.positions - item.at;
     if (at < 0 || at >= GolombPlaces(item.slots)) continue;
-    const int32_t* part = call.messages + rank * call.words + item.offset;
+    const int32_t* part = call.messages + rank * call.stride + item.offset;
     call.record->value = at == 0 ? part[0]
                          : at == 1 || (at - 2) % 3 != kIndex
                              ? part[1]
@@ -177,7 +177,7 @@ int redsync_gpu_golomb_decode(const RedsyncGpuGolombDecode* call, RedsyncGpuReco
   cudaMemsetAsync(make.beyond, 0xff, codes * sizeof(unsigned long long), stream);
   DecodeGroup group = {};
   group.messages = call->messages;
-  group.words = call->words;
+  group.stride = call->stride;
   for (int64_t i = 0; i < call->count; ++i) group.positions += GolombPlaces(call->tensors[i].slots);
   group.tensors = call->count;
   group.record = record;

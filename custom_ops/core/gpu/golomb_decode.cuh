@@ -33,7 +33,8 @@ struct DecodeItem {
 
 struct DecodeGroup : Group<DecodeItem, 32> {
   const int32_t* messages;
-  int64_t words, positions;  // Of a rank: words of its message, positions for the record.
+  int64_t stride;     // From one message to the next.
+  int64_t positions;  // Of a rank, for the record.
   int64_t tensors;
   RedsyncGpuRecord* record;
 };
@@ -48,7 +49,7 @@ struct Received : Code {
   bool valid;
 
   __device__ Received(const DecodeGroup& call, const DecodeItem& item) {
-    const int32_t* part = call.messages + blockIdx.y * call.words + item.offset;
+    const int32_t* part = call.messages + blockIdx.y * call.stride + item.offset;
     words = reinterpret_cast<const uint32_t*>(part + 2);
     count = static_cast<uint32_t>(part[0]);  // Negative ones are too large.
     bits = static_cast<uint32_t>(part[1]);

@@ -73,6 +73,16 @@ int64_t BatchBytes(const RedsyncGpuTensor* tensors, int64_t count) {
   return divider.bytes();
 }
 
+// Whether there are ratios and scalars for whoever reads them.
+bool HasRatios(const RedsyncGpuSelect& call) {
+  bool needs = false;
+  for (int64_t i = 0; i < call.count; ++i) {
+    const RedsyncGpuTensor& t = call.tensors[i];
+    needs |= t.selector > REDSYNC_GPU_TRIMMED || t.quantized != 0;
+  }
+  return call.ratios != nullptr || !needs;
+}
+
 bool AllAligned(const RedsyncGpuTensor& t) {
   return IsAligned(t.grad) && IsAligned(t.residual) && IsAligned(t.velocity) &&
          IsAligned(t.new_residual) && IsAligned(t.new_velocity);
@@ -130,8 +140,10 @@ void RunTensors(const RedsyncGpuSelect& call, int64_t first, int64_t last, int64
     if (from.size > 0) {
       Fill(from, call.momentum != REDSYNC_GPU_NO_MOMENTUM, &t);
       t.part = call.message + offset;
-      t.ratio = call.ratios + i;
-      t.new_ratio = call.new_ratios + i;
+      if (call.ratios != nullptr) {
+        t.ratio = call.ratios + i;
+        t.new_ratio = call.new_ratios + i;
+      }
       t.state = states + batch.count;
       batch.first_chunk[batch.count + 1] = batch.first_chunk[batch.count] + t.chunks();
       batch.first_group[batch.count + 1] = batch.first_group[batch.count] + t.groups();
@@ -183,15 +195,16 @@ int redsync_gpu_select(const RedsyncGpuSelect* call, void* scratch, int64_t scra
                        void* stream_pointer) {
   const int64_t words = redsync_gpu_message_words(call);
   if (words < 0 || call->momentum < REDSYNC_GPU_NO_MOMENTUM ||
-      call->momentum > REDSYNC_GPU_NESTEROV || scratch == nullptr) {
+      call->momentum > REDSYNC_GPU_NESTEROV || scratch == nullptr || !HasRatios(*call)) {
     return REDSYNC_GPU_INVALID_ARGUMENT;
   }
   if (scratch_bytes < redsync_gpu_select_scratch_bytes(call)) return REDSYNC_GPU_SCRATCH_TOO_SMALL;
   const auto stream = static_cast<cudaStream_t>(stream_pointer);
   int32_t* not_finite = static_cast<int32_t*>(scratch);
-  const uint32_t blocks = GridFor(std::max(words, call->count));
-  REDSYNC_LAUNCH(Begin, blocks, kThreads, stream, call->message, words, call->new_ratios,
-                 call->count, not_finite);
+  const int64_t ratios = call->ratios == nullptr ? 0 : call->count;
+  const uint32_t blocks = GridFor(std::max(words, ratios));
+  REDSYNC_LAUNCH(Begin, blocks, kThreads, stream, call->message, words, call->new_ratios, ratios,
+                 not_finite);
   int64_t offset = redsync::kFlagWords;
   for (int64_t i = 0; i < call->count; i += kMaxBatch) {
     const int64_t last = std::min(i + kMaxBatch, call->count);
@@ -199,6 +212,6 @@ int redsync_gpu_select(const RedsyncGpuSelect* call, void* scratch, int64_t scra
     for (int64_t j = i; j < last; ++j) offset += Words(call->tensors[j]);
   }
   REDSYNC_LAUNCH(End, blocks, kThreads, stream, call->message, words, call->ratios,
-                 call->new_ratios, call->count, not_finite);
+                 call->new_ratios, ratios, not_finite);
   return LaunchStatus();
 }

@@ -99,7 +99,7 @@ struct FromPool {
   }
   __device__ void End(uint32_t total, const Digits&) const {
     tensor.part[0] = static_cast<int32_t>(total);
-    *tensor.new_ratio = tensor.state->ratio;
+    if (tensor.new_ratio != nullptr) *tensor.new_ratio = tensor.state->ratio;
   }
 };
 

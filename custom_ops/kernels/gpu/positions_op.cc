@@ -88,12 +88,9 @@ class GpuGolombDecodeOp : public CheckedOp<GolombDecodeWork> {
       work->tensors.push_back(
           {layout_.sizes[i], layout_.slots[i], layout_.rice[i], nullptr, positions[i]});
     }
-    work->call = {work->tensors.data(),
-                  Count(layout_.sizes),
-                  messages->flat<int32_t>().data(),
-                  ranks,
-                  layout_.words,
-                  counts->flat<int32_t>().data()};
+    work->call = {
+        work->tensors.data(), Count(layout_.sizes), messages->flat<int32_t>().data(), ranks,
+        layout_.words,        layout_.words,        counts->flat<int32_t>().data()};
     const int64_t bytes = redsync_gpu_golomb_decode_scratch_bytes(&work->call);
     return Run(context, work, bytes, redsync_gpu_golomb_decode);
   }

@@ -1,7 +1,7 @@
 #include <atomic>
 #include <vector>
 
-#include "custom_ops/kernels/gpu/stream.h"
+#include "custom_ops/kernels/gpu/selection.h"
 #include "custom_ops/kernels/layout.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -43,29 +43,15 @@ class GpuAccumulateAndSelectOp : public tensorflow::OpKernel {
                    context->allocate_output("new_ratios", in.ratios->shape(), &new_ratios));
     OP_REQUIRES_OK(context, NewState(context, &new_residuals, &new_velocities));
 
-    std::vector<RedsyncGpuTensor> tensors(parts.size());
+    GpuSelection selection(in, attributes_, new_residuals, new_velocities,
+                           calls_.fetch_add(1, std::memory_order_relaxed));
     for (size_t i = 0; i < parts.size(); ++i) {
-      RedsyncGpuTensor& t = tensors[i];
-      t = {};
-      t.size = parts[i].size;
+      RedsyncGpuTensor& t = selection.tensors[i];
       t.k = in.k->flat<int32_t>()(i);
       t.selector = static_cast<int32_t>(attributes_.selectors[i]);
       t.quantized = parts[i].quantized;
-      t.grad = in.grads[i].flat<float>().data();
-      t.residual = in.residuals[i].flat<float>().data();
-      t.new_residual = new_residuals[i]->flat<float>().data();
-      if (attributes_.momentum == Momentum::kNone) continue;
-      t.velocity = in.velocities[i].flat<float>().data();
-      t.new_velocity = new_velocities[i]->flat<float>().data();
     }
-    RedsyncGpuSelect call = {};
-    call.tensors = tensors.data();
-    call.count = tensors.size();
-    call.momentum = static_cast<int32_t>(attributes_.momentum);
-    call.masking = attributes_.masking;
-    call.factor = attributes_.factor;
-    call.seed = calls_.fetch_add(1, std::memory_order_relaxed);
-    call.scale = in.scale->scalar<float>().data();
+    RedsyncGpuSelect& call = selection.call;
     call.side = in.side->scalar<int32_t>().data();
     call.search = reinterpret_cast<const uint8_t*>(in.search->scalar<bool>().data());
     call.ratios = in.ratios->flat<float>().data();
@@ -73,14 +59,7 @@ class GpuAccumulateAndSelectOp : public tensorflow::OpKernel {
     call.message = message->flat<int32_t>().data();
     OP_REQUIRES(context, redsync_gpu_message_words(&call) == message->NumElements(),
                 tensorflow::errors::Internal("The layouts of CPU and GPU differ."));
-
-    Tensor scratch;  // Freed for work that is queued later on the same stream.
-    const int64_t bytes = redsync_gpu_select_scratch_bytes(&call);
-    OP_REQUIRES_OK(context,
-                   context->allocate_temp(tensorflow::DT_UINT8, TensorShape({bytes}), &scratch));
-    OP_REQUIRES_OK(
-        context,
-        FromCode(redsync_gpu_select(&call, scratch.data(), bytes, StreamOf(context)), "Selection"));
+    OP_REQUIRES_OK(context, selection.Queue(context));
   }
 
  private:

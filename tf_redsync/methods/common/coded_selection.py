@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.codings.base import Capacity
-from tf_redsync.codings.selected import VALUE_BITS, Selected, coding, select_and_code
+from tf_redsync.codings.selected import VALUE_BITS, Selected, coding, select_and_code, uncoded
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather, Request
@@ -110,5 +110,5 @@ class CodedSelection(Sparsifier):
             **momentum,
         )
         messages = yield AllGather(selected.message)
-        messages, plain = coding(self.value_bits).decode(messages, grads, selected.layout)
-        return delivered(ctx.layout, messages, plain, grads), selected
+        messages = uncoded(messages, grads, selected.layout, self.value_bits)
+        return delivered(ctx.layout, messages, selected.layout, grads), selected

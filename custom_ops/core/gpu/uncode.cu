@@ -1,0 +1,157 @@
+// From coded messages to plain ones: Golomb codes give the positions of a stream, a bisection those
+// of each tensor, and the codes of values are looked up among the tensor's levels.
+#include "custom_ops/core/gpu/coded.cuh"
+#include "custom_ops/core/gpu/groups.cuh"
+#include "custom_ops/core/gpu/records.cuh"
+#include "custom_ops/core/gpu/runs.cuh"
+
+namespace redsync {
+namespace gpu {
+namespace {
+
+struct Item {
+  const uint32_t* positions;  // Of the stream, [ranks, of_stream].
+  const int32_t* counts;      // Of the stream, [ranks, streams] from its own on.
+  int64_t part;               // In the plain message.
+  int64_t values;             // In the coded one: levels, or halves.
+  uint32_t of_stream, slots, start, size;
+  uint32_t first;  // Of its slots among those of all tensors.
+};
+
+struct Call : Group<Item, 48> {
+  const int32_t* messages;
+  int32_t* plain;
+  int64_t words, plain_words, codes_at, streams;
+  int bits;
+};
+
+// The bits of the value in a slot.
+__device__ inline int32_t ValueAt(const Call& call, const Item& item, const int32_t* row,
+                                  uint32_t i) {
+  const int32_t* values = row + item.values;
+  if (call.bits == kHalfBits) {
+    const auto word = static_cast<uint32_t>(values[i / 2]);
+    return static_cast<int32_t>((i % 2 == 0 ? word : word >> 16) << 16);
+  }
+  const auto* codes = reinterpret_cast<const uint32_t*>(row + call.codes_at);
+  const uint32_t code = BitsAt(codes, (int64_t{item.first} + i) * call.bits, call.bits);
+  return values[code >> 1] ^ static_cast<int32_t>(code << 31);
+}
+
+// A tile of a tensor's slots a block, of each rank.
+__global__ void __launch_bounds__(kThreads) Separate(REDSYNC_PARAMETER Call call) {
+  const int which = call.Find();
+  const Item& item = call.items[which];
+  const int64_t rank = blockIdx.y;
+  const int32_t* row = call.messages + rank * call.words;
+  int32_t* plain = call.plain + rank * call.plain_words;
+  int32_t* part = plain + item.part;
+  const auto used = static_cast<uint32_t>(item.counts[rank * call.streams]);
+  const Run run = {item.positions + rank * item.of_stream, 0,
+                   used <= item.of_stream ? used : 0};  // Else there is an error to report.
+  __shared__ Bounds bounds;
+  const int64_t start = item.start;
+  FindBounds(start, start + item.size, 1, &bounds, [&](int) { return run; });
+  const uint32_t count = bounds.end - bounds.begin, tile = call.Block(which) * kSlotTile;
+  if (tile == 0 && threadIdx.x == 0) {
+    part[0] = static_cast<int32_t>(count);
+    if (item.part == kFlagWords) plain[0] = row[0];
+  }
+  for (uint32_t i = tile + threadIdx.x; i < tile + kSlotTile && i < item.slots; i += kThreads) {
+    const bool is_used = i < count;
+    part[IndicesAt(false) + i] =
+        is_used ? static_cast<int32_t>(run.indices[bounds.begin + i] - item.start) : 0;
+    part[ValuesAt(false, item.slots) + i] = is_used ? ValueAt(call, item, row, i) : 0;
+  }
+}
+
+// Divides scratch memory.
+struct Maker {
+  const RedsyncGpuUncode& call;
+  CodedPlan plan;
+  Divider divider;
+  int32_t* counts;
+  RedsyncGpuGolombDecode golomb;
+  int64_t golomb_bytes;
+  char* golomb_scratch;
+
+  Maker(const RedsyncGpuUncode& call, void* scratch)
+      : call(call), plan(call.format), divider(scratch) {
+    if (!is_valid()) return;
+    const int64_t streams = call.format.streams;
+    counts = divider.Take<int32_t>(call.ranks * streams);
+    for (RedsyncGpuPositions& stream : plan.streams) {
+      stream.out = divider.Take<uint32_t>(call.ranks * stream.slots);
+    }
+    const int64_t golomb_words = redsync_gpu_golomb_words(plan.streams.data(), streams);
+    golomb = {plan.streams.data(), streams, call.messages + kFlagWords, call.ranks, call.words,
+              golomb_words,        counts};
+    golomb_bytes = redsync_gpu_golomb_decode_scratch_bytes(&golomb);
+    golomb_scratch = divider.Take<char>(golomb_bytes);
+  }
+
+  bool is_valid() const {
+    return plan.words >= 0 && call.words == plan.words && call.ranks >= 0 && call.ranks <= 65535;
+  }
+
+  Item operator()(int64_t i) {
+    const RedsyncGpuCodedTensor& from = call.format.tensors[i];
+    const RedsyncGpuPositions& stream = plan.streams[from.stream];
+    Item item = {};
+    item.positions = stream.out;
+    item.counts = counts + from.stream;
+    item.part = plan.parts[i];
+    item.of_stream = static_cast<uint32_t>(stream.slots);
+    item.slots = static_cast<uint32_t>(from.slots);
+    item.start = static_cast<uint32_t>(plan.starts[i]);
+    item.size = static_cast<uint32_t>(from.size);
+    item.first = static_cast<uint32_t>(plan.firsts[i]);
+    item.values = plan.values[i];
+    return item;
+  }
+};
+
+}  // namespace
+}  // namespace gpu
+}  // namespace redsync
+
+using namespace redsync::gpu;  // NOLINT: the C interface below is this file's other half.
+
+int64_t redsync_gpu_uncode_scratch_bytes(const RedsyncGpuUncode* call) {
+  const Maker make(*call, nullptr);
+  return make.is_valid() ? make.divider.bytes() : -1;
+}
+
+int redsync_gpu_uncode(const RedsyncGpuUncode* call, RedsyncGpuRecord* record, void* scratch,
+                       int64_t scratch_bytes, void* stream_pointer) {
+  Maker make(*call, scratch);
+  if (!make.is_valid()) return REDSYNC_GPU_INVALID_ARGUMENT;
+  if (scratch_bytes < make.divider.bytes()) return REDSYNC_GPU_SCRATCH_TOO_SMALL;
+  const auto stream = static_cast<cudaStream_t>(stream_pointer);
+  const int decoded = redsync_gpu_golomb_decode(&make.golomb, record, make.golomb_scratch,
+                                                make.golomb_bytes, stream_pointer);
+  if (decoded != REDSYNC_GPU_OK || call->ranks == 0) return decoded;
+  Call group = {};
+  group.messages = call->messages;
+  group.plain = call->plain;
+  group.words = call->words;
+  group.plain_words = make.plan.plain_words;
+  group.codes_at = make.plan.codes_at;
+  group.streams = call->format.streams;
+  group.bits = static_cast<int>(call->format.value_bits);
+  auto tiles = [](const Item& item) { return CeilDiv(item.slots, kSlotTile); };
+  ForGroups(group, call->format.count, make, tiles, [&](const Call& part, uint32_t blocks) {
+    const dim3 grid(blocks, static_cast<uint32_t>(call->ranks));
+    REDSYNC_LAUNCH(Separate, grid, kThreads, stream, part);
+  });
+  return LaunchStatus();
+}
+
+int redsync_gpu_explain_uncode(const RedsyncGpuUncode* call, const RedsyncGpuRecord* record,
+                               RedsyncGpuCodecError* error) {
+  const CodedPlan plan(call->format);
+  RedsyncGpuGolombDecode golomb = {};
+  golomb.tensors = plan.streams.data();
+  golomb.count = call->format.streams;
+  return redsync_gpu_explain_golomb_decode(&golomb, record, error);
+}

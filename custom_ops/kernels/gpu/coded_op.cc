@@ -1,0 +1,121 @@
+#include <atomic>
+#include <vector>
+
+#include "custom_ops/core/gpu/coded_api.h"
+#include "custom_ops/kernels/coded.h"
+#include "custom_ops/kernels/gpu/selection.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace redsync {
+namespace {
+
+using ::tensorflow::OpKernelConstruction;
+using ::tensorflow::OpKernelContext;
+using ::tensorflow::Tensor;
+using ::tensorflow::TensorShape;
+
+// The format as the C interface has it; residuals only where there are some.
+struct GpuFormat {
+  std::vector<RedsyncGpuCodedTensor> tensors;
+  std::vector<int64_t> rice;
+  RedsyncGpuCodedFormat format;
+
+  GpuFormat(const CodedFormat& from, const std::vector<SelectedTensor>& selected) {
+    for (const SelectedTensor& t : selected) {
+      tensors.push_back({t.size, t.slots, t.stream, t.residual});
+    }
+    for (const GolombFormat& stream : from.streams) rice.push_back(stream.rice);
+    format = {tensors.data(), static_cast<int64_t>(tensors.size()), rice.data(),
+              static_cast<int64_t>(rice.size()), from.value_bits};
+  }
+  GpuFormat(const GpuFormat&) = delete;
+  GpuFormat& operator=(const GpuFormat&) = delete;
+};
+
+// Queues redsync_gpu_select() for a plain message, and redsync_gpu_code() for the one that is sent.
+class GpuSelectAndCodeOp : public tensorflow::OpKernel {
+ public:
+  explicit GpuSelectAndCodeOp(OpKernelConstruction* context) : OpKernel(context) {
+    int n;
+    OP_REQUIRES_OK(context, attributes_.Read(context));
+    OP_REQUIRES_OK(context, context->GetAttr("N", &n));
+    OP_REQUIRES_OK(context, coded_.Read(context, n));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    AccumulateInputs in;
+    OP_REQUIRES_OK(context, in.Read(context, attributes_));
+    std::vector<int64_t> sizes;
+    for (const Tensor& grad : in.grads) sizes.push_back(grad.NumElements());
+    CodedFormat format;
+    std::vector<SelectedTensor> selected;
+    OP_REQUIRES_OK(context, coded_.Lay(sizes, &format, &selected));
+    std::vector<Tensor*> new_residuals, new_velocities;
+    Tensor* message;
+    const int64_t words = format.words(selected.data(), static_cast<int64_t>(selected.size()));
+    OP_REQUIRES_OK(context, context->allocate_output("message", TensorShape({words}), &message));
+    OP_REQUIRES_OK(context, NewState(context, &new_residuals, &new_velocities));
+    GpuSelection selection(in, attributes_, new_residuals, new_velocities,
+                           calls_.fetch_add(1, std::memory_order_relaxed));
+    for (size_t i = 0; i < selected.size(); ++i) {
+      selection.tensors[i].k = selected[i].slots;
+      selected[i].residual = new_residuals[i]->flat<float>().data();
+    }
+    Tensor plain, scratch;
+    const TensorShape shape({redsync_gpu_message_words(&selection.call)});
+    OP_REQUIRES_OK(context, context->allocate_temp(tensorflow::DT_INT32, shape, &plain));
+    selection.call.message = plain.flat<int32_t>().data();
+    OP_REQUIRES_OK(context, selection.Queue(context));
+    const GpuFormat on_gpu(format, selected);
+    const RedsyncGpuCode call = {on_gpu.format, selection.call.message,
+                                 message->flat<int32_t>().data()};
+    OP_REQUIRES(context, redsync_gpu_coded_words(&on_gpu.format) == words,
+                tensorflow::errors::Internal("The layouts of CPU and GPU differ."));
+    const int64_t bytes = redsync_gpu_code_scratch_bytes(&call);
+    OP_REQUIRES_OK(context, AllocateScratch(context, bytes, &scratch));
+    const int code = redsync_gpu_code(&call, scratch.data(), bytes, StreamOf(context));
+    OP_REQUIRES_OK(context, FromCode(code, "Coding"));
+  }
+
+ private:
+  MomentumAttributes attributes_;
+  CodedAttributes coded_;
+  std::atomic<uint32_t> calls_{0};
+};
+
+struct UncodeWork {
+  static constexpr const char* kWhat = "Decoding of coded messages";
+  static constexpr const char* kName = "messages";
+  static constexpr auto Explain = redsync_gpu_explain_uncode;
+
+  std::unique_ptr<GpuFormat> format;
+  RedsyncGpuUncode call;
+  RecordPair record;
+};
+
+class GpuUncodeOp : public CheckedOp<UncodeWork> {
+ public:
+  explicit GpuUncodeOp(OpKernelConstruction* context) : CheckedOp(context) {
+    CodedAttributes attributes;
+    OP_REQUIRES_OK(context, layout_.Read(context, &attributes));
+  }
+
+ private:
+  tensorflow::Status Queue(OpKernelContext* context, UncodeWork* work) const override {
+    UncodeCall call = layout_;
+    TF_RETURN_IF_ERROR(call.Prepare(context));
+    work->format = std::make_unique<GpuFormat>(call.format, call.tensors);
+    work->call = {work->format->format, call.messages, call.ranks, call.words, call.plain};
+    const int64_t bytes = redsync_gpu_uncode_scratch_bytes(&work->call);
+    return Run(context, work, bytes, redsync_gpu_uncode);
+  }
+
+  UncodeCall layout_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("RedsyncSelectAndCode").Device(tensorflow::DEVICE_GPU),
+                        GpuSelectAndCodeOp);
+REGISTER_KERNEL_BUILDER(Name("RedsyncUncode").Device(tensorflow::DEVICE_GPU), GpuUncodeOp);
+
+}  // namespace
+}  // namespace redsync
