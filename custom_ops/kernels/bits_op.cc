@@ -4,6 +4,7 @@
 #include "custom_ops/core/cpu/bits.h"
 #include "custom_ops/core/cpu/rice.h"
 #include "custom_ops/kernels/bits.h"
+#include "custom_ops/kernels/call_op.h"
 #include "custom_ops/kernels/codec.h"
 #include "custom_ops/kernels/layout.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -11,7 +12,6 @@
 namespace redsync {
 namespace {
 
-using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
 
 constexpr int64_t kBlock = 32 * 512;  // Codes that a thread takes at a time: they fill whole words.
@@ -30,159 +30,93 @@ void ForBlocks(OpKernelContext* context, int64_t rows, int64_t codes, const Body
   });
 }
 
-class PackBitsOp : public tensorflow::OpKernel {
- public:
-  explicit PackBitsOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, attributes_.ReadToPack(context));
-  }
+tensorflow::Status Result(Status status, const char* argument, const CodecError& error) {
+  return status == Status::kOk ? tensorflow::OkStatus() : Describe(argument, error);
+}
 
-  void Compute(OpKernelContext* context) override {
-    PackedCodes codes = attributes_;
-    OP_REQUIRES_OK(context, codes.PrepareToPack(context));
-    const int64_t count = codes.count, words = codes.words(), bits = codes.bits;
-    if (words == 0) return;
-    ForBlocks(context, codes.rows, count, [&](int64_t row, int64_t first, int64_t n) {
-      PackBits(codes.in + row * count + first, n, bits,
-               codes.out + row * words + first / 32 * bits);
-    });
-  }
+tensorflow::Status Pack(OpKernelContext* context, const PackedCodes& call) {
+  const int64_t count = call.count, words = call.words(), bits = call.bits;
+  if (words == 0) return tensorflow::OkStatus();
+  ForBlocks(context, call.rows, count, [&](int64_t row, int64_t first, int64_t n) {
+    PackBits(call.in + row * count + first, n, bits, call.out + row * words + first / 32 * bits);
+  });
+  return tensorflow::OkStatus();
+}
 
- private:
-  PackedCodes attributes_;
-};
+tensorflow::Status Unpack(OpKernelContext* context, const PackedCodes& call) {
+  const int64_t count = call.count, words = call.words(), bits = call.bits;
+  ForBlocks(context, call.rows, count, [&](int64_t row, int64_t first, int64_t n) {
+    UnpackBits(call.in + row * words + first / 32 * bits, n, bits, call.out + row * count + first);
+  });
+  return tensorflow::OkStatus();
+}
 
-class UnpackBitsOp : public tensorflow::OpKernel {
- public:
-  explicit UnpackBitsOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, attributes_.ReadToUnpack(context));
-  }
+tensorflow::Status Write(OpKernelContext*, const WrittenBits& call) {
+  CodecError error;
+  const Status status =
+      WriteBits(call.codes, call.lengths, call.count, call.size, call.words, &error);
+  return Result(status, "lengths", error);
+}
 
-  void Compute(OpKernelContext* context) override {
-    PackedCodes codes = attributes_;
-    OP_REQUIRES_OK(context, codes.PrepareToUnpack(context));
-    const int64_t count = codes.count, words = codes.words(), bits = codes.bits;
-    ForBlocks(context, codes.rows, count, [&](int64_t row, int64_t first, int64_t n) {
-      UnpackBits(codes.in + row * words + first / 32 * bits, n, bits,
-                 codes.out + row * count + first);
-    });
-  }
+tensorflow::Status Mark(OpKernelContext*, const BitmapOfPositions& call) {
+  CodecError error;
+  const Status status =
+      MakeBitmap(call.positions, call.slots, *call.count, call.size, call.words, &error);
+  return Result(status, "positions", error);
+}
 
- private:
-  PackedCodes attributes_;
-};
+tensorflow::Status List(OpKernelContext* context, const PositionsOfBits& call) {
+  const int64_t cost = kCodeCost * (call.size + call.slots);
+  IntraOpThreads(context)(call.rows, cost, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      const uint32_t* bitmap = call.words + row * call.size;
+      call.counts[row] = static_cast<int32_t>(CountBits(bitmap, call.size));
+      FindBits(bitmap, call.size, call.slots, call.positions + row * call.slots);
+    }
+  });
+  return tensorflow::OkStatus();
+}
 
-class WriteBitsOp : public tensorflow::OpKernel {
- public:
-  explicit WriteBitsOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, attributes_.Read(context));
-  }
+tensorflow::Status Encode(OpKernelContext*, const RiceCodes& call) {
+  CodecError error;
+  const Status status = RiceEncode(call.format, call.in, call.out, &error);
+  return Result(status, "numbers", error);
+}
 
-  void Compute(OpKernelContext* context) override {
-    WrittenBits call = attributes_;
-    OP_REQUIRES_OK(context, call.Prepare(context));
-    CodecError error;
-    const Status status =
-        WriteBits(call.codes, call.lengths, call.count, call.size, call.words, &error);
-    OP_REQUIRES(context, status == Status::kOk, Describe("lengths", error));
-  }
+tensorflow::Status Decode(OpKernelContext* context, const RiceCodes& call) {
+  const RiceFormat& format = call.format;
+  std::vector<CodecError> errors(call.rows);
+  const int64_t cost = kNumberCost * (format.count + format.bitmap_words);
+  IntraOpThreads(context)(call.rows, cost, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      RiceDecode(format, call.in + row * format.words(), call.out + row * format.count,
+                 &errors[row]);
+      errors[row].rank = row;
+    }
+  });
+  return FirstError("codes", errors);
+}
 
- private:
-  WrittenBits attributes_;
-};
-
-class BitmapOp : public tensorflow::OpKernel {
- public:
-  explicit BitmapOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, attributes_.Read(context));
-  }
-
-  void Compute(OpKernelContext* context) override {
-    BitmapOfPositions call = attributes_;
-    OP_REQUIRES_OK(context, call.Prepare(context));
-    CodecError error;
-    const Status status =
-        MakeBitmap(call.positions, call.slots, *call.count, call.size, call.words, &error);
-    OP_REQUIRES(context, status == Status::kOk, Describe("positions", error));
-  }
-
- private:
-  BitmapOfPositions attributes_;
-};
-
-class SetBitsOp : public tensorflow::OpKernel {
- public:
-  explicit SetBitsOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, attributes_.Read(context));
-  }
-
-  void Compute(OpKernelContext* context) override {
-    PositionsOfBits call = attributes_;
-    OP_REQUIRES_OK(context, call.Prepare(context));
-    const int64_t cost = kCodeCost * (call.size + call.slots);
-    IntraOpThreads(context)(call.rows, cost, [&](int64_t first, int64_t last) {
-      for (int64_t row = first; row < last; ++row) {
-        const uint32_t* bitmap = call.words + row * call.size;
-        call.counts[row] = static_cast<int32_t>(CountBits(bitmap, call.size));
-        FindBits(bitmap, call.size, call.slots, call.positions + row * call.slots);
-      }
-    });
-  }
-
- private:
-  PositionsOfBits attributes_;
-};
-
-class RiceEncodeOp : public tensorflow::OpKernel {
- public:
-  explicit RiceEncodeOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, attributes_.ReadToEncode(context));
-  }
-
-  void Compute(OpKernelContext* context) override {
-    RiceCodes call = attributes_;
-    OP_REQUIRES_OK(context, call.PrepareToEncode(context));
-    CodecError error;
-    const Status status = RiceEncode(call.format, call.in, call.out, &error);
-    OP_REQUIRES(context, status == Status::kOk, Describe("numbers", error));
-  }
-
- private:
-  RiceCodes attributes_;
-};
-
-class RiceDecodeOp : public tensorflow::OpKernel {
- public:
-  explicit RiceDecodeOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, attributes_.ReadToDecode(context));
-  }
-
-  void Compute(OpKernelContext* context) override {
-    RiceCodes call = attributes_;
-    OP_REQUIRES_OK(context, call.PrepareToDecode(context));
-    const RiceFormat& format = call.format;
-    std::vector<CodecError> errors(call.rows);
-    const int64_t cost = kNumberCost * (format.count + format.bitmap_words);
-    IntraOpThreads(context)(call.rows, cost, [&](int64_t first, int64_t last) {
-      for (int64_t row = first; row < last; ++row) {
-        RiceDecode(format, call.in + row * format.words(), call.out + row * format.count,
-                   &errors[row]);
-        errors[row].rank = row;
-      }
-    });
-    OP_REQUIRES_OK(context, FirstError("codes", errors));
-  }
-
- private:
-  RiceCodes attributes_;
-};
-
-REGISTER_KERNEL_BUILDER(Name("RedsyncPackBits").Device(tensorflow::DEVICE_CPU), PackBitsOp);
-REGISTER_KERNEL_BUILDER(Name("RedsyncUnpackBits").Device(tensorflow::DEVICE_CPU), UnpackBitsOp);
-REGISTER_KERNEL_BUILDER(Name("RedsyncWriteBits").Device(tensorflow::DEVICE_CPU), WriteBitsOp);
-REGISTER_KERNEL_BUILDER(Name("RedsyncBitmap").Device(tensorflow::DEVICE_CPU), BitmapOp);
-REGISTER_KERNEL_BUILDER(Name("RedsyncSetBits").Device(tensorflow::DEVICE_CPU), SetBitsOp);
-REGISTER_KERNEL_BUILDER(Name("RedsyncRiceEncode").Device(tensorflow::DEVICE_CPU), RiceEncodeOp);
-REGISTER_KERNEL_BUILDER(Name("RedsyncRiceDecode").Device(tensorflow::DEVICE_CPU), RiceDecodeOp);
+REGISTER_KERNEL_BUILDER(
+    Name("RedsyncPackBits").Device(tensorflow::DEVICE_CPU),
+    CallOp<PackedCodes, &PackedCodes::ReadToPack, &PackedCodes::PrepareToPack, Pack>);
+REGISTER_KERNEL_BUILDER(
+    Name("RedsyncUnpackBits").Device(tensorflow::DEVICE_CPU),
+    CallOp<PackedCodes, &PackedCodes::ReadToUnpack, &PackedCodes::PrepareToUnpack, Unpack>);
+REGISTER_KERNEL_BUILDER(Name("RedsyncWriteBits").Device(tensorflow::DEVICE_CPU),
+                        CallOp<WrittenBits, &WrittenBits::Read, &WrittenBits::Prepare, Write>);
+REGISTER_KERNEL_BUILDER(
+    Name("RedsyncBitmap").Device(tensorflow::DEVICE_CPU),
+    CallOp<BitmapOfPositions, &BitmapOfPositions::Read, &BitmapOfPositions::Prepare, Mark>);
+REGISTER_KERNEL_BUILDER(
+    Name("RedsyncSetBits").Device(tensorflow::DEVICE_CPU),
+    CallOp<PositionsOfBits, &PositionsOfBits::Read, &PositionsOfBits::Prepare, List>);
+REGISTER_KERNEL_BUILDER(
+    Name("RedsyncRiceEncode").Device(tensorflow::DEVICE_CPU),
+    CallOp<RiceCodes, &RiceCodes::ReadToEncode, &RiceCodes::PrepareToEncode, Encode>);
+REGISTER_KERNEL_BUILDER(
+    Name("RedsyncRiceDecode").Device(tensorflow::DEVICE_CPU),
+    CallOp<RiceCodes, &RiceCodes::ReadToDecode, &RiceCodes::PrepareToDecode, Decode>);
 
 }  // namespace
 }  // namespace redsync

@@ -59,12 +59,13 @@ Status CodedAttributes::Lay(const std::vector<int64_t>& sizes, CodedFormat* form
   return tensorflow::OkStatus();
 }
 
-Status UncodeCall::Read(OpKernelConstruction* context, CodedAttributes* attributes) {
+Status UncodeCall::Read(OpKernelConstruction* context) {
+  CodedAttributes attributes;
   std::vector<int64_t> sizes;
   TF_RETURN_IF_ERROR(context->GetAttr("sizes", &sizes));
   TF_RETURN_IF_ERROR(CheckList("sizes", sizes, sizes.size(), 0, INT32_MAX));
-  TF_RETURN_IF_ERROR(attributes->Read(context, sizes.size()));
-  TF_RETURN_IF_ERROR(attributes->Lay(sizes, &format, &tensors));
+  TF_RETURN_IF_ERROR(attributes.Read(context, sizes.size()));
+  TF_RETURN_IF_ERROR(attributes.Lay(sizes, &format, &tensors));
   words = format.words(tensors.data(), static_cast<int64_t>(tensors.size()));
   plain_words = kFlagWords;
   for (const SelectedTensor& tensor : tensors) {

@@ -32,7 +32,7 @@ struct UncodeCall {
   const int32_t* messages;
   int32_t* plain;
 
-  tensorflow::Status Read(tensorflow::OpKernelConstruction* context, CodedAttributes* attributes);
+  tensorflow::Status Read(tensorflow::OpKernelConstruction* context);
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context);
 };
 

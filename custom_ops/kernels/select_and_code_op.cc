@@ -3,6 +3,7 @@
 
 #include "custom_ops/core/cpu/coded_message.h"
 #include "custom_ops/core/cpu/select.h"
+#include "custom_ops/kernels/call_op.h"
 #include "custom_ops/kernels/codec.h"
 #include "custom_ops/kernels/coded.h"
 #include "custom_ops/kernels/layout.h"
@@ -118,36 +119,24 @@ class SelectAndCodeOp : public tensorflow::OpKernel {
 };
 
 // UncodeSelected() for the messages of all workers.
-class UncodeOp : public tensorflow::OpKernel {
- public:
-  explicit UncodeOp(OpKernelConstruction* context) : OpKernel(context) {
-    CodedAttributes attributes;
-    OP_REQUIRES_OK(context, layout_.Read(context, &attributes));
-  }
-
-  void Compute(OpKernelContext* context) override {
-    UncodeCall call = layout_;
-    OP_REQUIRES_OK(context, call.Prepare(context));
-    std::vector<CodecError> errors(call.ranks);
-    IntraOpThreads(context)(call.ranks, kSlotCost * call.slots, [&](int64_t first, int64_t last) {
-      std::vector<uint32_t> scratch(call.slots);
-      for (int64_t rank = first; rank < last; ++rank) {
-        UncodeSelected(call.format, call.tensors.data(), static_cast<int64_t>(call.tensors.size()),
-                       call.messages + rank * call.words, scratch.data(),
-                       call.plain + rank * call.plain_words, &errors[rank]);
-        errors[rank].rank = rank;
-      }
-    });
-    OP_REQUIRES_OK(context, FirstError("messages", errors));
-  }
-
- private:
-  UncodeCall layout_;
-};
+tensorflow::Status Uncode(OpKernelContext* context, const UncodeCall& call) {
+  std::vector<CodecError> errors(call.ranks);
+  IntraOpThreads(context)(call.ranks, kSlotCost * call.slots, [&](int64_t first, int64_t last) {
+    std::vector<uint32_t> scratch(call.slots);
+    for (int64_t rank = first; rank < last; ++rank) {
+      UncodeSelected(call.format, call.tensors.data(), static_cast<int64_t>(call.tensors.size()),
+                     call.messages + rank * call.words, scratch.data(),
+                     call.plain + rank * call.plain_words, &errors[rank]);
+      errors[rank].rank = rank;
+    }
+  });
+  return FirstError("messages", errors);
+}
 
 REGISTER_KERNEL_BUILDER(Name("RedsyncSelectAndCode").Device(tensorflow::DEVICE_CPU),
                         SelectAndCodeOp);
-REGISTER_KERNEL_BUILDER(Name("RedsyncUncode").Device(tensorflow::DEVICE_CPU), UncodeOp);
+REGISTER_KERNEL_BUILDER(Name("RedsyncUncode").Device(tensorflow::DEVICE_CPU),
+                        CallOp<UncodeCall, &UncodeCall::Read, &UncodeCall::Prepare, Uncode>);
 
 }  // namespace
 }  // namespace redsync

@@ -3,6 +3,7 @@
 #define TF_REDSYNC_CUSTOM_OPS_KERNELS_GPU_CODEC_OP_H_
 
 #include <memory>
+#include <type_traits>
 #include <utility>
 
 #include "custom_ops/core/gpu/codecs_api.h"
@@ -64,6 +65,30 @@ class CheckedOp : public tensorflow::AsyncOpKernel {
 
   // Checks shapes, allocates the outputs and queues the work.
   virtual tensorflow::Status Queue(tensorflow::OpKernelContext* context, Work* work) const = 0;
+};
+
+// One whose attributes, inputs and outputs `Call` reads, as in call_op.h. Of it Fill() makes the
+// work's call; the work also has Function() and Bytes(), of the C interface, or nullptr for these.
+template <class Work, class Call, auto kRead, auto kPrepare>
+class CheckedCallOp : public CheckedOp<Work> {
+ public:
+  explicit CheckedCallOp(tensorflow::OpKernelConstruction* context) : CheckedOp<Work>(context) {
+    OP_REQUIRES_OK(context, (attributes_.*kRead)(context));
+  }
+
+ private:
+  tensorflow::Status Queue(tensorflow::OpKernelContext* context, Work* work) const override {
+    Call call = attributes_;
+    TF_RETURN_IF_ERROR((call.*kPrepare)(context));
+    work->Fill(call);
+    if constexpr (std::is_null_pointer_v<std::remove_const_t<decltype(Work::Bytes)>>) {
+      return this->Run(context, work, Work::Function);
+    } else {
+      return this->Run(context, work, Work::Bytes(&work->call), Work::Function);
+    }
+  }
+
+  Call attributes_;
 };
 
 }  // namespace redsync

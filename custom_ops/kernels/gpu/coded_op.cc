@@ -1,4 +1,5 @@
 #include <atomic>
+#include <memory>
 #include <vector>
 
 #include "custom_ops/core/gpu/coded_api.h"
@@ -86,36 +87,25 @@ class GpuSelectAndCodeOp : public tensorflow::OpKernel {
 struct UncodeWork {
   static constexpr const char* kWhat = "Decoding of coded messages";
   static constexpr const char* kName = "messages";
+  static constexpr auto Bytes = redsync_gpu_uncode_scratch_bytes;
+  static constexpr auto Function = redsync_gpu_uncode;
   static constexpr auto Explain = redsync_gpu_explain_uncode;
 
   std::unique_ptr<GpuFormat> format;
   RedsyncGpuUncode call;
   RecordPair record;
-};
 
-class GpuUncodeOp : public CheckedOp<UncodeWork> {
- public:
-  explicit GpuUncodeOp(OpKernelConstruction* context) : CheckedOp(context) {
-    CodedAttributes attributes;
-    OP_REQUIRES_OK(context, layout_.Read(context, &attributes));
+  void Fill(const UncodeCall& from) {
+    format = std::make_unique<GpuFormat>(from.format, from.tensors);
+    call = {format->format, from.messages, from.ranks, from.words, from.plain};
   }
-
- private:
-  tensorflow::Status Queue(OpKernelContext* context, UncodeWork* work) const override {
-    UncodeCall call = layout_;
-    TF_RETURN_IF_ERROR(call.Prepare(context));
-    work->format = std::make_unique<GpuFormat>(call.format, call.tensors);
-    work->call = {work->format->format, call.messages, call.ranks, call.words, call.plain};
-    const int64_t bytes = redsync_gpu_uncode_scratch_bytes(&work->call);
-    return Run(context, work, bytes, redsync_gpu_uncode);
-  }
-
-  UncodeCall layout_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("RedsyncSelectAndCode").Device(tensorflow::DEVICE_GPU),
                         GpuSelectAndCodeOp);
-REGISTER_KERNEL_BUILDER(Name("RedsyncUncode").Device(tensorflow::DEVICE_GPU), GpuUncodeOp);
+REGISTER_KERNEL_BUILDER(
+    Name("RedsyncUncode").Device(tensorflow::DEVICE_GPU),
+    CheckedCallOp<UncodeWork, UncodeCall, &UncodeCall::Read, &UncodeCall::Prepare>);
 
 }  // namespace
 }  // namespace redsync
