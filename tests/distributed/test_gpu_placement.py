@@ -17,20 +17,27 @@ METHODS = {
     "RedSync(density=0.05, dense_below=64)": True,
     "RedSync(density=0.05, dense_below=64, selection='threshold', momentum=0.9)": True,
     "RedSync(density=0.05, dense_below=64, quantized=True)": True,
+    "RedSync(density=0.001, dense_below=64)": True,  # totals that are coordinates
+    "RedSync(density=0.001, dense_below=64, quantized=True)": True,
     "TopK(density=0.05)": True,
+    "DGC()": True,
+    "SIDCo()": True,
+    "RandomBlock()": True,
     "GMC(density=0.05)": True,
     "SparDL(density=0.05)": True,
     "QSGD()": True,
     "TernGrad()": True,
     "EFSignSGD()": True,
     "NaturalCompression()": True,
+    "OneBitSGD()": True,
     "HalfPrecision()": True,
+    "DeMo()": True,
+    "SparseLoCo(steps=2)": True,
     "CodedTopK(density=0.05)": True,
     "CodedTopK(density=0.05, value_bits=16)": True,
     "CodedGMC(density=0.05)": True,
     "Dense()": True,
     "OkTopk(density=0.05)": False,
-    "DeMo()": False,
     "PowerSGD()": False,  # QR decompositions
 }
 

@@ -141,7 +141,7 @@ def test_short_totals_stay_coordinates():
     dense, short = steps
     assert short.indices.shape == (600,)
     added = np.zeros(spec.size, np.float32)
-    np.add.at(added, np.array(short.indices), np.array(short.values))
+    np.add.at(added, np.array(short.indices).view(np.int32), np.array(short.values))
     np.testing.assert_allclose(added, dense.numpy().reshape(-1), rtol=1e-6)
 
 

@@ -83,7 +83,7 @@ def test_totals_in_coordinates_are_the_same(cls):
     dense = one_step(method, values, workers=2).totals[0][0]
     short = one_step(method, values, workers=2, sparse_totals=True).totals[0][0]
     added = np.zeros(SPEC.size, np.float32)
-    np.add.at(added, short.indices.numpy(), short.values.numpy())
+    np.add.at(added, short.indices.numpy().view(np.int32), short.values.numpy())
     np.testing.assert_array_equal(added, np.reshape(dense, -1))
     assert added.any()
 

@@ -114,7 +114,7 @@ class DGC(MomentumCorrected):
         return spec.size // self.stride(spec)
 
     def sample(self, spec: TensorSpec, draw: tf.Tensor) -> tf.Tensor:
-        """Return the positions of the sampled elements in the flat tensor, int32 `[sample_size]`.
+        """Return the positions of the sampled elements in the flat tensor, int64 `[sample_size]`.
 
         Args:
             spec: The tensor.
@@ -122,7 +122,7 @@ class DGC(MomentumCorrected):
         """
         stride = self.stride(spec)
         start = tf.minimum(tf.cast(draw * stride, tf.int32), stride - 1)
-        return start + stride * tf.range(self.sample_size(spec))
+        return tf.cast(start, tf.int64) + stride * tf.range(self.sample_size(spec), dtype=tf.int64)
 
     def draw(self, step: tf.Tensor) -> tf.Tensor:
         """Return the random number of a step, for `sample`."""

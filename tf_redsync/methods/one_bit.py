@@ -108,7 +108,8 @@ class OneBitSGD(Quantizer):
         received = dequantize_sum(rows, [b[0] for b in blocks], mode=MODE)
         own = []  # of the worker's block: what arrived, and what it did not tell itself
         for i, (total, error) in enumerate(zip(received, errors, strict=True)):
-            inside = tf.range(total.shape[0]) < own_counts[i, 0]
+            count = tf.cast(own_counts[i, 0], tf.int64)
+            inside = tf.range(total.shape[0], dtype=tf.int64) < count
             own.append(tf.where(inside, total + tf.gather(error, rank), 0.0)[tf.newaxis])
 
         message, own_errors = _quantized(own, own_counts)

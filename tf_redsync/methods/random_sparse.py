@@ -58,7 +58,9 @@ class _SharedRandom(Sparsifier):
             for v, g in zip(state["residual"], feedback.scaled(grads, ctx.scale), strict=True)
         ]
         chosen = [
-            self.choose(spec, stream(self.seed, ctx.step, spec.position))[:, tf.newaxis]
+            tf.cast(self.choose(spec, stream(self.seed, ctx.step, spec.position)), tf.int64)[
+                :, tf.newaxis
+            ]
             for spec in ctx.layout.specs
         ]
         values = [tf.gather_nd(v, s) for v, s in zip(sends, chosen, strict=True)]

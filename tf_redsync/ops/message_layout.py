@@ -122,12 +122,15 @@ class MessageLayout:
         Args:
             messages: int32 `[words]`, or `[P, words]`.
         """
-        flags, *parts = tf.split(messages, [FLAG_WORDS, *self._lengths], axis=-1)
+        # As float32, bit by bit: GPUs split and join these, and int32 in the host's memory.
+        words = tf.bitcast(messages, tf.float32)
+        flags, *parts = tf.split(words, [FLAG_WORDS, *self._lengths], axis=-1)
         indices, values = [], []
         for second, third, one_mean in zip(parts[1::3], parts[2::3], self.quantized, strict=True):
-            indices.append(third if one_mean else second)
-            values.append(tf.bitcast(second if one_mean else third, tf.float32))
-        return Parts(flags, tf.concat(parts[0::3], axis=-1), indices, values)
+            indices.append(tf.bitcast(third if one_mean else second, tf.int32))
+            values.append(second if one_mean else third)
+        counts = tf.bitcast(tf.concat(parts[0::3], axis=-1), tf.int32)
+        return Parts(tf.bitcast(flags, tf.int32), counts, indices, values)
 
     def counts(self, message: tf.Tensor) -> tf.Tensor:
         """Return how many elements of each tensor a message holds, int32 `[N]`.
@@ -142,19 +145,19 @@ class MessageLayout:
             if i % 3 == 0:
                 offsets.append(at)
             at += length
-        # As float32, bit by bit: GPUs gather these and not int32.
         found = tf.gather(tf.bitcast(message, tf.float32), tf.constant(offsets, tf.int32))
         return tf.bitcast(found, tf.int32)
 
     def join(self, parts: Parts) -> tf.Tensor:
         """Undo `split`."""
-        counts, words = tf.split(parts.counts, len(self.quantized), axis=-1), [parts.flags]
-        for count, indices, value, one_mean in zip(
+        counts = tf.split(tf.bitcast(parts.counts, tf.float32), len(self.quantized), axis=-1)
+        words = [tf.bitcast(parts.flags, tf.float32)]
+        for count, at, value, one_mean in zip(
             counts, parts.indices, parts.values, self.quantized, strict=True
         ):
-            value = tf.bitcast(value, tf.int32)
+            indices = tf.bitcast(at, tf.float32)
             words += [count, value, indices] if one_mean else [count, indices, value]
-        return tf.concat(words, axis=-1)
+        return tf.bitcast(tf.concat(words, axis=-1), tf.int32)
 
     def message(
         self,

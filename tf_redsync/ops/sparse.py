@@ -24,8 +24,8 @@ class SparseTotal(NamedTuple):
     """A sum over workers in coordinate form.
 
     Attributes:
-        indices: int32 `[entries]`, the bits of unsigned positions in the flattened tensor. They may
-            repeat.
+        indices: `[entries]`, the bits of unsigned positions in the flattened tensor; as float32,
+            since GPUs have int32 in the host's memory where a step has conditions. They may repeat.
         values: float32 `[entries]`, to be added up per position; 0 in unused entries.
     """
 
@@ -65,9 +65,11 @@ def coordinates(messages: tf.Tensor, layout: MessageLayout) -> list[SparseTotal]
     parts, totals = layout.split(messages), []
     for i, (indices, values) in enumerate(zip(parts.indices, parts.values, strict=True)):
         if layout.quantized[i]:
-            sent = tf.range(layout.capacities[i]) < parts.counts[:, i : i + 1]
+            slots = tf.range(layout.capacities[i], dtype=tf.int64)
+            sent = slots < tf.cast(parts.counts[:, i : i + 1], tf.int64)
             values = tf.where(sent, values, 0.0)
-        totals.append(SparseTotal(tf.reshape(indices, [-1]), tf.reshape(values, [-1])))
+        flat = tf.reshape(tf.bitcast(indices, tf.float32), [-1])
+        totals.append(SparseTotal(flat, tf.reshape(values, [-1])))
     return totals
 
 
@@ -81,17 +83,17 @@ def descend(variable: tf.Variable, total: SparseTotal, learning_rate: tf.Tensor)
         total: What to descend along; positions refer to the flattened variable.
         learning_rate: Scalar.
     """
-    rate = tf.cast(learning_rate, tf.float32)
+    rate, indices = tf.cast(learning_rate, tf.float32), tf.bitcast(total.indices, tf.int32)
     if runs_natively([variable]):
         return native.load().redsync_descend(
             variable=variable.handle,
-            indices=total.indices,
+            indices=indices,
             values=total.values,
             learning_rate=rate,
         )
     return tf.raw_ops.ResourceScatterNdSub(
         ref=variable.handle,
-        indices=_unravel(total.indices, variable.shape),
+        indices=_unravel(indices, variable.shape),
         updates=rate * total.values,
         use_locking=True,
     )

@@ -80,7 +80,7 @@ def _forms(total: Any) -> Forms:
         return total.dense, *total.coordinates, total.is_dense
     if isinstance(total, SparseTotal):
         return tf.zeros([0]), total.indices, total.values, tf.constant(False)
-    return total, tf.zeros([0], tf.int32), tf.zeros([0]), tf.constant(True)
+    return total, tf.zeros([0]), tf.zeros([0]), tf.constant(True)
 
 
 def _total(forms: Forms, kinds: tuple[int, int], flags: dict[tuple[int, int], tf.Tensor]) -> Any:

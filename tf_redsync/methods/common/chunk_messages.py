@@ -22,6 +22,7 @@ from tf_redsync.methods.common.chunking import Chunks
 from tf_redsync.ops import MessageLayout
 from tf_redsync.ops.bits import packed, packed_words, unpacked
 from tf_redsync.ops.message_layout import Parts
+from tf_redsync.ops.words import moved
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,11 +83,11 @@ class ChunkMessages:
         """
         parts, delivered = [], []
         for chunks, at, value in zip(self.chunks, positions, values, strict=True):
-            parts.append(packed(tf.reshape(at, [-1]), _bits(chunks)))
+            parts.append(packed(_flat(at), _bits(chunks)))
             if self.value_bits == two_bit_values.BITS:
                 coded = two_bit_values.encode(value)
                 finite &= wire.all_finite(coded[1:])
-                parts += [packed(tf.reshape(coded.codes, [-1]), two_bit_values.BITS), *coded[1:]]
+                parts += [packed(_flat(coded.codes), two_bit_values.BITS), *coded[1:]]
                 value = two_bit_values.decode(coded)
             else:
                 parts.append(tf.reshape(value, [-1]))
@@ -100,7 +101,8 @@ class ChunkMessages:
         count = chunks.number * self.k(chunks)
         codes = unpacked(parts[0], two_bit_values.BITS, count)
         workers = tf.shape(codes)[0]  # not -1, which an empty tensor leaves open
-        codes = tf.reshape(codes, [workers, chunks.number, self.k(chunks)])
+        shape = [workers, chunks.number, self.k(chunks)]
+        codes = moved(lambda c: tf.reshape(c, shape), codes)
         scales, levels = map(wire.from_words, parts[1:])
         values = two_bit_values.decode(two_bit_values.TwoBitValues(codes, scales, levels))
         return tf.reshape(values, [workers, count])
@@ -115,7 +117,8 @@ class ChunkMessages:
             For each tensor float32 `[number, size]`: the sums of the values, and how many workers
             have sent each element.
         """
-        flags, *parts = tf.split(messages, [wire.HEADER_WORDS, *self._lengths], axis=1)
+        lengths = [wire.HEADER_WORDS, *self._lengths]
+        flags, *parts = moved(lambda m: tf.split(m, lengths, axis=1), messages)
         capacities, workers = self.capacities, tf.shape(messages)[0]
         indices, values, following = [], [], iter(parts)
         for chunks, count in zip(self.chunks, capacities, strict=True):
@@ -141,14 +144,23 @@ class ChunkMessages:
             positions: int32 `[number, k]`.
             values: float32 `[number, k]`.
         """
-        rows = tf.repeat(tf.range(chunks.number), self.k(chunks))
-        at = tf.stack([rows, tf.reshape(positions, [-1])], axis=1)
-        return tf.scatter_nd(at, tf.reshape(values, [-1]), [chunks.number, chunks.size])
+        at = self._numbers(chunks, _flat(positions))[:, tf.newaxis]
+        flat = tf.scatter_nd(at, tf.reshape(values, [-1]), [chunks.number * chunks.size])
+        return tf.reshape(flat, [chunks.number, chunks.size])
+
+    def _numbers(self, chunks: Chunks, positions: tf.Tensor) -> tf.Tensor:
+        """Positions in all chunks in a row, int64, of those in each, int32 `[..., number * k]`."""
+        first = chunks.size * tf.range(chunks.number, dtype=tf.int64)
+        return tf.cast(positions, tf.int64) + tf.repeat(first, self.k(chunks))
 
     def _places(self, chunks: Chunks, positions: tf.Tensor) -> tf.Tensor:
-        """Positions in all chunks in a row, of positions in each, `[..., number * k]`."""
-        first = tf.range(chunks.number) * chunks.size  # 32 bits, read without a sign
-        return positions + tf.repeat(first, self.k(chunks))
+        """The same as 32 bits without a sign, in int32."""
+        return tf.bitcast(tf.cast(self._numbers(chunks, positions), tf.uint32), tf.int32)
+
+
+def _flat(words: tf.Tensor) -> tf.Tensor:
+    """All words of a tensor, one after the other."""
+    return moved(lambda w: tf.reshape(w, [-1]), words)
 
 
 def _bits(chunks: Chunks) -> int:

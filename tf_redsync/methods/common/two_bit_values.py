@@ -52,15 +52,17 @@ def encode(values: tf.Tensor) -> TwoBitValues:
     units = tf.math.divide_no_nan(magnitudes, scales[:, tf.newaxis])
     large = units >= 1.0
     levels = [_mean(units, chosen) for chosen in (~large, large)]
-    codes = tf.cast(values < 0.0, tf.int32) + 2 * tf.cast(large, tf.int32)
-    return TwoBitValues(codes, scales, tf.stack(levels))
+    codes = tf.cast(values < 0.0, tf.float32) + 2.0 * tf.cast(large, tf.float32)
+    return TwoBitValues(tf.cast(codes, tf.int32), scales, tf.stack(levels))
 
 
 def decode(coded: TwoBitValues) -> tf.Tensor:
     """Return what the codes stand for, float32 `[..., number, k]`; also for several workers."""
     small, large = tf.unstack(coded.levels[..., tf.newaxis, tf.newaxis, :], axis=-1)
-    level = tf.where(coded.codes >= 2, large, small)
-    sign = 1.0 - 2.0 * tf.cast(coded.codes % 2, tf.float32)
+    codes = tf.cast(coded.codes, tf.float32)  # which GPUs compute with
+    is_large = codes >= 2.0
+    level = tf.where(is_large, large, small)
+    sign = 1.0 - 2.0 * (codes - 2.0 * tf.cast(is_large, tf.float32))
     return sign * (level * coded.scales[..., tf.newaxis])
 
 
