@@ -7,7 +7,6 @@ namespace redsync {
 
 using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
-using ::tensorflow::Status;
 using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
 using ::tensorflow::errors::InvalidArgument;
@@ -18,14 +17,15 @@ constexpr int64_t kMaxLength = INT64_MAX / 64;
 
 // Allocates the output `name`.
 template <class T>
-Status Allocate(OpKernelContext* context, const char* name, const TensorShape& shape, T** memory) {
+tensorflow::Status Allocate(OpKernelContext* context, const char* name, const TensorShape& shape,
+                            T** memory) {
   Tensor* output;
   TF_RETURN_IF_ERROR(context->allocate_output(name, shape, &output));
   *memory = reinterpret_cast<T*>(output->flat<int32_t>().data());
   return tensorflow::OkStatus();
 }
 
-Status ReadRice(OpKernelConstruction* context, RiceFormat* format) {
+tensorflow::Status ReadRice(OpKernelConstruction* context, RiceFormat* format) {
   int64_t rice;
   TF_RETURN_IF_ERROR(ReadInt(context, "rice", 0, kMaxRice, &rice));
   format->rice = static_cast<int>(rice);
@@ -34,16 +34,16 @@ Status ReadRice(OpKernelConstruction* context, RiceFormat* format) {
 
 }  // namespace
 
-Status PackedCodes::ReadToPack(OpKernelConstruction* context) {
+tensorflow::Status PackedCodes::ReadToPack(OpKernelConstruction* context) {
   return ReadInt(context, "bits", 0, kMaxCodeBits, &bits);
 }
 
-Status PackedCodes::ReadToUnpack(OpKernelConstruction* context) {
+tensorflow::Status PackedCodes::ReadToUnpack(OpKernelConstruction* context) {
   TF_RETURN_IF_ERROR(ReadToPack(context));
   return ReadInt(context, "count", 0, kMaxLength, &count);
 }
 
-Status PackedCodes::PrepareToPack(OpKernelContext* context) {
+tensorflow::Status PackedCodes::PrepareToPack(OpKernelContext* context) {
   const Tensor& codes = context->input(0);
   if (codes.dims() < 1)
     return InvalidArgument("`codes` must have a last axis. Received: a scalar.");
@@ -57,7 +57,7 @@ Status PackedCodes::PrepareToPack(OpKernelContext* context) {
   return Allocate(context, "words", shape, &out);
 }
 
-Status PackedCodes::PrepareToUnpack(OpKernelContext* context) {
+tensorflow::Status PackedCodes::PrepareToUnpack(OpKernelContext* context) {
   const Tensor& given = context->input(0);
   TF_RETURN_IF_ERROR(CheckShape("words", given, -1, words()));
   rows = given.dim_size(0);
@@ -65,11 +65,11 @@ Status PackedCodes::PrepareToUnpack(OpKernelContext* context) {
   return Allocate(context, "codes", TensorShape({rows, count}), &out);
 }
 
-Status WrittenBits::Read(OpKernelConstruction* context) {
+tensorflow::Status WrittenBits::Read(OpKernelConstruction* context) {
   return ReadInt(context, "size", 0, kMaxLength, &size);
 }
 
-Status WrittenBits::Prepare(OpKernelContext* context) {
+tensorflow::Status WrittenBits::Prepare(OpKernelContext* context) {
   const Tensor &given = context->input(0), &of_each = context->input(1);
   count = given.NumElements();
   TF_RETURN_IF_ERROR(CheckShape("codes", given, -2, count));
@@ -79,11 +79,11 @@ Status WrittenBits::Prepare(OpKernelContext* context) {
   return Allocate(context, "words", TensorShape({size}), &words);
 }
 
-Status BitmapOfPositions::Read(OpKernelConstruction* context) {
+tensorflow::Status BitmapOfPositions::Read(OpKernelConstruction* context) {
   return ReadInt(context, "size", 0, kMaxBitmapWords, &size);
 }
 
-Status BitmapOfPositions::Prepare(OpKernelContext* context) {
+tensorflow::Status BitmapOfPositions::Prepare(OpKernelContext* context) {
   const Tensor &given = context->input(0), *number;
   slots = given.NumElements();
   TF_RETURN_IF_ERROR(CheckShape("positions", given, -2, slots));
@@ -93,11 +93,11 @@ Status BitmapOfPositions::Prepare(OpKernelContext* context) {
   return Allocate(context, "words", TensorShape({size}), &words);
 }
 
-Status PositionsOfBits::Read(OpKernelConstruction* context) {
+tensorflow::Status PositionsOfBits::Read(OpKernelConstruction* context) {
   return ReadInt(context, "slots", 0, INT32_MAX, &slots);
 }
 
-Status PositionsOfBits::Prepare(OpKernelContext* context) {
+tensorflow::Status PositionsOfBits::Prepare(OpKernelContext* context) {
   const Tensor& given = context->input(0);
   if (given.dims() != 2 || given.dim_size(1) > kMaxBitmapWords) {
     return InvalidArgument("`words` must have shape [rows, words], with at most ", kMaxBitmapWords,
@@ -110,14 +110,16 @@ Status PositionsOfBits::Prepare(OpKernelContext* context) {
   return Allocate(context, "counts", TensorShape({rows, 1}), &counts);
 }
 
-Status RiceCodes::ReadToEncode(OpKernelConstruction* context) { return ReadRice(context, &format); }
+tensorflow::Status RiceCodes::ReadToEncode(OpKernelConstruction* context) {
+  return ReadRice(context, &format);
+}
 
-Status RiceCodes::ReadToDecode(OpKernelConstruction* context) {
+tensorflow::Status RiceCodes::ReadToDecode(OpKernelConstruction* context) {
   TF_RETURN_IF_ERROR(ReadRice(context, &format));
   return ReadInt(context, "count", 0, INT32_MAX, &format.count);
 }
 
-Status RiceCodes::PrepareToEncode(OpKernelContext* context) {
+tensorflow::Status RiceCodes::PrepareToEncode(OpKernelContext* context) {
   const Tensor& numbers = context->input(0);
   format.count = numbers.NumElements();
   TF_RETURN_IF_ERROR(CheckShape("numbers", numbers, -2, format.count));
@@ -125,7 +127,7 @@ Status RiceCodes::PrepareToEncode(OpKernelContext* context) {
   return Allocate(context, "code", TensorShape({format.words()}), &out);
 }
 
-Status RiceCodes::PrepareToDecode(OpKernelContext* context) {
+tensorflow::Status RiceCodes::PrepareToDecode(OpKernelContext* context) {
   const Tensor& codes = context->input(0);
   TF_RETURN_IF_ERROR(CheckShape("codes", codes, -1, format.words()));
   rows = codes.dim_size(0);

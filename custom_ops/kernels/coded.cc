@@ -10,12 +10,11 @@ namespace redsync {
 
 using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
-using ::tensorflow::Status;
 using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
 using ::tensorflow::errors::InvalidArgument;
 
-Status CodedAttributes::Read(OpKernelConstruction* context, size_t n) {
+tensorflow::Status CodedAttributes::Read(OpKernelConstruction* context, size_t n) {
   TF_RETURN_IF_ERROR(context->GetAttr("k", &k));
   TF_RETURN_IF_ERROR(context->GetAttr("streams", &streams));
   TF_RETURN_IF_ERROR(context->GetAttr("rice", &rice));
@@ -31,8 +30,8 @@ Status CodedAttributes::Read(OpKernelConstruction* context, size_t n) {
                          ". Received: value_bits=", value_bits, ".");
 }
 
-Status CodedAttributes::Lay(const std::vector<int64_t>& sizes, CodedFormat* format,
-                            std::vector<SelectedTensor>* tensors) const {
+tensorflow::Status CodedAttributes::Lay(const std::vector<int64_t>& sizes, CodedFormat* format,
+                                        std::vector<SelectedTensor>* tensors) const {
   format->value_bits = value_bits;
   for (const int64_t bits : rice) format->streams.push_back({0, 0, static_cast<int>(bits)});
   for (size_t i = 0; i < sizes.size(); ++i) {
@@ -59,7 +58,7 @@ Status CodedAttributes::Lay(const std::vector<int64_t>& sizes, CodedFormat* form
   return tensorflow::OkStatus();
 }
 
-Status UncodeCall::Read(OpKernelConstruction* context) {
+tensorflow::Status UncodeCall::Read(OpKernelConstruction* context) {
   CodedAttributes attributes;
   std::vector<int64_t> sizes;
   TF_RETURN_IF_ERROR(context->GetAttr("sizes", &sizes));
@@ -75,7 +74,7 @@ Status UncodeCall::Read(OpKernelConstruction* context) {
   return tensorflow::OkStatus();
 }
 
-Status UncodeCall::Prepare(OpKernelContext* context) {
+tensorflow::Status UncodeCall::Prepare(OpKernelContext* context) {
   const Tensor& input = context->input(0);
   TF_RETURN_IF_ERROR(CheckShape("messages", input, -1, words));
   ranks = input.dim_size(0);

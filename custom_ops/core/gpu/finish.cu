@@ -20,8 +20,7 @@ __global__ void __launch_bounds__(kThreads) Finish(REDSYNC_PARAMETER Batch batch
   auto for_groups = [&](auto step) {
     for (uint32_t b = blockIdx.x; b < batch.first_group[batch.count]; b += gridDim.x) {
       const int which = FindItem(batch.first_group, batch.count, b);
-      if (b != blockIdx.x)
-        __syncthreads();  // The shared memory may still be read, for the last one.
+      if (b != blockIdx.x) __syncthreads();  // Shared memory may still be read.
       step(batch.tensors[which], b - batch.first_group[which]);
     }
   };
