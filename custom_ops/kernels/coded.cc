@@ -58,6 +58,21 @@ tensorflow::Status CodedAttributes::Lay(const std::vector<int64_t>& sizes, Coded
   return tensorflow::OkStatus();
 }
 
+tensorflow::Status SelectAndCodeAttributes::Read(OpKernelConstruction* context) {
+  int n;
+  TF_RETURN_IF_ERROR(MomentumAttributes::Read(context));
+  TF_RETURN_IF_ERROR(context->GetAttr("N", &n));
+  return CodedAttributes::Read(context, n);
+}
+
+tensorflow::Status SelectAndCodeAttributes::Lay(const tensorflow::OpInputList& grads,
+                                                CodedFormat* format,
+                                                std::vector<SelectedTensor>* tensors) const {
+  std::vector<int64_t> sizes;
+  for (const Tensor& grad : grads) sizes.push_back(grad.NumElements());
+  return CodedAttributes::Lay(sizes, format, tensors);
+}
+
 tensorflow::Status UncodeCall::Read(OpKernelConstruction* context) {
   CodedAttributes attributes;
   std::vector<int64_t> sizes;

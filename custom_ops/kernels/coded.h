@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "custom_ops/core/cpu/coded_message.h"
+#include "custom_ops/kernels/layout.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {
@@ -20,6 +21,13 @@ struct CodedAttributes {
   // The format for tensors of these sizes, which are sizes and slots of `tensors` then; checks
   // them.
   tensorflow::Status Lay(const std::vector<int64_t>& sizes, CodedFormat* format,
+                         std::vector<SelectedTensor>* tensors) const;
+};
+
+// The attributes of RedsyncSelectAndCode.
+struct SelectAndCodeAttributes : MomentumAttributes, CodedAttributes {
+  tensorflow::Status Read(tensorflow::OpKernelConstruction* context);
+  tensorflow::Status Lay(const tensorflow::OpInputList& grads, CodedFormat* format,
                          std::vector<SelectedTensor>* tensors) const;
 };
 

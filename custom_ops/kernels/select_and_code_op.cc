@@ -25,18 +25,13 @@ constexpr int64_t kSlotCost = 16;  // Cycles to decode one.
 class SelectAndCodeOp : public tensorflow::OpKernel {
  public:
   explicit SelectAndCodeOp(OpKernelConstruction* context) : OpKernel(context) {
-    int n;
     OP_REQUIRES_OK(context, attributes_.Read(context));
-    OP_REQUIRES_OK(context, context->GetAttr("N", &n));
-    OP_REQUIRES_OK(context, coded_.Read(context, n));
   }
 
   void Compute(OpKernelContext* context) override {
     Call call;
     OP_REQUIRES_OK(context, call.Read(context, attributes_));
-    std::vector<int64_t> sizes;
-    for (const Tensor& grad : call.grads) sizes.push_back(grad.NumElements());
-    OP_REQUIRES_OK(context, coded_.Lay(sizes, &call.format, &call.tensors));
+    OP_REQUIRES_OK(context, attributes_.Lay(call.grads, &call.format, &call.tensors));
     for (const SelectedTensor& tensor : call.tensors) call.slots += tensor.slots;
     OP_REQUIRES_OK(context, Allocate(context, &call));
     bool finite = true;
@@ -114,8 +109,7 @@ class SelectAndCodeOp : public tensorflow::OpKernel {
     return tensorflow::OkStatus();
   }
 
-  MomentumAttributes attributes_;
-  CodedAttributes coded_;
+  SelectAndCodeAttributes attributes_;
 };
 
 // UncodeSelected() for the messages of all workers.

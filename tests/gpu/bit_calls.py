@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 
 from tests.gpu import device as d
-from tests.gpu.codec_calls import garbage, run
+from tests.gpu.codec_calls import garbage, run, scratch_bytes
 
 
 def _structure(name: str, numbers: str, pointers: str, then: str = "", last: str = ""):
@@ -35,13 +35,6 @@ class Bitmap(ctypes.Structure):
 def packed_words(count: int, bits: int) -> int:
     """Words of so many codes."""
     return -(-count * bits // 32)
-
-
-def _scratch(device, name: str, call) -> int:
-    size = getattr(device.library, f"redsync_gpu_{name}_scratch_bytes")(ctypes.byref(call))
-    if size < 0:
-        raise ValueError("an argument is invalid")
-    return size
 
 
 def _codes(device, name, codes, rows, count, bits, words):
@@ -73,7 +66,7 @@ def write(device, codes, lengths, words):
     out = garbage(device, words, np.int32)
     call = WriteBits(*map(device.pointer, given), len(codes), words, device.pointer(out))
     error = run(
-        device, "write_bits", call, record=True, scratch=_scratch(device, "write_bits", call)
+        device, "write_bits", call, record=True, scratch=scratch_bytes(device, "write_bits", call)
     )
     return device.get(out), error
 
@@ -94,7 +87,7 @@ def set_bits(device, words, slots):
     given = device.array(np.asarray(words, np.int32))
     out, counts = (garbage(device, n, np.int32) for n in (rows * slots, rows))
     call = SetBits(device.pointer(given), rows, size, slots, *map(device.pointer, (out, counts)))
-    run(device, "set_bits", call, record=False, scratch=_scratch(device, "set_bits", call))
+    run(device, "set_bits", call, record=False, scratch=scratch_bytes(device, "set_bits", call))
     return device.get(out).reshape(rows, slots), device.get(counts).reshape(rows, 1)
 
 
@@ -104,7 +97,7 @@ def rice_encode(device, numbers, rice, bitmap_words):
     out = garbage(device, packed_words(given.size, max(rice, 0)) + max(bitmap_words, 0), np.int32)
     call = RiceEncode(device.pointer(given), given.size, rice, bitmap_words, device.pointer(out))
     error = run(
-        device, "rice_encode", call, record=True, scratch=_scratch(device, "rice_encode", call)
+        device, "rice_encode", call, record=True, scratch=scratch_bytes(device, "rice_encode", call)
     )
     return device.get(out), error
 
@@ -115,6 +108,6 @@ def rice_decode(device, codes, rice, bitmap_words, count):
     out = garbage(device, rows * max(count, 0), np.int32)
     call = RiceDecode(device.pointer(given), rows, count, rice, bitmap_words, device.pointer(out))
     error = run(
-        device, "rice_decode", call, record=True, scratch=_scratch(device, "rice_decode", call)
+        device, "rice_decode", call, record=True, scratch=scratch_bytes(device, "rice_decode", call)
     )
     return device.get(out).reshape(rows, count), error

@@ -40,6 +40,14 @@ def run(device, name: str, call, *, record: bool, scratch: int | None = None):
     return error if found else None
 
 
+def scratch_bytes(device, name: str, call) -> int:
+    """What `redsync_gpu_<name>_scratch_bytes` says; ValueError if an argument is out of range."""
+    size = getattr(device.library, f"redsync_gpu_{name}_scratch_bytes")(ctypes.byref(call))
+    if size < 0:
+        raise ValueError("an argument is invalid")
+    return size
+
+
 def garbage(device, shape, dtype):
     """A device array that nothing sensible can be read from."""
     filled = np.full(shape, GARBAGE, dtype) if dtype == np.int32 else np.full(shape, np.nan, dtype)
@@ -119,9 +127,7 @@ def sparse_merge(device, indices, values, counts, *, sizes, k):
     ]
     given, of_kept, of_dropped = map(device.pointer, numbers)
     call = structs.Merge(tensors, n, given, ranks, of_kept, of_dropped)
-    size = device.library.redsync_gpu_merge_scratch_bytes(ctypes.byref(call))
-    if size < 0:
-        raise ValueError("an argument is invalid")
+    size = scratch_bytes(device, "merge", call)
     error = run(device, "merge", call, record=True, scratch=size)
     fields = []
     for outputs, count in ((kept, numbers[1]), (dropped, numbers[2])):
@@ -146,7 +152,7 @@ def golomb_encode(device, indices, counts, *, sizes, rice):
     call = structs.GolombEncode(tensors, len(sizes), device.pointer(given))
     message = garbage(device, _golomb_words(device, call), np.int32)
     call.message = device.pointer(message)
-    size = device.library.redsync_gpu_golomb_encode_scratch_bytes(ctypes.byref(call))
+    size = scratch_bytes(device, "golomb_encode", call)
     error = run(device, "golomb_encode", call, record=True, scratch=size)
     return device.get(message), error
 
@@ -163,9 +169,7 @@ def golomb_decode(device, messages, *, sizes, slots, rice):
     call = structs.GolombDecode(tensors, n, device.pointer(received), ranks)
     call.stride = call.words = messages.shape[1]
     call.counts = device.pointer(counts)
-    size = device.library.redsync_gpu_golomb_decode_scratch_bytes(ctypes.byref(call))
-    if size < 0:
-        raise ValueError("an argument is invalid")
+    size = scratch_bytes(device, "golomb_decode", call)
     error = run(device, "golomb_decode", call, record=True, scratch=size)
     indices = [device.get(x).reshape(ranks, k) for x, k in zip(outputs, slots, strict=True)]
     return indices, device.get(counts).reshape(ranks, n), error
@@ -205,9 +209,7 @@ def bloom_query(device, filters, seed, *, sizes, slots, words, hashes):
     counts = garbage(device, ranks * n, np.int32)
     call = structs.BloomQuery(tensors, n, device.pointer(there), *filters.shape)
     call.seed, call.counts = map(device.pointer, (number, counts))
-    size = device.library.redsync_gpu_bloom_query_scratch_bytes(ctypes.byref(call))
-    if size < 0:
-        raise ValueError("an argument is invalid")
+    size = scratch_bytes(device, "bloom_query", call)
     run(device, "bloom_query", call, record=False, scratch=size)
     indices = [device.get(x).reshape(ranks, k) for x, k in zip(outputs, slots, strict=True)]
     return indices, device.get(counts).reshape(ranks, n)

@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 
 from tests.gpu import device as d
-from tests.gpu.codec_calls import garbage, run
+from tests.gpu.codec_calls import garbage, run, scratch_bytes
 from tests.oracle.coded import GolombStreams
 
 
@@ -54,13 +54,6 @@ def _words(device, name: str, form: Format) -> int:
     return words
 
 
-def _scratch(device, name: str, call) -> int:
-    size = getattr(device.library, f"redsync_gpu_{name}_scratch_bytes")(ctypes.byref(call))
-    if size < 0:
-        raise ValueError("an argument is invalid")
-    return size
-
-
 def code(device, plain, residuals, slots, value_bits):
     """Codes a plain message; returns (message, residuals)."""
     there = [device.array(r) for r in residuals]
@@ -70,7 +63,7 @@ def code(device, plain, residuals, slots, value_bits):
     assert given.size == _words(device, "plain", form)
     message = garbage(device, _words(device, "coded", form), np.int32)
     call = Code(form, device.pointer(given), device.pointer(message))
-    run(device, "code", call, record=False, scratch=_scratch(device, "code", call))
+    run(device, "code", call, record=False, scratch=scratch_bytes(device, "code", call))
     return device.get(message), [device.get(t) for t in there]
 
 
@@ -81,5 +74,5 @@ def uncode(device, messages, sizes, slots, value_bits):
     words = _words(device, "plain", form)
     plain = garbage(device, len(messages) * words, np.int32)
     call = Uncode(form, device.pointer(received), *messages.shape, device.pointer(plain))
-    error = run(device, "uncode", call, record=True, scratch=_scratch(device, "uncode", call))
+    error = run(device, "uncode", call, record=True, scratch=scratch_bytes(device, "uncode", call))
     return device.get(plain).reshape(len(messages), words), error

@@ -38,7 +38,7 @@ def run(way: str, inputs, k, *, graph=False, momentum=(0.0, False), **options):
 
     with pytest.MonkeyPatch.context() as patch:
         if way == "native ops":
-            patch.setattr(selected, "_runs_as_one_op", lambda tensors: False)
+            patch.setattr(selected, "runs_natively", lambda tensors: False)
         backend = "tensorflow" if way == "tensorflow" else "native"
         return on(backend, tf.function(call) if graph else call)
 
@@ -246,6 +246,6 @@ def test_what_native_ops_do_not_serve_is_composed(monkeypatch):
     monkeypatch.setattr(backends, "backend", lambda: "native")
     for serves in (True, False):
         monkeypatch.setattr(backends.native, "serves", lambda tensors, serves=serves: serves)
-        assert selected._runs_as_one_op([tf.zeros([3])]) == serves
+        assert selected.runs_natively([tf.zeros([3])]) == serves
     monkeypatch.setattr(backends, "backend", lambda: "tensorflow")
-    assert not selected._runs_as_one_op([tf.zeros([3])])
+    assert not selected.runs_natively([tf.zeros([3])])

@@ -96,7 +96,7 @@ def select_and_code(
     check_select(grads, residuals, velocities, selectors, layout.quantized, momentum)
     options: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "masking": masking}
     scale = tf.convert_to_tensor(1.0 if scale is None else scale, tf.float32)
-    if _runs_as_one_op(grads):
+    if runs_natively(grads):
         return _one_op(grads, residuals, velocities, layout, scale, value_bits, **options)
     chosen = ops.accumulate_and_select(
         grads, residuals, velocities, k, selectors=selectors, scale=scale, **options
@@ -147,7 +147,7 @@ def uncoded(
     Raises:
         tf.errors.InvalidArgumentError: when run, for positions that nobody has coded.
     """
-    if not _runs_as_one_op([messages]):
+    if not runs_natively([messages]):
         plain, _ = coding(value_bits).decode(messages, like, layout)
         return plain
     sizes = tuple(t.shape.num_elements() for t in like)
@@ -170,8 +170,3 @@ def _streams(capacity: Capacity) -> tuple[list[int], list[int]]:
         for i in group.members:
             streams[i] = number
     return streams, rice
-
-
-def _runs_as_one_op(tensors: Sequence[tf.Tensor]) -> bool:
-    """Whether the native ops serve."""
-    return runs_natively(tensors)

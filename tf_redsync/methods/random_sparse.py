@@ -57,18 +57,13 @@ class _SharedRandom(Sparsifier):
             tf.reshape(v + g, [-1])
             for v, g in zip(state["residual"], feedback.scaled(grads, ctx.scale), strict=True)
         ]
-        chosen = [
-            tf.cast(self.choose(spec, stream(self.seed, ctx.step, spec.position)), tf.int64)[
-                :, tf.newaxis
-            ]
-            for spec in ctx.layout.specs
-        ]
-        values = [tf.gather_nd(v, s) for v, s in zip(sends, chosen, strict=True)]
+        specs = ctx.layout.specs
+        chosen = [self.choose(s, stream(self.seed, ctx.step, s.position)) for s in specs]
+        places = [tf.cast(at, tf.int64)[:, tf.newaxis] for at in chosen]  # GPUs keep these
+        values = [tf.gather_nd(v, at) for v, at in zip(sends, places, strict=True)]
         sums, errors = yield from all_reduced(ctx, marked(values, sends))
         totals, residuals = [], []
-        for spec, send, at, total, error in zip(
-            ctx.layout.specs, sends, chosen, sums, errors, strict=True
-        ):
+        for spec, send, at, total, error in zip(specs, sends, places, sums, errors, strict=True):
             totals.append(tf.reshape(tf.scatter_nd(at, total, [spec.size]), spec.shape))
             kept = tf.tensor_scatter_nd_update(send, at, error)
             residuals.append(tf.reshape(kept, spec.shape))

@@ -62,7 +62,10 @@ class BitWriter {
 // Codes in order, out of words that are read when they are needed.
 class BitReader {
  public:
-  explicit BitReader(const uint32_t* words) : words_(words) {}
+  // Begins behind the first `start` bits.
+  explicit BitReader(const uint32_t* words, int64_t start = 0) : words_(words + start / 32) {
+    Take(static_cast<int>(start % 32));
+  }
 
   // The next `count` bits, in [0, kMaxCodeBits].
   uint32_t Take(int count) {

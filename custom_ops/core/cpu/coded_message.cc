@@ -61,22 +61,17 @@ struct Share {
   uint32_t start;
 };
 
-// The bits of the values of a tensor's first `count` slots.
-void ReadValues(const CodedFormat& format, const int32_t* values, const uint32_t* codes,
-                int64_t first, int64_t count, int32_t* out) {
-  const auto* halves = reinterpret_cast<const uint32_t*>(values);
-  const int bits = format.value_bits;
+// The bits of `count` values, coded as some of the tensor's levels ..
+void ReadLevels(const int32_t* levels, int bits, BitReader codes, int64_t count, int32_t* values) {
   for (int64_t i = 0; i < count; ++i) {
-    if (bits == kHalfBits) {
-      out[i] = static_cast<int32_t>(halves[i / 2] >> (16 * (i % 2)) << 16);
-      continue;
-    }
-    const int64_t at = (first + i) * bits, shift = at % 32;
-    uint64_t both = codes[at / 32];
-    if (shift + bits > 32) both |= uint64_t{codes[at / 32 + 1]} << 32;
-    const uint32_t code = Low(both >> shift, bits);
-    out[i] = values[code >> 1] ^ static_cast<int32_t>(code << 31);
+    const uint32_t code = codes.Take(bits);
+    values[i] = levels[code >> 1] ^ static_cast<int32_t>(code << 31);
   }
+}
+
+// .. or as bfloat16.
+void ReadHalves(BitReader halves, int64_t count, int32_t* values) {
+  for (int64_t i = 0; i < count; ++i) values[i] = static_cast<int32_t>(halves.Take(16) << 16);
 }
 
 }  // namespace
@@ -147,8 +142,9 @@ Status UncodeSelected(const CodedFormat& format, const SelectedTensor* tensors, 
     scratch += stream.slots;
     part += 2 + stream.words();
   }
-  const bool halves = format.value_bits == kHalfBits;
-  const int64_t of_tensor = halves ? 0 : LevelCount(format.value_bits);
+  const int bits = format.value_bits;
+  const bool halves = bits == kHalfBits;
+  const int64_t of_tensor = halves ? 0 : LevelCount(bits);
   const auto* codes = reinterpret_cast<const uint32_t*>(part + count * of_tensor);
   plain[0] = message[0];
   plain += kFlagWords;
@@ -164,7 +160,11 @@ Status UncodeSelected(const CodedFormat& format, const SelectedTensor* tensors, 
     for (int64_t j = 0; j < used; ++j) {
       indices[j] = static_cast<int32_t>(share.begin[j] - share.start);
     }
-    ReadValues(format, part, codes, first, used, values);
+    if (halves) {
+      ReadHalves(BitReader(reinterpret_cast<const uint32_t*>(part)), used, values);
+    } else {
+      ReadLevels(part, bits, BitReader(codes, first * bits), used, values);
+    }
     std::fill(indices + used, indices + t.slots, 0);
     std::fill(values + used, values + t.slots, 0);
     share = {last, share.end, end};

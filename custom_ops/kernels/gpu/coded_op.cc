@@ -37,20 +37,15 @@ struct GpuFormat {
 class GpuSelectAndCodeOp : public tensorflow::OpKernel {
  public:
   explicit GpuSelectAndCodeOp(OpKernelConstruction* context) : OpKernel(context) {
-    int n;
     OP_REQUIRES_OK(context, attributes_.Read(context));
-    OP_REQUIRES_OK(context, context->GetAttr("N", &n));
-    OP_REQUIRES_OK(context, coded_.Read(context, n));
   }
 
   void Compute(OpKernelContext* context) override {
     AccumulateInputs in;
     OP_REQUIRES_OK(context, in.Read(context, attributes_));
-    std::vector<int64_t> sizes;
-    for (const Tensor& grad : in.grads) sizes.push_back(grad.NumElements());
     CodedFormat format;
     std::vector<SelectedTensor> selected;
-    OP_REQUIRES_OK(context, coded_.Lay(sizes, &format, &selected));
+    OP_REQUIRES_OK(context, attributes_.Lay(in.grads, &format, &selected));
     std::vector<Tensor*> new_residuals, new_velocities;
     Tensor* message;
     const int64_t words = format.words(selected.data(), static_cast<int64_t>(selected.size()));
@@ -79,8 +74,7 @@ class GpuSelectAndCodeOp : public tensorflow::OpKernel {
   }
 
  private:
-  MomentumAttributes attributes_;
-  CodedAttributes coded_;
+  SelectAndCodeAttributes attributes_;
   std::atomic<uint32_t> calls_{0};
 };
 
