@@ -206,7 +206,7 @@ def parse(arguments=None) -> argparse.Namespace:
     add("--densities", type=floats, default="0.001,0.01")
     add("--inputs", type=lambda t: t.split(","), default=",".join(INPUTS))
     add("--momentum", dest="momenta", type=floats, default="0.9", help="one or several; 0: none")
-    add("--ops", help="default: all; exact_variables is measured when named here")
+    add("--ops", help="default: all; exact_variables, bfloat16 and cast are measured when named")
     add("--seconds", type=float, default=60, help="to spend on rounds; warming up comes on top")
     add("--threads", type=int, default=1, help="intra-op threads of TensorFlow")
     add("--device", choices=("cpu", "gpu"), default="cpu")

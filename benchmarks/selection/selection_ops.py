@@ -8,6 +8,8 @@ nothing else holds it, so the native ops write it in place, as the plain pass do
 traffic, in steady state, without allocation. `calls` such steps are one call of the graph. In
 training the state is in variables, which keep the old state until the step is known to be good, so
 that the new one is written to other memory, past the caches: `exact_variables` is that.
+
+With a gradient of bfloat16: `bfloat16` reads it as such, `cast` casts it to float32 before.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ NATIVE = ("exact", "trimmed", "threshold")
 # Of one step at n elements: the ops that are left to few repeats at large n.
 SLOW = ("reference", "tf_top_k", "argpartition")
 OPS = (*NATIVE, "coded", *SLOW, "memcpy", "accumulate", "decode8")
+NARROW = ("bfloat16", "cast")  # Measured when named.
 SEARCH_INTERVAL = 5  # Steps from one threshold search to the next, RedSync's default.
 RANKS = 8
 PLAIN_PASS = r"""
@@ -124,13 +127,18 @@ def chain(op: str, n: int, k: int, momentum: float, calls: int):
                 message, (v,) = coded.message, coded.residuals
                 (u,) = coded.velocities or [u]
             else:
-                selector, search = ("exact" if op == "reference" else op), i % SEARCH_INTERVAL == 0
-                message, v, u, ratios = select(selector, g, v, u, k, momentum, ratios, search)
+                selector, search = (op if op in NATIVE else "exact"), i % SEARCH_INTERVAL == 0
+                grad = g
+                if op == "cast":
+                    with tf.control_dependencies(checks):  # in each step, not once for all
+                        grad = tf.identity(tf.cast(g, tf.float32))
+                message, v, u, ratios = select(selector, grad, v, u, k, momentum, ratios, search)
             checks.append(message[1])
         staged.put([v, u])
         return tf.add_n(checks)
 
-    run = run.get_concrete_function(tf.TensorSpec([n]))
+    dtype = tf.bfloat16 if op in NARROW else tf.float32
+    run = run.get_concrete_function(tf.TensorSpec([n], dtype))
     staged.take()
     return run, staged
 
@@ -206,7 +214,8 @@ class Cell:
         run, staged = chain(op, self.n, self.k, self.momentum, calls)
         staged.put([self.v + 0.0, self.u + 0.0])  # Copies: these two remain.
         self._staged.append(staged)
-        return lambda: run(self.g).numpy()
+        g = tf.cast(self.g, tf.bfloat16) if op in NARROW else self.g
+        return lambda: run(g).numpy()
 
     def close(self) -> None:
         """Drops the state of the graphs."""

@@ -69,7 +69,12 @@ void AccumulateInputs::Set(int i, const MomentumAttributes& attributes,
   options->factor = attributes.factor;
   options->masking = attributes.masking;
   options->scale = scale->scalar<float>()();
-  buffers->grad = grads[i].flat<float>().data();
+  if (IsBfloat16(grads[i])) {
+    static_assert(sizeof(tensorflow::bfloat16) == sizeof(uint16_t), "its bits alone");
+    buffers->bfloat16_grad = static_cast<const uint16_t*>(grads[i].data());
+  } else {
+    buffers->grad = grads[i].flat<float>().data();
+  }
   buffers->residual = residuals[i].flat<float>().data();
   buffers->new_residual = new_residuals[i]->flat<float>().data();
   if (attributes.momentum == Momentum::kNone) return;

@@ -34,7 +34,11 @@ struct SelectAttributes : TensorAttributes, MomentumAttributes {
   tensorflow::Status Read(tensorflow::OpKernelConstruction* context);
 };
 
-// The inputs that are accumulated.
+inline bool IsBfloat16(const tensorflow::Tensor& tensor) {
+  return tensor.dtype() == tensorflow::DT_BFLOAT16;
+}
+
+// The inputs that are accumulated; gradients are of float or of bfloat16.
 struct AccumulateInputs {
   tensorflow::OpInputList grads, residuals, velocities;
   const tensorflow::Tensor* scale;

@@ -50,14 +50,13 @@ tensorflow::Status SelectAndCodeShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->GetAttr("streams", &streams));
   TF_RETURN_IF_ERROR(c->GetAttr("rice", &rice));
   TF_RETURN_IF_ERROR(c->GetAttr("value_bits", &bits));
-  if (k.size() != grads.size() || streams.size() != k.size() ||
+  if (residuals.size() != grads.size() || k.size() != grads.size() || streams.size() != k.size() ||
       velocities.size() != (momentum == 0 ? 0 : grads.size())) {
     return InvalidArgument(
-        "`k` and `streams`, and `velocities` if momentum is used, must have one entry per "
-        "gradient. "
-        "Received: ",
-        k.size(), " k, ", streams.size(), " streams, ", velocities.size(), " velocities, ",
-        grads.size(), " grads, momentum=", momentum, ".");
+        "`residuals`, `k` and `streams`, and `velocities` if momentum is used, must have one entry "
+        "per gradient. Received: ",
+        residuals.size(), " residuals, ", k.size(), " k, ", streams.size(), " streams, ",
+        velocities.size(), " velocities, ", grads.size(), " grads, momentum=", momentum, ".");
   }
   for (size_t i = 0; i < grads.size(); ++i) {
     TF_RETURN_IF_ERROR(c->Merge(grads[i], residuals[i], &grads[i]));
@@ -99,13 +98,14 @@ tensorflow::Status UncodeShape(InferenceContext* c) {
 }  // namespace
 
 REGISTER_OP("RedsyncSelectAndCode")
-    .Input("grads: N * float")
+    .Input("grads: T")
     .Input("residuals: N * float")
     .Input("velocities: M * float")
     .Input("scale: float")
     .Output("message: int32")
     .Output("new_residuals: N * float")
     .Output("new_velocities: M * float")
+    .Attr("T: list({float, bfloat16}) >= 1")
     .Attr("N: int >= 1")
     .Attr("M: int >= 0")
     .Attr("k: list(int)")
@@ -119,8 +119,8 @@ REGISTER_OP("RedsyncSelectAndCode")
     .Doc(R"doc(
 Adds gradients to residuals, and moves the largest elements, coded, into a message.
 
-grads: Gradients, multiplied by `scale` before anything else. Their buffers are reused if nothing else
-  needs them; so are those of `residuals` and `velocities`.
+grads: Gradients, multiplied in float by `scale` before anything else. Buffers of float are reused if
+  nothing else needs them; so are those of `residuals` and `velocities`.
 residuals: What earlier steps have not sent; of the shapes of `grads`.
 velocities: Momentum; of the shapes of `grads`, or none if `momentum` is 0.
 scale: Factor of the gradients.

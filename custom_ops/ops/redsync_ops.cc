@@ -49,6 +49,11 @@ tensorflow::Status SelectShape(InferenceContext* c) {
         "Received: ",
         velocities.size(), " velocities, ", grads.size(), " grads, momentum=", momentum, ".");
   }
+  if (residuals.size() != grads.size()) {
+    return ::tensorflow::errors::InvalidArgument(
+        "`residuals` must have one tensor per gradient. Received: ", residuals.size(),
+        " residuals, ", grads.size(), " grads.");
+  }
   const int n = grads.size();
   ShapeHandle unused;
   std::vector<ShapeHandle> of_tensor(n);
@@ -100,7 +105,7 @@ tensorflow::Status DescendShape(InferenceContext* context) {
 }  // namespace
 
 REGISTER_OP("RedsyncAccumulateAndSelect")
-    .Input("grads: N * float")
+    .Input("grads: T")
     .Input("residuals: N * float")
     .Input("velocities: M * float")
     .Input("k: int32")
@@ -112,6 +117,7 @@ REGISTER_OP("RedsyncAccumulateAndSelect")
     .Output("new_residuals: N * float")
     .Output("new_velocities: M * float")
     .Output("new_ratios: float")
+    .Attr("T: list({float, bfloat16}) >= 1")
     .Attr("N: int >= 1")
     .Attr("M: int >= 0")
     .Attr("selectors: list({'exact', 'trimmed', 'threshold', 'fixed'})")
@@ -123,8 +129,8 @@ REGISTER_OP("RedsyncAccumulateAndSelect")
     .Doc(R"doc(
 Adds gradients to residuals and moves the largest elements into a message.
 
-grads: Gradients, multiplied by `scale` before anything else. Their buffers are reused if nothing else
-  needs them; so are those of `residuals` and `velocities`.
+grads: Gradients, multiplied in float by `scale` before anything else. Buffers of float are reused if
+  nothing else needs them; so are those of `residuals` and `velocities`.
 residuals: What earlier steps have not sent; of the shapes of `grads`.
 velocities: Momentum; of the shapes of `grads`, or none if `momentum` is 0.
 k: Elements to select, or for the fixed selector at most, [N]. 1 <= k[i] <= elements of grads[i] (0

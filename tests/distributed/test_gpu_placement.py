@@ -42,7 +42,7 @@ METHODS = {
 }
 
 
-def traced(methods):
+def traced(methods, policy):
     """Traces a step with each method as for a GPU; tells what crosses, where it is not small."""
     import json
 
@@ -54,6 +54,7 @@ def traced(methods):
     from tf_redsync.ops import native
 
     native.are_on_cpus = lambda tensors: False
+    keras.config.set_dtype_policy(policy)
     strategy = rs.MultiWorkerMirroredStrategy()
     x, y = tf.ones((8, 128)), tf.ones((8, 4))
     found, seen = {}, {}
@@ -67,7 +68,7 @@ def traced(methods):
 
         def one(x, y, model=model, optimizer=optimizer):
             with tf.GradientTape() as tape:
-                loss = tf.reduce_sum((model(x, training=True) - y) ** 2)
+                loss = tf.reduce_sum((tf.cast(model(x, training=True), tf.float32) - y) ** 2)
             gradients = tape.gradient(loss, model.trainable_variables)
             optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
@@ -80,8 +81,15 @@ def traced(methods):
 
 
 @pytest.mark.skipif(not native.has_gpu_kernels(), reason="the library was built without nvcc")
-def test_messages_stay_on_the_device():
-    for worker in run_workers(traced, args=(list(METHODS),), timeout=240):
+@pytest.mark.parametrize(
+    ("methods", "policy"),
+    [(list(METHODS), "float32"), (list(METHODS)[:6] + ["CodedTopK(density=0.05)"], "bfloat16")],
+    ids=["float32", "bfloat16"],
+)
+def test_messages_stay_on_the_device(methods, policy):
+    for worker in run_workers(traced, args=(methods, policy), timeout=240):
         found, seen = (json.loads(str(worker[name])) for name in ("found", "seen"))
-        assert {m: not crossing for m, crossing in found.items()} == METHODS, found
+        assert {m: not crossing for m, crossing in found.items()} == {
+            m: METHODS[m] for m in methods
+        }, found
         assert min(seen.values()) > 0, "the ranks of senders cross, and they would be seen"

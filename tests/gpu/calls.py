@@ -11,12 +11,19 @@ from tests.gpu import device as d
 MISALIGNED = 1  # Elements.
 
 
+def is_bfloat16(gradient) -> bool:
+    """Whether a gradient is of bfloat16, whose bits numpy has as integers."""
+    return gradient.dtype == np.uint16
+
+
 def select(
     device, grads, residuals, velocities, k, ratios, *, selectors, quantized,
     momentum=0.0, nesterov=False, masking=True, scale=None, side=1, search=True,
     in_place=False, misalign=0, seed=0,
 ):  # fmt: skip
     """See `accumulate_and_select_numpy`. Outputs and scratch memory are full of garbage first.
+
+    Gradients of uint16 are bits of bfloat16.
 
     Without `ratios` there are no scalars but the scale, either.
 
@@ -30,7 +37,7 @@ def select(
     new_v = [garbage(x) for x in residuals]
     new_u = [garbage(x) for x in velocities]
     if in_place == "grads":
-        new_v = g
+        new_v = [b if is_bfloat16(x) else a for a, b, x in zip(g, new_v, grads, strict=True)]
     elif in_place:
         new_v, new_u = v, u
     tensors = (d.Tensor * len(grads))()
@@ -38,7 +45,12 @@ def select(
         buffers = [g[i], v[i], *([u[i]] if u else [None]), new_v[i], *([new_u[i]] if u else [None])]
         pointers = [None if b is None else device.pointer(b) for b in buffers]
         tensors[i] = d.Tensor(
-            grads[i].size, int(k[i]), d.SELECTORS[selectors[i]], int(quantized[i]), *pointers
+            grads[i].size,
+            int(k[i]),
+            d.SELECTORS[selectors[i]],
+            int(quantized[i]),
+            *pointers,
+            int(is_bfloat16(grads[i])),
         )
     mode = 0 if momentum == 0 else 2 if nesterov else 1
     call = d.Select(tensors, len(grads), mode, int(masking), momentum, seed)

@@ -39,6 +39,7 @@ class Tensor(ctypes.Structure):
     _fields_ = [("size", Int64), ("k", Int64), ("selector", Int32), ("quantized", Int32)] + [
         (name, Pointer) for name in ("grad", "residual", "velocity", "new_residual", "new_velocity")
     ]
+    _fields_ += [("bfloat16", Int32)]
 
 
 class Select(ctypes.Structure):

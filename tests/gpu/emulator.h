@@ -23,7 +23,7 @@
 #define __device__
 #define __host__
 #define __shared__ static  // One block at a time. Full of what the last one left, as on a GPU.
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define REDSYNC_PARAMETER const
 #define REDSYNC_LAUNCH(kernel, grid, threads, stream, ...) \
   emulator::Launch(grid, threads, stream, [&] { kernel(__VA_ARGS__); })
@@ -32,6 +32,9 @@
 
 struct float4 {
   float x, y, z, w;
+};
+struct uint2 {
+  uint32_t x, y;
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 

@@ -17,7 +17,8 @@ from tests.gpu.inputs import make_inputs
 
 ARCHITECTURE = "sm_90"
 REGISTERS = 80  # of a thread, at most: three blocks of 256 threads a multiprocessor
-LONE = {"Predict", "SortRuns"}  # blocks of 1024 threads, so 64 registers
+# At most 64: blocks of 1024 threads, or four blocks of 256.
+FEW = {"Predict", "SortRuns", "AccumulateILi0E"}
 KERNEL = re.compile(
     r"Compiling entry function '(?P<name>\w+)' for.*?(?P<stores>\d+) bytes spill stores, "
     r"(?P<loads>\d+) bytes spill loads.*?Used (?P<registers>\d+) registers",
@@ -25,7 +26,7 @@ KERNEL = re.compile(
 )
 
 
-# Instructions of a kernel at most: a tenth more than nvcc 13.0 makes of it. Names are parts of
+# Instructions of a kernel at most: some 5 to 10 % more than nvcc 13.0 makes of it. Names are parts of
 # mangled ones; the kernel with `ILi1E` has momentum.
 INSTRUCTIONS = {
     "accumulate": {"AccumulateILi0E": 2900, "AccumulateILi1E": 3150, "AccumulateILi2E": 3170},
@@ -75,7 +76,7 @@ def test_nothing_is_spilt(cubins):
     assert len(needs) >= sources.count("__global__ ") > 30, "templates are several"
     assert {name: need for name, need in needs.items() if need[0] > 0} == {}
     for name, (_, registers) in needs.items():
-        most = 64 if any(lone in name for lone in LONE) else REGISTERS
+        most = 64 if any(part in name for part in FEW) else REGISTERS
         assert registers <= most, name
 
 
@@ -115,18 +116,28 @@ def test_instructions(stem, cubins):
             assert sum("LDG.E.128" in line for line in code) >= 4 * arrays, "four vectors at once"
 
 
-def test_bytes_of_a_selection(tmp_path):
+@pytest.fixture(scope="module")
+def counting(tmp_path_factory):
+    """An emulator that counts the bytes that threads ask for."""
+    emulated = d.Emulated(d.build("traffic", tmp_path_factory.mktemp("traffic")))
+    emulated.library.emulator_bytes.restype = ctypes.c_int64
+    return emulated
+
+
+@pytest.mark.parametrize("gradient", [np.float32, np.uint16], ids=["float32", "bfloat16"])
+def test_bytes_of_a_selection(counting, gradient):
     """At most a tenth more than the plain pass, which reads three arrays and writes two."""
-    emulated = d.Emulated(d.build("traffic", tmp_path))
-    counter = emulated.library.emulator_bytes
-    counter.restype = ctypes.c_int64
+    counter = counting.library.emulator_bytes
     n, rng = 2**24, np.random.default_rng(0)
     arrays = [rng.standard_normal(n, np.float32) for _ in range(3)]
+    if gradient is np.uint16:
+        arrays[0] = (arrays[0].view(np.uint32) >> 16).astype(np.uint16)
     before = [counter(which) for which in (0, 1)]
     select(
-        emulated, *([x] for x in arrays), [n // 1000], np.float32([-1]), selectors=["exact"],
+        counting, *([x] for x in arrays), [n // 1000], np.float32([-1]), selectors=["exact"],
         quantized=[False], momentum=0.9,
     )  # fmt: skip
     read, written = (counter(which) - b for which, b in enumerate(before))
-    assert 12 * n <= read and 8 * n <= written
-    assert read + written <= 1.1 * 20 * n, (read / n, written / n)
+    least = (gradient().itemsize + 8) * n
+    assert least <= read and 8 * n <= written
+    assert read + written <= 1.1 * (least + 8 * n), (read / n, written / n)

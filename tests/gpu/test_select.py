@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from tests.deep import DEEP
-from tests.gpu.calls import MISALIGNED, select
+from tests.gpu.calls import MISALIGNED, is_bfloat16, select
 from tests.gpu.inputs import KINDS, assert_same_bits, make_inputs
 from tests.loops import loop
+from tests.oracle.coded_top_k import bfloat16_numpy, from_bfloat16
 from tests.oracle.redsync import above_ratio_numpy, accumulate_and_select_numpy, top_k_numpy
 
 SELECTORS = ("exact", "trimmed", "threshold")
@@ -26,8 +27,14 @@ def check(device, inputs, k, ratios, what, *, in_place=False, misalign=0, seed=0
     ratios = np.asarray(ratios, np.float32)
     arguments = (grads, residuals, velocities, k, ratios)
     got = select(device, *arguments, in_place=in_place, misalign=misalign, seed=seed, **options)
+    as_numbers = [from_bfloat16(g) if is_bfloat16(g) else g for g in grads]
     wanted = accumulate_and_select_numpy(
-        grads, [x.copy() for x in residuals], [x.copy() for x in velocities], k, ratios, **options
+        as_numbers,
+        [x.copy() for x in residuals],
+        [x.copy() for x in velocities],
+        k,
+        ratios,
+        **options,
     )
     for name, x, y in zip(("message", "residuals", "velocities", "ratios"), got, wanted,
                           strict=True):  # fmt: skip
@@ -55,6 +62,47 @@ def test_equals_the_oracle(device, kind, selector, quantized):
                 in_place=(False, True, "grads")[(turn + first) % 3],
                 misalign=MISALIGNED if first == 1 else 0,
             )  # fmt: skip
+
+
+def in_bfloat16(inputs, every=2):
+    """Every second gradient in bfloat16, or all of them."""
+    grads = [
+        g if i % every else bfloat16_numpy(g).astype(np.uint16) for i, g in enumerate(inputs[0])
+    ]
+    return [grads, *inputs[1:]]
+
+
+@loop("selector", [*SELECTORS, "fixed"])
+@loop("kind", KINDS)
+def test_gradients_of_bfloat16(device, kind, selector):
+    """Beside others of float32; they are widened as they are read, and kept as they were."""
+    one = list(KINDS).index(kind) + SELECTORS.index(selector) if selector in SELECTORS else 0
+    sizes = (0, 1, 7, 31, 8192, 4099, 17_001, 40_003)
+    inputs, ratios = make_inputs(kind, sizes), [0.3] * len(sizes)
+    form = {"selectors": [selector] * len(sizes), "quantized": [i % 3 == 0 for i in range(8)]}
+    for turn, (name, (momentum, nesterov)) in enumerate(MOMENTA.items()):
+        if not DEEP and (turn - one) % 3:
+            continue
+        for first in range(2):
+            check(
+                device, in_bfloat16(inputs), make_k(sizes, turn), ratios, (name, first), **form,
+                momentum=momentum, nesterov=nesterov, scale=np.float32(0.7), search=turn != 0,
+                in_place=(False, True, "grads")[(turn + first) % 3], misalign=MISALIGNED * first,
+            )  # fmt: skip
+    sizes = (300_001, 200_000)
+    form = {"selectors": [selector] * 2, "quantized": [False, True]}
+    check(device, in_bfloat16(make_inputs(kind, sizes, 1), 1), [300, 50_000], [0.5, 0.5], "large",
+          **form, momentum=0.9)  # fmt: skip
+
+
+@pytest.mark.parametrize("bits", [0x7F80, 0xFF80, 0x7FC0])
+def test_bfloat16_that_is_not_finite(device, bits):
+    for where in (0, 5_000):
+        grads, residuals, velocities = in_bfloat16(make_inputs("normal", (5_001,)))
+        grads[0][where] = bits
+        message, *_ = select(device, grads, residuals, velocities, [50], [-1], momentum=0.9,
+                             selectors=["exact"], quantized=[False])  # fmt: skip
+        assert not message.any()
 
 
 @loop("selector", SELECTORS)

@@ -178,6 +178,58 @@ void TestSelect(const ParallelFor& threads) {
   }
 }
 
+// A gradient of bfloat16 gives what the same numbers give as float32.
+void TestBfloat16(const ParallelFor& threads) {
+  for (const char* kind : {"normal", "clustered", "ties"}) {
+    for (int64_t n : {1, 63, 64, 65, 5000, 33001, 1 << 20}) {
+      for (int variant = 0; variant < 12; ++variant) {
+        if (n == 1 << 20 && variant % 5 != 0) continue;  // Past the caches, in one setting each.
+        Case c;
+        SelectOptions& o = c.options;
+        o.size = n;
+        o.k = CeilDiv(n, 100);
+        o.selector = static_cast<Selector>(variant % 4);
+        o.quantized = variant % 2 == 1;
+        o.momentum = static_cast<Momentum>(variant % 3);
+        o.factor = 0.9f;
+        o.scale = 0.5f;
+        o.ratio = 0.5f;
+        c.g = Make(kind, n, 1);
+        c.v = Make(kind, n, 2);
+        c.u = Make(kind, n, 3);
+        std::vector<uint16_t> halves(n);
+        for (int64_t i = 0; i < n; ++i) {
+          halves[i] = static_cast<uint16_t>(static_cast<uint32_t>(BitsOf(c.g[i])) >> 16);
+          c.g[i] = FloatOf(static_cast<int32_t>(uint32_t{halves[i]} << 16));
+        }
+        Run(&c, threads);
+        std::vector<float> new_v(n), new_u(n);
+        std::vector<uint32_t> indices(o.k);
+        std::vector<int32_t> values(c.values.size());
+        SelectBuffers b;
+        b.bfloat16_grad = halves.data();
+        b.residual = c.v.data();
+        b.velocity = c.u.data();
+        b.new_residual = new_v.data();
+        b.new_velocity = new_u.data();
+        b.indices = indices.data();
+        b.values = o.quantized ? nullptr : values.data();
+        const int64_t bytes = SelectScratchBytes(o.size, o.k, o.selector);
+        std::vector<double> scratch(CeilDiv(bytes, sizeof(double)));
+        SelectResult r;
+        Check(AccumulateAndSelect(o, b, scratch.data(), bytes, threads, &r) == Status::kOk,
+              "status of a gradient of bfloat16");
+        const bool has_u = o.momentum != Momentum::kNone;
+        Check(r.count == c.result.count && r.mean == c.result.mean && r.ratio == c.result.ratio &&
+                  new_v == c.new_v && (!has_u || new_u == c.new_u) && indices == c.indices &&
+                  values == c.values,
+              std::string("bfloat16, ") + kind + " n=" + std::to_string(n) +
+                  " variant=" + std::to_string(variant));
+      }
+    }
+  }
+}
+
 // All large values in one cache line: if the sample contains it, the predicted threshold is far too
 // high, and the candidates come from histograms.
 void TestWrongPrediction(const ParallelFor& threads) {
@@ -260,6 +312,7 @@ int main(int argc, char** argv) {
   const auto threads = redsync::testing::Threads(argc > 1 ? std::atoi(argv[1]) : 1);
   redsync::brute_force = argc <= 2 || std::strcmp(argv[2], "digest") != 0;
   redsync::TestSelect(threads);
+  redsync::TestBfloat16(threads);
   redsync::TestWrongPrediction(threads);
   redsync::TestNotFinite(threads);
   redsync::TestDecode(threads);

@@ -16,6 +16,7 @@ from tests.kernels.common import (
     select,
 )
 from tests.loops import loop
+from tests.oracle.coded_top_k import bfloat16_numpy, from_bfloat16
 from tests.oracle.redsync import accumulate_and_select_numpy
 
 SELECTORS = ("exact", "trimmed", "threshold")
@@ -56,6 +57,41 @@ def test_backends_and_oracle_agree(kind, selector, quantized):
         if kind != "denormal":  # numpy keeps denormals, TensorFlow takes them for zero
             expected = oracle(inputs, k, RATIOS, **options)
             assert_same_bits(results["native"], expected, f"{name}: native, oracle")
+
+
+@needs_native
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+@loop("selector", [*SELECTORS, "fixed"])
+def test_gradients_of_bfloat16(selector, graph):
+    """Beside others of float32; the oracle gets the numbers that their bits are."""
+    n = len(SIZES)
+    for turn, momentum in enumerate(MOMENTA.values()):
+        (grads, *state), k = make_inputs("student_t", seed=turn), make_k(first=turn)
+        given, numbers = list(grads), list(grads)
+        for i in (1, 2, 4, 5, 7):
+            halves = bfloat16_numpy(grads[i])
+            given[i] = tf.bitcast(tf.constant(halves.astype(np.uint16)), tf.bfloat16)
+            numbers[i] = from_bfloat16(halves)
+        options = {
+            "selectors": [selector] * n, "quantized": [i % 2 == 0 for i in range(n)],
+            "momentum": momentum, "scale": np.float32(0.7),
+        }  # fmt: skip
+        ratios = np.abs(RATIOS)
+        expected = oracle([numbers, *state], k, ratios, **options)
+        for backend in ("native", "tensorflow"):
+            result = select(backend, [given, *state], k, ratios, graph=graph, **options)
+            assert_same_bits(result, expected, f"{backend}, {momentum}")
+
+
+@needs_native
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_bfloat16_that_is_not_finite(bad):
+    grads, residuals, _ = make_inputs("normal", (70_000,))
+    grads[0][69_999] = bad
+    narrow = [tf.cast(grads[0], tf.bfloat16)]
+    for backend in ("native", "tensorflow"):
+        result = select(backend, (narrow, residuals, []), [50], [-1], selectors="exact")
+        assert not result.message.any()
 
 
 @needs_native

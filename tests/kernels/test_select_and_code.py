@@ -77,6 +77,18 @@ def test_all_ways_and_the_oracle_agree(kind, value_bits):
 
 
 @needs_native
+@pytest.mark.parametrize("value_bits", [1, 16])
+def test_gradients_of_bfloat16(value_bits):
+    (grads, *state), k = make_inputs("student_t", SIZES), make_k(SIZES, first=1)
+    narrow = [tf.cast(g, tf.bfloat16) for g in grads]
+    options = {"momentum": MOMENTA["plain"], "value_bits": value_bits}
+    expected = oracle([[tf.cast(g, tf.float32).numpy() for g in narrow], *state], k, **options)
+    for way in WAYS:
+        result = run(way, [narrow, *state], k, **options)
+        assert_same_bits(result, expected[:3], way)
+
+
+@needs_native
 @pytest.mark.parametrize("value_bits", [1, 3, 16])
 def test_decoders_agree(value_bits):
     k = make_k(SIZES, first=1)

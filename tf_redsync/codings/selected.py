@@ -21,6 +21,7 @@ from tf_redsync.codings.plain import Half
 from tf_redsync.codings.signed_levels import MAX_BITS, SignedLevels
 from tf_redsync.ops import native
 from tf_redsync.ops.backends import runs_natively
+from tf_redsync.ops.casts import before_cast
 from tf_redsync.ops.contract import check_select
 from tf_redsync.ops.message_layout import MessageLayout
 
@@ -83,12 +84,13 @@ def select_and_code(
     Raises:
         ValueError: for wrong lengths, shapes, `value_bits` or a bad momentum; or more than
             2^31 - 1 elements.
-        TypeError: for tensors that are not float32.
+        TypeError: for tensors of dtypes that `ops.accumulate_and_select` does not take.
         tf.errors.InvalidArgumentError: when run, for `k` out of range.
     """
     grads, residuals, velocities = (
         [tf.convert_to_tensor(t) for t in tensors] for tensors in (grads, residuals, velocities)
     )
+    grads = [before_cast(g) for g in grads]
     if value_bits not in VALUE_BITS:
         raise ValueError(f"`value_bits` must be one of {VALUE_BITS}. Received: {value_bits}.")
     layout = MessageLayout.of(k)

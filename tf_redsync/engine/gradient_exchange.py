@@ -10,13 +10,13 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import explanation
-from tf_redsync.engine import masks, saved_state, total_state, workers
+from tf_redsync.engine import gradients, masks, saved_state, total_state, workers
 from tf_redsync.engine.setup import Setup
 from tf_redsync.engine.switching import Switch
 from tf_redsync.exchange import collectives, groups, skips, state
 from tf_redsync.exchange.driver import Outcome
-from tf_redsync.exchange.layout import GRADIENT_DTYPES
 from tf_redsync.methods.base import State
+from tf_redsync.ops.casts import widened
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal
 from tf_redsync.policy import Assignment, Resolved
 from tf_redsync.programs import for_buckets, meter_of
@@ -136,7 +136,7 @@ class GradientExchange(saved_state.Saved):
         workers.enter_step(self.strategy)
         totals, finite = self._worker.run(
             functools.partial(self.instead or self._exchange, positions),
-            self.switch.checked(self._dense_gradients(grads, positions)),
+            self.switch.checked(gradients.dense(grads, [self.specs[p] for p in positions])),
         )
         return [_like(t, g) for t, g in zip(totals, grads, strict=True)], finite
 
@@ -155,7 +155,7 @@ class GradientExchange(saved_state.Saved):
         flags = None if self.program.own_steps else self.skips.flags(list(dense.values()))
         buckets = self.program.buckets
         everything = [dense[s.position] for b in buckets for s in b.layout.specs]
-        scale = self.policy.default.clip_scale(everything, self.workers)
+        scale = self.policy.default.clip_scale(widened(everything), self.workers)
         states = self.switch.states(self.states)
         outcome = self.program.run(
             [[dense[s.position] for s in b.layout.specs] for b in buckets],
@@ -309,21 +309,6 @@ class GradientExchange(saved_state.Saved):
         self.step.assign_add(1, read_value=False)
         self.bytes_sent.assign(sent := tf.cast(outcome.bytes_sent, tf.float64), read_value=False)
         self.bytes_in_all.assign_add(sent, read_value=False)
-
-    def _dense_gradients(self, grads, positions) -> list[tf.Tensor]:
-        """The gradients as dense float32 tensors."""
-        dense = []
-        for grad, position in zip(grads, positions, strict=True):
-            spec = self.specs[position]
-            if grad.dtype not in GRADIENT_DTYPES:
-                raise TypeError(
-                    f"the gradient of {spec.name!r} must be float32, bfloat16 or float16. "
-                    f"Received: dtype={grad.dtype.name}. Build the model in one of these dtypes."
-                )
-            # An embedding's IndexedSlices: the residual is dense, so duplicates are summed here.
-            value = tf.cast(tf.convert_to_tensor(grad), tf.float32)
-            dense.append(tf.ensure_shape(value, spec.shape))
-        return dense
 
     def explain(self) -> explanation.Explanation:
         """Return a table of what happens to every variable."""

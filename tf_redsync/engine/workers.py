@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from tf_redsync.exchange import collectives, groups, state, watchdog
 from tf_redsync.exchange.driver import Network
+from tf_redsync.ops.casts import widened
 
 
 class Replica:
@@ -80,7 +81,7 @@ class Host(Replica):
         def met(strategy, tensors):
             parts = [strategy.experimental_local_results(t) for t in tensors]
             with tf.device(self._device):
-                return function([tf.add_n(list(p)) for p in parts])
+                return function([tf.add_n(widened(p)) for p in parts])
 
         return tf.distribute.get_replica_context().merge_call(met, args=(list(tensors),))
 

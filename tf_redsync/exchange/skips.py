@@ -18,6 +18,7 @@ import tensorflow as tf
 from tf_redsync.exchange import state, strategy_hooks
 from tf_redsync.exchange.driver import Network, gather
 from tf_redsync.exchange.layout import TensorSpec
+from tf_redsync.ops.casts import widened
 
 WARN_AFTER = 10  # in a row
 DEFAULT_LIMIT = 100
@@ -200,7 +201,9 @@ def of_program(program: Any, specs: Sequence[TensorSpec], network: Network, limi
 
 def not_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Return a vector with 1.0 for each tensor with an element that is not finite, else 0.0."""
-    return tf.stack([tf.cast(~tf.reduce_all(tf.math.is_finite(t)), tf.float32) for t in tensors])
+    return tf.stack(
+        [tf.cast(~tf.reduce_all(tf.math.is_finite(t)), tf.float32) for t in widened(tensors)]
+    )
 
 
 def first(flags: tf.Tensor) -> tf.Tensor:

@@ -178,7 +178,7 @@ class DGC(MomentumCorrected):
             masking=self.masks,
             scale=ctx.scale,
         )
-        totals, residuals = yield from deliver(ctx, selection, grads)
+        totals, residuals = yield from deliver(ctx, selection)
         return totals, {
             "residual": residuals,
             "velocity": list(selection.velocities),

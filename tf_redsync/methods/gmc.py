@@ -171,7 +171,7 @@ class GMC(GlobalMomentum):
             masking=False,
             scale=ctx.scale,
         )
-        return (yield from deliver(self.with_dense_totals(ctx), selection, grads))
+        return (yield from deliver(self.with_dense_totals(ctx), selection))
 
 
 @register

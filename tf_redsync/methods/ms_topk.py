@@ -103,7 +103,7 @@ class MSTopK(Sparsifier):
         layout = MessageLayout.of(counts)
         message = layout.message(wire.all_finite(sums), layout.k, indices, values)
         selection = Selection(message, residuals, [], tf.zeros([len(counts)]), layout)
-        totals, residuals = yield from deliver(ctx, selection, grads)
+        totals, residuals = yield from deliver(ctx, selection)
         return totals, {"residual": residuals}
 
     def select(self, a: tf.Tensor, k: int, u: tf.Tensor) -> tf.Tensor:

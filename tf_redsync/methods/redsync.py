@@ -150,7 +150,7 @@ class RedSync(MomentumCorrected):
             side=tf.cast(1 - 2 * (ctx.step % 2), tf.int32),
             search=tf.equal(ctx.step % self.search_interval, 0),
         )
-        totals, residuals = yield from deliver(ctx, selection, grads)
+        totals, residuals = yield from deliver(ctx, selection)
         return totals, {
             "residual": residuals,
             "velocity": list(selection.velocities),

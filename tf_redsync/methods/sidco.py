@@ -127,7 +127,7 @@ class SIDCo(Sparsifier):
             selectors="fixed",
             scale=ctx.scale,
         )
-        totals, residuals = yield from deliver(ctx, selection, grads)
+        totals, residuals = yield from deliver(ctx, selection)
         return totals, {"residual": residuals, "stages": stages}
 
     def threshold(

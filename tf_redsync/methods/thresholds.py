@@ -91,7 +91,7 @@ class FixedThreshold(_Threshold):
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         selection = self.select(grads, state, ctx)
-        totals, residuals = yield from deliver(ctx, selection, grads)
+        totals, residuals = yield from deliver(ctx, selection)
         return totals, {"residual": residuals}
 
 
@@ -163,7 +163,7 @@ class Strom(_Threshold):
             residuals.append(tf.reshape(flat, residual.shape))
         messages = yield AllGather(tf.concat(message, 0))
         messages = self._unpacked(messages, selection.layout)
-        return delivered(ctx.layout, messages, selection.layout, grads), {"residual": residuals}
+        return delivered(ctx.layout, messages, selection.layout, residuals), {"residual": residuals}
 
     def _steps(self, negative: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
         """Tau or -tau in the first `count` of the last axis' slots, 0 in the others."""

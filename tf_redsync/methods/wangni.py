@@ -120,7 +120,7 @@ class Wangni(Sparsifier):
         message = layout.message(wire.all_finite(grads), tf.stack(counts), indices, values)
         nothing = [tf.zeros_like(g) for g in grads]
         selection = Selection(message, nothing, [], tf.zeros([len(capacities)]), layout)
-        totals, left_out = yield from deliver(ctx, selection, grads)
+        totals, left_out = yield from deliver(ctx, selection)
         return totals, state if residuals is None else {"residual": left_out}
 
 

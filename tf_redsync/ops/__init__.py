@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_redsync.ops import native
 from tf_redsync.ops.backends import backend, backend_reason, runs_natively, set_backend
+from tf_redsync.ops.casts import before_cast
 from tf_redsync.ops.contract import Selection, check_decode, check_select
 from tf_redsync.ops.message_layout import MessageLayout
 from tf_redsync.ops.native import NativeLibraryError
@@ -72,7 +73,7 @@ def accumulate_and_select(
     zero, the ratios stay, and the new residuals and velocities are unspecified: keep the old ones.
 
     Args:
-        grads: N float32 tensors of any shape, n_i elements each; n_i may be 0.
+        grads: N float32 or bfloat16 tensors of any shape, n_i elements each; n_i may be 0.
         residuals: N float32 tensors of the same shapes.
         velocities: N float32 tensors of the same shapes; empty if `momentum` is 0.
         k: int32 [N], elements to select ("fixed": at most); 1 <= k_i <= n_i, or 0 where n_i is 0.
@@ -94,7 +95,8 @@ def accumulate_and_select(
 
     Raises:
         ValueError: for wrong lengths, shapes, names or a bad momentum.
-        TypeError: for gradients, residuals or velocities that are not float32.
+        TypeError: for gradients that are not float32 or bfloat16, residuals or velocities that are
+            not float32.
         tf.errors.InvalidArgumentError: when run, for `k`, `side` or a threshold out of range.
 
     Reference:
@@ -104,6 +106,7 @@ def accumulate_and_select(
     grads, residuals, velocities = (
         [tf.convert_to_tensor(t) for t in tensors] for tensors in (grads, residuals, velocities)
     )
+    grads = [before_cast(g) for g in grads]
     n = len(grads)
     selectors = (selectors,) * n if isinstance(selectors, str) else tuple(selectors)
     quantized = (quantized,) * n if isinstance(quantized, bool) else tuple(map(bool, quantized))

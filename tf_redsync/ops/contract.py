@@ -46,12 +46,14 @@ def _check_selector(selector: str) -> None:
         )
 
 
-def _check_tensor(name: str, i: int, tensor: tf.Tensor) -> None:
-    if tensor.dtype != tf.float32:
-        raise TypeError(
-            f"`{name}` must be float32 (cast bfloat16 and float16 first). "
-            f"Received: {name}[{i}] of {tensor.dtype.name}."
+def _check_tensor(name: str, i: int, tensor: tf.Tensor, *, narrow: bool = False) -> None:
+    if tensor.dtype not in ((tf.float32, tf.bfloat16) if narrow else (tf.float32,)):
+        what = (
+            "float32 or bfloat16 (cast float16 first)"
+            if narrow
+            else "float32 (cast bfloat16 and float16 first)"
         )
+        raise TypeError(f"`{name}` must be {what}. Received: {name}[{i}] of {tensor.dtype.name}.")
     size = tensor.shape.num_elements()
     if size is not None and size > MAX_WORD:
         raise ValueError(
@@ -83,12 +85,12 @@ def _check_same_shapes(name: str, tensors: Sequence[tf.Tensor], grads: Sequence[
             )
 
 
-def _check_tensors(name: str, tensors: Sequence[tf.Tensor]) -> None:
+def _check_tensors(name: str, tensors: Sequence[tf.Tensor], *, narrow: bool = False) -> None:
     """Checks that there is a tensor, and that all can be selected from."""
     if not tensors:
         raise ValueError(f"`{name}` must hold at least one tensor. Received: an empty list.")
     for i, tensor in enumerate(tensors):
-        _check_tensor(name, i, tensor)
+        _check_tensor(name, i, tensor, narrow=narrow)
 
 
 def check_decode(like: Sequence[tf.Tensor], layout: MessageLayout) -> None:
@@ -118,9 +120,9 @@ def check_select(
 
     Raises:
         ValueError: for wrong lengths, shapes, selector names or a momentum outside [0, inf).
-        TypeError: for a dtype other than float32.
+        TypeError: for a dtype other than float32, of gradients other than that and bfloat16.
     """
-    _check_tensors("grads", grads)
+    _check_tensors("grads", grads, narrow=True)
     if not len(grads) == len(selectors) == len(quantized):
         raise ValueError(
             f"`selectors` and `quantized` must have one entry per tensor. Received: {len(grads)} "

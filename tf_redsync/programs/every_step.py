@@ -79,7 +79,7 @@ class EveryStep:
         """Exchange one step's gradients.
 
         Args:
-            grads: For every bucket, its float32 gradients.
+            grads: For every bucket, its gradients, float32 or bfloat16.
             states: For every bucket, its state.
             scale: A factor for all gradients or `None`.
             step: int64 scalar, number of exchanges so far.

@@ -29,6 +29,7 @@ from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.skips import not_finite
 from tf_redsync.exchange.state import Consensus, StateVariables
 from tf_redsync.methods.base import State
+from tf_redsync.ops.casts import widened
 from tf_redsync.programs.branches import choose
 from tf_redsync.programs.every_step import EveryStep
 from tf_redsync.programs.plan import Inputs
@@ -95,7 +96,7 @@ class LocalSteps(EveryStep):
 
     def _alone(self, grads, states, network: Network) -> Outcome:
         """A step that this worker takes by itself."""
-        totals = [[network.workers * g for g in bucket] for bucket in grads]
+        totals = [[network.workers * g for g in widened(bucket)] for bucket in grads]
         finite = [tf.reduce_all(tf.math.is_finite(t)) for bucket in totals for t in bucket]
         results = [
             b.method.alone(own, state)

@@ -22,6 +22,7 @@ from typing_extensions import override
 from tf_redsync.exchange.driver import Outcome
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.state import Consensus
+from tf_redsync.ops.casts import widened
 from tf_redsync.programs.branches import choose
 from tf_redsync.programs.every_step import EveryStep
 from tf_redsync.programs.plan import Inputs
@@ -57,7 +58,7 @@ class OwnPoints(EveryStep):
     @override
     def run(self, grads, states, scale, step, network) -> Outcome:
         """In a warm-up there is no delay, and all work at the consensus."""
-        self._grads = [list(bucket) for bucket in grads]
+        grads = self._grads = [widened(bucket) for bucket in grads]
         warming, begun = self.begun(step)
         own = begun < self.warm_up_steps if self.warm_up_steps else None  # the methods'
         found = [flag for flag in (warming, own) if flag is not None]

@@ -17,6 +17,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.driver import Network, Outcome, drive
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.methods.base import Exchange, Method, State
+from tf_redsync.ops.casts import widened
 from tf_redsync.programs.branches import choose
 from tf_redsync.programs.meter import Meter
 
@@ -29,7 +30,7 @@ class Inputs:
     """What a step starts from.
 
     Attributes:
-        grads: For every bucket, its float32 gradients.
+        grads: For every bucket, its gradients, float32 or bfloat16.
         states: For every bucket, its state.
         scale: A factor for all gradients or `None`.
         step: int64 scalar, number of exchanges so far.
@@ -74,7 +75,7 @@ class Plan:
         rank = inputs.network.rank()
         buckets = zip(self.buckets, self.runs, inputs.grads, inputs.states, strict=True)
         exchanges = [
-            run(grads, state, Context(bucket.layout, rank, inputs.step, inputs.scale))
+            run(widened(grads), state, Context(bucket.layout, rank, inputs.step, inputs.scale))
             for bucket, run, grads, state in buckets
         ]
         outcome = drive(exchanges, inputs.network)

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "custom_ops/core/cpu/candidates.h"
+#include "custom_ops/core/cpu/common.h"
 
 namespace redsync {
 
@@ -36,11 +37,15 @@ struct PassArgs {
   Magnitude magnitude = Magnitude::Absolute();
   int32_t threshold = 0;  // Candidates have a magnitude > threshold >= 0.
   const float* grad = nullptr;
+  const uint16_t* bfloat16_grad = nullptr;  // In place of `grad`, if not null.
   const float* residual = nullptr;
   const float* velocity = nullptr;  // Null without momentum.
   float* new_residual = nullptr;    // May be `residual` or `grad`.
   float* new_velocity = nullptr;    // May be `velocity` or `grad`; null without momentum.
 };
+
+// The number of which bfloat16 bits are the upper half.
+inline float Widened(uint16_t bits) { return FloatOf(static_cast<int32_t>(uint32_t{bits} << 16)); }
 
 struct BlockStats {
   double sum;            // Of the magnitudes as floats (signed for one side).

@@ -10,6 +10,7 @@ typedef float F __attribute__((vector_size(4 * REDSYNC_LANES)));
 typedef int32_t I __attribute__((vector_size(4 * REDSYNC_LANES)));
 typedef float HalfF __attribute__((vector_size(2 * REDSYNC_LANES)));
 typedef double D __attribute__((vector_size(4 * REDSYNC_LANES)));
+typedef uint16_t HalfI __attribute__((vector_size(2 * REDSYNC_LANES)));
 
 constexpr int kGroup = 64;     // Elements between two looks at the threshold.
 constexpr int kSumLanes = 16;  // Partial sums of a block: the same for all instruction sets.
@@ -123,12 +124,28 @@ static inline void Pick(const float* values, Magnitude magnitude, int64_t index,
   if (count >= CandidatePool::kFlush) waiting->Flush();
 }
 
+// The gradient's kGroup elements from `begin` on; those of bfloat16 go to `wide`.
+template <bool kBfloat16>
+static inline __attribute__((always_inline)) const float* GroupOf(const PassArgs& args,
+                                                                  int64_t begin, float* wide) {
+  if (!kBfloat16) return args.grad + begin;
+  for (int j = 0; j < kGroup; j += REDSYNC_LANES) {
+    const HalfI bits = Load<HalfI>(args.bfloat16_grad + begin + j);
+    Store(wide + j, __builtin_convertvector(bits, I) << 16);
+  }
+  return wide;
+}
+
 // The last elements of a tensor, fewer than kGroup, padded with zeros.
 template <Momentum kMomentum, bool kSum>
 static void AccumulateTail(const PassArgs& args, int64_t begin, int64_t size, Lanes* lanes,
                            Waiting* waiting) {
   float g[kGroup] = {}, v[kGroup] = {}, u[kGroup] = {};
-  std::memcpy(g, args.grad + begin, size * sizeof(float));
+  if (args.bfloat16_grad) {
+    for (int64_t i = 0; i < size; ++i) g[i] = Widened(args.bfloat16_grad[begin + i]);
+  } else {
+    std::memcpy(g, args.grad + begin, size * sizeof(float));
+  }
   std::memcpy(v, args.residual + begin, size * sizeof(float));
   if (kMomentum != Momentum::kNone) std::memcpy(u, args.velocity + begin, size * sizeof(float));
   AccumulateGroup<kMomentum, kSum, false>(args, g, v, u, v, u, nullptr, lanes);
@@ -139,18 +156,19 @@ static void AccumulateTail(const PassArgs& args, int64_t begin, int64_t size, La
   Pick(v, args.magnitude, begin, waiting);  // Padding is never above.
 }
 
-template <Momentum kMomentum, bool kSum, bool kStream>
+template <Momentum kMomentum, bool kSum, bool kStream, bool kBfloat16>
 static void AccumulateBlock(const PassArgs& args, int64_t begin, int64_t end, BlockStats* stats,
                             Waiting* waiting) {
   Lanes lanes = {};
   lanes.max += INT32_MIN;
-  alignas(64) float copy[kGroup];
+  alignas(64) float copy[kGroup], wide[kGroup];
   int64_t i = begin;
   for (; i + kGroup <= end; i += kGroup) {
     const bool has_u = kMomentum != Momentum::kNone;
     const I group_max = AccumulateGroup<kMomentum, kSum, kStream>(
-        args, args.grad + i, args.residual + i, has_u ? args.velocity + i : nullptr,
-        args.new_residual + i, has_u ? args.new_velocity + i : nullptr, copy, &lanes);
+        args, GroupOf<kBfloat16>(args, i, wide), args.residual + i,
+        has_u ? args.velocity + i : nullptr, args.new_residual + i,
+        has_u ? args.new_velocity + i : nullptr, copy, &lanes);
     if (AnyAbove(group_max, waiting->threshold)) {
       Pick(kStream ? copy : args.new_residual + i, args.magnitude, i, waiting);
     }
@@ -171,8 +189,9 @@ static void AccumulateBlocks(const PassArgs& args, int64_t begin, int64_t end, B
   waiting.pool = pool;
   waiting.threshold = args.threshold;
   for (int64_t i = begin; i < end; i += kBlock) {
-    AccumulateBlock<kMomentum, kSum, kStream>(args, i, i + kBlock < end ? i + kBlock : end, stats++,
-                                              &waiting);
+    const auto accumulate = args.bfloat16_grad ? AccumulateBlock<kMomentum, kSum, kStream, true>
+                                               : AccumulateBlock<kMomentum, kSum, kStream, false>;
+    accumulate(args, i, i + kBlock < end ? i + kBlock : end, stats++, &waiting);
   }
   if (kStream) FenceStreams();
   waiting.Flush();

@@ -47,7 +47,7 @@ constexpr int64_t kStreamedElements = int64_t{1} << 20;
 
 // The accumulated value of one element, for the prediction.
 float AccumulateOne(const PassArgs& args, int64_t i) {
-  const float t = args.scale * args.grad[i];
+  const float t = args.scale * (args.bfloat16_grad ? Widened(args.bfloat16_grad[i]) : args.grad[i]);
   switch (args.momentum) {
     case Momentum::kNone:
       return args.residual[i] + t;
@@ -73,7 +73,8 @@ int32_t PredictThreshold(const PassArgs& args, int64_t size, const Plan& plan, i
   int64_t starts[kAhead];
   auto prepare = [&](int64_t i) {
     const int64_t start = starts[i % kAhead] = next_line(i);
-    __builtin_prefetch(args.grad + start);
+    args.bfloat16_grad ? __builtin_prefetch(args.bfloat16_grad + start)
+                       : __builtin_prefetch(args.grad + start);
     __builtin_prefetch(args.residual + start);
     if (args.momentum != Momentum::kNone) __builtin_prefetch(args.velocity + start);
   };
@@ -256,6 +257,7 @@ PassArgs MakeArgs(const SelectOptions& options, const SelectBuffers& buffers) {
   args.scale = options.scale;
   args.magnitude = MagnitudeOf(options);
   args.grad = buffers.grad;
+  args.bfloat16_grad = buffers.bfloat16_grad;
   args.residual = buffers.residual;
   args.velocity = buffers.velocity;
   args.new_residual = buffers.new_residual;

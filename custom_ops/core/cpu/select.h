@@ -28,6 +28,7 @@ struct SelectOptions {
 
 struct SelectBuffers {
   const float* grad = nullptr;
+  const uint16_t* bfloat16_grad = nullptr;  // In place of `grad`, if not null.
   const float* residual = nullptr;
   const float* velocity = nullptr;  // Null without momentum.
   float* new_residual = nullptr;    // May be `residual` or `grad`.

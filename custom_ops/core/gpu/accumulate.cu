@@ -36,7 +36,9 @@ __global__ void __launch_bounds__(kLoneThreads) Predict(REDSYNC_PARAMETER Batch 
     if (s >= tensor.samples) continue;
     const uint32_t random = Mixed(line ^ Mixed(batch.seed + blockIdx.x));
     const uint32_t at = (line * stride + random % stride) * kLine + s % kLine;
-    const float g = tensor.grad[at], v = tensor.residual[at];
+    const float v = tensor.residual[at];
+    const float g = tensor.bfloat16 ? Widened(static_cast<const uint16_t*>(tensor.grad)[at])
+                                    : static_cast<const float*>(tensor.grad)[at];
     float u = mode == kNoMomentum ? 0 : tensor.velocity[at];
     sample[i] =
         magnitude(mode == kNoMomentum ? Accumulated<kNoMomentum>(scale, 0, g, v, &u)
@@ -109,6 +111,16 @@ __device__ inline void Decide(const Batch& batch, const Tensor& tensor) {
   if (!finite) *batch.not_finite = 1;
 }
 
+// Loads a thread's vectors of the gradient, the first of them at `begin`.
+template <class Number>
+__device__ inline void LoadGradient(const Tensor& tensor, uint32_t begin, Four* g) {
+  const Number* grad = static_cast<const Number*>(tensor.grad);
+#pragma unroll
+  for (int i = 0; i < kAtOnce; ++i) {
+    g[i] = Load(grad, begin + i * 128, tensor.size, tensor.aligned);
+  }
+}
+
 // Accumulates a thread's elements and returns one bit per candidate among them.
 template <int kMode>
 __device__ inline uint32_t AccumulateRows(const Batch& batch, const Tensor& tensor, uint32_t begin,
@@ -119,10 +131,14 @@ __device__ inline uint32_t AccumulateRows(const Batch& batch, const Tensor& tens
   uint32_t candidates = 0;
   for (int row = 0; row < kRows; row += kAtOnce) {
     Four g[kAtOnce], v[kAtOnce], u[kAtOnce];
+    if (tensor.bfloat16) {
+      LoadGradient<uint16_t>(tensor, begin + row * 128, g);
+    } else {
+      LoadGradient<float>(tensor, begin + row * 128, g);
+    }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const uint32_t at = begin + (row + i) * 128;
-      g[i] = Load(tensor.grad, at, tensor.size, tensor.aligned);
       v[i] = Load(tensor.residual, at, tensor.size, tensor.aligned);
       if (kMode != kNoMomentum) u[i] = Load(tensor.velocity, at, tensor.size, tensor.aligned);
     }
@@ -173,9 +189,14 @@ __device__ inline void Append(const Tensor& tensor, Magnitude magnitude, uint32_
   }
 }
 
+// Blocks on a multiprocessor, so that there are enough loads under way.
+template <int kMode>
+constexpr int kBlocksAtOnce = kMode == kNoMomentum ? 4 : 3;
+
 // One chunk a block; its candidates become one run in the pool.
 template <int kMode>
-__global__ void __launch_bounds__(kThreads) Accumulate(REDSYNC_PARAMETER Batch batch) {
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce<kMode>)
+    Accumulate(REDSYNC_PARAMETER Batch batch) {
   const int which = FindItem(batch.first_chunk, batch.count, blockIdx.x);
   const Tensor& tensor = batch.tensors[which];
   const uint32_t chunk = blockIdx.x - batch.first_chunk[which];

@@ -42,7 +42,8 @@ struct Stats {
 };
 
 struct Tensor {
-  const float *grad, *residual, *velocity;
+  const void* grad;  // Of float, or of bfloat16.
+  const float *residual, *velocity;
   float *new_residual, *new_velocity;
   int32_t* part;  // In the message: [count, index * k, value * k] or the like.
   const float* ratio;
@@ -57,7 +58,7 @@ struct Tensor {
   uint32_t pool_size;
   uint32_t samples;      // Elements that the prediction looks at; 0: all are candidates.
   uint32_t sample_rank;  // The sample of this rank (1 is the largest) is the predicted threshold.
-  bool threshold, fixed, quantized, aligned;
+  bool threshold, fixed, quantized, aligned, bfloat16;
 
   __host__ __device__ uint32_t chunks() const {
     return size / kChunk + (size % kChunk != 0);  // A sum with kChunk may be too large.

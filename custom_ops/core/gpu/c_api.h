@@ -36,11 +36,12 @@ typedef struct {
   int64_t k;         /* In [1, size], at most 2^31 - 1; 0 if size is 0. */
   int32_t selector;  /* REDSYNC_GPU_EXACT, ... */
   int32_t quantized; /* 0 or 1. */
-  const float* grad; /* Device, [size]; so are the next four. */
+  const void* grad;  /* Device, float or bfloat16 [size]. The next four are float [size]. */
   const float* residual;
   const float* velocity; /* Null without momentum. */
-  float* new_residual;   /* May be `residual` or `grad`. */
-  float* new_velocity;   /* May be `velocity` or `grad`; null without momentum. */
+  float* new_residual;   /* May be `residual`, or `grad` of float. */
+  float* new_velocity;   /* May be `velocity`, or `grad` of float; null without momentum. */
+  int32_t bfloat16;      /* 0 or 1: whether `grad` is of bfloat16. */
 } RedsyncGpuTensor;
 
 typedef struct {

@@ -27,6 +27,20 @@ __device__ inline Four Load(const float* data, uint32_t at, uint32_t size, bool 
   return four;
 }
 
+// The number of which bfloat16 bits are the upper half.
+__device__ inline float Widened(uint32_t bits) { return __int_as_float(bits << 16); }
+
+// The same of bfloat16 numbers.
+__device__ inline Four Load(const uint16_t* data, uint32_t at, uint32_t size, bool aligned) {
+  Four four;
+  if (aligned && at < size && size - at >= 4) {
+    const uint2 x = *reinterpret_cast<const uint2*>(data + at);
+    return {{Widened(x.x), Widened(x.x >> 16), Widened(x.y), Widened(x.y >> 16)}};
+  }
+  for (int c = 0; c < 4; ++c) four.at[c] = at + c < size ? Widened(data[at + c]) : 0.0f;
+  return four;
+}
+
 __device__ inline void Store(float* data, uint32_t at, uint32_t size, bool aligned,
                              const Four& four) {
   if (aligned && at < size && size - at >= 4) {

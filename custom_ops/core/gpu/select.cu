@@ -90,6 +90,7 @@ bool AllAligned(const RedsyncGpuTensor& t) {
 
 void Fill(const RedsyncGpuTensor& from, bool momentum, Tensor* t) {
   t->grad = from.grad;
+  t->bfloat16 = from.bfloat16 != 0;
   t->residual = from.residual;
   t->new_residual = from.new_residual;
   t->velocity = momentum ? from.velocity : nullptr;

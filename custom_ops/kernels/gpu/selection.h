@@ -22,7 +22,8 @@ struct GpuSelection {
       RedsyncGpuTensor& t = tensors[i];
       t = {};
       t.size = in.grads[i].NumElements();
-      t.grad = in.grads[i].flat<float>().data();
+      t.grad = in.grads[i].data();
+      t.bfloat16 = IsBfloat16(in.grads[i]);
       t.residual = in.residuals[i].flat<float>().data();
       t.new_residual = new_residuals[i]->flat<float>().data();
       if (attributes.momentum == Momentum::kNone) continue;

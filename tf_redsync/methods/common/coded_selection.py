@@ -110,5 +110,6 @@ class CodedSelection(Sparsifier):
             **momentum,
         )
         messages = yield AllGather(selected.message)
-        messages = uncoded(messages, grads, selected.layout, self.value_bits)
-        return delivered(ctx.layout, messages, selected.layout, grads), selected
+        like = selected.residuals
+        messages = uncoded(messages, like, selected.layout, self.value_bits)
+        return delivered(ctx.layout, messages, selected.layout, like), selected

@@ -95,7 +95,6 @@ class Sparsifier(Method):
 def deliver(
     ctx: Context,
     selection: ops.Selection,
-    grads: Sequence[tf.Tensor],
 ) -> Generator[Request, Any, tuple[list[Any], list[tf.Tensor]]]:
     """All-gather selected elements and add them up.
 
@@ -105,7 +104,6 @@ def deliver(
         ctx: The exchange's. Its `coding` or `rounding` says how elements travel.
         selection: From `ops.accumulate_and_select`. If its layout is static, short totals stay
             coordinates where the receiver takes these.
-        grads: Tensors of the shapes of the totals.
 
     Returns:
         For every tensor the sum over workers, dense or a `SparseTotal`; and the new residuals.
@@ -116,8 +114,8 @@ def deliver(
         message, residuals = coding.encode(message, residuals, plain)
     messages = yield AllGather(message, sent)
     if coding is not None:
-        messages, plain = coding.decode(messages, grads, plain)
-    return delivered(ctx.layout, messages, plain, grads), residuals
+        messages, plain = coding.decode(messages, residuals, plain)
+    return delivered(ctx.layout, messages, plain, residuals), residuals
 
 
 def selected_payloads(plain: MessageLayout) -> Payloads:
@@ -134,7 +132,7 @@ def coding_of(ctx: Context) -> MessageCoding | None:
 
 
 def delivered(
-    layout: BucketLayout, messages: tf.Tensor, plain: MessageLayout, grads: Sequence[tf.Tensor]
+    layout: BucketLayout, messages: tf.Tensor, plain: MessageLayout, like: Sequence[tf.Tensor]
 ) -> list[Any]:
     """Add up the messages of all workers.
 
@@ -143,12 +141,13 @@ def delivered(
         messages: int32 `[workers, words]`.
         plain: Their layout. If it is static, short totals stay coordinates where the receiver takes
             these.
-        grads: Tensors of the shapes of the totals.
+        like: Float32 tensors of the shapes of the totals. Residuals, best: gradients are done with,
+            and may be in another dtype.
     """
     sizes = [s.size for s in layout.specs]
     if layout.sparse_totals and is_short(plain, sizes, layout.workers):
         return coordinates(messages, plain)
-    return ops.decode(messages, plain, grads)
+    return ops.decode(messages, plain, like)
 
 
 def marked(values: list[tf.Tensor], sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -44,7 +44,7 @@ def accumulate_and_select(
     finite, sent, new_v, new_u, new_ratios = [], [], [], [], []
     for i, g in enumerate(grads):
         u = velocities[i] if momentum else None
-        v, u = _accumulate(g, residuals[i], u, scale, momentum, nesterov)
+        v, u = _accumulate(tf.cast(g, tf.float32), residuals[i], u, scale, momentum, nesterov)
         shape, v = tf.shape(v), tf.reshape(v, [-1])
         finite.append(tf.math.is_finite(tf.reduce_sum(tf.cast(tf.abs(v), tf.float64))))
         a = side * v if quantized[i] else tf.abs(v)

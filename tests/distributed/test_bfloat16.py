@@ -1,0 +1,104 @@
+"""Models that compute in bfloat16: the selection reads their gradients without a cast."""
+
+import json
+
+import pytest
+
+from tests.distributed.cluster import run_workers
+from tests.kernels.common import needs_native
+
+pytestmark = pytest.mark.distributed
+
+METHODS = (
+    "RedSync(density=0.05, dense_below=0, momentum=0.9)",
+    "RedSync(density=0.05, dense_below=0, clip_norm=1.0)",
+    "RedSync(density=0.05, dense_below=0, warm_up=rs.DenseWarmUp(2))",  # in a branch
+    "TopK(density=0.05)",
+    "GMC(density=0.05)",
+    "CodedGMC(density=0.05)",
+    "CodedTopK(density=0.05)",
+    "Scheduled(method=rs.CodedTopK(), stages=rs.DensityStages((0, 2), (0.1, 0.05)))",  # branches
+)
+
+
+def trained(methods, policies):
+    """Trains with each method twice, the second time with all casts made."""
+    import json
+
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tf_redsync import ops
+    from tf_redsync.codings import selected
+    from tf_redsync.engine import gradients
+
+    rng = np.random.default_rng(0)
+    rows = rng.zipf(1.3, (64, 12)).clip(1, 99)
+    labels = (rows[:, 0] % 4).astype(np.uint8)
+    strategy = rs.MultiWorkerMirroredStrategy()
+    looks = {module: module.before_cast for module in (ops, selected, gradients)}
+
+    def dtypes(function):
+        definition = function.get_concrete_function().graph.as_graph_def()
+        nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+        mine = [n for n in nodes if n.op in ("RedsyncAccumulateAndSelect", "RedsyncSelectAndCode")]
+        return [tf.as_dtype(t).name for n in mine for t in n.attr["T"].list.type]
+
+    def run(policy, text, looking):
+        for module, look in looks.items():
+            module.before_cast = look if looking else lambda tensor: tensor
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(1)
+        keras.config.set_dtype_policy(policy)
+        with strategy.scope():
+            inputs = keras.layers.Input((12,), dtype="int32")
+            x = keras.layers.Embedding(100, 32)(inputs)
+            x = keras.layers.MultiHeadAttention(2, 16)(x, x)
+            x = keras.layers.LayerNormalization()(x)
+            x = keras.layers.GlobalAveragePooling1D()(x)
+            x = keras.layers.Dense(64, activation="gelu")(x)
+            model = keras.Model(inputs, keras.layers.Dense(4, dtype="float32")(x))
+            method = eval(f"rs.{text}", {"rs": rs})
+            optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), method)
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile(optimizer, loss)
+        model.fit(rows, labels, batch_size=16, epochs=1, shuffle=False, verbose=0)
+
+        @tf.function
+        def step():
+            def one():
+                with tf.GradientTape() as tape:
+                    value = tf.reduce_mean(loss(labels[:16], model(rows[:16], training=True)))
+                gradients = tape.gradient(value, model.trainable_variables)
+                optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+            strategy.run(one)
+
+        weights = [np.asarray(w, np.float32) for w in model.get_weights()]
+        return weights, dtypes(step)
+
+    found = {}
+    for policy in policies:
+        for text in methods:
+            weights, read = run(policy, text, True)
+            cast, widened = run(policy, text, False)
+            same = all(np.array_equal(a, b) for a, b in zip(weights, cast, strict=True))
+            finite = all(np.isfinite(w).all() for w in weights)
+            counts = [read.count("bfloat16"), widened.count("bfloat16"), len(read)]
+            digest = float(sum(np.abs(w).sum(dtype=np.float64) for w in weights))
+            found[f"{policy}: {text}"] = [same, finite, *counts, digest]
+    return {"found": json.dumps(found)}
+
+
+@needs_native
+def test_gradients_of_bfloat16_are_read_as_such():
+    policies = ("mixed_bfloat16", "bfloat16")
+    workers = run_workers(trained, args=(METHODS, policies), timeout=280)
+    first, second = (json.loads(str(worker["found"])) for worker in workers)
+    assert first == second and len(first) == len(METHODS) * len(policies)
+    for name, (same, finite, narrow, cast, gradients, _) in first.items():
+        assert same and finite, name
+        assert narrow > 0 and narrow >= gradients // 2, name
+        assert cast == 0 or not name.startswith("mixed"), name

@@ -1,0 +1,65 @@
+"""Gradients of bfloat16: read as such where ops do that, added up in float32 where they are not."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_redsync.engine import gradients
+from tf_redsync.exchange.layout import TensorSpec
+from tf_redsync.ops.casts import before_cast, widened
+
+
+def in_a_graph(make):
+    """What `make` returns in a graph: tensors without values."""
+    found = []
+
+    @tf.function
+    def traced(x):
+        found.append(make(x))
+
+    traced.get_concrete_function(tf.TensorSpec([3], tf.bfloat16))
+    return found[0]
+
+
+def test_what_was_cast_is_found():
+    x, found = in_a_graph(lambda x: (x, before_cast(tf.cast(x, tf.float32))))
+    assert found is x
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x,
+        lambda x: 2.0 * tf.cast(x, tf.float32),
+        lambda x: tf.cast(tf.cast(x, tf.float16), tf.float32),
+        lambda x: tf.cast(tf.cast(x, tf.float32), tf.bfloat16),
+        lambda x: tf.cast(x, tf.float64),
+        lambda x: tf.bitcast(tf.constant([1, 2, 3]), tf.float32),
+    ],
+)
+def test_what_was_not_cast_from_bfloat16_to_float32_is_left_alone(make):
+    tensor, found = in_a_graph(lambda x: (t := make(x), before_cast(t)))
+    assert found is tensor
+
+
+def test_eager_tensors_do_not_tell():
+    tensor = tf.cast(tf.constant([1.0], tf.bfloat16), tf.float32)
+    assert before_cast(tensor) is tensor
+
+
+def test_rows_of_an_embedding_are_added_up_in_float32():
+    """A row that occurs 1,000 times: in bfloat16 the sum would stay where ones no longer count."""
+    rows = tf.IndexedSlices(tf.ones([1_000, 2], tf.bfloat16), [1] * 1_000, tf.constant([3, 2]))
+    (dense,) = gradients.dense([rows], [TensorSpec("table", (3, 2), "bfloat16")])
+    assert dense.dtype == tf.float32
+    np.testing.assert_array_equal(dense, [[0, 0], [1_000, 1_000], [0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kept"),
+    [(tf.float32, tf.float32), (tf.float16, tf.float32), (tf.bfloat16, tf.bfloat16)],
+)
+def test_dense_gradients(dtype, kept):
+    (dense,) = gradients.dense([tf.ones([2], dtype)], [TensorSpec("v", (2,))])
+    assert dense.dtype == kept
+    assert [t.dtype for t in widened([dense])] == [tf.float32]
