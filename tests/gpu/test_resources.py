@@ -26,7 +26,7 @@ KERNEL = re.compile(
 )
 
 
-# Instructions of a kernel at most: some 5 to 10 % more than nvcc 13.0 makes of it. Names are parts of
+# Instructions of a kernel at most: 5 to 10 % more than nvcc 13.0 makes of it. Names are parts of
 # mangled ones; the kernel with `ILi1E` has momentum.
 INSTRUCTIONS = {
     "accumulate": {"AccumulateILi0E": 2900, "AccumulateILi1E": 3150, "AccumulateILi2E": 3170},
