@@ -15,6 +15,7 @@ from tf_redsync.methods.base import Context, Exchange, State, register
 from tf_redsync.methods.common import recursive_doubling
 from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, flat, split
 from tf_redsync.ops import MessageLayout
+from tf_redsync.ops.words import as_row, moved
 
 
 @register
@@ -88,7 +89,7 @@ class GTopK(Sparsifier):
             rows = yield PairGather(own, first)
             taken = recursive_doubling.merged(rows, layout, [size], layout)
             residual = _put_back(residual, own, [taken], layout)
-            own = tf.where(ctx.rank < first, taken, recursive_doubling.empty(taken))
+            own = recursive_doubling.handed_over(taken, ctx.rank, first)
         sums, kept = own, []
         for distance in doubling:
             rows = yield PairGather(sums, distance)
@@ -96,8 +97,8 @@ class GTopK(Sparsifier):
             kept.append(sums)
         residual = _put_back(residual, own, kept, layout)
         if last is not None:
-            sums = (yield PairGather(sums, last))[0]
-        totals = ops.decode(sums[tf.newaxis], layout, [vector])
+            sums = moved(lambda rows: rows[0], (yield PairGather(sums, last)))
+        totals = ops.decode(as_row(sums), layout, [residual])
         totals = split(recursive_doubling.stopping(sums, totals)[0], ctx.layout.specs)
         return totals, {"residual": split(residual, ctx.layout.specs)}
 
@@ -118,7 +119,7 @@ def _put_back(
     delivered = at < size
     for message in kept:
         there, _ = _elements(message, layout, size)
-        place = tf.minimum(tf.searchsorted(there, at), k - 1)
+        place = tf.minimum(tf.searchsorted(there, at, out_type=tf.int64), k - 1)
         delivered &= tf.equal(tf.gather(there, place), at)
     values = tf.where(delivered, 0.0, values)  # 0 in unused slots, at a position of no account
     at = tf.minimum(at, size - 1)

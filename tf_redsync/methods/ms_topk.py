@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import tensorflow as tf
@@ -15,6 +16,8 @@ from tf_redsync.methods.base import Context, Exchange, Payloads, State, register
 from tf_redsync.methods.common.random_numbers import of_worker
 from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, selected_payloads
 from tf_redsync.ops import MessageLayout, Selection
+from tf_redsync.ops.message_layout import unsigned
+from tf_redsync.ops.words import moved
 
 
 @register
@@ -95,10 +98,10 @@ class MSTopK(Sparsifier):
             seed = of_worker(stream(self.seed, ctx.step, spec.position), ctx.rank)
             vector = tf.reshape(v, [-1])
             chosen = self.select(tf.abs(vector), k, uniform([], seed, tf.float64))
-            at = tf.where(chosen)[:k, 0]
-            at = tf.ensure_shape(tf.pad(at, [[0, k - tf.size(at)]]), [k])  # fewer if not finite
-            indices.append(tf.cast(at, tf.int32))
-            values.append(tf.gather(vector, at))
+            at = tf.cast(tf.where(chosen)[:k, 0], tf.int32)
+            at = moved(functools.partial(_padded, k=k), at)  # fewer if not finite
+            indices.append(at)
+            values.append(tf.gather(vector, unsigned(at)))
             residuals.append(tf.reshape(tf.where(chosen, 0.0, vector), spec.shape))
         layout = MessageLayout.of(counts)
         message = layout.message(wire.all_finite(sums), layout.k, indices, values)
@@ -149,3 +152,8 @@ class MSTopK(Sparsifier):
             parallel_iterations=1,
         )
         return k1, upper, k2, lower
+
+
+def _padded(words: tf.Tensor, k: int) -> tf.Tensor:
+    """`k` words: those given, and zeros."""
+    return tf.ensure_shape(tf.pad(words, [[0, k - tf.size(words)]]), [k])

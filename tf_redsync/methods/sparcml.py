@@ -16,6 +16,7 @@ from tf_redsync.methods.base import Context, Exchange, State, register
 from tf_redsync.methods.common import recursive_doubling
 from tf_redsync.methods.common.sparsifier import Sparsifier, capacity, flat, split
 from tf_redsync.ops import MessageLayout
+from tf_redsync.ops.words import all_ones, as_row, moved
 
 
 @register
@@ -80,18 +81,15 @@ class SparCML(Sparsifier):
         first, doubling, last = recursive_doubling.rounds(ctx.layout.workers)
         if first is not None:
             stream = stream.plus((yield PairGather(stream.message, first)))
-            mine = tf.where(
-                ctx.rank < first, stream.message, recursive_doubling.empty(stream.message)
-            )
+            mine = recursive_doubling.handed_over(stream.message, ctx.rank, first)
             stream = dataclasses.replace(stream, message=mine)
         for distance in doubling:
             stream = stream.plus((yield PairGather(stream.message, distance)))
         if last is not None:
             rows = yield PairGather(stream.message, last)
-            stream = dataclasses.replace(stream, message=rows[0])
-        totals = recursive_doubling.stopping(
-            stream.message, stream.totals(stream.message[tf.newaxis])
-        )
+            stream = dataclasses.replace(stream, message=moved(lambda r: r[0], rows))
+        totals = stream.totals(as_row(stream.message))
+        totals = recursive_doubling.stopping(stream.message, totals)
         return totals, {"residual": list(found.residuals)}
 
 
@@ -113,7 +111,7 @@ class _Stream:
         """Return the same sums as a dense message where that is no longer."""
         if self.layout is None or self._is_short(self.layout):
             return self
-        return self._dense(self.message[tf.newaxis])
+        return self._dense(as_row(self.message))
 
     def plus(self, rows: tf.Tensor) -> _Stream:
         """Return the sum of both partners' messages, int32 `[2, words]`."""
@@ -132,7 +130,8 @@ class _Stream:
     def _dense(self, rows: tf.Tensor) -> _Stream:
         """The sum of messages as a dense one."""
         sums = flat(self.totals(rows))
-        finite = tf.reduce_all(tf.equal(rows[:, 0], 1)) & tf.reduce_all(tf.math.is_finite(sums))
+        flags = moved(lambda words: words[:, : wire.HEADER_WORDS], rows)
+        finite = all_ones(flags) & tf.reduce_all(tf.math.is_finite(sums))
         message = wire.message(finite, sums)
         return dataclasses.replace(self, layout=None, message=message)
 

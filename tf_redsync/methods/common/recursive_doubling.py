@@ -16,11 +16,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tf_redsync.exchange import wire
 from tf_redsync.ops.merging import sparse_merge
 from tf_redsync.ops.message_layout import MessageLayout, unsigned
+from tf_redsync.ops.words import all_ones, moved
 
 
 class Rounds(NamedTuple):
@@ -60,7 +62,8 @@ def positions(indices: tf.Tensor, count: tf.Tensor, size: int) -> tf.Tensor:
         size: Elements of the tensor.
     """
     used = unsigned(indices)
-    return tf.where(tf.range(indices.shape[0]) < count, used, tf.constant(size, tf.int64))
+    slots = tf.constant(np.arange(indices.shape[0]), tf.int64)  # int32 is compared on the host
+    return tf.where(slots < tf.cast(count, tf.int64), used, tf.constant(size, tf.int64))
 
 
 def merged(
@@ -79,13 +82,26 @@ def merged(
     """
     parts = layout.split(rows)
     sums = sparse_merge(parts.indices, parts.values, parts.counts, sizes=sizes, k=kept.capacities)
-    finite = tf.reduce_all(tf.equal(parts.flags, 1)) & wire.all_finite(sums.values)
+    finite = all_ones(parts.flags) & wire.all_finite(sums.values)
     return kept.message(finite, sums.counts, sums.indices, sums.values)
 
 
-def empty(message: tf.Tensor) -> tf.Tensor:
-    """Return a message about nothing, with the flag of `message` and as long."""
-    return tf.concat([message[: wire.HEADER_WORDS], wire.absent(message)[1:]], axis=0)
+def handed_over(message: tf.Tensor, rank: tf.Tensor, first: int) -> tf.Tensor:
+    """Return what a worker goes on with after the first round, in which others handed over.
+
+    Args:
+        message: int32 `[words]`, the sum of both partners.
+        rank: The worker's.
+        first: The distance of that round. Workers from this rank on go on with a message about
+            nothing, with the flag of `message` and as long.
+    """
+
+    def taken(words: tf.Tensor) -> tf.Tensor:
+        header = words[: wire.HEADER_WORDS]
+        nothing = tf.concat([header, tf.zeros_like(words[wire.HEADER_WORDS :])], axis=0)
+        return tf.where(rank < first, words, nothing)
+
+    return moved(taken, message)
 
 
 def stopping(message: tf.Tensor, totals: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -93,5 +109,5 @@ def stopping(message: tf.Tensor, totals: Sequence[tf.Tensor]) -> list[tf.Tensor]
 
     For the last sums: no later message carries their flag, but totals are looked at.
     """
-    finite = tf.equal(message[0], 1)
+    finite = all_ones(moved(lambda m: m[: wire.HEADER_WORDS], message))
     return [tf.where(finite, t, tf.constant(float("nan"))) for t in totals]
