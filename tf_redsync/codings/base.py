@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tf_redsync.config import Configurable
 from tf_redsync.ops.codecs import Positions
+from tf_redsync.ops.words import leading
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,5 +172,6 @@ def used(values: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
         values: `[slots]`, or `[workers, slots]`.
         count: int32 scalar, or `[workers, 1]`.
     """
-    slots = tf.shape(values)[-1]
-    return tf.where(tf.range(slots) < count, values, tf.zeros_like(values))
+    slots = values.shape[-1]
+    slots = tf.shape(values)[-1] if slots is None else slots
+    return tf.where(leading(count, slots), values, tf.zeros_like(values))

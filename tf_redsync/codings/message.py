@@ -28,6 +28,7 @@ from tf_redsync.codings.base import Capacity, CodedPositions, IndexCoding, Value
 from tf_redsync.codings.plain import Float32, RawIndices
 from tf_redsync.exchange import wire
 from tf_redsync.ops.message_layout import MessageLayout, Parts
+from tf_redsync.ops.words import all_ones, joined, moved
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,9 +83,8 @@ class MessageCoding:
             words.append(rounded.words)
             for i, tensor in zip(own, rounded.values, strict=True):
                 values[i] = tensor
-        finite = wire.all_finite(values)
-        short = tf.concat(words, axis=0)
-        short = tf.where(finite & tf.equal(parts.flags[0], 1), short, tf.zeros_like(short))
+        finite = wire.all_finite(values) & all_ones(parts.flags)
+        short = wire.zero_unless(finite, joined(*words))
         delivered = values if self.error_feedback else true
         if self.indices.lossless and (self.values.exact or not self.error_feedback):
             return short, list(residuals)
@@ -107,7 +107,9 @@ class MessageCoding:
         capacity = _capacity(like, layout)
         received, own = self.indices.received(capacity), _with_values(layout)
         slots, lengths = [received.slots[i] for i in own], self.lengths(capacity, layout)
-        flags, words, mean_words, value_words = tf.split(messages, lengths, axis=1)
+        flags, words, mean_words, value_words = moved(
+            lambda m: tf.split(m, lengths, axis=1), messages
+        )
         positions = self.indices.decode(words, capacity, self.seed)
         decoded: list[tf.Tensor] = []
         if own:
@@ -185,5 +187,6 @@ def _add(tensor: tf.Tensor, at: tf.Tensor, values: tf.Tensor, count: tf.Tensor) 
     """A tensor with values added to the elements at the first `count` positions."""
     flat = tf.reshape(tensor, [-1])
     if tensor.shape.num_elements() != 0:
-        flat = tf.tensor_scatter_nd_add(flat, at[:count, tf.newaxis], values[:count])
+        at = moved(lambda words: words[:count, tf.newaxis], at)
+        flat = tf.tensor_scatter_nd_add(flat, at, values[:count])
     return tf.ensure_shape(tf.reshape(flat, tf.shape(tensor)), tensor.shape)

@@ -21,6 +21,7 @@ from tf_redsync.codings.base import (
 from tf_redsync.config import register
 from tf_redsync.exchange import wire
 from tf_redsync.ops.codecs import Positions
+from tf_redsync.ops.words import joined, moved
 
 HALVES = ("float16", "bfloat16")
 
@@ -40,11 +41,12 @@ class RawIndices(IndexCoding):
     def encode(
         self, indices: Sequence[tf.Tensor], counts: tf.Tensor, capacity: Capacity, seed: tf.Tensor
     ) -> CodedPositions:
-        return CodedPositions(tf.concat([counts, *indices], axis=0), list(indices), counts)
+        return CodedPositions(joined(counts, *indices), list(indices), counts)
 
     @override
     def decode(self, words: tf.Tensor, capacity: Capacity, seed: tf.Tensor) -> Positions:
-        counts, *indices = tf.split(words, [len(capacity.slots), *capacity.slots], axis=1)
+        lengths = [len(capacity.slots), *capacity.slots]
+        counts, *indices = moved(lambda w: tf.split(w, lengths, axis=1), words)
         return Positions(indices, counts)
 
 
@@ -102,11 +104,12 @@ class Half(ValueCoding):
             rounded.append(tf.cast(halves, tf.float32))
             even = tf.pad(halves, [[0, tf.size(halves) % 2]])
             words.append(tf.bitcast(tf.reshape(even, [-1, 2]), tf.int32))
-        return CodedValues(tf.concat(words, axis=0), rounded)
+        return CodedValues(joined(*words), rounded)
 
     @override
     def decode(self, words: tf.Tensor, counts: tf.Tensor, slots: Sequence[Any]) -> list[tf.Tensor]:
-        parts = tf.split(words, [(k + 1) // 2 for k in slots], axis=1)
+        lengths = [(k + 1) // 2 for k in slots]
+        parts = moved(lambda w: tf.split(w, lengths, axis=1), words)
         values = []
         for i, (part, k) in enumerate(zip(parts, slots, strict=True)):
             halves = tf.bitcast(part, tf.as_dtype(self.dtype))

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tf_redsync.codings.base import Capacity
+from tf_redsync.codings.base import Capacity, used
 from tf_redsync.ops.codecs import Positions
+from tf_redsync.ops.words import leading, moved, padded
 
 MAX_STREAM = 2**31 - 1
 
@@ -47,18 +48,16 @@ class Stream:
 
     @property
     def starts(self) -> np.ndarray:
-        """Where each tensor starts in the stream, and where the last one ends; int32 `[N + 1]`."""
-        return np.cumsum([0, *self.capacity.sizes]).astype(np.int32)
+        """Where each tensor starts in the stream, and where the last one ends; int64 `[N + 1]`."""
+        return np.cumsum([0, *self.capacity.sizes], dtype=np.int64)
 
     def merged(self, indices: Sequence[tf.Tensor], counts: tf.Tensor) -> tf.Tensor:
         """Return positions in the stream, int32 `[slots]`, ascending; 0 after the last one."""
-        parts = [
-            at[:n] + start
-            for at, n, start in zip(indices, tf.unstack(counts), self.starts[:-1], strict=True)
-        ]
-        stream = tf.concat(parts, axis=0)
-        stream = tf.pad(stream, [[0, self.slots - tf.size(stream)]])
-        return tf.ensure_shape(stream, [self.slots])
+        parts = []
+        for at, n, start in zip(indices, tf.unstack(counts), self.starts[:-1], strict=True):
+            taken = moved(lambda words, n=n: words[:n], at)
+            parts.append(tf.cast(taken, tf.int64) + start)
+        return padded(tf.cast(tf.concat(parts, axis=0), tf.int32), self.slots)
 
     def checked(self, at: tf.Tensor, count: tf.Tensor, found: tf.Tensor | None = None) -> tf.Tensor:
         """Return received positions, if an encoder can have written them.
@@ -99,16 +98,18 @@ class Stream:
             workers = tf.shape(stream)[0]
             nothing = [tf.zeros([workers, 0], tf.int32) for _ in self.capacity.slots]
             return Positions(nothing, tf.zeros([workers, len(nothing)], tf.int32))
-        sorted_ = tf.where(tf.range(self.slots) < count, stream, MAX_STREAM)
+        stream = tf.cast(stream, tf.int64)  # with int32 GPUs compute on the host
+        sorted_ = tf.where(leading(count, self.slots), stream, MAX_STREAM)
         starts = tf.broadcast_to(self.starts, [tf.shape(stream)[0], len(self.starts)])
-        first = tf.searchsorted(sorted_, starts)  # of each tensor, int32 [workers, N + 1]
+        first = tf.searchsorted(sorted_, starts, out_type=tf.int64)  # of each, [workers, N + 1]
         counts = first[:, 1:] - first[:, :-1]
         indices = []
         for i, (slots, start) in enumerate(zip(self.capacity.slots, self.starts[:-1], strict=True)):
-            place = tf.minimum(first[:, i : i + 1] + tf.range(slots), self.slots - 1)
+            places = tf.constant(np.arange(slots), tf.int64)
+            place = tf.minimum(first[:, i : i + 1] + places, self.slots - 1)
             at = tf.gather(stream, place, batch_dims=1) - start
-            indices.append(tf.where(tf.range(slots) < counts[:, i : i + 1], at, 0))
-        return Positions(indices, counts)
+            indices.append(tf.cast(used(at, counts[:, i : i + 1]), tf.int32))
+        return Positions(indices, tf.cast(counts, tf.int32))
 
 
 def gaps(at: tf.Tensor) -> tf.Tensor:

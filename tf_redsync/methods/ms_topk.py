@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import ClassVar
 
 import tensorflow as tf
@@ -17,7 +16,7 @@ from tf_redsync.methods.common.random_numbers import of_worker
 from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, selected_payloads
 from tf_redsync.ops import MessageLayout, Selection
 from tf_redsync.ops.message_layout import unsigned
-from tf_redsync.ops.words import moved
+from tf_redsync.ops.words import padded
 
 
 @register
@@ -99,7 +98,7 @@ class MSTopK(Sparsifier):
             vector = tf.reshape(v, [-1])
             chosen = self.select(tf.abs(vector), k, uniform([], seed, tf.float64))
             at = tf.cast(tf.where(chosen)[:k, 0], tf.int32)
-            at = moved(functools.partial(_padded, k=k), at)  # fewer if not finite
+            at = padded(at, k)  # fewer if not finite
             indices.append(at)
             values.append(tf.gather(vector, unsigned(at)))
             residuals.append(tf.reshape(tf.where(chosen, 0.0, vector), spec.shape))
@@ -152,8 +151,3 @@ class MSTopK(Sparsifier):
             parallel_iterations=1,
         )
         return k1, upper, k2, lower
-
-
-def _padded(words: tf.Tensor, k: int) -> tf.Tensor:
-    """`k` words: those given, and zeros."""
-    return tf.ensure_shape(tf.pad(words, [[0, k - tf.size(words)]]), [k])

@@ -18,6 +18,7 @@ from tf_redsync.methods.common import balanced_regions, recursive_doubling
 from tf_redsync.methods.common.sparsifier import Sparsifier, capacity, element_count, flat, split
 from tf_redsync.ops import MessageLayout
 from tf_redsync.ops.message_layout import Parts
+from tf_redsync.ops.words import as_row, leading, only_row
 
 SLACK = 1.25  # room for elements, over the mean
 DRIFT = 1.012  # of a threshold in a step in which too many or too few elements reach it
@@ -136,7 +137,7 @@ class OkTopk(Sparsifier):
         sums = recursive_doubling.merged(rows, row, [size], row)
         sums = _survivors(sums, row, tf.where(anew, 0.0, threshold))
         start = tf.reduce_sum(starts, keepdims=True) // workers  # the mean of the proposals
-        message = balanced_regions.with_starts(sums[tf.newaxis], start)[0]
+        message = only_row(balanced_regions.with_starts(as_row(sums), start))
         messages, starts = balanced_regions.without_starts((yield AllGather(message)))
 
         messages, threshold = _evaluated(messages, row, k, threshold, anew)
@@ -209,12 +210,12 @@ def _survivors(message: tf.Tensor, layout: MessageLayout, limit: tf.Tensor) -> t
     """Cut a message down to the elements that reach a limit."""
     parts, (slots,) = layout.split(message), layout.capacities
     (indices,), (values,) = parts.indices, parts.values
-    chosen = (tf.range(slots) < parts.counts[0]) & (tf.abs(values) >= limit)
-    number = tf.cast(chosen, tf.int32)
-    target = tf.where(chosen, tf.cumsum(number, exclusive=True), slots)
+    chosen = leading(parts.counts[0], slots) & (tf.abs(values) >= limit)
+    number = tf.cast(chosen, tf.float64)
+    target = tf.where(chosen, tf.cast(tf.cumsum(number, exclusive=True), tf.int64), slots)
     indices = balanced_regions.placed(target, indices, slots)
     words = balanced_regions.placed(target, wire.to_words(values), slots)
-    count = tf.reduce_sum(number, keepdims=True)
+    count = tf.cast(tf.reduce_sum(number, keepdims=True), tf.int32)
     return layout.join(Parts(parts.flags, count, [indices], [wire.from_words(words)]))
 
 

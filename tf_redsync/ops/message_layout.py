@@ -33,6 +33,11 @@ def unsigned(indices: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.bitcast(indices, tf.uint32), tf.int64)
 
 
+def signed(positions: tf.Tensor) -> tf.Tensor:
+    """Undo `unsigned`."""
+    return tf.bitcast(tf.cast(positions, tf.uint32), tf.int32)
+
+
 class Parts(NamedTuple):
     """Messages about N tensors, taken apart.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_redsync.ops import native
@@ -43,6 +44,29 @@ def as_row(message: tf.Tensor) -> tf.Tensor:
 def only_row(messages: tf.Tensor) -> tf.Tensor:
     """Undo `as_row`."""
     return moved(lambda m: m[0], messages)
+
+
+def padded(words: tf.Tensor, slots: int) -> tf.Tensor:
+    """Return int32 words and zeros behind them, `slots` in all."""
+
+    def pad(w: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(tf.pad(w, [[0, slots - tf.size(w)]]), [slots])
+
+    return moved(pad, words)
+
+
+def leading(count: tf.Tensor, slots: int | tf.Tensor) -> tf.Tensor:
+    """Return which of `slots` places are among the first `count`, bool.
+
+    Args:
+        count: int32 scalar, or `[rows, 1]`.
+        slots: Their number.
+    """
+    if isinstance(slots, int):
+        places = tf.constant(np.arange(slots), tf.int64)
+    else:
+        places = tf.range(tf.cast(slots, tf.int64))
+    return places < tf.cast(count, tf.int64)
 
 
 def all_ones(flags: tf.Tensor) -> tf.Tensor:

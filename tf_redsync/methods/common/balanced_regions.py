@@ -12,7 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync.exchange import wire
-from tf_redsync.ops.message_layout import unsigned
+from tf_redsync.ops.message_layout import signed, unsigned
+from tf_redsync.ops.words import joined, moved
 
 PIECES = 64
 
@@ -94,39 +95,46 @@ def shared_out(
         slots: Capacity of a row.
     """
     workers, capacity = ends.shape[0] - 1, positions.shape[0]
-    region = tf.searchsorted(ends[1:], positions, side="right")  # of unused slots K
-    first = tf.searchsorted(region, tf.range(workers + 1))
-    place = tf.range(capacity) - tf.gather(first, region)
+    # Numbers are int64 or float64, with which GPUs compute; with int32 they do on the host.
+    region = tf.searchsorted(ends[1:], positions, side="right", out_type=tf.int64)  # unused: K
+    first = tf.searchsorted(region, tf.constant(np.arange(workers + 1)), out_type=tf.int64)
+    place = tf.constant(np.arange(capacity)) - tf.gather(first, region)
     # By region and then by magnitude. Regions ascend before and after, so places stay the same.
-    order = tf.argsort(-tf.abs(values), stable=True)
-    order = tf.gather(order, tf.argsort(tf.gather(region, order), stable=True))
-    fits = tf.cast((place < slots) & (region < workers), tf.int32)
-    fits = tf.scatter_nd(order[:, tf.newaxis], fits, [capacity])
-    before = tf.cumsum(fits, exclusive=True)
+    order = tf.cast(tf.argsort(-tf.abs(values), stable=True), tf.int64)
+    by_region = tf.argsort(tf.cast(tf.gather(region, order), tf.float32), stable=True)
+    order = tf.gather(order, by_region)
+    fits = tf.cast((place < slots) & (region < workers), tf.float64)
+    fits = tf.scatter_nd(order[:, tf.newaxis], fits, tf.constant([capacity], tf.int64))
+    before = tf.cast(tf.cumsum(fits, exclusive=True), tf.int64)
     before -= tf.gather(before, tf.minimum(tf.gather(first, region), capacity - 1))
-    target = tf.where(fits > 0, region * slots + before, workers * slots)
+    target = tf.where(fits > 0.0, region * slots + before, workers * slots)
     counts = tf.math.unsorted_segment_sum(fits, region, workers + 1)[:workers, tf.newaxis]
+    counts = tf.cast(counts, tf.int32)
     indices, words = (
-        tf.reshape(placed(target, w, workers * slots), [workers, slots])
+        moved(
+            lambda row: tf.reshape(row, [workers, slots]),
+            placed(target, w, workers * slots),
+        )
         for w in (indices, wire.to_words(values))
     )
-    return Shares(counts, indices, wire.from_words(words), fits > 0)
+    return Shares(counts, indices, wire.from_words(words), fits > 0.0)
 
 
 def placed(targets: tf.Tensor, words: tf.Tensor, capacity: int) -> tf.Tensor:
-    """Return int32 words at their targets, each below `capacity`; others are left out."""
-    return tf.scatter_nd(targets[:, tf.newaxis], words, [capacity + 1])[:capacity]
+    """Return int32 words at their targets, int64, each below `capacity`; others are left out."""
+    shape = tf.constant([capacity + 1], tf.int64)
+    return signed(tf.scatter_nd(targets[:, tf.newaxis], unsigned(words), shape)[:capacity])
 
 
 def with_starts(rows: tf.Tensor, starts: tf.Tensor) -> tf.Tensor:
     """Insert a first position, int64 `[P]`, after the flag of each row; 0 if the flag is 0."""
-    flags, words = rows[:, : wire.HEADER_WORDS], rows[:, wire.HEADER_WORDS :]
-    starts = tf.bitcast(tf.cast(starts, tf.uint32), tf.int32)
-    return tf.concat([flags, flags * starts[:, tf.newaxis], words], axis=1)
+    flags, words = moved(lambda r: (r[:, : wire.HEADER_WORDS], r[:, wire.HEADER_WORDS :]), rows)
+    starts = signed(tf.cast(flags, tf.int64) * starts[:, tf.newaxis])
+    return joined(flags, starts, words, axis=1)
 
 
 def without_starts(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Undo `with_starts`."""
-    flags, starts, words = tf.split(rows, [wire.HEADER_WORDS, 1, -1], axis=1)
-    starts = unsigned(starts[:, 0])
-    return tf.concat([flags, words], axis=1), starts
+    lengths = [wire.HEADER_WORDS, 1, -1]
+    flags, starts, words = moved(lambda r: tf.split(r, lengths, axis=1), rows)
+    return joined(flags, words, axis=1), unsigned(starts)[:, 0]

@@ -21,7 +21,7 @@ from tf_redsync.methods.common import two_bit_values
 from tf_redsync.methods.common.chunking import Chunks
 from tf_redsync.ops import MessageLayout
 from tf_redsync.ops.bits import packed, packed_words, unpacked
-from tf_redsync.ops.message_layout import Parts
+from tf_redsync.ops.message_layout import Parts, signed
 from tf_redsync.ops.words import moved
 
 
@@ -155,7 +155,7 @@ class ChunkMessages:
 
     def _places(self, chunks: Chunks, positions: tf.Tensor) -> tf.Tensor:
         """The same as 32 bits without a sign, in int32."""
-        return tf.bitcast(tf.cast(self._numbers(chunks, positions), tf.uint32), tf.int32)
+        return signed(self._numbers(chunks, positions))
 
 
 def _flat(words: tf.Tensor) -> tf.Tensor:

@@ -16,13 +16,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from tf_redsync.exchange import wire
 from tf_redsync.ops.merging import sparse_merge
 from tf_redsync.ops.message_layout import MessageLayout, unsigned
-from tf_redsync.ops.words import all_ones, moved
+from tf_redsync.ops.words import all_ones, leading, moved
 
 
 class Rounds(NamedTuple):
@@ -62,8 +61,7 @@ def positions(indices: tf.Tensor, count: tf.Tensor, size: int) -> tf.Tensor:
         size: Elements of the tensor.
     """
     used = unsigned(indices)
-    slots = tf.constant(np.arange(indices.shape[0]), tf.int64)  # int32 is compared on the host
-    return tf.where(slots < tf.cast(count, tf.int64), used, tf.constant(size, tf.int64))
+    return tf.where(leading(count, indices.shape[0]), used, tf.constant(size, tf.int64))
 
 
 def merged(
