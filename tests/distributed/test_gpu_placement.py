@@ -66,7 +66,8 @@ def traced(methods, policy):
             layers = [keras.layers.Dense(256), keras.layers.Dense(4)]
             model = keras.Sequential([keras.layers.Input((128,)), *layers])
             method = eval(f"rs.{text}", {"rs": rs})
-            optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), method)
+            inner = keras.optimizers.Adam if method.adam else keras.optimizers.SGD
+            optimizer = rs.DistributedOptimizer(inner(0.1, **(method.adam or {})), method)
             optimizer.build(model.trainable_variables)
 
         def one(x, y, model=model, optimizer=optimizer):

@@ -16,6 +16,7 @@ from tf_redsync.codings.conflicts import by_conflicts
 from tf_redsync.config import register
 from tf_redsync.ops.codecs import Positions, bloom_build, bloom_parameters, bloom_query
 from tf_redsync.ops.contract import MAX_COUNT
+from tf_redsync.ops.words import as_row, joined, moved, only_row
 
 POLICIES = ("p0", "p1", "p2", "leftmost")
 
@@ -98,10 +99,10 @@ class Bloom(IndexCoding):
         filters = bloom_build(
             indices, counts, seed, sizes=capacity.sizes, words=of.words, hashes=of.hashes
         )
-        words = tf.concat([counts[: self._heads(capacity)], filters], axis=0)
-        positions = self.decode(words[tf.newaxis], capacity, seed)
-        found = [at[0] for at in positions.indices]
-        return CodedPositions(words, found, positions.counts[0])
+        words = joined(counts[: self._heads(capacity)], filters)
+        positions = self.decode(as_row(words), capacity, seed)
+        found = [only_row(at) for at in positions.indices]
+        return CodedPositions(words, found, only_row(positions.counts))
 
     @override
     def decode(self, words: tf.Tensor, capacity: Capacity, seed: tf.Tensor) -> Positions:
@@ -111,7 +112,8 @@ class Bloom(IndexCoding):
                 f"`indices=Bloom(..)` takes tensors of at most {MAX_COUNT} elements. "
                 f"Received: sizes={capacity.sizes}. Use RawIndices, or split the variable."
             )
-        heads, filters = tf.split(words, [self._heads(capacity), sum(of.words)], axis=1)
+        lengths = [self._heads(capacity), sum(of.words)]
+        heads, filters = moved(lambda w: tf.split(w, lengths, axis=1), words)
         places = list(map(self._positives, capacity.sizes, capacity.slots))
         positives = bloom_query(
             filters, seed, sizes=capacity.sizes, slots=places, words=of.words, hashes=of.hashes

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
@@ -14,6 +15,7 @@ from tf_redsync.codings.streams import Stream
 from tf_redsync.config import register
 from tf_redsync.ops import bits
 from tf_redsync.ops.codecs import Positions
+from tf_redsync.ops.words import joined, moved
 
 
 @register
@@ -45,21 +47,22 @@ class EliasFano(IndexCoding):
     ) -> CodedPositions:
         stream = Stream(capacity)
         at, count, low = stream.merged(indices, counts), tf.reduce_sum(counts), _low_bits(stream)
-        high = tf.bitwise.right_shift(at, low) + tf.range(stream.slots)
+        high = tf.cast(tf.bitwise.right_shift(at, low), tf.int64) + np.arange(stream.slots)
         code = [
             count[tf.newaxis],
             bits.packed(at, low),
-            bits.bitmap(high, count, _lengths(stream)[1]),
+            bits.bitmap(tf.cast(high, tf.int32), count, _lengths(stream)[1]),
         ]
-        return CodedPositions(tf.concat(code, axis=0), list(indices), counts)
+        return CodedPositions(joined(*code), list(indices), counts)
 
     @override
     def decode(self, words: tf.Tensor, capacity: Capacity, seed: tf.Tensor) -> Positions:
         stream = Stream(capacity)
-        count, low_words, high_words = tf.split(words, [1, *_lengths(stream)], axis=1)
+        lengths = [1, *_lengths(stream)]
+        count, low_words, high_words = moved(lambda w: tf.split(w, lengths, axis=1), words)
         low = _low_bits(stream)
         high, found = bits.set_bits(high_words, stream.slots)
-        high = tf.cast(high - tf.range(stream.slots), tf.int64)
+        high = tf.cast(high, tf.int64) - np.arange(stream.slots)
         rest = tf.cast(bits.unpacked(low_words, low, stream.slots), tf.int64)
         at = tf.bitwise.left_shift(high, tf.constant(low, tf.int64)) | rest
         return stream.separated(stream.checked(at, count, found), count)

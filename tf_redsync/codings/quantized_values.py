@@ -13,6 +13,7 @@ from tf_redsync.codings.base import CodedValues, ValueCoding, used
 from tf_redsync.config import register
 from tf_redsync.ops.quantization import bucketed, dequantize_sum, quantize
 from tf_redsync.ops.quantized_format import check_bucket_size, check_levels, quantized_words
+from tf_redsync.ops.words import as_row, moved
 
 MODE = "stochastic"
 
@@ -59,7 +60,7 @@ class QSGDValues(ValueCoding):
             values, tf.concat(scales, axis=0), mode=MODE, levels=self.levels,
             bucket_size=self.bucket_size, stream=stream,
         ).message  # fmt: skip
-        sent = self.decode(words[tf.newaxis], counts[tf.newaxis], [v.shape[0] for v in values])
+        sent = self.decode(as_row(words), counts[tf.newaxis], [v.shape[0] for v in values])
         return CodedValues(words, [tensor[0] for tensor in sent])
 
     @override
@@ -72,7 +73,7 @@ class QSGDValues(ValueCoding):
             )
 
         rows = [
-            [value[tf.newaxis] for value in of_worker(words[r : r + 1])]
+            [value[tf.newaxis] for value in of_worker(moved(lambda w, r=r: w[r : r + 1], words))]
             for r in range(words.shape[0])
         ]
         # Not `tf.stack`: where graph optimisation finds rows to be equal, as those of zeros are, it

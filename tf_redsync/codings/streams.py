@@ -79,8 +79,9 @@ class Stream:
             right &= tf.equal(count, found)
         text = f"`messages`: a count must be that of the positions, at most {self.slots}. Received:"
         checks = [tf.debugging.Assert(tf.reduce_all(right), [text, count])]
-        valid = tf.range(self.slots) < count
-        before = tf.pad(at[:, :-1], [[0, 0], [1, 0]], constant_values=-1)
+        valid, at = leading(count, self.slots), tf.cast(at, tf.int64)
+        before = tf.concat([tf.fill([tf.shape(at)[0], 1], tf.constant(-1, tf.int64)), at], axis=1)
+        before = before[:, :-1]
         right = ~valid | ((at > before) & (at < self.size))
         text = f"`messages`: indices must ascend and be below {self.size}. Received:"
         checks.append(tf.debugging.Assert(tf.reduce_all(right), [text, at]))

@@ -15,6 +15,7 @@ from tf_redsync.methods.base import Context, Exchange, State, register, stream, 
 from tf_redsync.methods.common.random_numbers import of_worker
 from tf_redsync.methods.common.sparsifier import Sparsifier, capacity, deliver, element_count
 from tf_redsync.ops import MessageLayout, Selection
+from tf_redsync.ops.words import padded
 
 ROUNDS = 4  # at most; the paper finds two enough
 
@@ -173,9 +174,9 @@ def _part(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Count, indices and values of one tensor."""
     p = probabilities(grad, element_count(density, grad.shape[0]))
-    at = tf.cast(tf.where(sampled(p, u))[:slots, 0], tf.int32)
+    at = tf.where(sampled(p, u))[:slots, 0]
     true = tf.cast(tf.gather(grad, at), tf.float64)
     values = tf.cast(true / tf.gather(p, at), tf.float32)
     count, padding = tf.size(at), [[0, slots - tf.size(at)]]
-    indices = tf.ensure_shape(tf.pad(at, padding), [slots])
+    indices = padded(tf.cast(at, tf.int32), slots)
     return count, indices, tf.ensure_shape(tf.pad(values, padding), [slots])
