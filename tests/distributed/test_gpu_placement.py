@@ -12,7 +12,9 @@ pytestmark = pytest.mark.distributed
 SMALL = 32  # elements: flags, counts, the ranks of senders, fingerprints of four weights
 # What goes to the host after weights were found to differ.
 AFTER_ALL = ("EagerPyFunc",)
-# Whether all of a method's tensors stay on a GPU. Those that do not compute with positions.
+WARM_UP = "warm_up=rs.DenseWarmUp(steps=3)"  # known without `fit`
+TOP_K = "Coded(method=rs.TopK(density=0.05), "
+# Whether all of a method's tensors stay on a GPU.
 METHODS = {
     "RedSync(density=0.05, dense_below=64)": True,
     "RedSync(density=0.05, dense_below=64, selection='threshold', momentum=0.9)": True,
@@ -22,26 +24,61 @@ METHODS = {
     "TopK(density=0.05)": True,
     "DGC()": True,
     "SIDCo()": True,
+    "FixedThreshold()": True,
+    "Strom()": True,
     "RandomBlock()": True,
+    "RandomK()": True,
+    "Wangni()": True,
     "GMC(density=0.05)": True,
+    "GMCPlus(density=0.05)": True,
+    "OkTopk(density=0.05)": True,
     "SparDL(density=0.05)": True,
     "GTopK(density=0.05)": True,
     "SparCML(density=0.05)": True,
     "MSTopK(density=0.05)": True,
+    "CDSGD()": True,
+    "CompAMS()": True,
+    "EF21()": True,
+    "LGC()": True,
+    "SBC()": True,
+    "LocalSGD()": True,
+    "PostLocalSGD(start=3)": True,
+    "DiLoCo()": True,
+    "StreamingDiLoCo()": True,
+    "StreamingDiLoCo(value_bits=16)": True,
+    "SparseLoCo(steps=2)": True,
+    "DeMo()": True,
+    f"OneBitAdam({WARM_UP})": True,
+    "ZeroOneAdam()": True,
     "QSGD()": True,
+    "QuantizedFW()": True,
+    "DoReFa()": True,
+    "TwoBit()": True,
     "TernGrad()": True,
+    "SparseDithering()": True,
+    "SignSGD()": True,
+    "Signum()": True,
     "EFSignSGD()": True,
     "NaturalCompression()": True,
     "OneBitSGD()": True,
     "HalfPrecision()": True,
-    "DeMo()": True,
-    "SparseLoCo(steps=2)": True,
     "CodedTopK(density=0.05)": True,
     "CodedTopK(density=0.05, value_bits=16)": True,
     "CodedGMC(density=0.05)": True,
+    "DeepReduce()": True,
+    f"{TOP_K} indices=rs.codings.Golomb())": True,
+    f"{TOP_K} indices=rs.codings.Bitmap())": True,
+    f"{TOP_K} indices=rs.codings.Bloom())": True,
+    f"{TOP_K} indices=rs.codings.EliasFano())": True,
+    f"{TOP_K} indices=rs.codings.RawIndices(), values=rs.codings.Half())": True,
+    f"{TOP_K} values=rs.codings.QSGDValues())": True,
     "Dense()": True,
-    "OkTopk(density=0.05)": False,
+    f"{TOP_K} indices=rs.codings.Huffman())": False,  # codes are looked up and shifted as int32
+    f"{TOP_K} values=rs.codings.SignedLevels())": False,
+    "SphericalCompression()": False,
+    "PacTrain()": False,  # masks, which are bool
     "PowerSGD()": False,  # QR decompositions
+    "ACPSGD()": False,
 }
 
 

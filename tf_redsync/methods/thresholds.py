@@ -17,6 +17,7 @@ from tf_redsync.methods.base import Context, Exchange, State, register
 from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, delivered
 from tf_redsync.ops import MessageLayout, Selection
 from tf_redsync.ops.message_layout import Parts
+from tf_redsync.ops.words import joined, leading, moved
 
 _SIGN = tf.int32.min  # bit 31
 _INDEX = tf.int32.max  # bits 0 to 30
@@ -156,26 +157,29 @@ class Strom(_Threshold):
         message, residuals = [parts.flags], []
         for i, residual in enumerate(selection.residuals):
             count, indices, values = parts.counts[i], parts.indices[i], parts.values[i]
-            message += [count[tf.newaxis], indices | tf.where(values < 0.0, _SIGN, 0)]
+            message += [count[tf.newaxis], indices | wire.to_words(values) & _SIGN]
             left = values - self._steps(values < 0.0, count)
             flat = tf.reshape(residual, [-1])
-            flat = tf.tensor_scatter_nd_add(flat, indices[:, tf.newaxis], left)
+            at = moved(lambda words: words[:, tf.newaxis], indices)
+            flat = tf.tensor_scatter_nd_add(flat, at, left)
             residuals.append(tf.reshape(flat, residual.shape))
-        messages = yield AllGather(tf.concat(message, 0))
+        messages = yield AllGather(joined(*message))
         messages = self._unpacked(messages, selection.layout)
         return delivered(ctx.layout, messages, selection.layout, residuals), {"residual": residuals}
 
     def _steps(self, negative: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
         """Tau or -tau in the first `count` of the last axis' slots, 0 in the others."""
         tau = tf.constant(self.threshold, tf.float32)
-        used = tf.range(tf.shape(negative)[-1]) < count
+        used = leading(count, negative.shape[-1])
         return tf.where(used, tf.where(negative, -tau, tau), 0.0)
 
     def _unpacked(self, messages: tf.Tensor, layout: MessageLayout) -> tf.Tensor:
         """All workers' messages with a value for every index, as `ops.decode` takes them."""
         lengths = [length for k in layout.capacities for length in (1, k)]
-        flags, *parts = tf.split(messages, [wire.HEADER_WORDS, *lengths], axis=1)
+        lengths = [wire.HEADER_WORDS, *lengths]
+        flags, *parts = moved(lambda m: tf.split(m, lengths, axis=1), messages)
         counts, words = parts[0::2], parts[1::2]
-        values = [self._steps(w < 0, count) for w, count in zip(words, counts, strict=True)]
+        negative = [tf.cast(w, tf.int64) < 0 for w in words]
+        values = [self._steps(n, count) for n, count in zip(negative, counts, strict=True)]
         indices = [w & _INDEX for w in words]
-        return layout.join(Parts(flags, tf.concat(counts, axis=1), indices, values))
+        return layout.join(Parts(flags, joined(*counts, axis=1), indices, values))

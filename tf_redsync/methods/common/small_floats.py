@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tf_redsync.exchange import wire
@@ -30,11 +31,13 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.requests import AllGather, AllToAll, Request
 from tf_redsync.methods.base import Payloads
 from tf_redsync.ops.bits import packed, packed_words, unpacked
+from tf_redsync.ops.words import joined, moved, only_row
 
 RUN = 256  # values that share a scale
 MANTISSA_BITS = {4: 0, 8: 3}
 _ONE = 0x3F800000  # the bits of 1.0
 _FLOAT_MANTISSA = 23
+_NOTHING = np.int64(0)
 
 
 class Coded(NamedTuple):
@@ -56,17 +59,20 @@ def encode(values: tf.Tensor, bits: int) -> Coded:
     units = tf.math.divide_no_nan(tf.abs(values), scales[..., tf.newaxis])
     drop, first = _FLOAT_MANTISSA - MANTISSA_BITS[bits], _first(bits)
     half = 1 << (drop - 1)
-    numbers = tf.bitwise.right_shift(tf.bitcast(units, tf.int32) + half, drop) - (first - 1)
-    smallest = _magnitudes(tf.constant(1), bits)
-    numbers = tf.where(units < smallest / 2.0, 0, tf.maximum(numbers, 1))
-    sign = tf.where(values < 0.0, 1 << (bits - 1), 0)
-    return Coded(tf.where(numbers > 0, numbers + sign, 0), scales)
+    # Numbers are int64: with int32 GPUs compute on the host.
+    as_number = tf.cast(tf.bitcast(units, tf.int32), tf.int64)
+    numbers = tf.bitwise.right_shift(as_number + half, drop) - (first - 1)
+    smallest = _magnitudes(tf.constant(1, tf.int64), bits)
+    numbers = tf.where(units < smallest / 2.0, _NOTHING, tf.maximum(numbers, 1))
+    sign = tf.where(values < 0.0, tf.constant(1 << (bits - 1), tf.int64), _NOTHING)
+    return Coded(tf.cast(tf.where(numbers > 0, numbers + sign, _NOTHING), tf.int32), scales)
 
 
 def decode(coded: Coded, bits: int) -> tf.Tensor:
     """Return what the codes stand for, float32 `[..., runs, 256]`."""
-    negative = coded.codes >= 1 << (bits - 1)
-    numbers = coded.codes - tf.where(negative, 1 << (bits - 1), 0)
+    codes = tf.cast(coded.codes, tf.int64)
+    negative = codes >= 1 << (bits - 1)
+    numbers = codes - tf.where(negative, tf.constant(1 << (bits - 1), tf.int64), _NOTHING)
     sizes = tf.where(numbers > 0, _magnitudes(numbers, bits), 0.0)
     return tf.where(negative, -sizes, sizes) * coded.scales[..., tf.newaxis]
 
@@ -79,7 +85,8 @@ def _first(bits: int) -> int:
 
 def _magnitudes(numbers: tf.Tensor, bits: int) -> tf.Tensor:
     drop = _FLOAT_MANTISSA - MANTISSA_BITS[bits]
-    return tf.bitcast(tf.bitwise.left_shift(numbers + (_first(bits) - 1), drop), tf.float32)
+    words = tf.bitwise.left_shift(numbers + (_first(bits) - 1), drop)
+    return tf.bitcast(tf.cast(words, tf.int32), tf.float32)
 
 
 def all_reduced(ctx: Context, vector: tf.Tensor, bits: int) -> Generator[Request, Any, tf.Tensor]:
@@ -100,8 +107,7 @@ def all_reduced(ctx: Context, vector: tf.Tensor, bits: int) -> Generator[Request
     padded = tf.pad(vector, [[0, workers * runs * RUN - size]])
     rows = yield AllToAll(_messages(tf.reshape(padded, [workers, runs, RUN]), bits))
     own = tf.add_n(tf.unstack(_values(rows, runs, bits), num=workers))
-    (message,) = tf.unstack(_messages(own[tf.newaxis], bits))
-    messages = yield AllGather(message)
+    messages = yield AllGather(only_row(_messages(own[tf.newaxis], bits)))
     return tf.reshape(_values(messages, runs, bits), [-1])[:size]
 
 
@@ -122,14 +128,15 @@ def _messages(blocks: tf.Tensor, bits: int) -> tf.Tensor:
     """Rows of values `[rows, runs, 256]` as messages, `[rows, words]`; all zero if not finite."""
     rows, runs, _ = blocks.shape
     coded = encode(blocks, bits)
-    codes = packed(tf.reshape(coded.codes, [rows, runs * RUN]), bits)
+    codes = moved(lambda c: tf.reshape(c, [rows, runs * RUN]), coded.codes)
     flags = tf.ones([rows, wire.HEADER_WORDS], tf.int32)
-    message = tf.concat([flags, wire.to_words(coded.scales), codes], axis=1)
-    return tf.where(wire.all_finite([blocks]), message, 0)
+    message = joined(flags, wire.to_words(coded.scales), packed(codes, bits), axis=1)
+    return wire.zero_unless(wire.all_finite([blocks]), message)
 
 
 def _values(messages: tf.Tensor, runs: int, bits: int) -> tf.Tensor:
     """Undo `_messages`, as float32 `[rows, runs, 256]`."""
     _, scales, words = wire.split(messages, runs)
     codes = unpacked(words, bits, runs * RUN)
-    return decode(Coded(tf.reshape(codes, [-1, runs, RUN]), scales), bits)
+    codes = moved(lambda c: tf.reshape(c, [-1, runs, RUN]), codes)
+    return decode(Coded(codes, scales), bits)
