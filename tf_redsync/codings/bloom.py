@@ -16,7 +16,7 @@ from tf_redsync.codings.conflicts import by_conflicts
 from tf_redsync.config import register
 from tf_redsync.ops.codecs import Positions, bloom_build, bloom_parameters, bloom_query
 from tf_redsync.ops.contract import MAX_COUNT
-from tf_redsync.ops.words import as_row, joined, moved, only_row
+from tf_redsync.ops.words import as_row, cut, joined, only_row
 
 POLICIES = ("p0", "p1", "p2", "leftmost")
 
@@ -113,7 +113,7 @@ class Bloom(IndexCoding):
                 f"Received: sizes={capacity.sizes}. Use RawIndices, or split the variable."
             )
         lengths = [self._heads(capacity), sum(of.words)]
-        heads, filters = moved(lambda w: tf.split(w, lengths, axis=1), words)
+        heads, filters = cut(words, lengths)
         places = list(map(self._positives, capacity.sizes, capacity.slots))
         positives = bloom_query(
             filters, seed, sizes=capacity.sizes, slots=places, words=of.words, hashes=of.hashes

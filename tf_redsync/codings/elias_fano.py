@@ -15,7 +15,7 @@ from tf_redsync.codings.streams import Stream
 from tf_redsync.config import register
 from tf_redsync.ops import bits
 from tf_redsync.ops.codecs import Positions
-from tf_redsync.ops.words import joined, moved
+from tf_redsync.ops.words import cut, joined
 
 
 @register
@@ -59,7 +59,7 @@ class EliasFano(IndexCoding):
     def decode(self, words: tf.Tensor, capacity: Capacity, seed: tf.Tensor) -> Positions:
         stream = Stream(capacity)
         lengths = [1, *_lengths(stream)]
-        count, low_words, high_words = moved(lambda w: tf.split(w, lengths, axis=1), words)
+        count, low_words, high_words = cut(words, lengths)
         low = _low_bits(stream)
         high, found = bits.set_bits(high_words, stream.slots)
         high = tf.cast(high, tf.int64) - np.arange(stream.slots)

@@ -28,7 +28,7 @@ from tf_redsync.codings.base import Capacity, CodedPositions, IndexCoding, Value
 from tf_redsync.codings.plain import Float32, RawIndices
 from tf_redsync.exchange import wire
 from tf_redsync.ops.message_layout import MessageLayout, Parts
-from tf_redsync.ops.words import all_ones, joined, moved
+from tf_redsync.ops.words import all_ones, as_column, cut, joined
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,9 +107,7 @@ class MessageCoding:
         capacity = _capacity(like, layout)
         received, own = self.indices.received(capacity), _with_values(layout)
         slots, lengths = [received.slots[i] for i in own], self.lengths(capacity, layout)
-        flags, words, mean_words, value_words = moved(
-            lambda m: tf.split(m, lengths, axis=1), messages
-        )
+        flags, words, mean_words, value_words = cut(messages, lengths)
         positions = self.indices.decode(words, capacity, self.seed)
         decoded: list[tf.Tensor] = []
         if own:
@@ -187,6 +185,5 @@ def _add(tensor: tf.Tensor, at: tf.Tensor, values: tf.Tensor, count: tf.Tensor) 
     """A tensor with values added to the elements at the first `count` positions."""
     flat = tf.reshape(tensor, [-1])
     if tensor.shape.num_elements() != 0:
-        at = moved(lambda words: words[:count, tf.newaxis], at)
-        flat = tf.tensor_scatter_nd_add(flat, at, values[:count])
+        flat = tf.tensor_scatter_nd_add(flat, as_column(at, count), values[:count])
     return tf.ensure_shape(tf.reshape(flat, tf.shape(tensor)), tensor.shape)

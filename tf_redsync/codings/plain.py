@@ -21,7 +21,7 @@ from tf_redsync.codings.base import (
 from tf_redsync.config import register
 from tf_redsync.exchange import wire
 from tf_redsync.ops.codecs import Positions
-from tf_redsync.ops.words import joined, moved
+from tf_redsync.ops.words import cut, joined
 
 HALVES = ("float16", "bfloat16")
 
@@ -46,7 +46,7 @@ class RawIndices(IndexCoding):
     @override
     def decode(self, words: tf.Tensor, capacity: Capacity, seed: tf.Tensor) -> Positions:
         lengths = [len(capacity.slots), *capacity.slots]
-        counts, *indices = moved(lambda w: tf.split(w, lengths, axis=1), words)
+        counts, *indices = cut(words, lengths)
         return Positions(indices, counts)
 
 
@@ -109,7 +109,7 @@ class Half(ValueCoding):
     @override
     def decode(self, words: tf.Tensor, counts: tf.Tensor, slots: Sequence[Any]) -> list[tf.Tensor]:
         lengths = [(k + 1) // 2 for k in slots]
-        parts = moved(lambda w: tf.split(w, lengths, axis=1), words)
+        parts = cut(words, lengths)
         values = []
         for i, (part, k) in enumerate(zip(parts, slots, strict=True)):
             halves = tf.bitcast(part, tf.as_dtype(self.dtype))

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather, Request
 from tf_redsync.ops import checksums
-from tf_redsync.ops.words import all_ones, as_row, joined, moved, only_row
+from tf_redsync.ops.words import all_ones, as_row, cut, joined, moved, only_row
 
 BYTES_PER_WORD = 4
 HEADER_WORDS = 1
@@ -60,7 +60,7 @@ def split(messages: tf.Tensor, floats: int) -> tuple[tf.Tensor, tf.Tensor, tf.Te
         floats: How many numbers there are.
     """
     sizes = [HEADER_WORDS, floats, -1]
-    flags, numbers, words = moved(lambda m: tf.split(m, sizes, axis=1), messages)
+    flags, numbers, words = cut(messages, sizes)
     return flags, from_words(numbers), words
 
 

@@ -20,7 +20,7 @@ from tf_redsync.methods.common.sparsifier import Sparsifier, capacity
 from tf_redsync.methods.local_sgd import LocalSGD
 from tf_redsync.ops import MessageLayout
 from tf_redsync.ops.message_layout import Parts
-from tf_redsync.ops.words import moved
+from tf_redsync.ops.words import as_column
 from tf_redsync.outer import Outer
 
 _PRESETS = {1: (1, 0.001), 2: (10, 0.01), 3: (100, 0.01)}
@@ -141,7 +141,7 @@ class SBC(Sparsifier):
         messages = yield AllGather(wire.message(finite, tf.stack(means), coded.words))
         totals = _add_up(messages, layout, capacities, sums)
         residuals = [
-            tf.tensor_scatter_nd_sub(tf.reshape(a, [-1]), _column(at, n), tf.fill([n], mean))
+            tf.tensor_scatter_nd_sub(tf.reshape(a, [-1]), as_column(at, n), tf.fill([n], mean))
             for a, at, n, mean in zip(
                 sums, coded.indices, tf.unstack(coded.counts), means, strict=True
             )
@@ -189,8 +189,3 @@ def _add_up(
     values = tf.split(means, len(like), axis=1)
     parts = Parts(flags, positions.counts, positions.indices, values)
     return ops.decode(layout.join(parts), layout, like)
-
-
-def _column(at: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """The first positions, int32 `[count, 1]`."""
-    return moved(lambda words: words[:count, tf.newaxis], at)

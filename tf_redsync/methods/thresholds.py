@@ -17,7 +17,7 @@ from tf_redsync.methods.base import Context, Exchange, State, register
 from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, delivered
 from tf_redsync.ops import MessageLayout, Selection
 from tf_redsync.ops.message_layout import Parts
-from tf_redsync.ops.words import joined, leading, moved
+from tf_redsync.ops.words import as_column, cut, joined, leading
 
 _SIGN = tf.int32.min  # bit 31
 _INDEX = tf.int32.max  # bits 0 to 30
@@ -160,8 +160,7 @@ class Strom(_Threshold):
             message += [count[tf.newaxis], indices | wire.to_words(values) & _SIGN]
             left = values - self._steps(values < 0.0, count)
             flat = tf.reshape(residual, [-1])
-            at = moved(lambda words: words[:, tf.newaxis], indices)
-            flat = tf.tensor_scatter_nd_add(flat, at, left)
+            flat = tf.tensor_scatter_nd_add(flat, as_column(indices), left)
             residuals.append(tf.reshape(flat, residual.shape))
         messages = yield AllGather(joined(*message))
         messages = self._unpacked(messages, selection.layout)
@@ -176,8 +175,7 @@ class Strom(_Threshold):
     def _unpacked(self, messages: tf.Tensor, layout: MessageLayout) -> tf.Tensor:
         """All workers' messages with a value for every index, as `ops.decode` takes them."""
         lengths = [length for k in layout.capacities for length in (1, k)]
-        lengths = [wire.HEADER_WORDS, *lengths]
-        flags, *parts = moved(lambda m: tf.split(m, lengths, axis=1), messages)
+        flags, *parts = cut(messages, [wire.HEADER_WORDS, *lengths])
         counts, words = parts[0::2], parts[1::2]
         negative = [tf.cast(w, tf.int64) < 0 for w in words]
         values = [self._steps(n, count) for n, count in zip(negative, counts, strict=True)]

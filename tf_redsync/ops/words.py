@@ -8,7 +8,7 @@ smallest there is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,16 @@ def as_row(message: tf.Tensor) -> tf.Tensor:
 def only_row(messages: tf.Tensor) -> tf.Tensor:
     """Undo `as_row`."""
     return moved(lambda m: m[0], messages)
+
+
+def as_column(words: tf.Tensor, count: tf.Tensor | None = None) -> tf.Tensor:
+    """Return the first `count` of a vector of words, or all, as places to scatter to: `[n, 1]`."""
+    return moved(lambda w: w[:count, tf.newaxis], words)
+
+
+def cut(messages: tf.Tensor, lengths: Sequence[Any]) -> list[tf.Tensor]:
+    """Return messages, int32 `[rows, words]`, cut into parts of these lengths."""
+    return moved(lambda m: tf.split(m, lengths, axis=1), messages)
 
 
 def padded(words: tf.Tensor, slots: int) -> tf.Tensor:

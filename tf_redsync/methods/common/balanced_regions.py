@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_redsync.exchange import wire
 from tf_redsync.ops.message_layout import signed, unsigned
-from tf_redsync.ops.words import joined, moved
+from tf_redsync.ops.words import cut, joined, moved
 
 PIECES = 64
 
@@ -135,6 +135,5 @@ def with_starts(rows: tf.Tensor, starts: tf.Tensor) -> tf.Tensor:
 
 def without_starts(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Undo `with_starts`."""
-    lengths = [wire.HEADER_WORDS, 1, -1]
-    flags, starts, words = moved(lambda r: tf.split(r, lengths, axis=1), rows)
+    flags, starts, words = cut(rows, [wire.HEADER_WORDS, 1, -1])
     return joined(flags, words, axis=1), unsigned(starts)[:, 0]

@@ -22,7 +22,7 @@ from tf_redsync.methods.common.chunking import Chunks
 from tf_redsync.ops import MessageLayout
 from tf_redsync.ops.bits import packed, packed_words, unpacked
 from tf_redsync.ops.message_layout import Parts, signed
-from tf_redsync.ops.words import moved
+from tf_redsync.ops.words import cut, moved
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +118,7 @@ class ChunkMessages:
             have sent each element.
         """
         lengths = [wire.HEADER_WORDS, *self._lengths]
-        flags, *parts = moved(lambda m: tf.split(m, lengths, axis=1), messages)
+        flags, *parts = cut(messages, lengths)
         capacities, workers = self.capacities, tf.shape(messages)[0]
         indices, values, following = [], [], iter(parts)
         for chunks, count in zip(self.chunks, capacities, strict=True):
