@@ -16,7 +16,7 @@ from tf_redsync.codings.conflicts import by_conflicts
 from tf_redsync.config import register
 from tf_redsync.ops.codecs import Positions, bloom_build, bloom_parameters, bloom_query
 from tf_redsync.ops.contract import MAX_COUNT
-from tf_redsync.ops.words import as_row, cut, joined, only_row
+from tf_redsync.ops.words import as_row, cut, joined, leading, only_row
 
 POLICIES = ("p0", "p1", "p2", "leftmost")
 
@@ -125,7 +125,7 @@ class Bloom(IndexCoding):
         for i, (at, slots) in enumerate(zip(positives.indices, capacity.slots, strict=True)):
             found, count = positives.counts[:, i : i + 1], counts[:, i : i + 1]
             chosen = self._ordered(at, found, seed, i, capacity)[:, :slots]
-            valid = tf.range(slots) < count
+            valid = leading(count, slots)
             indices.append(used(tf.sort(tf.where(valid, chosen, tf.int32.max)), count))
         return Positions(indices, counts)
 
@@ -142,7 +142,7 @@ class Bloom(IndexCoding):
             of, limit = self._filters(capacity), capacity.slots[number]
             words, hashes = of.words[number], of.hashes[number]
             return by_conflicts(at, count, noise, seed, words=words, hashes=hashes, limit=limit)
-        order = tf.argsort(tf.where(tf.range(at.shape[1]) < count, noise, 2.0), stable=True)
+        order = tf.argsort(tf.where(leading(count, at.shape[1]), noise, 2.0), stable=True)
         return tf.gather(at, order, batch_dims=1)
 
     def _rate(self, size: int, slots: int) -> float:

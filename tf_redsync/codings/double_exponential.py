@@ -13,6 +13,7 @@ from tf_redsync.codings.sorted_values import FittedCurve, descending, in_place, 
 from tf_redsync.config import register
 from tf_redsync.exchange import wire
 from tf_redsync.ops import bits
+from tf_redsync.ops.words import leading
 
 STEEPEST = 80.0  # of b and d: e^80 is still a float32
 CLOSEST = 0.1  # b and d: closer ones would need large a and c that cancel each other out
@@ -79,7 +80,7 @@ def _places(k: int, count: tf.Tensor) -> tf.Tensor:
 def _fit(y: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     """Return a, b, c, d for float64 `[k]`, of which the first `count` are used; float64 `[4]`."""
     k = y.shape[0]
-    x, is_used = _places(k, count), tf.range(k) < count
+    x, is_used = _places(k, count), leading(count, k)
     scale = tf.maximum(tf.reduce_max(y), 1e-300)
     y = tf.where(is_used, y / scale, 0.0)
     s = _integral(x, y)

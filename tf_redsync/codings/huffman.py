@@ -18,6 +18,7 @@ from tf_redsync.codings.streams import Stream
 from tf_redsync.config import register
 from tf_redsync.ops import bits
 from tf_redsync.ops.codecs import Positions
+from tf_redsync.ops.words import leading
 
 LONGEST = 16  # bits of a code
 
@@ -56,7 +57,7 @@ class Huffman(IndexCoding):
         at, count = stream.merged(indices, counts), tf.reduce_sum(counts)
         symbols = tf.bitwise.right_shift(at[:, tf.newaxis], tf.constant([0, 8, 16, 24])) & 255
         of_bytes = tf.gather(tf.constant(lengths, tf.int32), symbols)
-        valid = (tf.range(stream.slots) < count)[:, tf.newaxis]
+        valid = leading(count, stream.slots)[:, tf.newaxis]
         code = bits.written(
             tf.reshape(tf.where(valid, tf.gather(tf.constant(codes, tf.int64), symbols), 0), [-1]),
             tf.reshape(tf.where(valid, of_bytes, 0), [-1]),

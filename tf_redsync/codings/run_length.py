@@ -14,6 +14,7 @@ from tf_redsync.codings.streams import Stream, gaps
 from tf_redsync.config import register
 from tf_redsync.ops import bits
 from tf_redsync.ops.codecs import Positions
+from tf_redsync.ops.words import leading
 
 
 @register
@@ -46,7 +47,7 @@ class RunLength(IndexCoding):
         stream, (fields, width) = Stream(capacity), _best(Stream(capacity))
         at, count, longest = stream.merged(indices, counts), tf.reduce_sum(counts), 2**width - 1
         zeros = gaps(at) - 1
-        valid = tf.range(stream.slots) < count
+        valid = leading(count, stream.slots)
         runs = tf.where(valid, zeros // longest + 1, 0)  # fields of each position
         last = tf.where(valid, tf.cumsum(runs) - 1, fields)
         codes = tf.fill([fields + 1], longest)

@@ -14,6 +14,7 @@ from tf_redsync.codings.base import CodedValues, ValueCoding, used
 from tf_redsync.config import register
 from tf_redsync.exchange import wire
 from tf_redsync.ops.bits import packed, packed_words, unpacked
+from tf_redsync.ops.words import leading
 
 MAX_BITS = 4
 
@@ -123,7 +124,7 @@ def conditional_means(
     largest = tf.reduce_max(tf.concat([bits, [0]], axis=0))
     shift = 157 - tf.cast(tf.bitwise.right_shift(largest, 23), tf.int64)
     integers = tf.cast(tf.cast(magnitudes, tf.float64) * _power_of_two(shift), tf.int64)
-    valid = tf.range(tf.shape(values)[0]) < count
+    valid = leading(count, tf.shape(values)[0])
     sets = tf.zeros_like(bits)
     for level in range(depth):
         means = _means(integers, sets, valid, 2**level, shift)

@@ -17,6 +17,7 @@ from tf_redsync import checks
 from tf_redsync.codings.base import CodedValues, ValueCoding, used
 from tf_redsync.exchange import wire
 from tf_redsync.ops import bits
+from tf_redsync.ops.words import leading
 
 
 class Sorted(NamedTuple):
@@ -43,7 +44,7 @@ def place_words(slots: int) -> int:
 
 def descending(values: tf.Tensor, count: tf.Tensor) -> Sorted:
     """Sort the first `count` of float32 `[slots]`; the others stay behind them."""
-    is_used = tf.range(values.shape[0]) < count
+    is_used = leading(count, values.shape[0])
     order = tf.argsort(
         tf.where(is_used, values, -float("inf")), direction="DESCENDING", stable=True
     )

@@ -16,7 +16,7 @@ from tf_redsync.methods.base import Context, Exchange, State, register
 from tf_redsync.methods.common import recursive_doubling
 from tf_redsync.methods.common.sparsifier import Sparsifier, capacity, flat, split
 from tf_redsync.ops import MessageLayout
-from tf_redsync.ops.words import all_ones, as_row, moved
+from tf_redsync.ops.words import as_row, moved
 
 
 @register
@@ -130,8 +130,7 @@ class _Stream:
     def _dense(self, rows: tf.Tensor) -> _Stream:
         """The sum of messages as a dense one."""
         sums = flat(self.totals(rows))
-        flags = moved(lambda words: words[:, : wire.HEADER_WORDS], rows)
-        finite = all_ones(flags) & tf.reduce_all(tf.math.is_finite(sums))
+        finite = wire.are_finite(rows) & tf.reduce_all(tf.math.is_finite(sums))
         message = wire.message(finite, sums)
         return dataclasses.replace(self, layout=None, message=message)
 

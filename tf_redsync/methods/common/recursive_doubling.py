@@ -21,7 +21,7 @@ import tensorflow as tf
 from tf_redsync.exchange import wire
 from tf_redsync.ops.merging import sparse_merge
 from tf_redsync.ops.message_layout import MessageLayout, unsigned
-from tf_redsync.ops.words import all_ones, leading, moved
+from tf_redsync.ops.words import all_ones, as_row, leading, moved
 
 
 class Rounds(NamedTuple):
@@ -107,5 +107,5 @@ def stopping(message: tf.Tensor, totals: Sequence[tf.Tensor]) -> list[tf.Tensor]
 
     For the last sums: no later message carries their flag, but totals are looked at.
     """
-    finite = all_ones(moved(lambda m: m[: wire.HEADER_WORDS], message))
+    finite = wire.are_finite(as_row(message))
     return [tf.where(finite, t, tf.constant(float("nan"))) for t in totals]

@@ -14,6 +14,7 @@ from tf_redsync.methods.lgc.autoencoder import Autoencoder
 from tf_redsync.ops import MessageLayout
 from tf_redsync.ops.codecs import Positions
 from tf_redsync.ops.message_layout import unsigned
+from tf_redsync.ops.words import leading
 
 
 class Places(NamedTuple):
@@ -66,7 +67,7 @@ class Shape:
         """Return where positions in every tensor are in the vector of all elements."""
         at, used, start = [], [], 0
         for i, (size, indices) in enumerate(zip(self.sizes, positions.indices, strict=True)):
-            own = tf.range(indices.shape[1]) < positions.counts[:, i : i + 1]
+            own = leading(positions.counts[:, i : i + 1], indices.shape[1])
             at.append(start + tf.where(own, unsigned(indices), size - 1))
             used.append(own)
             start += size
