@@ -19,6 +19,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from tests.distributed import forks
@@ -83,7 +84,7 @@ def fail_workers(program, workers=2, args=(), env=None, timeout=120, grace=75):
 
 
 def kill_workers(program, workers=2, args=(), env=None, timeout=120):
-    """Runs a `program` that ends by SIGKILL on every worker, of its own hand.
+    """Runs a `program` that ends by `die_together` on every worker.
 
     Returns:
       What each of them saved before, as `run_workers` does.
@@ -113,6 +114,24 @@ def save(**values):
     with target.with_suffix(".part").open("wb") as file:
         np.savez(file, **arrays)
     target.with_suffix(".part").rename(target)
+
+
+def die_together():
+    """In a worker: ends all of them by SIGKILL, once all are here.
+
+    One that went at once would take the others' last messages with it: they would fail, with an
+    error of the step in which they still are.
+    """
+    own = Path(os.environ[RESULT_VARIABLE])
+    count = sum(len(hosts) for hosts in json.loads(os.environ["TF_CONFIG"])["cluster"].values())
+    here = [own.with_name(f"here_{i}") for i in range(count)]
+    mine = own.with_name(own.name.replace("result", "here"))
+    mine.with_suffix(".part").write_text(str(os.getpid()))
+    mine.with_suffix(".part").rename(mine)
+    while not all(path.exists() for path in here):
+        time.sleep(0.001)
+    for path in sorted(here, key=lambda path: path == mine):  # this one last
+        os.kill(int(path.read_text()), signal.SIGKILL)
 
 
 def _launch(program, workers, args, env, timeout, grace, folder, chief=False):

@@ -5,9 +5,7 @@ One job of workers trains without a break, and then again until it is killed; an
 
 import hashlib
 import json
-import os
 import shutil
-import signal
 
 import numpy as np
 import pytest
@@ -211,7 +209,7 @@ def fit(name, strategy, directory, killed=False):
         def on_train_batch_end(self, batch, logs=None):
             self.batches += (batch,)
             if killed and (self.epoch, batch) >= DIES_AFTER:
-                os.kill(os.getpid(), signal.SIGKILL)
+                cluster.die_together()
 
         def on_epoch_end(self, epoch, logs=None):
             self.epochs += ([epoch, float(logs["loss"]), float(logs["accuracy"])],)
