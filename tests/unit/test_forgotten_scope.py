@@ -28,8 +28,12 @@ TWO = config(worker=["a:1", "b:1"])
 def fit(family):
     library, inner = FAMILIES[family]
     model = library.Sequential([library.layers.Input((3,)), library.layers.Dense(1)])
-    model.compile(optimizer=rs.DistributedOptimizer(inner(), rs.Dense()), loss="mse")
+    model.compile(
+        optimizer=rs.DistributedOptimizer(inner(), rs.Dense()),
+        loss=library.losses.MeanSquaredError(),
+    )
     model.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0)
+    return model
 
 
 def custom_loop(family):
@@ -84,3 +88,28 @@ def test_variables_of_another_scope():
     optimizer = rs.DistributedOptimizer(tf_keras.optimizers.SGD(0.1), rs.Dense())
     with strategy.scope(), pytest.raises(ValueError, match="mine.*not made in the strategy's"):
         optimizer.build([weight])
+
+
+@pytest.mark.parametrize(
+    ("family", "suffix"),
+    [("keras3", ".keras"), ("tf_keras", ".keras"), ("tf_keras", ".h5"), ("legacy", ".h5")],
+)
+def test_a_model_that_is_loaded_predicts_and_says_what_training_needs(
+    monkeypatch, tmp_path, family, suffix
+):
+    library = FAMILIES[family][0]
+    path, x = str(tmp_path / f"model{suffix}"), np.ones((4, 3), np.float32)
+    with pytest.warns(UserWarning, match="there is one worker"):
+        model = fit(family)
+    model.save(path)
+    monkeypatch.setenv("TF_CONFIG", TWO)
+    loaded = library.models.load_model(path)
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+    assert loaded.evaluate(x, np.ones((4, 1)), verbose=0) > 0
+    assert int(loaded.optimizer.iterations.numpy()) == 1
+    with pytest.raises(ValueError, match="TF_CONFIG names 2 workers") as error:
+        loaded.fit(x, np.ones((4, 1)), verbose=0)
+    for word in ("load_model", "compile=False", "strategy.scope()"):
+        assert word in str(error.value)
+    with pytest.raises(ValueError, match="TF_CONFIG names 2 workers"):
+        loaded.optimizer.build(loaded.trainable_variables)

@@ -137,14 +137,16 @@ def check_together(strategy: tf.distribute.Strategy) -> None:
             f"TF_CONFIG names {named} workers, but this one would train by itself: "
             + (
                 "a MultiWorkerMirroredStrategy exists, but the optimizer was not built in its "
-                "scope. Build and compile the model inside of `with strategy.scope():`, whatever "
-                "data `fit` gets, and build an optimizer of a custom loop there."
+                "scope. Build or load (`load_model`) and compile the model inside of `with "
+                "strategy.scope():`, whatever data `fit` gets, and build an optimizer of a custom "
+                "loop there."
                 if groups.in_cluster()
                 else "there is no MultiWorkerMirroredStrategy. Create one at the start of the "
-                "program, `strategy = tf_redsync.MultiWorkerMirroredStrategy()`, and build and "
-                "compile the model inside of `with strategy.scope():`."
+                "program, `strategy = tf_redsync.MultiWorkerMirroredStrategy()`, and build or "
+                "load (`load_model`) and compile the model inside of `with strategy.scope():`."
             )
-            + f" To train alone, unset TF_CONFIG. Received: strategy={type(strategy).__name__}."
+            + " To predict alone, load it with `compile=False`."
+            f" To train alone, unset TF_CONFIG. Received: strategy={type(strategy).__name__}."
         )
 
 

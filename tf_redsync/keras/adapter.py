@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tf_redsync import checks
 from tf_redsync.auto import Auto
-from tf_redsync.engine import flushing, masks, workers
+from tf_redsync.engine import flushing, masks
 from tf_redsync.engine.drift import DEFAULT_EVERY, Drift
 from tf_redsync.engine.gradient_exchange import GradientExchange
 from tf_redsync.engine.unbuilt import UnbuiltExchange
@@ -118,15 +118,6 @@ class Adapter:
             yield
         finally:
             self._entered -= 1
-
-    def check_scope(self, variables: Sequence[Any]) -> None:
-        """Check, before the first variable is made, that the workers train together.
-
-        Raises:
-            ValueError: outside of the strategy's scope.
-        """
-        workers.check_together(tf.distribute.get_strategy())
-        workers.check_in_scope([slots.tf_variable(v) for v in variables])
 
     def build(self, variables: Sequence[Any], sparse_totals: bool = False) -> None:
         """Make the exchange of `variables`; see `UnbuiltExchange.build`."""

@@ -12,10 +12,8 @@ Names of Keras used here: `CallbackList.set_model(model)` and its list `callback
 from __future__ import annotations
 
 import functools
-import sys
 import warnings
 import weakref
-from types import FrameType
 from typing import Any
 
 from tf_redsync.exchange import agreement, strategy_hooks
@@ -23,6 +21,7 @@ from tf_redsync.keras import (
     accuracy,
     backups,
     equal_workers,
+    loading,
     own_weights,
     saved_exchange,
     training_length,
@@ -212,14 +211,5 @@ def _steps_per_execution(model: Any) -> int:
 
 def method_of_a_model() -> str:
     """Name the method of a Keras model that is being called, for a text about what it does."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        # Not by its `self`: `f_locals` would keep the frame's values alive, iterators among them.
-        if frame.f_code.co_name in _METHODS and _is_keras(frame.f_globals.get("__name__", "")):
-            return f" in `{frame.f_code.co_name}`"
-        frame = frame.f_back
-    return ""
-
-
-def _is_keras(module: str) -> bool:
-    return module.partition(".")[0] in ("keras", "tf_keras")
+    found = next((name for name in loading.keras_functions() if name in _METHODS), None)
+    return f" in `{found}`" if found else ""

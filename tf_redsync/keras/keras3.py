@@ -20,6 +20,7 @@ from tf_redsync.exchange import collectives
 from tf_redsync.keras import (
     accumulation,
     conflicts,
+    loading,
     loss_scaling,
     own_weights,
     saved_exchange,
@@ -92,9 +93,11 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         """
         if self.built or not variables:  # Keras's `.h5` loader builds optimizers with nothing
             return
-        self._adapter.check_scope(variables)
+        trains = loading.may_train(variables)
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(variables)
+        if not trains:
+            return
         self.build_exchange(
             variables, sparse_totals=_is_plain_sgd(conflicts.innermost(self.inner_optimizer))
         )

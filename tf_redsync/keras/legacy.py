@@ -15,6 +15,7 @@ from typing_extensions import override
 from tf_redsync import requirements
 from tf_redsync.keras import (
     conflicts,
+    loading,
     loss_scaling,
     saved_exchange,
     slots,
@@ -85,9 +86,11 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
     @override
     def build(self, var_list: Sequence[Any]) -> None:
         """Create the inner optimizer's variables and the exchange's state."""
-        self._adapter.check_scope(var_list)
+        trains = loading.may_train(var_list)
         self.inner_optimizer._create_all_weights(var_list)
         self._built_for = tuple(var_list)
+        if not trains:
+            return
         self.build_exchange(var_list)
         self._track_trackable(self.exchange, "exchange", overwrite=True)
 

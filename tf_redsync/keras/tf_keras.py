@@ -14,6 +14,7 @@ from typing_extensions import override
 from tf_redsync import requirements
 from tf_redsync.keras import (
     conflicts,
+    loading,
     loss_scaling,
     saved_exchange,
 )
@@ -75,9 +76,10 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
     @override
     def build(self, var_list: Sequence[Any]) -> None:
         """Create the inner optimizer's variables and the exchange's state."""
-        self._adapter.check_scope(var_list)
+        trains = loading.may_train(var_list)
         self.inner_optimizer.build(var_list)
-        self.build_exchange(var_list)
+        if trains:
+            self.build_exchange(var_list)
 
     @override
     def apply_gradients(
