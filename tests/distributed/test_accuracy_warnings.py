@@ -38,7 +38,7 @@ def train():
 def test_all_workers_are_warned_once():
     for found in run_workers(train, timeout=200):
         rounds, waiting = found["wrapped"].split("\n")
-        assert "SBC averages the workers' changes every 16 steps" in rounds
+        assert "SBC exchanges the workers' changes every 16 steps" in rounds
         assert found["wrapped/hints"] == rounds
         # An epoch has four steps, so that of sixteen steps each round ends with it.
         assert "rounds of 16 steps on average" in waiting and "has 2 of them" in waiting

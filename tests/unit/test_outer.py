@@ -1,7 +1,6 @@
 """Outer optimizers: configs, schedules, bad input, and their slots where the workers change."""
 
 import json
-import warnings
 
 import keras
 import numpy as np
@@ -96,14 +95,6 @@ def test_slots_are_state_that_all_workers_share():
     values, kinds = state(rs.SBC(dense_below=0, outer=rs.outer.Adam()))
     assert set(kinds) == {"residual", "outer_momentum", "outer_velocity", "outer_steps"}
     assert state(rs.LocalSGD())[0] == {}
-
-
-def test_long_rounds_are_warned_of_without_an_outer_optimizer_only():
-    with pytest.warns(rs.AccuracyWarning, match="or an outer optimizer"):
-        rs.DistributedOptimizer(keras.optimizers.SGD(), rs.LocalSGD(steps=500))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        rs.DistributedOptimizer(keras.optimizers.SGD(), rs.DiLoCo(steps=500))
 
 
 def test_the_table_of_an_optimizer_names_it():
