@@ -14,7 +14,9 @@ import argparse
 import contextlib
 import dataclasses
 import importlib.metadata
+import math
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -46,13 +48,13 @@ def train(args: argparse.Namespace, settings: Settings, found: Data, kept: repor
     for method, seed in missing:
         row = {
             "method": method, "seed": seed, "command": command_line.command(args, method, seed),
-            "date": time.strftime("%Y-%m-%d"), "versions": _versions(),
+            "date": time.strftime("%Y-%m-%d"), "versions": _versions(), "commit": _commit(),
         }  # fmt: skip
         try:
             if settings.real:
                 results = _real(args, settings, method, seed, progress)
             else:
-                results = _loopback(settings, found, method, seed, kept, progress)
+                results = _loopback(args, settings, found, row, kept, progress)
         except (RuntimeError, ValueError) as error:
             results = {"error": str(error)}
             print(f"[{progress.row}/{progress.rows}] {method}, seed {seed}: {error}", flush=True)
@@ -61,13 +63,14 @@ def train(args: argparse.Namespace, settings: Settings, found: Data, kept: repor
             kept.saved.unlink(missing_ok=True)
 
 
-def _loopback(settings, found, method, seed, kept, progress) -> dict[str, Any]:
+def _loopback(args, settings, found, row, kept, progress) -> dict[str, Any]:
     import keras
 
     from benchmarks.accuracy import local_training
     from benchmarks.method_expressions import exchanged
 
     keras.backend.clear_session()
+    method, seed = row["method"], row["seed"]
     training = local_training.make(settings, found, exchanged(method), seed)
     name = f"{method}, seed {seed}"
     if kept.saved is not None and kept.saved.exists():
@@ -75,7 +78,12 @@ def _loopback(settings, found, method, seed, kept, progress) -> dict[str, Any]:
     progress.begin(name, training.number)
     if training.number:
         print(f"{name}: goes on at step {training.number}", flush=True)
-    return training.run(kept.saved, progress, name)
+
+    def evaluated(training: local_training.Training) -> None:
+        kept.add({**row, "curve": training.curve})
+        progress(training)
+
+    return training.run(kept.saved, evaluated, name, args.save_seconds or math.inf)
 
 
 def _real(args, settings, method, seed, progress) -> dict[str, Any]:
@@ -124,6 +132,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _versions() -> dict[str, str]:
     names = ("tensorflow", "keras", "numpy")
     return {name: importlib.metadata.version(name) for name in names}
+
+
+def _commit() -> str | None:
+    """Returns the commit of this checkout, or `None` without one."""
+    folder = Path(__file__).parent
+    asked = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    return asked.stdout.strip() or None
 
 
 def _set_threads(threads: int, workers: int) -> None:

@@ -42,6 +42,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         type=float,
         help="of SGD, or beta_1 of the others, where the method has none (default: the task's)",
     )
+    add("--weight_decay", type=float, help="of SGD and AdamW (default: the task's)")
     add("--schedule", choices=SCHEDULES, default="constant", help="of the learning rate")
     add(
         "--clip_norm",
@@ -53,6 +54,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--data_dir", type=Path, help="folder with the data, for all tasks but digits")
     add("--threads", type=int, help="of TensorFlow (default: all cores)")
     add("--json", type=Path, help="file for the rows; a call that finds it goes on")
+    add("--save_seconds", type=float, metavar="S",
+        help="keep the state of a row in --json's folder every S seconds, besides after each "
+        "evaluation")  # fmt: skip
     add("--plot", help="PNG file for a picture")
     args = parser.parse_args(argv)
     try:
@@ -115,6 +119,7 @@ def settings_of(args: argparse.Namespace, examples: int) -> Settings:
         task=args.task, model=args.model, workers=args.workers, real=args.real, steps=steps,
         batch=batch, schedule=args.schedule, clip_norm=clip, augment=args.augment,
         optimizer=args.optimizer or task.optimizer, momentum=momentum,
+        weight_decay=task.weight_decay if args.weight_decay is None else args.weight_decay,
         learning_rate=task.learning_rate if args.learning_rate is None else args.learning_rate,
         evaluations=min(args.evaluations, steps),
     )  # fmt: skip

@@ -3,8 +3,10 @@
 `mlp`, `conv`      for the 8x8 digits
 `cnn`              three convolutions with BatchNormalization and two dense layers, for CIFAR-10
 `resnet20`         He et al. (2016), section 4.2, n = 3
+`resnet9`          a narrow ResNet-9, as is usual for short trainings of CIFAR-10
 `vgg`              six convolutions of a VGG with BatchNormalization and two dense layers
 `transformer`      two blocks of causal self-attention, for characters
+`gpt`              the same with four blocks of width 384
 `lstm`             embedding and two LSTM layers, for words
 """
 
@@ -99,6 +101,31 @@ def resnet20(shape: tuple[int, ...], classes: int) -> keras.Model:
     return keras.Model(inputs, logits, name="resnet20")
 
 
+def resnet9(shape: tuple[int, ...], classes: int, width: int = 32) -> keras.Model:
+    """Stages of `width` to `8 * width` filters; two have a residual block of two convolutions."""
+    import keras
+    from keras import layers
+
+    def convolved(x: Any, filters: int) -> Any:
+        convolution = layers.Conv2D(
+            filters, 3, padding="same", use_bias=False, kernel_initializer="he_normal"
+        )
+        for layer in _normalized(convolution):
+            x = layer(x)
+        return x
+
+    inputs = keras.Input(shape)
+    x = convolved(inputs, width)
+    for factor, residual in ((2, True), (4, False), (8, True)):
+        x = layers.MaxPooling2D()(convolved(x, factor * width))
+        if residual:
+            y = convolved(convolved(x, factor * width), factor * width)
+            x = layers.Add()([x, y])
+    x = layers.GlobalMaxPooling2D()(x)
+    logits = layers.Rescaling(0.125)(layers.Dense(classes, use_bias=False)(x))
+    return keras.Model(inputs, logits, name="resnet9")
+
+
 def transformer(
     shape: tuple[int, ...], classes: int, width: int = 96, heads: int = 4, blocks: int = 2
 ) -> keras.Model:
@@ -118,6 +145,11 @@ def transformer(
         x = layers.Add()([x, layers.Dense(width)(y)])
     logits = layers.Dense(classes)(layers.LayerNormalization()(x))
     return keras.Model(inputs, logits, name="transformer")
+
+
+def gpt(shape: tuple[int, ...], classes: int) -> keras.Model:
+    """7.2 million weights: four blocks of width 384, six heads."""
+    return transformer(shape, classes, width=384, heads=6, blocks=4)
 
 
 def _positions(tokens: Any) -> Any:

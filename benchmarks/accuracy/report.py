@@ -71,10 +71,10 @@ def summaries(rows: Sequence[Row]) -> list[Row]:
     found = []
     for method in dict.fromkeys(row["method"] for row in rows):
         own = [r for r in rows if r["method"] == method]
-        done = [r for r in own if "error" not in r]
+        done = [r for r in own if "metric" in r]
         summary: Row = {"method": method, "seeds": len(done)}
-        if len(done) < len(own):
-            summary["error"] = next(r["error"] for r in own if "error" in r)
+        if error := next((r["error"] for r in own if "error" in r), None):
+            summary["error"] = error
         if done:
             for key in ("metric", "loss", "bits", "bits_after", "sent_bytes", "seconds"):
                 if key in done[0]:
@@ -119,7 +119,7 @@ def plot(rows: Sequence[Row], metric: str, title: str, path: str) -> None:
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5))
     for i, summary in enumerate(s for s in summaries(rows) if "metric" in s):
-        own = [r for r in rows if r["method"] == summary["method"] and "error" not in r]
+        own = [r for r in rows if r["method"] == summary["method"] and "metric" in r]
         values = np.array([r["curve"]["metric"] for r in own])
         steps, color = own[0]["curve"]["steps"], plt.get_cmap("tab20")(i % 20)
         left.plot(steps, values.mean(axis=0), color=color, label=summary["method"])

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import keras
 
 Network = Callable[[tuple[int, ...], int], "keras.Model"]
-SCHEDULES = ("constant", "cosine", "steps")
+SCHEDULES = ("constant", "cosine", "warm_cosine", "steps")
+WARM_UP = 0.1  # of the steps, in which the rate of "warm_cosine" rises
 OPTIMIZERS = ("sgd", "adam", "adamw", "amsgrad", "adam_amsgrad")
 
 
@@ -58,11 +59,12 @@ TASKS = {
     ),
     "cifar10": Task(
         data.cifar10,
-        {"cnn": networks.cnn, "resnet20": networks.resnet20, "vgg": networks.vgg},
+        {"cnn": networks.cnn, "resnet20": networks.resnet20, "vgg": networks.vgg,
+         "resnet9": networks.resnet9},
         "accuracy", batch=32, epochs=12, learning_rate=0.05,
     ),
     "charlm": Task(
-        data.characters, {"transformer": networks.transformer},
+        data.characters, {"transformer": networks.transformer, "gpt": networks.gpt},
         "perplexity", batch=8, epochs=2, optimizer="adamw", learning_rate=1e-3, weight_decay=0.1,
     ),
     "wordlm": Task(
@@ -87,8 +89,11 @@ class Settings:
             COMP-AMS, and `"adam_amsgrad"` Keras's `Adam(amsgrad=True)`, which corrects the bias.
         learning_rate: Of the inner optimizer.
         momentum: Of SGD, or beta_1 of the others, unless the method has momentum of its own.
-        schedule: `"constant"`, `"cosine"` to 0, or `"steps"`: a tenth from half of the training on,
-            a hundredth from three quarters on.
+        weight_decay: Of AdamW and of SGD, decoupled from the gradient: each step subtracts
+            `learning_rate * weight_decay * weight`.
+        schedule: `"constant"`; `"cosine"` to 0; `"warm_cosine"`, the same after a linear rise
+            in the first tenth of the steps; or `"steps"`: a tenth from half of the training on, a
+            hundredth from three quarters on.
         clip_norm: Each worker's gradient is clipped to `clip_norm / sqrt(workers)` before it is
             exchanged, whatever the method, as `RedSync.clip_norm` has it. `None` for no clipping.
         augment: Whether images are shifted and mirrored.
@@ -104,6 +109,7 @@ class Settings:
     optimizer: str
     learning_rate: float
     momentum: float
+    weight_decay: float
     schedule: str
     clip_norm: float | None
     augment: bool
@@ -135,6 +141,11 @@ class Settings:
         schedules = keras.optimizers.schedules
         if self.schedule == "cosine":
             return schedules.CosineDecay(self.learning_rate, self.steps)
+        if self.schedule == "warm_cosine":
+            rise = max(1, round(WARM_UP * self.steps))
+            return schedules.CosineDecay(
+                0.0, max(1, self.steps - rise), warmup_target=self.learning_rate, warmup_steps=rise
+            )
         if self.schedule == "steps":
             ends = [self.steps // 2, 3 * self.steps // 4]
             rates = [self.learning_rate / by for by in (1, 10, 100)]
@@ -162,13 +173,13 @@ class Settings:
             clip = self.clip_norm * self.workers**-0.5
         momentum = 0.0 if momentum_in_exchange else self.momentum
         if self.optimizer == "sgd":
-            decay = self.of_task.weight_decay or None
+            decay = self.weight_decay or None
             return keras.optimizers.SGD(
                 rate, momentum=momentum, weight_decay=decay, global_clipnorm=clip
             )
         common = {"learning_rate": rate, "beta_1": momentum, "global_clipnorm": clip}
         if self.optimizer == "adamw":
-            return keras.optimizers.AdamW(weight_decay=self.of_task.weight_decay, **common)
+            return keras.optimizers.AdamW(weight_decay=self.weight_decay, **common)
         if self.optimizer == "amsgrad":
             return rs.AMSGrad(**common)
         return keras.optimizers.Adam(amsgrad=self.optimizer == "adam_amsgrad", **common)

@@ -9,6 +9,8 @@ tf_redsync's strategy.
 from __future__ import annotations
 
 import json
+import math
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +59,8 @@ class Training:
         number: Steps done.
         curve: What was measured so far: `steps`, `loss`, `metric` on the test set, and
             `train_loss`, the mean since the last time.
-        seconds: That it has taken so far.
+        seconds: That it has taken so far, by the clock.
+        processor_seconds: That this process has used for it.
 
     Raises:
         ValueError: for a method whose workers have weights of their own, for named arguments that
@@ -102,7 +105,7 @@ class Training:
         self.last_statistics = what.options.get("last_statistics", False)
         self.elements = sum(s.size for s in specs)
         self.evaluate = Evaluation(settings, found, self.model)
-        self.number, self.seconds = 0, 0.0
+        self.number, self.seconds, self.processor_seconds = 0, 0.0, 0.0
         self.curve: dict[str, list[float]] = {
             "steps": [], "loss": [], "metric": [], "train_loss": [],
         }  # fmt: skip
@@ -182,13 +185,15 @@ class Training:
         saved: Path | None = None,
         report: Callable[[Training], None] | None = None,
         name: str = "",
+        save_seconds: float = math.inf,
     ) -> dict[str, Any]:
         """Trains to the end.
 
         Args:
-            saved: Where the state is kept after each evaluation.
+            saved: Where the state is kept after each evaluation, and every `save_seconds`.
             report: Called after each of them.
             name: Of the row, kept with the state.
+            save_seconds: How often the state is kept between evaluations.
 
         Returns:
             The results.
@@ -196,23 +201,32 @@ class Training:
         Raises:
             Diverged: for a loss that is not finite.
         """
+        self._clocks = time.perf_counter(), time.process_time()
         for end in self.settings.evaluated_at:
             if end <= self.number:
                 continue
-            started = time.perf_counter()
             while self.number < end:
                 self.step()
+                if saved is not None and time.perf_counter() - self._clocks[0] > save_seconds:
+                    self._count_time()
+                    self.save(saved, name)
             if self.flushes and end == self.settings.steps:
                 self._apply(self.exchange.flush(), [tf.constant(v) for v in self.statistics])
             if self.last_statistics and end == self.settings.steps:
                 self._settle()
             self._measure()
-            self.seconds += time.perf_counter() - started
+            self._count_time()
             if saved is not None:
                 self.save(saved, name)
             if report is not None:
                 report(self)
         return self.results()
+
+    def _count_time(self) -> None:
+        """Adds the time since the last call."""
+        before, self._clocks = self._clocks, (time.perf_counter(), time.process_time())
+        self.seconds += self._clocks[0] - before[0]
+        self.processor_seconds += self._clocks[1] - before[1]
 
     def _settle(self) -> None:
         """Moves the statistics of BatchNormalization to those of the last weights."""
@@ -245,6 +259,7 @@ class Training:
             "skipped": exchange.skipped,
             "elements": self.elements,
             "seconds": self.seconds,
+            "processor_seconds": self.processor_seconds,
             "curve": self.curve,
         }
 
@@ -260,11 +275,14 @@ class Training:
         counters = {name: getattr(self.exchange, name) for name in Exchange.COUNTERS}
         rest = {
             "name": name, "number": self.number, "seconds": self.seconds, "curve": self.curve,
-            "counters": counters,
+            "processor_seconds": self.processor_seconds, "counters": counters,
+            "losses": [float(loss) for loss in self._losses],
         }  # fmt: skip
         temporary = path.with_suffix(".part")
         with temporary.open("wb") as file:
             np.savez(file, rest=np.frombuffer(json.dumps(rest).encode(), np.uint8), **arrays)
+            file.flush()
+            os.fsync(file.fileno())  # a rename that outlives a loss of power must not precede it
         temporary.replace(path)
 
     def restore(self, path: Path, name: str) -> bool:
@@ -281,5 +299,6 @@ class Training:
         self.exchange.states = tf.nest.pack_sequence_as(self.exchange.states, states)
         for name, value in rest["counters"].items():
             setattr(self.exchange, name, value)
-        self.number, self.seconds, self.curve = rest["number"], rest["seconds"], rest["curve"]
+        self.number, self.curve, self._losses = rest["number"], rest["curve"], rest["losses"]
+        self.seconds, self.processor_seconds = rest["seconds"], rest["processor_seconds"]
         return True

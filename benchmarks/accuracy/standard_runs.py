@@ -1,0 +1,283 @@
+"""The standard runs: which networks, which methods, which learning rates, in which order.
+
+    python -m benchmarks.accuracy.standard_runs --folder ROWS
+
+prints their table from the files that `benchmarks/accuracy/run_queue.py` writes.
+
+Every arm, a method with its inner optimizer, gets its own learning rate: the best of the same grid
+by the metric on the test set, trained for a third of the steps with one seed and the schedule
+shortened to them. The full runs follow at that rate. More workers share the same global batch and
+take the rates of four.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+GRID_SEED = 0
+GRID_PART = 3  # a grid run takes this part of the steps
+
+Row = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """A method with what its inner optimizer needs.
+
+    Attributes:
+        name: In the names of files and in the table.
+        method: As in a program.
+        flags: Of `benchmarks/convergence.py`, besides those of the setup.
+    """
+
+    name: str
+    method: str
+    flags: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """A network with its data and its training.
+
+    Attributes:
+        name: In the names of files and in the table.
+        flags: Of `benchmarks/convergence.py`, without learning rate, length and evaluations.
+        unit: `"epochs"` or `"steps"`, in which `length` is.
+        length: Of a full run, a multiple of `GRID_PART`.
+        evaluations: During a full run, a multiple of `GRID_PART`.
+        rates: The grid of learning rates.
+        arms: What is compared; the first is the dense baseline.
+        core_hours: That a full run takes on one core, roughly.
+        seeds: Number of seeds.
+        metric: `"accuracy"`, `"BLEU"` or `"perplexity"`.
+        rates_from: Name of the setup whose chosen rates it takes, in place of a grid.
+    """
+
+    name: str
+    flags: tuple[str, ...]
+    unit: str
+    length: int
+    evaluations: int
+    rates: tuple[float, ...]
+    arms: tuple[Arm, ...]
+    core_hours: float
+    seeds: int = 3
+    metric: str = "accuracy"
+    rates_from: str | None = None
+
+    @property
+    def sign(self) -> int:
+        """1 where a larger metric is better, else -1."""
+        return -1 if self.metric == "perplexity" else 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One training.
+
+    Attributes:
+        setup: What is trained.
+        arm: By which method.
+        rate: At which learning rate; `None` before the grid has been trained.
+        seed: Of weights and order.
+        grid: Whether it is one of the grid.
+    """
+
+    setup: Setup
+    arm: Arm
+    rate: float | None
+    seed: int
+    grid: bool
+
+    @property
+    def name(self) -> str:
+        """Name of its file, without the suffix."""
+        kind = "grid" if self.grid else "full"
+        rate = "tuned" if self.rate is None else f"{self.rate:g}"
+        return f"{self.setup.name}-{self.arm.name}-{kind}-{rate}-seed{self.seed}"
+
+    @property
+    def core_hours(self) -> float:
+        """That it takes on one core, roughly."""
+        return self.setup.core_hours / (GRID_PART if self.grid else 1)
+
+    def flags(self, folder: Path, data_dir: Path | None) -> list[str]:
+        """Returns the command line of `benchmarks/convergence.py`."""
+        part = GRID_PART if self.grid else 1
+        given = {
+            self.setup.unit: self.setup.length // part,
+            "evaluations": self.setup.evaluations // part,
+            "learning_rate": self.rate,
+            "seed": self.seed,
+            "json": folder / f"{self.name}.json",
+            **({"data_dir": data_dir} if data_dir else {}),
+        }
+        words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+        return [*self.setup.flags, *self.arm.flags, *words, "--methods", self.arm.method]
+
+
+def row_of(run: Run, folder: Path) -> Row | None:
+    """Returns the row of a run, which may have only begun, or `None`."""
+    path = folder / f"{run.name}.json"
+    if run.rate is None or not path.exists():
+        return None
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return rows[0] if rows else None
+
+
+def done(row: Row | None) -> bool:
+    """Whether a row is that of a finished run: one with a result, or one that diverged."""
+    return row is not None and ("metric" in row or "error" in row)
+
+
+def grid(setup: Setup, arm: Arm) -> list[Run]:
+    """Returns the runs among which the learning rate of an arm is chosen."""
+    return [Run(setup, arm, rate, GRID_SEED, True) for rate in setup.rates]
+
+
+def best_rate(setup: Setup, arm: Arm, folder: Path) -> float | None:
+    """Returns the chosen learning rate, or `None` before all of the grid is there.
+
+    Raises:
+        RuntimeError: if the arm diverged at all rates.
+    """
+    runs = grid(setup, arm)
+    rows = [row_of(run, folder) for run in runs]
+    if not all(done(row) for row in rows):
+        return None
+    scores = {
+        run.rate: setup.sign * row["metric"]
+        for run, row in zip(runs, rows, strict=True)
+        if row is not None and "metric" in row
+    }
+    if not scores:
+        raise RuntimeError(f"{setup.name}: {arm.name} diverged at all rates of the grid")
+    return max(scores, key=lambda rate: scores[rate])
+
+
+def runs_of(setups: Sequence[Setup], folder: Path) -> Iterator[Run]:
+    """Yields all runs in their order: for each setup the grids, then seed after seed."""
+    named = {setup.name: setup for setup in setups}
+    for setup in setups:
+        tuned = named[setup.rates_from] if setup.rates_from else setup
+        if tuned is setup:
+            for arm in setup.arms:
+                yield from grid(setup, arm)
+        for seed in range(setup.seeds):
+            for arm in setup.arms:
+                yield Run(setup, arm, best_rate(tuned, arm, folder), seed, False)
+
+
+# --------------------------------------------------------------------------------- the setups
+
+DENSE, HALF = Arm("dense", "Dense()"), Arm("half", "HalfPrecision()")
+GMC3 = Arm("codedgmc3", "CodedGMC(density=0.03)")
+GMC10 = Arm("codedgmc10", "CodedGMC(density=0.1)")
+POWER = Arm("powersgd4", "PowerSGD(rank=4)")
+TOPK3 = Arm("codedtopk3", "CodedTopK(density=0.03)", ("--momentum", "0"))
+
+_IMAGES = (
+    "--task", "cifar10", "--augment", "--schedule", "warm_cosine", "--weight_decay", "0.005",
+)  # fmt: skip
+_RATES = (0.05, 0.1, 0.2)
+
+
+def _resnet9(workers: int, seeds: int, arms: tuple[Arm, ...]) -> Setup:
+    batch = ("--workers", str(workers), "--batch", str(128 // workers))
+    four = workers == 4
+    return Setup(
+        "resnet9" if four else f"resnet9_{workers}workers",
+        (*_IMAGES, "--model", "resnet9", *batch),
+        "epochs", 12, 12, _RATES, arms, 1.1, seeds, rates_from=None if four else "resnet9",
+    )  # fmt: skip
+
+
+SETUPS = (
+    _resnet9(4, 3, (DENSE, HALF, GMC3, GMC10, POWER)),
+    Setup(
+        "gpt",
+        ("--task", "charlm", "--model", "gpt", "--schedule", "warm_cosine", "--batch", "8"),
+        "steps", 2001, 12, (3e-4, 1e-3, 3e-3), (DENSE, HALF, TOPK3), 0.5, metric="perplexity",
+    ),
+    Setup(
+        "resnet20",
+        (*_IMAGES, "--model", "resnet20", "--batch", "32"),
+        "epochs", 30, 15, _RATES, (DENSE, HALF, GMC3), 1.6, seeds=1,
+    ),
+    _resnet9(8, 1, (DENSE, GMC3, GMC10, POWER)),
+    _resnet9(16, 1, (DENSE, GMC3, GMC10, POWER)),
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------- the table
+
+
+def table(setups: Sequence[Setup], folder: Path) -> str:
+    """Returns the results as tables in Markdown: finished full runs, and the grids.
+
+    A rate at an end of the grid is marked with "*": a better one may lie outside.
+    """
+    parts = [_table_of(setup, folder, list(runs_of(setups, folder))) for setup in setups]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _table_of(setup: Setup, folder: Path, runs: Sequence[Run]) -> str:
+    lines, baseline = [], None
+    for arm in setup.arms:
+        own = [run for run in runs if run.setup is setup and run.arm is arm]
+        grids = [(run.rate, row_of(run, folder)) for run in own if run.grid]
+        cells = [f"{rate:g}: {_result(row)}" for rate, row in grids if row is not None]
+        rows = [row_of(run, folder) for run in own if not run.grid]
+        full = [row for row in rows if row is not None and "metric" in row]
+        if not cells and not full:
+            continue
+        rate = next((run.rate for run in own if not run.grid), None)
+        edge = not setup.rates_from and rate in (min(setup.rates), max(setup.rates))
+        metrics = [row["metric"] for row in full]
+        mean = float(np.mean(metrics)) if full else None
+        baseline = mean if arm is setup.arms[0] else baseline
+        difference = None if None in (mean, baseline) else mean - baseline  # type: ignore[operator]
+        bits = np.mean([row["bits"] for row in full]) if full else None
+        spread = np.std(metrics, ddof=1) if len(full) > 1 else None
+        lines.append([
+            f"`{arm.method}`{', beta_1 or momentum 0' if '--momentum' in arm.flags else ''}",
+            "-" if rate is None else f"{rate:g}{'*' if edge else ''}", str(len(full)),
+            _text(mean, ".2f"), _text(spread, ".2f"), _text(difference, "+.2f"),
+            _text(bits, ".3f"), "; ".join(cells) or "-",
+        ])  # fmt: skip
+    if not lines:
+        return ""
+    head = ["method", "rate", "seeds", setup.metric, "sd", "to dense", "bits", "grid"]
+    rules = ["---"] * len(head)
+    return "\n".join([f"**{setup.name}**", "", *("| " + " | ".join(x) + " |" for x in
+                     (head, rules, *lines))])  # fmt: skip
+
+
+def _result(row: Row) -> str:
+    if "metric" in row:
+        return f"{row['metric']:.2f}"
+    return "diverged" if "error" in row else "..."
+
+
+def _text(value: Any, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description="Prints the table of the standard runs.")
+    parser.add_argument("--folder", type=Path, required=True, help="of the rows")
+    print(table(SETUPS, parser.parse_args(argv).folder))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

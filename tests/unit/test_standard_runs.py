@@ -1,0 +1,164 @@
+"""The queue of the standard runs: order, choice of rates, table, SIGKILL and pauses."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from benchmarks.accuracy import run_queue, standard_runs
+from benchmarks.accuracy.standard_runs import Arm, Setup, best_rate, runs_of, table
+
+DIGITS = Setup(
+    "digits", ("--workers", "2", "--schedule", "warm_cosine"), "steps", 90, 3, (0.02, 0.04),
+    (Arm("dense", "Dense()"), Arm("gmc", "CodedGMC(density=0.1)")), 0.01, seeds=2,
+)  # fmt: skip
+MORE = Setup(
+    "digits_4workers", ("--workers", "4"), "steps", 90, 3, (0.02, 0.04), DIGITS.arms, 0.01,
+    seeds=1, rates_from="digits",
+)  # fmt: skip
+QUEUE = """
+import sys
+from benchmarks.accuracy import run_queue
+from tests.unit.test_standard_runs import ONE
+sys.exit(run_queue.main(sys.argv[1:], [ONE]))
+"""
+ONE = Setup(
+    "one", ("--workers", "2", "--batch", "8"), "steps", 1500, 3, (0.02,),
+    (Arm("gmc", "CodedGMC(density=0.1)"),), 0.01, seeds=0,
+)  # fmt: skip
+
+
+def write(folder, run, **row):
+    content = {"settings": {}, "rows": [{"bits": 32.0, "processor_seconds": 360.0, **row}]}
+    (folder / f"{run.name}.json").write_text(json.dumps(content))
+
+
+def test_order_and_rates(tmp_path):
+    """Grids come first, then seed after seed, at the best rate of a finished grid."""
+    runs = list(runs_of([DIGITS, MORE], tmp_path))
+    names = [run.name for run in runs]
+    assert names[:4] == [
+        f"digits-{arm}-grid-{rate}-seed0" for arm in ("dense", "gmc") for rate in (0.02, 0.04)
+    ]
+    assert names[4:] == [
+        *(f"digits-{a}-full-tuned-seed{s}" for s in (0, 1) for a in ("dense", "gmc")),
+        *(f"digits_4workers-{a}-full-tuned-seed0" for a in ("dense", "gmc")),
+    ]
+    queue = run_queue.Queue([DIGITS, MORE], tmp_path)
+    write(tmp_path, runs[0], metric=80.0)
+    assert queue.next() == runs[1]
+    write(tmp_path, runs[1], curve={"steps": [10], "metric": [70.0]})  # has only begun
+    assert queue.next() == runs[1] and best_rate(DIGITS, DIGITS.arms[0], tmp_path) is None
+    write(tmp_path, runs[1], metric=90.0)
+    write(tmp_path, runs[2], error="the loss is not finite")
+    assert queue.next() == runs[3]
+    write(tmp_path, runs[3], metric=70.0)
+    assert [best_rate(DIGITS, arm, tmp_path) for arm in DIGITS.arms] == [0.04, 0.04]
+    assert queue.next().name == "digits-dense-full-0.04-seed0"
+    write(tmp_path, runs[3], error="the loss is not finite")
+    with pytest.raises(RuntimeError, match="gmc diverged at all rates"):
+        best_rate(DIGITS, DIGITS.arms[1], tmp_path)
+
+
+def test_command_lines():
+    """Every standard run is a command line that the benchmark takes; grid runs are a third."""
+    from benchmarks.accuracy import command_line
+
+    for setup in standard_runs.SETUPS:
+        assert setup.length % 3 == setup.evaluations % 3 == 0
+        for arm in setup.arms:
+            for grid in (True, False):
+                run = standard_runs.Run(setup, arm, setup.rates[0], 1, grid)
+                args = command_line.parse(run.flags(standard_runs.Path("x"), None))
+                settings = command_line.settings_of(args, 50_000)
+                assert (args.methods, args.seed_list) == ([arm.method], [1])
+                assert settings.workers * settings.batch in (32, 128)
+                length = args.epochs if setup.unit == "epochs" else args.steps
+                assert length == setup.length / (3 if grid else 1)
+
+
+def test_table_and_list(tmp_path):
+    setups = [DIGITS, MORE]
+    assert table(setups, tmp_path) == ""
+    for run in list(runs_of(setups, tmp_path))[:4]:
+        write(tmp_path, run, metric=50.0 + 100 * run.rate)
+    for run in list(runs_of(setups, tmp_path))[4:7]:
+        write(tmp_path, run, metric=90.0 + 2 * run.seed - (run.arm.name == "gmc"), curve=None)
+    lines = table(setups, tmp_path).splitlines()
+    assert lines[0] == "**digits**" and len(lines) == 6
+    cells = [[c.strip() for c in line.strip("|").split("|")] for line in lines[4:]]
+    assert cells[0] == [
+        "`Dense()`", "0.04*", "2", "91.00", "1.41", "+0.00", "32.000", "0.02: 52.00; 0.04: 54.00"
+    ]  # fmt: skip
+    assert cells[1][2:6] == ["1", "89.00", "-", "-2.00"]
+
+
+@pytest.fixture
+def queue(tmp_path):
+    """Starts queues in processes of their own, as a user would."""
+    started = []
+
+    def start(folder, *flags):
+        folder.mkdir(exist_ok=True)
+        command = [sys.executable, "-c", QUEUE, "--folder", str(folder), "--run", *flags]
+        root = run_queue.ROOT
+        started.append(subprocess.Popen(command, cwd=root, env={**os.environ, "PYTHONPATH": root}))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def wait_for(what, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def children(process):
+    path = f"/proc/{process.pid}/task/{process.pid}/children"
+    with open(path) as file:
+        return [int(pid) for pid in file.read().split()]
+
+
+def state_of(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "gone"
+
+
+def test_killed_paused_and_resumed_runs_give_the_same_bits(tmp_path, queue):
+    """A queue killed between two evaluations takes its run along; the next one goes on."""
+    whole, folder = tmp_path / "whole", tmp_path / "killed"
+    name = "one-gmc-grid-0.02-seed0"
+    state, log = folder / f"{name}.state.npz", folder / f"{name}.log"
+    first = queue(folder, "--save_seconds", "0.02")
+    wait_for(state.exists)
+    (folder / "PAUSE").touch()
+    (run,) = children(first)
+    wait_for(lambda: state_of(run) == "T")
+    with pytest.raises(RuntimeError, match="another queue trains in this folder"):
+        run_queue.Queue([ONE], folder).train()
+    first.send_signal(signal.SIGKILL)
+    wait_for(lambda: state_of(run) in ("gone", "Z"))
+    assert not (folder / f"{name}.json").exists() or not standard_runs.done(
+        standard_runs.row_of(next(runs_of([ONE], folder)), folder)
+    )
+    (folder / "PAUSE").unlink()
+    second = queue(folder, "--save_seconds", "0.02")
+    other = queue(whole)
+    assert second.wait(60) == other.wait(60) == 0
+    assert "goes on at step" in log.read_text()
+    rows = [standard_runs.row_of(next(runs_of([ONE], f)), f) for f in (folder, whole)]
+    for key in ("metric", "loss", "bits", "sent_bytes", "curve"):
+        assert rows[0][key] == rows[1][key], key
+    assert rows[0]["commit"] == rows[1]["commit"] and not state.exists()
