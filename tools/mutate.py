@@ -238,11 +238,11 @@ MUTATIONS = (
     ),
     Mutation(
         "checkpoint: the manifest is removed last",
-        "checkpoints/store.py",
-        "        files.remove_file(directory / manifest.NAME)\n",
-        "        for part in sorted(directory.glob('*.npz')):\n"
-        "            files.remove_file(part)\n"
-        "        files.remove_file(directory / manifest.NAME)\n",
+        "checkpoints/removal.py",
+        "    files.remove_file(directory / manifest.NAME)\n",
+        "    for part in sorted(directory.glob('*.npz')):\n"
+        "        files.remove_file(part)\n"
+        "    files.remove_file(directory / manifest.NAME)\n",
         ("tests/unit/test_checkpoint_store.py",),
     ),
     *(

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 WORKERS, ARRAYS, KEEP = 2, 3, 2
+JOB = 32 * "0"
 OPERATIONS = ("fsync", "replace", "unlink", "rmdir", "mkdir")
 SUBJECT = {"kind": {"method": "RedSync"}, "variables": {"model": [["w", "float32", [50]]]}}
 
@@ -40,8 +41,8 @@ def arrays(save, rank):
 def save_all(store, saves, said=lambda save: None):
     """Makes checkpoints, one after the other, as the workers do."""
     _, manifest = load_store()
-    store.leave_token("job", 0)
-    store.remove_token("job", 0)
+    store.leave_token(JOB, 0)
+    store.remove_token(JOB, 0)
     store.remove_leftovers()
     first = newest(store)
     number = store.next_number()

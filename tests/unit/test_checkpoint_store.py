@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 import ml_dtypes
@@ -188,6 +189,121 @@ def test_old_ones_go_and_those_of_others_stay(memory):
     removed = store.remove_leftovers()
     assert sorted(removed) == ["checkpoint-000003/part-00000.npz.part", "checkpoint-000008"]
     assert store.numbers() == [7, 3] and store.next_number() == 8
+
+
+# ------------------------------------------------------------------------------- files of others
+
+
+def content(folder):
+    """What there is below a folder: the bytes of files, where links lead, and directories."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = os.readlink(path)
+        else:
+            found[name] = path.read_bytes() if path.is_file() else None
+    return found
+
+
+def put(path, text="not ours"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def hugging_face(folder, elsewhere):
+    for name in ("model.safetensors", "trainer_state.json", "part-00000.npz"):
+        put(folder / "checkpoint-100000" / name)
+    put(folder / "checkpoint-500" / "part-00000.npz")  # not a name that the store gives
+
+
+def link(folder, elsewhere):
+    for name in ("part-00000.npz", "part-00001.npz.part"):
+        put(elsewhere / name)
+    (folder / "checkpoint-000017").symlink_to(elsewhere)
+
+
+def link_to_a_checkpoint(folder, elsewhere):
+    """Which a user has moved to another disk: it is read there, and not removed."""
+    path = folder / "checkpoint-000002"
+    path.rename(elsewhere / "moved")
+    put(elsewhere / "moved" / "part-00000.npz.part")
+    path.symlink_to(elsewhere / "moved")
+
+
+def links_and_folders_in_one(folder, elsewhere):
+    put(elsewhere / "data.npz")
+    path = folder / "checkpoint-000017"
+    path.mkdir()
+    (path / "part-00000.npz").symlink_to(elsewhere / "data.npz")
+    put(folder / "checkpoint-000018" / "part-00000.npz" / "data")
+    (folder / "checkpoint-000019").write_text("a file")
+    os.mkdir(folder / "checkpoint-000020")
+    os.mkfifo(folder / "checkpoint-000020" / "part-00000.npz")
+
+
+def notes_in_a_checkpoint(folder, elsewhere):
+    put(folder / "checkpoint-000002" / "notes.txt")
+    put(folder / "checkpoint-000003" / "results.csv.part")
+
+
+def like_a_token(folder, elsewhere):
+    for name in (".worker-notes", ".worker-group-1", f".worker-{saves.JOB}-0.txt"):
+        put(folder / name)
+    (folder / f".worker-{saves.JOB}-1").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (hugging_face, 1),
+        (link, 1),
+        (link_to_a_checkpoint, 1),
+        (links_and_folders_in_one, 4),
+        (notes_in_a_checkpoint, 2),
+        (like_a_token, 0),
+    ],
+)
+def test_files_of_others_stay_and_that_is_said_once(memory, make, told):
+    elsewhere = memory.parent / "elsewhere"
+    elsewhere.mkdir()
+    store = saved(memory, 3)  # of which two are kept, 2 and 3
+    ours = content(memory)
+    make(memory, elsewhere)
+    before = content(memory), content(elsewhere)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            store.remove_leftovers()
+            store.remove_old(1, saves.SUBJECT)
+            for number in range(16, 21):
+                store.remove(number)
+        for number in store.numbers():
+            store.remove(number)
+    after = content(memory), content(elsewhere)
+    gone = before[0].keys() - after[0].keys()
+    assert gone <= ours.keys() and after[1] == before[1]
+    assert all(value == before[0][name] for name, value in after[0].items())
+    texts = [str(w.message) for w in warned if "is not removed" in str(w.message)]
+    assert len(texts) == len(set(texts)) == told
+
+
+def test_what_is_removed_is_logged(memory, caplog):
+    caplog.set_level("INFO", "tf_redsync")
+    store = saved(memory, 3)
+    put(store.path(9) / "part-00000.npz")
+    put(store.path(3) / "part-00001.npz.part")
+    put(memory / f".worker-{saves.JOB}-1")
+    caplog.clear()
+    assert len(store.remove_leftovers()) == 3
+    store.remove_old(1, saves.SUBJECT)
+    names = [Path(record.args[0]).name for record in caplog.records]
+    assert names == [
+        "checkpoint-000009",
+        "part-00001.npz.part",
+        f".worker-{saves.JOB}-1",
+        "checkpoint-000002",
+    ]
 
 
 @pytest.mark.parametrize(

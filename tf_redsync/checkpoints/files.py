@@ -54,18 +54,16 @@ def make_directory(path: Path) -> None:
     sync_directory(path.parent)
 
 
-def remove_files(directory: Path) -> None:
-    """Remove a directory and the files in it; what is gone already is no error."""
-    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
-        remove_file(path)
-    with contextlib.suppress(FileNotFoundError):
-        os.rmdir(directory)
-
-
 def remove_file(path: Path) -> None:
     """Remove a file; one that is gone already is no error."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
+
+
+def remove_directory(path: Path) -> None:
+    """Remove an empty directory; one that is gone already is no error."""
+    with contextlib.suppress(FileNotFoundError):
+        os.rmdir(path)
 
 
 def sync_directory(path: Path) -> None:

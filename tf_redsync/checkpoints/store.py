@@ -12,18 +12,21 @@ its missing manifest.
 from __future__ import annotations
 
 import errno
+import os
 import re
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tf_redsync.checkpoints import arrays, files, manifest
+from tf_redsync.checkpoints import arrays, files, manifest, removal
 from tf_redsync.checkpoints.manifest import Manifest, Part, Refused
 
 _PREFIX = "checkpoint-"
 _TOKEN = ".worker-"
+_NUMBERED = re.compile(rf"{_PREFIX}(\d{{6,}})")
 
 
 class Store:
@@ -35,6 +38,7 @@ class Store:
 
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
+        self._left_alone: set[Path] = set()  # folders that the user has been told of
 
     def path(self, number: int) -> Path:
         """Where a checkpoint is."""
@@ -42,7 +46,7 @@ class Store:
 
     def numbers(self) -> list[int]:
         """The numbers of all checkpoints that exist, the newest first, usable or not."""
-        return [n for n in self._all() if (self.path(n) / manifest.NAME).exists()]
+        return [n for n in self._all() if os.path.exists(self.path(n) / manifest.NAME)]
 
     def next_number(self) -> int:
         """A number above all that are in use, by leftovers as well."""
@@ -51,8 +55,9 @@ class Store:
     def _all(self) -> list[int]:
         if not self.directory.is_dir():
             return []
-        names = (re.fullmatch(rf"{_PREFIX}(\d+)", p.name) for p in self.directory.iterdir())
-        return sorted((int(found[1]) for found in names if found), reverse=True)
+        names = {path.name for path in self.directory.iterdir()}
+        numbers = (int(n[1]) for n in map(_NUMBERED.fullmatch, names) if n)
+        return sorted((n for n in numbers if self.path(n).name in names), reverse=True)
 
     # ------------------------------------------------------------------------------------ tokens
 
@@ -117,13 +122,24 @@ class Store:
         except OSError as error:
             raise explained(error, self.path(number) / manifest.NAME) from error
 
-    def remove(self, number: int) -> None:
-        """Remove a checkpoint, or what there is of one: its manifest first."""
+    def remove(self, number: int) -> bool:
+        """Remove a checkpoint, or what there is of one; return whether it is gone.
+
+        A folder with files of others stays as it is, with one warning.
+        """
         directory = self.path(number)
-        files.remove_file(directory / manifest.NAME)
-        if directory.is_dir():
-            files.sync_directory(directory)
-        files.remove_files(directory)
+        try:
+            removal.checkpoint(directory)
+        except removal.Foreign as reason:
+            if directory not in self._left_alone:
+                self._left_alone.add(directory)
+                warnings.warn(
+                    f"{directory} is not removed: {reason}. Give `Checkpoint` a directory of its "
+                    "own, or move this away.",
+                    stacklevel=4,
+                )
+            return False
+        return True
 
     def remove_old(self, keep: int, subject: dict[str, Any], refused: Iterable[int] = ()) -> None:
         """Remove what came before the newest checkpoints, and never those of others.
@@ -155,17 +171,11 @@ class Store:
         removed = []
         for number in self._all():
             directory = self.path(number)
-            if not (directory / manifest.NAME).exists():
-                self.remove(number)
-                removed.append(directory.name)
-                continue
-            for path in directory.glob(f"*{files.TEMPORARY}"):
-                files.remove_file(path)
-                removed.append(f"{directory.name}/{path.name}")
-        for path in self.directory.glob(f"{_TOKEN}*"):
-            files.remove_file(path)
-            removed.append(path.name)
-        return removed
+            if not os.path.lexists(directory / manifest.NAME):
+                removed += [directory.name] if self.remove(number) else []
+            else:
+                removed += [f"{directory.name}/{n}" for n in removal.partial_files(directory)]
+        return removed + removal.tokens(self.directory)
 
     # ------------------------------------------------------------------------------------ reading
 
