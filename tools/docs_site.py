@@ -3,6 +3,7 @@
 * CONTRIBUTING.md and CHANGELOG.md are pages of the site;
 * links out of docs/ lead to files of the project: their targets must exist. Without a `repo_url`
   they become plain text;
+* a link whose text is the name of a page, as `[auto.md](auto.md)`, reads as that page's title;
 * equations become MathML, which browsers draw without a script or a network;
 * `<!-- all other public names -->` becomes a reference entry for each name that no page describes.
 
@@ -86,6 +87,7 @@ def _link(text: str, target: str, folder: str, site_folder: str, repo_url: str |
     found = posixpath.normpath(posixpath.join(folder, path))
     if found in OWN_PAGES or found.startswith("docs/"):
         on_site = OWN_PAGES.get(found) or found.removeprefix("docs/")
+        text = _title(ROOT / found) if text == posixpath.basename(found) else text
         if (ROOT / found).is_dir():  # a folder of files is no page
             return f"[{text}]({repo_url}/tree/main/{found})" if repo_url else text
         return f"[{text}]({posixpath.relpath(on_site, site_folder or '.')}{hash_}{anchor})"
@@ -94,6 +96,12 @@ def _link(text: str, target: str, folder: str, site_folder: str, repo_url: str |
     if found == "README.md" and not anchor:
         return f"[{text}]({posixpath.relpath('index.md', site_folder or '.')})"
     return f"[{text}]({repo_url}/blob/main/{found}{hash_}{anchor})" if repo_url else text
+
+
+def _title(page: Path) -> str:
+    """Returns a page's first heading, or its name if it has none."""
+    lines = page.read_text(encoding="utf-8").splitlines() if page.is_file() else []
+    return next((line.removeprefix("# ") for line in lines if line.startswith("# ")), page.name)
 
 
 def _outside_of_code(markdown: str, mend: Any) -> str:

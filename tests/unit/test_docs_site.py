@@ -18,7 +18,8 @@ docs_site = pytest.importorskip("tools.docs_site", reason="needs the extra `docs
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
+    # As CONTRIBUTING has it: `--quiet` would hide warnings of plugins from `--strict`.
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(
         words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250
@@ -57,6 +58,17 @@ def test_equations_are_drawn(site):
         assert "arithmatex" not in page, name
         assert not re.search(r"\\(begin|frac|sum|text)\b", html.unescape(page)), name
     assert site["methods/TopK/index.html"].count("<mtr>") >= 4
+
+
+def test_links_read_as_titles_and_not_as_files(site):
+    texts = {
+        text
+        for name, page in site.items()
+        if name != "changelog/index.html"
+        for text in re.findall(r"<a [^>]+>([\w.-]+\.md)</a>", page)
+    }
+    assert not texts
+    assert 'auto/">Auto: compression only where it pays</a>' in site["index.html"]
 
 
 def test_nothing_is_fetched_when_a_page_is_read(site):

@@ -46,8 +46,8 @@ def table() -> Catalogue:
     gradient and old residual equals the total plus the sum of the new residuals.
 
     Example:
-        >>> [e.paper for e in table().entries if e.name == "PowerSGD"]
-        ['Vogels, Karimireddy, Jaggi 2019']
+        >>> next(e.paper for e in table().entries if e.name == "PowerSGD")
+        'Vogels, Karimireddy, Jaggi 2019'
     """
     entries = []
     for name, cls in sorted(base.registered().items()):
