@@ -68,7 +68,7 @@ class CodedTopK(CodedSelection, MomentumCorrected):
     a code an element of them is no dearer than one of a matrix, so they travel in the same message,
     a tenth of their elements in each step.
 
-    With momentum of a training that is to be as accurate as dense, see `CodedGMC`.
+    For training with momentum see `CodedGMC`, which loses less than momentum correction does.
 
     With `steps` above 1 the workers train alone in between, and g is the change of the weights
     since the last exchange; see `programs/local_steps.py`.
@@ -86,7 +86,8 @@ class CodedTopK(CodedSelection, MomentumCorrected):
 
     Args:
         density: Fraction of a tensor's elements that is sent, in (0, 1]. A tensor of n elements
-            sends k = max(1, round(density n)).
+            sends k = max(1, round(density n)). At the default a message takes 0.25 bits per
+            weight; docs/accuracy.md has the accuracy at this and lower densities.
         small_density: The same for small tensors: biases, norms, and those of fewer than
             `dense_below` bytes. No less than `density` in any case. `None` to all-reduce them
             densely.
@@ -116,7 +117,7 @@ class CodedTopK(CodedSelection, MomentumCorrected):
         1
     """
 
-    density: float = 0.001
+    density: float = 0.03
     steps: int = 1
     outer: Outer | None = None
 
