@@ -105,18 +105,6 @@ def test_errors():
         ops.decode(tf.constant([MESSAGE]), LAYOUT, X[:1])
 
 
-def test_old_spellings_say_what_is_new():
-    with pytest.warns(DeprecationWarning, match="MessageLayout.of"):
-        assert ops.message_words([3, 3], [False, True]) == len(MESSAGE)
-    with pytest.warns(DeprecationWarning, match="layout"):
-        old = ops.decode(
-            tf.constant([MESSAGE]), tf.constant([3, 3]), X,
-            selectors=["exact"] * 2, quantized=[False, True],
-        )  # fmt: skip
-    for a, b in zip(old, ops.decode(tf.constant([MESSAGE]), LAYOUT, X), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def test_select_top_k_is_the_exact_selector():
     grads, scale = [2.0 * x for x in X], 0.5
     short = ops.select_top_k(grads, ZEROS, [3, 1], scale=scale)

@@ -147,7 +147,11 @@ def test_settings_that_do_not(inner, method):
     ("beta_1", "method", "words"),
     [
         (0.9, rs.CodedTopK(density=0.03), ["beta_1=0.9 of the inner.*CodedTopK sends, 33 steps"]),
-        (0.9, rs.CodedTopK(density=0.001), ["CodedTopK sends an element every 1000 steps"]),  # and no second one
+        (
+            0.9,
+            rs.CodedTopK(density=0.001),
+            ["CodedTopK sends an element every 1000 steps"],
+        ),  # and no second one
         (0.9, rs.PowerSGD(), ["PowerSGD with an adaptive optimizer"]),
         (0.0, rs.ACPSGD(), ["ACPSGD with an adaptive optimizer"]),
         (0.9, rs.HalfPrecision(), []),

@@ -383,20 +383,6 @@ def test_the_state_is_agreed_on_in_one_round(mirrored, monkeypatch, method):
     assert rounds == ["create the state of the exchange", "end"]
 
 
-def test_state_of_an_earlier_version(mirrored):
-    """Factors had other shapes: residuals start empty, and the step goes on."""
-    method = rs.ACPSGD(min_compression_rate=0)
-    saved = build(mirrored(2), method).total_state()
-    saved["step"] = np.int64(7)
-    name = next(n for n in saved if "/q/" in n)
-    saved[name] = np.ones((3, 1), np.float32)
-    other = build(mirrored(2), method)
-    with pytest.warns(UserWarning, match="another form.*saved residuals.*dropped"):
-        other.restore_total_state(saved)
-    assert other.step.numpy() == 7
-    assert all(not np.any(v) for n, v in other.total_state().items() if "residual" in n)
-
-
 @pytest.mark.parametrize("use", ["explain", "bytes_per_step", "total_state", "restore_total_state"])
 def test_before_build(use):
     exchange = UnbuiltExchange(rs.Policy(default=rs.Dense()))

@@ -259,10 +259,3 @@ def test_a_bucket_of_too_many_elements_is_refused():
     with pytest.raises(ValueError, match="number the elements of a bucket in int32.*RawIndices"):
         codings.Golomb().words(capacity)
     assert codings.RawIndices().words(capacity) == 13
-
-
-def test_former_names():
-    with pytest.warns(DeprecationWarning, match="Use `codings.Capacity`"):
-        assert codings.Room is codings.Capacity
-    with pytest.warns(DeprecationWarning, match="Use `capacity`"):
-        assert codings.compare((10,), (2,)).room == codings.Capacity((10,), (2,))

@@ -35,7 +35,6 @@ LAYERS = (
         "methods/base.py",
         "methods/dense.py",
         "methods/common/cadence.py",
-        "methods/common/former_signature.py",
         "methods/common/own_momentum.py",
         "methods/common/random_numbers.py",
     ),

@@ -11,9 +11,7 @@ import tf_redsync as rs
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.loopback import run_step
-from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods import Cadence, base, from_config, serialize
-from tf_redsync.methods.common import cadence
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,20 +42,6 @@ def test_inherited_dense_exchange_is_a_scaled_sum():
     ctx = Context(layout, 1, tf.constant(0, tf.int64), scale=tf.constant(0.5))
     exchange = Plain().dense_exchange(grads[1], {}, ctx)
     np.testing.assert_array_equal(next(exchange).tensors[0], np.full((2, 2), 1.0))
-
-
-def test_an_exchange_of_the_former_signature():
-    """What users have written goes on, rank and factor included."""
-
-    def exchange(self, layout, grads, state, step, scale=None):
-        assert layout.specs == (SPEC,) and layout.workers == 2 and scale is None
-        messages = yield AllGather(tf.stack([1, layout.rank]))
-        return [tf.cast(messages[:, 1] + tf.cast(step, tf.int32), tf.float32)], state
-
-    with pytest.warns(DeprecationWarning, match=r"Write `def exchange\(self, grads, state, ctx\)`"):
-        former = type("Former", (rs.Method,), {"exchange": exchange})
-    step = run_step(former(), BucketLayout((SPEC,), 2), [[tf.zeros([2, 2])]] * 2, [{}, {}], 5)
-    assert [t[0].numpy().tolist() for t in step.totals] == [[5.0, 6.0]] * 2
 
 
 def test_methods_take_keywords_only():
@@ -108,27 +92,3 @@ def test_streams_differ_by_seed_step_and_position():
         draws[keys.index((1, 3, 2))],
         base.uniform([50], base.stream(1, tf.constant(3, tf.int64), 2)),
     )
-
-
-def test_former_hooks_can_be_read_with_a_warning():
-    for name in cadence.FORMER_HOOKS:
-        method = rs.CDSGD(full_every=3)
-        with pytest.warns(DeprecationWarning, match=f"CDSGD.{name} is read.*`cadence`") as caught:
-            found = getattr(method, name)
-        assert found == getattr(method.cadence, name) and caught[0].filename == __file__
-
-
-def test_methods_that_define_former_hooks_keep_their_cadence():
-    with pytest.warns(DeprecationWarning, match="Former defines dense_every.*`cadence`") as caught:
-
-        @dataclasses.dataclass(frozen=True, kw_only=True)
-        class Former(rs.CDSGD):
-            every: int = 7
-
-            @property
-            def dense_every(self):
-                return self.every
-
-    assert caught[0].filename == __file__
-    assert Former().cadence == dataclasses.replace(rs.CDSGD().cadence, dense_every=7)
-    assert Former(every=2).cadence.dense_every == 2 and rs.CDSGD().cadence.dense_every == 5

@@ -2,7 +2,6 @@
 
 import json
 import warnings
-import zipfile
 
 import numpy as np
 import pytest
@@ -328,39 +327,6 @@ def test_parts_are_read_from_files(mirrored, tmp_path):
     model.save(tmp_path / "b.keras")
     with pytest.raises(ValueError, match=r"`path` must be a file with the state.*b\.keras' with 0"):
         rs.read_worker_state(tmp_path / "b.keras")
-
-
-def test_files_of_earlier_versions(mirrored, tmp_path, monkeypatch):
-    """They have the sums over the workers: as an asset, and as variables of a checkpoint."""
-    import keras
-
-    strategy = mirrored(2)
-    model = network(strategy)
-    path, former = tmp_path / "a.keras", tmp_path / "former.keras"
-    model.optimizer.__dict__.pop("exchange_state")
-    model.save(path)
-    np.savez(tmp_path / "sums.npz", **model.optimizer.exchange.total_state())
-    with zipfile.ZipFile(path) as new, zipfile.ZipFile(former, "w") as old:
-        for name in new.namelist():
-            old.writestr(name, new.read(name))
-        old.write(tmp_path / "sums.npz", "assets/optimizer/exchange_state.npz")
-    with strategy.scope(), warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        loaded = keras.saving.load_model(former)
-    assert all((r == 0.25).all() for r in residual(loaded))
-    assert int(loaded.optimizer.exchange.step.numpy()) == 13
-
-    checkpoint = tf.train.Checkpoint(optimizer=model.optimizer)
-    with monkeypatch.context() as patched:
-        patched.delattr(type(model.optimizer.exchange).__mro__[1], "_trackable_children")
-        prefix = checkpoint.write(str(tmp_path / "checkpoint"))
-    assert any("states" in name for name, _ in tf.train.list_variables(prefix))
-    other = network(strategy)
-    first_residual(other.optimizer.exchange).assign(tf.zeros([30, 20]))
-    other.optimizer.exchange.step.assign(0)
-    tf.train.Checkpoint(optimizer=other.optimizer).read(prefix)
-    assert all((r == 0.25).all() for r in residual(other))
-    assert int(other.optimizer.exchange.step.numpy()) == 13
 
 
 def test_a_damaged_checkpoint_is_refused(mirrored, tmp_path, monkeypatch):

@@ -27,9 +27,6 @@ Bits of each position, of 2^22 elements, as `codings.compare` shows them:
 | `PolynomialFit`, `DoubleExponentialFit` | `ceil(log2 k)`, the place in the sorted order |
 """
 
-import warnings
-from typing import Any
-
 from tf_redsync.codings.base import Capacity, IndexCoding, ValueCoding
 from tf_redsync.codings.bitmap import Bitmap
 from tf_redsync.codings.bloom import Bloom
@@ -69,14 +66,3 @@ __all__ = [
     "ValueCoding",
     "compare",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "Room":
-        warnings.warn(
-            "`codings.Room` is deprecated. Use `codings.Capacity`.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return Capacity
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,14 +46,6 @@ class Comparison:
     capacity: Capacity
     words: dict[str, int]
     entropy: float
-
-    @property
-    def room(self) -> Capacity:
-        """Former name of `capacity`."""
-        warnings.warn(
-            "`Comparison.room` is deprecated. Use `capacity`.", DeprecationWarning, stacklevel=2
-        )
-        return self.capacity
 
     @property
     def best(self) -> str:

@@ -17,9 +17,7 @@ from tf_redsync.exchange import agreement
 from tf_redsync.policy import Assignment, Resolved
 from tf_redsync.programs import EveryStep, WarmUp
 
-# What a checkpoint has of an exchange, and what it had by earlier versions.
-IN_CHECKPOINT = "worker_state"
-_FORMERLY_IN_CHECKPOINT = ("step", "skipped", "bytes_sent", "states", "consensus")
+IN_CHECKPOINT = "worker_state"  # the name of an exchange's state there
 
 
 class InCheckpoint(tf.train.experimental.PythonState):
@@ -172,16 +170,11 @@ class Saved(tf.Module):
 
     @override
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
-        """What a checkpoint has of this: the worker's part. A SavedModel has nothing.
-
-        Earlier versions had its variables there, the sums; they are still found by these names.
-        """
+        """Return the worker's part for a checkpoint, and nothing for a SavedModel."""
         del kwargs
         return {IN_CHECKPOINT: self._in_checkpoint} if save_type == "checkpoint" else {}
 
     @override
     def _lookup_dependency(self, name: str, cached_dependencies: Any = None) -> Any:
         del cached_dependencies
-        if name in _FORMERLY_IN_CHECKPOINT:
-            return getattr(self, name, None)
         return self._in_checkpoint if name == IN_CHECKPOINT else None

@@ -87,8 +87,7 @@ def check_counters(who: str, part: Part, exchange: Any) -> None:
 
 def may_be_dropped(exchange: Any) -> bool:
     """Whether a state of another form is a matter of course; see `saved_state.restore`."""
-    chosen = exchange.resolved is not exchange.policy
-    return chosen or any(b.method.former_states for b in exchange.program.buckets)
+    return exchange.resolved is not exchange.policy
 
 
 def one_save(brought: list[list[Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The exchange's state as sums over the workers: what earlier versions saved."""
+"""The exchange's state as sums over the workers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ def total(exchange: Any) -> dict[str, Any]:
 def restore(exchange: Any, arrays: dict[str, Any]) -> None:
     """Assign the state; see `GradientExchange.restore_total_state`.
 
-    Where `Auto` has chosen other methods than in the run that saved, or an earlier version saved
-    another state of the same method, the saved residuals have no place; that is a warning, and for
-    everything else an error.
+    Where `Auto` has chosen other methods than in the run that saved, the saved residuals have no
+    place, which is a warning; any other difference is an error.
     """
     with agreed(exchange, "restore the exchange's state"):
         _restore(exchange, arrays)
@@ -39,16 +38,13 @@ def _restore(exchange: Any, arrays: dict[str, Any]) -> None:
     shapes = {n: tuple(v.shape) for n, v in variables.items()}
     found = {n: tuple(a.shape) for n, a in arrays.items()}
     if shapes != found:
-        chosen = exchange.resolved is not exchange.policy
-        former = any(b.method.former_states for b in exchange.program.buckets)
-        if not (chosen or former):
+        if exchange.resolved is exchange.policy:
             raise ValueError(
                 "the saved state of the exchange is that of another model or method. Expected "
                 f"{shapes}. Received: {found}. Load with compile=False and compile anew."
             )
-        reason = f"{type(exchange.policy).__name__} has chosen other methods than in"
         warnings.warn(
-            f"{reason if chosen else 'the state has another form than that of'} the run that was "
+            f"{type(exchange.policy).__name__} has chosen other methods than in the run that was "
             "saved, so the saved residuals (what was not delivered yet) are dropped.",
             stacklevel=5,
         )

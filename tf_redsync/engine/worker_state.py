@@ -33,7 +33,7 @@ from tf_redsync.exchange import collectives, state
 
 # Of programs, which one worker alone does not have.
 _OF_PROGRAMS = ("consensus/", "trial/", "skips/", "optimizer/")
-WARM_UP = "warm_up_steps"  # a run without a warm-up, or of an earlier version, has none
+WARM_UP = "warm_up_steps"  # a run without a warm-up has none
 PENDING = "pending"  # gradients that may be anything: the step that sends them is skipped then
 
 

@@ -73,9 +73,6 @@ class StateVariables(tf.Module):
 class HostVariable(collectives.OneDeviceVariable):
     """A variable of which each host has its own, for all of its replicas.
 
-    Checkpoints of earlier versions hold what all hosts have together, like that of a
-    `replica_variable`, and are restored so.
-
     Args:
         value: Its first value.
         kind: `"sum"`, `"mean"` or `"shared"`.

@@ -7,12 +7,10 @@ replicas; `_distributed_tf_update_step(strategy, grads_and_vars, learning_rate)`
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
@@ -29,8 +27,6 @@ from tf_redsync.keras.installation import install
 from tf_redsync.keras.passing import Inner
 from tf_redsync.keras.wrapper import Wrapper
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal, descend
-
-_STATE_FILE = "exchange_state.npz"
 
 install(keras)
 
@@ -149,13 +145,6 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
     def load_own_variables(self, store: Any) -> None:
         """Load what `save_own_variables` of this or of the plain optimizer stored."""
         self.inner_optimizer.load_own_variables(store)
-
-    def load_assets(self, dir_path: str) -> None:
-        """Load the sums over all workers that files of earlier versions have."""
-        path = os.path.join(dir_path, _STATE_FILE) if dir_path else ""
-        if path and os.path.exists(path) and self.exchange.built:
-            with np.load(path, allow_pickle=False) as arrays:
-                self.exchange.restore_total_state(dict(arrays))
 
     @override
     def __dir__(self) -> list[str]:

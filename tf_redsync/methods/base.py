@@ -13,7 +13,7 @@ from tf_redsync.config import Configurable, from_config, register, registered, s
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce, Request
-from tf_redsync.methods.common.cadence import Cadence, FormerHooks
+from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.common.random_numbers import stream, uniform
 
 __all__ = [
@@ -38,7 +38,7 @@ Exchange = Generator[Request, Any, tuple[list[tf.Tensor], State]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Method(FormerHooks, Configurable):
+class Method(Configurable):
     """A way of exchanging gradients. Frozen, pure: hyper-parameters and nothing else.
 
     Subclasses are frozen dataclasses decorated with `register`. Capabilities are class attributes,
@@ -53,8 +53,6 @@ class Method(FormerHooks, Configurable):
             errors stay in its residual.
         votes: Whether totals are votes, -1, 0 or 1, in dense exchanges too, and so want a learning
             rate of another size than sums of gradients.
-        former_states: Whether earlier versions saved its state in another form, which is dropped
-            with a warning.
         paper: Authors and year, for `table()`.
         requests: What crosses the network in a step, in words, for `table()`.
         bits: Bits that a worker contributes per element and step, as a formula, for `table()`.
@@ -64,7 +62,6 @@ class Method(FormerHooks, Configurable):
     period: ClassVar[int] = 1
     rounds_values: ClassVar[bool] = False
     votes: ClassVar[bool] = False
-    former_states: ClassVar[bool] = False
     paper: ClassVar[str] = ""
     requests: ClassVar[str] = ""
     bits: ClassVar[str] = ""

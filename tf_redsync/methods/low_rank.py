@@ -39,7 +39,6 @@ class _LowRank(Method):
     seed: int = 0
 
     rounds_values: ClassVar[bool] = True
-    former_states: ClassVar[bool] = True  # factors of other splits
 
     def __post_init__(self) -> None:
         checks.integer("rank", self.rank, low=1)

@@ -7,9 +7,7 @@ that is asked for and is not there is an error, never silently replaced.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -30,7 +28,6 @@ __all__ = [
     "backend",
     "backend_reason",
     "decode",
-    "message_words",
     "select_top_k",
     "set_backend",
 ]
@@ -153,9 +150,6 @@ def decode(
     messages: tf.Tensor,
     layout: MessageLayout,
     like: Sequence[tf.Tensor],
-    *,
-    selectors: Any = None,
-    quantized: Sequence[bool] | None = None,
 ) -> list[tf.Tensor]:
     """Adds up the messages of all workers, rank by rank, into dense tensors.
 
@@ -163,12 +157,9 @@ def decode(
 
     Args:
         messages: int32 [P, W], row r is what the worker of rank r sent.
-        layout: of the messages, `Selection.layout` on all workers. The numbers of elements `k` in
-            its place, with `quantized`, are deprecated.
+        layout: of the messages, `Selection.layout` on all workers.
         like: N float32 tensors that give the shapes. Their values are not used; the native op
             writes the results into their buffers if nothing else needs them.
-        selectors: deprecated, and not used.
-        quantized: deprecated; it is in the layout.
 
     Returns:
         N float32 tensors of the shapes of `like`: sums over the workers.
@@ -179,20 +170,7 @@ def decode(
         tf.errors.InvalidArgumentError: when run, for messages of a wrong length, flag, count,
             index, value or mean; the error names the field, the rank, the tensor and the value.
     """
-    if not isinstance(layout, MessageLayout):
-        _deprecated("ops.decode(messages, k, like, ...)", "ops.decode(messages, layout, like)")
-        layout = MessageLayout.of(layout, False if quantized is None else quantized)
     like = [tf.convert_to_tensor(t) for t in like]
     check_decode(like, layout)
     implementation = native if runs_natively(like) else reference_decode
     return implementation.decode(tf.convert_to_tensor(messages, tf.int32), layout, like)
-
-
-def message_words(k: Sequence[int], quantized: Sequence[bool]) -> int:
-    """Deprecated: `MessageLayout.of(k, quantized).words`."""
-    _deprecated("ops.message_words(k, quantized)", "ops.MessageLayout.of(k, quantized).words")
-    return MessageLayout.of(k, quantized).words
-
-
-def _deprecated(old: str, new: str) -> None:
-    warnings.warn(f"`{old}` is deprecated. Use `{new}`.", DeprecationWarning, stacklevel=3)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
-from typing import Any
 
 import tensorflow as tf
-from typing_extensions import override
 
-from tf_redsync.methods.common import former_signature
 from tf_redsync.outer import Outer
 
 
@@ -109,52 +105,3 @@ class Cadence:
     def own_weights(self) -> bool:
         """Whether each worker computes its gradients at weights of its own."""
         return bool(self.local_steps or self.delay or self.own_point)
-
-
-_NEW = ("stages", "outer", "fragments", "mixing", "intervals")
-FORMER_HOOKS = tuple(f.name for f in dataclasses.fields(Cadence) if f.name not in _NEW)
-
-
-class FormerHooks:
-    """The fields of `Cadence` as they once were, a property of the method each. Deprecated.
-
-    They can still be read, and a method that defines them still has the cadence that they say. One
-    with an exchange of the former signature keeps it, see `former_signature.py`.
-    """
-
-    @override
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        former_signature.adapt(cls)
-        defined = [name for name in FORMER_HOOKS if name in vars(cls)]
-        if not defined:
-            return
-        _warn(f"{cls.__name__} defines {', '.join(defined)}")
-        inherited = cls.cadence  # type: ignore[attr-defined]
-
-        def cadence(self: Any) -> Cadence:
-            return dataclasses.replace(
-                inherited.fget(self), **{name: getattr(self, name) for name in defined}
-            )
-
-        cls.cadence = property(cadence)  # type: ignore[attr-defined]
-
-
-def _warn(what: str) -> None:
-    warnings.warn(
-        f"{what}: it is now a field of the method's `cadence`, a tf_redsync.methods.Cadence.",
-        DeprecationWarning,
-        stacklevel=3,
-    )
-
-
-def _former_hook(name: str) -> property:
-    def read(self: Any) -> Any:
-        _warn(f"{type(self).__name__}.{name} is read")
-        return getattr(self.cadence, name)
-
-    return property(read, doc=f"Deprecated: `cadence.{name}`.")
-
-
-for _name in FORMER_HOOKS:
-    setattr(FormerHooks, _name, _former_hook(_name))
