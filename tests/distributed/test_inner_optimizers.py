@@ -10,28 +10,16 @@ import pytest
 
 from tests.deep import DEEP
 from tests.distributed.cluster import LEGACY, run_workers
+from tests.optimizers import FAMILIES, all_of, library_of
 
 STEPS = 300 if DEEP else 12
 pytestmark = pytest.mark.timeout(1600 if DEEP else 300)
 ROWS, COLUMNS, BATCH = 96, 64, 4
 
-# What an optimizer's constructor needs; all others do with their defaults.
-KERAS_3 = {
-    "LossScaleOptimizer": lambda o: o.LossScaleOptimizer(o.SGD(0.01), initial_scale=4.0),
+VARIANTS = {
     "Adafactor of its own rate": lambda o: o.Adafactor(0.01, relative_step=False),
     "LossScaleOptimizer of Adafactor": lambda o: o.LossScaleOptimizer(o.Adafactor()),
 }
-ADDONS = {
-    "SWA": lambda o, legacy: o.SWA(legacy.SGD(0.01), start_averaging=4, average_period=2),
-    "MovingAverage": lambda o, legacy: o.MovingAverage(legacy.SGD(0.01)),
-    "Lookahead": lambda o, legacy: o.Lookahead(legacy.SGD(0.01)),
-    "AdamW": lambda o, legacy: o.AdamW(weight_decay=1e-4),
-    "SGDW": lambda o, legacy: o.SGDW(weight_decay=1e-4, learning_rate=0.01),
-    "ConditionalGradient": lambda o, legacy: o.ConditionalGradient(0.99, 0.5, ord="fro"),
-}
-# Those that have optimizers of their own for parts of the model, and what isn't an optimizer.
-NOT_WRAPPED = {"Optimizer", "MultiOptimizer", "KerasLegacyOptimizer", "AveragedOptimizerWrapper"}
-
 
 # Trained in the normal run: those that take more of a tensor than element by element, or have
 # parts that others don't. test_adapters.py trains Adam, SGD, LAMB and Lookahead.
@@ -43,6 +31,7 @@ FEW = {
         "LossScaleOptimizer of Adafactor",
         "Muon",
         "Nadam",
+        "ScheduleFreeAdamW",
     ),
     "tf_keras": ("Adafactor",),
     "legacy": (),
@@ -50,41 +39,19 @@ FEW = {
 }
 
 
-def optimizers(family, rs):
-    """Every optimizer of a family, by name, as functions that make one."""
+def optimizers(family):
+    """The optimizers of a family that this run trains, as functions that make one."""
     import keras
-    import tf_keras
 
-    legacy = tf_keras.optimizers.legacy
+    made = all_of(family)
     if family == "keras3":
-        module, special, arguments = keras.optimizers, KERAS_3, ()
-    elif family == "tf_keras":
-        module, base, special, arguments = (
-            tf_keras.optimizers,
-            tf_keras.optimizers.Optimizer,
-            {},
-            (),
-        )
-    elif family == "legacy":
-        module, special, arguments = legacy, {}, ()
-    else:
-        module, special, arguments = rs.addons.load().optimizers, ADDONS, (legacy,)
-    base = getattr(module, "Optimizer", legacy.Optimizer)
-    made = {
-        name: kind
-        for name, kind in vars(module).items()
-        if isinstance(kind, type) and issubclass(kind, base) and name not in NOT_WRAPPED
-    }
-    for name, make in special.items():
-        made[name] = functools.partial(make, module, *arguments)
+        made |= {n: functools.partial(make, keras.optimizers) for n, make in VARIANTS.items()}
     return {n: m for n, m in made.items() if DEEP or n in FEW[family]}
 
 
 def train_each(families, steps):
     """Train with each optimizer of some families; return weights and whether all is finite."""
-    import keras
     import tensorflow as tf
-    import tf_keras
 
     import tf_redsync as rs
     from tests.distributed import problems
@@ -92,8 +59,8 @@ def train_each(families, steps):
     strategy = rs.MultiWorkerMirroredStrategy()
     results = {}
     for family in families:
-        library = keras if family == "keras3" else tf_keras
-        for name, make in optimizers(family, rs).items():
+        library = library_of(family)
+        for name, make in optimizers(family).items():
             library.utils.set_random_seed(3)
             with strategy.scope():
                 dense = library.layers.Dense(COLUMNS, use_bias=False)
@@ -206,9 +173,8 @@ def train(tf, strategy, model, optimizer, rank, steps):
 
 @pytest.fixture(scope="module")
 def trained():
-    families = ("keras3", "tf_keras", "legacy", "addons")
     limit = 1500 if DEEP else 200
-    return run_workers(train_each, args=(families, STEPS), env=LEGACY, timeout=limit)
+    return run_workers(train_each, args=(FAMILIES, STEPS), env=LEGACY, timeout=limit)
 
 
 def test_weights_stay_finite_and_equal(trained):

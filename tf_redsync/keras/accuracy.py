@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tf_redsync.auto import Auto
-from tf_redsync.keras import conflicts, measured
+from tf_redsync.keras import conflicts, measured, momentum
 from tf_redsync.methods.base import Method
 from tf_redsync.methods.common.wrapper import innermost
 from tf_redsync.methods.low_rank import ACPSGD, PowerSGD
@@ -64,6 +64,7 @@ def of_settings(inner: Any, methods: Sequence[Method]) -> tuple[str, ...]:
     found = [_of_short_memory(inner, m) for m in methods]
     late = [m for m, text in zip(methods, found, strict=True) if text is None]
     found.append(next(filter(None, (_of_late_momentum(inner, m) for m in late)), None))
+    found.append(_of_suspected_momentum(inner, methods))
     for check in (_of_one_mean, _of_long_rounds, lambda m: _of_factors(inner, m)):
         found.append(next(filter(None, map(check, methods)), None))
     return tuple(dict.fromkeys(filter(None, found)))
@@ -86,7 +87,7 @@ def _of_short_memory(inner: Any, method: Method) -> str | None:
         )
     if method.cadence.local_steps:
         return None
-    beta_2 = _numbers(inner).get("beta_2")
+    beta_2 = momentum.of(inner).beta_2
     if beta_2 is not None and method.waiting_steps * (1.0 - beta_2) >= 1.0 - 1e-6:
         return (
             f"{what} sends an element every {method.waiting_steps:.0f} steps on average, and "
@@ -137,21 +138,33 @@ def _of_long_rounds(method: Method) -> str | None:
 
 def _of_late_momentum(inner: Any, method: Method) -> str | None:
     """Momentum of what arrives comes when the steps that it should have helped are long over."""
-    numbers = _numbers(inner)
-    name = next((n for n in ("momentum", "beta_1") if numbers.get(n)), None)
+    found = momentum.of(inner)
     waits = method.waiting_steps > SHORT_WAIT and "residual" in method.state_kinds
-    if name is None or not waits or method.cadence.local_steps or method.momentum_in_exchange:
+    if not found.values or not waits or method.cadence.local_steps or method.momentum_in_exchange:
         return None
-    density = 1.0 / method.waiting_steps
-    advice = {
-        "momentum": f"{measured.late_momentum(density)}. Give it to the method, as in "
-        f"CodedGMC(momentum={numbers[name]:.4g}), and make momentum of the optimizer 0",
-        "beta_1": f"{measured.late_beta_1(density)}. Make beta_1 of the optimizer 0",
-    }
+    density, to_method = 1.0 / method.waiting_steps, ""
+    cost = measured.late_beta_1(density)
+    if found.known and tuple(found.values) == ("momentum",):
+        cost = measured.late_momentum(density)
+        to_method = f", and give the momentum to the method, as in CodedGMC({found})"
     return (
-        f"{name}={numbers[name]:.4g} of the inner optimizer is momentum of what {_name(method)} "
-        f"sends, {method.waiting_steps:,.0f} steps late on average: {advice[name]}; see "
-        "docs/momentum.md and docs/adaptive.md."
+        f"{found} of the inner optimizer {'is' if found.known else 'may be'} momentum of what "
+        f"{_name(method)} sends, "
+        f"{method.waiting_steps:,.0f} steps late on average: {cost}. Instead, {found.removal}"
+        f"{to_method}; see docs/momentum.md and docs/adaptive.md."
+    )
+
+
+def _of_suspected_momentum(inner: Any, methods: Sequence[Method]) -> str | None:
+    """An optimizer that is not known may have momentum beside the method's."""
+    found = momentum.of(inner)
+    exchanged = max(m.momentum_in_exchange for m in methods)
+    if found.known or not found.values or not exchanged:
+        return None
+    return (
+        f"{found} of {found.optimizer} may be momentum, which would be applied twice: there is "
+        f"momentum={exchanged:.4g} in the method. Either {found.removal}, or use momentum=0.0 in "
+        "the method."
     )
 
 
@@ -159,11 +172,13 @@ def _of_factors(inner: Any, method: Method) -> str | None:
     """Adam divides by the size of what arrives: of a matrix of low rank, and its error later."""
     if not isinstance(innermost(method), (ACPSGD, PowerSGD)):
         return None
-    if "beta_2" not in _numbers(inner):
+    found = momentum.of(inner)
+    if found.beta_2 is None:
         return None
+    without = f", and {found.removal}" if found.values else ""
     return (
         f"{_name(method)} with an adaptive optimizer: {measured.low_rank(_name(innermost(method)))}"
-        ". Use CodedTopK(density=0.03), and make beta_1 of the optimizer 0; see docs/adaptive.md."
+        f". Use CodedTopK(density=0.03){without}; see docs/adaptive.md."
     )
 
 
@@ -211,11 +226,6 @@ def _exchanges_between(assignment: Assignment) -> float:
     if method.waiting_steps == 1.0 or count is None or method.whole_model or not spec.size:
         return method.waiting_steps
     return spec.size / count(spec)
-
-
-def _numbers(inner: Any) -> dict[str, Any]:
-    """The inner optimizer's hyper-parameters that are numbers."""
-    return dict(conflicts.config_numbers(inner.get_config()))
 
 
 def _name(method: Method) -> str:

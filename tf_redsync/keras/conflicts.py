@@ -5,15 +5,14 @@ Everything is read from the optimizer's config, which all three families have al
 
 from __future__ import annotations
 
-import numbers
-from collections.abc import Iterator
+import dataclasses
 from typing import Any
 
 from tf_redsync.auto import Auto
 from tf_redsync.exchange import collectives
+from tf_redsync.keras import momentum
+from tf_redsync.keras.momentum import config_numbers
 from tf_redsync.policy import Policy
-
-_MOMENTUM_KEYS = ("momentum", "beta_1")
 
 
 def check_momentum(inner: Any, policy: Policy | Auto) -> None:
@@ -22,9 +21,9 @@ def check_momentum(inner: Any, policy: Policy | Auto) -> None:
     Raises:
         ValueError: when both the optimizer and a method of the policy have one.
     """
-    momentum = _find_momentum(inner.get_config())
-    if momentum is not None:
-        check_momentum_value(inner, policy, *momentum)
+    found, exchanged = momentum.of(inner), max(m.momentum_in_exchange for m in policy.methods)
+    if found.known and found.values and exchanged:
+        raise _on_both_sides(found, exchanged)
 
 
 def check_momentum_value(inner: Any, policy: Policy | Auto, name: str, value: Any) -> None:
@@ -33,28 +32,18 @@ def check_momentum_value(inner: Any, policy: Policy | Auto, name: str, value: An
     Raises:
         ValueError: when it is a momentum, and a method of the policy has one, too.
     """
-    exchange_momentum = max(m.momentum_in_exchange for m in policy.methods)
-    if name in _MOMENTUM_KEYS and value and exchange_momentum:
-        raise ValueError(
-            "momentum is set on both sides, so it would be applied twice. Received: "
-            f"{name}={value} in {type(inner).__name__} and momentum={exchange_momentum} in the "
-            f"method. Use an inner optimizer without momentum, e.g. SGD, or {name}=0.0 in "
-            f"{type(inner).__name__}, or momentum=0.0 in the method."
-        )
+    exchanged = max(m.momentum_in_exchange for m in policy.methods)
+    if value and exchanged and name in momentum.names(inner):
+        found = dataclasses.replace(momentum.of(inner), values={name: value})
+        raise _on_both_sides(found, exchanged)
 
 
-def _find_momentum(config: Any) -> tuple[str, float] | None:
-    """The first non-zero momentum coefficient in a (nested) optimizer config."""
-    found = config_numbers(config)
-    return next(((key, value) for key, value in found if key in _MOMENTUM_KEYS and value), None)
-
-
-def config_numbers(config: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every `(key, number)` in a (nested) optimizer config."""
-    for key, value in config.items() if isinstance(config, dict) else ():
-        if isinstance(value, numbers.Real):
-            yield key, value
-        yield from config_numbers(value)
+def _on_both_sides(found: momentum.Momentum, exchanged: float) -> ValueError:
+    return ValueError(
+        "momentum is set on both sides, so it would be applied twice. Received: "
+        f"{found} in {found.optimizer} and momentum={exchanged} in the method. Either "
+        f"{found.removal}, or use momentum=0.0 in the method."
+    )
 
 
 def check_own_weights(inner: Any, policy: Policy | Auto) -> None:

@@ -62,7 +62,7 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         scaled = applies is not inner_optimizer
         self._applies_sums = applies._distributed_apply
         self._intercept(applies, scaled)
-        adapter.rate = lambda: _with_rate(applies)._decayed_lr(tf.float32)
+        adapter.rate = lambda: _rate(applies)
         adapter.momenta = self._momentum_slots
         adapter.slots = self._all_slots
         adapter.adam = self._adam_parts
@@ -186,8 +186,10 @@ class ScaledLegacyOptimizer(LegacyOptimizer, tf_keras.mixed_precision.LossScaleO
     vars().update({name: Inner() for name in SCALING})
 
 
-def _with_rate(optimizer: Any) -> Any:
-    """The optimizer that has the learning rate, inside of one such as Lookahead."""
+def _rate(optimizer: Any) -> Any:
+    """The learning rate, inside of an optimizer such as Lookahead; 1 for COCOB, which has none."""
     while "learning_rate" not in optimizer._hyper and hasattr(optimizer, "_optimizer"):
         optimizer = optimizer._optimizer
-    return optimizer
+    if "learning_rate" not in optimizer._hyper:
+        return tf.constant(1.0)
+    return optimizer._decayed_lr(tf.float32)

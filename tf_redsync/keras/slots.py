@@ -11,13 +11,15 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_redsync.keras import conflicts
+from tf_redsync.keras import conflicts, momentum
 
 
 def momentum_slots(inner: Any) -> Sequence[Any]:
     """The momentum variables of a Keras 3 or tf_keras optimizer by variable, or none."""
     inner = conflicts.innermost(inner)
-    for name in ("momentums", "_momentums"):
+    if not momentum.of(inner).values:  # ScheduleFreeAdamW keeps points under that name
+        return ()
+    for name in ("momentums", "_momentums", "_m"):
         if getattr(inner, name, None):
             return getattr(inner, name)
     return ()

@@ -1,0 +1,53 @@
+"""Every optimizer that is installed, found in the namespaces of its library, not in a list here.
+
+So the tests meet those of a new version of Keras.
+"""
+
+import functools
+
+FAMILIES = ("keras3", "tf_keras", "legacy", "addons")
+
+# What a constructor needs; all others do with their defaults.
+_KERAS_3 = {"LossScaleOptimizer": lambda o: o.LossScaleOptimizer(o.SGD(0.01), initial_scale=4.0)}
+_ADDONS = {
+    "SWA": lambda o, legacy: o.SWA(legacy.SGD(0.01), start_averaging=4, average_period=2),
+    "MovingAverage": lambda o, legacy: o.MovingAverage(legacy.SGD(0.01)),
+    "Lookahead": lambda o, legacy: o.Lookahead(legacy.SGD(0.01)),
+    "AdamW": lambda o, legacy: o.AdamW(weight_decay=1e-4),
+    "SGDW": lambda o, legacy: o.SGDW(weight_decay=1e-4, learning_rate=0.01),
+    "ConditionalGradient": lambda o, legacy: o.ConditionalGradient(0.99, 0.5, ord="fro"),
+}
+# Those that have optimizers of their own for parts of the model, and what isn't an optimizer.
+NOT_WRAPPED = {"Optimizer", "MultiOptimizer", "KerasLegacyOptimizer", "AveragedOptimizerWrapper"}
+
+
+def library_of(family):
+    """Keras 3, or tf_keras for all others."""
+    import keras
+    import tf_keras
+
+    return keras if family == "keras3" else tf_keras
+
+
+def all_of(family):
+    """Every optimizer of a family, by name, as functions that make one."""
+    import keras
+    import tf_keras
+
+    import tf_redsync as rs
+
+    legacy = tf_keras.optimizers.legacy
+    if family == "addons":
+        module, special, arguments = rs.addons.load().optimizers, _ADDONS, (legacy,)
+    else:
+        modules = {"keras3": keras.optimizers, "tf_keras": tf_keras.optimizers, "legacy": legacy}
+        module, special, arguments = modules[family], _KERAS_3 if family == "keras3" else {}, ()
+    base = getattr(module, "Optimizer", legacy.Optimizer)
+    made = {
+        name: kind
+        for name, kind in vars(module).items()
+        if isinstance(kind, type) and issubclass(kind, base) and name not in NOT_WRAPPED
+    }
+    for name, make in special.items():
+        made[name] = functools.partial(make, module, *arguments)
+    return made

@@ -1,0 +1,156 @@
+"""What is momentum in each optimizer: following the advice about it trains."""
+
+import re
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import tf_redsync as rs
+from tests.loops import loop
+from tests.optimizers import FAMILIES, all_of, library_of
+from tf_redsync.keras import momentum, slots
+
+LATE = rs.CodedTopK(density=0.03, dense_below=0)
+IN_EXCHANGE = rs.CodedGMC(density=0.03, dense_below=0)
+LEGACY = tf_keras.optimizers.legacy
+ONE_WORKER = "ignore:tf_redsync. there is one worker"
+
+
+def told(make, method):
+    """The advice about an optimizer's momentum: an error's text, or a warning's, or nothing."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            rs.DistributedOptimizer(make(), method)
+        except ValueError as error:
+            return str(error)
+    return " ".join(str(w.message) for w in caught if "momentum" in str(w.message))
+
+
+def follow(make, advice):
+    """Make the optimizer as the advice says: `Adam(beta_1=0.0)`."""
+    kind, arguments = re.search(r"(\w+)\(((?:\w+=0\.0(?:, )?)+)\)", advice).groups()
+    inner = make()
+    changes = dict.fromkeys(re.findall(r"(\w+)=0\.0", arguments), 0.0)
+    if type(inner).__name__ != kind:  # another optimizer is recommended
+        assert "another optimizer" in advice
+        return getattr(keras.optimizers, kind)(**changes)
+    config = inner.get_config()
+    assert changes.keys() <= config.keys()
+    return type(inner).from_config({**config, **changes})
+
+
+def train(library, optimizer, steps=2):
+    """Train on one worker; whether all weights are finite, and whether they have moved."""
+    library.utils.set_random_seed(1)
+    layer = library.layers.Dense(4)
+    layer.build((8, 6))
+    before = layer.get_weights()
+    x, y = np.random.default_rng(0).normal(size=(2, 8, 6)).astype("float32")
+    for _ in range(steps):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((layer(x) - y[:, :4]) ** 2)
+        variables = layer.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+    after = layer.get_weights()
+    assert all(np.isfinite(w).all() for w in after)
+    assert not np.allclose(before[0], after[0])
+
+
+@pytest.mark.filterwarnings(ONE_WORKER)
+@loop(("family", "name"), [(f, n) for f in FAMILIES for n in all_of(f)])
+def test_following_the_advice_trains(family, name):
+    """About momentum of what is late, and about momentum on both sides."""
+    make = all_of(family)[name]
+    assert momentum.of(make()).known, "not in the table of momentum.py"
+    late, twice = told(make, LATE), told(make, IN_EXCHANGE)
+    assert bool(late) == bool(twice) == bool(momentum.of(make()).values)
+    for advice, method in ((late, LATE), (twice, IN_EXCHANGE)) if late else ():
+        assert told(lambda a=advice: follow(make, a), method) == ""
+    if twice or name == "ScheduleFreeAdamW":
+        library = keras if "another optimizer" in twice else library_of(family)
+        inner = follow(make, twice) if twice else make()
+        train(library, rs.DistributedOptimizer(inner, IN_EXCHANGE))
+
+
+@loop(
+    ("make", "values"),
+    [
+        (lambda: keras.optimizers.ScheduleFreeAdamW(), {}),
+        (lambda: keras.optimizers.Muon(), {"momentum": 0.95, "adam_beta_1": 0.9}),
+        (lambda: keras.optimizers.Lion(), {"beta_1": 0.9}),
+        (lambda: keras.optimizers.SGD(momentum=0.8), {"momentum": 0.8}),
+        (lambda: keras.optimizers.RMSprop(momentum=0.3), {"momentum": 0.3}),
+        (lambda: keras.optimizers.Adafactor(), {}),
+        (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adamax()), {"beta_1": 0.9}),
+        (lambda: all_of("addons")["Yogi"](), {"beta1": 0.9}),
+        (lambda: rs.addons.load().optimizers.Lookahead(LEGACY.Adam(beta_1=0.7)), {"beta_1": 0.7}),
+    ],
+)
+def test_what_is_momentum(make, values):
+    """From the papers and the sources of the optimizers."""
+    assert momentum.of(make()).values == pytest.approx(values)
+
+
+class OwnScheduleFree(keras.optimizers.ScheduleFreeAdamW):
+    """A user's subclass."""
+
+
+class OwnAdam(keras.optimizers.AdamW):
+    """A user's subclass."""
+
+
+class OtherPeoples(keras.optimizers.Optimizer):
+    """An optimizer that nothing is known of, with a `beta_1` that is anything."""
+
+    def __init__(self):
+        super().__init__(learning_rate=0.1)
+
+    def get_config(self):
+        return {**super().get_config(), "beta_1": 0.9}
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.assign_sub(variable, learning_rate * gradient)
+
+
+def test_subclasses_are_what_they_are_derived_from():
+    assert momentum.of(OwnAdam()).values == {"beta_1": 0.9}
+    assert "use OwnAdam(beta_1=0.0)" in told(OwnAdam, IN_EXCHANGE)
+    assert momentum.of(OwnScheduleFree()).known and told(OwnScheduleFree, IN_EXCHANGE) == ""
+
+
+@pytest.mark.filterwarnings(ONE_WORKER)
+def test_others_are_not_told_to_set_anything_to_0():
+    """Nor refused: only they know what it is."""
+    for method in (LATE, IN_EXCHANGE):
+        advice = told(OtherPeoples, method)
+        assert "beta_1=0.9" in advice and "OtherPeoples" in advice and "beta_1=0.0" not in advice
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", rs.AccuracyWarning)
+        train(keras, rs.DistributedOptimizer(OtherPeoples(), IN_EXCHANGE))
+
+
+def test_the_points_of_a_schedule_free_optimizer_are_no_momentum():
+    """Methods with local steps clear a momentum where they send: not these."""
+    layer = keras.layers.Dense(4)
+    layer.build((8, 6))
+    found = {}
+    for make in (keras.optimizers.ScheduleFreeAdamW, keras.optimizers.Adamax):
+        inner = make()
+        inner.build(layer.trainable_variables)
+        found[make] = list(slots.momentum_slots(inner))
+    assert [len(slots) for slots in found.values()] == [0, 2]
+
+
+@pytest.mark.filterwarnings(ONE_WORKER)
+def test_an_optimizer_without_a_learning_rate_fits():
+    """COCOB of TensorFlow Addons: `fit` compares the workers' rates."""
+    model = tf_keras.Sequential([tf_keras.layers.Input((3,)), tf_keras.layers.Dense(1)])
+    model.compile(rs.DistributedOptimizer(all_of("addons")["COCOB"](), rs.Dense()), "mse")
+    history = model.fit(np.ones([8, 3]), np.ones([8, 1]), verbose=0)
+    assert np.isfinite(history.history["loss"]).all()
