@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from tests.loops import loop
+from tests.unit.stranger import Stranger
 from tf_redsync import environment
 from tf_redsync.cli.launch import free_ports
 from tf_redsync.exchange import cluster as clusters
@@ -228,15 +229,12 @@ def test_workers_without_a_handshake_are_named(started):
     assert f"{three.addresses[2]}: nothing listens there" in text
 
 
-def test_workers_of_other_jobs_are_refused(started, monkeypatch):
+def test_workers_of_other_clusters_are_refused(started):
     two = cluster(2)
     three = Cluster((*two.addresses, "127.0.0.1:1"), ("worker:0", "worker:1", "worker:2"), 0)
     chief = started(two, 0)
     assert "is not worker 0: it is of a cluster of 2 workers" in problem(started(three, 1))
     assert not chief.done()
-    monkeypatch.setenv(environment.JOB, "b")
-    assert "TF_REDSYNC_JOB='' there, 'b' here" in problem(started(two, 1))
-    monkeypatch.delenv(environment.JOB)
     started(two, 1).result(10)
     chief.result(10)
 
@@ -292,10 +290,8 @@ def test_whatever_comes_to_the_port_the_workers_meet(started):
         b"tf_redsync {}\n",
         b"tf_redsync []\n",
         b"tf_redsync " + b"[" * 100_000 + b"\n",
-        b'tf_redsync {"rank": -1, "tasks": ["worker:0", "worker:1"], "job": "", "nonce": "", '
-        b'"join": true}\n',
-        b'tf_redsync {"rank": 7, "tasks": ["worker:0", "worker:1"], "job": "", "nonce": "", '
-        b'"join": true}\n',
+        b'tf_redsync {"challenge": 1}\n',
+        b'tf_redsync {"challenge": "' + b"a" * 32 + b'"}\ntf_redsync ' + b"b" * 64 + b" {}\n",
         b"tf_redsync " + b"x" * (greetings.LIMIT + 10) + b"\n",
         *(rng.randbytes(rng.randrange(100)) for _ in range(50)),
     ]
@@ -305,6 +301,9 @@ def test_whatever_comes_to_the_port_the_workers_meet(started):
         with contextlib.suppress(OSError):
             connection.sendall(text)
         kept.append(connection)
+    for rank in (-1, 7, True, "1"):  # strangers who know the secret, which is empty
+        one = Stranger(socket.create_connection((host, int(port))), "")
+        one.tell(rank=rank, tasks=["worker:0", "worker:1"], nonce="", join=True)
     for future in (started(two, 1), chief):
         future.result(10)
     for connection in kept:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -76,6 +77,11 @@ def cores_of(slot: int, workers: int, count: int | None) -> list[int] | None:
     return usable[slot * count : (slot + 1) * count]
 
 
+def job_secret() -> str:
+    """Returns the secret of a job: what this process's environment says, else a random one."""
+    return os.environ.get(environment.JOB) or secrets.token_hex(16)
+
+
 def rank_in(text: str) -> int:
     """Returns the worker's number in a TF_CONFIG, the chief's being 0; 0 if that cannot be said."""
     try:
@@ -103,8 +109,8 @@ def for_workers(
             merged[name] = str(threads)
         else:
             merged.setdefault(name, str(default_threads(workers)))
-    if all_here:  # else the others need the same name
-        merged.setdefault(environment.JOB, os.urandom(4).hex())
+    if all_here and not merged.get(environment.JOB):  # else the others need the same
+        merged[environment.JOB] = job_secret()
     if start_timeout is not None:
         merged[environment.START_TIMEOUT] = f"{start_timeout:g}"
     return merged

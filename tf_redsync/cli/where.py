@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from tf_redsync import environment
-from tf_redsync.cli import clusters, hosts, isolation
+from tf_redsync.cli import clusters, hosts, isolation, output, surroundings
 from tf_redsync.cli.starting import Remote
 
 
@@ -21,7 +21,8 @@ def arguments(args: argparse.Namespace) -> dict[str, Any]:
     _check(args)
     if args.hosts is not None or args.hostfile is not None:
         env = hosts.environment(args.env or ())
-        env.setdefault(environment.JOB, os.urandom(4).hex())
+        if not env.get(environment.JOB):
+            env[environment.JOB] = surroundings.job_secret()
         if args.start_timeout is not None:
             env[environment.START_TIMEOUT] = f"{args.start_timeout:g}"
         found = hosts.read(args.hostfile) if args.hosts is None else hosts.parse(args.hosts)
@@ -36,8 +37,15 @@ def arguments(args: argparse.Namespace) -> dict[str, Any]:
         share = clusters.slurm(each, args.port)
     else:
         share = clusters.kubernetes(args.kubernetes, each, args.port)
-    job = os.environ.get(environment.JOB) or share.job
-    return {"workers": None, "configs": share.configs, "env": {environment.JOB: job}}
+    job = os.environ.get(environment.JOB)
+    if not job and surroundings.rank_in(share.configs[0]) == 0:
+        output.say(
+            f"{environment.JOB} is not set: a process that reaches a worker's port and guesses the "
+            f"job's name, {share.job}, can take part in its start. Set the variable to the same "
+            "random text on all machines (docs/security.md)."
+        )
+    env = {environment.JOB: job or share.job}
+    return {"workers": None, "configs": share.configs, "env": env}
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 from typing_extensions import override
 
-from tf_redsync.exchange import greetings
 from tf_redsync.exchange.cluster import Cluster, StartError, taken
 from tf_redsync.exchange.greetings import Identity, Line, NoAnswer
 from tf_redsync.exchange.meeting import OLDER, SAME, Meeting, pauses, why_not
@@ -100,7 +99,7 @@ class Chief(Meeting):
         refused = self._refused(other)
         if not refused:
             try:
-                there = await greetings.ask(self.cluster.addresses[other.rank], self.me)
+                there = await self.ask(self.cluster.addresses[other.rank])
             except NoAnswer as error:
                 if not error.serves:
                     self._whys[other.rank] = f"it has called, but there {error}"

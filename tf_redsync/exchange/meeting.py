@@ -21,10 +21,7 @@ OLDER = (
     "an earlier run that has not ended, a worker of an older tf_redsync, or one with "
     f"{environment.HANDSHAKE}=0, which must then be set for all workers"
 )
-SAME = (
-    "Start all workers with the same tasks in TF_CONFIG, and the same "
-    f"{environment.JOB} if there is one."
-)
+SAME = "Start all workers with the same tasks in TF_CONFIG."
 _MAX_NAMES = 8
 _logger = logging.getLogger("tf_redsync")
 
@@ -36,7 +33,9 @@ class Meeting:
         self.cluster = cluster
         self.timeout = timeout
         self.kept: dict[str, socket.socket] = {}  # by workers' names, connections for `witness.py`
-        self.me = Identity(cluster.rank, cluster.tasks, os.environ.get(environment.JOB, ""))
+        self.me = Identity(cluster.rank, cluster.tasks)
+        self._secret = os.environ.get(environment.JOB, "")
+        self._strangers: set[str] = set()  # their addresses, as far as they were reported
         self._started = time.monotonic()
         self._main: tuple[asyncio.AbstractEventLoop, asyncio.Task] | None = None
 
@@ -75,6 +74,14 @@ class Meeting:
         """For whom this process waits, and why that one is not there."""
         raise NotImplementedError
 
+    async def ask(self, address: str) -> Identity:
+        """Return who of this job is at "host:port"; raise `NoAnswer` if nobody is."""
+        return await greetings.ask(address, self.me, self._secret)
+
+    async def call(self, address: str, **words: Any) -> Line:
+        """Tell who this is, and further words, to "host:port"; raise `NoAnswer` as `ask`."""
+        return await greetings.call(address, self._secret, **vars(self.me), **words)
+
     async def greet(self, words: dict[str, Any], line: Line) -> None:
         """Answer a call that is more than a question who is here."""
 
@@ -111,7 +118,7 @@ class Meeting:
     async def _call_myself(self) -> None:
         address = self.cluster.addresses[self.cluster.rank]
         try:
-            other = await greetings.ask(address, self.me)
+            other = await self.ask(address)
         except NoAnswer as error:
             if error.serves:
                 raise taken(self.cluster, f"TensorFlow's server answers at {address}") from None
@@ -128,6 +135,7 @@ class Meeting:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = Line(reader, writer)
         try:
+            await line.open(self._secret, calls=False)
             words = await line.hear()
             line.tell(**vars(self.me))
             await self.greet(words, line)
@@ -135,10 +143,24 @@ class Meeting:
         except NoAnswer as error:
             if error.calls:
                 self.heard_of_tensorflow()
+            if error.unsigned:
+                line.tell()  # signed, so that a worker with another secret hears of it
+                self._report(writer.get_extra_info("peername")[0].removeprefix("::ffff:"))
         except asyncio.CancelledError:  # the meeting is over
             pass
         finally:
             line.close()
+
+    def _report(self, host: str) -> None:
+        """Say that a stranger has called, once for each of a few addresses."""
+        if host not in self._strangers and len(self._strangers) < _MAX_NAMES:
+            self._strangers.add(host)
+            _logger.warning(
+                "a process at %s has called this worker with another %s, or is a stranger; it was "
+                "told nothing",
+                host,
+                environment.JOB,
+            )
 
     def heard_of_tensorflow(self) -> None:
         """Some worker has started TensorFlow without a meeting."""
@@ -159,17 +181,13 @@ class Meeting:
                 f"it is of a cluster of {len(other.tasks)} workers ({_few(other.tasks)}), and this "
                 f"process of one of {len(self.me.tasks)} ({_few(self.me.tasks)})"
             )
-        if other.job != self.me.job:
-            return (
-                f"it is of another job: {environment.JOB}={other.job!r} there, {self.me.job!r} here"
-            )
         return ""
 
 
 async def why_not(meeting: Meeting, rank: int) -> str:
     """Return why a worker is not reached, or nothing if it is."""
     try:
-        other = await greetings.ask(meeting.cluster.addresses[rank], meeting.me)
+        other = await meeting.ask(meeting.cluster.addresses[rank])
     except NoAnswer as error:
         return f"{error}: {OLDER}" if error.serves else str(error)
     if other.rank != rank:

@@ -58,7 +58,7 @@ class Member(Meeting):
             self._called.set()
 
     async def _join(self) -> Line:
-        line = await greetings.call(self.cluster.addresses[0], join=True, **vars(self.me))
+        line = await self.call(self.cluster.addresses[0], join=True)
         try:
             chief = Identity.of(await line.hear())
             differs = self.differs(chief) or (

@@ -4,6 +4,8 @@ TensorFlow waits for workers without a word, and a second process with an index 
 the job of the first one. So each worker first listens itself on its port of TF_CONFIG, the one that
 TensorFlow's server gets afterwards, and tells whoever calls who it is.
 
+They prove to each other that they know the job's secret, TF_REDSYNC_JOB (`greetings.py`).
+
 1. Each calls its own address. If another process answers, this one is one too many.
 2. Each joins the chief, which calls it back at its address of TF_CONFIG, for the same reason.
 3. When all have joined, each calls all others: collectives need every pair.
@@ -17,6 +19,7 @@ chief's address waits too: an earlier run of the job may have to end.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import threading
@@ -31,6 +34,7 @@ from tf_redsync.exchange.meeting import Meeting
 from tf_redsync.exchange.member import Member
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
+_logger = logging.getLogger("tf_redsync")
 _met: set[tuple[int, Cluster]] = set()  # by process: TensorFlow's server has the port from then on
 
 
@@ -75,6 +79,12 @@ def _meet(cluster: Cluster | None, seconds: float) -> dict[str, socket.socket]:
     if here in _met:
         return {}
     hold(cluster)
+    if cluster.rank == 0 and not os.environ.get(environment.JOB):
+        _logger.warning(
+            "%s is not set: any process that reaches a worker's port can take part in the start of "
+            "this job. Set it to the same random text for all workers (docs/security.md)",
+            environment.JOB,
+        )
     meeting = (Chief if cluster.rank == 0 else Member)(cluster, seconds)
     _run(meeting)
     _met.add(here)

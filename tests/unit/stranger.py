@@ -1,0 +1,49 @@
+"""A stranger at the workers' meeting, on a raw socket."""
+
+import contextlib
+import hashlib
+import hmac
+import json
+
+MAGIC = b"tf_redsync "
+
+
+class Stranger:
+    """Speaks the meeting's protocol, as its description says, and knows a secret or not."""
+
+    def __init__(self, connection, secret, calls=True):
+        self.file = connection.makefile("rwb")
+        connection.settimeout(5)
+        self.got = b""
+        mine = "0123456789abcdef" * 2
+        if calls:
+            self.write(json.dumps({"challenge": mine}).encode())
+        theirs = json.loads(self.read())["challenge"]
+        if not calls:
+            self.write(json.dumps({"challenge": mine}).encode())
+        both = f"{mine} {theirs}" if calls else f"{theirs} {mine}"
+        self._key = hmac.new(secret.encode(), both.encode(), hashlib.sha256).digest()
+        self._direction = b"call" if calls else b"answer"
+        self._count = 0
+
+    def write(self, text):
+        with contextlib.suppress(OSError):
+            self.file.write(MAGIC + text + b"\n")
+            self.file.flush()
+
+    def read(self):
+        """The next line, without its mark; empty when the other side has closed."""
+        line = b""
+        with contextlib.suppress(ConnectionResetError):
+            line = self.file.readline()
+        self.got += line
+        return line[len(MAGIC) :]
+
+    def tell(self, **words):
+        self._count += 1
+        text = json.dumps(words).encode()
+        said = self._direction + b" %d " % self._count + text
+        self.write(hmac.new(self._key, said, hashlib.sha256).hexdigest().encode() + b" " + text)
+
+    def hear(self):
+        return json.loads(self.read().partition(b" ")[2] or b"null")

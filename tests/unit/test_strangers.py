@@ -1,0 +1,275 @@
+"""Strangers on raw sockets at the workers' meeting: with the job's secret they get in, else not."""
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+from tests.unit.stranger import MAGIC, Stranger
+from tests.unit.test_rendezvous import cluster, no_environment, problem, soon, started
+from tf_redsync import environment
+
+__all__ = ["no_environment", "soon", "started"]  # fixtures
+
+SECRET = "a secret of forty characters for a job.."
+TASKS = ["worker:0", "worker:1"]
+
+
+@pytest.fixture
+def secret(monkeypatch):
+    monkeypatch.setenv(environment.JOB, SECRET)
+
+
+def connected(address):
+    host, _, port = address.rpartition(":")
+    end = time.monotonic() + 5
+    while True:
+        try:
+            return socket.create_connection((host, int(port)), 5)
+        except OSError:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def answering(address, answer):
+    """At a worker's address, `answer` every connection."""
+
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = server.accept()
+                kept.append(connection)
+                threading.Thread(target=one, args=(connection,), daemon=True).start()
+
+    def one(connection):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            answer(connection)
+
+    kept = []
+    with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))) as server:
+        threading.Thread(target=serve, daemon=True).start()
+        yield
+        server.shutdown(socket.SHUT_RDWR)
+    for connection in kept:
+        connection.close()
+
+
+def identity(rank):
+    return {"rank": rank, "tasks": TASKS, "nonce": "stranger"}
+
+
+def everything(connection):
+    connection.settimeout(5)
+    got = b""
+    with contextlib.suppress(OSError):
+        while data := connection.recv(1 << 16):
+            got += data
+    return got
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_tells_only_who_knows_the_secret_who_it_is(started, secret, rank):
+    two = cluster(2)
+    address = two.addresses[rank]
+    first = started(two, rank)
+    friend = Stranger(connected(address), SECRET)
+    friend.tell(**identity(1 - rank))
+    assert friend.hear()["tasks"] == TASKS
+
+    got = []
+    for guess in ("", "other", SECRET[:-1]):
+        stranger = Stranger(connected(address), guess)
+        stranger.tell(**identity(1 - rank), join=True)
+        while stranger.read():
+            pass
+        got.append(stranger.got)
+    challenge = b'tf_redsync {"challenge": "0123456789abcdef0123456789abcdef"}\n'
+    texts = (b"", challenge, challenge * 2, MAGIC + json.dumps(identity(0)).encode() + b"\n")
+    connections = [connected(address) for _ in texts]
+    for connection, text in zip(connections, texts, strict=True):
+        connection.sendall(text)
+    got += [everything(connection) for connection in connections]
+    for text in got:  # challenges and a line without words
+        words = [line.rpartition(b" {")[2] for line in text.splitlines()]
+        assert all(word == b"}" or word.startswith(b'"challenge": ') for word in words)
+    assert any(got)
+    assert not first.done()
+    for future in (first, started(two, 1 - rank)):
+        future.result(10)
+
+
+def test_what_a_worker_has_said_cannot_be_replayed(started, secret):
+    """A stranger between chief and worker repeats all that the worker has said to the chief."""
+    two = cluster(2)
+    chief = started(two, 0, 3.0)
+    said = []
+
+    def listen(connection):
+        """Be a friend to the chief, to have something to repeat."""
+        friend = Stranger(connection, SECRET, calls=False)
+        friend.hear()
+        friend.tell(**identity(1))
+
+    with answering(two.addresses[1], listen):
+        friend = Stranger(connected(two.addresses[0]), SECRET)
+        write = friend.write
+        friend.write = lambda text: (said.append(text), write(text))
+        friend.tell(**identity(1), join=True)
+        assert friend.hear()["rank"] == 0 and friend.hear() == {"joined": False}
+        friend.file.close()
+        again = Stranger(connected(two.addresses[0]), "")
+        for text in (*said, *said):
+            again.write(text)
+        while again.read():
+            pass
+        assert b"joined" in friend.got and b"rank" not in again.got
+    assert not chief.done()
+    for future in (started(two, 1), chief):
+        future.result(10)
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_only_who_knows_the_secret_ends_the_job(started, secret, knows):
+    two = cluster(2)
+    chief = started(two, 0)
+    key = SECRET if knows else ""
+
+    def answer(connection):
+        stranger = Stranger(connection, key, calls=False)
+        stranger.hear()
+        stranger.tell(**identity(1))
+
+    with answering(two.addresses[1], answer):
+        stranger = Stranger(connected(two.addresses[0]), key)
+        stranger.tell(**identity(1), join=True)
+        stranger.tell(end="text of a stranger")
+        while stranger.read():
+            pass
+    if knows:
+        assert problem(chief) == "text of a stranger"
+        return
+    assert not chief.done()
+    for future in (started(two, 1), chief):
+        future.result(10)
+
+
+@pytest.mark.parametrize("word", ["end", "refused"])
+@pytest.mark.parametrize("knows", [True, False])
+def test_only_who_knows_the_secret_is_believed_to_be_the_chief(started, secret, knows, word):
+    two = cluster(2)
+
+    def answer(connection):
+        stranger = Stranger(connection, SECRET if knows else "", calls=False)
+        stranger.hear()
+        stranger.tell(**identity(0))
+        if word == "end":
+            stranger.tell(joined=False)
+        stranger.tell(**{word: "text of a stranger"})
+
+    with answering(two.addresses[0], answer):
+        member = started(two, 1)
+        if knows:
+            assert problem(member) == "text of a stranger"
+            return
+        time.sleep(0.5)
+        assert not member.done()
+    for future in (started(two, 0), member):
+        future.result(10)
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_only_who_knows_the_secret_takes_the_place_of_a_missing_worker(started, secret, knows):
+    two = cluster(2)
+    chief = started(two, 0, 2.0)
+    key = SECRET if knows else ""
+
+    def answer(connection):
+        stranger = Stranger(connection, key, calls=False)
+        stranger.hear()
+        stranger.tell(**identity(1))
+
+    with answering(two.addresses[1], answer):
+        stranger = Stranger(connected(two.addresses[0]), key)
+        stranger.tell(**identity(1), join=True)
+        stranger.tell(unreached=[])
+        if knows:
+            chief.result(5)  # it would start TensorFlow with the stranger
+        else:
+            text = problem(chief)
+            assert f"worker 1 at {two.addresses[1]}" in text and environment.JOB in text
+
+
+def test_a_worker_that_is_sent_back_to_itself_does_not_believe_itself(started, secret):
+    """A stranger at the address of a missing worker hands the chief's calls on to the chief."""
+    two = cluster(2)
+    chief = started(two, 0, 1.5)
+
+    def relay(connection):
+        other = connected(two.addresses[0])
+        back = threading.Thread(target=copy, args=(other, connection), daemon=True)
+        back.start()
+        copy(connection, other)
+
+    def copy(source, to):
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                to.sendall(data)
+            to.shutdown(socket.SHUT_WR)
+
+    def reflect(connection):
+        copy(connection, connection)
+
+    with answering(two.addresses[1], relay):
+        time.sleep(0.5)
+    with answering(two.addresses[1], reflect):
+        assert "missing" in problem(chief)
+
+
+def test_a_worker_with_another_secret_is_reported_on_both_sides(started, soon, caplog, monkeypatch):
+    two = cluster(2)
+    monkeypatch.setenv(environment.JOB, SECRET)
+    chief = started(two, 0)
+    time.sleep(0.05)
+    for wrong in ("another one", ""):
+        monkeypatch.setenv(environment.JOB, wrong)
+        text = problem(started(two, 1, 0.7))
+        assert f"worker 0 at {two.addresses[0]}: " in text and environment.JOB in text
+        assert SECRET not in text
+    said = [r.getMessage() for r in caplog.records if environment.JOB in r.getMessage()]
+    for who in ("at 127.0.0.1 has called", *(f"worker {i} at {two.addresses[i]}" for i in (0, 1))):
+        assert any(who in one for one in said), who
+    assert SECRET not in caplog.text
+    assert not chief.done()
+    monkeypatch.setenv(environment.JOB, SECRET)
+    for future in (started(two, 1), chief):
+        future.result(10)
+
+
+@pytest.mark.parametrize("value", [None, "", SECRET])
+def test_the_chief_says_that_a_meeting_is_open(started, caplog, monkeypatch, value):
+    if value is not None:
+        monkeypatch.setenv(environment.JOB, value)
+    three = cluster(3)
+    for future in [started(three, rank) for rank in range(3)]:
+        future.result(10)
+    said = [r.getMessage() for r in caplog.records if environment.JOB in r.getMessage()]
+    assert len(said) == (0 if value else 1)
+    assert not said or "security.md" in said[0]
+
+
+def test_the_launcher_makes_a_secret_that_cannot_be_guessed(monkeypatch):
+    from tf_redsync.cli import surroundings
+
+    monkeypatch.delenv(environment.JOB, raising=False)
+    made = {surroundings.for_workers(2, 1, None, None)[environment.JOB] for _ in range(3)}
+    assert len(made) == 3 and all(len(one) >= 32 for one in made)
+    monkeypatch.setenv(environment.JOB, "")
+    assert len(surroundings.for_workers(2, 1, None, None)[environment.JOB]) >= 32
+    monkeypatch.setenv(environment.JOB, "given")
+    assert surroundings.for_workers(2, 1, None, None)[environment.JOB] == "given"
+    assert environment.JOB in os.environ
