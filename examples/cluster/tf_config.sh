@@ -2,6 +2,7 @@
 # Starts one worker under a TF_CONFIG made by hand; run it on each machine with that machine's number:
 #   WORKERS="10.0.0.1:12345 10.0.0.2:12345" INDEX=0 ./tf_config.sh ../mnist.py --epochs=3
 #   WORKERS="10.0.0.1:12345 10.0.0.2:12345" INDEX=1 ./tf_config.sh ../mnist.py --epochs=3
+# Export the same random text on all machines as TF_REDSYNC_JOB, so that no stranger joins the workers.
 # The ports must be free, and reachable from the other machines and from no one else.
 set -euo pipefail
 : "${WORKERS:?the address HOST:PORT of each worker, the same list on all machines}"

@@ -35,6 +35,17 @@ import json, os, sys, time
 config = json.loads(os.environ["TF_CONFIG"])
 index = config["task"]["index"]
 """
+COMMANDS = """
+def commands():
+    found = ""
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            found += open(f"/proc/{pid}/cmdline").read() + " "
+        except OSError:
+            pass
+    return found
+
+"""
 
 
 @pytest.fixture(scope="module")
@@ -103,9 +114,11 @@ def test_arguments_environment_and_directory_arrive_as_they_are(ssh, tmp_path):
     folder = tmp_path / 'it\'s a "folder" $HOME'
     folder.mkdir()
     (folder / "train.py").write_text(
-        WORKER + "print(json.dumps([config, sys.argv[1:], os.getcwd(), os.environ.get('TF_X'), "
+        WORKER
+        + COMMANDS
+        + "print(json.dumps([config, sys.argv[1:], os.getcwd(), os.environ.get('TF_X'), "
         "os.environ.get('OWN'), os.environ.get('SECRET'), sorted(os.sched_getaffinity(0)), "
-        "os.environ['TF_NUM_INTRAOP_THREADS'], os.environ['TF_REDSYNC_JOB']]))"
+        "os.environ['TF_NUM_INTRAOP_THREADS'], os.environ['TF_REDSYNC_JOB'], commands()]))"
     )
     odd = ["a b", "*", "it's", '"$HOME"', "--x=;rm", "é\n2"]
     env = {"TF_X": odd[2] + odd[3], "OWN": "o w n", "SECRET": "s"}
@@ -114,7 +127,9 @@ def test_arguments_environment_and_directory_arrive_as_they_are(ssh, tmp_path):
     assert ran.returncode == 0, ran.stderr
     found = [json.loads((folder / "logs" / f"worker_{i}.log").read_text()) for i in range(2)]
     addresses = ["localhost:23456", "localhost:23457"]
-    for index, (config, argv, cwd, x, own, secret, cores, threads, _) in enumerate(found):
+    for index, (config, argv, cwd, x, own, secret, cores, threads, job, commands) in enumerate(
+        found
+    ):
         assert config == {
             "cluster": {"worker": addresses},
             "task": {"type": "worker", "index": index},
@@ -122,7 +137,8 @@ def test_arguments_environment_and_directory_arrive_as_they_are(ssh, tmp_path):
         assert argv == odd and Path(cwd) == folder.resolve()
         assert (x, own, secret) == (env["TF_X"], env["OWN"], None)
         assert cores == [sorted(os.sched_getaffinity(0))[index]] and threads == "1"
-    assert found[0][-1] == found[1][-1]
+        assert "train.py" in commands and len(job) >= 32 and job not in commands
+    assert found[0][-2] == found[1][-2]
     assert ran.stdout == (folder / "logs" / "worker_0.log").read_text()
 
 
@@ -335,13 +351,17 @@ def test_a_node_of_slurm_starts_its_workers(tmp_path):
     (tmp_path / "train.py").write_text(
         WORKER + "print(os.environ['TF_REDSYNC_JOB'], config['cluster']['worker'][index])"
     )
-    env = {**os.environ, "PYTHONPATH": str(ROOT), **slurm(1), "PATH": str(tmp_path)}
+    path = {"PYTHONPATH": str(ROOT), "PATH": str(tmp_path)}
     line = [sys.executable, "-m", "tf_redsync", "launch", "--slurm", "-n", "2", "--port", "7000"]
-    ran = subprocess.run(
-        [*line, "train.py"], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=env
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert sorted(ran.stdout.splitlines()) == [
-        "[worker 2] slurm-4711.0 n2:7000",
-        "[worker 3] slurm-4711.0 n2:7001",
-    ]
+    for node, secret in ((1, None), (0, None), (0, "a secret")):
+        env = {**os.environ, **slurm(node), **path, "TF_REDSYNC_JOB": secret or ""}
+        ran = subprocess.run(
+            [*line, "train.py"], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=env
+        )
+        assert ran.returncode == 0, ran.stderr
+        assert sorted(ran.stdout.splitlines()) == [
+            f"[worker {2 * node + i}] {secret or 'slurm-4711.0'} n{node + 1}:{7000 + i}"
+            for i in range(2)
+        ]
+        # The name of the job can be guessed: the launcher of the chief says so, and no other one.
+        assert ("TF_REDSYNC_JOB" in ran.stderr) == (node == 0 and secret is None)
