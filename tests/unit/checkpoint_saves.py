@@ -5,6 +5,8 @@ python checkpoint_saves.py whenever DIRECTORY 30 SEED    killed at random moment
 """
 
 import contextlib
+import hashlib
+import json
 import os
 import random
 import shutil
@@ -58,6 +60,25 @@ def save_all(store, saves, said=lambda save: None):
         number += 1
 
 
+def rewrite(path, place, value):
+    """Changes a value of a manifest and makes its checksum valid again.
+
+    Args:
+        path: The file.
+        place: Names and positions with dots between them.
+        value: The new value.
+    """
+    values = json.loads(path.read_text())
+    del values["checksum"]
+    *outer, last = place.split(".")
+    inner = values
+    for key in outer:
+        inner = inner[int(key) if isinstance(inner, list) else key]
+    inner[int(last) if isinstance(inner, list) else last] = value
+    text = json.dumps(values, sort_keys=True).encode()
+    path.write_text(json.dumps(values | {"checksum": hashlib.sha256(text).hexdigest()}))
+
+
 def newest(store):
     """The newest checkpoint as the number of its save, or None; all that exist must be whole."""
     saves = []
@@ -65,7 +86,7 @@ def newest(store):
         found = store.manifest(number)
         store.verify(number, found.parts)
         for rank in range(WORKERS):
-            read = store.read_part(number, rank)
+            read = store.read_part(number, found.parts[rank])
             assert read.keys() == arrays(0, 0).keys()
             for name, value in arrays(found.step, rank).items():
                 np.testing.assert_array_equal(read[name], value)

@@ -1,9 +1,13 @@
 """`Checkpoint` with one worker: where `fit` goes on, in all libraries, with all kinds of data."""
 
 import datetime
+import hashlib
 import itertools
 import os
+import re
+import shutil
 import signal
+import warnings
 
 import keras
 import numpy as np
@@ -14,7 +18,9 @@ import tf_keras
 import tf_redsync as rs
 from tests.deep import DEEP
 from tests.loops import loop
+from tests.unit import checkpoint_saves
 from tf_redsync import stopping
+from tf_redsync.checkpoints import arrays as saved_arrays
 
 pytestmark = pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")
 
@@ -295,6 +301,119 @@ def test_one_of_another_model_is_refused_by_name(tmp_path):
         (path / "part-00000.npz").write_bytes(b"")
     with pytest.warns(UserWarning, match=r"-000002 \(step 8.*\n.*-000003: .* has 0 bytes"):
         train("keras3", data, tmp_path, epochs=1)
+
+
+# ------------------------------------------------------- valid checksums around what cannot be
+
+
+def put(name, value):
+    """Puts an array, or what a function makes of the one that is there, into a part."""
+
+    def change(values):
+        found = values.pop(name)
+        changed = value(found) if callable(value) else value
+        if changed is not None:
+            values[name] = changed
+
+    return change
+
+
+def first(number):
+    """Changes the first element of an array."""
+
+    def change(array):
+        array = np.array(array)
+        array.reshape(-1)[0] = number
+        return array
+
+    return change
+
+
+KERNEL, STATISTIC, SLOT = "shared/model/0", "shared/model/5", "shared/optimizer/2"
+# By what is changed in the newest checkpoint: the change, and a word of the reason it is refused
+# for; without one it is used.
+CHANGES = {
+    "a weight is missing": (put(KERNEL, None), "lack 1 variables"),
+    "the exchange is missing": (put("own/exchange/step", None), "step"),
+    "a weight of another shape": (put(KERNEL, np.zeros([5, 7], np.float32)), r"model/0 must be"),
+    "a weight of another type": (put(KERNEL, np.zeros([5, 6])), r"model/0 must be float32"),
+    "a weight that is NaN": (put(KERNEL, first(np.nan)), "1 of 30 numbers .* not finite"),
+    "a weight that is infinite": (put(KERNEL, first(np.inf)), "1 of 30 numbers .* not finite"),
+    "a slot that is NaN": (put(SLOT, first(np.nan)), "are NaN"),
+    "the exchange's rank": (put("own/exchange/rank", np.int64(-1)), "rank"),
+    "the exchange's JSON": (put("own/exchange/about", np.uint8([91] * 50_000)), "JSON"),
+    "a slot that is infinite": (put(SLOT, first(np.inf)), None),
+    "a statistic that is NaN": (put(STATISTIC, first(np.nan)), None),
+    "a metric that is NaN": (put("own/metrics/0@0", first(np.nan)), None),
+    "a metric of another shape": (put("own/metrics/0@0", np.zeros([3], np.float32)), None),
+}
+IN_MANIFEST = {  # the place, the value
+    "a rank that leads elsewhere": ("parts.0.rank", "../../.."),
+    "an epoch that is text": ("epoch", "0"),
+    "a part larger than any": ("parts.0.size", 1 << 40),
+}
+
+
+@pytest.fixture(scope="module")
+def interrupted_in_the_second_epoch(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("good")
+    train("keras3", DATA["shuffled anew"][0], folder, at=17, every=4)
+    assert sorted(p.name[-1] for p in folder.iterdir()) == ["3", "4"]  # after 12 and 16 steps
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one_model():
+    return model_of("keras3")
+
+
+@loop("case", [*CHANGES, *IN_MANIFEST])
+def test_content_that_cannot_be_is_refused_for_the_one_before(
+    case, interrupted_in_the_second_epoch, one_model, tmp_path_factory
+):
+    folder = tmp_path_factory.mktemp("changed") / "checkpoints"
+    shutil.copytree(interrupted_in_the_second_epoch, folder)
+    newest = folder / "checkpoint-000004"
+    part, described = newest / "part-00000.npz", newest / "manifest.json"
+    if case in CHANGES:
+        change, words = CHANGES[case]
+        values = saved_arrays.load(part, part.stat().st_size)
+        change(values)
+        saved_arrays.save(part, values)
+        digest = hashlib.sha256(part.read_bytes()).hexdigest()
+        checkpoint_saves.rewrite(described, "parts.0.size", part.stat().st_size)
+        checkpoint_saves.rewrite(described, "parts.0.sha256", digest)
+    else:
+        place, value = IN_MANIFEST[case]
+        checkpoint_saves.rewrite(described, place, value)
+        words = "manifest.json" if case != "a part larger than any" else "is the most"
+    seen = recorder(keras)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        one_model.fit(DATA["shuffled anew"][0](), epochs=2, verbose=0, callbacks=[
+            seen, rs.callbacks.Checkpoint(folder, every=10**6)])  # fmt: skip
+    assert seen.batches == list(range(6 if words is None else 2, 10))
+    texts = "\n".join(str(w.message) for w in warned if "cannot be used" in str(w.message))
+    if words is None:
+        assert not texts
+    else:
+        assert re.search(rf"goes on from .*-000003(.|\n)*-000004: .*{words}", texts), texts
+        assert all(np.isfinite(w).all() for w in one_model.get_weights())
+
+
+def test_weights_that_are_not_finite_are_not_saved_and_the_last_one_stays(tmp_path):
+    model = model_of("keras3")
+
+    def diverge(batch, logs):
+        if batch == 5:
+            model.layers[0].kernel.assign(model.layers[0].kernel * np.nan)
+
+    diverges = keras.callbacks.LambdaCallback(on_train_batch_end=diverge)
+    words = r"-000002 could not be saved at step 8; .* is .*-000001(.|\n)*not finite"
+    with pytest.warns(UserWarning, match=words):
+        model.fit(DATA["shuffled once"][0](), verbose=0,
+                  callbacks=[diverges, rs.callbacks.Checkpoint(tmp_path, every=4)])  # fmt: skip
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-000001"]
 
 
 WORDS = {

@@ -7,7 +7,9 @@ import re
 import subprocess
 import sys
 import tempfile
+import tracemalloc
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import ml_dtypes
@@ -157,6 +159,119 @@ def test_a_damaged_checkpoint_is_refused_by_name(memory, file, damage, words):
     with pytest.raises(Refused, match=words):
         store.verify(newest, store.manifest(newest).parts)
     store.verify(before, store.manifest(before).parts)
+
+
+# What a manifest with a valid checksum may say, by the value that is put in the place of another.
+WRONG = {
+    "epoch": ["3", 2.0, True, None, -1, 1 << 63, [], float("nan")],
+    "step": ["3", {}, -1],
+    "batch": ["0", -1],
+    "first_epoch": [5, "0"],
+    "finished": [-1, None],
+    "reason": [3, None],
+    "versions": [[], {"numpy": 2}, "2"],
+    "parts": [[], {}, None, "parts", [None], [[]]],
+    "parts.0": [None, {}, {"rank": 0}],
+    "parts.1.rank": ["../../..", 0, 7, 1.0, True, None],
+    "parts.1.size": ["9", -1, None],
+    "parts.1.sha256": ["", "../x", 5, "A" * 64],
+    "parts.1.whole": [1, "yes", None],
+    "parts.1.path": ["/etc/passwd"],
+    "subject": [None, [], {}, {"kind": {}}],
+    "subject.kind": [[], {"method": 3}, None],
+    "subject.variables": [[], None, {"model": None}, {"model": [["w"]]}, {"model": "w"}],
+    "subject.variables.model.0.1": [3, None],
+    "subject.variables.model.0.2": [None, ["50"], [2.0], [-2], 50],
+    "more": [1],
+}
+
+
+@pytest.mark.parametrize("place", WRONG)
+def test_a_manifest_of_another_form_is_refused(memory, place):
+    """Whatever it says, its checksum is valid; a part's path stays in its folder."""
+    store = saved(memory, 1)
+    path = store.path(1) / manifest.NAME
+    good = path.read_text()
+    for wrong in WRONG[place]:
+        path.write_text(good)
+        saves.rewrite(path, place, wrong)
+        with pytest.raises(Refused, match="manifest.json is not one that a save writes"):
+            store.manifest(1)
+    path.write_text(good)
+    saves.rewrite(path, "epoch", 3)
+    assert store.manifest(1).epoch == 3
+
+
+def _replaced(make):
+    def replace(path):
+        path.unlink()
+        make(path)
+
+    return replace
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "part-00001.npz"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _replaced(os.mkfifo),
+        _replaced(os.mkdir),
+        _replaced(lambda path: path.symlink_to("/dev/zero")),
+        _replaced(lambda path: path.symlink_to(path)),
+        lambda path: os.truncate(path, 400 << 20),
+    ],
+    ids=["pipe", "directory", "device", "loop", "large"],
+)
+def test_special_and_large_files_are_refused_at_once(memory, name, damage):
+    store = saved(memory, 2)
+    damage(store.path(2) / name)
+    if name != manifest.NAME:
+        size = _size_of(store.path(2) / name)
+        saves.rewrite(store.path(2) / manifest.NAME, "parts.1.size", size)
+    tracemalloc.start()
+    try:
+        with pytest.raises(Refused, match=name):
+            store.verify(2, store.manifest(2).parts)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    store.verify(1, store.manifest(1).parts)
+
+
+def _size_of(path):
+    """As a manifest would have it that is made to suit."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def test_arrays_that_are_larger_than_their_file_are_refused(memory):
+    """A small file that would be unpacked into a large one."""
+    memory.mkdir()
+    path = memory / "a.npz"
+    np.savez_compressed(path, a=np.zeros(50 << 20, np.uint8), dtypes=np.frombuffer(b"{}", np.uint8))
+    size = path.stat().st_size
+    assert size < 1 << 20
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="a.npz cannot be read"):
+            arrays.load(path, size)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "named", [b"[]", b'{"a": 3}', b'{"a": "no such dtype"}', b"{", b'{"a": "O"}']
+)
+def test_names_of_dtypes_that_cannot_be_are_refused(tmp_path, named):
+    values = {"arrays/a": np.zeros(2), "dtypes": np.frombuffer(named, np.uint8)}
+    np.savez(tmp_path / "a.npz", **values)
+    with (
+        pytest.raises(ValueError, match="a.npz cannot be read") if named != b"[]" else nullcontext()
+    ):
+        assert arrays.load(tmp_path / "a.npz", 10_000)["a"].shape == (2,)
 
 
 def test_each_bit_of_a_manifest_counts(memory):
@@ -337,7 +452,7 @@ def test_arrays_of_all_dtypes_come_back(tmp_path):
         "file": np.zeros(1),
     }
     arrays.save(tmp_path / "a.npz", values)
-    loaded = arrays.load(tmp_path / "a.npz", lambda name: getattr(ml_dtypes, name))
+    loaded = arrays.load(tmp_path / "a.npz", 10_000, lambda name: getattr(ml_dtypes, name))
     assert loaded.keys() == values.keys()
     for name, value in values.items():
         assert loaded[name].dtype == value.dtype and loaded[name].shape == value.shape
@@ -350,5 +465,5 @@ def test_only_numbers_are_saved_and_read(tmp_path):
         arrays.save(tmp_path / "a.npz", {"a": np.asarray([{}])})
     np.savez(tmp_path / "b.npz", a=np.asarray([{}], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match=r"b.npz cannot be read"):
-        arrays.load(tmp_path / "b.npz")
+        arrays.load(tmp_path / "b.npz", 10_000)
     assert not (tmp_path / "a.npz").exists()

@@ -149,8 +149,13 @@ def kept(found: dict[str, Any]) -> Kept:
     Raises:
         ValueError: for anything else, or for a method that is not known.
     """
-    if set(found) != {"methods", "trial_steps"} or not found["methods"]:
+    try:
+        methods = tuple(map(from_config, found["methods"]))
+        steps = int(found["trial_steps"])
+    except (KeyError, TypeError) as error:
         raise ValueError(
-            "what Auto decided must have 'methods' and 'trial_steps'. Received: " + repr(found)
-        )
-    return Kept(tuple(from_config(m) for m in found["methods"]), int(found["trial_steps"]))
+            f"what Auto decided must have 'methods' and 'trial_steps'. Received: {found!r}"
+        ) from error
+    if not methods:
+        raise ValueError(f"what Auto decided must have a method. Received: {found!r}")
+    return Kept(methods, steps)

@@ -18,7 +18,7 @@ from tf_redsync.checkpoints.manifest import Manifest
 from tf_redsync.engine.checkpointing import Checkpoints, Found
 from tf_redsync.exchange import collectives
 from tf_redsync.exchange.common_step import CommonStep
-from tf_redsync.keras import training_state
+from tf_redsync.keras import saved_values, training_state
 from tf_redsync.keras.position import Position
 
 _TIMER, _SIGNAL = "it is time", "signal "  # requests by the chief's clock, and of a scheduler
@@ -124,7 +124,7 @@ class Checkpoint(OfBothKeras):
         self._position = Position(self.model)
         self._metrics: dict[str, np.ndarray] = {}
         self._first_epoch: int | None = None
-        found = self._files.restore(self._subject, self._use)
+        found = self._files.restore(self._subject, self._check, self._use)
         if found is not None:
             self._go_on(found.manifest)
         self._warn_of_order(in_the_middle=found is not None and found.manifest.batch > 0)
@@ -244,7 +244,12 @@ class Checkpoint(OfBothKeras):
             training_state.shared(model),
             training_state.own(model, with_metrics=batch > 0),
             training_state.perhaps_own(model),
+            lambda values: saved_values.problem(model, values),
         )
+
+    def _check(self, found: Found) -> None:
+        """Refuse values that the model cannot take over."""
+        saved_values.check(self.model, found)
 
     def _use(self, found: Found) -> None:
         """Take over what a checkpoint holds."""

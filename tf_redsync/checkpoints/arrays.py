@@ -41,27 +41,33 @@ def save(path: Path, arrays: dict[str, np.ndarray]) -> None:
     files.write(path, content)
 
 
-def load(path: Path, dtype_of: Any = np.dtype) -> dict[str, np.ndarray]:
+def load(path: Path, most: int, dtype_of: Any = np.dtype) -> dict[str, np.ndarray]:
     """Read what `save` wrote.
 
     Args:
         path: The file.
+        most: Bytes that it may have.
         dtype_of: From a name that numpy does not know to the dtype.
 
     Raises:
+        OSError: for anything but a regular file of this size.
         ValueError: for a file that is not whole, or not one of `save`.
     """
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            named = json.loads(bytes(archive[_DTYPES]))
-            loaded = {
-                key.removeprefix(_PREFIX): archive[key] for key in archive.files if key != _DTYPES
+    with files.opened(path, most) as file:
+        try:
+            with np.load(file, allow_pickle=False) as archive:
+                # Not compressed, so the arrays are smaller than the file.
+                unpacked = sum(entry.file_size for entry in archive.zip.infolist())
+                if unpacked > most:
+                    raise ValueError(f"{unpacked} bytes of arrays, and {most} is the most")
+                named = json.loads(bytes(archive[_DTYPES]))
+                keys = [key for key in archive.files if key != _DTYPES]
+                loaded = {key.removeprefix(_PREFIX): archive[key] for key in keys}
+            return {
+                name: array.view(dtype_of(named[name])) if name in named else array
+                for name, array in loaded.items()
             }
-    except OSError:
-        raise
-    except Exception as error:  # zip and numpy raise whatever they meet
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    return {
-        name: array.view(dtype_of(named[name])) if name in named else array
-        for name, array in loaded.items()
-    }
+        except OSError:
+            raise
+        except Exception as error:  # zip and numpy raise whatever they meet
+            raise ValueError(f"{path} cannot be read: {error}") from error

@@ -7,9 +7,11 @@ so that a test can end the process after each of them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -75,10 +77,34 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's content, in hexadecimal digits."""
+@contextlib.contextmanager
+def opened(path: Path, most: int) -> Iterator[IO[bytes]]:
+    """Open a regular file for reading: a pipe would block, and a device need not end.
+
+    Args:
+        path: The file, or a symbolic link to one.
+        most: Bytes that it may have.
+
+    Raises:
+        OSError: for anything else, and for a larger file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        if found.st_size > most:
+            raise OSError(errno.EFBIG, f"{found.st_size} bytes, and {most} is the most")
+        with open(descriptor, "rb", closefd=False) as file:
+            yield file
+    finally:
+        os.close(descriptor)
+
+
+def sha256(path: Path, most: int) -> str:
+    """Return the SHA-256 of a file's content, in hexadecimal digits; see `opened`."""
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with opened(path, most) as file:
         while block := file.read(_BLOCK):
             digest.update(block)
     return digest.hexdigest()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,6 +17,8 @@ from tf_redsync.checkpoints import files
 NAME = "manifest.json"
 FORMAT = 1
 _CHECKSUM = "checksum"  # of everything else in the file
+_MOST_BYTES = 1 << 26  # of the file: 100 bytes for each variable, and as many for each worker
+_COUNTS = ("step", "epoch", "batch", "first_epoch", "finished")
 
 
 class Refused(ValueError):
@@ -101,11 +105,13 @@ def read(directory: Path) -> Manifest:
     """Read the manifest of a checkpoint.
 
     Raises:
-        Refused: for one that is damaged, or of another format.
+        Refused: for one that is damaged, of another format, or with values that no save has.
     """
     try:
-        values = json.loads((directory / NAME).read_bytes())
-        written, saved = values.pop("format"), values.pop(_CHECKSUM)
+        with files.opened(directory / NAME, _MOST_BYTES) as file:
+            values = json.load(file)
+        saved = values.pop(_CHECKSUM)
+        written, digest = values["format"], _digest(values)
     except OSError as error:
         raise Refused(f"{NAME} cannot be read: {error.strerror or error}") from error
     except Exception as error:  # json and whatever it made of other bytes
@@ -116,14 +122,14 @@ def read(directory: Path) -> Manifest:
             f"it was written by {age} version of tf_redsync, in format {written}, and this one "
             f"reads format {FORMAT}"
         )
-    try:
-        parts = tuple(Part(**part) for part in values.pop("parts"))
-        manifest = Manifest(parts=parts, **values)
-    except (KeyError, TypeError) as error:
-        raise Refused(f"{NAME} is damaged: {error}") from error
-    if saved != checksum(manifest):
+    if saved != digest:
         raise Refused(f"{NAME} is damaged: its checksum is another one")
-    return manifest
+    del values["format"]
+    objection = next(_objections(values), None)
+    if objection is not None:
+        raise Refused(f"{NAME} is not one that a save writes: {objection}")
+    parts = tuple(Part(**part) for part in values.pop("parts"))
+    return Manifest(parts=parts, **values)
 
 
 def _values(manifest: Manifest) -> dict[str, Any]:
@@ -132,7 +138,81 @@ def _values(manifest: Manifest) -> dict[str, Any]:
 
 def checksum(manifest: Manifest) -> str:
     """Return what two equal manifests have in common, and no others."""
-    return hashlib.sha256(json.dumps(_values(manifest), sort_keys=True).encode()).hexdigest()
+    return _digest(_values(manifest))
+
+
+def _digest(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+# ---------------------------------------------------------------------------------- the schema
+
+
+def _objections(values: dict[str, Any]) -> Iterator[str]:
+    """Say what is wrong with the values of a file, the first thing first."""
+    names = {field.name for field in dataclasses.fields(Manifest)}
+    if values.keys() != names:
+        yield f"it has {sorted(values)}, and not {sorted(names)}"
+    for name in _COUNTS:
+        if not _is_count(values[name]):
+            yield f"{name} must be an integer from 0. Received: {values[name]!r:.80}"
+    if values["first_epoch"] > values["epoch"]:
+        yield f"first_epoch={values['first_epoch']} is after epoch={values['epoch']}"
+    if not isinstance(values["reason"], str) or not _is_texts(values["versions"]):
+        yield "reason and versions must be text"
+    parts = values["parts"]
+    if not isinstance(parts, list) or not parts:
+        yield f"parts must be a list with one part for each worker. Received: {parts!r:.80}"
+    for rank, part in enumerate(parts):
+        if not _is_part(part, rank):
+            yield f"part {rank} must be of rank {rank}. Received: {part!r:.200}"
+    if not _is_subject(values["subject"]):
+        yield "its subject must have kinds and variables"
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+
+
+def _is_part(value: Any, rank: int) -> bool:
+    names = {field.name for field in dataclasses.fields(Part)}
+    return (
+        isinstance(value, dict)
+        and value.keys() == names
+        and type(value["rank"]) is int
+        and value["rank"] == rank
+        and _is_count(value["size"])
+        and isinstance(value["sha256"], str)
+        and re.fullmatch("[0-9a-f]{64}", value["sha256"]) is not None
+        and type(value["whole"]) is bool
+    )
+
+
+def _is_subject(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"kind", "variables"}
+        and _is_texts(value["kind"])
+        and isinstance(value["variables"], dict)
+        and all(isinstance(listed, list) for listed in value["variables"].values())
+        and all(_is_variable(v) for listed in value["variables"].values() for v in listed)
+    )
+
+
+def _is_variable(value: Any) -> bool:
+    if not isinstance(value, list) or len(value) != 3:
+        return False
+    title, dtype, shape = value
+    return (
+        isinstance(title, str)
+        and isinstance(dtype, str)
+        and isinstance(shape, list)
+        and all(type(n) is int and n >= -1 for n in shape)
+    )
 
 
 def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:

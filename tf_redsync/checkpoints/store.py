@@ -107,7 +107,8 @@ class Store:
         try:
             files.make_directory(directory)
             arrays.save(path, values)
-            return Part(rank, path.stat().st_size, files.sha256(path), whole)
+            size = path.stat().st_size
+            return Part(rank, size, files.sha256(path, size), whole)
         except OSError as error:
             raise explained(error, path) from error
 
@@ -197,9 +198,10 @@ class Store:
             path = self.path(number) / part.name
             try:
                 size = path.stat().st_size
-                digest = files.sha256(path) if size == part.size else ""
+                digest = files.sha256(path, part.size) if size == part.size else ""
             except OSError as error:
-                reason = "is missing" if error.errno == errno.ENOENT else f"{error.strerror}"
+                missing = error.errno == errno.ENOENT
+                reason = "is missing" if missing else f"cannot be read: {error.strerror}"
                 raise Refused(f"{part.name} {reason}") from error
             if size != part.size:
                 raise Refused(f"{part.name} has {size} bytes, and {part.size} were written")
@@ -210,14 +212,14 @@ class Store:
         """Those of some parts whose files are in this directory."""
         return (part for part in parts if (self.path(number) / part.name).exists())
 
-    def read_part(self, number: int, rank: int, dtype_of: Any = np.dtype) -> dict[str, np.ndarray]:
+    def read_part(self, number: int, part: Part, dtype_of: Any = np.dtype) -> dict[str, np.ndarray]:
         """Read a part that was verified; see `arrays.load`.
 
         Raises:
             Refused: if it cannot be read.
         """
         try:
-            return arrays.load(self.path(number) / manifest.part_name(rank), dtype_of)
+            return arrays.load(self.path(number) / part.name, part.size, dtype_of)
         except (OSError, ValueError) as error:
             raise Refused(str(error)) from error
 

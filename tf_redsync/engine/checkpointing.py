@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import math
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -25,6 +26,9 @@ from tf_redsync.exchange import agreement, collectives
 
 Arrays = dict[str, np.ndarray]
 _SHARED, _OWN = "shared/", "own/"
+# Bytes of a part, for each byte of the model and the optimizer: the state of a method has a few
+# times as many elements as the model, once for each replica of the process.
+_MOST_PER_BYTE, _MOST_BYTES = 100, 1 << 30
 _logger = logging.getLogger("tf_redsync")
 
 
@@ -95,7 +99,12 @@ class Checkpoints:
 
     # ---------------------------------------------------------------------------------- restoring
 
-    def restore(self, subject: dict[str, Any], use: Callable[[Found], None]) -> Found | None:
+    def restore(
+        self,
+        subject: dict[str, Any],
+        check: Callable[[Found], None],
+        use: Callable[[Found], None],
+    ) -> Found | None:
         """Use the newest checkpoint that all workers can use; `None` where there are none.
 
         Those that are refused are named in a warning, with the reason, and so is the one that is
@@ -103,12 +112,13 @@ class Checkpoints:
 
         Args:
             subject: What it must be of; see `manifest.differences`.
-            use: Takes the values over, or raises a `ValueError` for those that do not suit.
+            check: Raises a `ValueError` for values that do not suit; asks no other worker.
+            use: Takes the values over on all workers, or raises a `ValueError` on all of them.
 
         Raises:
             ValueError: if there are checkpoints, and none of them can be used.
         """
-        found = next(filter(None, (self._try(n, subject, use) for n in self._numbers)), None)
+        found = next(filter(None, (self._try(n, subject, check, use) for n in self._numbers)), None)
         refused = "".join(f"\n{self._store.path(n)}: {r}" for n, r in self._refused.items())
         if found is None and refused:
             raise ValueError(
@@ -133,14 +143,16 @@ class Checkpoints:
         self,
         number: int,
         subject: dict[str, Any],
+        check: Callable[[Found], None],
         use: Callable[[Found], None],
     ) -> Found | None:
         """Use a checkpoint if all workers can."""
         name, found, failed, which = self._store.path(number).name, None, "", ""
         try:
             found = self._read(number, subject)
+            check(found)
             which = checksum(found.manifest)
-        except Refused as error:
+        except ValueError as error:  # `Refused` is one
             failed = str(error)
         told = [json.loads(t) for t in self._gather(f"read {name}", json.dumps([failed, which]))]
         all_failed = [failed for failed, _ in told]
@@ -169,11 +181,13 @@ class Checkpoints:
         whole = next((p for p in self._store.here(number, parts) if p.whole), None)
         if whole is None:
             raise Refused("no part in this directory holds the model")
-        self._store.verify(number, dict.fromkeys([*wanted, whole]))
-        read = {
-            p.rank: self._store.read_part(number, p.rank, _dtype_of)
-            for p in dict.fromkeys([*wanted, whole])
-        }
+        needed = list(dict.fromkeys([*wanted, whole]))
+        most = _most_bytes(subject)
+        for part in needed:
+            if part.size > most:
+                raise Refused(f"{part.name} has {part.size} bytes, and {most} is the most")
+        self._store.verify(number, needed)
+        read = {p.rank: self._store.read_part(number, p, _dtype_of) for p in needed}
         shared = _of(_SHARED, read[whole.rank])
         if described.workers == self._workers:
             shared |= _of(_SHARED, read[self._rank])
@@ -188,6 +202,7 @@ class Checkpoints:
         shared: Mapping[str, Callable[[], np.ndarray]],
         own: Arrays,
         compared: Collection[str],
+        problem: Callable[[Arrays], str] = lambda shared: "",
     ) -> bool:
         """Write a checkpoint; whether there is one now, on all workers alike.
 
@@ -199,13 +214,17 @@ class Checkpoints:
             own: Values of this worker alone.
             compared: Names of values in `shared` that may differ after all; who has others than its
                 leader writes them, too.
+            problem: Says why values in `shared` are not worth a checkpoint, or `""`.
         """
         number, path = self._next, self._store.path(self._next)
         self._next += 1
         name = f"{path.name} at step {described.step}"
         values = self._values(f"save {name}", shared, compared)
-        values |= {_OWN + n: value for n, value in own.items()}
-        failed, written = self._write(number, values)
+        failed = problem(_of(_SHARED, values))
+        written: dict[str, Any] = {}
+        if not failed:
+            values |= {_OWN + n: value for n, value in own.items()}
+            failed, written = self._write(number, values)
         results = [
             json.loads(t) for t in self._gather(f"commit {name}", json.dumps([failed, written]))
         ]
@@ -262,6 +281,13 @@ def _digest(value: np.ndarray) -> str:
 
 def _of(prefix: str, values: Arrays) -> Arrays:
     return {n.removeprefix(prefix): v for n, v in values.items() if n.startswith(prefix)}
+
+
+def _most_bytes(subject: dict[str, Any]) -> int:
+    """How many bytes a part can have, of a model and an optimizer with these variables."""
+    variables = [v for listed in subject["variables"].values() for v in listed]
+    sizes = [math.prod(map(abs, s)) * np.dtype(_dtype_of(d)).itemsize for _, d, s in variables]
+    return _MOST_BYTES + _MOST_PER_BYTE * sum(sizes)
 
 
 def _dtype_of(name: str) -> Any:

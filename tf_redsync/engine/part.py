@@ -140,7 +140,7 @@ def _counter(name: str, array: np.ndarray) -> int:
 def _json(array: np.ndarray) -> dict[str, Any]:
     try:
         found = json.loads(array.astype(np.uint8).tobytes().decode())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"'about' of a part must be JSON ({error}).") from error
     if not isinstance(found, dict):
         raise ValueError(f"'about' of a part must be a JSON object. Received: {type(found)}")

@@ -20,7 +20,7 @@ from tf_redsync.keras import conflicts, slots
 from tf_redsync.keras.slots import tf_variable
 from tf_redsync.keras.wrapper import Wrapper
 
-_MODEL, _OPTIMIZER, _METRICS = "model", "optimizer", "metrics"
+MODEL, _OPTIMIZER, _METRICS = "model", "optimizer", "metrics"
 _REPLICA = "@"  # before a replica's number, in the names of its values
 
 
@@ -62,7 +62,7 @@ def build(model: Any) -> None:
 
 def shared(model: Any) -> dict[str, Callable[[], np.ndarray]]:
     """What reads the variables that steps change and workers have in common, by names."""
-    return {name: copies[0].numpy for name, copies in _variables(model).items()}
+    return {name: copies[0].numpy for name, copies in variables(model).items()}
 
 
 def perhaps_own(model: Any) -> set[str]:
@@ -72,9 +72,7 @@ def perhaps_own(model: Any) -> set[str]:
     """
     trainable = {id(tf_variable(v)) for v in model.trainable_variables}
     return {
-        f"{_MODEL}/{i}"
-        for i, v in enumerate(model.variables)
-        if id(tf_variable(v)) not in trainable
+        f"{MODEL}/{i}" for i, v in enumerate(model.variables) if id(tf_variable(v)) not in trainable
     }
 
 
@@ -90,7 +88,7 @@ def own(model: Any, with_metrics: bool) -> dict[str, np.ndarray]:
         for prefix, exchange in _exchanges(model).items()
         for name, value in exchange.worker_state().items()
     }
-    for name, copies in _variables(model).items():
+    for name, copies in variables(model).items():
         first = copies[0].numpy() if len(copies) > 1 else None
         for i, copy in enumerate(copies[1:], 1):
             value = copy.numpy()
@@ -112,7 +110,7 @@ def take_over(model: Any, found: Found) -> dict[str, np.ndarray]:
     """
     as_many = found.manifest.workers == collectives.worker_count(model.distribute_strategy)
     own = found.own[0] if as_many else {}
-    for name, copies in _variables(model).items():
+    for name, copies in variables(model).items():
         for i, copy in enumerate(copies):
             copy.assign(own.get(f"{name}{_REPLICA}{i}", found.shared[name]))
     for prefix, exchange in _exchanges(model).items():
@@ -132,7 +130,7 @@ def restore_metrics(model: Any, values: dict[str, np.ndarray]) -> None:
         for name, group in _metrics(model).items()
         for i, copy in enumerate(group)
     }
-    if values.keys() == copies.keys():
+    if values.keys() == copies.keys() and all(suits(c, values[n]) for n, c in copies.items()):
         for name, copy in copies.items():
             copy.assign(values[name])
 
@@ -141,7 +139,7 @@ def subject(model: Any) -> dict[str, Any]:
     """What a checkpoint must be of to suit a model; see `manifest.differences`."""
     found = optimizers(model)
     inner = [conflicts.innermost(o.inner_optimizer) for o in found]
-    of = {_MODEL: model.variables, _OPTIMIZER: _of_optimizers(model)}
+    of = {MODEL: model.variables, _OPTIMIZER: _of_optimizers(model)}
     return {
         "kind": {
             "optimizer": "; ".join(type(i).__name__ for i in inner),
@@ -183,9 +181,9 @@ def _of_optimizer(model: Any, optimizer: Any) -> list[Any]:
     return found
 
 
-def _variables(model: Any) -> dict[str, tuple[tf.Variable, ...]]:
+def variables(model: Any) -> dict[str, tuple[tf.Variable, ...]]:
     """For each variable that steps change, the copies in this process; without metrics."""
-    return {**_copies(_MODEL, model.variables), **_copies(_OPTIMIZER, _of_optimizers(model))}
+    return {**_copies(MODEL, model.variables), **_copies(_OPTIMIZER, _of_optimizers(model))}
 
 
 def _metrics(model: Any) -> dict[str, tuple[tf.Variable, ...]]:
@@ -195,6 +193,17 @@ def _metrics(model: Any) -> dict[str, tuple[tf.Variable, ...]]:
 def _copies(prefix: str, listed: Sequence[Any]) -> dict[str, tuple[tf.Variable, ...]]:
     named = {f"{prefix}/{i}": tf_variable(v) for i, v in enumerate(listed)}
     return {name: tuple(getattr(v, "values", (v,))) for name, v in named.items()}
+
+
+def replicas(name: str, copies: Sequence[tf.Variable]) -> list[str]:
+    """The names of the values that further replicas of this process may have of their own."""
+    return [f"{name}{_REPLICA}{i}" for i in range(1, len(copies))]
+
+
+def suits(variable: tf.Variable, value: np.ndarray) -> bool:
+    """Whether a value can be assigned to a variable as it is."""
+    same_type = value.dtype == np.dtype(variable.dtype.as_numpy_dtype)
+    return same_type and variable.shape.is_compatible_with(value.shape)
 
 
 def _form(variable: tf.Variable) -> list[Any]:
