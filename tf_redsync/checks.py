@@ -48,6 +48,21 @@ def integer(name: str, value: Any, *, low: int) -> None:
         raise ValueError(f"`{name}` must be an integer >= {low}. Received: {name}={value!r}")
 
 
+def steps_or_fraction(name: str, value: Any) -> None:
+    """Check that a hyper-parameter is a number of steps, or a fraction of the training in (0, 1).
+
+    Raises:
+        ValueError: naming the argument and its value.
+    """
+    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    is_fraction = isinstance(value, numbers.Real) and 0.0 < float(value) < 1.0
+    if not is_fraction and not (is_integer and int(value) >= 1):
+        raise ValueError(
+            f"`{name}` must be a number of steps, an integer >= 1, or a fraction in (0, 1) of the "
+            f"steps that `fit` runs. Received: {name}={value!r}"
+        )
+
+
 def boolean(name: str, value: Any) -> None:
     """Check that a hyper-parameter is `True` or `False`.
 

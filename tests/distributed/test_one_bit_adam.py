@@ -39,7 +39,36 @@ def train():
         results |= {f"{family}/{name}/{key}": value for key, value in found.items()}
         found = train_one(strategy, family, name, zero_one=True)
         results |= {f"{family}/{name}/0/1/{key}": value for key, value in found.items()}
-    return results | {"refused": refused(strategy), "straight": straight(strategy)}
+    results |= {"refused": refused(strategy), "straight": straight(strategy)}
+    return results | of_fit(strategy)
+
+
+def of_fit(strategy):
+    """Weights after `fit` of 8 steps, by fractions and by steps, and what was warned of."""
+    import warnings
+
+    import keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    found = {}
+    for name, given in (
+        ("fractions", {"start": 0.5, "double_after": 0.25}),
+        ("steps", {"start": 4, "double_after": 2}),
+        ("long", {"start": 8}),
+    ):
+        with strategy.scope():
+            model = problems.network(keras)
+            method = rs.ZeroOneAdam(steps=4, variance_updates=1, **given)
+            model.compile(rs.DistributedOptimizer(keras.optimizers.Adam(0.01), method), "mse")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.fit(problems.dataset(64, 16), epochs=2, verbose=0)
+        found[f"fit/{name}"] = np.concatenate([np.ravel(w) for w in model.get_weights()])
+        texts = [str(w.message) for w in caught if "local step" in str(w.message)]
+        found[f"fit/{name}/said"] = "\n".join(texts)
+    return found
 
 
 def straight(strategy):
@@ -280,3 +309,11 @@ def test_bytes(trained, family, name):
 def test_other_optimizers_are_refused(trained):
     text = str(trained[0]["refused"])
     assert "Received: SGD." in text and "Received: Adam(amsgrad=True)" in text
+
+
+def test_fractions_are_those_of_what_fit_runs(trained):
+    for found in trained:
+        np.testing.assert_array_equal(found["fit/fractions"], found["fit/steps"])
+        assert np.abs(found["fit/fractions"] - found["fit/long"]).max() > 1e-4
+        assert found["fit/fractions/said"] == found["fit/steps/said"] == ""
+        assert "local steps of ZeroOneAdam begin after 8" in found["fit/long/said"]

@@ -57,7 +57,7 @@ def test_a_rate_is_a_schedule_of_rounds(library):
         (lambda: rs.outer.Nesterov(momentum=1.0), "`momentum` must be in"),
         (lambda: rs.outer.Adam(beta_2=1.5), "`beta_2` must be in"),
         (lambda: rs.CodedTopK(outer=rs.outer.SGD()), "`outer` is for `steps` above 1"),
-        (lambda: rs.PostLocalSGD(start=0), "`start` must be an integer >= 1"),
+        (lambda: rs.PostLocalSGD(start=0), "`start` must be a number of steps, an integer >= 1"),
     ],
 )  # fmt: skip
 def test_bad_input(make, said):
@@ -68,9 +68,9 @@ def test_bad_input(make, said):
 
 def test_one_dense_beginning():
     optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(), rs.PostLocalSGD(start=7))
-    assert optimizer.exchange.warm_up.asked == rs.DenseWarmUp(steps=7)
+    assert optimizer.exchange.warm_up.wanted == rs.DenseWarmUp(steps=7)
     again = type(optimizer).from_config(optimizer.get_config())
-    assert again.exchange.warm_up.asked == rs.DenseWarmUp(steps=7)
+    assert again.exchange.warm_up.wanted == rs.DenseWarmUp(steps=7)
     with pytest.raises(ValueError, match="PostLocalSGD has a dense beginning of its own"):
         rs.DistributedOptimizer(
             keras.optimizers.SGD(), rs.PostLocalSGD(), warm_up=rs.DenseWarmUp(5)

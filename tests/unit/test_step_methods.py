@@ -32,9 +32,9 @@ def test_expressions_among_names():
 
 def test_steps_of_an_expression_are_those_after_its_beginning():
     made = step_methods.optimizer_for("OneBitAdam(dense_below=1024)", 0.01)
-    assert made.exchange.warm_up.asked == rs.DenseWarmUp(steps=1)
+    assert made.exchange.warm_up.wanted == rs.DenseWarmUp(steps=1)
     made = step_methods.optimizer_for("OneBitAdam(warm_up=DenseWarmUp(steps=7))", 0.01)
-    assert made.exchange.warm_up.asked == rs.DenseWarmUp(steps=7)
+    assert made.exchange.warm_up.wanted == rs.DenseWarmUp(steps=7)
 
 
 def test_names_may_be_in_lower_case():

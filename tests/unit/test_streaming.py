@@ -40,6 +40,22 @@ def test_layers_go_to_fragments_in_turn():
     assert fragments(rs.DiLoCo()) == [0] * 7
 
 
+def test_defaults_fit_rounds_of_any_length():
+    """Four fragments, five steps late, as in the paper, where there are steps enough."""
+    scaled = {
+        n: (m.count, m.late)
+        for n in (1, 2, 3, 8, 19, 20, 50)
+        for m in [rs.StreamingDiLoCo(steps=n)]
+    }
+    assert scaled == {
+        1: (1, 0), 2: (2, 1), 3: (3, 1), 8: (4, 2), 19: (4, 4), 20: (4, 5), 50: (4, 5),
+    }  # fmt: skip
+    assert rs.StreamingDiLoCo(steps=8).cadence.delay == 2
+    assert "2 steps late" in rs.StreamingDiLoCo(steps=8).describe(SPECS[0])
+    with pytest.raises(ValueError, match=r"`overlap`.*at most 1"):
+        rs.StreamingDiLoCo(steps=8, fragments=8, overlap=2)
+
+
 def test_patterns_name_fragments():
     method = rs.StreamingDiLoCo(fragments=("block_1", "mlp", "."))
     assert fragments(method) == [2, 2, 2, 1, 0, 0, 2]

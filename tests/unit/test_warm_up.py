@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -14,7 +15,8 @@ from tests.loops import loop
 from tests.unit.test_gradient_exchange import build, gradients, make_step
 from tests.unit.test_programs import SPECS, Echo, plain_variable
 from tf_redsync.exchange import state
-from tf_redsync.exchange.layout import make_buckets
+from tf_redsync.exchange.layout import TensorSpec, make_buckets
+from tf_redsync.keras import training_length
 from tf_redsync.methods import from_config, serialize
 from tf_redsync.ops.sparse import SparseTotal
 from tf_redsync.programs import LocalSteps, Trial, WarmUp, for_buckets
@@ -229,7 +231,7 @@ def test_its_length_is_saved(mirrored):
     """A run that goes on does not warm up again, whatever it was told; nor one of an older file."""
     strategy = mirrored(2)
     old = build(strategy, rs.TopK(), warm_up=rs.DenseWarmUp(fraction=0.1))
-    with pytest.raises(ValueError, match=r"this step is not one of `fit`.*DenseWarmUp\(steps"):
+    with pytest.raises(ValueError, match=r"warm_up=DenseWarmUp\(fraction.*this step is not one"):
         make_step(strategy, old)(gradients(0, 2))
     old.warm_up.begin(50, strategy)
     assert old.warm_up.steps == 5
@@ -254,6 +256,66 @@ def test_its_length_is_saved(mirrored):
 
 
 # ------------------------------------------------------------------------------------------ fit
+
+
+@loop(
+    ("method", "total", "words"),
+    [
+        (rs.PostLocalSGD(start=1000), 80, ["compression begins after 1,000", "start=1000"]),
+        (rs.OneBitAdam(warm_up=rs.DenseWarmUp(90)), 80, ["after 90", "fraction="]),
+        (rs.CDSGD(), 80, ["compression of CDSGD begins after 1,000", "ends after 80"]),
+        (rs.ZeroOneAdam(), 12_000, ["local steps of ZeroOneAdam begin", "start=0.1"]),
+        (rs.ZeroOneAdam(), 40_000, ["rounds of more than one local step", "45,268"]),
+        (rs.LGC(), 450, ["the last stage of LGC", "500"]),
+        (rs.RedSync(warm_up=rs.ExponentialWarmUp(50)), 150, ["the density of RedSync", "200"]),
+        (
+            rs.Scheduled(method=rs.TopK(), stages=rs.DensityStages((0, 99), (0.1, 0.01))),
+            80,
+            ["the last stage of TopK begins after 99"],
+        ),
+        (rs.ZeroOneAdam(start=0.1, double_after=0.2), 10, []),
+        (rs.PostLocalSGD(start=0.1), 10, []),
+        (rs.LGC(), 501, []),
+        (rs.CodedTopK(), 1, []),
+    ],
+)
+def test_what_never_begins_is_said(method, total, words):
+    specs = [TensorSpec(name, (300, 300), position=i) for i, name in enumerate("abc")]
+    asked = method.dense_start
+    warm_up = None if asked is None else WarmUp(asked)
+    if warm_up is not None and not warm_up.steps:
+        warm_up.steps = asked.length(total)
+    assigned = rs.Policy(default=method).assign(specs)
+    exchange = SimpleNamespace(warm_up=warm_up, workers=2, assignments=assigned)
+    text = training_length.never_begins(exchange, total)
+    assert (text is not None) == bool(words)
+    assert all(word in text for word in words)
+
+
+def test_a_fraction_of_the_training_is_saved_and_asked_for():
+    """Of 0/1 Adam, whose intervals are no warm-up."""
+    method = rs.ZeroOneAdam(start=0.25, double_after=0.5)
+    for bad in (0, 1.0, 1.5, 0.0, -3, True, "10 %"):
+        with pytest.raises(ValueError, match="`start` must be"):
+            rs.ZeroOneAdam(start=bad)
+        with pytest.raises(ValueError, match="`start` must be"):
+            rs.PostLocalSGD(start=bad)
+    assert from_config(json.loads(json.dumps(serialize(method)))) == method
+    assert rs.PostLocalSGD(start=0.25).dense_start == rs.DenseWarmUp(fraction=0.25)
+    assert rs.PostLocalSGD(start=25).dense_start == rs.DenseWarmUp(steps=25)
+    made = method.cadence.intervals.of(10)
+    assert (made.local_start, made.local_double_after) == (3, 5)
+    traced = method.cadence.intervals.of(tf.constant(10, tf.int64))
+    assert (int(traced.local_start), int(traced.local_double_after)) == (3, 5)
+    strategy = tf.distribute.get_strategy()
+    exchange = build(strategy, method)
+    with pytest.raises(ValueError, match=r"start=0.25.* fraction of what `fit`"):
+        exchange.lengths[0].check_known()
+    exchange.training.begin(40, strategy)
+    again = build(strategy, method)
+    again.restore_worker_states([exchange.worker_state()])
+    assert again.training.steps == int(again.training.variable.numpy()) == 40
+    assert build(strategy, rs.ZeroOneAdam()).lengths == ()
 
 
 def compiled(family, **options):

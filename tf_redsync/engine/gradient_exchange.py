@@ -40,6 +40,7 @@ class GradientExchange(saved_state.Saved):
         consensus: The weights that all workers agree on, where each has its own; else `None`.
         program: What runs when.
         warm_up: A dense warm-up of all methods, if there is one.
+        training: The training's length, where settings are fractions of it.
         network: What carries requests between the workers.
         workers: Their number.
         weights: Returns the trainable variables.
@@ -47,7 +48,8 @@ class GradientExchange(saved_state.Saved):
         run: A number that is this run's, for what is saved in it.
         fresh: Whether its state is the first one, and not one that was restored.
         called: Whether a step has been traced or run.
-        warned_of_length: Whether a warning has said that the training is too short for its density.
+        told_of_length: Whether a training has been looked at whose length is known; see
+            `keras/training_length.py`.
         instead: What a step that is traced does in place of its exchange; see `flushing.py`.
     """
 
@@ -69,9 +71,9 @@ class GradientExchange(saved_state.Saved):
         self.step = state.counter("exchange_step")
         names = ("exchange_bytes_sent", "exchange_bytes_in_all")
         self.bytes_sent, self.bytes_in_all = map(state.float_counter, names)
-        self.warm_up = setup.warm_up
-        if self.warm_up is not None:
-            self.warm_up.create(self.step)
+        self.warm_up, self.training = setup.warm_up, setup.training
+        for length in self.lengths:
+            length.create(self.step)
         self.create_state(setup.resolved, setup.assignments)
         self.skips = skips.of_program(self.program, self.specs, self.network, setup.max_skipped)
         self.skipped = self.skips.total
@@ -84,7 +86,7 @@ class GradientExchange(saved_state.Saved):
         self.run = int(state.copies(number, self.strategy)[0].numpy())
         self.own_variables: tuple[tf.Variable, ...] = ()
         self.switch = Switch(self)
-        self.fresh, self.called, self.warned_of_length = True, False, False
+        self.fresh, self.called, self.told_of_length = True, False, False
         self.instead: Callable[..., Any] | None = None
         self._present: set[int] | None = None
         self._gather: Callable[[], Any] | None = None  # see `to_consensus`
@@ -94,7 +96,8 @@ class GradientExchange(saved_state.Saved):
         self.resolved, self.assignments = resolved, assignments
         buckets, create = self._buckets_of(assignments), self._worker.variable
         trial_steps = resolved.trial_steps if self.network.in_branches else 0
-        self.program = for_buckets(buckets, self.workers, trial_steps, create, self.warm_up)
+        lengths = self.warm_up, self.training
+        self.program = for_buckets(buckets, self.workers, trial_steps, create, *lengths)
         self.program.meter = meter_of(self.program, self.network, create)
         self.program.clock = self.step
         self.states = [
@@ -126,8 +129,8 @@ class GradientExchange(saved_state.Saved):
                 "`jit_compile=True` is not supported: XLA has no all-gather for this strategy. "
                 "Received: jit_compile=True. Compile the model with jit_compile=False."
             )
-        if self.warm_up is not None:
-            self.warm_up.check_known()
+        for length in self.lengths:
+            length.check_known()
         self.called = True
         if self.instead is None:
             self._check_present(set(positions))

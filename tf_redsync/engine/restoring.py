@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from tf_redsync.engine import state_checks
 from tf_redsync.engine.part import Part
-from tf_redsync.engine.worker_state import WARM_UP, Entry, entries, of_a_program, rows_here
+from tf_redsync.engine.worker_state import LENGTHS, Entry, entries, of_a_program, rows_here
 from tf_redsync.exchange import agreement, collectives
 
 _TRIAL = "trial/"
@@ -110,7 +110,7 @@ class _Restoration:
             expected |= self._weights()
         names, dropped = self._from_the_first(lambda part: self._check(part, expected))
         self._warn(dropped)
-        kept = set(names) & {"step", "skipped", WARM_UP} if dropped else set(names)
+        kept = set(names) & {"step", "skipped", *LENGTHS} if dropped else set(names)
         for entry in [entry for name, entry in expected.items() if name in kept]:
             self._assign(entry)
         exchange.restored()
@@ -141,7 +141,7 @@ class _Restoration:
         """
         who = f"the part of rank {part.rank}, saved at step {part.step},"
         one = {name: part.row(name, part.ranks.start) for name in part.arrays}
-        different = sorted((set(one) ^ set(expected)) - {WARM_UP})
+        different = sorted((set(one) ^ set(expected)) - set(LENGTHS))
         if not self.as_many:
             different = [name for name in different if not of_a_program(name)]
         common = [name for name in expected if name in one]

@@ -15,7 +15,8 @@ from tf_redsync.auto import decision
 from tf_redsync.engine import masks, restoring, total_state, worker_state
 from tf_redsync.exchange import agreement
 from tf_redsync.policy import Assignment, Resolved
-from tf_redsync.programs import EveryStep, WarmUp
+from tf_redsync.programs import EveryStep, TrainingLength, WarmUp
+from tf_redsync.programs.steps_of_fit import StepsOfFit
 
 IN_CHECKPOINT = "worker_state"  # the name of an exchange's state there
 
@@ -62,6 +63,7 @@ class Saved(tf.Module):
     strategy: tf.distribute.Strategy
     program: EveryStep
     warm_up: WarmUp | None
+    training: TrainingLength | None
     skips: Any
     consensus: Any
     policy: Any
@@ -79,6 +81,11 @@ class Saved(tf.Module):
     def create_state(self, resolved: Resolved, assignments: list[Assignment]) -> None:
         """Create the program and the state's variables, in the strategy's scope."""
         raise NotImplementedError
+
+    @property
+    def lengths(self) -> tuple[StepsOfFit, ...]:
+        """What may become known when `fit` begins."""
+        return tuple(filter(None, (self.warm_up, self.training)))
 
     @property
     def apart(self) -> bool:
@@ -124,8 +131,8 @@ class Saved(tf.Module):
         """Note that the state is now one that was saved."""
         self.fresh = False
         self.program.resumed()
-        if self.warm_up is not None:
-            self.warm_up.restored(self.strategy)
+        for length in self.lengths:
+            length.restored(self.strategy)
         if masks.any_pruned(self):
             self.awaited = True
 

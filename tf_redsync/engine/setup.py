@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_redsync.engine import workers
 from tf_redsync.exchange.layout import Bucket, TensorSpec
 from tf_redsync.policy import Assignment, Policy, Resolved, Undecided
-from tf_redsync.programs import WarmUp
+from tf_redsync.programs import TrainingLength, WarmUp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Setup:
         buckets: Makes the buckets of assignments, in the order in which they are exchanged.
         max_skipped: See `exchange/skips.py`; 0 for no limit.
         warm_up: A dense warm-up of all methods, if there is one.
+        training: The training's length, where settings are fractions of it.
     """
 
     strategy: tf.distribute.Strategy
@@ -38,3 +39,4 @@ class Setup:
     buckets: Callable[[list[Assignment]], list[Bucket]]
     max_skipped: int
     warm_up: WarmUp | None = None
+    training: TrainingLength | None = None

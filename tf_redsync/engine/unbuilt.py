@@ -21,7 +21,8 @@ from tf_redsync.exchange.layout import (
     tensor_spec,
 )
 from tf_redsync.policy import Assignment, Policy, Undecided
-from tf_redsync.programs import WarmUp
+from tf_redsync.programs import TrainingLength, WarmUp
+from tf_redsync.programs.steps_of_fit import StepsOfFit
 from tf_redsync.schedules import DenseWarmUp
 
 # What `GradientExchange` tells of a model's variables.
@@ -52,6 +53,7 @@ class UnbuiltExchange:
     Attributes:
         policy: As given.
         warm_up: The warm-up, which the exchange goes on with.
+        training: The training's length, the same, where a method's settings are fractions of it.
         awaited: See `GradientExchange`.
         consensus: `None`: no weights are each worker's own.
     """
@@ -74,7 +76,16 @@ class UnbuiltExchange:
         self._two_levels = two_levels
         self._max_skipped = max_skipped_steps or 0
         self.warm_up = None if warm_up is None else WarmUp(warm_up)
+        parts = [
+            m for m in policy.methods if m.cadence.intervals and m.cadence.intervals.of_training
+        ]
+        self.training = TrainingLength(f"method={parts[0]!r}") if parts else None
         self._made: GradientExchange | None = None
+
+    @property
+    def lengths(self) -> tuple[StepsOfFit, ...]:
+        """What may become known when `fit` begins."""
+        return tuple(filter(None, (self.warm_up, self.training)))
 
     @property
     def built(self) -> bool:
@@ -119,7 +130,7 @@ class UnbuiltExchange:
                 and not any(a.method.cadence.local_steps for a in assigned),
             )
 
-        options = self._max_skipped, self.warm_up
+        options = self._max_skipped, self.warm_up, self.training
         setup = Setup(
             strategy, worker, specs, self.policy, resolved, assignments, buckets, *options
         )
@@ -156,7 +167,7 @@ class UnbuiltExchange:
                 "bucket_bytes": self._bucket_bytes,
                 "two_levels": self._two_levels,
                 "max_skipped_steps": self._max_skipped,
-                "warm_up": None if self.warm_up is None else serialize(self.warm_up.asked),
+                "warm_up": None if self.warm_up is None else serialize(self.warm_up.wanted),
                 "replicas": strategy.num_replicas_in_sync,
                 "trainable_variables": [f"{s.dtype}{list(s.shape)}" for s in specs],
                 **(described or {}),

@@ -9,6 +9,7 @@ one. How parts become the state of a run again, on any number of workers, is in 
     about                         uint8, JSON: the run, the kind of each array, `Auto`'s decision
     step, skipped, ...            counters, equal on all workers
     warm_up_steps                 of a warm-up of all methods; 0 while its length is not known
+    training_steps                of the training, the same; where settings are fractions of it
     consensus/..., trial/...      of programs that have them
     bucket_0/residual/0, ...      of the methods' states
 
@@ -33,7 +34,8 @@ from tf_redsync.exchange import collectives, state
 
 # Of programs, which one worker alone does not have.
 _OF_PROGRAMS = ("consensus/", "trial/", "skips/", "optimizer/")
-WARM_UP = "warm_up_steps"  # a run without a warm-up has none
+# A run without a warm-up or fractions has none.
+LENGTHS = ("warm_up_steps", "training_steps")
 PENDING = "pending"  # gradients that may be anything: the step that sends them is skipped then
 
 
@@ -102,8 +104,9 @@ def _variables(exchange: Any, apart: bool) -> Iterator[tuple[str, str, Any]]:
     yield "step", "shared", exchange.step
     yield "skipped", "shared", exchange.skipped
     yield "skipped_in_a_row", "shared", exchange.skips.in_a_row
-    if exchange.warm_up is not None:
-        yield WARM_UP, "shared", exchange.warm_up.variable
+    for name, length in zip(LENGTHS, (exchange.warm_up, exchange.training), strict=True):
+        if length is not None:
+            yield name, "shared", length.variable
     if exchange.program.own_steps:
         for name, variable in exchange.skips.here_only.items():
             yield f"skips/{name}", "own", variable

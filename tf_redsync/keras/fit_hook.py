@@ -144,11 +144,11 @@ class FitHook(ForTfKeras):
         self._agree(f"begin epoch {epoch + 1}")
         exchange = exchange_of(self.model)
         if exchange is not None:  # others have restored by now
-            training_length.begin_warm_up(self.model, exchange, self.params, epoch)
+            training_length.begin(self.model, exchange, self.params, epoch)
             if self._to_run is None:
                 so_far = int(exchange.step.numpy()) if exchange.built else 0
                 self._to_run = so_far, *training_length.ahead(self.params, epoch)
-            self._warn_of_waiting(exchange)
+            self._warn_of_length(exchange)
         if exchange is not None and exchange.built:
             begun = self.model.optimizer.iterations
             saved_exchange.warn_if_fresh(exchange, begun, "this run has restored")
@@ -161,7 +161,7 @@ class FitHook(ForTfKeras):
         own_weights.bring_together(self.model)
         exchange = exchange_of(self.model)
         if exchange is not None:
-            self._warn_of_waiting(exchange)  # if there was none when the epoch began
+            self._warn_of_length(exchange)  # if it was not built or known when the epoch began
         if logs is not None and exchange is not None:
             logs["skipped_steps"] = skipped_steps(self.model) - self._skipped
 
@@ -181,14 +181,24 @@ class FitHook(ForTfKeras):
         self._agree("predict")
         own_weights.bring_together(self.model)
 
-    def _warn_of_waiting(self, exchange: Any) -> None:
-        """Warn, once, of elements that wait for longer than the training lasts."""
-        if self._to_run is None or not exchange.built or exchange.warned_of_length:
+    def _warn_of_length(self, exchange: Any) -> None:
+        """Warn, once, of elements that wait for longer than the training lasts, and of methods.
+
+        Where Keras does not know the steps of an epoch, the first one tells.
+        """
+        if self._to_run is None or not exchange.built or exchange.told_of_length:
             return
-        text, self._to_run = accuracy.of_length(exchange, *self._to_run), (0, 0, 0)
-        if text is not None:
-            exchange.warned_of_length = True
-            warnings.warn(text, accuracy.AccuracyWarning, stacklevel=2)
+        so_far, epochs, steps = self._to_run
+        steps = steps or int(exchange.step.numpy()) - so_far
+        if not steps:
+            return
+        exchange.told_of_length = True
+        waiting = accuracy.of_length(exchange, so_far, epochs, steps)
+        if waiting is not None:
+            warnings.warn(waiting, accuracy.AccuracyWarning, stacklevel=2)
+        late = training_length.never_begins(exchange, so_far + epochs * steps)
+        if late is not None:
+            warnings.warn(late, stacklevel=2)
 
     def _agree(self, what: str) -> None:
         """All workers are to do the same at the same step: none waits for another in vain."""

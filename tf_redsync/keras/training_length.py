@@ -1,4 +1,4 @@
-"""How many steps `fit` is going to run, for a warm-up that is a fraction of them.
+"""How many steps `fit` is going to run: for what is a fraction of them, and what needs more.
 
 Keras tells callbacks in `params`, public in both, the number of epochs and of steps in each; and
 `on_epoch_begin` the epoch that it begins with.
@@ -6,10 +6,18 @@ Keras tells callbacks in `params`, public in both, the number of epochs and of s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tf_redsync.exchange import agreement
+from tf_redsync.methods.base import Method
+from tf_redsync.methods.common.wrapper import innermost
+from tf_redsync.schedules import ExponentialWarmUp
+
+FRACTION = (
+    "Use a fraction of what `fit` runs, such as DistributedOptimizer(..., warm_up=DenseWarmUp("
+    "fraction=0.05)), or start=0.05 of PostLocalSGD"
+)
 
 
 def ahead(params: Mapping[str, Any], epoch: int) -> tuple[int, int]:
@@ -22,8 +30,8 @@ def ahead(params: Mapping[str, Any], epoch: int) -> tuple[int, int]:
     return (params.get("epochs") or 0) - epoch, params.get("steps") or 0
 
 
-def begin_warm_up(model: Any, exchange: Any, params: Mapping[str, Any], epoch: int) -> None:
-    """Set the length of a warm-up, unless it is known; on all workers alike.
+def begin(model: Any, exchange: Any, params: Mapping[str, Any], epoch: int) -> None:
+    """Set what is a fraction of the training, unless it is known; on all workers alike.
 
     Args:
         model: That is about to be trained.
@@ -34,20 +42,71 @@ def begin_warm_up(model: Any, exchange: Any, params: Mapping[str, Any], epoch: i
     Raises:
         ValueError: on all workers, where one does not know its number of steps.
     """
-    warm_up = exchange.warm_up
-    if warm_up is None or warm_up.steps:
+    unknown = [length for length in exchange.lengths if not length.steps]
+    if not unknown:
         return
     epochs, steps = ahead(params, epoch)
     own = str(epochs * steps)
-    told = agreement.everyones(model.distribute_strategy, "begin a dense warm-up", own)
+    told = agreement.everyones(model.distribute_strategy, "begin a training of this length", own)
     lengths = [int(text) for text in told]
     if min(lengths) <= 0:
         ranks = ", ".join(str(rank) for rank, length in enumerate(lengths) if length <= 0)
+        asked = " and ".join(length.asked for length in unknown)
         raise ValueError(
-            "`warm_up` is a fraction of the steps that `fit` will run, and how many these are is "
-            f"not known (on worker {ranks}). Received: warm_up={warm_up.asked!r}, with "
-            f"steps={params.get('steps')} and epochs={params.get('epochs')} of `fit`. Use "
-            "steps_per_epoch=... in `fit`, or warm_up=DenseWarmUp(steps=...)."
+            f"{asked} is a fraction of the steps that `fit` will run, and how many these are is "
+            f"not known (on worker {ranks}). Received: steps={params.get('steps')} and "
+            f"epochs={params.get('epochs')} of `fit`. Use steps_per_epoch=... in `fit`, or give a "
+            "number of steps in place of the fraction."
         )
-    # Where workers have data of different lengths, the shortest ends the epoch.
-    warm_up.begin(warm_up.steps_so_far + min(lengths), model.distribute_strategy)
+    for length in unknown:
+        # Where workers have data of different lengths, the shortest ends the epoch.
+        length.begin(length.steps_so_far + min(lengths), model.distribute_strategy)
+
+
+def never_begins(exchange: Any, total: int) -> str | None:
+    """Return what does not begin in a training of so many steps, or `None`.
+
+    Args:
+        exchange: The built exchange.
+        total: The number of steps at which the training ends.
+    """
+    if exchange.workers == 1:
+        return None
+    first, methods = 0, dict.fromkeys(a.method for a in exchange.assignments)
+    if exchange.warm_up is not None:
+        first = exchange.warm_up.steps
+        if first >= total:
+            own = [f"method={m!r}" for m in methods if m.dense_start is not None]
+            asked = own[0] if own else exchange.warm_up.asked
+            return _text("compression", first, total, asked, FRACTION)
+    for method in methods:
+        for what, step, remedy in _beginnings(method):
+            if first + step >= total:
+                name = f"{what} of {type(innermost(method)).__name__}"
+                return _text(name, first + step, total, f"method={method!r}", remedy)
+    return None
+
+
+def _beginnings(method: Method) -> Iterator[tuple[str, int, str]]:
+    """What a method does from some step of its own on, the step, and a way to have it earlier."""
+    cadence, ramp = method.cadence, getattr(innermost(method), "warm_up", None)
+    if cadence.warm_up_steps:
+        yield "compression", cadence.warm_up_steps, FRACTION
+    if isinstance(ramp, ExponentialWarmUp):
+        yield "the density", ramp.stages(0.0)[-1][0], "Use a smaller `steps_per_stage`"
+    if cadence.changes:
+        yield "the last stage", cadence.changes[-1], "Let the stages begin earlier"
+    intervals = cadence.intervals
+    if intervals is not None and not intervals.of_training:
+        fractions = "Use fractions of the training, as in start=0.1, double_after=0.2"
+        yield "local steps", intervals.local_start, fractions
+        doubled = intervals.local_start + intervals.local_double_after
+        yield "rounds of more than one local step", doubled, fractions
+
+
+def _text(what: str, step: int, total: int, asked: str, remedy: str) -> str:
+    verb = "begin" if what.startswith(("local", "rounds")) else "begins"
+    return (
+        f"{what} {verb} after {step:,} steps, and this training ends after {total:,}. Received: "
+        f"{asked}. {remedy}, or train for longer; see docs/warm-up.md."
+    )

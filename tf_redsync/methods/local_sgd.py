@@ -139,7 +139,8 @@ class PostLocalSGD(LocalSGD):
     start from a model that was trained for a while.
 
     Args:
-        start: Number of the first steps that are synchronous, at least 1.
+        start: Number of the first steps that are synchronous, at least 1; below 1 this fraction of
+            the steps that the first `fit` runs, see `DenseWarmUp`.
         steps: Steps that each worker takes between two exchanges after them.
         outer: See `LocalSGD`.
 
@@ -147,7 +148,7 @@ class PostLocalSGD(LocalSGD):
         ValueError: for a hyper-parameter out of its range.
     """
 
-    start: int = 1000
+    start: int | float = 1000
 
     paper: ClassVar[str] = "Lin, Stich, Patel, Jaggi 2020"
     requests: ClassVar[str] = "all-reduce of weights' changes"
@@ -156,13 +157,16 @@ class PostLocalSGD(LocalSGD):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.integer("start", self.start, low=1)
+        checks.steps_or_fraction("start", self.start)
 
     @property
     @override
     def dense_start(self) -> DenseWarmUp:
-        return DenseWarmUp(steps=self.start)
+        if self.start < 1:
+            return DenseWarmUp(fraction=self.start)
+        return DenseWarmUp(steps=int(self.start))
 
     @override
     def describe(self, spec: TensorSpec) -> str:
-        return f"all-reduce in {self.start} steps, then {super().describe(spec)}"
+        first = f"{self.start} steps" if self.start >= 1 else f"{self.start:.4g} of `fit`"
+        return f"all-reduce in {first}, then {super().describe(spec)}"

@@ -55,6 +55,13 @@ class SparseLoCo(Method):
       tensor, in units of the chunk's mean; see `methods/common/two_bit_values.py`.
     * Tensors of all sizes are sent so.
 
+    Differences from the authors' training runs
+
+    * They exchange every 30 steps: `steps=30`.
+    * They average an element over the workers that have sent it: `divide_by="senders"`.
+    * They scale each peer's message down to the median norm of all messages, for peers are
+      strangers. Workers of one job trust each other, and no message is scaled.
+
     Args:
         steps: Steps that each worker takes between two exchanges, 15 to 250 in the paper.
         top_k: k, how many elements of a chunk are sent, 32 to 128 in the paper; of a smaller chunk

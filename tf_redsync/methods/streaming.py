@@ -20,6 +20,7 @@ from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.local_sgd import DiLoCo
 
 _VALUE_BITS = (4, 8, 16, 32)
+_FRAGMENTS, _OVERLAP = 4, 5  # where there are steps enough for them
 _HALF = Rounding("bfloat16", error_feedback=True)  # so that sums are of float32
 
 
@@ -64,9 +65,9 @@ class StreamingDiLoCo(DiLoCo):
         fragments: F, at most `steps`: layer l belongs to fragment l mod F, where a layer is all
             that has its path up to the last slash in common. With fewer layers some turns pass. Or
             regular expressions, one for each fragment, searched in the variables' paths: the first
-            one found decides.
+            one found decides. `None`: 4, or `steps` if these are fewer.
         overlap: Steps that a message takes, tau: from 0 to `steps` / F and below `steps`, so that
-            one is on its way at a time.
+            one is on its way at a time. `None`: 5, as in the paper, or the most if that is less.
         mixing: Share of a worker's own weights that is kept when a fragment is renewed, alpha in
             [0, 1).
         value_bits: Of an element of a message: 4 (E3M0), 8 (E4M3), 16 (bfloat16) or 32.
@@ -80,8 +81,8 @@ class StreamingDiLoCo(DiLoCo):
     """
 
     steps: int = 100
-    fragments: int | tuple[str, ...] = 4
-    overlap: int = 5
+    fragments: int | tuple[str, ...] | None = None
+    overlap: int | None = None
     mixing: float = 0.5
     value_bits: int = 4
 
@@ -96,19 +97,20 @@ class StreamingDiLoCo(DiLoCo):
             for pattern in self.fragments:
                 checks.pattern("fragments", pattern)
             object.__setattr__(self, "fragments", tuple(self.fragments))
-        else:
+        elif self.fragments is not None:
             checks.integer("fragments", self.fragments, low=1)
         if self.count > self.steps:
             raise ValueError(
                 "`fragments` must not be more than `steps`: each has a turn in so many steps. "
                 f"Received: fragments={self.fragments}, steps={self.steps}"
             )
-        checks.integer("overlap", self.overlap, low=0)
-        most = min(self.steps // self.count, self.steps - 1)
-        if self.overlap > most:
+        if self.overlap is not None:
+            checks.integer("overlap", self.overlap, low=0)
+        if self.late > self.most_overlap:
             raise ValueError(
-                f"`overlap` must be at most {most}, for then the next fragment's turn comes. "
-                f"Received: overlap={self.overlap}, steps={self.steps}, fragments={self.fragments}"
+                f"`overlap` must be at most {self.most_overlap}, for then the next fragment's turn "
+                f"comes. Received: overlap={self.overlap}, steps={self.steps}, "
+                f"fragments={self.fragments}"
             )
         checks.real("mixing", self.mixing, low=0.0, high=1.0, high_open=True)
         checks.choice("value_bits", self.value_bits, _VALUE_BITS)
@@ -116,7 +118,19 @@ class StreamingDiLoCo(DiLoCo):
     @property
     def count(self) -> int:
         """F, the number of fragments."""
+        if self.fragments is None:
+            return min(_FRAGMENTS, self.steps)
         return self.fragments if isinstance(self.fragments, int) else len(self.fragments)
+
+    @property
+    def most_overlap(self) -> int:
+        """The largest `overlap`: one message is on its way at a time."""
+        return min(self.steps // self.count, self.steps - 1)
+
+    @property
+    def late(self) -> int:
+        """Steps that a message takes."""
+        return min(_OVERLAP, self.most_overlap) if self.overlap is None else self.overlap
 
     @property
     @override
@@ -125,7 +139,7 @@ class StreamingDiLoCo(DiLoCo):
             local_steps=self.steps,
             outer=self.outer,
             fragments=self.count,
-            delay=self.overlap,
+            delay=self.late,
             mixing=self.mixing,
         )
 
@@ -144,13 +158,13 @@ class StreamingDiLoCo(DiLoCo):
     @property
     @override
     def fragmentation(self) -> Any:
-        return self.fragments, self.mixing
+        return self.fragments or self.count, self.mixing
 
     @override
     def fragments_of(self, specs: Sequence[TensorSpec]) -> list[int]:
-        if isinstance(self.fragments, int):
+        if not isinstance(self.fragments, tuple):
             layers = list(dict.fromkeys(_layer(s) for s in specs))
-            return [layers.index(_layer(s)) % self.fragments for s in specs]
+            return [layers.index(_layer(s)) % self.count for s in specs]
         found = [_first_found(self.fragments, s) for s in specs]
         missing = set(range(self.count)) - set(found)
         if missing:
@@ -163,7 +177,7 @@ class StreamingDiLoCo(DiLoCo):
 
     @override
     def describe(self, spec: TensorSpec) -> str:
-        late = f", {self.overlap} steps late" if self.overlap else ""
+        late = f", {self.late} steps late" if self.late else ""
         then = "" if self.outer is None else f"; then {self.outer!r}"
         start = self.cadence.offset(spec.fragment)
         return (

@@ -62,10 +62,11 @@ class ZeroOneAdam(Method):
 
     Args:
         start: Step from which on steps are local and the variance stays: the end of the learning
-            rate's warm-up, 12,500 for BERT, in the paper.
+            rate's warm-up, 12,500 for BERT, in the paper. Below 1: this fraction of the steps that
+            the first `fit` runs.
         steps: Most local steps between two exchanges, 16 in the paper.
         double_after: After so many steps the number of local steps doubles: those in which the
-            learning rate halves in the paper.
+            learning rate halves in the paper. Below 1 a fraction, as `start`.
         variance_updates: After so many dense steps their distance doubles, 16 in the paper.
         beta_1: Of the inner optimizer, in (0, 1).
         beta_2: The same.
@@ -77,13 +78,13 @@ class ZeroOneAdam(Method):
     Example:
         >>> import keras
         >>> import tf_redsync as rs
-        >>> method = rs.ZeroOneAdam(start=2000, double_after=5000)
+        >>> method = rs.ZeroOneAdam(start=0.1, double_after=0.2)
         >>> optimizer = rs.DistributedOptimizer(keras.optimizers.Adam(1e-3), method)
     """
 
-    start: int = 12_500
+    start: int | float = 12_500
     steps: int = 16
-    double_after: int = 32_768
+    double_after: int | float = 32_768
     variance_updates: int = 16
     beta_1: float = 0.9
     beta_2: float = 0.999
@@ -98,8 +99,10 @@ class ZeroOneAdam(Method):
     }  # fmt: skip
 
     def __post_init__(self) -> None:
-        for name in ("start", "steps", "double_after", "variance_updates"):
+        for name in ("steps", "variance_updates"):
             checks.integer(name, getattr(self, name), low=1)
+        for name in ("start", "double_after"):
+            checks.steps_or_fraction(name, getattr(self, name))
         for name in ("beta_1", "beta_2"):
             checks.real(name, getattr(self, name), low=0.0, high=1.0, low_open=True, high_open=True)
         checks.real("epsilon", self.epsilon, low=0.0, high=1.0)
@@ -138,9 +141,10 @@ class ZeroOneAdam(Method):
 
     @override
     def describe(self, spec: TensorSpec) -> str:
+        begin = f"step {self.start:,}" if self.start >= 1 else f"{self.start:.4g} of `fit`"
         return (
-            f"signs and two means of Adam's momentum, twice; from step {self.start:,} on every "
-            f"{self.steps} steps at most"
+            f"signs and two means of Adam's momentum, twice; from {begin} on every {self.steps} "
+            "steps at most"
         )
 
     @override

@@ -21,6 +21,7 @@ from tf_redsync.programs.every_step import EveryStep
 from tf_redsync.programs.local_steps import LocalSteps
 from tf_redsync.programs.meter import Meter
 from tf_redsync.programs.own_points import OwnPoints
+from tf_redsync.programs.steps_of_fit import TrainingLength
 from tf_redsync.programs.streaming import Streaming
 from tf_redsync.programs.trial import Trial
 from tf_redsync.programs.warm_up import WarmUp
@@ -31,6 +32,7 @@ __all__ = [
     "LocalSteps",
     "OwnPoints",
     "Streaming",
+    "TrainingLength",
     "Trial",
     "WarmUp",
     "ZeroOne",
@@ -45,6 +47,7 @@ def for_buckets(
     trial_steps: int = 0,
     create: Create = replica_variable,
     warm_up: WarmUp | None = None,
+    training: TrainingLength | None = None,
 ) -> EveryStep:
     """Return the program that the buckets' methods ask for; `Policy` ensures that they agree.
 
@@ -54,13 +57,15 @@ def for_buckets(
         trial_steps: Steps of either kind, dense and compressed, in a trial; 0 for none.
         create: Makes a variable of which each worker has its own; see `exchange/state.py`.
         warm_up: A dense warm-up of all methods, if there is one.
+        training: The training's length, where settings are fractions of it.
     """
     if workers > 1 and trial_steps:
         return Trial(buckets, trial_steps, create, warm_up)
     cadences = [b.method.cadence for b in buckets]
     if workers > 1 and cadences and cadences[0].local_steps:
+        if cadences[0].intervals:
+            return ZeroOne(buckets, cadences[0].local_steps, warm_up, training)
         program = Streaming if cadences[0].fragments else LocalSteps
-        program = ZeroOne if cadences[0].intervals else program
         return program(buckets, cadences[0].local_steps, warm_up)
     if workers > 1 and any(c.own_point or c.delay for c in cadences):
         return OwnPoints(buckets, cadences[0].delay, warm_up)

@@ -19,9 +19,11 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync.exchange.layout import Bucket
+from tf_redsync.methods.common.cadence import Intervals
 from tf_redsync.programs.branches import choose
 from tf_redsync.programs.local_steps import LocalSteps, nothing_sent
 from tf_redsync.programs.plan import Inputs, Plan
+from tf_redsync.programs.steps_of_fit import TrainingLength
 from tf_redsync.programs.warm_up import WarmUp
 
 
@@ -32,13 +34,25 @@ class ZeroOne(LocalSteps):
         buckets: The buckets, in the order in which they are exchanged.
         steps: Most steps between two exchanges, H.
         warm_up: A dense warm-up, if there is one.
+        training: The training's length, where the intervals are fractions of it.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], steps: int, warm_up: WarmUp | None = None):
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        steps: int,
+        warm_up: WarmUp | None = None,
+        training: TrainingLength | None = None,
+    ):
         super().__init__(buckets, steps, warm_up)
-        self.intervals = buckets[0].method.cadence.intervals
+        self._training, self._asked = training, buckets[0].method.cadence.intervals
         runs, number = tuple(b.method.momentum_exchange for b in self.buckets), len(self.buckets)
         self.momenta_together = Plan(tuple(self.buckets), runs, (False,) * number, (True,) * number)
+
+    @property
+    def intervals(self) -> Intervals:
+        """The intervals in steps, for graphs."""
+        return self._asked if self._training is None else self._asked.of(self._training.read())
 
     @override
     def run(self, grads, states, scale, step, network):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from typing import Any
 
 import tensorflow as tf
 
@@ -20,11 +22,30 @@ class Intervals:
             after them, but local ones.
         local_double_after: Local steps in a round are one at first, and their number doubles after
             each so many steps.
+
+    The last two are fractions of the training where they are below 1; see `of`.
     """
 
     dense_double_after: int
-    local_start: int
-    local_double_after: int
+    local_start: Any
+    local_double_after: Any
+
+    @property
+    def of_training(self) -> bool:
+        """Whether anything is a fraction of the training."""
+        return min(self.local_start, self.local_double_after) < 1
+
+    def of(self, total: Any) -> Intervals:
+        """Return the same in steps.
+
+        Args:
+            total: The number of steps of the training: an int, or an int64 scalar of a graph.
+        """
+        return dataclasses.replace(
+            self,
+            local_start=_steps(self.local_start, total),
+            local_double_after=_steps(self.local_double_after, total),
+        )
 
     def dense(self, step: tf.Tensor) -> tf.Tensor:
         """Return whether a step is dense: bool scalar, for int64 `step`."""
@@ -42,6 +63,15 @@ class Intervals:
         """Return the number of local steps in a round, int64, at most `most`."""
         doubled = tf.clip_by_value((step - self.local_start) // self.local_double_after, 0, 32)
         return tf.minimum(tf.bitwise.left_shift(tf.constant(1, tf.int64), doubled), most)
+
+
+def _steps(asked: Any, total: Any) -> Any:
+    """A number of steps; of the training's if it is a fraction, rounded and at least 1."""
+    if asked >= 1:
+        return asked
+    if isinstance(total, int):
+        return max(1, math.floor(asked * total + 0.5))
+    return tf.maximum(tf.cast(tf.floor(asked * tf.cast(total, tf.float64) + 0.5), tf.int64), 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
