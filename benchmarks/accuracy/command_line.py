@@ -91,6 +91,13 @@ def _check(args: argparse.Namespace) -> None:
         )
     if args.augment and args.task != "cifar10":
         raise ValueError(f"`--augment` is for images in colour. Received: --task={args.task}")
+    if args.real and args.task == "multi30k":
+        raise ValueError(f"`--real` counts padding in the loss. Received: --task={args.task}")
+    if args.save_seconds is not None and (args.save_seconds <= 0 or args.json is None):
+        raise ValueError(
+            "`--save_seconds` must be above 0, and needs `--json`. Received: "
+            f"--save_seconds={args.save_seconds}"
+        )
     for method in args.methods:
         exchanged(method)
     args.methods = list(dict.fromkeys(args.methods))

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import os
 import pickle
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,13 @@ class Data:
     """Examples to train and to test with.
 
     Attributes:
-        train: Inputs and labels, an example a row.
+        train: Inputs and labels, an example a row; labels below 0 do not count.
         test: The same.
         classes: Number of labels there are.
         images: Whether inputs are uint8 images, which are normalised in each batch.
         source: What was read, in words.
+        references: The translations of the test set, for BLEU.
+        text: Returns the text of a row of labels.
     """
 
     train: tuple[np.ndarray, np.ndarray]
@@ -41,6 +44,8 @@ class Data:
     classes: int
     images: bool = False
     source: str = ""
+    references: tuple[str, ...] = ()
+    text: Callable[[Iterable[int]], str] | None = None
 
     def inputs(self, x: np.ndarray, augment: np.random.Generator | None = None) -> np.ndarray:
         """Returns rows of inputs as the model takes them, shifted and mirrored if asked for."""
@@ -75,7 +80,7 @@ def digits(data_dir: Path | None) -> Data:
 
 def cifar10(data_dir: Path | None) -> Data:
     """CIFAR-10: uint8 images [n, 32, 32, 3]."""
-    folder = _folder(data_dir, "cifar10")
+    folder = folder_of(data_dir, "cifar10")
     for path in (folder, folder / "cifar-10-batches-py"):
         if (path / "test_batch").is_file():
             parts = [_batch(path / f"data_batch_{i}") for i in range(1, 6)]
@@ -88,15 +93,15 @@ def cifar10(data_dir: Path | None) -> Data:
                 (arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in ("train", "test")
             ]
             return Data(pairs[0], pairs[1], 10, True, path.name)
-    raise _missing("cifar10", folder, "cifar-10-batches-py/ or cifar10_jpeg.npz")
+    raise missing("cifar10", folder, "cifar-10-batches-py/ or cifar10_jpeg.npz")
 
 
 def characters(data_dir: Path | None) -> Data:
     """Windows of characters; the last tenth of the text is the test set."""
-    folder = _folder(data_dir, "charlm")
+    folder = folder_of(data_dir, "charlm")
     path = _first_file(folder, ("tinyshakespeare.txt", "input.txt"))
     if path is None:
-        raise _missing("charlm", folder, "tinyshakespeare.txt or input.txt, or a text file itself")
+        raise missing("charlm", folder, "tinyshakespeare.txt or input.txt, or a text file itself")
     text = np.frombuffer(path.read_bytes(), np.uint8)
     alphabet, codes = np.unique(text, return_inverse=True)
     split = len(codes) - len(codes) // 10
@@ -109,11 +114,11 @@ def words(data_dir: Path | None) -> Data:
 
     Without the training split the validation split is trained with.
     """
-    folder = _folder(data_dir, "wordlm")
+    folder = folder_of(data_dir, "wordlm")
     train = _first_file(folder, ("ptb.train.txt", "ptb.valid.txt"))
     test = _first_file(folder, ("ptb.test.txt",))
     if train is None or test is None or train == test:
-        raise _missing("wordlm", folder, "ptb.train.txt or ptb.valid.txt, and ptb.test.txt")
+        raise missing("wordlm", folder, "ptb.train.txt or ptb.valid.txt, and ptb.test.txt")
     texts = [_words(path) for path in (train, test)]
     vocabulary = {word: i for i, word in enumerate(sorted({*texts[0], UNKNOWN}))}
     unknown = vocabulary[UNKNOWN]
@@ -134,7 +139,12 @@ def _words(path: Path) -> list[str]:
     return [word for line in lines for word in (*line.split(), END_OF_SENTENCE)]
 
 
-def _folder(data_dir: Path | None, task: str) -> Path:
+def folder_of(data_dir: Path | None, task: str) -> Path:
+    """Returns the folder of the data.
+
+    Raises:
+        ValueError: if there is none.
+    """
     if data_dir is None:
         raise ValueError(
             f"the task {task} needs data, which this project does not hold: give --data_dir; "
@@ -145,7 +155,8 @@ def _folder(data_dir: Path | None, task: str) -> Path:
     return data_dir
 
 
-def _missing(task: str, folder: Path, needed: str) -> ValueError:
+def missing(task: str, folder: Path, needed: str) -> ValueError:
+    """Returns the error for a folder without the files that a task needs."""
     found = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else [folder.name]
     return ValueError(
         f"the task {task} needs {needed} in `--data_dir`. Received: --data_dir={folder}, which "

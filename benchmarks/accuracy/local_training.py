@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from benchmarks.accuracy.data import Data
 from benchmarks.accuracy.tasks import Settings
-from benchmarks.accuracy.training import Training, loss_of
+from benchmarks.accuracy.training import Training, loss_of, mean_statistics
 from tf_redsync import feedback
 from tf_redsync.expressions import Expression
 
@@ -111,10 +111,7 @@ class LocalTraining(Training):
                 means, self.slots = self.outer.step(means, self.slots, rounds)
             self.agreed = [a + m for a, m in zip(self.agreed, means, strict=True)]
         end = count + len(self.statistics)
-        statistics = [
-            tf.add_n(list(own)) / workers
-            for own in zip(*(own[count:end] for own in self.own), strict=True)
-        ]
+        statistics = mean_statistics([own[count:end] for own in self.own])
         self.own = [[*self.agreed, *statistics, *own[end:]] for own in self.own]
         self._set(self.own[0])  # for an evaluation
         self.rounds, self._since = self.rounds + 1, 0

@@ -7,6 +7,7 @@
 `vgg`              six convolutions of a VGG with BatchNormalization and two dense layers
 `transformer`      two blocks of causal self-attention, for characters
 `gpt`              the same with four blocks of width 384
+`translator`       encoder and decoder of three blocks each, for pairs of sentences
 `lstm`             embedding and two LSTM layers, for words
 """
 
@@ -156,6 +157,57 @@ def _positions(tokens: Any) -> Any:
     from keras import ops
 
     return ops.zeros_like(tokens) + ops.arange(tokens.shape[1], dtype="int32")
+
+
+def translator(
+    shape: tuple[int, ...],
+    classes: int,
+    width: int = 256,
+    heads: int = 4,
+    blocks: int = 3,
+    dropout: float = 0.1,
+) -> keras.Model:
+    """An encoder and a decoder with norms before each part of a block and one embedding for both.
+
+    Inputs hold a source, with 0 behind its end, and after it the beginning of a target.
+    """
+    import keras
+    from keras import layers
+
+    def embedded(tokens: Any) -> Any:
+        positions = layers.Embedding(length, width)
+        numbers = layers.Lambda(_positions, output_shape=(length,))(tokens)
+        x = layers.Add()([pieces(tokens), positions(numbers)])
+        return layers.Dropout(dropout)(x)
+
+    def added(x: Any, part: Any) -> Any:
+        return layers.Add()([x, layers.Dropout(dropout)(part(layers.LayerNormalization()(x)))])
+
+    def attention(*memory: Any, **options: Any) -> Any:
+        layer = layers.MultiHeadAttention(heads, width // heads)
+        return lambda x: layer(x, *(memory or (x,)), **options)
+
+    def dense(x: Any) -> Any:
+        return layers.Dense(width)(layers.Dense(4 * width, "relu")(x))
+
+    length = shape[0] // 2
+    inputs = keras.Input(shape, dtype="int32")
+    source, target = inputs[:, :length], inputs[:, length:]
+    pieces = layers.Embedding(classes, width, name="pieces")
+    mask = layers.Lambda(_is_not_padding, output_shape=(1, length))(source)
+    x, y = embedded(source), embedded(target)
+    for _ in range(blocks):
+        x = added(added(x, attention(attention_mask=mask)), dense)
+    x = layers.LayerNormalization()(x)
+    for _ in range(blocks):
+        y = added(y, attention(use_causal_mask=True))
+        y = added(added(y, attention(x, attention_mask=mask)), dense)
+    logits = layers.Dense(classes)(layers.LayerNormalization()(y))
+    return keras.Model(inputs, logits, name="translator")
+
+
+def _is_not_padding(tokens: Any) -> Any:
+    return (tokens != 0)[:, None, :]
 
 
 def lstm(shape: tuple[int, ...], classes: int, width: int = 200) -> keras.Model:

@@ -212,6 +212,11 @@ SETUPS = (
         (*_IMAGES, "--model", "resnet20", "--batch", "32"),
         "epochs", 30, 15, _RATES, (DENSE, HALF, GMC3), 1.6, seeds=1,
     ),
+    Setup(
+        "multi30k",
+        ("--task", "multi30k", "--schedule", "warm_cosine"),
+        "epochs", 12, 6, (3e-4, 1e-3, 3e-3), (DENSE, HALF, TOPK3), 1.1, seeds=1, metric="BLEU",
+    ),
     _resnet9(8, 1, (DENSE, GMC3, GMC10, POWER)),
     _resnet9(16, 1, (DENSE, GMC3, GMC10, POWER)),
 )  # fmt: skip

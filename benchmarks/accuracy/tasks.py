@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.accuracy import data, networks
+from benchmarks.accuracy import data, networks, translation
 from benchmarks.accuracy.data import Data
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Task:
     Attributes:
         load: Reads the data.
         networks: By name; the first is the default.
-        metric: `"accuracy"` or `"perplexity"` on the test set.
+        metric: `"accuracy"`, `"perplexity"` or `"BLEU"` on the test set.
         batch: Examples of a worker and step.
         epochs: How often the training set is gone through.
         optimizer: One of `OPTIMIZERS`.
@@ -66,6 +66,10 @@ TASKS = {
     "charlm": Task(
         data.characters, {"transformer": networks.transformer, "gpt": networks.gpt},
         "perplexity", batch=8, epochs=2, optimizer="adamw", learning_rate=1e-3, weight_decay=0.1,
+    ),
+    "multi30k": Task(
+        translation.multi30k, {"translator": networks.translator},
+        "BLEU", batch=32, epochs=12, optimizer="adamw", learning_rate=1e-3, weight_decay=0.01,
     ),
     "wordlm": Task(
         data.words, {"lstm": networks.lstm},

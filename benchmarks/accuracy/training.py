@@ -40,9 +40,24 @@ def dense_steps(warm_up: Any, total: int) -> int:
 
 
 def loss_of(labels: Any, logits: Any) -> Any:
-    """The mean cross-entropy over examples, and positions where they are texts."""
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-    return tf.reduce_mean(losses)
+    """The mean cross-entropy over examples, and positions where they are texts.
+
+    Labels below 0 do not count.
+    """
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)
+    counted = tf.cast(labels >= 0, losses.dtype)
+    return tf.reduce_sum(losses * counted) / tf.reduce_sum(counted)
+
+
+def _of_rank(value: Any, rank: int) -> Any:
+    """A statistic, or the state of random numbers from which a worker draws its own."""
+    return value if value.dtype.is_floating else value + tf.constant([0, rank << 20], value.dtype)
+
+
+def mean_statistics(statistics: Any) -> list[Any]:
+    """Returns the means over workers; states of random numbers are those of the first one."""
+    pairs = zip(*statistics, strict=True)
+    return [tf.add_n(v) / len(v) if v[0].dtype.is_floating else v[0] for v in map(list, pairs)]
 
 
 class Training:
@@ -123,9 +138,9 @@ class Training:
     def _gradients(self, x, y):
         """Every worker's gradients of its loss divided by their number, as in Keras."""
         weights = [tf.convert_to_tensor(v) for v in self.variables]
-        start = [tf.convert_to_tensor(v) for v in self.statistics]
         losses, gradients, statistics = [], [], []
-        for own_x, own_y in zip(tf.unstack(x), tf.unstack(y), strict=True):
+        for rank, (own_x, own_y) in enumerate(zip(tf.unstack(x), tf.unstack(y), strict=True)):
+            start = [_of_rank(tf.convert_to_tensor(v), rank) for v in self.statistics]
             with tf.GradientTape() as tape:
                 tape.watch(weights)
                 logits, moved = self.model.stateless_call(weights, start, own_x, training=True)
@@ -134,8 +149,7 @@ class Training:
             losses.append(loss)
             gradients.append(self._clipped(found))
             statistics.append(moved)
-        means = [tf.add_n(own) / len(own) for own in zip(*statistics, strict=True)]
-        return tf.add_n(losses), gradients, means
+        return tf.add_n(losses), gradients, mean_statistics(statistics)
 
     def _clipped(self, gradients):
         workers, bound = self.settings.workers, self.settings.clip_norm

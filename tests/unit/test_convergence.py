@@ -82,6 +82,8 @@ def test_bad_expressions(text, words, capsys):
         (["--optimizer", "adam"], "`--optimizer` needs a `--learning_rate`"),
         (["--epochs", "0"], "`--epochs` must be above 0"),
         (["--augment"], "images in colour. Received: --task=digits"),
+        (["--save_seconds", "1"], "needs `--json`"),
+        (["--real", "--task", "multi30k"], "padding"),
     ],
 )
 def test_bad_flags(flags, words, capsys):
@@ -91,7 +93,7 @@ def test_bad_flags(flags, words, capsys):
 
 
 def test_missing_data(tmp_path, capsys):
-    for task in ("cifar10", "charlm", "wordlm"):
+    for task in ("cifar10", "charlm", "wordlm", "multi30k"):
         assert convergence.main(["--task", task]) == 2
         assert f"the task {task} needs data" in capsys.readouterr().err
         assert convergence.main(["--task", task, "--data_dir", str(tmp_path)]) == 2
@@ -190,7 +192,7 @@ def test_rows_are_permutations_and_do_not_depend_on_the_past():
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("name", ["cnn", "resnet20", "vgg", "transformer", "lstm"])
+@pytest.mark.parametrize("name", ["cnn", "resnet20", "vgg", "resnet9", "transformer", "lstm"])
 def test_networks_learn_their_batch(name):
     """Every network, on data made on the spot: the loss of two steps falls."""
     task = next(t for t, found in TASKS.items() if name in found.networks)
@@ -248,6 +250,43 @@ def test_rows_a_second_call_and_an_interruption(tmp_path, capsys, monkeypatch):
     picture.write_text("nonsense")
     with pytest.raises(ValueError, match="`--json` is no report"):
         report.Report({}, picture)
+
+
+@pytest.mark.parametrize("text", ["CodedGMC(density=0.1)", "PowerSGD(rank=2)", "HalfPrecision()"])
+def test_a_state_between_evaluations(tmp_path, text):
+    """A row that goes on from any of its states ends with the same bits."""
+    flags = ("--steps", "9", "--evaluations", "2", "--schedule", "warm_cosine")
+    given = settings(*flags), data.digits(None), exchanged(text), 0
+    whole, kept, state = Training(*given), Training(*given), tmp_path / "state.npz"
+    expected = whole.run()
+    step = kept.step
+
+    def killed():
+        if kept.number == 7:  # two steps after the first evaluation
+            raise KeyboardInterrupt
+        step()
+
+    kept.step = killed
+    with pytest.raises(KeyboardInterrupt):
+        kept.run(state, name="row", save_seconds=1e-9)
+    resumed = Training(*given)
+    assert resumed.restore(state, "row") and resumed.number == 7
+    found = resumed.run(state, name="row")
+    np.testing.assert_array_equal(weights(resumed), weights(whole))
+    assert found["processor_seconds"] > 0
+    for key in ("curve", "bits", "sent_bytes", "metric"):
+        assert found[key] == expected[key], key
+
+
+def test_a_rate_that_rises_and_weight_decay():
+    flags = ("--steps", "40", "--learning_rate", "0.1", "--schedule", "warm_cosine")
+    found = settings(*flags, "--weight_decay", "0.01")
+    rates = [float(found.rate()(step)) for step in (0, 2, 4, 22, 40)]
+    np.testing.assert_allclose(rates, [0.0, 0.05, 0.1, 0.05, 0.0], atol=1e-6)
+    optimizer = found.inner_optimizer(0.9)
+    assert (
+        optimizer.weight_decay == 0.01 and settings(*flags).inner_optimizer(0).weight_decay is None
+    )
 
 
 def test_a_method_that_fails_is_a_row(tmp_path, capsys):

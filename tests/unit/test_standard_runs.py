@@ -74,7 +74,7 @@ def test_command_lines():
             for grid in (True, False):
                 run = standard_runs.Run(setup, arm, setup.rates[0], 1, grid)
                 args = command_line.parse(run.flags(standard_runs.Path("x"), None))
-                settings = command_line.settings_of(args, 50_000)
+                settings = command_line.settings_of(args, 28_000)
                 assert (args.methods, args.seed_list) == ([arm.method], [1])
                 assert settings.workers * settings.batch in (32, 128)
                 length = args.epochs if setup.unit == "epochs" else args.steps
