@@ -42,6 +42,7 @@ from tf_redsync.version import __version__ as __version__
 if TYPE_CHECKING:
     from tf_redsync import addons, callbacks, codings, methods, ops, outer
     from tf_redsync.auto import Auto
+    from tf_redsync.errors import DistributedError
     from tf_redsync.keras.accuracy import AccuracyWarning
     from tf_redsync.keras.amsgrad import AMSGrad
     from tf_redsync.methods import (
@@ -124,6 +125,7 @@ __all__ = [
     "Dense",
     "DenseWarmUp",
     "DensityStages",
+    "DistributedError",
     "DistributedOptimizer",
     "DoReFa",
     "EF21",
@@ -192,6 +194,7 @@ _HOMES = {name: f"{__name__}.methods" for name in __all__} | {
     "AMSGrad": "tf_redsync.keras.amsgrad",
     "AccuracyWarning": "tf_redsync.keras.accuracy",
     "Auto": "tf_redsync.auto",
+    "DistributedError": "tf_redsync.errors",
     "DistributedOptimizer": "tf_redsync.optimizer",
     "Policy": "tf_redsync.policy",
     "Rule": "tf_redsync.policy",

@@ -30,6 +30,7 @@ from tf_redsync.exchange import (
     dtypes,
     groups,
     rendezvous,
+    step_errors,
     watchdog,
 )
 from tf_redsync.exchange.cluster import Cluster
@@ -115,6 +116,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         collective_keys.keep(self)
         dtypes.allow_all(self)
         watchdog.start(self, timeout, heartbeat)
+        step_errors.install()
         times = f"timeout_seconds={timeout}, heartbeat_seconds={heartbeat}"
         start = f"start with the strategy's {times}, {communication.described(options)}"
         gpus = communication.told(communication.own_gpus())
@@ -149,13 +151,15 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
         if not self.reduces_locally:
             self._agree_on("reduce", value, f"by {getattr(reduce_op, 'name', reduce_op)}")
-        return tf.nest.map_structure(reduce_one, value)
+        with step_errors.translated():
+            return tf.nest.map_structure(reduce_one, value)
 
     def gather(self, value: Any, axis: Any) -> Any:
         """Concatenate `value` of all replicas, by rank, along `axis`; strings and bools too."""
         self._agree_on("gather", value, f"along axis {axis}")
         gather, part = super().gather, self.experimental_local_results(value)[0]
-        return dtypes.gathered(lambda v: gather(v, axis), self._on_replicas, value, part)
+        with step_errors.translated():
+            return dtypes.gathered(lambda v: gather(v, axis), self._on_replicas, value, part)
 
     def _on_replicas(self, function: Callable[..., Any], value: Any) -> Any:
         function = tf.autograph.experimental.do_not_convert(function)
@@ -199,9 +203,10 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if collectives.worker_count(self) == 1:
             return super().run(fn, args, kwargs, options)
         watchdog.enter_step()
-        return super().run(
-            tf.autograph.experimental.do_not_convert(run_and_average), args, kwargs, options
-        )
+        with step_errors.translated():  # of eager steps
+            return super().run(
+                tf.autograph.experimental.do_not_convert(run_and_average), args, kwargs, options
+            )
 
     def _lifted(self, function: Any) -> Any:
         """Return a `tf.function` that runs what `function` is made of on every replica.

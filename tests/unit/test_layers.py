@@ -20,6 +20,7 @@ LAYERS = (
         "version.py",
         "environment.py",
         "error_texts.py",
+        "errors.py",
         "requirements.py",
         "stopping.py",
         "tables.py",

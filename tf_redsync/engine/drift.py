@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_redsync.errors import DistributedError
 from tf_redsync.exchange import state, wire
 from tf_redsync.exchange.driver import Network, gather
 from tf_redsync.ops import checksums, native
@@ -28,7 +29,7 @@ _WORDS = 2  # int32 words for each number, and for each fingerprint
 _logger = logging.getLogger("tf_redsync")
 
 
-class Drifted(RuntimeError):
+class Drifted(DistributedError):
     """Workers that must be equal are not."""
 
 

@@ -167,6 +167,8 @@ class GradientExchange(saved_state.Saved):
             step,
             self.network,
         )
+        if not self.program.own_steps:
+            workers.leave_exchange(outcome.finite)
         self._keep_absent(outcome, states, set(present))
         return self.stored(outcome, states, positions, flags)
 

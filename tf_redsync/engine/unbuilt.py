@@ -12,7 +12,7 @@ from tf_redsync.config import serialize
 from tf_redsync.engine import workers
 from tf_redsync.engine.gradient_exchange import GradientExchange
 from tf_redsync.engine.setup import Setup
-from tf_redsync.exchange import agreement, collectives, skips
+from tf_redsync.exchange import agreement, collectives, skips, step_errors
 from tf_redsync.exchange.layout import (
     DEFAULT_BUCKET_BYTES,
     Bucket,
@@ -112,6 +112,7 @@ class UnbuiltExchange:
             ValueError: for an unsupported strategy or dtype.
             Disagreement: when workers have different models or methods.
         """
+        step_errors.install()
         strategy = tf.distribute.get_strategy()
         collectives.check_supported(strategy)
         worker = workers.this_worker(strategy, self._two_levels, self._direct)

@@ -122,6 +122,11 @@ def enter_step(strategy: tf.distribute.Strategy) -> None:
         watchdog.enter_step()
 
 
+def leave_exchange(received: tf.Tensor) -> None:
+    """Note for the watchdog, once `received` is there, that all workers are in this step."""
+    watchdog.note_meeting(received)
+
+
 def check_together(strategy: tf.distribute.Strategy) -> None:
     """Check that the workers that TF_CONFIG names train together.
 

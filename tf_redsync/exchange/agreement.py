@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_redsync.errors import DistributedError
 from tf_redsync.exchange import collectives, coordination, watchdog
 from tf_redsync.exchange.differences import differences
 
@@ -28,7 +29,7 @@ _covered: list[str] = []  # what an outer agreement covers
 _created: list[str] = []  # variables of which no agreement knows yet
 
 
-class Disagreement(ValueError):
+class Disagreement(DistributedError, ValueError):
     """Workers do different things, or were started with different models or configurations."""
 
 

@@ -9,10 +9,12 @@ import socket
 import sys
 from typing import Any
 
+from tf_redsync.errors import DistributedError
+
 _held: dict[tuple[int, str], socket.socket] = {}  # by process and port, see `hold`
 
 
-class StartError(RuntimeError):
+class StartError(DistributedError):
     """The workers did not find each other, or one is there twice."""
 
 

@@ -32,6 +32,8 @@ class Report:
         broadcasts: How many bytes of a variable that it creates are under way, if it does.
         failed: Which broadcast failed, and why.
         error: By which error its program has ended, if by one.
+        broken: Whether a collective has failed there, and nothing is known of the reason.
+        met: The last step in which it has received the messages of all others.
     """
 
     step: int = 0
@@ -42,6 +44,8 @@ class Report:
     broadcasts: int | None = None
     failed: str = ""
     error: str = ""
+    broken: bool = False
+    met: int = 0
 
     def to_text(self) -> str:
         """Return this as JSON."""
@@ -70,6 +74,7 @@ class _Worker:
     report: Report = Report()
     heard: float | None = None  # when it last reported
     moved: float = 0.0  # when what it reported last changed
+    lost: bool = False  # does not answer
     behind: float | None = None  # since when another one has entered a step that it has not
 
 
@@ -158,10 +163,12 @@ class Judge:
         return None
 
     def _silent(self, now: float, limit: float) -> str | None:
+        broken = any(worker.report.broken for worker in self._workers.values())
+        seconds = 0.0 if broken else min(self.silent_seconds, limit)
         for rank, worker in self._workers.items():
-            seconds = min(self.silent_seconds, limit)
             silent = worker.heard is not None and now - worker.heard >= seconds
             if silent and not worker.report.ended and not self._answers(rank):
+                worker.lost = True
                 return (
                     f"worker {rank} does not answer: its process was stopped or killed, or its "
                     "machine is gone:"
@@ -222,13 +229,15 @@ class Judge:
 
     def _everyone(self, now: float) -> str:
         slowest = min(w.report.step for w in self._workers.values())
+        met = max(w.report.met for w in self._workers.values())
         lines = []
         for rank, worker in self._workers.items():
             silence = now - worker.heard if worker.heard is not None else 0.0
-            quiet = silence >= GONE_SECONDS and not worker.report.ended
+            quiet = worker.lost or (silence >= GONE_SECONDS and not worker.report.ended)
             heard = f"; last heard of {silence:.0f} s ago" if quiet else ""
+            known = Report(met) if quiet and met > worker.report.step else worker.report
             special = quiet or worker.report.waits is not None or worker.report.step == slowest
-            lines.append((not special, f"worker {rank} {worker.report}{heard}"))
+            lines.append((not special, f"worker {rank} {known}{heard}"))
         shown = [text for _, text in sorted(lines, key=lambda line: line[0])]
         if len(shown) > _MAX_LINES:
             shown[_MAX_LINES:] = [f"and {len(shown) - _MAX_LINES} more workers"]

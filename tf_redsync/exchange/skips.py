@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_redsync.errors import DistributedError
 from tf_redsync.exchange import state, strategy_hooks
 from tf_redsync.exchange.driver import Network, gather
 from tf_redsync.exchange.layout import TensorSpec
@@ -26,7 +27,7 @@ NONE = -1  # in place of a variable's position
 _logger = logging.getLogger("tf_redsync")
 
 
-class SkippedSteps(RuntimeError):
+class SkippedSteps(DistributedError):
     """So many steps in a row were skipped that training leads nowhere."""
 
 

@@ -16,7 +16,6 @@ import contextlib
 import json
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import environment
-from tf_redsync.error_texts import main_line
+from tf_redsync.error_texts import uncaught
 from tf_redsync.exchange import collectives, coordination, groups
 from tf_redsync.exchange.progress import SILENT_SECONDS, Judge, Report
 
@@ -47,10 +46,12 @@ class _Process:
 
     def __init__(self):
         self.steps: tf.Variable | None = None
+        self.met: tf.Variable | None = None
         self.agreements = 0
         self.waits: str | None = None
         self.broadcasts: int | None = None
         self.failed = ""
+        self.broken = False
         self.last = ""
         self.verdict: str | None = None
         self.thread: _Thread | None = None
@@ -65,20 +66,10 @@ class _Process:
             ended,
             self.broadcasts,
             self.failed,
-            _uncaught() if ended else "",
+            uncaught()[:_MAX_TEXT] if ended else "",
+            self.broken,
+            0 if self.met is None else int(self.met.numpy()),
         )
-
-
-def _uncaught() -> str:
-    """By which error this program ends, which is over; in a session with a user, none does."""
-    if sys.flags.interactive or hasattr(sys, "ps1"):
-        return ""
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    if error is None:
-        return ""
-    message = main_line(str(error))
-    kind = type(error).__name__
-    return f"{kind}: {message}"[:_MAX_TEXT] if message else kind
 
 
 _process = _Process()
@@ -102,7 +93,9 @@ def start(
         return
     if _process.steps is None:
         with tf.init_scope(), tf.device("CPU:0"):
-            _process.steps = collectives.OneDeviceVariable(tf.zeros([], tf.int64), trainable=False)
+            zero = tf.zeros([], tf.int64)
+            _process.steps = collectives.OneDeviceVariable(zero, trainable=False)
+            _process.met = collectives.OneDeviceVariable(zero, trainable=False)
     if _process.thread is not None:
         _process.thread.judge.timeout_seconds = timeout_seconds
         _process.thread.judge.silent_seconds = silent_seconds
@@ -148,6 +141,14 @@ def enter_step() -> None:
         _process.steps.assign_add(1, read_value=False)
 
 
+@tf.autograph.experimental.do_not_convert
+def note_meeting(received: tf.Tensor) -> None:
+    """Note, once `received` is there, that all workers have come to this step."""
+    if _process.steps is not None and _process.met is not None:
+        with tf.control_dependencies([received]):
+            _process.met.assign(_process.steps.read_value(), read_value=False)
+
+
 @contextmanager
 def waiting_for_agreement(what: str) -> Iterator[None]:
     """Within this context, this worker waits for all others to do `what`."""
@@ -174,6 +175,19 @@ def verdict_after_failure(error: str) -> str | None:
     """Say that the broadcast failed, and return what was found, if that is so within seconds."""
     _process.failed = f"{_process.waits}: {error}"[: 2 * _MAX_TEXT]
     end_broadcast()
+    return _awaited_verdict()
+
+
+def verdict_after_loss() -> str | None:
+    """Say that a collective failed, and return what was found, if that is so within seconds."""
+    _process.broken = True
+    try:
+        return _awaited_verdict()
+    finally:
+        _process.broken = False
+
+
+def _awaited_verdict() -> str | None:
     watched = _process.thread is not None and _process.thread.is_alive()
     ends = time.monotonic() + (_FAILURE_SECONDS if watched else 0.0)
     while _process.verdict is None and time.monotonic() < ends:

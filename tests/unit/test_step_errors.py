@@ -1,0 +1,81 @@
+"""Errors of a step in the library's own words, in one process."""
+
+import pickle
+
+import pytest
+import tensorflow as tf
+
+import tf_redsync as rs
+from tf_redsync.error_texts import main_line
+from tf_redsync.exchange import step_errors, watchdog
+from tf_redsync.exchange.skips import SkippedSteps
+
+OF_SEVERAL = (
+    "Graph execution error:\n\nDetected at node A defined at (most recent call last):\n"
+    "Detected at node B defined at (most recent call last):\n2 root error(s) found.\n"
+    "  (0) ABORTED:  worker 1 is gone\n\t [[{{node A}}]]\n  (1) CANCELLED:  later\n"
+    "0 successful operations."
+)
+
+
+@pytest.fixture(autouse=True)
+def installed():
+    step_errors.install()
+    step_errors.install()
+
+
+def failing(fail):
+    @tf.function
+    def step():
+        with tf.control_dependencies([fail()]):
+            return tf.zeros([]) + 1.0
+
+    return step
+
+
+def skip_steps():
+    raise SkippedSteps("3 steps in a row were skipped")
+
+
+def test_an_error_of_ours_in_a_step():
+    step = failing(lambda: tf.py_function(skip_steps, [], []))
+    with pytest.raises(SkippedSteps) as found:
+        step()
+    error = found.value
+    assert str(error) == "3 steps in a row were skipped"
+    assert isinstance(error, (rs.DistributedError, RuntimeError))
+    assert isinstance(error, tf.errors.UnknownError) and error.message == str(error)
+    assert type(error.__cause__) is tf.errors.UnknownError and error.original is error.__cause__
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error)
+    assert isinstance(again, SkippedSteps) and isinstance(again, tf.errors.UnknownError)
+
+
+def test_a_check_of_ours_in_a_step():
+    text = "a message arrived changed. Received by worker, from worker:"
+    step = failing(lambda: tf.debugging.Assert(tf.random.uniform([]) > 1.0, [text, [0], [1]]))
+    with pytest.raises(rs.DistributedError) as found:
+        step()
+    assert str(found.value) == f"{text} 0 1"
+
+
+def test_errors_of_others_pass_unchanged():
+    def fail():
+        raise ValueError("bad batch")
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="bad batch") as found:
+        failing(lambda: tf.py_function(fail, [], []))()
+    assert not isinstance(found.value, rs.DistributedError) and found.value.__cause__ is None
+
+
+@pytest.mark.parametrize("verdict", ["worker 1 does not answer", None])
+def test_a_collective_that_fails_waits_for_the_verdict(monkeypatch, verdict):
+    monkeypatch.setattr(watchdog, "verdict_after_loss", lambda: verdict)
+    with pytest.raises(tf.errors.UnavailableError) as found, step_errors.translated():
+        raise tf.errors.UnavailableError(None, None, "Socket closed")
+    assert str(found.value) == (verdict or "Socket closed")
+    assert isinstance(found.value, rs.DistributedError) == (verdict is not None)
+
+
+def test_the_line_that_says_most_where_several_ops_failed():
+    assert main_line(OF_SEVERAL) == "worker 1 is gone"
