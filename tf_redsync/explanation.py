@@ -41,6 +41,7 @@ class Explanation:
         warm_up: How long all is dense at first, in words.
         hints: What is known to cost accuracy.
         carrier: What carries the collectives.
+        notes: What methods are not that their names may lead to expect.
     """
 
     rows: tuple[Row, ...]
@@ -52,6 +53,7 @@ class Explanation:
     warm_up: str = ""
     hints: tuple[str, ...] = ()
     carrier: str = ""
+    notes: tuple[str, ...] = ()
 
     @override
     def __str__(self) -> str:
@@ -70,7 +72,9 @@ class Explanation:
         if self.replicas > 1:
             total = f"dense among the {self.replicas} replicas of a host, then {total}"
         carried = f"collectives: {self.carrier}" if self.carrier else ""
-        said = [carried, self.warm_up, self.decision, *(f"accuracy: {hint}" for hint in self.hints)]
+        said = [carried, self.warm_up, self.decision]
+        said += [f"note: {note}" for note in self.notes]
+        said += [f"accuracy: {hint}" for hint in self.hints]
         return "\n".join([*aligned(table), total, *filter(None, said)])
 
 
@@ -118,6 +122,7 @@ def explain(
         replicas=replicas,
         warm_up=warm_up,
         carrier=carrier,
+        notes=tuple(dict.fromkeys(note for b in buckets for note in b.method.notes)),
     )
 
 

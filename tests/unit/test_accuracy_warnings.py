@@ -203,6 +203,46 @@ def test_explain_says_so_of_what_is_in_use(mirrored):
     assert told[1].hints == () and "accuracy:" not in str(told[1])
 
 
+@loop(
+    ("method", "words"),
+    [
+        (rs.RedSync(), ["momentum correction", "dense first epoch", "RedSync.preset"]),
+        (rs.RedSync(momentum=0.9), ["without a dense first epoch"]),
+        (rs.RedSync.preset(9), []),
+        (rs.RedSync.preset(9, recurrent=True), []),
+        (rs.Coded(method=rs.RedSync(warm_up=rs.DenseWarmUp(9))), ["momentum correction"]),
+        (rs.DGC(), ["ExponentialWarmUp"]),
+        (rs.DGC(warm_up=rs.ExponentialWarmUp(9)), []),
+        (rs.CodedGMC(density=1.0), ["sign compression", "one of 1 magnitudes"]),
+        (rs.CodedTopK(density=1.0, value_bits=3), ["sign compression", "one of 4 magnitudes"]),
+        (rs.CodedGMC(density=1.0, value_bits=16), []),
+        (rs.CodedGMC(), []),
+    ],
+)
+def test_explain_notes_what_a_method_is_not(mirrored, method, words):
+    with mirrored(2).scope():
+        optimizer = rs.DistributedOptimizer(SGD(0.1), method)
+        optimizer.build([tf.Variable(tf.zeros([300, 300])) for _ in range(2)])
+    notes = [x for x in str(optimizer.explain()).splitlines() if x.startswith("note: ")]
+    assert len(notes) == bool(words) and all(w in notes[0] for w in words)
+
+
+def test_redsync_as_the_paper_trains_it():
+    preset = rs.RedSync.preset(390)
+    assert (preset.density, preset.momentum, preset.masks, preset.clip_norm) == (
+        0.001,
+        0.9,
+        True,
+        None,
+    )
+    assert preset.cadence.warm_up_steps == 390 and not preset.quantized
+    lstm = rs.RedSync.preset(390, recurrent=True, quantized=True)
+    assert (lstm.momentum, lstm.clip_norm, lstm.quantized) == (0.0, 0.25, True)
+    assert rs.RedSync.preset(390, momentum=0.5).momentum == 0.5
+    with pytest.raises(ValueError, match="recurrent"):
+        rs.RedSync.preset(390, recurrent="lstm")
+
+
 # ------------------------------------------------------------------------------- too short a run
 
 

@@ -41,8 +41,7 @@ Exchange = Generator[Request, Any, tuple[list[tf.Tensor], State]]
 class Method(Configurable):
     """A way of exchanging gradients. Frozen, pure: hyper-parameters and nothing else.
 
-    Subclasses are frozen dataclasses decorated with `register`. Capabilities are class attributes,
-    and the conformance tests hold a method to what it declares.
+    Subclasses are frozen dataclasses with `register`; conformance tests check what they declare.
 
     Attributes:
         state_kinds: For every name in the state: `"sum"`, `"mean"` or `"shared"`; see
@@ -148,6 +147,11 @@ class Method(Configurable):
     def momentum_in_exchange(self) -> float:
         """Momentum that the exchange applies; the inner optimizer must then have none."""
         return 0.0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What these hyper-parameters are not, which the method's name may lead to expect."""
+        return ()
 
     @property
     def clip_norm(self) -> float | None:

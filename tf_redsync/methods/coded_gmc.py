@@ -59,7 +59,8 @@ class CodedGMC(CodedSelection, GlobalMomentum):
             densely, with the same momentum.
         momentum: beta, in [0, 1). The inner optimizer must then have none.
         value_bits: Bits of a value: 1 for a sign, each further one, up to 4, for twice as many
-            magnitudes; 16 for bfloat16.
+            magnitudes; 16 for bfloat16. At a density of 1 this is sign compression with error
+            feedback; dense training is `Dense()`.
         dense_below: Tensors of fewer float32 bytes are small.
 
     Raises:

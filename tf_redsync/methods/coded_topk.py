@@ -102,7 +102,8 @@ class CodedTopK(CodedSelection, MomentumCorrected):
             below a density of 10 %; see `RedSync` for figures. With `steps` above 1 it is the inner
             optimizer's momentum, which `None` clears at any density, as `SBC` does.
         value_bits: Bits of a value: 1 for a sign, each further one, up to 4, for twice as many
-            magnitudes; 16 for bfloat16.
+            magnitudes; 16 for bfloat16. At a density of 1 this is sign compression with error
+            feedback; dense training is `Dense()`.
         clip_norm: Clip each worker's whole gradient to `clip_norm / sqrt(workers)` before it is
             accumulated. `None` for no clipping, as it must be where `steps` is above 1.
         dense_below: Tensors of fewer float32 bytes are small.

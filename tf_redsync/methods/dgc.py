@@ -99,6 +99,16 @@ class DGC(MomentumCorrected):
         checks.integer("max_adaptations", self.max_adaptations, low=0)
         checks.integer("seed", self.seed, low=0)
 
+    @property
+    @override
+    def notes(self) -> tuple[str, ...]:
+        if self.warm_up is not None:
+            return ()
+        return (
+            "DGC without a warm-up: the paper's density falls in its first epochs, as with "
+            "warm_up=ExponentialWarmUp(steps_per_stage=steps_per_epoch)",
+        )
+
     @override
     def describe(self, spec: TensorSpec) -> str:
         return f"threshold from {self.sample_size(spec)} of {spec.size} elements"

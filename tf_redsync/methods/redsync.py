@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -14,6 +14,7 @@ from tf_redsync.methods.base import Context, Exchange, Payloads, State, register
 from tf_redsync.methods.common.momentum_correction import MomentumCorrected
 from tf_redsync.methods.common.sparsifier import deliver, selected_payloads
 from tf_redsync.ops import MessageLayout
+from tf_redsync.schedules import DenseWarmUp
 
 SELECTIONS = ("auto", "exact", "trimmed", "threshold")
 
@@ -34,6 +35,9 @@ class RedSync(MomentumCorrected):
         message = [indices of S, values v[S]]       one all-gather for a whole bucket of tensors
         v[S] <- 0,  u[S] <- 0                       residual and momentum factor masking
         total = sum over workers of the messages    scatter-add, rank by rank
+
+    `RedSync()` is the selection alone. The paper's training, with momentum correction and a dense
+    first epoch, or clipping for recurrent networks, is `RedSync.preset(steps_per_epoch)`.
 
     By size of the tensor (float32 bytes): below `dense_below` a dense all-reduce, up to
     `threshold_above` trimmed top-k, beyond it the threshold search, repeated every
@@ -102,6 +106,38 @@ class RedSync(MomentumCorrected):
                 "`threshold_above` must not be smaller than `dense_below`. Received: "
                 f"threshold_above={self.threshold_above}, dense_below={self.dense_below}"
             )
+
+    @classmethod
+    def preset(cls, steps_per_epoch: int, recurrent: bool = False, **options: Any) -> RedSync:
+        """Return the paper's RedSync: a density of 0.1 % after a dense first epoch.
+
+        Args:
+            steps_per_epoch: The length of the dense warm-up, in steps.
+            recurrent: `False`: with momentum correction of 0.9 and masking, as for the paper's
+                convolutional networks. `True`: plain SGD whose gradients are clipped to
+                0.25 / sqrt(workers), as for its LSTMs.
+            options: Further hyper-parameters, or others in their place.
+
+        Example:
+            >>> RedSync.preset(390).momentum
+            0.9
+        """
+        checks.boolean("recurrent", recurrent)
+        kind: dict[str, Any] = {"clip_norm": 0.25} if recurrent else {"momentum": 0.9}
+        return cls(**{"density": 0.001, "warm_up": DenseWarmUp(steps_per_epoch), **kind, **options})
+
+    @property
+    @override
+    def notes(self) -> tuple[str, ...]:
+        missing = []
+        if not self.momentum and self.clip_norm is None:
+            missing.append("momentum correction (0.9; for recurrent networks, clipping to 0.25)")
+        if self.warm_up is None:
+            missing.append("a dense first epoch of its own")
+        if not missing:
+            return ()
+        paper = "RedSync.preset(steps_per_epoch) is the paper's"
+        return (f"RedSync without {', and without '.join(missing)}: {paper}",)
 
     @property
     @override

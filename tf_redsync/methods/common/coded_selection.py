@@ -55,6 +55,18 @@ class CodedSelection(Sparsifier):
         if self.small_density is not None:
             checks.real("small_density", self.small_density, low=0.0, high=1.0, low_open=True)
 
+    @property
+    @override
+    def notes(self) -> tuple[str, ...]:
+        if self.density < 1.0 or self.value_bits == 16:
+            return ()
+        return (
+            f"{type(self).__name__}(density=1.0) with value_bits={self.value_bits} is sign "
+            "compression with error feedback, and not dense training: each element travels as its "
+            f"sign and one of {2 ** (self.value_bits - 1)} magnitudes. Dense() is exact; "
+            "value_bits=16 sends bfloat16",
+        )
+
     @override
     def refuses(self, spec: TensorSpec) -> str | None:
         return super().refuses(spec) if self.small_density is None else None
