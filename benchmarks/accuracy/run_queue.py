@@ -137,7 +137,7 @@ def listing(setups: Sequence[Setup], folder: Path) -> str:
     lines, left = [], 0.0
     for run in runs_of(setups, folder):
         row = row_of(run, folder)
-        state = "waits for the grid" if run.rate is None else "waits"
+        state = "has no learning rate yet" if run.rate is None else "waits"
         hours = run.core_hours
         if row is not None and "curve" in row:
             curve = row["curve"]

@@ -144,11 +144,9 @@ def grid(setup: Setup, arm: Arm) -> list[Run]:
 
 
 def best_rate(setup: Setup, arm: Arm, folder: Path) -> float | None:
-    """Returns the chosen learning rate, or `None` before all of the grid is there.
-
-    Raises:
-        RuntimeError: if the arm diverged at all rates.
-    """
+    """Returns the chosen learning rate; `None` before all of the grid is done, or if all of it
+    diverged.
+    """  # noqa: D205
     runs = grid(setup, arm)
     rows = [row_of(run, folder) for run in runs]
     if not all(done(row) for row in rows):
@@ -158,9 +156,7 @@ def best_rate(setup: Setup, arm: Arm, folder: Path) -> float | None:
         for run, row in zip(runs, rows, strict=True)
         if row is not None and "metric" in row
     }
-    if not scores:
-        raise RuntimeError(f"{setup.name}: {arm.name} diverged at all rates of the grid")
-    return max(scores, key=lambda rate: scores[rate])
+    return max(scores, key=lambda rate: scores[rate]) if scores else None
 
 
 def runs_of(setups: Sequence[Setup], folder: Path) -> Iterator[Run]:

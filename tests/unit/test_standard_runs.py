@@ -60,8 +60,12 @@ def test_order_and_rates(tmp_path):
     assert [best_rate(DIGITS, arm, tmp_path) for arm in DIGITS.arms] == [0.04, 0.04]
     assert queue.next().name == "digits-dense-full-0.04-seed0"
     write(tmp_path, runs[3], error="the loss is not finite")
-    with pytest.raises(RuntimeError, match="gmc diverged at all rates"):
-        best_rate(DIGITS, DIGITS.arms[1], tmp_path)
+    assert best_rate(DIGITS, DIGITS.arms[1], tmp_path) is None
+    left = [run for run in runs_of([DIGITS, MORE], tmp_path) if run.rate and not run.grid]
+    for run in left:
+        assert run.arm.name == "dense" and queue.next() is not None
+        write(tmp_path, run, metric=80.0)
+    assert queue.next() is None
 
 
 def test_command_lines():
@@ -87,9 +91,14 @@ def test_table_and_list(tmp_path):
     for run in list(runs_of(setups, tmp_path))[:4]:
         write(tmp_path, run, metric=50.0 + 100 * run.rate)
     for run in list(runs_of(setups, tmp_path))[4:7]:
-        write(tmp_path, run, metric=90.0 + 2 * run.seed - (run.arm.name == "gmc"), curve=None)
+        metric = 90.0 + 2 * run.seed - (run.arm.name == "gmc")
+        write(tmp_path, run, metric=metric, curve={"steps": [90], "metric": [metric]})
     lines = table(setups, tmp_path).splitlines()
     assert lines[0] == "**digits**" and len(lines) == 6
+    listed = run_queue.listing(setups, tmp_path).splitlines()
+    assert len(listed) == 11 and sum("done: " in line for line in listed) == 7
+    assert "0.10 h" in listed[4] and "no learning rate" not in "".join(listed)
+    assert listed[-1] == "0.0 core-hours are left"  # three of 0.01
     cells = [[c.strip() for c in line.strip("|").split("|")] for line in lines[4:]]
     assert cells[0] == [
         "`Dense()`", "0.04*", "2", "91.00", "1.41", "+0.00", "32.000", "0.02: 52.00; 0.04: 54.00"
