@@ -7,7 +7,7 @@ What the subclass adds to TensorFlow's strategy:
 * BatchNormalization's moving statistics, which every worker updates from its own batches, are
   averaged over the workers after every step that changed them, in one small collective;
 * workers that build different models get one message with both shapes instead of a deadlock;
-* TF_CONFIG is checked before any server starts.
+* TF_CONFIG is checked before any server starts; later strategies of a process share the server.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     """Synchronous training on several workers, with `model.fit` of Keras 3.
 
     Reads the cluster from TF_CONFIG. Create it at the start of the program, before any other
-    TensorFlow operation.
+    TensorFlow operation. A later strategy in the same process, as of a notebook cell that is run
+    again, shares the running cluster; its `timeout_seconds` then counts for all of them.
 
     Args:
         cluster_resolver: As of TensorFlow's strategy; default TF_CONFIG.
@@ -86,16 +87,19 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         _check_communication_options(communication_options)
         heartbeat_seconds = watchdog.heartbeat(heartbeat_seconds)
         if cluster_resolver is None:
-            check_tf_config(os.environ.get("TF_CONFIG"))
+            check_tf_config(os.environ.get("TF_CONFIG"), serves=coordination.joined())
             cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         lost_after = watchdog.lost_after(timeout_seconds, heartbeat_seconds)
         backends.backend()  # May build the native library: better now than with others waiting.
-        meeting = rendezvous.met(Cluster.of(cluster_resolver), start_timeout)
+        cluster = Cluster.of(cluster_resolver)
+        meeting = rendezvous.met(None if coordination.joined() else cluster, start_timeout)
         options = communication.copied(communication_options)
-        with meeting as seconds, coordination.limits(lost_after, seconds):
+        number = collective_keys.separate(self)
+        times = f"timeout_seconds={timeout_seconds}, heartbeat_seconds={heartbeat_seconds}"
+        with meeting as seconds, coordination.limits(cluster, lost_after, seconds, times):
             super().__init__(cluster_resolver, options)
         if collectives.worker_count(self) > 1:
-            self._start_together(options, timeout_seconds, heartbeat_seconds)
+            self._start_together(number, options, timeout_seconds, heartbeat_seconds)
         self._eager_assignments = statistics.EagerAssignments()
         # By `tf.function`s that were given to `run`, see `_lifted`.
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -112,13 +116,16 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self.reduces_locally = False  # see `first_batch.py`
         groups.gather_by_rank(self)
 
-    def _start_together(self, options: Any, timeout: float | None, heartbeat: float | None) -> None:
+    def _start_together(
+        self, number: int, options: Any, timeout: float | None, heartbeat: float | None
+    ) -> None:
         collective_keys.keep(self)
         dtypes.allow_all(self)
         watchdog.start(self, timeout, heartbeat)
         step_errors.install()
         times = f"timeout_seconds={timeout}, heartbeat_seconds={heartbeat}"
-        start = f"start with the strategy's {times}, {communication.described(options)}"
+        which = "the strategy" if number == 1 else f"strategy {number} of the process"
+        start = f"start with {which}'s {times}, {communication.described(options)}"
         gpus = communication.told(communication.own_gpus())
         communication.choose(options, agreement.everyones(self, start, gpus))
 

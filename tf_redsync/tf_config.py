@@ -10,11 +10,12 @@ _TOP_LEVEL_KEYS = ("cluster", "task", "environment", "rpc_layer", "job")
 _TASK_TYPES = ("chief", "worker", "evaluator", "ps")
 
 
-def check_tf_config(text: str | None) -> None:
+def check_tf_config(text: str | None, serves: bool = False) -> None:
     """Check TF_CONFIG before TensorFlow starts a server from it.
 
     Args:
         text: The variable's value; `None` or empty means one worker.
+        serves: Whether this process has started the server already.
 
     Raises:
         ValueError: naming what is wrong and how it should look.
@@ -49,7 +50,7 @@ def check_tf_config(text: str | None) -> None:
         index = int(index)
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(addresses):
         raise _bad_config(f"`task.index` must be in 0..{len(addresses) - 1}", text)
-    if len(everyone) > 1:
+    if len(everyone) > 1 and not serves:
         _check_port_is_free(addresses[index])
 
 

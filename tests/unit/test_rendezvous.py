@@ -101,14 +101,6 @@ def test_workers_meet_in_any_order(started, order):
             pass
 
 
-def test_a_second_strategy_of_a_process_does_not_meet_again(started):
-    one = cluster(2)
-    for future in [started(one, rank) for rank in range(2)]:
-        future.result(10)
-    with listening(one.addresses[0], SETTINGS):  # TensorFlow's server has the port now
-        assert rendezvous.meet(one, 0.5) == 0.5
-
-
 def test_many_workers_meet_and_nobody_goes_before_the_last(started):
     many = cluster(12)
     futures = [started(many, rank) for rank in range(11)]

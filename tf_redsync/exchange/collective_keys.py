@@ -1,12 +1,14 @@
 """The numbers of collectives: instance keys that stay from step to step.
 
-Private names of TensorFlow used here: the strategy's launchers and their methods.
+Private names of TensorFlow used here: the strategy's launchers and their methods, and the first of
+its group keys.
 """
 
 from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
@@ -14,6 +16,22 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
+
+_STRATEGY_KEYS = 100  # group keys of a strategy; it takes some for its devices and hosts
+_strategies = itertools.count(1)
+
+
+def separate(strategy: tf.distribute.Strategy) -> int:
+    """Give a strategy that is about to be made group keys that no other one has.
+
+    TensorFlow remembers what a key stands for, so collectives of two strategies must not share any.
+
+    Returns:
+        The strategy's number in this process, from 1; workers must make strategies in one order.
+    """
+    number = next(_strategies)
+    strategy._collective_key_base = _STRATEGY_KEYS * number
+    return number
 
 
 def keep(strategy: tf.distribute.Strategy) -> None:
@@ -95,9 +113,12 @@ class KeysOfLauncher:
 
 
 def new_purpose(strategy: tf.distribute.Strategy) -> int:
-    """Return a number, from 1, for a user of collectives; workers must ask in the same order."""
+    """Return a number for a user of collectives; workers must ask in the same order."""
     extended = strategy.extended
-    extended.collective_purposes = getattr(extended, "collective_purposes", 0) + 1
+    first = 10 * getattr(
+        strategy, "_collective_key_base", 0
+    )  # of our groups' keys, see `groups.py`
+    extended.collective_purposes = getattr(extended, "collective_purposes", first) + 1
     return extended.collective_purposes
 
 

@@ -35,7 +35,6 @@ from tf_redsync.exchange.member import Member
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 _logger = logging.getLogger("tf_redsync")
-_met: set[tuple[int, Cluster]] = set()  # by process: TensorFlow's server has the port from then on
 
 
 @contextmanager
@@ -43,7 +42,6 @@ def met(cluster: Cluster | None, start_timeout: float | None = None) -> Iterator
     """When all workers are there and reach each other, let TensorFlow start in this context.
 
     Says meanwhile who is missing, and ends the process if a worker is lost while TensorFlow starts.
-    A second strategy of the same process shares TensorFlow's server, and does not meet again.
 
     Args:
         cluster: The same tasks on all workers; `None`, or with the handshake switched off: there is
@@ -75,9 +73,6 @@ def _meet(cluster: Cluster | None, seconds: float) -> dict[str, socket.socket]:
     """Return when all are there: connections to some of them."""
     if cluster is None or not environment.switched_on(environment.HANDSHAKE):
         return {}
-    here = os.getpid(), cluster
-    if here in _met:
-        return {}
     hold(cluster)
     if cluster.rank == 0 and not os.environ.get(environment.JOB):
         _logger.warning(
@@ -87,7 +82,6 @@ def _meet(cluster: Cluster | None, seconds: float) -> dict[str, socket.socket]:
         )
     meeting = (Chief if cluster.rank == 0 else Member)(cluster, seconds)
     _run(meeting)
-    _met.add(here)
     return meeting.kept
 
 

@@ -1,0 +1,79 @@
+"""A second strategy in a process: it shares the cluster that the first one has started."""
+
+import pytest
+
+from tests.distributed.cluster import run_workers
+
+pytestmark = pytest.mark.distributed
+
+
+def train_twice():
+    """As a cell that is run again, and other models after it."""
+    import json
+    import os
+
+    import keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    def cell(method, units=48, **options):
+        strategy = rs.MultiWorkerMirroredStrategy(**options)
+        with strategy.scope():
+            model = problems.network(keras)
+            if units != 48:  # collectives of other shapes than those of the first strategy
+                keras.utils.set_random_seed(8)
+                model = keras.Sequential(
+                    [
+                        keras.layers.Input((12,)),
+                        keras.layers.Dense(units),
+                        keras.layers.BatchNormalization(),
+                        keras.layers.Dense(1),
+                    ]
+                )
+            optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.05), method)
+            model.compile(optimizer, "mse")
+        model.fit(problems.dataset(64, 16), epochs=2, verbose=0)
+        return model
+
+    def refused(**options):
+        try:
+            rs.MultiWorkerMirroredStrategy(**options)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def elsewhere():
+        before = os.environ["TF_CONFIG"]
+        config = json.loads(before)
+        config["cluster"]["worker"].append("127.0.0.1:1")
+        os.environ["TF_CONFIG"] = json.dumps(config)
+        try:
+            return refused()
+        finally:
+            os.environ["TF_CONFIG"] = before
+
+    first = cell(rs.RedSync(density=0.1))
+    found = {"first": problems.digest(first)}
+    found["again"] = problems.digest(cell(rs.RedSync(density=0.1), timeout_seconds=300))
+    found["other"] = problems.digest(cell(rs.Dense(), units=20))
+    first.fit(problems.dataset(64, 16), epochs=1, verbose=0)
+    found["goes_on"] = problems.digest(first)
+    found["step"] = int(first.optimizer.exchange.step.numpy())
+    found["heartbeat"] = refused(heartbeat_seconds=40)
+    found["for_ever"] = refused(timeout_seconds=None)
+    found["cluster"] = elsewhere()
+    found["last"] = problems.digest(cell(rs.RedSync(density=0.1)))
+    return found
+
+
+def test_a_second_strategy_trains_and_the_first_one_trains_on():
+    one, other = run_workers(train_twice)
+    for name in ("first", "again", "other", "goes_on", "last", "step"):
+        assert one[name] == other[name]
+    assert one["first"] == one["again"] == one["last"]
+    assert one["step"] == 12 and one["goes_on"] != one["first"]
+    for found in (one, other):
+        assert "heartbeat_seconds=40" in found["heartbeat"]
+        assert "timeout_seconds=None" in found["for_ever"]
+        assert "127.0.0.1:1" in found["cluster"]
