@@ -103,9 +103,6 @@ def gan(strategy):
             self.discriminator, self.generator = discriminator, generator
             self.seeds = keras.random.SeedGenerator(1337)
 
-        def call(self, real):  # under a strategy Keras asks for one, whatever the optimizer is
-            return self.discriminator(real)
-
         def compile(self, d_optimizer, g_optimizer, loss_fn):
             super().compile()
             self.d_optimizer, self.g_optimizer, self.loss_fn = d_optimizer, g_optimizer, loss_fn
@@ -152,6 +149,62 @@ def gan(strategy):
         "step": int(model.d_optimizer.exchange.step.numpy()),
         "g_step": int(model.g_optimizer.exchange.step.numpy()),
     }
+
+
+def no_call(parts_are_built):
+    """A scenario: a model as Keras's example of a VAE, with a `train_step` and without `call`."""
+
+    def scenario(strategy):
+        import keras
+        import tensorflow as tf
+
+        import tf_redsync as rs
+        from tests.distributed import problems
+
+        class Autoencoder(keras.Model):
+            def __init__(self, encoder, decoder):
+                super().__init__()
+                self.encoder, self.decoder = encoder, decoder
+                self.seen = keras.metrics.Mean(name="seen")
+
+            @property
+            def metrics(self):
+                return [self.seen]
+
+            def train_step(self, rows):
+                with tf.GradientTape() as tape:
+                    errors = (self.decoder(self.encoder(rows)) - rows) ** 2
+                    loss = tf.reduce_mean(errors) / strategy.num_replicas_in_sync
+                weights = self.trainable_weights
+                self.optimizer.apply_gradients(
+                    zip(tape.gradient(loss, weights), weights, strict=True)
+                )
+                self.seen.update_state(loss)
+                return {"seen": self.seen.result()}
+
+            def test_step(self, rows):
+                self.seen.update_state(tf.reduce_mean(self.decoder(self.encoder(rows)) ** 2))
+                return {"seen": self.seen.result()}
+
+        def dense(rows, columns):
+            first = [keras.layers.Input((rows,))] if parts_are_built else []
+            return keras.Sequential([*first, keras.layers.Dense(columns)])
+
+        keras.utils.set_random_seed(3)
+        with strategy.scope():
+            model = Autoencoder(dense(6, 4), dense(4, 6))
+            method = rs.RedSync(density=0.1, dense_below=16)
+            optimizer = rs.DistributedOptimizer(keras.optimizers.Adam(3e-3), method)
+            model.compile(optimizer=optimizer)
+        rows = np.random.RandomState(0).randn(16 * STEPS, 6).astype("float32")
+        data = tf.data.Dataset.from_tensor_slices(rows).batch(16)
+        model.fit(data, validation_data=data, verbose=0)
+        return {
+            "digests": [problems.digest(model)],
+            "step": int(optimizer.exchange.step.numpy()),
+        }
+
+    return scenario
 
 
 def bfloat16(strategy):
@@ -226,6 +279,8 @@ SCENARIOS = {
     "tf_keras eager": looped("eager", "tf_keras"),
     "legacy": looped("traced", "legacy"),
     "gan": gan,
+    "no call": no_call(True),
+    "no call, unbuilt parts": no_call(False),
 }
 if not DEEP:  # Auto: test_auto.py; loops of tf_keras and Addons: test_adapters.py and others
     for name in ("auto", "tf_keras", "tf_keras eager", "mixed legacy"):

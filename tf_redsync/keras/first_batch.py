@@ -5,6 +5,10 @@ batch, and gets one for all replicas by `strategy.reduce("MEAN", batch, axis=Non
 batch may hold has no mean (strings, bools, ragged and sparse tensors), workers may have different
 numbers of rows, and the numbers are not used. So each worker takes its first replica's.
 
+Keras calls the model on that batch, which it does under a strategy alone. A model with a
+`train_step` and without `call`, as Keras's examples of a VAE and a GAN, cannot be called; its step
+builds what is not built yet, as it does without a strategy.
+
 Names of Keras used here, besides those of `KerasTensor`: `_maybe_symbolic_build(iterator,
 data_batch)` and `_distribute_strategy` of a model.
 """
@@ -33,6 +37,9 @@ def install(model_class: Any) -> None:
         strategy = self._distribute_strategy
         if not hasattr(strategy, "reduces_locally"):
             return build(self, iterator, data_batch)
+        if type(self).call is model_class.call:
+            _build_optimizer(self, strategy)
+            return None
         strategy.reduces_locally = True
         try:
             return build(self, iterator, data_batch)
@@ -40,3 +47,14 @@ def install(model_class: Any) -> None:
             strategy.reduces_locally = False
 
     setattr(owner, _NAME, alone)
+
+
+def _build_optimizer(model: Any, strategy: Any) -> None:
+    """Build the optimizer of a model whose layers are built; the first step builds any other."""
+    optimizer = model.optimizer
+    variables = model.trainable_variables
+    if optimizer is None or optimizer.built or not variables:
+        return
+    if all(layer.built for layer in model.layers):
+        with strategy.scope():
+            optimizer.build(variables)
