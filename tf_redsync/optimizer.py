@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import abc
+import copy
+import importlib
 from typing import Any
 
 import keras
 from typing_extensions import override
 
-from tf_redsync import checks
+from tf_redsync import checks, requirements
 from tf_redsync.auto import Auto
 from tf_redsync.engine.drift import CHOICES as DRIFT_CHOICES
 from tf_redsync.engine.drift import DEFAULT_EVERY
@@ -32,7 +34,9 @@ class DistributedOptimizer(Wrapper, abc.ABC):
     each epoch as `skipped_steps`. After ten of them in a row a warning names worker and variable.
 
     Args:
-        optimizer: A Keras 3, tf_keras or legacy (TensorFlow Addons) optimizer.
+        optimizer: A Keras 3, tf_keras or legacy (TensorFlow Addons) optimizer. Or what
+            `keras.optimizers.get` makes one of, a name such as `"adam"` or a config; with
+            TF_USE_LEGACY_KERAS=1 `tf_keras.optimizers.get`.
         method: How to exchange: `RedSync(...)`, `Dense(...)`, a `Policy` that chooses by variable,
             or `Auto(...)`, which chooses by measurement. `None`: `Auto()`.
         warm_up: `DenseWarmUp(steps=...)`, or `DenseWarmUp(fraction=...)` of the steps that `fit`
@@ -65,8 +69,8 @@ class DistributedOptimizer(Wrapper, abc.ABC):
 
     Raises:
         TypeError: for something that is not an optimizer.
-        ValueError: for an optimizer that is wrapped already, or momentum on both sides; when it is
-            built, for two levels without direct collectives.
+        ValueError: for a name that Keras does not know, an optimizer that is wrapped already, or
+            momentum on both sides; when it is built, for two levels without direct collectives.
 
     Example:
         >>> import keras, tf_redsync as rs
@@ -106,6 +110,7 @@ class DistributedOptimizer(Wrapper, abc.ABC):
                 "`warm_up` must be None, DenseWarmUp(steps=...) or DenseWarmUp(fraction=...). "
                 f"Received: warm_up={warm_up!r}{checks.if_class(warm_up)}"
             )
+        optimizer = _instance(optimizer)
         return _adapter(optimizer)(
             optimizer,
             method,
@@ -124,6 +129,24 @@ class DistributedOptimizer(Wrapper, abc.ABC):
     def __subclasshook__(cls, other: type) -> bool:
         """The wrappers of all families, which lie below this class, are of its kind."""
         return cls is DistributedOptimizer and issubclass(other, Wrapper)
+
+
+def _instance(optimizer: Any) -> Any:
+    """The optimizer that a name or a config means to Keras; anything else as it is."""
+    if not isinstance(optimizer, (str, dict)):
+        return optimizer
+    family: Any = keras
+    if requirements.wants_legacy_keras():
+        family = importlib.import_module("tf_keras")
+    try:
+        if isinstance(optimizer, dict) and "module" in optimizer:  # of any optimizer's `serialize`
+            return family.saving.deserialize_keras_object(copy.deepcopy(optimizer))
+        return family.optimizers.get(copy.deepcopy(optimizer))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"`optimizer` must be one that `{family.__name__}.optimizers.get` knows, where it is a "
+            f"name or a config. Received: optimizer={optimizer!r} ({error})"
+        ) from error
 
 
 def _adapter(optimizer: Any) -> Any:

@@ -55,10 +55,14 @@ def no_tf_keras() -> ImportError:
     )
 
 
+def wants_legacy_keras() -> bool:
+    """Whether `tf.keras` is to be tf_keras, as TensorFlow decides it."""
+    return os.environ.get("TF_USE_LEGACY_KERAS") in ("true", "True", "1")
+
+
 def check_legacy_keras() -> None:
     """Warns where `tf.keras` is to be tf_keras and cannot: TensorFlow's error does not say so."""
-    wanted = os.environ.get("TF_USE_LEGACY_KERAS") in ("true", "True", "1")
-    if wanted and importlib.util.find_spec("tf_keras") is None:
+    if wants_legacy_keras() and importlib.util.find_spec("tf_keras") is None:
         warnings.warn(
             f"TF_USE_LEGACY_KERAS is set, so `tf.keras` is tf_keras. {no_tf_keras()}", stacklevel=2
         )

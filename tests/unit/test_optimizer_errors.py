@@ -1,5 +1,6 @@
 """DistributedOptimizer refuses what it cannot honour, naming argument and value."""
 
+import copy
 import inspect
 import typing
 import warnings
@@ -28,12 +29,45 @@ def refused(kind, make, *words):
         assert word in str(error.value), str(error.value)
 
 
-@pytest.mark.parametrize("value", ["sgd", None, 0.1, keras.optimizers.SGD, object()])
+@pytest.mark.parametrize("value", [None, 0.1, keras.optimizers.SGD, object()])
 def test_not_an_optimizer(value):
     refused(
         TypeError,
         lambda: rs.DistributedOptimizer(value, rs.Dense()),
         "`optimizer` must be an optimizer of keras",
+        f"optimizer={value!r}",
+    )
+
+
+@loop(
+    ("given", "legacy", "kind"),
+    [
+        ("adam", False, keras.optimizers.Adam),
+        ("SGD", False, keras.optimizers.SGD),
+        (keras.optimizers.serialize(keras.optimizers.Lamb(0.3)), False, keras.optimizers.Lamb),
+        ({"class_name": "Adam", "config": {"learning_rate": 0.3}}, False, keras.optimizers.Adam),
+        ("adam", True, tf_keras.optimizers.Adam),
+        (tf_keras.optimizers.serialize(tf_keras.optimizers.Lion(0.3)), True, None),
+    ],
+)
+def test_a_name_or_a_config_means_what_it_means_to_keras(monkeypatch, given, legacy, kind):
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1" if legacy else "0")
+    before = copy.deepcopy(given)
+    wrapper = rs.DistributedOptimizer(given, rs.Dense())
+    assert type(wrapper.inner_optimizer) is (kind or tf_keras.optimizers.Lion)
+    assert given == before
+    if isinstance(given, dict):
+        np.testing.assert_allclose(float(wrapper.learning_rate), 0.3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", ["sgdd", {}, {"class_name": "Nope", "config": {}}])
+def test_a_name_that_keras_does_not_know(monkeypatch, value):
+    monkeypatch.delenv("TF_USE_LEGACY_KERAS", raising=False)
+    refused(
+        ValueError,
+        lambda: rs.DistributedOptimizer(value, rs.Dense()),
+        "`optimizer`",
+        "keras.optimizers.get",
         f"optimizer={value!r}",
     )
 

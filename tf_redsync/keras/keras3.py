@@ -42,7 +42,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
 
     saving = keras.saving
     saved_exchange = saved_exchange.class_of(keras.losses.Loss)
-    inner_from_config = staticmethod(keras.optimizers.deserialize)
+    inner_from_config = staticmethod(keras.saving.deserialize_keras_object)
     set_weights = Inner()
 
     def __init__(

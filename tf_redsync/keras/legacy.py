@@ -43,7 +43,7 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
 
     saving = tf_keras.saving
     saved_exchange = saved_exchange.class_of(tf_keras.losses.Loss)
-    inner_from_config = staticmethod(tf_keras.optimizers.deserialize)
+    inner_from_config = staticmethod(tf_keras.saving.deserialize_keras_object)
     clipnorm = Inner()
     clipvalue = Inner()
     global_clipnorm = Inner()

@@ -41,7 +41,7 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
 
     saving = tf_keras.saving
     saved_exchange = saved_exchange.class_of(tf_keras.losses.Loss)
-    inner_from_config = staticmethod(tf_keras.optimizers.deserialize)
+    inner_from_config = staticmethod(tf_keras.saving.deserialize_keras_object)
     set_weights = Inner()
     compute_gradients = Inner()  # of scaled losses, in a LossScaleOptimizer
 
