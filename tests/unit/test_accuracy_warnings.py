@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import warnings
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ import tf_keras
 import tf_redsync as rs
 from tests.loops import loop
 from tf_redsync.exchange.layout import TensorSpec
-from tf_redsync.keras import accuracy
+from tf_redsync.keras import accuracy, training_length
 from tf_redsync.programs import WarmUp
 
 ONE_WORKER = "ignore:tf_redsync. there is one worker"
@@ -283,6 +284,44 @@ def test_length_unknown_or_one_worker(mirrored):
     assert per_epoch > 2 and f"has {2 * per_epoch} of them" in text
     assert not warned(fit(model, 1, data.repeat(), steps_per_epoch=2))
     assert not warned(fit(model_of(keras, method), 1))
+
+
+def looped(strategy, method, steps=2):
+    """An optimizer after a custom loop."""
+    with strategy.scope():
+        weights = [tf.Variable(tf.zeros([10, 10]), name=n) for n in "ab"]
+        optimizer = rs.DistributedOptimizer(SGD(0.1), method)
+        optimizer.build(weights)
+    step = tf.function(
+        lambda: strategy.run(lambda: optimizer.apply([tf.ones([10, 10])] * 2, weights))
+    )
+    for _ in range(steps):
+        step()
+    return optimizer
+
+
+def test_custom_loops_are_looked_at_when_the_process_ends(mirrored, monkeypatch):
+    end, late = training_length.warn_of_loops, rs.TopK(density=0.01, dense_below=0)
+    end()  # of other tests
+    optimizer = looped(mirrored(2), late)
+    (text,) = warned(end)
+    assert "TopK sends an element" in text and "has 2 of them" in text
+    assert not warned(end)
+    looped(mirrored(2), rs.TopK(density=0.5, dense_below=0))
+    looped(mirrored(2), late, steps=0)
+    looped(mirrored(2), late).flush()  # nothing waits
+    assert not warned(end)
+    with mirrored(2).scope():
+        model = model_of(keras, late)
+    assert warned(fit(model))
+    assert not warned(end)  # it has been said
+    for _ in range(20):  # what is kept is little, and no weights
+        optimizer = looped(mirrored(2), late, steps=0)
+    kept = list(training_length._watched.values())
+    assert len(kept) < 10 and not any(k is optimizer.exchange for k in kept)
+    looped(mirrored(2), late)
+    monkeypatch.setattr(sys, "last_value", ValueError(), raising=False)
+    assert not warned(end)  # an error has ended the loop
 
 
 def said(method, epochs, steps, warm_up=None, so_far=0):

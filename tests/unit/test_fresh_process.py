@@ -40,7 +40,7 @@ def said(tmp_path_factory):
             out, err = child.communicate()
     print(err[-5000:])  # shown where a test fails
     parts = [part.splitlines() for part in out.split("== ")[1:]]
-    return {lines[0]: lines[1:] for lines in parts}
+    return {"stderr": err.splitlines(), **{lines[0]: lines[1:] for lines in parts}}
 
 
 def test_the_file_of_one_worker_loads_without_the_library(said):
@@ -73,3 +73,9 @@ def test_plan_as_a_user_starts_it(said):
 def test_replicas_of_one_process_do_not_wait_for_each_other(said):
     """They run, or are traced, one by one; the reference's checks are ordered between them, too."""
     assert said.get("replicas") == ["eager: 1", "traced: 2"]
+
+
+def test_a_loop_that_was_too_short_is_said_when_the_process_ends(said):
+    """Of two steps, where an element of six is sent in each."""
+    warned = [line for line in said["stderr"] if "AccuracyWarning: " in line]
+    assert len([line for line in warned if "this training has 2 of them" in line]) == 1

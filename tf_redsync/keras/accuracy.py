@@ -207,7 +207,7 @@ def of_length(exchange: Any, so_far: int, epochs: int, steps: int) -> str | None
     return (
         f"{_name(longest.method)} sends an element of {longest.spec.name} every {wait:,.0f}{each} "
         f"on average (density {1.0 / wait:.2g}), and this training has {there:,.0f} of them: most "
-        f"of the gradient of {share:.0%} of the weights will not arrive. Set a density of "
+        f"of the gradient of {share:.0%} of the weights does not arrive. Set a density of "
         f"{1.0 / there:.2g} or more, or train for longer; see docs/warm-up.md."
     )
 

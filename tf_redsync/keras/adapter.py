@@ -29,6 +29,7 @@ from tf_redsync.keras import (
     own_weights,
     pruning,
     slots,
+    training_length,
 )
 from tf_redsync.keras.adam_slots import AdamSlots
 from tf_redsync.keras.skipping import Skipping
@@ -130,6 +131,7 @@ class Adapter:
         self.exchange = self.exchange.build(variables, sparse_totals, tensors, described)
         conflicts.check_accumulation(self._inner, self.exchange)
         own_weights.register(self.exchange)
+        training_length.watch(self.exchange)
         self._variables, self._given = tuple(tensors), tuple(variables)
         adafactor.keep_positive(self._inner)
         program = self.exchange.program
@@ -181,6 +183,7 @@ class Adapter:
             apply_gradients([(tf.zeros(v.shape, v.dtype), v) for v in served])
 
         flushing.deliver(self.exchange, apply)
+        training_length.forget(self.exchange)  # nothing waits
 
     def finish_step(self) -> None:
         """Move the weights on after the optimizer's update, in a replica context.

@@ -12,13 +12,11 @@ Names of Keras used here: `CallbackList.set_model(model)` and its list `callback
 from __future__ import annotations
 
 import functools
-import warnings
 import weakref
 from typing import Any
 
 from tf_redsync.exchange import agreement, strategy_hooks
 from tf_redsync.keras import (
-    accuracy,
     backups,
     equal_workers,
     loading,
@@ -193,12 +191,8 @@ class FitHook(ForTfKeras):
         if not steps:
             return
         exchange.told_of_length = True
-        waiting = accuracy.of_length(exchange, so_far, epochs, steps)
-        if waiting is not None:
-            warnings.warn(waiting, accuracy.AccuracyWarning, stacklevel=2)
-        late = training_length.never_begins(exchange, so_far + epochs * steps)
-        if late is not None:
-            warnings.warn(late, stacklevel=2)
+        training_length.forget(exchange)
+        training_length.warn(exchange, so_far, epochs, steps)
 
     def _agree(self, what: str) -> None:
         """All workers are to do the same at the same step: none waits for another in vain."""

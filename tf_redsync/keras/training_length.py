@@ -6,12 +6,19 @@ Keras tells callbacks in `params`, public in both, the number of epochs and of s
 
 from __future__ import annotations
 
+import atexit
+import dataclasses
+import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tf_redsync.exchange import agreement
+from tf_redsync.keras import accuracy
 from tf_redsync.methods.base import Method
 from tf_redsync.methods.common.wrapper import innermost
+from tf_redsync.policy import Assignment
+from tf_redsync.programs import WarmUp
 from tf_redsync.schedules import ExponentialWarmUp
 
 FRACTION = (
@@ -61,6 +68,73 @@ def begin(model: Any, exchange: Any, params: Mapping[str, Any], epoch: int) -> N
     for length in unknown:
         # Where workers have data of different lengths, the shortest ends the epoch.
         length.begin(length.steps_so_far + min(lengths), model.distribute_strategy)
+
+
+def warn(exchange: Any, so_far: int, epochs: int, steps: int) -> None:
+    """Warn of elements that wait for longer than a training lasts, and of what never begins.
+
+    Args:
+        exchange: The built exchange, or what `watch` keeps of it.
+        so_far: Steps that were run before.
+        epochs: That are run.
+        steps: In each of them.
+    """
+    waiting = accuracy.of_length(exchange, so_far, epochs, steps)
+    if waiting is not None:
+        warnings.warn(waiting, accuracy.AccuracyWarning, stacklevel=3)
+    late = never_begins(exchange, so_far + epochs * steps)
+    if late is not None:
+        warnings.warn(late, stacklevel=3)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Watched:
+    """What of an exchange is needed at the end of the process; its state is not kept alive."""
+
+    workers: int
+    assignments: list[Assignment]
+    warm_up: WarmUp | None
+    step: Any
+
+
+_watched: dict[int, _Watched] = {}  # by the exchange's `id`, the latest last
+_MOST_WATCHED = 8
+
+
+def watch(exchange: Any) -> None:
+    """Look at an exchange's steps when the process ends: a custom loop does not say how many.
+
+    Until `forget`, which is for trainings whose length is known, and for what has been delivered.
+
+    Args:
+        exchange: The built exchange.
+    """
+    if exchange.workers == 1:
+        return
+    if not _watched:
+        atexit.unregister(warn_of_loops)
+        atexit.register(warn_of_loops)
+    kept = _Watched(exchange.workers, exchange.assignments, exchange.warm_up, exchange.step)
+    _watched[id(exchange)] = kept
+    if len(_watched) > _MOST_WATCHED:
+        del _watched[next(iter(_watched))]
+
+
+def forget(exchange: Any) -> None:
+    """Undo `watch`."""
+    _watched.pop(id(exchange), None)
+
+
+def warn_of_loops() -> None:
+    """Warn of custom loops that were too short; not after an error, which has ended them."""
+    watched = list(_watched.values())
+    _watched.clear()
+    if getattr(sys, "last_value", None) is not None:
+        return
+    for kept in watched:
+        total = int(kept.step.numpy())
+        if total:
+            warn(kept, 0, 1, total)
 
 
 def never_begins(exchange: Any, total: int) -> str | None:
