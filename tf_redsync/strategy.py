@@ -30,6 +30,7 @@ from tf_redsync.exchange import (
     dtypes,
     groups,
     rendezvous,
+    step_counters,
     step_errors,
     watchdog,
 )
@@ -74,6 +75,9 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         with strategy.scope():
             model = build_model()
     """
+
+    # Cardinality of the dataset that was distributed last; see `keras/data_amounts.py`.
+    distributed_batches: int | None = None
 
     def __init__(
         self,
@@ -157,6 +161,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             )
 
         if not self.reduces_locally:
+            step_counters.note_reduce(value, axis)
             self._agree_on("reduce", value, f"by {getattr(reduce_op, 'name', reduce_op)}")
         with step_errors.translated():
             return tf.nest.map_structure(reduce_one, value)
@@ -209,7 +214,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
         if collectives.worker_count(self) == 1:
             return super().run(fn, args, kwargs, options)
-        watchdog.enter_step()
+        step_counters.enter_step((args, kwargs))
         with step_errors.translated():  # of eager steps
             return super().run(
                 tf.autograph.experimental.do_not_convert(run_and_average), args, kwargs, options
@@ -229,6 +234,18 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
             self._functions[function] = collectives.with_python_function(function, on_all)
         return self._functions[function]
+
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """As TensorFlow's; notes how many batches there are."""
+        return self._noted(super().experimental_distribute_dataset(dataset, options))
+
+    def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
+        """As TensorFlow's; notes how many batches there are."""
+        return self._noted(super().distribute_datasets_from_function(dataset_fn, options))
+
+    def _noted(self, data: Any) -> Any:
+        self.distributed_batches = int(data.cardinality) if tf.executing_eagerly() else None
+        return data
 
     @property
     def shared_statistics(self) -> list[Any]:

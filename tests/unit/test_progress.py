@@ -2,7 +2,8 @@
 
 import pytest
 
-from tf_redsync.exchange.progress import Judge, Report
+from tf_redsync.exchange.progress import Judge
+from tf_redsync.exchange.worker_report import Report
 
 
 class Room:
@@ -29,7 +30,7 @@ class Room:
 
 def at(step, waits=None, ended=False, agreements=3, error=""):
     waiting = agreements + (waits is not None)
-    return Report(step, waiting, waits, "begin epoch 1", ended, error=error)
+    return Report(step, waiting, waits, "begin epoch 1", ended, error=error, supplied=step)
 
 
 def test_equal_steps_never_fire():
@@ -211,3 +212,59 @@ def test_many_workers_make_a_short_text():
 def test_a_report_survives_the_wire():
     report = Report(5, 3, "save the exchange's state", "begin", True, error="OSError: full")
     assert Report.from_text(report.to_text()) == report
+
+
+def gets(step, *, asked, answered, arrived=812):
+    """A step of `fit` over a finite dataset: its batches are asked for before it has them."""
+    return Report(step, 3, supplied=812, asked=asked, answered=answered, arrived=arrived)
+
+
+def test_a_worker_whose_data_do_not_come_is_warned_of_and_named():
+    # Keras 3 and tf_keras: the step begins with the batch, or with the function around it.
+    for step in (812, 813):
+        room = Room(3)
+        room.reports = [gets(step, asked=813, answered=813)] * 3
+        room.reports[1] = gets(step, asked=813, answered=812)
+        told = []
+        for _ in range(59):
+            assert room.pass_seconds(1)[0] is None
+            told.append(room.judge.warnings(room.now))
+        assert [i for i, texts in enumerate(told) if texts] == [15, 30, 45]
+        assert list(told[15]) == [1] and "worker 1 has waited 15 s for data" in told[15][1]
+        found, seconds = room.pass_seconds(10)
+        assert seconds <= 3 and found.startswith("worker 1 did not come to where others wait")
+        assert "worker 1 waited for data" in found
+        assert f"worker 1 is at step {step} and waits for data\n" in found
+
+
+def test_data_of_an_infinite_dataset_are_missing_too():
+    room = Room(2)
+    waits = Report(813, 3, supplied=812, arrived=812)
+    room.reports = [Report(813, 3, supplied=813, arrived=813), waits]
+    assert room.pass_seconds(20)[0] is None
+    assert "worker 1 has waited 19 s for data" in room.judge.warnings(room.now)[1]
+
+
+def test_a_slow_callback_of_one_worker_is_warned_of():
+    room = Room(2)
+    room.reports = [at(813), at(812)]
+    assert room.pass_seconds(40)[0] is None
+    told = room.judge.warnings(room.now)
+    assert list(told) == [1] and "data" not in told[1]
+    room.reports[1] = at(813)
+    room.pass_seconds(100)
+    assert room.judge.warnings(room.now) == {}
+
+
+def test_workers_that_all_wait_for_data_are_no_case():
+    room = Room(2)
+    room.reports = [gets(813, asked=813, answered=812)] * 2
+    assert room.pass_seconds(1000) == (None, 1000)
+    assert room.judge.warnings(room.now) == {}
+
+
+def test_a_worker_that_asks_for_more_batches_than_another_has_is_named():
+    room = Room(2)
+    room.reports = [at(812, "end epoch 1"), gets(812, asked=813, answered=813)]
+    found, seconds = room.pass_seconds(100)
+    assert 10 <= seconds <= 12 and "worker 1 has entered a further step" in found

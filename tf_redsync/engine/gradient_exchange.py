@@ -136,7 +136,7 @@ class GradientExchange(saved_state.Saved):
             self._check_present(set(positions))
         masks.warn_of_waiting(self)
         self.skips.note(self.strategy)
-        workers.enter_step(self.strategy)
+        workers.enter_step(self.strategy, grads)
         totals, finite = self._worker.run(
             functools.partial(self.instead or self._exchange, positions),
             self.switch.checked(gradients.dense(grads, [self.specs[p] for p in positions])),

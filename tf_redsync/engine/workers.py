@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync.exchange import collectives, groups, state, watchdog
+from tf_redsync.exchange import collectives, groups, state, step_counters
 from tf_redsync.exchange.driver import Network
 from tf_redsync.ops.casts import widened
 
@@ -116,15 +116,22 @@ def this_worker(strategy: tf.distribute.Strategy, two_levels: bool | None, direc
     return Host(strategy)
 
 
-def enter_step(strategy: tf.distribute.Strategy) -> None:
-    """Count a step for the watchdog, if the strategy is not ours, which does so itself."""
+def enter_step(strategy: tf.distribute.Strategy, gradients: Sequence[Any]) -> None:
+    """Count a step for the watchdog, once its first gradient is there.
+
+    The first variable's gradient comes last in most models. One that is always there, because an
+    edge from every gradient would cost a message each on a GPU. Our strategy has counted the step
+    itself before.
+    """
+    first = gradients[:1]
     if not collectives.counts_steps(strategy):
-        watchdog.enter_step()
+        step_counters.enter_step(first)
+    step_counters.reach_exchange(first)
 
 
 def leave_exchange(received: tf.Tensor) -> None:
     """Note for the watchdog, once `received` is there, that all workers are in this step."""
-    watchdog.note_meeting(received)
+    step_counters.note_meeting(received)
 
 
 def check_together(strategy: tf.distribute.Strategy) -> None:

@@ -1,4 +1,4 @@
-"""What workers report of themselves, and what follows from the reports of all.
+"""Judges from the reports of all workers whether they wait for each other in vain.
 
 Knows no network and no clock: `watchdog.py` brings the reports and the time.
 """
@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from typing_extensions import override
+from tf_redsync.exchange.worker_report import Report
 
 STALLED_SECONDS = 10.0  # what two workers that wait for each other do not move in
 GONE_SECONDS = 5.0  # how long a worker may wait for one that has ended its program
@@ -19,63 +18,14 @@ SILENT_SECONDS = 30.0  # after which a worker that does not answer is lost
 _MAX_LINES = 16
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """Where a worker is.
-
-    Attributes:
-        step: Number of steps that it has entered, of any kind, since its process began.
-        agreements: Number of `agree` calls that it has begun.
-        waits: What it is about to do, if it waits for the others to agree on that.
-        last: What was agreed on last.
-        ended: Whether its program is over.
-        broadcasts: How many bytes of a variable that it creates are under way, if it does.
-        failed: Which broadcast failed, and why.
-        error: By which error its program has ended, if by one.
-        broken: Whether a collective has failed there, and nothing is known of the reason.
-        met: The last step in which it has received the messages of all others.
-    """
-
-    step: int = 0
-    agreements: int = 0
-    waits: str | None = None
-    last: str = ""
-    ended: bool = False
-    broadcasts: int | None = None
-    failed: str = ""
-    error: str = ""
-    broken: bool = False
-    met: int = 0
-
-    def to_text(self) -> str:
-        """Return this as JSON."""
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_text(cls, text: str) -> Report:
-        """Return what `to_text` wrote."""
-        return cls(**json.loads(text))
-
-    @override
-    def __str__(self):
-        if self.ended:
-            how = f", by {self.error}" if self.error else ""
-            return f"has ended its program, at step {self.step}{how}"
-        if self.failed:
-            return f"could not {self.failed}"
-        if self.waits is not None:
-            return f"is at step {self.step} and waits for all workers to: {self.waits}"
-        after = f", after: {self.last}" if self.last else ""
-        return f"is at step {self.step}{after}"
-
-
 @dataclasses.dataclass
 class _Worker:
     report: Report = Report()
     heard: float | None = None  # when it last reported
     moved: float = 0.0  # when what it reported last changed
     lost: bool = False  # does not answer
-    behind: float | None = None  # since when another one has entered a step that it has not
+    behind: float | None = None  # since when another one has come to where it has not
+    warned: int = 0  # after how many quarters of the limit others were told so
 
 
 class Judge:
@@ -126,10 +76,29 @@ class Judge:
                 return f"{found}\n{self._everyone(now)}"
         return None
 
+    def warnings(self, now: float) -> dict[int, str]:
+        """Return what to say, by rank, of workers for which others wait: at each quarter of it."""
+        if self.timeout_seconds is None:
+            return {}
+        self._mark_behind(now)
+        found = {}
+        for rank, worker in self._workers.items():
+            late = 0.0 if worker.behind is None else now - worker.behind
+            quarters = int(4 * late / self.timeout_seconds)
+            if quarters > worker.warned:
+                data = worker.report.lacks_data
+                where = "for data" if data else f"behind the others: it {worker.report}"
+                found[rank] = (
+                    f"worker {rank} has {'waited' if data else 'been'} {late:.0f} s {where}. "
+                    f"Training ends after timeout_seconds={self.timeout_seconds:g}"
+                )
+            worker.warned = quarters
+        return found
+
     def _mark_behind(self, now: float) -> None:
-        ahead = max(w.report.step for w in self._workers.values())
+        ahead = max(w.report.place for w in self._workers.values())
         for worker in self._workers.values():
-            if worker.report.step == ahead:
+            if worker.report.place == ahead:
                 worker.behind = None
             elif worker.behind is None or worker.moved > worker.behind:
                 worker.behind = now
@@ -157,7 +126,7 @@ class Judge:
             end, rest = self._workers[gone].report, self._workers[other].report
             if end.ended and end.error and not rest.ended:  # perhaps in a step that all have begun
                 return f"worker {gone} has failed: {end.error}"
-            needed = rest.waits is not None or rest.step > end.step
+            needed = rest.waits is not None or rest.place > end.place
             if end.ended and needed and self._still(other, min(GONE_SECONDS, limit), now):
                 return f"worker {gone} has ended its program, and worker {other} waits for it:"
         return None
@@ -179,12 +148,13 @@ class Judge:
         seconds = min(STALLED_SECONDS, limit)
         for waiting, other in self._pairs():
             here, there = self._workers[waiting].report, self._workers[other].report
-            apart = here.waits is not None and there.waits is None and there.step > here.step
+            apart = here.waits is not None and there.waits is None and there.place > here.place
             if apart and self._still(waiting, seconds, now) and self._still(other, seconds, now):
                 return (
                     f"the workers do different things: worker {waiting} is about to: {here.waits}; "
                     f"worker {other} has entered a further step. What all workers must do, saving "
-                    "and evaluating among them, must not depend on the rank:"
+                    "and evaluating among them, must not depend on the rank, and all need the same "
+                    "number of batches:"
                 )
         return None
 
@@ -213,9 +183,11 @@ class Judge:
             late = [r for r, w in workers if w.report.agreements < begun or not w.report.waits]
         if not late:
             return f"the workers wait for each other, for {limit:g} s:"
+        hungry = [rank for rank in late if self._workers[rank].report.lacks_data]
+        data = f"; {_names(hungry)} waited for data, look at the input there" if hungry else ""
         return (
-            f"{_names(late)} did not come to where others wait, for {limit:g} s. If that is only "
-            f"slow, give the strategy a larger `timeout_seconds`. Received: timeout_seconds="
+            f"{_names(late)} did not come to where others wait, for {limit:g} s{data}. If that is "
+            f"only slow, give the strategy a larger `timeout_seconds`. Received: timeout_seconds="
             f"{limit:g}"
         )
 
@@ -228,7 +200,7 @@ class Judge:
         return itertools.permutations(self._workers, 2)
 
     def _everyone(self, now: float) -> str:
-        slowest = min(w.report.step for w in self._workers.values())
+        last = min(w.report.place for w in self._workers.values())
         met = max(w.report.met for w in self._workers.values())
         lines = []
         for rank, worker in self._workers.items():
@@ -236,7 +208,7 @@ class Judge:
             quiet = worker.lost or (silence >= GONE_SECONDS and not worker.report.ended)
             heard = f"; last heard of {silence:.0f} s ago" if quiet else ""
             known = Report(met) if quiet and met > worker.report.step else worker.report
-            special = quiet or worker.report.waits is not None or worker.report.step == slowest
+            special = quiet or worker.report.waits is not None or worker.report.place == last
             lines.append((not special, f"worker {rank} {known}{heard}"))
         shown = [text for _, text in sorted(lines, key=lambda line: line[0])]
         if len(shown) > _MAX_LINES:

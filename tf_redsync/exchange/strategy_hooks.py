@@ -47,3 +47,11 @@ def after_step(strategy: tf.distribute.Strategy, key: Any, check: Callable[[], N
 def shared_statistics(strategy: tf.distribute.Strategy) -> list[Any]:
     """The statistics that our strategy keeps equal on all workers."""
     return getattr(strategy, "shared_statistics", [])
+
+
+def taken_batches(strategy: tf.distribute.Strategy) -> int | None:
+    """The cardinality of the dataset that our strategy distributed last, once; `None` if none."""
+    batches = getattr(strategy, "distributed_batches", None)
+    if batches is not None:
+        strategy.distributed_batches = None
+    return batches

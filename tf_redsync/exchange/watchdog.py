@@ -16,6 +16,7 @@ import contextlib
 import json
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -27,8 +28,9 @@ from typing_extensions import override
 
 from tf_redsync import environment
 from tf_redsync.error_texts import uncaught
-from tf_redsync.exchange import collectives, coordination, groups
-from tf_redsync.exchange.progress import SILENT_SECONDS, Judge, Report
+from tf_redsync.exchange import collectives, coordination, groups, step_counters
+from tf_redsync.exchange.progress import SILENT_SECONDS, Judge
+from tf_redsync.exchange.worker_report import Report
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 PERIOD_SECONDS = 2.0
@@ -36,6 +38,7 @@ _ALONE_SECONDS = 5.0  # without an answer of the chief, a worker judges by itsel
 _READ_SECONDS = 0.25  # the chief's patience with a report that should be there
 _LINGER_SECONDS = 2.0  # for the others to read a verdict before the chief ends
 _FAILURE_SECONDS = 15.0  # for a report, a verdict and its way to everyone
+_STUCK_SECONDS = 20.0  # for a step to end by itself after a verdict
 _MAX_TEXT = 300
 _PREFIX = "tf_redsync/watchdog"
 _logger = logging.getLogger("tf_redsync")
@@ -45,8 +48,6 @@ class _Process:
     """What this process reports, and what was found. One for all strategies."""
 
     def __init__(self):
-        self.steps: tf.Variable | None = None
-        self.met: tf.Variable | None = None
         self.agreements = 0
         self.waits: str | None = None
         self.broadcasts: int | None = None
@@ -57,19 +58,23 @@ class _Process:
         self.thread: _Thread | None = None
 
     def report(self, ended: bool) -> Report:
-        steps = 0 if self.steps is None else int(self.steps.numpy())
         return Report(
-            steps,
-            self.agreements,
-            self.waits,
-            self.last,
-            ended,
-            self.broadcasts,
-            self.failed,
-            uncaught()[:_MAX_TEXT] if ended else "",
-            self.broken,
-            0 if self.met is None else int(self.met.numpy()),
+            agreements=self.agreements,
+            waits=self.waits,
+            last=self.last,
+            ended=ended,
+            broadcasts=self.broadcasts,
+            failed=self.failed,
+            error=uncaught()[:_MAX_TEXT] if ended else "",
+            broken=self.broken,
+            **step_counters.values(),
         )
+
+
+def _in_a_step() -> bool:
+    """Whether the main thread waits inside of TensorFlow, where no exception reaches it."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return frame is not None and frame.f_globals.get("__name__", "").startswith("tensorflow.")
 
 
 _process = _Process()
@@ -91,11 +96,9 @@ def start(
     silent_seconds = SILENT_SECONDS if heartbeat_seconds is None else heartbeat_seconds / 2
     if collectives.worker_count(strategy) == 1:
         return
-    if _process.steps is None:
-        with tf.init_scope(), tf.device("CPU:0"):
-            zero = tf.zeros([], tf.int64)
-            _process.steps = collectives.OneDeviceVariable(zero, trainable=False)
-            _process.met = collectives.OneDeviceVariable(zero, trainable=False)
+    step_counters.create()
+    if not collectives.counts_steps(strategy):
+        step_counters.watch_batches(strategy)
     if _process.thread is not None:
         _process.thread.judge.timeout_seconds = timeout_seconds
         _process.thread.judge.silent_seconds = silent_seconds
@@ -132,21 +135,6 @@ def lost_after(timeout_seconds: float | None, heartbeat_seconds: float | None) -
     if heartbeat_seconds is not None or timeout_seconds is None:
         return heartbeat_seconds
     return min(timeout_seconds, SILENT_SECONDS) + 30.0
-
-
-@tf.autograph.experimental.do_not_convert
-def enter_step() -> None:
-    """Count a step, in a function or eagerly: at its start, for it depends on nothing."""
-    if _process.steps is not None:
-        _process.steps.assign_add(1, read_value=False)
-
-
-@tf.autograph.experimental.do_not_convert
-def note_meeting(received: tf.Tensor) -> None:
-    """Note, once `received` is there, that all workers have come to this step."""
-    if _process.steps is not None and _process.met is not None:
-        with tf.control_dependencies([received]):
-            _process.met.assign(_process.steps.read_value(), read_value=False)
 
 
 @contextmanager
@@ -253,6 +241,8 @@ class _Thread(threading.Thread):
             self.judge.hear(0, own, self._clock())
             told = {r: self._read(r, n) for r, n in numbers.items()}
             found = self.judge.verdict(self._clock())
+            for text in self.judge.warnings(self._now).values():
+                _logger.warning("%s", text)
             for rank, report in told.items():
                 # The last word is an answer to what some have still to ask.
                 if report is not None or found or over:
@@ -303,6 +293,8 @@ class _Thread(threading.Thread):
                 answer = json.loads(text)
                 found, chief = answer.pop("verdict"), Report(**answer)
                 self.judge.hear(0, chief, heard)
+                if self._rank in (late := self.judge.warnings(heard)):  # the chief names others
+                    _logger.warning("%s", late[self._rank])
             elif chief.ended or now - heard >= _ALONE_SECONDS:
                 found = self.judge.verdict(now)
             if found:
@@ -315,6 +307,20 @@ class _Thread(threading.Thread):
         _process.verdict = found
         _logger.error("%s", found)
         coordination.abort_collectives(found)
+        self._end_without_data()
+
+    def _end_without_data(self) -> None:
+        """End the process if its step goes on waiting for data, which an abort does not end."""
+        before, ends = _process.report(False), time.monotonic() + _STUCK_SECONDS
+        while time.monotonic() < ends:
+            if not before.lacks_data or _process.report(False) != before or not _in_a_step():
+                return
+            if self._over.wait(PERIOD_SECONDS):
+                return
+        _logger.critical("the input of this worker does not answer: its process ends")
+        sys.stdout.flush()
+        logging.shutdown()
+        os._exit(1)
 
     def _tell(self, key: str, values: dict[str, Any]) -> bool:
         """Publish something; return whether the service took it."""

@@ -18,6 +18,7 @@ from typing import Any
 from tf_redsync.exchange import agreement, strategy_hooks
 from tf_redsync.keras import (
     backups,
+    data_amounts,
     equal_workers,
     loading,
     own_weights,
@@ -122,6 +123,7 @@ class FitHook(ForTfKeras):
     params: dict[str, Any]
     callbacks: list[Any]  # all of them
     _restores = False  # whether one of Keras's own does
+    _fits = False  # whether `fit` runs
     _skipped = 0  # steps, before this epoch
     _to_run: tuple[int, int, int] | None = None  # steps before, epochs, steps in each
 
@@ -132,6 +134,8 @@ class FitHook(ForTfKeras):
         per = _steps_per_execution(self.model)
         what = f"begin `fit` of {epochs} epochs with steps_per_execution={per}"
         self._restores = backups.check(self.model, self.callbacks, self._at_a_step(what))
+        data_amounts.compare(self.model, "fit", getattr(self, "params", {}))
+        self._fits = True
         own_weights.bring_together(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -165,6 +169,7 @@ class FitHook(ForTfKeras):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """After the last epoch; the weights are final."""
+        self._fits = False
         self._agree("end `fit`")
         equal_workers.compare_rate(self.model, "fit ends")
         own_weights.bring_together(self.model)
@@ -172,11 +177,13 @@ class FitHook(ForTfKeras):
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Before an evaluation, in `fit` or alone."""
         self._agree("evaluate")
+        data_amounts.compare(self.model, "evaluate", getattr(self, "params", {}), self._fits)
         own_weights.bring_together(self.model)
 
     def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Before a prediction."""
         self._agree("predict")
+        data_amounts.compare(self.model, "predict", getattr(self, "params", {}))
         own_weights.bring_together(self.model)
 
     def _warn_of_length(self, exchange: Any) -> None:

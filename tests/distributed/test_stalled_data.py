@@ -1,0 +1,85 @@
+"""A worker whose input stalls is warned of, named, and does not hang for ever."""
+
+import time
+
+import pytest
+
+from tests.distributed.cluster import LEGACY, fail_workers
+
+
+def stall(family, strategy_name, amount, loop):
+    """Train until worker 1 has no more data: its pipeline waits, as for a dead file server."""
+    import keras
+    import tensorflow as tf
+    import tf_keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+    from tf_redsync.exchange import watchdog
+
+    watchdog._STUCK_SECONDS = 3.0
+    library = keras if family == "keras3" else tf_keras
+    begun = []
+    if strategy_name == "ours":
+        strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=8)
+    else:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+    def wait(row):
+        while begun and problems.rank() == 1:
+            time.sleep(1)
+        return row
+
+    rows = tf.data.Dataset.from_tensor_slices(problems.regression(800))
+
+    def waited(x, y):
+        return tf.ensure_shape(tf.py_function(wait, [x], tf.float32), [12]), y
+
+    rows = rows.map(waited)
+    data = problems.sharded(rows.batch(4))
+    data = data.repeat() if amount == "infinite" else data
+    with strategy.scope():
+        model = problems.network(library)
+        inner = library.optimizers.SGD(0.01)
+        optimizer = rs.DistributedOptimizer(inner, rs.RedSync(density=0.1, dense_below=16))
+        model.compile(optimizer=optimizer, loss="mse")
+        if strategy_name != "ours":
+            optimizer.build(model.trainable_variables)
+            watchdog.start(strategy, 8.0)
+    if loop == "fit":
+        start = library.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: begun.append(batch)
+        )
+        model.fit(data, steps_per_epoch=200, verbose=0, callbacks=[start])
+        return
+    step = problems.step_of(strategy, model, optimizer)
+    iterator = iter(strategy.experimental_distribute_dataset(data))
+    step(next(iterator))
+
+    @tf.function
+    def steps(iterator):
+        for _ in tf.range(199):
+            step.python_function(next(iterator))
+
+    begun.append(0)
+    steps(iterator)
+
+
+@pytest.mark.parametrize(
+    ("family", "strategy", "amount", "loop"),
+    [
+        ("keras3", "ours", "finite", "fit"),
+        pytest.param("keras3", "ours", "infinite", "fit", marks=pytest.mark.deep),
+        pytest.param("keras3", "ours", "finite", "loop", marks=pytest.mark.deep),
+        pytest.param("tf_keras", "ours", "finite", "fit", marks=pytest.mark.deep),
+        pytest.param("tf_keras", "of TensorFlow", "finite", "fit", marks=pytest.mark.deep),
+        pytest.param("tf_keras", "of TensorFlow", "infinite", "fit", marks=pytest.mark.deep),
+    ],
+)
+def test_a_worker_whose_data_stall_is_named_and_ends(family, strategy, amount, loop):
+    env = LEGACY if family == "tf_keras" else None
+    outputs = fail_workers(stall, args=(family, strategy, amount, loop), env=env, timeout=90)
+    for output in outputs:
+        assert "worker 1 did not come to where others wait, for 8 s; worker 1 waited for" in output
+    for output in outputs:
+        assert "worker 1 has waited 2 s for data" in output or "waited 3 s for data" in output

@@ -1,0 +1,47 @@
+"""Which amounts of data on the workers would let one wait for another."""
+
+import pytest
+
+from tf_redsync.keras.data_amounts import conflict
+
+INFINITE, UNKNOWN = -1, -2
+
+
+@pytest.mark.parametrize(
+    "amounts",
+    [
+        [(10, 10)] * 3,
+        [(None, UNKNOWN)] * 2,  # each step asks whether anyone still has data
+        [(5, INFINITE)] * 2,
+        [(4, 10), (4, 8)],  # two epochs of 4 steps need 8 batches
+        [(4, 10), (4, UNKNOWN)],
+        [(7, None)] * 2,  # under a strategy of TensorFlow
+    ],
+)
+def test_amounts_that_end_together(amounts):
+    assert conflict(amounts, 2, "fit") is None
+
+
+@pytest.mark.parametrize(
+    "amounts",
+    [
+        [(10, 10), (8, 8)],
+        [(5, 10), (5, 8)],
+        [(10, 10), (10, INFINITE)],
+        [(10, UNKNOWN), (10, INFINITE)],
+        [(10, 10), (None, UNKNOWN)],
+        [(3, INFINITE), (4, INFINITE)],
+        [(7, None), (8, None)],
+    ],
+)
+def test_amounts_that_do_not(amounts):
+    found = conflict(amounts, 2, "fit")
+    assert found is not None and "`steps_per_epoch`" in found
+    assert "\nworker 0: " in found and "\nworker 1: " in found
+
+
+def test_the_text_names_each_amount_and_how_to_trim():
+    text = conflict([(10, 10)] * 60 + [(8, 8)] * 2, 1, "evaluate")
+    assert "dataset.take(8)" in text and "the same `steps` on" in text
+    assert "worker 60, 61: 8 batches" in text
+    assert len(conflict([(n, n) for n in range(1, 100)], 1, "fit").splitlines()) < 25
