@@ -36,7 +36,7 @@ from tf_redsync.exchange import (
 )
 from tf_redsync.exchange.cluster import Cluster
 from tf_redsync.keras import first_batch, fit_hook, statistics
-from tf_redsync.ops import backends
+from tf_redsync.ops import native
 from tf_redsync.tf_config import check_tf_config
 
 fit_hook.install(keras.callbacks)
@@ -94,7 +94,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             check_tf_config(os.environ.get("TF_CONFIG"), serves=coordination.joined())
             cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         lost_after = watchdog.lost_after(timeout_seconds, heartbeat_seconds)
-        backends.backend()  # May build the native library: better now than with others waiting.
+        native.backend()  # May build the native library: better now than with others waiting.
         cluster = Cluster.of(cluster_resolver)
         meeting = rendezvous.met(None if coordination.joined() else cluster, start_timeout)
         options = communication.copied(communication_options)

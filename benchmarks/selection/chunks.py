@@ -10,7 +10,7 @@ measures, in turns, round after round, on one thread:
     composed     the same in pure TensorFlow
     tf_chunks    tf.math.top_k of the magnitudes of each chunk, and nothing else
     tf_top_k     tf.math.top_k of all magnitudes, for as many elements
-    exact        `ops.select_top_k`, for as many: the accumulate pass and a selection from all
+    exact        `ops.accumulate_and_select`, for as many: the accumulate pass, a selection from all
 
 `ms` is the median over the rounds, `ratio` the median of the ratios to `read` in the same round.
 """
@@ -56,7 +56,7 @@ def functions(kind: str, n: int, density: float) -> dict:
         "composed": traced(lambda: chunked_top_k(chunks, k), "tensorflow"),
         "tf_chunks": traced(lambda: tf.math.top_k(tf.abs(chunks), k, sorted=False)),
         "tf_top_k": traced(lambda: tf.math.top_k(tf.abs(vector), total, sorted=False)),
-        "exact": traced(lambda: ops.select_top_k([vector], [zeros], [total]).message),
+        "exact": traced(lambda: ops.accumulate_and_select([vector], [zeros], [], [total]).message),
     }
 
 

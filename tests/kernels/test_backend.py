@@ -10,13 +10,13 @@ from tests.kernels.common import needs_native
 from tests.loops import loop
 from tf_redsync import ops
 from tf_redsync.building import libraries
-from tf_redsync.ops import backends, native
+from tf_redsync.ops import native
 
 
 @pytest.fixture(autouse=True)
 def fresh_choice(monkeypatch):
     monkeypatch.delenv("TF_REDSYNC_BACKEND", raising=False)
-    monkeypatch.setattr(backends, "_automatic", None)
+    monkeypatch.setattr(native, "_automatic", None)
     ops.set_backend(None)
     yield
     ops.set_backend(None)

@@ -105,9 +105,9 @@ def test_errors():
         ops.decode(tf.constant([MESSAGE]), LAYOUT, X[:1])
 
 
-def test_select_top_k_is_the_exact_selector():
+def test_the_exact_selector_is_the_default():
     grads, scale = [2.0 * x for x in X], 0.5
-    short = ops.select_top_k(grads, ZEROS, [3, 1], scale=scale)
+    short = ops.accumulate_and_select(grads, ZEROS, [], [3, 1], scale=scale)
     long = ops.accumulate_and_select(
         grads, ZEROS, [], tf.constant([3, 1]), tf.fill([2], -1.0), selectors=["exact"] * 2,
         quantized=[False] * 2, scale=scale,

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tf_redsync.engine import gradients
 from tf_redsync.exchange.layout import TensorSpec
-from tf_redsync.ops.casts import before_cast, widened
+from tf_redsync.ops.words import before_cast, widened
 
 
 def in_a_graph(make):

@@ -120,7 +120,7 @@ def test_no_import_runs_upwards():
     ("module", "line"),
     [
         ("exchange/wire.py", "from tf_redsync.methods.base import Method"),
-        ("ops/contract.py", "def f():\n    from tf_redsync import exchange"),
+        ("ops/selection.py", "def f():\n    from tf_redsync import exchange"),
         ("methods/common/sparsifier.py", "from tf_redsync.methods import topk"),
         ("engine/masks.py", "import tf_redsync.keras.keras3"),
         ("policy.py", "if TYPE_CHECKING:\n    from tf_redsync import DistributedOptimizer"),

@@ -15,7 +15,7 @@ from tf_redsync.codings.base import Capacity, CodedPositions, IndexCoding, used
 from tf_redsync.codings.conflicts import by_conflicts
 from tf_redsync.config import register
 from tf_redsync.ops.codecs import Positions, bloom_build, bloom_parameters, bloom_query
-from tf_redsync.ops.contract import MAX_COUNT
+from tf_redsync.ops.message_layout import MAX_COUNT
 from tf_redsync.ops.words import as_row, cut, joined, leading, only_row
 
 POLICIES = ("p0", "p1", "p2", "leftmost")

@@ -20,10 +20,9 @@ from tf_redsync.codings.message import MessageCoding
 from tf_redsync.codings.plain import Half
 from tf_redsync.codings.signed_levels import MAX_BITS, SignedLevels
 from tf_redsync.ops import native
-from tf_redsync.ops.backends import runs_natively
-from tf_redsync.ops.casts import before_cast
-from tf_redsync.ops.contract import check_select
 from tf_redsync.ops.message_layout import MessageLayout
+from tf_redsync.ops.native import runs_natively
+from tf_redsync.ops.selection import checked
 
 HALF_BITS = 16
 VALUE_BITS = (*range(1, MAX_BITS + 1), HALF_BITS)
@@ -87,15 +86,11 @@ def select_and_code(
         TypeError: for tensors of dtypes that `ops.accumulate_and_select` does not take.
         tf.errors.InvalidArgumentError: when run, for `k` out of range.
     """
-    grads, residuals, velocities = (
-        [tf.convert_to_tensor(t) for t in tensors] for tensors in (grads, residuals, velocities)
-    )
-    grads = [before_cast(g) for g in grads]
     if value_bits not in VALUE_BITS:
         raise ValueError(f"`value_bits` must be one of {VALUE_BITS}. Received: {value_bits}.")
     layout = MessageLayout.of(k)
     selectors = ["exact"] * len(grads)
-    check_select(grads, residuals, velocities, selectors, layout.quantized, momentum)
+    grads, residuals, velocities = checked(grads, residuals, velocities, selectors, momentum)
     options: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "masking": masking}
     scale = tf.convert_to_tensor(1.0 if scale is None else scale, tf.float32)
     if runs_natively(grads):

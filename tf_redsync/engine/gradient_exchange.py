@@ -16,8 +16,8 @@ from tf_redsync.engine.switching import Switch
 from tf_redsync.exchange import collectives, groups, skips, state
 from tf_redsync.exchange.driver import Outcome
 from tf_redsync.methods.base import State
-from tf_redsync.ops.casts import widened
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal
+from tf_redsync.ops.words import widened
 from tf_redsync.policy import Assignment, Resolved
 from tf_redsync.programs import for_buckets, meter_of
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_redsync.exchange.layout import GRADIENT_DTYPES, TensorSpec
-from tf_redsync.ops.casts import before_cast
+from tf_redsync.ops.words import before_cast
 
 
 def dense(

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from tf_redsync.exchange import collectives, groups, state, step_counters
 from tf_redsync.exchange.driver import Network
-from tf_redsync.ops.casts import widened
+from tf_redsync.ops.words import widened
 
 
 class Replica:

@@ -19,7 +19,7 @@ from tf_redsync.errors import DistributedError
 from tf_redsync.exchange import state, strategy_hooks
 from tf_redsync.exchange.driver import Network, gather
 from tf_redsync.exchange.layout import TensorSpec
-from tf_redsync.ops.casts import widened
+from tf_redsync.ops.words import widened
 
 WARN_AFTER = 10  # in a row
 DEFAULT_LIMIT = 100

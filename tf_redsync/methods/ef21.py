@@ -92,7 +92,9 @@ class EF21(Sparsifier):
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         estimates, totals = state["estimate"], state["total"]
         grads = feedback.scaled(grads, ctx.scale)
-        found = ops.select_top_k(grads, [-e for e in estimates], self.counts(ctx.layout))
+        found = ops.accumulate_and_select(
+            grads, [-e for e in estimates], [], self.counts(ctx.layout)
+        )
         messages = yield AllGather(found.message)
         changes = ops.decode(messages, found.layout, grads)
         # The selection has taken the elements that are sent out of the differences.

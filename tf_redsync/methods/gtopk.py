@@ -81,7 +81,9 @@ class GTopK(Sparsifier):
         if not k:
             return grads, state
         vector = flat(grads)
-        found = ops.select_top_k([vector], [flat(state["residual"])], [k], scale=ctx.scale)
+        found = ops.accumulate_and_select(
+            [vector], [flat(state["residual"])], [], [k], scale=ctx.scale
+        )
         own, residual, layout = found.message, found.residuals[0], found.layout
 
         first, doubling, last = recursive_doubling.rounds(ctx.layout.workers)

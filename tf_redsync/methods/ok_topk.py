@@ -175,7 +175,7 @@ def _selected(
     zeros = tf.zeros_like(vector)
 
     def largest() -> tf.Tensor:
-        found = ops.select_top_k([zeros], [vector], [k])
+        found = ops.accumulate_and_select([zeros], [vector], [], [k])
         (values,) = found.layout.split(found.message).values
         return tf.reduce_min(tf.abs(values))
 

@@ -76,7 +76,7 @@ class SparCML(Sparsifier):
         k = self.counts(ctx.layout)
         if not sum(k):
             return grads, state
-        found = ops.select_top_k(grads, state["residual"], k, scale=ctx.scale)
+        found = ops.accumulate_and_select(grads, state["residual"], [], k, scale=ctx.scale)
         stream = _Stream(ctx.layout, found.layout, found.message).shortest()
         first, doubling, last = recursive_doubling.rounds(ctx.layout.workers)
         if first is not None:

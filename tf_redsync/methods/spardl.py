@@ -122,7 +122,7 @@ def _select(
     The messages are the worker's numbers `first`, `first` + 1 .. in this step.
     """
     n, coding = len(grads), coding_of(ctx)
-    found = ops.select_top_k(grads, residuals, [k] * n)
+    found = ops.accumulate_and_select(grads, residuals, [], [k] * n)
     rests = list(found.residuals)
     rows = moved(lambda m: tf.unstack(m, num=n), _rows(found.message, n))
     if coding is not None:

@@ -96,7 +96,7 @@ class TopK(Sparsifier):
         if self.whole_model:
             grads, residuals = [flat(grads)], [flat(residuals)]
         k = self.counts(ctx.layout)
-        selection = ops.select_top_k(grads, residuals, k, scale=ctx.scale)
+        selection = ops.accumulate_and_select(grads, residuals, [], k, scale=ctx.scale)
         totals, residuals = yield from deliver(ctx, selection)
         if self.whole_model:
             totals, residuals = split(totals[0], specs), split(residuals[0], specs)

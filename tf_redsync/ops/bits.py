@@ -9,9 +9,9 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tf_redsync.ops import native
-from tf_redsync.ops.backends import runs_natively
 from tf_redsync.ops.codec_checks import check_ints
-from tf_redsync.ops.contract import MAX_COUNT, packed_words
+from tf_redsync.ops.message_layout import MAX_COUNT, packed_words
+from tf_redsync.ops.native import runs_natively
 from tf_redsync.ops.reference import bits as reference
 
 __all__ = ["bitmap", "packed", "packed_words", "read", "set_bits", "unpacked", "written"]

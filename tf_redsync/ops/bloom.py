@@ -15,9 +15,9 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.ops import native
-from tf_redsync.ops.backends import runs_natively
 from tf_redsync.ops.codec_checks import Positions, check_ints, check_list
-from tf_redsync.ops.contract import MAX_COUNT, MAX_WORD
+from tf_redsync.ops.message_layout import MAX_COUNT, MAX_WORD
+from tf_redsync.ops.native import runs_natively
 from tf_redsync.ops.reference import bloom as reference
 
 MAX_HASHES, MAX_WORDS = 64, 2**27 - 1

@@ -14,7 +14,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tf_redsync.ops import native
-from tf_redsync.ops.backends import runs_natively
+from tf_redsync.ops.native import runs_natively
 from tf_redsync.ops.reference import checksums as reference
 
 __all__ = ["NOBODY", "opened", "sealed"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tf_redsync.ops import native
-from tf_redsync.ops.backends import runs_natively
 from tf_redsync.ops.codec_checks import check_ints
+from tf_redsync.ops.native import runs_natively
 from tf_redsync.ops.reference import chunks as reference
 
 

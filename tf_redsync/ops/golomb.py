@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_redsync.ops import native
-from tf_redsync.ops.backends import runs_natively
 from tf_redsync.ops.codec_checks import Positions, check_ints, check_list
-from tf_redsync.ops.contract import MAX_COUNT, MAX_WORD
+from tf_redsync.ops.message_layout import MAX_COUNT, MAX_WORD
+from tf_redsync.ops.native import runs_natively
 from tf_redsync.ops.reference import golomb as reference
 
 MAX_RICE = 30

@@ -23,9 +23,16 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+MAX_WORD = 2**32 - 1  # positions travel as 32 bits without a sign
+MAX_COUNT = 2**31 - 1  # counts in messages are int32, and those of tf.math.top_k
 FLAG_WORDS = 1
 COUNT_WORDS = 1
 MEAN_WORDS = 1
+
+
+def packed_words(count: int, bits: int) -> int:
+    """Words of 32 bits that `count` codes of so many bits take."""
+    return -(-count * bits // 32)
 
 
 def unsigned(indices: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Loads the native library, which is built for one version of TensorFlow.
+"""The native library, built for one version of TensorFlow, and the choice of the backend.
 
 In a source tree it may have been built in place, by `setup.py` or Bazel. Everywhere else it is
 built when it is first asked for, see `tf_redsync/building/`.
@@ -10,6 +10,7 @@ import ctypes
 import functools
 import logging
 import mmap
+import os
 import pathlib
 import re
 from collections.abc import Sequence
@@ -18,14 +19,17 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.building import BuildError, libraries
-from tf_redsync.ops.contract import Selection
-from tf_redsync.ops.message_layout import MessageLayout
 
 LIBRARY = pathlib.Path(__file__).with_name("_redsync_ops.so")  # built in place
 _log = logging.getLogger("tf_redsync")
+BACKENDS = ("native", "tensorflow")
 _ACCEPT = "TF_REDSYNC_BACKEND=tensorflow accepts the pure-TensorFlow ops without this line."
 # The library carries this text, so that its TensorFlow is known before any of its code runs.
 _MARKER = re.compile(rb"REDSYNC_BUILT_FOR_TENSORFLOW=([^;\x00]+);")
+
+
+_forced: str | None = None  # by `set_backend`
+_automatic: tuple[str, str] | None = None  # (backend, reason), decided once
 
 
 class NativeLibraryError(RuntimeError):
@@ -174,22 +178,72 @@ def _say_no_gpu_kernels() -> None:
     )
 
 
-def accumulate_and_select(*, layout: MessageLayout, **arguments: Any) -> Selection:
-    """See `tf_redsync.ops.accumulate_and_select`; all arguments are given and already checked."""
-    message, residuals, velocities, ratios = load().redsync_accumulate_and_select(
-        quantized=layout.quantized, **arguments
-    )
-    return Selection(message, residuals, velocities, ratios, layout)
+def set_backend(name: str | None) -> None:
+    """Forces one backend for ops built from now on, or returns to the automatic choice.
+
+    Graphs that are already traced keep theirs.
+
+    Args:
+        name: "native", "tensorflow", or None for the environment variable or the automatic choice.
+
+    Raises:
+        ValueError: for any other name.
+        NativeLibraryError: if "native" is asked for and cannot be loaded.
+    """
+    global _forced
+    if name is not None:
+        _check_backend(name, "`name`")
+        if name == "native":
+            load()
+    _forced = name
 
 
-def decode(
-    messages: tf.Tensor, layout: MessageLayout, like: Sequence[tf.Tensor]
-) -> list[tf.Tensor]:
-    """See `tf_redsync.ops.decode`; all arguments are given and already checked."""
-    return load().redsync_decode(
-        messages=messages,
-        k=layout.k,
-        like=like,
-        selectors=["exact"] * len(like),  # the op has the attribute; messages do not depend on it
-        quantized=layout.quantized,
-    )
+def backend() -> str:
+    """Which implementation runs: "native" or "tensorflow"."""
+    return _choose()[0]
+
+
+def backend_reason() -> str:
+    """Why `backend()` is what it is, in one sentence."""
+    return _choose()[1]
+
+
+def runs_natively(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
+    """Whether an op on these tensors runs natively: the backend, on the devices that they are on.
+
+    Args:
+        tensors: What the op works on.
+    """
+    return backend() == "native" and serves(tensors)
+
+
+def _check_backend(name: str, origin: str) -> None:
+    if name not in BACKENDS:
+        raise ValueError(f"{origin} must be 'native' or 'tensorflow'. Received: {name!r}.")
+
+
+def _choose() -> tuple[str, str]:
+    if _forced is not None:
+        return _forced, "forced by set_backend"
+    name = os.environ.get("TF_REDSYNC_BACKEND")
+    if name:
+        _check_backend(name, "The environment variable TF_REDSYNC_BACKEND")
+        if name == "native":
+            load()
+        return name, "forced by the environment variable TF_REDSYNC_BACKEND"
+    global _automatic
+    if _automatic is None:
+        _automatic = _try_native()
+    return _automatic
+
+
+def _try_native() -> tuple[str, str]:
+    """Prefers the native library; says once, aloud, why it is not used."""
+    try:
+        load()
+    except NativeLibraryError as error:
+        _log.warning("The ops run in pure TensorFlow, which is slower. %s", error)
+        return "tensorflow", str(error)
+    reason = f"the native library for TensorFlow {tf.__version__} is loaded"
+    _log.info("The ops run natively: %s.", reason)
+    return "native", reason

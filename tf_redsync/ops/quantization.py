@@ -20,8 +20,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tf_redsync.ops import native
-from tf_redsync.ops.backends import runs_natively
 from tf_redsync.ops.codec_checks import check_list
+from tf_redsync.ops.native import runs_natively
 from tf_redsync.ops.quantized_format import RANDOM_MODES, check_format
 from tf_redsync.ops.reference import quantization as reference
 

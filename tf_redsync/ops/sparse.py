@@ -14,8 +14,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tf_redsync.ops import native
-from tf_redsync.ops.backends import runs_natively
 from tf_redsync.ops.message_layout import MessageLayout, unsigned
+from tf_redsync.ops.native import runs_natively
 
 SHORTER_BY = 16  # Touching single elements costs about as much as streaming over a cache line.
 

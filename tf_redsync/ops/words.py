@@ -84,3 +84,28 @@ def all_ones(flags: tf.Tensor) -> tf.Tensor:
     if native.are_on_cpus([flags]):
         return tf.reduce_all(tf.equal(flags, 1))
     return tf.reduce_all(tf.equal(tf.cast(flags, tf.float32), 1.0))  # numbers, not bits
+
+
+def before_cast(tensor: tf.Tensor) -> tf.Tensor:
+    """Return the bfloat16 tensor that a float32 one was cast from, where that is known.
+
+    A model in mixed precision computes its gradients in bfloat16 and casts each to its variable's
+    float32. The cast writes and reads 8 bytes per element where an op that widens bfloat16 itself
+    reads 2. In a graph it is removed as dead code, unless something else needs its result.
+
+    Args:
+        tensor: In a graph the result of a cast, perhaps.
+
+    Returns:
+        What was cast from bfloat16 to float32, which changes no value; else `tensor` itself.
+    """
+    if not tf.is_symbolic_tensor(tensor) or tensor.dtype != tf.float32:
+        return tensor
+    op = tensor.op
+    was_narrow = op.type == "Cast" and op.inputs[0].dtype == tf.bfloat16
+    return op.inputs[0] if was_narrow else tensor
+
+
+def widened(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Return tensors as float32; see `before_cast` for who does not need that."""
+    return [tf.cast(t, tf.float32) for t in tensors]

@@ -29,7 +29,7 @@ from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.skips import not_finite
 from tf_redsync.exchange.state import Consensus, StateVariables
 from tf_redsync.methods.base import State
-from tf_redsync.ops.casts import widened
+from tf_redsync.ops.words import widened
 from tf_redsync.programs.branches import choose
 from tf_redsync.programs.every_step import EveryStep
 from tf_redsync.programs.plan import Inputs

@@ -22,7 +22,7 @@ from typing_extensions import override
 from tf_redsync.exchange.driver import Outcome
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.state import Consensus
-from tf_redsync.ops.casts import widened
+from tf_redsync.ops.words import widened
 from tf_redsync.programs.branches import choose
 from tf_redsync.programs.every_step import EveryStep
 from tf_redsync.programs.plan import Inputs

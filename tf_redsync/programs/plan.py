@@ -17,7 +17,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.driver import Network, Outcome, drive
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.methods.base import Exchange, Method, State
-from tf_redsync.ops.casts import widened
+from tf_redsync.ops.words import widened
 from tf_redsync.programs.branches import choose
 from tf_redsync.programs.meter import Meter
 

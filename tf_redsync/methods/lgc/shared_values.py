@@ -57,7 +57,7 @@ class Shape:
 
     def selected(self, grads: Sequence[tf.Tensor], residuals: Sequence[tf.Tensor]) -> ops.Selection:
         """Return the largest elements of the sums."""
-        return ops.select_top_k(grads, residuals, self.k)
+        return ops.accumulate_and_select(grads, residuals, [], self.k)
 
     def padded(self, vectors: tf.Tensor) -> tf.Tensor:
         """Return vectors `[n, K]` with zeros behind, `[n, length]`."""

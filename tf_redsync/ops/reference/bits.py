@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from tf_redsync.ops.contract import packed_words
+from tf_redsync.ops.message_layout import packed_words
 from tf_redsync.ops.reference.common import (
     after,
     assert_none,

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import tensorflow as tf
 
-from tf_redsync.ops.contract import MAX_COUNT
+from tf_redsync.ops.message_layout import MAX_COUNT, MAX_WORD
+
+
+def check_countable(name: str, tensors: Sequence[tf.Tensor]) -> None:
+    """Checks that `tf.math.top_k`, which counts in int32, can serve the tensors."""
+    for i, tensor in enumerate(tensors):
+        size = tensor.shape.num_elements()
+        if size is not None and size > MAX_COUNT:
+            raise ValueError(
+                f"`{name}` must have at most {MAX_COUNT} elements each in pure TensorFlow, whose "
+                f"top_k takes no more. Received: {name}[{i}] of shape {tensor.shape}. Use the "
+                f"native ops, which take up to {MAX_WORD} (see `python -m tf_redsync.doctor`), or "
+                "split the variable."
+            )
 
 
 def assert_none(name: str, field: str, bad: tf.Tensor, value: tf.Tensor, tensor: int | None):

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_redsync.ops.contract import Selection, check_countable
 from tf_redsync.ops.message_layout import MessageLayout
-from tf_redsync.ops.reference.common import after, opaque
+from tf_redsync.ops.reference.common import after, check_countable, opaque
 
 _TRIM_START, _TRIM_STEP = 0.8, 0.2  # ratio of the first trimming threshold, and its decrement
 _PROBES = 10  # bisection steps of the threshold search
@@ -34,7 +33,7 @@ def accumulate_and_select(
     scale: tf.Tensor,
     side: tf.Tensor,
     search: tf.Tensor,
-) -> Selection:
+) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor], tf.Tensor]:
     """See `tf_redsync.ops.accumulate_and_select`; all arguments are given and already checked."""
     check_countable("grads", grads)
     quantized = layout.quantized
@@ -65,7 +64,7 @@ def accumulate_and_select(
     for new, like in zip(new_v + new_u, list(residuals) + list(velocities), strict=True):
         new.set_shape(like.shape)
     ratios = tf.where(flag, tf.stack(new_ratios), ratios)
-    return Selection(message, new_v, new_u, ratios, layout)
+    return message, new_v, new_u, ratios
 
 
 def _check_select(grads, k, ratios, side, selectors, any_quantized):
