@@ -1,11 +1,15 @@
 """`Auto.decide`: a function of what was measured. No cluster, no clock."""
 
+import keras
 import pytest
+import tf_keras
 
 import tf_redsync as rs
+from tests.loops import loop
 from tf_redsync.auto import CLEARLY, WORTHWHILE_SECONDS, cost
 from tf_redsync.auto.decision import Measured
 from tf_redsync.exchange.layout import TensorSpec
+from tf_redsync.keras import accuracy
 
 P = 4
 SPECS = [
@@ -154,6 +158,82 @@ def test_candidates_of_a_budget():
     assert not {"OneBitAdam", "DeMo"} & set(names)
     kept = auto.suited(lambda m: "late" if isinstance(m, rs.CodedTopK) else None)
     assert [type(m).__name__ for m in kept.methods] == [n for n in names if n != "CodedTopK"]
+
+
+@loop(
+    ("inner", "auto", "told"),
+    [
+        (
+            keras.optimizers.SGD(0.1, momentum=0.9),
+            rs.Auto(),
+            {"CodedTopK": ["momentum=0.9", "SGD(momentum=0.0) with Auto(momentum=0.9)"]},
+        ),
+        (
+            tf_keras.optimizers.RMSprop(0.1, momentum=0.5),
+            rs.Auto(),
+            {"CodedTopK": ["momentum=0.5", "use RMSprop(momentum=0.0)"]},
+        ),
+        (
+            keras.optimizers.AdamW(1e-3),
+            rs.Auto(),
+            {
+                "CodedTopK": ["beta_1=0.9", "use AdamW(beta_1=0.0)"],
+                "PowerSGD": ["AdamW", "beta_1=0.0", "CodedTopK"],
+            },
+        ),
+        (
+            keras.optimizers.Adam(1e-3, beta_1=0.0, beta_2=0.9),
+            rs.Auto(),
+            {"CodedTopK": ["second moment", "AMSGrad"], "PowerSGD": ["low rank"]},
+        ),
+        (
+            keras.optimizers.SGD(0.1),
+            rs.Auto(momentum=0.9),
+            {"PowerSGD": ["no momentum", "Auto()"], "HalfPrecision": ["no momentum"]},
+        ),
+        (
+            keras.optimizers.SGD(0.1, momentum=0.9),
+            rs.Auto(max_overhead=0.1, step_seconds=0.1),
+            {"CodedTopK": ["momentum=0.9"]},
+        ),
+        (keras.optimizers.SGD(0.1), rs.Auto(), {}),
+        (keras.optimizers.SGD(0.1, momentum=0.9), AUTO, {}),
+    ],
+)
+def test_the_table_says_what_is_left_out(inner, auto, told):
+    """With the time on the network, by which the user sees what following the advice would gain."""
+    suited = accuracy.suited(inner, auto, lambda text: None)
+    decision = suited.decide(SPECS, measured(1e6), ONE_BUCKET)
+    lines = [x for x in str(decision).splitlines() if x.startswith("left out: ")]
+    assert len(lines) == len(told)
+    for line, (name, words) in zip(lines, told.items(), strict=True):
+        assert line.startswith(f"left out: {name}, ") and "ms on the network alone" in line
+        assert all(word in line for word in words)
+    considered = {type(m).__name__ for m in suited.methods}
+    assert not considered & set(told) or auto.candidates
+    again = rs.methods.from_config(rs.methods.serialize(suited))
+    assert again == suited  # no part of it
+
+
+def test_what_following_the_advice_would_gain():
+    """The time of what is left out is the prediction of a candidate without computation."""
+    sgd = keras.optimizers.SGD(0.1, momentum=0.9)
+    (line,) = (
+        accuracy.suited(sgd, rs.Auto(), lambda text: None)
+        .decide(SPECS, measured(1e6), ONE_BUCKET)
+        .left_out
+    )
+    considered = rs.Auto().decide(SPECS, measured(1e6), ONE_BUCKET)
+    (choice,) = considered.choices
+    seconds = dict(zip(choice.methods, choice.seconds, strict=True))[rs.Auto().methods[1]]
+    assert f"CodedTopK, {1e3 * seconds:.2f} ms" in line
+    unmeasured = Measured(1, cost.Link.of(float("inf"), 0.0), {})
+    (line,) = (
+        accuracy.suited(sgd, rs.Auto(), lambda text: None)
+        .decide(SPECS, unmeasured, ONE_BUCKET)
+        .left_out
+    )
+    assert line.startswith("left out: CodedTopK: ")
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,13 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from tf_redsync import checks
 from tf_redsync.auto import budget, cost, probe
 from tf_redsync.auto.candidates import chosen_from
 from tf_redsync.auto.decision import Choice, Decision, Measured
+from tf_redsync.auto.left_out import LeftOut
 from tf_redsync.exchange import agreement, collectives
 from tf_redsync.exchange.driver import Network
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
@@ -41,6 +42,9 @@ from tf_redsync.policy import Policy, check_together
 # A candidate must take less than this part of the time of the all-reduce, and save this much: what
 # a small bucket takes is latency, which is measured with an error of that order.
 CLEARLY, WORTHWHILE_SECONDS = 0.9, 5e-4
+_NO_MOMENTUM = (
+    "it applies no momentum; to have it considered use Auto() with the momentum in the optimizer"
+)
 _logger = logging.getLogger("tf_redsync")
 
 
@@ -59,7 +63,8 @@ class Auto(Configurable):
             step and keep what they do not send in a residual. `None`: `CodedTopK`, `PowerSGD` and
             `HalfPrecision`, less what does not suit the optimizer; with `momentum`, `CodedGMC`.
             With `max_overhead`: methods from the exact to the frugal, such with local steps too;
-            `None`: from `CodedTopK` and `HalfPrecision` to `SparseLoCo` every 50 steps.
+            `None`: from `CodedTopK` and `HalfPrecision` to `SparseLoCo` every 50 steps. The table
+            says which of the default ones are left out, and why.
         momentum: Momentum that the exchange applies, in [0, 1); the inner optimizer must then have
             none.
         density: Of the default `CodedTopK` and `CodedGMC`. docs/accuracy.md has what it costs.
@@ -86,6 +91,8 @@ class Auto(Configurable):
     trial_steps: int = 5
     max_overhead: float | None = None
     step_seconds: float | None = None
+
+    left_out: ClassVar[tuple[LeftOut, ...]] = ()  # of what `suited` returns
 
     def __post_init__(self) -> None:
         checks.real("momentum", self.momentum, low=0.0, high=1.0, high_open=True)
@@ -114,11 +121,18 @@ class Auto(Configurable):
         return (self.default, CodedTopK(density=self.density), PowerSGD(), HalfPrecision())
 
     def suited(self, unsuited: Callable[[Method], str | None]) -> Auto:
-        """Return this without default candidates that `unsuited` has something to say about."""
+        """Return this without the default candidates that `unsuited` gives a reason against."""
         if self.candidates is not None:
             return self
-        kept = tuple(m for m in self.methods[1:] if unsuited(m) is None)
-        return self if len(kept) + 1 == len(self.methods) else replace(self, candidates=kept)
+        reasons = {m: unsuited(m) for m in self.methods[1:]}
+        kept = tuple(m for m, reason in reasons.items() if reason is None)
+        left_out = [LeftOut(m, reason) for m, reason in reasons.items() if reason is not None]
+        if self.momentum:
+            left_out += [LeftOut(m, _NO_MOMENTUM) for m in (PowerSGD(), HalfPrecision())]
+        made = self if len(kept) == len(reasons) else replace(self, candidates=kept)
+        made = replace(made) if left_out else made
+        object.__setattr__(made, "left_out", tuple(left_out))
+        return made
 
     def resolve(
         self, specs: Sequence[TensorSpec], strategy: Any, network: Network, bucket_bytes: int
@@ -146,9 +160,10 @@ class Auto(Configurable):
         marked = Policy(default=self.default).mark_output_layer(specs)
         groups = make_buckets([(s, self.default) for s in marked], measured.workers, bucket_bytes)
         choices = tuple(self._choice(g.layout.specs, measured) for g in groups)
+        decision = Decision(choices, measured, self.trial_steps)
         if self.max_overhead is not None and self.step_seconds is not None:
-            return budget.fitting(choices, measured, self.max_overhead, self.step_seconds)
-        return Decision(choices, measured, self.trial_steps)
+            decision = budget.fitting(choices, measured, self.max_overhead, self.step_seconds)
+        return replace(decision, left_out=tuple(o.line(choices, measured) for o in self.left_out))
 
     def _choice(self, specs: tuple[TensorSpec, ...], measured: Measured) -> Choice:
         methods = self.methods

@@ -64,6 +64,7 @@ class Decision:
         trial: `Auto.trial_steps`.
         reason: Why each bucket has its method, in words.
         budget: What it had to fit, in words.
+        left_out: Lines about candidates that were not considered.
     """
 
     choices: tuple[Choice, ...]
@@ -71,6 +72,7 @@ class Decision:
     trial: int
     reason: str = "predicted to be the fastest"
     budget: str = ""
+    left_out: tuple[str, ...] = ()
 
     @property
     def trial_steps(self) -> int:
@@ -102,7 +104,7 @@ class Decision:
             row = [str(i), str(len(c.specs)), f"{elements:,}", *times, type(c.method).__name__]
             rows.append(row)
         budget = [self.budget] if self.budget else []
-        return "\n".join([*lines, *aligned(rows, range(len(head))), *budget])
+        return "\n".join([*lines, *aligned(rows, range(len(head))), *budget, *self.left_out])
 
 
 @dataclasses.dataclass(frozen=True)
