@@ -42,6 +42,7 @@ class Queue:
         data_dir: See `benchmarks/convergence.py`.
         processes: How many runs are trained at once.
         save_seconds: How often the state of a run is kept.
+        chosen: Names of the setups that are trained; `None` for all.
     """
 
     def __init__(
@@ -51,7 +52,9 @@ class Queue:
         data_dir: Path | None = None,
         processes: int = 1,
         save_seconds: float = 120.0,
+        chosen: set[str] | None = None,
     ):
+        self.chosen = chosen
         self.setups, self.folder, self.data_dir = setups, folder, data_dir
         self.processes, self.save_seconds = processes, save_seconds
         self._running: dict[Run, subprocess.Popen[bytes]] = {}
@@ -66,7 +69,7 @@ class Queue:
     def next(self) -> Run | None:
         """Returns the first run that can begin: at a known rate, not done, not tried too often."""
         for run in runs_of(self.setups, self.folder):
-            if run.rate is None or run in self._running:
+            if run.rate is None or run in self._running or not _is_in(run, self.chosen):
                 continue
             if self._tries[run.name] < TRIES and not done(row_of(run, self.folder)):
                 return run
@@ -132,10 +135,16 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def listing(setups: Sequence[Setup], folder: Path) -> str:
+def _is_in(run: Run, chosen: set[str] | None) -> bool:
+    return chosen is None or run.setup.name in chosen
+
+
+def listing(setups: Sequence[Setup], folder: Path, chosen: set[str] | None = None) -> str:
     """Returns a line for each run, and the core-hours that are left."""
     lines, left = [], 0.0
     for run in runs_of(setups, folder):
+        if not _is_in(run, chosen):
+            continue
         row = row_of(run, folder)
         state = "has no learning rate yet" if run.rate is None else "waits"
         hours = run.core_hours
@@ -163,18 +172,21 @@ def main(argv: Sequence[str] | None = None, setups: Sequence[Setup] = SETUPS) ->
     add("--data_dir", type=Path, help="folder with the data")
     add("--processes", type=int, default=1, help="runs at once, of one thread each")
     add("--save_seconds", type=float, default=120.0, help="how often a state is kept")
+    add("--setups", nargs="+", metavar="NAME", choices=[setup.name for setup in setups],
+        help="only these, such as resnet9 (default: all)")  # fmt: skip
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--list", action="store_true", help="print all runs and where they are")
     what.add_argument("--run", action="store_true", help="train what is not done")
     args = parser.parse_args(argv)
     args.folder.mkdir(parents=True, exist_ok=True)
     folder = args.folder.resolve()
+    chosen = args.setups and {*args.setups}
     if args.list:
-        print(listing(setups, folder))
+        print(listing(setups, folder, chosen))
         return 0
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     data_dir = args.data_dir and args.data_dir.resolve()
-    queue = Queue(setups, folder, data_dir, args.processes, args.save_seconds)
+    queue = Queue(setups, folder, data_dir, args.processes, args.save_seconds, chosen)
     return int(queue.train() > 0)
 
 

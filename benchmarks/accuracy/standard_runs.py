@@ -192,7 +192,7 @@ def _resnet9(workers: int, seeds: int, arms: tuple[Arm, ...]) -> Setup:
     return Setup(
         "resnet9" if four else f"resnet9_{workers}workers",
         (*_IMAGES, "--model", "resnet9", *batch),
-        "epochs", 12, 12, _RATES, arms, 1.1, seeds, rates_from=None if four else "resnet9",
+        "epochs", 12, 12, _RATES, arms, 1.2, seeds, rates_from=None if four else "resnet9",
     )  # fmt: skip
 
 
@@ -200,7 +200,7 @@ SETUPS = (
     _resnet9(4, 3, (DENSE, HALF, GMC3, GMC10, POWER)),
     Setup(
         "gpt",
-        ("--task", "charlm", "--model", "gpt", "--schedule", "warm_cosine", "--batch", "8"),
+        ("--task", "charlm", "--model", "gpt", "--schedule", "warm_cosine", "--batch", "4"),
         "steps", 2001, 12, (3e-4, 1e-3, 3e-3), (DENSE, HALF, TOPK3), 0.5, metric="perplexity",
     ),
     Setup(
@@ -211,7 +211,7 @@ SETUPS = (
     Setup(
         "multi30k",
         ("--task", "multi30k", "--schedule", "warm_cosine"),
-        "epochs", 12, 6, (3e-4, 1e-3, 3e-3), (DENSE, HALF, TOPK3), 1.1, seeds=1, metric="BLEU",
+        "epochs", 12, 6, (3e-4, 1e-3, 3e-3), (DENSE, HALF, TOPK3), 1.4, seeds=1, metric="BLEU",
     ),
     _resnet9(8, 1, (DENSE, GMC3, GMC10, POWER)),
     _resnet9(16, 1, (DENSE, GMC3, GMC10, POWER)),

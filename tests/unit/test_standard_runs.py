@@ -51,6 +51,7 @@ def test_order_and_rates(tmp_path):
     queue = run_queue.Queue([DIGITS, MORE], tmp_path)
     write(tmp_path, runs[0], metric=80.0)
     assert queue.next() == runs[1]
+    assert run_queue.Queue([DIGITS, MORE], tmp_path, chosen={"digits_4workers"}).next() is None
     write(tmp_path, runs[1], curve={"steps": [10], "metric": [70.0]})  # has only begun
     assert queue.next() == runs[1] and best_rate(DIGITS, DIGITS.arms[0], tmp_path) is None
     write(tmp_path, runs[1], metric=90.0)
@@ -80,7 +81,7 @@ def test_command_lines():
                 args = command_line.parse(run.flags(standard_runs.Path("x"), None))
                 settings = command_line.settings_of(args, 28_000)
                 assert (args.methods, args.seed_list) == ([arm.method], [1])
-                assert settings.workers * settings.batch in (32, 128)
+                assert settings.workers * settings.batch in (16, 128)
                 length = args.epochs if setup.unit == "epochs" else args.steps
                 assert length == setup.length / (3 if grid else 1)
 
