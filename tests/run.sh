@@ -44,6 +44,7 @@ lint() {
   stage "ruff format" "$bin/ruff" format --check .
   stage "mypy" "$bin/mypy"
   stage "clang-format" cpp_format
+  stage "codespell" "$bin/codespell"
   printf '%s\n' "${failed[@]:-}" >"$lint_folder/failed"
 }
 lint_folder=$(mktemp -d)
