@@ -61,9 +61,9 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             an error names who is missing; may be `float("inf")`. Default: that of the environment,
             `TF_REDSYNC_START_TIMEOUT`, else 600.
         heartbeat_seconds: After how long without a sign of life a worker's process is lost and
-            training ends, above 10; the watchdog says so after half of it. Default: that of the
-            environment, `TF_REDSYNC_HEARTBEAT_SECONDS`, else 60, or any time with
-            `timeout_seconds=None`.
+            training ends, above 10; the watchdog says so after half of it. A link may be down for
+            a quarter of it. Default: that of the environment, `TF_REDSYNC_HEARTBEAT_SECONDS`,
+            else 60, or any time with `timeout_seconds=None`.
 
     Raises:
         ValueError: for a malformed TF_CONFIG, a port in use, a bad timeout, one in

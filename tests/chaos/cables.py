@@ -17,14 +17,45 @@ def _settings(network: Network, **changes) -> Settings:
 
 @scenario("The cable is cut for 5 s", "TCP sends again; training goes on", 45, missing)
 def cut_5_s(bench: Bench) -> Outcome:
-    with Network(2) as network, Job(_settings(network), addresses=network.addresses) as job:
-        job.until_step(bench.random.randrange(5, 30))
-        network.cut, step = True, job.workers[0].step
-        time.sleep(5)
-        network.cut, at = False, time.monotonic()
-        job.until_step(step + 2)
-        again = time.monotonic() - at
-        lost = bench.trained_as_ever(job)
+    return _cut_for_a_while(bench, 5.0)
+
+
+@scenario("The cable is cut for 15 s", "TCP sends again; training goes on", 70, missing)
+def cut_15_s(bench: Bench) -> Outcome:
+    return _cut_for_a_while(bench, 15.0)
+
+
+@scenario(
+    "The cable is cut for 25 s, with heartbeat_seconds=240",
+    "TCP sends again; training goes on",
+    100,
+    missing,
+)
+def cut_25_s(bench: Bench) -> Outcome:
+    return _cut_for_a_while(bench, 25.0, heartbeat_seconds=240)
+
+
+@scenario(
+    "The cable is cut for 40 s, with heartbeat_seconds=240",
+    "TCP sends again; training goes on",
+    120,
+    missing,
+)
+def cut_40_s(bench: Bench) -> Outcome:
+    return _cut_for_a_while(bench, 40.0, heartbeat_seconds=240)
+
+
+def _cut_for_a_while(bench: Bench, seconds: float, **strategy) -> Outcome:
+    with Network(2) as network:
+        settings = _settings(network, strategy=strategy)
+        with Job(settings, addresses=network.addresses) as job:
+            job.until_step(bench.random.randrange(5, 30))
+            network.cut, step = True, job.workers[0].step
+            time.sleep(seconds)
+            network.cut, at = False, time.monotonic()
+            job.until_step(step + 2)
+            again = time.monotonic() - at
+            lost = bench.trained_as_ever(job)
     happened = f"cut in step {step}; {again:.1f} s after it was whole, two more steps were done"
     return Outcome(happened, lost=f"nothing: {lost}")
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import tensorflow as tf
 from tensorflow.python.eager import context as _context
 
+from tf_redsync.exchange import connections
 from tf_redsync.exchange.cluster import Cluster
 
 ANSWER_SECONDS = 3.0
@@ -81,7 +82,9 @@ def limits(
         yield
     finally:
         del runtime.configure_coordination_service
-    if cluster is not None:
+    if cluster is not None and not joined():
+        port = int(cluster.addresses[cluster.rank].rpartition(":")[2])
+        connections.keep(port, min(heartbeat or _A_DAY, _A_DAY))
         _joined[os.getpid()] = cluster, heartbeat, given
 
 

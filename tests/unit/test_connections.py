@@ -1,0 +1,44 @@
+"""How long accepted connections wait for an acknowledgement, on real sockets."""
+
+import contextlib
+import os
+import socket
+
+import pytest
+
+from tf_redsync.exchange import connections
+
+USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", 18)
+
+
+def timeout(connection):
+    return connection.getsockopt(socket.IPPROTO_TCP, USER_TIMEOUT)
+
+
+@pytest.fixture(params=["127.0.0.1", "::1"])
+def pair(request):
+    """A server, a client's connection, and the one that the server has accepted, as by gRPC."""
+    family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
+    with contextlib.ExitStack() as stack:
+        try:
+            server = stack.enter_context(socket.create_server((request.param, 0), family=family))
+        except OSError as error:
+            pytest.skip(str(error))
+        client = stack.enter_context(socket.create_connection(server.getsockname()[:2]))
+        accepted = stack.enter_context(server.accept()[0])
+        accepted.setsockopt(socket.IPPROTO_TCP, USER_TIMEOUT, 20_000)
+        yield server, client, accepted
+
+
+def test_only_grpcs_timeout_on_the_servers_port_is_replaced(pair):
+    server, client, accepted = pair
+    port = server.getsockname()[1]
+    client.setsockopt(socket.IPPROTO_TCP, USER_TIMEOUT, 20_000)  # of another port
+    files = len(os.listdir("/proc/self/fd"))
+    assert connections.extend(port + 1, 240_000) == 0 and timeout(accepted) == 20_000
+    assert connections.extend(port, 240_000) == 1
+    assert (timeout(accepted), timeout(client)) == (240_000, 20_000)
+    assert connections.extend(port, 300_000) == 0 and timeout(accepted) == 240_000  # no more gRPC's
+    assert len(os.listdir("/proc/self/fd")) == files and accepted.getblocking()
+    client.sendall(b"x")
+    assert accepted.recv(1) == b"x"
