@@ -106,18 +106,33 @@ class OneBitOracle(_Memory):
 
 
 class OneBitAdamOracle(OneBitOracle):
-    """The second stage of 1-bit Adam: totals are momenta. What is 0 in them stays 0."""
+    """The second stage of 1-bit Adam: totals are momenta.
 
-    def __init__(self, shapes, workers: int, beta_1: float, momentum):
+    An element moves by its momentum over the root of its variance of the first stage. Where that is
+    0 the paper's step is not defined: there is none, and no momentum.
+    """
+
+    def __init__(self, shapes, workers: int, beta_1: float, momentum, variance):
         super().__init__(shapes, workers)
         self.beta_1, self.momentum = np.float32(beta_1), [np.float32(m) for m in momentum]
+        self.moves = [np.float64(v) > 0 for v in variance]
+
+    @classmethod
+    def after(cls, history, workers: int, beta_1: float, beta_2: float = 0.999):
+        """The oracle after a first stage: Adam's m and v of sums `history[step][tensor]`."""
+        m = v = [np.zeros(np.shape(g)) for g in history[0]]
+        for sums in history:
+            sums = [np.float64(g) for g in sums]
+            m = [beta_1 * a + (1 - beta_1) * g for a, g in zip(m, sums, strict=True)]
+            v = [beta_2 * a + (1 - beta_2) * g**2 for a, g in zip(v, sums, strict=True)]
+        return cls([np.shape(g) for g in history[0]], workers, beta_1, m, v)
 
     def follow(self, states) -> None:
         super().follow(states)
         self.momentum = [np.array(m) for m in states[0]["momentum"]]
 
     def step(self, grads) -> list[np.ndarray]:
-        b, seen = self.beta_1, [m != 0 for m in self.momentum]
+        b, seen = self.beta_1, self.moves
         shares = [b * m / np.float32(len(grads)) for m in self.momentum]
         own = [
             [np.where(s, m + (1 - b) * g, 0) for s, m, g in zip(seen, shares, worker, strict=True)]

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tests.oracle.signs import OneBitAdamOracle
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.collectives import Alone
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
@@ -44,6 +45,39 @@ def test_weights_without_a_gradient_do_not_drift(method, workers):
         rows = [zeros, zeros, np.float32([1, -1, 1])]
         for total in run(method, rows, steps=4)[0]:
             assert abs(total).max() == 1
+
+
+LONG, SECOND = 60, 4  # 0.1 ** 60 is 0 in float32
+RARE, NEVER = 0, 1  # elements with a gradient in the first step alone, and in none of the stage
+
+
+def rare_gradients():
+    """`[step][worker][element]`: a long first stage, and a second one in which all have some."""
+    found = np.random.default_rng(3).standard_normal((LONG + SECOND, 2, 40)).astype(np.float32)
+    found[1:LONG, :, RARE] = 0.0
+    found[:LONG, :, NEVER] = 0.0
+    return found
+
+
+@pytest.mark.parametrize("method", [rs.OneBitAdam(beta_1=0.1), rs.ZeroOneAdam(beta_1=0.1)])
+def test_an_element_whose_momentum_has_underflowed_still_moves(method):
+    grads = rare_gradients()
+    layout = BucketLayout((TensorSpec("w", (40,)),), 2)
+    oracle = OneBitAdamOracle.after(grads[:LONG].sum(axis=1)[:, np.newaxis], 2, beta_1=0.1)
+    states = loopback.initial_states(method, layout)
+    second = "exchange" if isinstance(method, rs.OneBitAdam) else "momentum_exchange"
+    for number, rows in enumerate(grads):
+        phase = "dense_exchange" if number < LONG else second
+        inputs = [[tf.constant(g)] for g in rows]
+        step = loopback.run_step(method, layout, inputs, states, number, phase)
+        states = step.states
+        momentum = states[0]["momentum"][0].numpy()
+        if number == LONG - 1:
+            assert momentum[RARE] == 0.0
+        if number >= LONG:
+            (expected,) = oracle.step([[g] for g in rows])
+            np.testing.assert_allclose(momentum, expected, rtol=1e-4, atol=1e-6)
+            assert momentum[RARE] != 0.0 and momentum[NEVER] == 0.0
 
 
 def test_signum_votes_with_the_average():

@@ -9,7 +9,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks, feedback
-from tf_redsync.exchange.layout import TensorSpec
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.methods.base import Context, Exchange, State, register
 from tf_redsync.methods.common.quantizer import Quantizer
@@ -34,9 +34,10 @@ class OneBitAdam(Quantizer):
         w <- w - eta m / (sqrt(v) + epsilon)                               v stays as it is
 
     Momentum changes slowly, so its errors can be made up for; gradients in one bit would make the
-    variance useless. An element whose m is 0 when the second stage begins has never had a gradient
-    and has v = 0: it stays as it is from then on, and so does its m, for one bit cannot say 0. Rows
-    of an embedding that occur late need a long first stage, or another method (`Policy`).
+    variance useless. An element that has had no gradient in the first stage has v = 0: it stays as
+    it is from then on, and its m stays 0, for one bit cannot say 0. One that has had few has a
+    small v, and one bit gives it a mean of all momenta, so it takes large steps. Rows of an
+    embedding that occur late or seldom need a long first stage, or another method (`Policy`).
 
     Differences from the paper
 
@@ -70,7 +71,11 @@ class OneBitAdam(Quantizer):
     paper: ClassVar[str] = "Tang et al. 2021"
     requests: ClassVar[str] = "all-to-all, then all-gather, of signs and means of momenta"
     bits: ClassVar[str] = "1 + 1 / K"
-    state_kinds: ClassVar[dict[str, str]] = {"momentum": "shared", "residual": "sum"}
+    state_kinds: ClassVar[dict[str, str]] = {
+        "momentum": "shared",
+        "seen": "shared",
+        "residual": "sum",
+    }
 
     @override
     def __post_init__(self) -> None:
@@ -109,15 +114,19 @@ class OneBitAdam(Quantizer):
         return "signs and two means of Adam's momentum, twice"
 
     @override
+    def init(self, layout: BucketLayout) -> State:
+        """No element has had a gradient."""
+        return {**super().init(layout), "seen": [tf.zeros(s.shape, tf.bool) for s in layout.specs]}
+
+    @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         workers, momenta = ctx.layout.workers, state["momentum"]
         own = [
             self.beta_1 * m / workers + (1.0 - self.beta_1) * g
             for m, g in zip(momenta, feedback.scaled(grads, ctx.scale), strict=True)
         ]
-        seen = [tf.not_equal(m, 0.0) for m in momenta]
-        new, left = yield from in_one_bit(own, seen, state, ctx)
-        return new, {"momentum": new, **left}
+        new, left = yield from in_one_bit(own, state["seen"], state, ctx)
+        return new, {**state, "momentum": new, **left}
 
     @override
     def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
@@ -127,7 +136,9 @@ class OneBitAdam(Quantizer):
             self.beta_1 * m + (1.0 - self.beta_1) * g
             for m, g in zip(state["momentum"], totals, strict=True)
         ]
-        return totals, {**state, "momentum": momenta}
+        # A momentum of 0 does not tell: where no gradients follow it underflows.
+        seen = [s | tf.not_equal(g, 0.0) for s, g in zip(state["seen"], totals, strict=True)]
+        return totals, {**state, "momentum": momenta, "seen": seen}
 
 
 def in_one_bit(own: list[tf.Tensor], seen: list[tf.Tensor], state: State, ctx: Context) -> Exchange:

@@ -41,13 +41,21 @@ def momenta(specs):
     return [np.where(np.abs(m) < 0.2, np.float32(0), m) for m in found]
 
 
+def underflowed(specs):
+    """The same; of some elements that have had a gradient long ago, 0 as well."""
+    return [np.where(np.abs(m) > 1.5, np.float32(0), m) for m in momenta(specs)]
+
+
 def second_stage(method, specs):
     first = method.init(BucketLayout(tuple(specs), 1))
-    return {**first, "momentum": [tf.constant(m) for m in momenta(specs)]}
+    seen = [tf.constant(m != 0) for m in momenta(specs)]
+    return {**first, "momentum": [tf.constant(m) for m in underflowed(specs)], "seen": seen}
 
 
 def one_bit_adam(method, specs, workers):
-    return OneBitAdamOracle([s.shape for s in specs], workers, method.beta_1, momenta(specs))
+    variances = [m**2 for m in momenta(specs)]
+    shapes = [s.shape for s in specs]
+    return OneBitAdamOracle(shapes, workers, method.beta_1, underflowed(specs), variances)
 
 
 def end_of_round(method, specs, step):
