@@ -176,7 +176,7 @@ def expected(decay):
             corrected = v / (1 - BETA_2**t)
         else:
             if oracle is None:
-                oracle = OneBitAdamOracle([(12,)], 2, BETA_1, [before[:12]])
+                oracle = OneBitAdamOracle([(12,)], 2, BETA_1, [before[:12]], [v[:12]])
             (m[:12],) = oracle.step([[g[:12]] for g in gradients])
             corrected[12] = v[12] / (1 - BETA_2**t)
         w = w - RATE * decay * w
@@ -255,6 +255,7 @@ def zero_one(decay):
                 momentum = in_one_bit([p * (agreed - w) / rates / 2 for w in weights])
                 agreed = agreed - rates * momentum / p
                 weights, momenta, rates, since = [agreed] * 2, [momentum] * 2, 0.0, 0
+                t = [max(t)] * 2  # the paper has one t
         history.append(list(weights))
     return np.array(history)
 

@@ -3,11 +3,14 @@
 import contextlib
 import warnings
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import tf_redsync as rs
+from tests.loops import loop
 from tests.oracle import redsync as oracle
 from tf_redsync.engine.unbuilt import UnbuiltExchange
 from tf_redsync.exchange import agreement
@@ -224,6 +227,30 @@ def test_half_precision_is_accumulated_in_float32_and_cast_back(mirrored, dtype)
         np.testing.assert_array_equal(sent[sent != 0], np.float32(expected))
     state = [v for s in exchange.states for group in s.variables_by_name.values() for v in group]
     assert len(state) == 4 and all(v.dtype == tf.float32 for v in state)
+
+
+@loop("dtype", [tf.bfloat16, tf.float16])
+@pytest.mark.parametrize("family", ["keras3", "tf_keras", "legacy"])
+def test_totals_for_float32_variables_are_float32(mirrored, family, dtype):
+    """Gradients that a user gives in 16 bits: their sum has more of them."""
+    library = keras if family == "keras3" else tf_keras
+    home = library.optimizers.legacy if family == "legacy" else library.optimizers
+    strategy, shape = mirrored(2), (30, 20)
+    with strategy.scope(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        make = keras.Variable if family == "keras3" else tf.Variable
+        variable = make(np.zeros(shape, np.float32))
+        optimizer = rs.DistributedOptimizer(home.SGD(1.0), rs.Dense())
+        optimizer.build([variable])
+    grads = [np.random.default_rng(r).standard_normal(shape) for r in range(2)]
+    narrow = [tf.cast(g, dtype) for g in grads]
+    own = strategy.experimental_distribute_values_from_function(
+        lambda context: narrow[context.replica_id_in_sync_group]
+    )
+    apply = lambda g: optimizer.apply_gradients([(g, variable)])  # noqa: E731
+    tf.function(lambda g: strategy.run(apply, (g,)), autograph=False)(own)
+    expected = -sum(np.asarray(tf.cast(g, tf.float32)) for g in narrow)
+    np.testing.assert_allclose(tf.convert_to_tensor(variable), expected, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("dtype", [tf.float64, tf.int32, tf.complex64, tf.bool])

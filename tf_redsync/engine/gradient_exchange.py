@@ -116,9 +116,9 @@ class GradientExchange(saved_state.Saved):
             positions: For every gradient, the position of its variable in `build`'s list.
 
         Returns:
-            The sums over workers, in the order and the dtypes of `grads`, some in coordinate form
-            if `build` was told to; and a bool scalar: if it is false, which it is on all workers
-            or none, the step must not be applied.
+            The sums over workers, in the order of `grads` and the dtypes of their variables, some
+            in coordinate form if `build` was told to; and a bool scalar: if it is false, which it
+            is on all workers or none, the step must not be applied.
 
         Raises:
             TypeError: for a gradient that is not float32, bfloat16 or float16.
@@ -141,7 +141,11 @@ class GradientExchange(saved_state.Saved):
             functools.partial(self.instead or self._exchange, positions),
             self.switch.checked(gradients.dense(grads, [self.specs[p] for p in positions])),
         )
-        return [_like(t, g) for t, g in zip(totals, grads, strict=True)], finite
+        sparse = (SparseTotal, EitherTotal)
+        return [
+            t if isinstance(t, sparse) else tf.cast(t, self.specs[p].dtype)
+            for p, t in zip(positions, totals, strict=True)
+        ], finite
 
     def _exchange(
         self, positions: Sequence[int], sums: Sequence[tf.Tensor]
@@ -196,7 +200,7 @@ class GradientExchange(saved_state.Saved):
         """Return whether gradients are finite on all workers, in a replica context.
 
         For a check that comes before the exchange, which is left out if the answer is no; such a
-        step is counted here.
+        step is counted here. Not where workers step by themselves: a worker asks nobody there.
 
         Args:
             finite: Bool scalar, of this replica.
@@ -222,10 +226,7 @@ class GradientExchange(saved_state.Saved):
         self.program.interrupt()
         if self.consensus is not None:
             self.program.before_update(self.consensus)
-        if self.program.own_steps:
-            self.skips.count_here(tf.constant(False), lambda: flags)
-        else:
-            self.skips.skip(flags)
+        self.skips.skip(flags)
 
     def in_worker(self, function: Callable[[list[tf.Tensor]], Any], tensors: Sequence[tf.Tensor]):
         """Call `function` once for this worker, in a replica context; see `workers.Replica.run`."""
@@ -279,6 +280,21 @@ class GradientExchange(saved_state.Saved):
             self.bytes_sent.assign(counted, read_value=False)
             self.bytes_in_all.assign_add(sent[0], read_value=False)
 
+    def average_after_updates(self, before: tf.Tensor) -> None:
+        """With gradient accumulation: leave BatchNormalization's statistics alone in other steps.
+
+        After `finish_step`, which is traced in a branch, outside of it.
+
+        Args:
+            before: `step` when this step began.
+        """
+        consensus = self.consensus
+        if consensus is not None and self.program.averages_statistics:
+            collectives.average_statistics_when(
+                self.strategy,
+                lambda: (self.step > before) & self.program.statistics_due(consensus),
+            )
+
     def to_consensus(self) -> None:
         """Make the model's weights those that all workers agree on: to evaluate or save them.
 
@@ -301,8 +317,7 @@ class GradientExchange(saved_state.Saved):
 
         def advance():
             for variables, new, old in zip(self.states, new_states, old_states, strict=True):
-                if new is not old:
-                    variables.assign(new)
+                variables.assign(new, old)
 
         def skip():
             for variables, new in zip(self.states, new_states, strict=True):
@@ -333,8 +348,3 @@ class GradientExchange(saved_state.Saved):
     def bytes_per_step(self) -> float:
         """Return the bytes that this worker sends in a step after warm-up, in ring collectives."""
         return self.program.bytes_per_step(self.workers)
-
-
-def _like(total: Any, grad) -> Any:
-    sparse = isinstance(total, (SparseTotal, EitherTotal))
-    return total if sparse else tf.cast(total, grad.dtype)

@@ -61,5 +61,9 @@ class Switch:
 
     def states(self, variables: Sequence[state.StateVariables]) -> list[State]:
         """Read what a step starts from: with a delay collectives wait for no gradient."""
+        buckets = self._exchange.program.buckets
         with tf.control_dependencies(self._checks):
-            return [v.read() for v in variables]
+            return [
+                v.read(self._exchange.program.names_in_run(b))
+                for b, v in zip(buckets, variables, strict=True)
+            ]

@@ -120,16 +120,29 @@ class Skips:
         streak = self.here.read_value() + 1
         self.here.assign(streak * tf.cast(~finite, tf.int64), read_value=False)
 
-    def count_round(self, finite: tf.Tensor, changes: Sequence[tf.Tensor]) -> None:
+    def count_round(
+        self,
+        finite: tf.Tensor,
+        changes: Sequence[tf.Tensor],
+        iterations: tf.Variable | None = None,
+    ) -> None:
         """At the end of a round of local steps, in a branch that all workers take: add up.
 
         Args:
             finite: Whether the exchanged changes were, the same on all workers.
             changes: This worker's, by position.
+            iterations: This worker's number of updates, which becomes the largest of all workers':
+                learning rates that follow from it are equal again.
         """
         here, before = self.here.read_value(), self.in_a_row.read_value()
-        own = tf.cast(tf.stack([here, self._here_in_round.read_value()]), tf.int32)
-        rows = tf.cast(gather(self._network, own), tf.int64)  # [workers, 2]
+        counted = [here, self._here_in_round.read_value()]
+        if iterations is not None:
+            counted.append(tf.cast(iterations.read_value(), tf.int64))
+        rows = gather(self._network, tf.cast(tf.stack(counted), tf.int32))
+        rows = tf.cast(rows, tf.int64)  # [workers, 2 or 3]
+        if iterations is not None:
+            most = tf.cast(tf.reduce_max(rows[:, 2]), iterations.dtype)
+            iterations.assign(most, read_value=False)
         dropped = tf.cast(~finite, tf.int64)
         streak = tf.where(
             (dropped > 0) | tf.reduce_any(rows[:, 0] > 0),

@@ -17,7 +17,7 @@ other one has saved.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -59,15 +59,29 @@ class StateVariables(tf.Module):
             for name, group in values.items()
         }
 
-    def read(self) -> dict[str, list[tf.Tensor]]:
-        """Return this worker's state as tensors."""
-        return {n: [v.read_value() for v in vs] for n, vs in self.variables_by_name.items()}
+    def read(self, names: Collection[str] | None = None) -> dict[str, list[tf.Tensor]]:
+        """Return this worker's state as tensors: all of it, or what has one of some names."""
+        wanted = self.variables_by_name.keys() if names is None else names
+        return {
+            n: [v.read_value() for v in vs]
+            for n, vs in self.variables_by_name.items()
+            if n in wanted
+        }
 
-    def assign(self, state: dict[str, Any]) -> None:
-        """Store what is in `state`, of the structure of `read`'s result, for this worker."""
+    def assign(self, state: dict[str, Any], old: dict[str, Any] | None = None) -> None:
+        """Store what is in `state`, of the structure of `read`'s result, for this worker.
+
+        Args:
+            state: The new values, perhaps of some names only.
+            old: What `read` returned. Tensors that are still the same are not written: what reads
+                or writes these variables later in the step need not wait for this.
+        """
         for name, values in state.items():
-            for variable, value in zip(self.variables_by_name[name], values, strict=True):
-                variable.assign(value, read_value=False)
+            before = values if old is None else old[name]
+            pairs = zip(self.variables_by_name[name], values, before, strict=True)
+            for variable, value, was in pairs:
+                if old is None or value is not was:
+                    variable.assign(value, read_value=False)
 
 
 class HostVariable(collectives.OneDeviceVariable):

@@ -139,6 +139,8 @@ class Adapter:
             local = tf.distribute.get_strategy().experimental_local_results
             momenta = [slots.tf_variable(m) for m in self.momenta()]
             program.momenta = {i: [local(m)[0]] for i, m in enumerate(momenta) if m is not None}
+            if not conflicts.accumulates(self._inner):  # which counts skipped steps as well
+                program.iterations = local(slots.tf_variable(self._inner.iterations))[0]
             self.exchange.own_variables = tuple(slots.all_variables(self._inner))
         self._drift = equal_workers.drift_of(
             self.exchange,
@@ -289,14 +291,6 @@ class Adapter:
             return otherwise()
 
         return update_if_finite
-
-    def agreed(self, check_finite: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a check of a replica's gradients: true only if it holds on all replicas."""
-
-        def check_everywhere(grads: Any) -> Any:
-            return self.exchange.agree_on_finite(check_finite(grads), grads)
-
-        return check_everywhere
 
     def _position(self, variable: Any) -> int:
         position = self._positions.get(slots.key(slots.tf_variable(variable)))

@@ -53,7 +53,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         applies = inner_optimizer
         if isinstance(inner_optimizer, keras.optimizers.LossScaleOptimizer):
             applies = inner_optimizer.inner_optimizer
-            self._agree_on_finite(inner_optimizer)
+            loss_scaling.agree(inner_optimizer, adapter)
         applies._all_reduce_sum_gradients = adapter.aggregate
         applies._distributed_tf_update_step = adapter.guarded(
             _with_sparse_descent(applies._distributed_tf_update_step)
@@ -63,10 +63,6 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         if self._accumulates:
             accumulation.install(applies, adapter.finish_step)
         self.built: bool = False
-
-    def _agree_on_finite(self, scaler: Any) -> None:
-        """Each worker checks its own gradients, around a branch that holds the exchange."""
-        scaler.check_finite = self._adapter.agreed(scaler.check_finite)
 
     def take_inside(self, scaler: Any) -> None:
         """Put a `LossScaleOptimizer` inside that is around this, unless there is one.
@@ -78,7 +74,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         if isinstance(self.inner_optimizer, keras.optimizers.LossScaleOptimizer):
             return
         scaler.inner_optimizer = self.inner_optimizer
-        self._agree_on_finite(scaler)
+        loss_scaling.agree(scaler, self._adapter)
         self.rewrap(scaler)
 
     @override
@@ -112,10 +108,13 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
                 "a LossScaleOptimizer in order; in a loop of your own wrap the other way round: "
                 "DistributedOptimizer(LossScaleOptimizer(inner))."
             )
+        before = self.exchange.step.read_value() if self._accumulates else None
         with self._adapter.entered():
             self.inner_optimizer.apply(grads, trainable_variables)
-        if not self._accumulates:
+        if before is None:
             self._adapter.finish_step()
+        else:
+            self.exchange.average_after_updates(before)
 
     @property
     def variables(self) -> list[Any]:

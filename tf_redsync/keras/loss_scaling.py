@@ -4,12 +4,20 @@ Workers must agree on whether a step is finite before they exchange, so the exch
 in a branch of another optimizer's. But under the policy "mixed_float16" `compile` puts a
 `LossScaleOptimizer` around any optimizer that is none, and users may do so, too.
 
-Names of Keras used here, all public: the method `compile` of `Model` and its `optimizer`.
+Workers agree on every step that is skipped, before the branch that holds the exchange, unless they
+step by themselves: then the exchange skips, as it does without a scale, and each worker adapts a
+scale of its own. Scales need not be equal, for gradients are divided by them before they are
+exchanged.
+
+Names of Keras used here, all public: the method `compile` of `Model` and its `optimizer`; `apply`,
+`check_finite`, `dynamic_scale` and `step_counter` of Keras 3's `LossScaleOptimizer`.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+import tensorflow as tf
 
 from tf_redsync.keras import replacing
 
@@ -48,3 +56,41 @@ def check_new(scaler: Any, wrapper: Any) -> None:
             f"{type(scaler).__name__} around an optimizer that is built. Make new ones: "
             "DistributedOptimizer(LossScaleOptimizer(inner))."
         )
+
+
+def agree(scaler: Any, adapter: Any) -> None:
+    """Let a `LossScaleOptimizer` of Keras 3 skip the steps that the workers skip.
+
+    Args:
+        scaler: The optimizer, inside of the wrapper.
+        adapter: The wrapper's `Adapter`.
+    """
+    check, apply = scaler.check_finite, scaler.apply
+
+    def check_everywhere(grads: Any) -> Any:
+        exchange = adapter.exchange
+        if exchange.program.own_steps:
+            return tf.constant(True)
+        return exchange.agree_on_finite(check(grads), grads)
+
+    def apply_alone(grads: Any, trainable_variables: Any = None) -> None:
+        if not adapter.exchange.program.own_steps:
+            apply(grads, trainable_variables)
+            return
+        finite, scale = check(grads), tf.convert_to_tensor(scaler.dynamic_scale)
+        apply([_nan_if_infinite(g) for g in grads], trainable_variables)
+        kept, counted = map(tf.convert_to_tensor, (scaler.dynamic_scale, scaler.step_counter))
+        scaler.dynamic_scale.assign(tf.where(finite, kept, 0.5 * scale))
+        scaler.step_counter.assign(tf.where(finite, counted, tf.zeros_like(counted)))
+
+    scaler.check_finite, scaler.apply = check_everywhere, apply_alone
+
+
+def _nan_if_infinite(grad: Any) -> Any:
+    """A gradient that no clipping can make finite before the exchange looks at it."""
+    if grad is None:
+        return None
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.IndexedSlices(_nan_if_infinite(grad.values), grad.indices, grad.dense_shape)
+    grad = tf.convert_to_tensor(grad)
+    return tf.where(tf.math.is_finite(grad), grad, tf.constant(float("nan"), grad.dtype))

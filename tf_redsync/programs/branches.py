@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.exchange.driver import Network, Outcome
+from tf_redsync.methods.base import State
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal
 
 # A total in all forms: dense, indices, values, and whether the dense one holds.
@@ -27,6 +28,7 @@ def choose(
     """Return `first()` where `predicate`, equal on all workers, holds, else `second()`.
 
     A total that is dense in some cases and coordinates in others comes out as an `EitherTotal`.
+    What of a state neither changes comes out as the tensor that it was.
 
     Args:
         predicate: Bool scalar.
@@ -40,9 +42,10 @@ def choose(
     if known is not None:
         return first() if known else second()
     kinds: list[list[list[int]]] = []  # by branch, bucket and tensor
+    states: list[list[State]] = []  # by branch and bucket
 
     def of(branch: Callable[[], Outcome]) -> Callable[[], Any]:
-        return lambda: _as_tensors(branch(), kinds)
+        return lambda: _as_tensors(branch(), kinds, states)
 
     if network.in_branches:
         results, finite, sent = tf.cond(predicate, of(first), of(second))
@@ -55,15 +58,29 @@ def choose(
         (COORDINATES, DENSE): ~predicate,
     }
     joined = []
-    for (totals, state), *branches in zip(results, in_first, in_second, strict=True):
+    for (totals, state), old, *branches in zip(
+        results, zip(*states, strict=True), in_first, in_second, strict=True
+    ):
         either = [_total(t, (a, b), flags) for t, a, b in zip(totals, *branches, strict=True)]
-        joined.append((either, state))
+        joined.append((either, _unless_the_same(state, *old)))
     return Outcome(joined, finite, sent)
 
 
-def _as_tensors(outcome: Outcome, kinds: list[list[list[int]]]) -> Any:
+def _unless_the_same(state: State, first: State, second: State) -> State:
+    """The state after a branch, with the tensors that both branches return as they found them."""
+    return {
+        name: [
+            a if a is b else value
+            for value, a, b in zip(values, first[name], second[name], strict=True)
+        ]
+        for name, values in state.items()
+    }
+
+
+def _as_tensors(outcome: Outcome, kinds: list[list[list[int]]], states: list[list[State]]) -> Any:
     """An outcome of a structure that does not depend on the form of its totals."""
     kinds.append([[_kind(t) for t in totals] for totals, _ in outcome.results])
+    states.append([state for _, state in outcome.results])
     results = [([_forms(t) for t in totals], state) for totals, state in outcome.results]
     return results, outcome.finite, tf.cast(outcome.bytes_sent, tf.float64)
 

@@ -11,7 +11,7 @@ collective on anything else would deadlock.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -67,6 +67,11 @@ class EveryStep:
     def init(self, bucket: Bucket) -> tuple[State, dict[str, str]]:
         """Return a bucket's first state and the kinds of what is in it; see `exchange/state.py`."""
         return bucket.method.init(bucket.layout), bucket.method.state_kinds
+
+    def names_in_run(self, bucket: Bucket) -> Collection[str] | None:
+        """Return what of a bucket's state `run` gets, and may change; `None` for all of it."""
+        del bucket
+        return None
 
     def run(
         self,

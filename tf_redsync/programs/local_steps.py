@@ -9,8 +9,9 @@ The changes go through a method's exchange as gradients do, divided by the numbe
 that its sum is their mean; what the method does not deliver stays in its residual. `outer` is the
 method's outer optimizer, whose slots are state of the bucket; without one the mean is added. The
 optimizer is each worker's own: its momentum follows the worker's gradients. A step that is not
-finite is skipped by the worker alone, and all learn of it when the round ends. If a round's changes
-are not finite on any worker, all go back to W.
+finite is skipped by the worker alone, and all learn of it when the round ends: the optimizer's
+counter of updates, by which learning rates change, becomes that of the worker with most of them. If
+a round's changes are not finite on any worker, all go back to W.
 
 In a dense warm-up of all methods there are no rounds: gradients are all-reduced in every step, so
 that the workers take the same steps, with equal optimizers, and rounds begin after it.
@@ -60,6 +61,7 @@ class LocalSteps(EveryStep):
         self.steps = steps
         self.most_steps: int | None = steps - 1
         self.momenta: dict[int, list[tf.Variable]] = {}  # the optimizer's, by position
+        self.iterations: tf.Variable | None = None  # the optimizer's
 
     @override
     def init(self, bucket: Bucket):
@@ -71,6 +73,11 @@ class LocalSteps(EveryStep):
         own = {n: [tf.zeros(s.shape) for s in bucket.layout.specs] for n in outer.slots}
         own = {_OUTER + n: v for n, v in {**own, "steps": [tf.zeros([], tf.int64)]}.items()}
         return {**values, **own}, {**kinds, **dict.fromkeys(own, "shared")}
+
+    @override
+    def names_in_run(self, bucket: Bucket):
+        """What is of its method: the rest waits for the end of a round."""
+        return bucket.method.state_kinds.keys()
 
     @override
     def run(self, grads, states, scale, step, network) -> Outcome:
@@ -166,7 +173,7 @@ class LocalSteps(EveryStep):
             for bucket in self.buckets
         ]
         read = [s.read() for s in states]
-        old = list(map(of_method, self.buckets, read))
+        old = [s.read(b.method.state_kinds) for b, s in zip(self.buckets, states, strict=True)]
         rounds = consensus.rounds.read_value()
         outcome = self.exchanged(Inputs(changes, old, None, rounds, network, self.meter))
 
@@ -184,7 +191,7 @@ class LocalSteps(EveryStep):
 
         tf.cond(outcome.finite, advance, consensus.restore)
         if self.skips is not None:
-            self.skips.count_round(outcome.finite, self._by_position(changes))
+            self.skips.count_round(outcome.finite, self._by_position(changes), self.iterations)
         consensus.steps.assign(0)
         consensus.rounds.assign_add(1)
         return tf.cast(outcome.bytes_sent, tf.float64), outcome.finite
@@ -196,7 +203,7 @@ class LocalSteps(EveryStep):
 
         Residuals are changes of weights here, so no optimizer takes part.
         """
-        old = [of_method(b, s.read()) for b, s in zip(self.buckets, states, strict=True)]
+        old = [s.read(b.method.state_kinds) for b, s in zip(self.buckets, states, strict=True)]
         outcome = self.flush(old, network)
 
         def add() -> None:
@@ -225,11 +232,6 @@ class LocalSteps(EveryStep):
     def bytes_of(self, bucket: Bucket, workers: int) -> float:
         """Mean over a round."""
         return super().bytes_of(bucket, workers) / self.steps
-
-
-def of_method(bucket: Bucket, state: State) -> State:
-    """Return what of a bucket's state is its method's, and not the program's."""
-    return {n: v for n, v in state.items() if n in bucket.method.state_kinds}
 
 
 def outer_step(bucket: Bucket, means: list[tf.Tensor], state: State) -> tuple[Any, State]:

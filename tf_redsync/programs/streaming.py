@@ -32,7 +32,6 @@ from tf_redsync.methods.base import State
 from tf_redsync.programs.local_steps import (
     LocalSteps,
     nothing_sent,
-    of_method,
     outer_step,
 )
 from tf_redsync.programs.plan import Inputs, whole
@@ -153,10 +152,9 @@ class Streaming(LocalSteps):
         self, fragment: Fragment, consensus: Consensus, state: StateVariables, network: Network
     ) -> Sent:
         """Exchange a fragment, all at once."""
-        read = state.read()
         changes = [c / network.workers for c in consensus.changes(fragment.bucket.layout.specs)]
         rounds = consensus.rounds.read_value()
-        own = of_method(fragment.bucket, read)
+        own = state.read(fragment.bucket.method.state_kinds)
         inputs = Inputs([changes], [own], None, rounds, network, self.meter)
         outcome = fragment.exchange.run(inputs, None)
         ((means, new),) = outcome.results
@@ -230,7 +228,7 @@ class Streaming(LocalSteps):
         tf.cond(finite, advance, go_back)
         if self.skips is not None:
             everything = [changes.get(i, tf.zeros([])) for i in range(len(consensus.own))]
-            self.skips.count_round(finite, everything)
+            self.skips.count_round(finite, everything, self.iterations)
         consensus.rounds.assign_add(1)
 
     @override

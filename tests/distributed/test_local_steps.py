@@ -1,0 +1,262 @@
+"""A local step sends nothing, and what is sent beside one waits for no gradient.
+
+Seen in the graphs of steps as two real workers trace them, and counted as they run.
+"""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.distributed.cluster import run_workers
+from tests.loops import loop
+
+METHODS = (
+    "LocalSGD", "PostLocalSGD", "DiLoCo", "StreamingDiLoCo", "SparseLoCo", "SBC", "CodedTopK",
+    "ZeroOneAdam",
+)  # fmt: skip
+HABITS = {
+    "plain": {},
+    "warm_up": {"warm_up": True},
+    "scaled": {"scaled": True},
+    "accumulated": {"gradient_accumulation_steps": 2},
+    "clipnorm": {"clipnorm": 1.0},
+    "global_clipnorm": {"global_clipnorm": 1.0},
+    "everything": {
+        "warm_up": True, "scaled": True, "gradient_accumulation_steps": 2, "global_clipnorm": 1.0,
+    },
+}  # fmt: skip
+# The whole table is for long runs.
+SHORT = [
+    ("DiLoCo", "everything"),
+    ("StreamingDiLoCo", "everything"),
+    ("CodedTopK", "scaled"),
+    ("ZeroOneAdam", "everything"),
+]
+ROUND, STEPS, BAD = 4, 14, (1, 8)  # in these steps the gradient of worker 1 is not finite
+WARM_UP, SCALE = 3, 64.0
+# The steps of a training in which anything crosses the network, and those of worker 1's updates.
+RUNS = {
+    "DiLoCo, scaled": (3, 7, 11),
+    # Two steps an update; a warm-up of three updates, and a round of four.
+    "DiLoCo, everything": (1, 3, 5, 13),
+    # Three steps together, then rounds of 1, 1, 2, 4 and 4 steps.
+    "ZeroOneAdam, scaled": (0, 1, 2, 3, 4, 6, 10),
+}
+
+
+def made(rs, name):
+    small = {"dense_below": 16}
+    return {
+        "LocalSGD": lambda: rs.LocalSGD(steps=ROUND),
+        "PostLocalSGD": lambda: rs.PostLocalSGD(start=WARM_UP, steps=ROUND),
+        "DiLoCo": lambda: rs.DiLoCo(steps=ROUND),
+        "StreamingDiLoCo": lambda: rs.StreamingDiLoCo(steps=6, fragments=2, overlap=3),
+        "SparseLoCo": lambda: rs.SparseLoCo(steps=ROUND),
+        "SBC": lambda: rs.SBC(steps=ROUND, density=0.3, **small),
+        "CodedTopK": lambda: rs.CodedTopK(steps=10, density=0.3, **small),
+        "ZeroOneAdam": lambda: rs.ZeroOneAdam(start=WARM_UP, steps=ROUND, double_after=2),
+    }[name]()
+
+
+class Training:
+    """A model, its optimizer and a step of it, with a metric."""
+
+    def __init__(self, strategy, name, warm_up=False, scaled=False, **options):
+        import keras
+        import tensorflow as tf
+
+        import tf_redsync as rs
+        from tests.distributed import problems
+
+        begins = name in ("PostLocalSGD", "ZeroOneAdam")
+        warm = {"warm_up": rs.DenseWarmUp(WARM_UP)} if warm_up and not begins else {}
+        with strategy.scope():
+            self.model = model = problems.network(keras, normalized=True)
+            kind = keras.optimizers.Adam if name == "ZeroOneAdam" else keras.optimizers.SGD
+            falls = keras.optimizers.schedules.ExponentialDecay(0.01, 1, 0.9)
+            inner = kind(falls, **options)
+            if scaled:
+                inner = keras.optimizers.LossScaleOptimizer(inner, initial_scale=SCALE)
+            optimizer = rs.DistributedOptimizer(inner, made(rs, name), check_every=None, **warm)
+            optimizer.build(model.trainable_variables)
+            metric = keras.metrics.MeanAbsoluteError()
+        self.optimizer, self.exchange, self.strategy = optimizer, optimizer.exchange, strategy
+
+        def replica_step(x, y):
+            with tf.GradientTape() as tape:
+                predicted = model(x, training=True)
+                loss = optimizer.scale_loss(tf.reduce_mean((predicted - y) ** 2) / 2.0)
+            variables = model.trainable_variables
+            gradients = tape.gradient(loss, variables)
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            metric.update_state(y, predicted)
+
+        self.step = tf.function(lambda x, y: strategy.run(replica_step, (x, y)), autograph=False)
+
+    def traced(self):
+        import tensorflow as tf
+
+        from tests.distributed import graphs
+
+        rows = [tf.TensorSpec([8, n], tf.float32) for n in (12, 1)]
+        return graphs.Step(self.step.get_concrete_function(*rows))
+
+    def local(self, variable):
+        return self.strategy.experimental_local_results(variable)[0]
+
+    def state(self, name=None):
+        """The variables of the exchange's state."""
+        groups = [s.variables_by_name for s in self.exchange.states]
+        found = [v for g in groups for n, vs in g.items() if name in (None, n) for v in vs]
+        return [self.local(v) for v in found]
+
+
+def count_collectives():
+    """A variable with the number of collectives that have run, of those that are traced later."""
+    import tensorflow as tf
+    from tensorflow.python.ops import collective_ops
+
+    from tf_redsync.exchange import collectives
+
+    counter = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    def counted(function):
+        def call(*args, **kwargs):
+            counter.assign_add(1, read_value=False)
+            return function(*args, **kwargs)
+
+        return call
+
+    for name in ("all_reduce", "all_reduce_v2", "all_gather", "all_gather_v2", "all_to_all_v2"):
+        setattr(collective_ops, name, counted(getattr(collective_ops, name)))
+    ours = {kind: counted(function) for kind, function in collectives._COLLECTIVES.items()}
+    collectives._COLLECTIVES.update(ours)
+    return counter
+
+
+def follow(strategy, name, habit, counter):
+    """What each step of a training does, some of which overflow on worker 1 alone."""
+    from tests.distributed import problems
+
+    training, rank, found = Training(strategy, name, **HABITS[habit]), problems.rank(), []
+    optimizer = training.optimizer
+    for number in range(STEPS):
+        x, y = problems.regression(8, seed=2 * number + rank)
+        if rank == 1 and number in BAD:
+            y[3] = np.inf
+        before = int(counter.numpy())
+        training.step(x, y)
+        found.append(
+            {
+                "collectives": int(counter.numpy()) - before,
+                "bytes": float(training.exchange.bytes_sent.numpy()),
+                "iterations": int(optimizer.iterations.numpy()),
+                "rate": float(optimizer.learning_rate),
+                "scale": float(optimizer.scale_loss(1.0)),
+                "weights": problems.digest(training.model),
+                "finite": bool(all(np.isfinite(w).all() for w in training.model.get_weights())),
+                "skipped": int(training.exchange.skipped.numpy()),
+            }
+        )
+    return found
+
+
+def look(cases, runs):
+    """Trainings, step by step; and on worker 0 what is wrong with the graph of each case."""
+    import tf_redsync as rs
+    from tests.distributed import graphs, problems
+
+    strategy, found = rs.MultiWorkerMirroredStrategy(), {}
+    for name, habit in cases:
+        training = Training(strategy, name, **HABITS[habit])
+        if problems.rank():
+            continue
+        step, wrong = training.traced(), []
+
+        def shared(conditional, step=step):
+            """Whether a predicate comes from counters, which are equal on all workers."""
+            return not any(graphs.is_backward(o) for o in step.decided_by(conditional))
+
+        def decided(operation, shared=shared):
+            around = [call for call, _ in operation.path if call.is_conditional]
+            return any(shared(call) for call in around)
+
+        for operation in step.collectives:
+            if not decided(operation):
+                wrong.append(f"{operation.name} is in no branch of some steps only")
+        if name != "ZeroOneAdam":  # whose momentum moves in each step
+            written = step.assigned(training.state())
+            wrong += [f"{o.name} writes state in each step" for o in written if not decided(o)]
+        moving = {step.capture(v) for v in training.state("moving")} - {None}
+        sends = [o for o in step.collectives if moving & {s.name for s in step.computed_from(o)}]
+        for operation in sends:
+            late = [o.name for o in step.waits_for(operation) if graphs.is_backward(o)]
+            wrong += [f"{operation.name} waits for {late[0]}"] if late else []
+        found[f"{name}, {habit}"] = {
+            "wrong": wrong,
+            "collectives": len(step.collectives),
+            "sends": len(sends),
+            "backward": sum(map(graphs.is_backward, step.operations)),
+        }
+    counter = count_collectives()
+    runs = {run: follow(strategy, *run.split(", "), counter) for run in runs}
+    return {"graphs": json.dumps(found), "runs": json.dumps(runs)}
+
+
+@pytest.fixture(scope="module")
+def seen():
+    return run_workers(look, args=(SHORT, list(RUNS)), timeout=300)
+
+
+def check_graph(case, method):
+    assert case["collectives"] and case["backward"]
+    assert bool(case["sends"]) == (method == "StreamingDiLoCo")
+    assert case["wrong"] == []
+
+
+@loop("method, habit", SHORT)
+def test_the_graph_of_a_step(seen, method, habit):
+    check_graph(json.loads(seen[0]["graphs"])[f"{method}, {habit}"], method)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("method", METHODS)
+def test_the_graphs_of_all_steps(method):
+    cases = [(method, habit) for habit in HABITS]
+    graphs = json.loads(run_workers(look, args=(cases, []), timeout=300)[0]["graphs"])
+    assert len(graphs) == len(cases)
+    for case in graphs.values():
+        check_graph(case, method)
+
+
+@pytest.fixture
+def runs(seen):
+    return [json.loads(worker["runs"]) for worker in seen]
+
+
+@loop("run", RUNS)
+def test_nothing_crosses_the_network_in_a_local_step(runs, run):
+    for worker in runs:
+        sending = [i for i, step in enumerate(worker[run]) if step["collectives"]]
+        assert sending == list(RUNS[run])
+        counted = [i for i, step in enumerate(worker[run]) if step["bytes"]]
+        if "everything" not in run:  # where the bytes are those of the last update
+            assert set(counted) <= set(sending)
+
+
+@loop("run", RUNS)
+def test_a_worker_skips_alone_and_all_agree_when_a_round_ends(runs, run):
+    first, second = (worker[run] for worker in runs)
+    ends = [i for i in RUNS[run] if first[i]["bytes"]]
+    for i in ends:
+        for key in ("weights", "iterations", "rate", "skipped"):
+            assert first[i][key] == second[i][key], (i, key)
+    assert all(step["finite"] for step in (*first, *second))
+    local = [bad for bad in BAD if bad not in RUNS[run]]
+    assert local and first[-1]["scale"] == SCALE
+    assert second[-1]["scale"] == SCALE / 2 ** len(BAD)
+    last = ends[-1]
+    assert first[last]["skipped"] == sum(bad <= last for bad in BAD)
+    apart = [i for i in range(local[0], last) if i not in RUNS[run]]
+    assert any(first[i]["weights"] != second[i]["weights"] for i in apart)
