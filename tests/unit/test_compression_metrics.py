@@ -14,7 +14,7 @@ import tf_keras
 import tf_redsync as rs
 from tests.loops import loop
 from tf_redsync.callbacks import CompressionMetrics
-from tf_redsync.metrics import time_split
+from tf_redsync.metrics import page, sampling, time_split
 
 STEPS, BATCH = 12, 8
 X, Y = np.ones((STEPS * BATCH, 30), "float32"), np.ones((STEPS * BATCH, 20), "float32")
@@ -77,13 +77,61 @@ def test_numbers(mirrored, tmp_path, family):
     assert [v["method"] for v in run["variables"]] == ["TopK", "Dense"] * 2
     assert run["workers"] == 2 and run["dense_bytes"] == explained.dense_bytes
     samples = lines(folder, "sample")
-    assert [s["step"] for s in samples] == [5, 10, 15, 20]
+    assert [s["step"] for s in samples] == [5, *range(8, 25)]
     assert samples[-1]["layers"]["density"] == pytest.approx([0.05, 1, 0.05, 1])
     assert [r is None for r in samples[-1]["layers"]["residual"]] == [False, True] * 2
     assert all(0 < s["logs"]["loss"] < 10 for s in samples)
     last = lines(folder, "epoch")[-1]
     assert last["step"] == steps and last["logs"]["loss"] == pytest.approx(history["loss"][-1])
     assert lines(folder)[-1]["record"] == "end"
+
+
+def unknown_length():
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
+    return data.filter(lambda x, y: True)
+
+
+@loop("family", [keras, tf_keras])
+@loop("data", [None, unknown_length])
+def test_a_short_fit_has_many_samples_and_one_where_it_ends(family, data, tmp_path_factory):
+    """Of 72 steps, at the default of 100."""
+    folder = tmp_path_factory.mktemp("short")
+    model = model_of(ALONE, family, TOPK)
+    metrics = CompressionMetrics(folder, time_split=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        given = {"x": X, "y": Y, "batch_size": BATCH} if data is None else {"x": data()}
+        options = {"epochs": 6, "verbose": 0, "callbacks": [metrics], "validation_data": (X, Y)}
+        history = model.fit(**given, **options).history
+    samples = lines(folder, "sample")
+    steps = [s["step"] for s in samples]
+    assert 30 <= len(steps) <= 40 and steps == sorted(set(steps)) and steps[0] == 8
+    epochs, by_step = lines(folder, "epoch"), {s["step"]: s for s in samples}
+    ends = [by_step[epoch["step"]] for epoch in epochs]
+    assert [s["logs"]["loss"] for s in ends] == pytest.approx(history["loss"], rel=1e-5)
+    # Before the validation.
+    assert all(end["time"] < epoch["time"] for end, epoch in zip(ends, epochs, strict=True))
+    text = page.report(folder).read_text()
+    assert f"<dt>loss</dt><dd>{history['loss'][-1]:.4g}</dd>" in text
+
+
+@loop("every, epochs, first", [(2, 6, 2), (1, 3, 1)])
+def test_a_long_fit_is_sampled_as_often_as_it_says(every, epochs, first, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("long")
+    fitted(model_of(ALONE, keras, TOPK), CompressionMetrics(folder, every, False), epochs=epochs)
+    steps = [s["step"] for s in lines(folder, "sample")]
+    assert steps == list(range(first, STEPS * epochs + 1, every))
+
+
+def test_epochs_of_which_nobody_has_told():
+    """In a loop of the user's own: no sample in every step for ever."""
+    assert [sampling.interval(100, steps) for steps in (0, 66, 300, 3000, 10**6)] == [
+        1, 2, 10, 100, 100,
+    ]  # fmt: skip
+    metrics = CompressionMetrics(every=100)
+    metrics.params, metrics._first_epoch = {}, 0
+    metrics._steps, metrics._per_epoch, metrics._next_batch = 6000, 10, 10
+    assert metrics._interval() == 100
 
 
 @pytest.mark.deep

@@ -97,6 +97,13 @@ def test_one_history_of_several_files(tmp_path):
     assert "1 line left out that is not whole" in found.notes[0] and len(found.notes) == 1
 
 
+def test_the_loss_is_that_of_the_end(tmp_path):
+    """Of a run with one sample, as earlier versions recorded short ones."""
+    write(tmp_path, [RUN, sample(8, logs={"loss": 0.7436}), epoch(66, loss=0.339)])
+    text = page.report(tmp_path).read_text()
+    assert "<dt>loss</dt><dd>0.339</dd>" in text
+
+
 def test_missing_workers_are_named(tmp_path):
     write(tmp_path, [RUN | {"workers": 4}, sample(10)])
     (note,) = history.load(tmp_path).notes

@@ -18,7 +18,7 @@ from tf_redsync.keras import training_state
 from tf_redsync.keras.fit_hook import ForTfKeras
 from tf_redsync.metrics.outputs import Outputs, bytes_before, mean_logs
 from tf_redsync.metrics.profiler import Profiles
-from tf_redsync.metrics.sampling import Clock, Sample, Sampler
+from tf_redsync.metrics.sampling import Clock, Sample, Sampler, interval
 from tf_redsync.metrics.time_split import NoProfile
 
 IN_BAR = ("compression_ratio", "bytes_per_step")
@@ -50,7 +50,9 @@ class CompressionMetrics(OfBothKeras):
 
     Args:
         run_dir: Directory for the files; `None` for the logs alone.
-        every: Steps between two samples. The first is taken after eight batches at the latest.
+        every: Steps between two samples, at most: a `fit` of fewer than 30 times as many has about
+            30 samples. The last step of an epoch has one, and the first is taken after eight
+            batches at the latest.
         time_split: Whether to profile a few steps now and then. Switch it off to use TensorFlow's
             profiler otherwise: one at a time can run in a process.
 
@@ -96,12 +98,18 @@ class CompressionMetrics(OfBothKeras):
         self._close()  # of a `fit` that did not end
         self._sampler, self._opened = None, False
         self._epoch, self._batches, self._next_batch = 0, 0, 0
+        self._first_epoch: int | None = None
+        self._steps, self._per_epoch = 0, 0  # so far, and the most of an epoch
+        self._ended = 0.0  # the last batch
+        self._batch_logs: dict[str, Any] = {}
         self._shown: dict[str, float] = {}
         self._since, self._clock, self._epoch_clock = 0, Clock(), Clock()
         self._last: tuple[int, float] | None = None  # step and bytes at the last sample
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Start the epoch's means."""
+        if self._first_epoch is None:
+            self._first_epoch = epoch
         self._epoch, self._next_batch, self._epoch_clock = epoch, 0, Clock()
         exchange = exchange_of(self)
         self._epoch_start = (
@@ -127,11 +135,13 @@ class CompressionMetrics(OfBothKeras):
         self._profiles.batch_ends(steps)
         self._batches += 1
         self._since += steps
+        self._steps += steps
+        self._ended, self._batch_logs = time.time(), dict(logs or {})
         if self._batches > 1:  # the first one traces
             self._clock.add(steps, seconds)
             self._epoch_clock.add(steps, seconds)
-        if self._since >= self.every or (self._sampler is None and self._batches >= _FIRST_SAMPLE):
-            self._take_sample(logs)
+        if self._is_due():
+            self._take_sample()
         if logs is not None:
             logs.update(self._shown)
 
@@ -139,12 +149,9 @@ class CompressionMetrics(OfBothKeras):
         """Add the epoch's numbers to its logs."""
         if not self._batches:
             return
-        if self._sampler is None:
-            self._take_sample(logs)
-        assert self._sampler is not None
+        sample = self._take_sample()
         # The first profile is waited for, so that all epochs have it.
         self._look_at_profile(wait=10.0 if self._profiles.last is None else 0.0)
-        sample = self._sampler.sample()
         found = self._of_epoch(sample)
         if self._outputs is not None:
             self._outputs.epoch(epoch, sample.step, {**(logs or {}), **found})
@@ -161,20 +168,36 @@ class CompressionMetrics(OfBothKeras):
 
     # ----------------------------------------------------------------------------------- the work
 
-    def _take_sample(self, logs: dict[str, Any] | None) -> None:
+    def _is_due(self) -> bool:
+        if self._batches < _FIRST_SAMPLE:
+            return self._since >= self.every
+        return self._sampler is None or self._since >= self._interval()
+
+    def _interval(self) -> int:
+        """The steps between two samples, by what is known of the length of this `fit`."""
+        self._per_epoch = max(self._per_epoch, self.params.get("steps") or 0, self._next_batch)
+        epochs = (self.params.get("epochs") or 1) - (self._first_epoch or 0)
+        return interval(self.every, max(self._steps, epochs * self._per_epoch))
+
+    def _take_sample(self) -> Sample:
+        """Read the exchange, and write that down unless this step has a sample."""
         if self._sampler is None or self._sampler.stale:
             self._sampler = Sampler(exchange_of(self))
         self._open(self._sampler)
         sample = self._sampler.sample()
         self._look_at_profile()
+        if self._last is not None and self._last[0] == sample.step:
+            return sample
         scalars = self._means(sample, *(self._last or self._epoch_start), self._clock)
         scalars["skipped_steps"] = sample.skipped
         self._last = sample.step, sample.bytes_sent
-        self._since = 0 if self._since >= self.every else self._since
+        self._since = 0 if self._since >= self._interval() else self._since
         self._clock = Clock()
         self._shown = {name: scalars[name] for name in IN_BAR}
         if self._outputs is not None:
-            self._outputs.sample(sample, self._epoch, scalars, mean_logs(self.model, logs or {}))
+            logs = mean_logs(self.model, self._batch_logs)
+            self._outputs.sample(sample, self._ended, self._epoch, scalars, logs)
+        return sample
 
     def _of_epoch(self, sample: Sample) -> dict[str, float]:
         found = self._means(sample, *self._epoch_start, self._epoch_clock)

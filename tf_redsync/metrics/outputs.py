@@ -72,13 +72,25 @@ class Outputs:
         )
 
     def sample(
-        self, sample: Sample, epoch: int, scalars: dict[str, float], logs: dict[str, Any]
+        self,
+        sample: Sample,
+        at: float,
+        epoch: int,
+        scalars: dict[str, float],
+        logs: dict[str, Any],
     ) -> None:
-        """Write a sample, with what it says of each variable."""
-        now = time.time()
+        """Write a sample, with what it says of each variable.
+
+        Args:
+            sample: The sample.
+            at: When its step ended, in seconds since 1970.
+            epoch: Its epoch.
+            scalars: Numbers of the steps since the sample before.
+            logs: Keras's.
+        """
         layers = {"density": sample.density, "residual": sample.residual}
         self._file.append(
-            "sample", step=sample.step, epoch=epoch, seconds=now - self._began, time=now,
+            "sample", step=sample.step, epoch=epoch, seconds=at - self._began, time=at,
             **scalars, logs=logs, layers=layers,
         )  # fmt: skip
         if self._events is None:

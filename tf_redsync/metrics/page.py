@@ -149,7 +149,7 @@ def _facts(history: History, source: str) -> str:
         "optimizer": run.get("optimizer"),
         "methods": ", ".join(methods_of(worker)),
         "steps": f"{step:,}",
-        "loss": _short(pictures.losses(worker)[-1] if worker.samples else None),
+        "loss": _short(_last_loss(worker)),
         "sent by a worker": size(sent),
         "dense would be": size(dense) if workers > 1 else None,
         "compression": f"{dense / sent:,.1f} times" if sent and dense else None,
@@ -173,6 +173,16 @@ def _sent_at_last(worker: Worker) -> tuple[float | None, int]:
     found += [(e.get("step") or 0, (e.get("logs") or {}).get("bytes_sent")) for e in worker.epochs]
     step, sent = max(found, key=lambda pair: pair[0], default=(0, None))
     return sent, step
+
+
+def _last_loss(worker: Worker) -> float | None:
+    """The loss that was logged last: a run of an earlier version has no sample where it ends."""
+    logged = [
+        (r.get("step") or 0, (r.get("logs") or {}).get("loss"))
+        for r in (*worker.samples, *worker.epochs)
+    ]
+    known = [pair for pair in logged if pair[1] is not None]
+    return max(known, key=lambda pair: pair[0], default=(0, None))[1]
 
 
 def _notes(history: History) -> str:

@@ -19,6 +19,7 @@ from tf_redsync.summary import density_of
 
 RESIDUAL = "residual"
 NOTHING_SENT = float("inf")  # the ratio, where there is more than one worker
+_LEAST_SAMPLES = 30  # of a `fit`, in a step each if it has fewer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +44,16 @@ class Sample:
     def residual_norm(self) -> float:
         """Of all residuals as one vector; 0 if there is none."""
         return float(np.sqrt(np.nansum(np.square(self.residual.astype(np.float64)))))
+
+
+def interval(every: int, steps: int) -> int:
+    """Return the number of steps between two samples: fewer than `every` in a short `fit`.
+
+    Args:
+        every: The most.
+        steps: Of the whole `fit`, as far as that is known.
+    """
+    return max(1, min(every, steps // _LEAST_SAMPLES))
 
 
 @dataclasses.dataclass
