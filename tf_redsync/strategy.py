@@ -35,7 +35,7 @@ from tf_redsync.exchange import (
     watchdog,
 )
 from tf_redsync.exchange.cluster import Cluster
-from tf_redsync.keras import first_batch, fit_hook, statistics
+from tf_redsync.keras import batch_rows, first_batch, fit_hook, statistics
 from tf_redsync.ops import native
 from tf_redsync.tf_config import check_tf_config
 
@@ -127,6 +127,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         dtypes.allow_all(self)
         watchdog.start(self, timeout, heartbeat)
         step_errors.install()
+        self.batch_rows = batch_rows.BatchRows()
         times = f"timeout_seconds={timeout}, heartbeat_seconds={heartbeat}"
         which = "the strategy" if number == 1 else f"strategy {number} of the process"
         start = f"start with {which}'s {times}, {communication.described(options)}"
@@ -192,11 +193,15 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             return self._lifted(fn)(*args, **(kwargs or {}))
 
+        in_fit = fit_hook.method_of_a_model() == " in `fit`"
+
         def run_and_average(*fn_args: Any, **fn_kwargs: Any) -> Any:
             graph = tf.compat.v1.get_default_graph()
             self.statistics_due = None
             self.skips = []
             self.checks = {}
+            if in_fit:
+                self.batch_rows.note((fn_args, fn_kwargs))
             values = statistics.Before(self._statistics)
             if tf.executing_eagerly():
                 self._eager_assignments.start()

@@ -207,6 +207,37 @@ def no_call(parts_are_built):
     return scenario
 
 
+def rows_of_batches(strategy):
+    """Global batches that divide evenly among the workers, and others; `warned` by their sizes."""
+    import warnings
+
+    import keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    def fit(rows, batch_size):
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+            optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.Dense())
+            model.compile(optimizer, "mse")
+        x, y = np.ones((rows, 3), "float32"), np.ones((rows, 1), "float32")
+        strategy.batch_rows._warned = False
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.fit(x, y, batch_size=batch_size, epochs=2, verbose=0)
+        texts = [str(w.message) for w in caught if isinstance(w.message, rs.AccuracyWarning)]
+        return model, [text for text in texts if "drop_remainder" in text]
+
+    found = {f"{sizes}": fit(*sizes) for sizes in ((48, 16), (40, 16), (45, 16), (3, 1))}
+    assert all(len(texts) <= 1 for _, texts in found.values())
+    return {
+        "warned": [f"{sizes}: {''.join(texts)}" for sizes, (_, texts) in found.items()],
+        "digests": [problems.digest(found["(48, 16)"][0])],
+        "step": int(found["(3, 1)"][0].optimizer.exchange.step.numpy()) // 2,
+    }
+
+
 def bfloat16(strategy):
     """A model whose variables are bfloat16, under `fit`."""
     import keras
@@ -279,6 +310,7 @@ SCENARIOS = {
     "tf_keras eager": looped("eager", "tf_keras"),
     "legacy": looped("traced", "legacy"),
     "gan": gan,
+    "rows": rows_of_batches,
     "no call": no_call(True),
     "no call, unbuilt parts": no_call(False),
 }
@@ -306,3 +338,12 @@ def test_an_overflow_of_one_worker_halves_the_scale_of_all(found, name):
     for result in found:
         assert result[f"{name}.scale"] == 32.0 and result[f"{name}.finite"]
         assert result[f"{name}.skipped"] == 1
+
+
+def test_workers_with_unlike_numbers_of_rows_are_told(found):
+    for result in found:
+        even, short, uneven, less_than_workers = result["rows.warned"]
+        assert even == "(48, 16): " and short == "(40, 16): ", (even, short)
+        assert "worker 0: 7, worker 1: 6" in uneven and "gradient of 0" not in uneven
+        assert "worker 0: 1, worker 1: 0" in less_than_workers
+        assert "gradient of 0" in less_than_workers

@@ -137,6 +137,9 @@ class FitHook(ForTfKeras):
         data_amounts.compare(self.model, "fit", getattr(self, "params", {}))
         self._fits = True
         own_weights.bring_together(self.model)
+        rows = self._rows()
+        if rows is not None:
+            rows.begin()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Before the first step of an epoch."""
@@ -159,7 +162,7 @@ class FitHook(ForTfKeras):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """After the last step of an epoch and its validation; `logs` is what users will see."""
-        self._agree(f"end epoch {epoch + 1}")
+        self._compare_rows(f"end epoch {epoch + 1}")
         own_weights.bring_together(self.model)
         exchange = exchange_of(self.model)
         if exchange is not None:
@@ -204,6 +207,19 @@ class FitHook(ForTfKeras):
     def _agree(self, what: str) -> None:
         """All workers are to do the same at the same step: none waits for another in vain."""
         agreement.agree(self.model.distribute_strategy, self._at_a_step(what))
+
+    def _compare_rows(self, what: str) -> None:
+        """Agree, and compare the rows of the workers' batches under our strategy."""
+        rows = self._rows()
+        told = "" if rows is None else rows.told()
+        strategy = self.model.distribute_strategy
+        all_told = agreement.everyones(strategy, self._at_a_step(what), told)
+        if rows is not None:
+            rows.compare(all_told)
+
+    def _rows(self) -> Any:
+        """The `BatchRows` of our strategy; `None` under another one."""
+        return getattr(self.model.distribute_strategy, "batch_rows", None)
 
     def _at_a_step(self, what: str) -> str:
         exchange = exchange_of(self.model)
