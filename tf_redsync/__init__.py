@@ -105,6 +105,7 @@ if TYPE_CHECKING:
     from tf_redsync.policy import Policy, Rule
     from tf_redsync.saving import read_worker_state
     from tf_redsync.schedules import DenseWarmUp, DensityStages, ExponentialWarmUp
+    from tf_redsync.sharding import already_sharded
     from tf_redsync.strategy import MultiWorkerMirroredStrategy
 
 
@@ -174,6 +175,7 @@ __all__ = [
     "Wangni",
     "ZeroOneAdam",
     "addons",
+    "already_sharded",
     "callbacks",
     "codings",
     "methods",
@@ -194,6 +196,7 @@ _HOMES = {name: f"{__name__}.methods" for name in __all__} | {
     "AMSGrad": "tf_redsync.keras.amsgrad",
     "AccuracyWarning": "tf_redsync.keras.accuracy",
     "Auto": "tf_redsync.auto",
+    "already_sharded": "tf_redsync.sharding",
     "DistributedError": "tf_redsync.errors",
     "DistributedOptimizer": "tf_redsync.optimizer",
     "Policy": "tf_redsync.policy",

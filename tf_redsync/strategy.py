@@ -76,8 +76,9 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             model = build_model()
     """
 
-    # Cardinality of the dataset that was distributed last; see `keras/data_amounts.py`.
+    # Of the data that came last; see `keras/data_amounts.py` and `keras/generators.py`.
     distributed_batches: int | None = None
+    first_digest: str | None = None
 
     def __init__(
         self,

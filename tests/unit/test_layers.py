@@ -48,7 +48,7 @@ LAYERS = (
     ("engine/",),
     ("metrics/",),
     ("keras/",),
-    ("strategy.py", "optimizer.py", "callbacks/", "addons.py", "saving.py"),
+    ("strategy.py", "optimizer.py", "callbacks/", "addons.py", "saving.py", "sharding.py"),
     ("expressions.py",),
     ("planning/",),
     ("cli/",),

@@ -49,9 +49,15 @@ def shared_statistics(strategy: tf.distribute.Strategy) -> list[Any]:
     return getattr(strategy, "shared_statistics", [])
 
 
-def taken_batches(strategy: tf.distribute.Strategy) -> int | None:
-    """The cardinality of the dataset that our strategy distributed last, once; `None` if none."""
-    batches = getattr(strategy, "distributed_batches", None)
-    if batches is not None:
-        strategy.distributed_batches = None
-    return batches
+def taken_data(strategy: tf.distribute.Strategy) -> tuple[int | None, str | None]:
+    """What our strategy knows of the data that it got last, once; `None` for what it does not.
+
+    Returns:
+        The cardinality of the dataset that it has distributed, and a hash of the first batch of a
+        generator.
+    """
+    if not is_ours(strategy):
+        return None, None
+    found = strategy.distributed_batches, strategy.first_digest
+    strategy.distributed_batches, strategy.first_digest = None, None
+    return found

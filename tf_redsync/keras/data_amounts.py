@@ -11,12 +11,14 @@ Keras 3 with its public `num_batches`, and `_eval_data_handler` of tf_keras with
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_redsync.exchange import agreement, strategy_hooks
+from tf_redsync.keras import generators
 
 _INFINITE = int(tf.data.INFINITE_CARDINALITY)
 _MAX_LINES = 16
@@ -38,11 +40,16 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
     """
     strategy = model.distribute_strategy
     steps = _validation_steps(model) if in_fit else params.get("steps")
-    own = [None if n is None else int(n) for n in (steps, strategy_hooks.taken_batches(strategy))]
+    batches, digest = strategy_hooks.taken_data(strategy)
+    own = None if steps is None else int(steps), batches, digest
     told = agreement.everyones(strategy, f"begin `{method}` with its data", json.dumps(own))
-    found = conflict([json.loads(text) for text in told], params.get("epochs") or 1, method)
+    amounts = [json.loads(text) for text in told]
+    found = conflict([amount[:2] for amount in amounts], params.get("epochs") or 1, method)
     if found is not None:
         raise agreement.Disagreement(found)
+    warning = generators.warning_of([digest for _, _, digest in amounts], method)
+    if warning is not None:
+        warnings.warn(warning, stacklevel=2)
 
 
 def conflict(amounts: Sequence[Amount], epochs: int, method: str) -> str | None:

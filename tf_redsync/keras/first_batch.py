@@ -18,6 +18,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from tf_redsync.exchange import collectives
+from tf_redsync.keras import generators
+
 _NAME = "_maybe_symbolic_build"
 
 
@@ -37,12 +40,15 @@ def install(model_class: Any) -> None:
         strategy = self._distribute_strategy
         if not hasattr(strategy, "reduces_locally"):
             return build(self, iterator, data_batch)
+        if collectives.worker_count(strategy) > 1:
+            strategy.first_digest = generators.first_digest(iterator)
         if type(self).call is model_class.call:
             _build_optimizer(self, strategy)
             return None
         strategy.reduces_locally = True
         try:
-            return build(self, iterator, data_batch)
+            with generators.first_look(iterator):
+                return build(self, iterator, data_batch)
         finally:
             strategy.reduces_locally = False
 

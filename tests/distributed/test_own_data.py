@@ -1,0 +1,96 @@
+"""Generators, and datasets that are a worker's own share: which rows a worker trains on."""
+
+import time
+import warnings
+
+import pytest
+
+from tests.distributed.cluster import LEGACY, run_workers
+
+BATCHES, ROWS = 24, 4
+
+
+def train(family):
+    """Train on data of several kinds; return what each worker's steps got, and the warnings."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+    import tf_keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    library = keras if family == "keras3" else tf_keras
+    rank = problems.rank()
+    strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=60)
+    with strategy.scope():
+        model = problems.network(library)
+        inner = library.optimizers.SGD(0.0)
+        optimizer = rs.DistributedOptimizer(inner, rs.RedSync(density=0.1, dense_below=16))
+        model.compile(optimizer=optimizer, loss="mse")
+    used, step = [], model.train_step
+
+    def train_step(data):
+        tf.py_function(lambda x: used.append([int(v) for v in x[:, 0]]), [data[0]], [])
+        return step(data)
+
+    model.train_step = train_step
+
+    def batch(i):
+        return np.full((ROWS, 12), i, "float32"), np.zeros((ROWS, 1), "float32")
+
+    def generator(offset=0):
+        for i in range(BATCHES):
+            time.sleep(0.01 * rank)  # so that the workers are not equally far when one is dropped
+            yield batch(i + offset)
+
+    class Sequence(library.utils.PyDataset if family == "keras3" else library.utils.Sequence):
+        def __len__(self):
+            return BATCHES
+
+        def __getitem__(self, i):
+            return batch(i + 100 * rank)
+
+    def share(batches):
+        x = np.tile(np.arange(batches * ROWS, dtype="float32")[:, None], 12) + 1000 * rank
+        data = tf.data.Dataset.from_tensor_slices((x, np.zeros((len(x), 1), "float32")))
+        return rs.already_sharded(data.batch(ROWS), strategy)
+
+    cases = {
+        "generator": lambda: model.fit(generator(), verbose=0),
+        "own generator": lambda: model.fit(generator(100 * rank), verbose=0),
+        "own PyDataset": lambda: model.fit(Sequence(), verbose=0),
+        "already sharded": lambda: model.fit(share(6), epochs=2, verbose=0),
+        "unequal shares": lambda: model.fit(share(6 + rank), verbose=0),
+    }
+    found = {}
+    for name, case in cases.items():
+        used.clear()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                case()
+                found[f"{name}: error"] = ""
+            except rs.DistributedError as error:
+                found[f"{name}: error"] = str(error)
+        found[f"{name}: warnings"] = "\n".join(str(w.message) for w in caught)
+        found[name] = np.array(sum(used, []))
+    return found
+
+
+@pytest.mark.parametrize("family", ["keras3", pytest.param("tf_keras", marks=pytest.mark.deep)])
+def test_which_rows_a_worker_trains_on(family):
+    both = run_workers(train, args=(family,), env=LEGACY if family == "tf_keras" else None)
+    for rank, seen in enumerate(both):
+        # Every batch of a generator, of each half of the rows.
+        assert sorted(seen["generator"]) == sorted(2 * list(range(BATCHES)))
+        assert "first batches" not in str(seen["generator: warnings"])
+        for case in ("own generator", "own PyDataset"):
+            assert len(seen[case]) == BATCHES * ROWS / 2
+            if family == "keras3":
+                text = str(seen[f"{case}: warnings"])
+                assert "`rs.already_sharded(dataset, strategy)`" in text, text
+        rows = [i + 1000 * rank for i in range(6 * ROWS)]
+        assert list(seen["already sharded"]) == 2 * rows
+        assert "6 batches" in str(seen["unequal shares: error"])
+        assert "7 batches" in str(seen["unequal shares: error"])
