@@ -50,7 +50,7 @@ def main(argv):
     warnings.filterwarnings("ignore", module="tensorflow_addons")
     tfa = rs.addons.load()  # before anything uses `tf.keras`
     strategy = rs.MultiWorkerMirroredStrategy()
-    rank = strategy.cluster_resolver.task_id or 0
+    rank = rs.rank()
     batch = FLAGS.batch_size * strategy.num_replicas_in_sync
     (x_train, y_train), (x_test, y_test) = datasets.digits(FLAGS.data_dir)
     train = tf.data.Dataset.from_tensor_slices((x_train, y_train))

@@ -81,7 +81,7 @@ def augmented(image, label):
 def main(argv):
     """Trains on the workers of TF_CONFIG; alone without one."""
     strategy = rs.MultiWorkerMirroredStrategy()
-    first = not strategy.cluster_resolver.task_id
+    first = rs.rank() == 0
     keras.utils.set_random_seed(FLAGS.seed)
     (x, y), test = datasets.cifar10(FLAGS.data_dir)
     batch = FLAGS.batch_size * strategy.num_replicas_in_sync

@@ -60,7 +60,7 @@ def main(argv):
     """Trains and evaluates."""
     strategy = rs.MultiWorkerMirroredStrategy()
     workers = strategy.num_replicas_in_sync
-    rank = strategy.cluster_resolver.task_id or 0
+    rank = rs.rank()
     (x_train, y_train), (x_test, y_test) = datasets.digits(FLAGS.data_dir)
 
     keras.utils.set_random_seed(FLAGS.seed)

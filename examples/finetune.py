@@ -98,7 +98,7 @@ def train_phase(strategy, model, name: str, epochs: int, rate: float, train, tes
     """Compiles and trains: whenever other variables are trained, that takes a new optimizer."""
     if not epochs:
         return
-    rank = strategy.cluster_resolver.task_id or 0
+    rank = rs.rank()
     batch = FLAGS.batch_size * strategy.num_replicas_in_sync  # of all workers
     with strategy.scope():
         # Without beta_1: gradients that wait in the residual take the place of Adam's momentum.
@@ -142,7 +142,7 @@ def main(argv):
             shape, FLAGS.alpha, include_top=False, weights=weights
         )
     if weights is None:
-        if not strategy.cluster_resolver.task_id:
+        if rs.rank() == 0:
             print(
                 "No weights are loaded (--weights=none): the backbone learns digits 0 to 4 first.",
                 flush=True,

@@ -140,7 +140,7 @@ def main(argv):
     """Trains on the workers of TF_CONFIG; alone without one."""
     strategy = rs.MultiWorkerMirroredStrategy()
     workers = strategy.num_replicas_in_sync
-    first = not strategy.cluster_resolver.task_id
+    first = rs.rank() == 0
     keras.utils.set_random_seed(FLAGS.seed)
     (images, _), _ = datasets.digits(FLAGS.data_dir)
     data = tf.data.Dataset.from_tensor_slices(2.0 * images - 1.0)

@@ -107,7 +107,7 @@ def streams(words: np.ndarray, part: int, parts: int):
 def main(argv):
     """Trains on the workers of TF_CONFIG; alone without one."""
     strategy = rs.MultiWorkerMirroredStrategy()
-    workers, first = strategy.num_replicas_in_sync, not strategy.cluster_resolver.task_id
+    workers, first = strategy.num_replicas_in_sync, rs.rank() == 0
     keras.utils.set_random_seed(FLAGS.seed)
     texts = [t.replace("\n", " <eos> ").split() for t in datasets.text(FLAGS.data_dir)]
     common = collections.Counter(texts[0]).most_common(FLAGS.words - 1)

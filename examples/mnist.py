@@ -44,7 +44,7 @@ def main(argv):
     """Trains on the workers of TF_CONFIG; alone without one."""
     strategy = rs.MultiWorkerMirroredStrategy()
     workers = strategy.num_replicas_in_sync
-    first = not strategy.cluster_resolver.task_id
+    first = rs.rank() == 0
     keras.utils.set_random_seed(1)
     train, test = load_data()
     batch = FLAGS.batch_size * workers  # of all workers: tf.distribute divides it

@@ -44,7 +44,7 @@ def build_model(shape, classes: int) -> keras.Model:
 def main(argv):
     """Trains, evaluates, saves."""
     strategy = rs.MultiWorkerMirroredStrategy()
-    rank = strategy.cluster_resolver.task_id or 0
+    rank = rs.rank()
     batch = FLAGS.batch_size * strategy.num_replicas_in_sync
     (x_train, y_train), (x_test, y_test) = datasets.digits(FLAGS.data_dir)
     train = tf.data.Dataset.from_tensor_slices((x_train, y_train))

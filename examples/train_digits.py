@@ -176,7 +176,7 @@ def main(argv):
 
     strategy = rs.MultiWorkerMirroredStrategy()
     workers = strategy.num_replicas_in_sync
-    is_first = not strategy.cluster_resolver.task_id
+    is_first = rs.rank() == 0
     steps_per_epoch = len(x_train) // workers // FLAGS.batch_size
     if not steps_per_epoch:
         raise ValueError(

@@ -75,7 +75,7 @@ def windows(text: np.ndarray, seed: int) -> tf.data.Dataset:
 def main(argv):
     """Trains on the workers of TF_CONFIG; alone without one."""
     strategy = rs.MultiWorkerMirroredStrategy()
-    first = not strategy.cluster_resolver.task_id
+    first = rs.rank() == 0
     keras.utils.set_random_seed(FLAGS.seed)
     train, test = datasets.text(FLAGS.data_dir)
     alphabet = sorted(set(train + test))

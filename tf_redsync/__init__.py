@@ -29,6 +29,7 @@ The import brings TensorFlow and Keras, and registers the optimizers, except on 
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import os
@@ -107,6 +108,7 @@ if TYPE_CHECKING:
     from tf_redsync.schedules import DenseWarmUp, DensityStages, ExponentialWarmUp
     from tf_redsync.sharding import already_sharded
     from tf_redsync.strategy import MultiWorkerMirroredStrategy
+    from tf_redsync.tf_config import rank, size
 
 
 __all__ = [
@@ -181,8 +183,10 @@ __all__ = [
     "methods",
     "ops",
     "outer",
+    "rank",
     "read_worker_state",
     "report",
+    "size",
 ]
 
 # Where the public names live; all that are not here are methods. They are loaded at first use: the
@@ -205,14 +209,21 @@ _HOMES = {name: f"{__name__}.methods" for name in __all__} | {
     "DensityStages": "tf_redsync.schedules",
     "ExponentialWarmUp": "tf_redsync.schedules",
     "MultiWorkerMirroredStrategy": "tf_redsync.strategy",
+    "rank": "tf_redsync.tf_config",
     "read_worker_state": "tf_redsync.saving",
     "report": "tf_redsync.metrics.page",
+    "size": "tf_redsync.tf_config",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        folded = {known.lower(): known for known in _HOMES}
+        close = difflib.get_close_matches(name.lower(), folded, 1)
+        hint = f". Did you mean {folded[close[0]]}?" if close else ""
+        # With `obj` Python would add a hint of its own to a traceback, and only there.
+        text = f"module {__name__!r} has no attribute {name!r}{hint}"
+        raise AttributeError(text, name=name, obj=None)
     _prepare()
     module = importlib.import_module(_HOMES[name])
     value = module if _HOMES[name] == f"{__name__}.{name}" else getattr(module, name)

@@ -1,13 +1,63 @@
-"""TF_CONFIG, checked before TensorFlow starts a server from it."""
+"""TF_CONFIG: checked before TensorFlow starts a server from it, and who this process is in it."""
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 from typing import Any
 
 _TOP_LEVEL_KEYS = ("cluster", "task", "environment", "rpc_layer", "job")
 _TASK_TYPES = ("chief", "worker", "evaluator", "ps")
+_TRAINS = ("chief", "worker")  # in the order of ranks
+
+
+def rank() -> int:
+    """Return this worker's rank, from 0: the chief's, where TF_CONFIG has one, then by `index`.
+
+    It needs no strategy, so it may choose files or data before one is made.
+
+    Returns:
+        0 without TF_CONFIG.
+
+    Raises:
+        ValueError: for a malformed TF_CONFIG, or a task that does not train.
+
+    Example:
+        verbose = 2 if tf_redsync.rank() == 0 else 0
+    """
+    workers, task = _workers()
+    if task is None:
+        return 0
+    if task not in workers:
+        raise ValueError(
+            f"only {' and '.join(_TRAINS)} have a rank. Received: the task {task[0]!r} in TF_CONFIG"
+        )
+    return workers.index(task)
+
+
+def size() -> int:
+    """Return the number of workers in TF_CONFIG, chief included; 1 without it.
+
+    A worker with several GPUs counts once here and several times in
+    `strategy.num_replicas_in_sync`, by which batches are divided.
+
+    Raises:
+        ValueError: for a malformed TF_CONFIG.
+    """
+    return max(1, len(_workers()[0]))
+
+
+def _workers() -> tuple[list[tuple[str, int]], tuple[str, int] | None]:
+    """Return the tasks that train, by rank, and this process's own, if there is a cluster."""
+    text = os.environ.get("TF_CONFIG")
+    check_tf_config(text, serves=True)
+    config = json.loads(text) if text else {}
+    cluster = config.get("cluster")
+    if not cluster:
+        return [], None
+    own = config["task"]["type"], int(config["task"]["index"])
+    return [(job, i) for job in _TRAINS for i in range(len(cluster.get(job, ())))], own
 
 
 def check_tf_config(text: str | None, serves: bool = False) -> None:

@@ -245,6 +245,9 @@ def test_api_interrupted_by_an_exception_leaves_nothing(tmp_path, monkeypatch):
         (["-n", "2", "--grace", "-1", "SCRIPT"], "`grace` must be at least 0"),
         (["-n", "2", "--threads", "0", "SCRIPT"], "`threads` must be at least 1"),
         (["SCRIPT"], "-n/--workers"),
+        (["SCRIPT", "-n", "2"], "come before the script"),
+        (["SCRIPT", "--epochs=3", "--workers=2"], "'--workers=2'"),
+        (["-m", "json.tool", "-n2"], "come before the script"),
         (["-n", "two", "SCRIPT"], "two"),
     ],
 )

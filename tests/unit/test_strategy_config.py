@@ -89,6 +89,49 @@ MALFORMED = {
     "index_is_a_float": (config({"worker": TWO}, {"type": "worker", "index": 0.5}), "`task.index`"),
 }
 
+CHIEF = {"chief": ["a:1"], "worker": ["b:2", "c:3"], "ps": ["d:4"], "evaluator": ["e:5"]}
+RANKS = {
+    "none": (None, (0, 1)),
+    "empty": ("", (0, 1)),
+    "no_cluster": ("{}", (0, 1)),
+    "alone": (config({"worker": ["a:1"]}, FIRST), (0, 1)),
+    "second": (config({"worker": TWO}, {"type": "worker", "index": 1}), (1, 2)),
+    "text": (config({"worker": TWO}, {"type": "worker", "index": "1"}), (1, 2)),
+    "chief": (config(CHIEF, {"type": "chief", "index": 0}), (0, 3)),
+    "beside_a_chief": (config(CHIEF, {"type": "worker", "index": 1}), (2, 3)),
+}
+
+
+@loop("name", RANKS)
+def test_rank_and_size(name):
+    text, expected = RANKS[name]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TF_CONFIG", raising=False)
+        if text is not None:
+            patch.setenv("TF_CONFIG", text)
+        assert (rs.rank(), rs.size()) == expected
+
+
+def test_who_has_no_rank(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", config(CHIEF, {"type": "evaluator", "index": 0}))
+    assert rs.size() == 3
+    with pytest.raises(ValueError, match="'evaluator'"):
+        rs.rank()
+    monkeypatch.setenv("TF_CONFIG", config({"worker": TWO}, {"type": "worker", "index": 2}))
+    for function in (rs.rank, rs.size):
+        with pytest.raises(ValueError, match="`task.index`"):
+            function()
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("TopKK", "TopK"), ("redsync", "RedSync"), ("xyzzy", "")]
+)
+def test_a_name_that_is_not_there_suggests_one(name, meant):
+    with pytest.raises(AttributeError) as error:
+        getattr(rs, name)
+    assert name in str(error.value)
+    assert str(error.value).endswith(f"Did you mean {meant}?" if meant else "attribute 'xyzzy'")
+
 
 @loop("name", MALFORMED)
 def test_malformed(name):

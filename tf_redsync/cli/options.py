@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -132,7 +133,8 @@ def configure_workers(parser: Parser) -> None:
 
 
 def command(args: argparse.Namespace) -> list[str]:
-    """The workers' command; raises ValueError if there is nothing to run."""
+    """The workers' command; raises ValueError if there is nothing to run, or nothing says where."""
+    _check_order(args)
     if args.module:
         # Only the top package is looked up: finding a submodule would import its parents.
         if importlib.util.find_spec(args.module[0].partition(".")[0]) is None:
@@ -143,6 +145,23 @@ def command(args: argparse.Namespace) -> list[str]:
     if not Path(args.script[0]).is_file():
         raise ValueError(f"The script does not exist. Received: {args.script[0]!r}.")
     return [sys.executable, *args.script]
+
+
+def _check_order(args: argparse.Namespace) -> None:
+    """Raises ValueError for flags behind the script that say which workers there are.
+
+    They may be the script's own, so they count as the launcher's only where it has none.
+    """
+    chosen = [args.workers, args.hosts, args.hostfile, args.kubernetes, args.slurm or None]
+    if os.environ.get("TF_CONFIG") or any(one is not None for one in chosen):
+        return
+    what, *behind = [*(args.module or ()), *(args.script or ())] or [""]
+    for word in behind:
+        if re.fullmatch(r"-n\d*|(--workers|--hosts|--hostfile|--slurm|--kubernetes)(=.*)?", word):
+            raise ValueError(
+                f"the launcher's options come before the script; what stands behind it is its own: "
+                f"tf-redsync launch {word} ... {what}. Received: {word!r} behind {what!r}"
+            )
 
 
 def restarts(workers: int, max_restarts: int, min_workers: int | None) -> Restarts:
