@@ -299,6 +299,11 @@ def what_one_worker_does(directory):
     seen["models of all"] = fit(callbacks.ModelCheckpoint(f"{directory}/m.weights.h5"))[1]
     each = callbacks.ModelCheckpoint(f"{directory}/m{me}.weights.h5", save_weights_only=True)
     seen["models of each"] = fit(each)[1]
+    seen["table of all"] = fit(callbacks.CSVLogger(f"{directory}/log.csv"))[1]
+    seen["table there"] = os.path.exists(f"{directory}/log.csv")
+    for name in (f"{directory}/log{me}.csv", os.devnull):
+        seen[f"table of each {name == os.devnull}"] = fit(callbacks.CSVLogger(name))[1]
+    seen["table of one"] = fit(*[callbacks.CSVLogger(f"{directory}/one.csv")][: 1 - me])[1]
     if not me:  # one backup is lost, then another one is of other weights
         os.rename(f"{directory}/b0", f"{directory}/old")
     seen["lost"] = fit(backup(f"{directory}/b{me}"), epochs=2)[1]
@@ -338,6 +343,10 @@ def test_workers_agree_on_what_goes_wrong_on_one_of_them(tmp_path):
         assert "the parts are not of one save" in seen["torn"], seen["torn"]
         assert "would write the same file by `ModelCheckpoint`" in seen["models of all"]
         assert seen["models of each"] == ""
+        assert "workers 0, 1 would write the same file by `CSVLogger`" in seen["table of all"]
+        assert not seen["table there"], "it was opened before it was refused"
+        for name in ("table of each False", "table of each True", "table of one"):
+            assert seen[name] == ""
     for name in ("asked step", "signal step", "damaged steps"):
         assert both[0][name] == both[1][name]
     # Looked at when both are done: the chief deletes what is not kept while the other one goes on.

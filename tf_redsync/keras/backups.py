@@ -3,7 +3,7 @@
 Those of Keras 3 know nothing of workers: each one writes to the path that it was given. Those of
 tf_keras write the chief's files, to which the others contribute, and all restore from them.
 
-Names of Keras used here, all public: the classes of `KINDS`, and their `filepath` and `backup_dir`.
+Names of Keras used here, all public: the classes of `KINDS`, and their attributes there.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from tf_redsync.checkpoints.store import Store
 from tf_redsync.engine.leaders import leaders
 from tf_redsync.exchange import agreement, collectives
 
-BACKUP, MODEL = "BackupAndRestore", "ModelCheckpoint"
-KINDS = (BACKUP, MODEL)
+BACKUP, MODEL, TABLE = "BackupAndRestore", "ModelCheckpoint", "CSVLogger"
+# What writes, and the attribute with its path.
+KINDS = {BACKUP: "backup_dir", MODEL: "filepath", TABLE: "filename", "OrbaxCheckpoint": "directory"}
 _OURS = "or use tf_redsync.callbacks.Checkpoint on all workers"
 
 
@@ -100,11 +101,15 @@ def _entry(callback: Any) -> list[list[str]]:
     for base in type(callback).__mro__:
         family = base.__module__.partition(".")[0]
         if base.__name__ in KINDS and family in ("keras", "tf_keras"):
-            backup = base.__name__ == BACKUP
-            path = os.fspath(callback.backup_dir if backup else callback.filepath)
-            folder, file = (path, "") if backup else os.path.split(path.partition("{")[0])
-            moment = _moment(path) if backup and family == "keras" else ""
-            return [[base.__name__, family, folder or ".", file, moment]]
+            kind = base.__name__
+            path = os.fspath(getattr(callback, KINDS[kind]))
+            if path == os.devnull:
+                return []
+            in_file = kind in (MODEL, TABLE)
+            named = path.partition("{")[0] if kind == MODEL else path
+            folder, file = os.path.split(named) if in_file else (path, "")
+            moment = _moment(path) if kind == BACKUP and family == "keras" else ""
+            return [[kind, family, folder or ".", file, moment]]
     return []
 
 
@@ -132,7 +137,7 @@ def _check_place(strategy: tf.distribute.Strategy, kind: str, entries: list[Any]
     first = [0] * len(entries)
     if not any("://" in e[2] for e in written):  # else all see what is there
         first = leaders(strategy, Store(folder), f"look where {kind} writes")
-    if family == "tf_keras":
+    if family == "tf_keras" and kind == BACKUP:
         if set(first) != {0}:
             raise ValueError(
                 "`BackupAndRestore` of tf_keras writes the chief's directory only, and all workers "
@@ -144,11 +149,14 @@ def _check_place(strategy: tf.distribute.Strategy, kind: str, entries: list[Any]
     ranks = [rank for rank, e in enumerate(entries) if e]
     same = [r for r, p in zip(ranks, places, strict=True) if places.count(p) > 1]
     if same:
-        alone = f" give `{kind}` to the chief alone," if kind == MODEL else ""
+        remedies = ["Give each worker a path of its own"]
+        if kind != BACKUP:
+            remedies.append(f"give `{kind}` to the chief alone")
+        if kind != TABLE:
+            remedies.append("use tf_redsync.callbacks.Checkpoint on all workers")
         raise ValueError(
             f"{_names(same)} would write the same file by `{kind}`. Received: "
-            f"{os.path.join(folder, file)} on this worker. Give each worker a path of its own,"
-            f"{alone} {_OURS}."
+            f"{os.path.join(folder, file)} on this worker. {', or '.join(remedies)}."
         )
     moments = [f"worker {rank}: {e[4]}" for rank, e in enumerate(entries) if e]
     if len({e[4] for e in written}) > 1:
