@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import warnings
 
 import keras
@@ -204,14 +205,15 @@ def test_outputs_of_keras(mirrored, tmp_path, capfd):
     assert own[f"tf_redsync/residual_norm/{name}"] > 0 and own["tf_redsync/time/step_ms"] > 0
     assert own[f"residual/{name}"] == 600  # elements in the histogram
     bar = capfd.readouterr().out
-    assert "compression_ratio: " in bar and "bytes_per_step: " in bar and "_ms: " not in bar
+    assert "compression_ratio: " in bar and "_ms: " not in bar
+    shown_kb = re.search(r"kB_per_step: (\d+\.\d{4})\b", bar)
+    assert float(shown_kb[1]) == pytest.approx(history["bytes_per_step"][0] / 1e3, abs=1e-4)
+    assert "bytes_per_step" not in bar and "skipped_steps" not in bar
     shown = [part for line in bar.splitlines() for part in line.replace("\b", "\r").split("\r")]
     assert max(map(width, shown)) < 160
 
 
 def width(text):
-    import re
-
     return len(re.sub(r"\x1b\[[0-9;]*m", "", text))
 
 

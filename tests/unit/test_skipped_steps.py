@@ -233,7 +233,7 @@ def test_bad_limit(value):
 
 @pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")
 @pytest.mark.parametrize("family", [keras, tf_keras], ids=["keras3", "tf_keras"])
-def test_logs_of_fit(family, tmp_path):
+def test_logs_of_fit(family, tmp_path, capfd):
     model = family.Sequential([family.layers.Input((3,)), family.layers.Dense(1)])
     model.compile(rs.DistributedOptimizer(family.optimizers.SGD(0.1), rs.Dense()), "mse")
     x, y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
@@ -241,12 +241,13 @@ def test_logs_of_fit(family, tmp_path):
     log = tmp_path / "log.csv"
     for data in (x, np.ones_like(x)):
         history = model.fit(
-            data, y, epochs=2, batch_size=2, shuffle=False, verbose=0,
+            data, y, epochs=2, batch_size=2, shuffle=False, verbose=2,
             callbacks=[family.callbacks.CSVLogger(log)],
         )  # fmt: skip
         expected = 1 if data is x else 0
         assert history.history["skipped_steps"] == [expected, expected]
         assert "skipped_steps" in log.read_text().splitlines()[0]
+        assert capfd.readouterr().out.count("skipped_steps: 1.0000") == 2 * expected
 
 
 @pytest.mark.parametrize("swapped", [False, True])

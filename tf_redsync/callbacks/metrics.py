@@ -7,6 +7,7 @@ import math
 import os
 import time
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -21,7 +22,6 @@ from tf_redsync.metrics.profiler import Profiles
 from tf_redsync.metrics.sampling import Clock, Sample, Sampler, interval
 from tf_redsync.metrics.time_split import NoProfile
 
-IN_BAR = ("compression_ratio", "bytes_per_step")
 _FIRST_SAMPLE = 8  # batches; tf_keras warns of a callback that is slow in the first five
 _PARTS = ("compute", "select", "exchange", "wait", "decode", "input")
 
@@ -39,7 +39,7 @@ class CompressionMetrics(OfBothKeras):
     * `step_ms`, the mean, and of a few profiled steps `compute_ms`, `select_ms`, `exchange_ms`,
       `wait_ms`, `decode_ms`, `input_ms`.
 
-    The ratio, the bytes a step and the skipped steps stand in the progress bar. With
+    The ratio, the bytes a step, as `kB_per_step`, and skipped steps stand in the progress bar. With
     `run_dir`, each worker that has this callback writes `worker-<rank>.jsonl` there, with density
     and residual norm of each variable, and worker 0 scalars and histograms of the residuals for
     TensorBoard (if it is installed). `tf_redsync.report(run_dir)` makes a page of it.
@@ -193,7 +193,7 @@ class CompressionMetrics(OfBothKeras):
         self._last = sample.step, sample.bytes_sent
         self._since = 0 if self._since >= self._interval() else self._since
         self._clock = Clock()
-        self._shown = {name: scalars[name] for name in IN_BAR}
+        self._shown = _for_bar(scalars)
         if self._outputs is not None:
             logs = mean_logs(self.model, self._batch_logs)
             self._outputs.sample(sample, self._ended, self._epoch, scalars, logs)
@@ -214,7 +214,7 @@ class CompressionMetrics(OfBothKeras):
         return {
             "compression_ratio": self._sampler.ratio(in_steps, steps),
             "bytes_per_step": in_steps / steps,
-            "bytes_sent": sample.bytes_sent + bytes_before(self._sampler.exchange),
+            "bytes_sent": round(sample.bytes_sent + bytes_before(self._sampler.exchange)),
             "density": self._sampler.overall(sample.density),
             "residual_norm": sample.residual_norm,
             "step_ms": clock.mean_ms,
@@ -268,12 +268,22 @@ class _LeaveOut(ForTfKeras, keras.callbacks.Callback):
 
     @override
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if logs is None or "bytes_per_step" not in logs:
+            return
         others = (
+            "bytes_per_step",
             "bytes_sent",
             "density",
             "residual_norm",
             "step_ms",
             *(f"{part}_ms" for part in _PARTS),
         )
+        logs.update(_for_bar(logs))
         for name in others:
-            (logs or {}).pop(name, None)
+            logs.pop(name, None)
+
+
+def _for_bar(found: Mapping[str, float]) -> dict[str, float]:
+    """What the progress bar shows; it has four decimals for all numbers."""
+    ratio, sent = found["compression_ratio"], found["bytes_per_step"]
+    return {"compression_ratio": ratio, "kB_per_step": sent / 1e3}

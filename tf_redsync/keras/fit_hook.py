@@ -39,6 +39,7 @@ def install(callbacks_module: Any) -> None:
     container = callbacks_module.CallbackList
     if hasattr(container.set_model, "hook_class"):
         return
+    bar_class = type("_WithoutZeros", (_WithoutZeros, callbacks_module.Callback), {})
     hook_class = type("FitHook", (FitHook, callbacks_module.Callback), {})
     set_model = container.set_model
 
@@ -47,7 +48,7 @@ def install(callbacks_module: Any) -> None:
         concerned = model is not None and concerns(model)
         if concerned and not any(isinstance(c, FitHook) for c in self.callbacks):
             hook = hook_class()
-            hook.callbacks = self.callbacks
+            hook.callbacks, hook.before_bar = self.callbacks, bar_class()
             self.callbacks.insert(0, hook)
             self.callbacks += [c.before_bar for c in self.callbacks if hasattr(c, "before_bar")]
             self.callbacks.sort(key=_order)
@@ -58,10 +59,7 @@ def install(callbacks_module: Any) -> None:
 
 
 def _order(callback: Any) -> int:
-    """The hook, then what is to come before the others, by its `comes_first`; the bar is last.
-
-    What has `comes_last` comes just before it.
-    """
+    """The hook, what has `comes_first`, the others, what has `comes_last`, the progress bar."""
     if isinstance(callback, FitHook):
         return 0
     if any(kind.__name__ == "ProgbarLogger" for kind in type(callback).__mro__):
@@ -96,10 +94,7 @@ def skipped_steps(model: Any) -> int:
 
 
 class ForTfKeras:
-    """What tf_keras asks of a callback, besides the hooks: for one without hooks by the batch.
-
-    Hooks by the batch cost a step, so who has some says so.
-    """
+    """What tf_keras asks of a callback without hooks by the batch, which cost a step."""
 
     _supports_tf_logs = True
 
@@ -113,6 +108,17 @@ class ForTfKeras:
         return False
 
 
+class _WithoutZeros(ForTfKeras):
+    """Called between what keeps logs and the progress bar, which shows 0 as 0.0000e+00."""
+
+    comes_last = True
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Leave out a count of 0."""
+        if logs is not None and logs.get("skipped_steps") == 0:
+            del logs["skipped_steps"]
+
+
 class FitHook(ForTfKeras):
     """Called before all of the user's callbacks, on every worker.
 
@@ -122,6 +128,7 @@ class FitHook(ForTfKeras):
     model: Any
     params: dict[str, Any]
     callbacks: list[Any]  # all of them
+    before_bar: Any  # comes last but for the progress bar
     _restores = False  # whether one of Keras's own does
     _fits = False  # whether `fit` runs
     _skipped = 0  # steps, before this epoch
