@@ -3,7 +3,7 @@
     pip install .      or      pip install -e .
 
 compile nothing, need no TensorFlow, and make the same wheel everywhere: the native library is built
-for the TensorFlow at hand when it is first used, or by `python -m tf_redsync.build`
+for the TensorFlow at hand when it is first used, or by `python -m tf_redsync build`
 (tf_redsync/building/). In a source tree
 
     python setup.py build_ext --inplace
@@ -88,7 +88,7 @@ class BuildInPlace(build_ext):
             say(
                 f"tf_redsync: THE NATIVE LIBRARY IS NOT BUILT. {error}\n"
                 "tf_redsync: ops will run in pure TensorFlow, with equal results but slower. "
-                "`python -m tf_redsync.doctor` shows what runs."
+                "`python -m tf_redsync doctor` shows what runs."
             )
         else:
             say(

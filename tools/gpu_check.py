@@ -214,7 +214,7 @@ def exchange(check: Check) -> str:
     check.on_device()
     if importlib.util.find_spec("tensorflow") is None:
         raise LeftOutError("TensorFlow is not installed")
-    said = check.run([sys.executable, "-m", "tf_redsync.doctor", "--check", "--json"])
+    said = check.run([sys.executable, "-m", "tf_redsync", "doctor", "--check", "--json"])
     (check.out / "doctor.json").write_text(said[said.index("{") :])
     return "doctor.json"
 

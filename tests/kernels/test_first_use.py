@@ -168,7 +168,7 @@ def test_a_failure_is_one_line_and_others_do_not_repeat_it(tree):
     answers = [process.communicate(timeout=60)[0].strip() for process in (first, *others)]
     for answer in answers:
         assert answer.startswith("error: The build of the native library failed (a.cc:1:2: error")
-        assert "python -m tf_redsync.build" in answer and len(answer.splitlines()) == 1
+        assert "python -m tf_redsync build" in answer and len(answer.splitlines()) == 1
     assert len(compiled(tree)) <= len(ALL), "once"
     small_tree.compiler(tree, f'exec {CXX} "$@"')
     assert pathlib.Path(ask(tree)[0]).is_file(), "a later start tries again"

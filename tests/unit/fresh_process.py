@@ -48,7 +48,8 @@ def plan(folder):
     os.chdir(folder)
     sys.path.insert(0, "")  # as `python -m` does
     try:
-        runpy.run_module("tf_redsync.plan", run_name="__main__", alter_sys=True)
+        sys.argv[1:1] = ["plan"]
+        runpy.run_module("tf_redsync", run_name="__main__", alter_sys=True)
     except SystemExit as end:
         print("ended with", end.code)
 

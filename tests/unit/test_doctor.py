@@ -1,4 +1,4 @@
-"""The report of `python -m tf_redsync.doctor`."""
+"""The report of `python -m tf_redsync doctor`."""
 
 import json
 

@@ -53,7 +53,7 @@ LAYERS = (
     ("planning/",),
     ("cli/",),
     ("flags.py",),
-    ("launch.py", "doctor.py", "plan.py", "report.py", "build.py", "__main__.py", "__init__.py"),
+    ("launch.py", "__main__.py", "__init__.py"),
 )
 
 

@@ -1,4 +1,4 @@
-"""`python -m tf_redsync.plan`: the model, captured energy, prediction, advice, command line."""
+"""`python -m tf_redsync plan`: the model, captured energy, prediction, advice, command line."""
 
 import dataclasses
 import functools
@@ -515,7 +515,7 @@ def test_a_method_for_a_budget(module, capsys):
         assert isinstance(made, rs.Method)
     names = [text.partition(",")[0] for text in proposed.values()]
     assert names == [
-        "rs.CodedTopK(density=0.03)",
+        "rs.CodedTopK()",
         "rs.DiLoCo(steps=15",
         "rs.DiLoCo(steps=50",
         "rs.SparseLoCo(steps=15",

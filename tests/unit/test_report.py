@@ -164,13 +164,9 @@ def test_without_plotly(tmp_path, monkeypatch):
         rs.report(write(tmp_path, TRAINING))
 
 
-def test_the_function_and_the_module(tmp_path, capsys):
-    """`rs.report` can be called before and after an import of the module of that name."""
-    import importlib
-
+def test_the_function_and_the_command(tmp_path, capsys):
     write(tmp_path, TRAINING)
-    module = importlib.import_module("tf_redsync.report")
-    assert module(tmp_path) == module.report(tmp_path) == tmp_path / "report.html"
+    assert rs.report(tmp_path) == tmp_path / "report.html"
     assert rs.report(tmp_path, tmp_path / "other.html").exists()
     assert command.main([str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"

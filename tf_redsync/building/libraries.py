@@ -122,7 +122,7 @@ def _run(request: Mapping[str, Any], lock: int, show: bool) -> None:
         raise BuildError(f"{sys.executable} cannot be started ({error})") from error
     if run.returncode != 0:
         reason = "see above" if show else first_error(run.stderr)
-        remedy = "Mend that" if show else "`python -m tf_redsync.build` shows all of it"
+        remedy = "Mend that" if show else "`python -m tf_redsync build` shows all of it"
         if re.search(_FULL, reason):
             remedy = "Make room there, or set TF_REDSYNC_CACHE to another folder"
         raise BuildError(f"The build of the native library failed ({reason}). {remedy}")

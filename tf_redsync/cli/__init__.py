@@ -1,1 +1,1 @@
-"""The programs behind `python -m tf_redsync.launch`, `doctor` and `plan`."""
+"""The programs behind the command `tf-redsync`, which is `python -m tf_redsync` too."""

@@ -55,7 +55,7 @@ _FLAGS: list[Flag] = [
 
 def say(text: str) -> None:
     """Report progress on stderr."""
-    print(f"tf_redsync.plan: {text}", file=sys.stderr, flush=True)
+    print(f"tf-redsync plan: {text}", file=sys.stderr, flush=True)
 
 
 def make(subject: Subject, policy: Policy | Auto, args: argparse.Namespace) -> Plan:

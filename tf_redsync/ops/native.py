@@ -173,7 +173,7 @@ def _say_no_gpu_kernels() -> None:
     _log.warning(
         "The native ops do not run on the GPUs here (%s): there they run in pure TensorFlow, which "
         "is slower. Put nvcc, the CUDA compiler, of a version for this driver on PATH, and run "
-        "`python -m tf_redsync.build`.",
+        "`python -m tf_redsync build`.",
         gpu_problem(),
     )
 

@@ -1,4 +1,4 @@
-"""The dry run behind `python -m tf_redsync.plan`: model, prediction, report, picture."""
+"""The dry run behind `python -m tf_redsync plan`: model, prediction, report, picture."""
 
 
 class PlanError(ValueError):

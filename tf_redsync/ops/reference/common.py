@@ -18,7 +18,7 @@ def check_countable(name: str, tensors: Sequence[tf.Tensor]) -> None:
             raise ValueError(
                 f"`{name}` must have at most {MAX_COUNT} elements each in pure TensorFlow, whose "
                 f"top_k takes no more. Received: {name}[{i}] of shape {tensor.shape}. Use the "
-                f"native ops, which take up to {MAX_WORD} (see `python -m tf_redsync.doctor`), or "
+                f"native ops, which take up to {MAX_WORD} (see `python -m tf_redsync doctor`), or "
                 "split the variable."
             )
 
