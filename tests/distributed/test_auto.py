@@ -5,9 +5,11 @@ import pytest
 
 from tests.deep import DEEP
 from tests.distributed.cluster import LEGACY, run_workers
+from tests.distributed.resuming import library
 
 LEARNING_RATE = 0.01
 STEPS = 15
+FAMILIES = ("keras3", "tf_keras") if DEEP else ("keras3",)
 
 
 def fit_with_auto(family, strategy=None):
@@ -67,6 +69,48 @@ def train_with_trials(trials):
     for number, (slow_phase, bad) in enumerate(trials):
         results = train_with_trial(strategy, slow_phase, bad)
         found |= {f"{number}/{key}": value for key, value in results.items()}
+    return found | train_with_moved_momentum(strategy)
+
+
+def train_with_moved_momentum(strategy):
+    """A plain SGD's momentum in the exchange, on the network on which everything gains."""
+    import tf_redsync as rs
+    from tests.distributed import problems
+    from tf_redsync.auto import cost, probe
+
+    probe.link = lambda *_: cost.Link.of(rate=1e3, latency=0.0)
+
+    def fit(keras, method, momentum, dense=False, state=None):
+        with strategy.scope():
+            model = problems.network(keras)
+            sgd = keras.optimizers.SGD(0.02, momentum=momentum)
+            optimizer = rs.DistributedOptimizer(sgd, method)
+            optimizer.build(model.trainable_variables)
+            model.compile(optimizer, "mse")
+        if dense:
+            optimizer.disable()
+        if state is not None:
+            optimizer.exchange.restore_worker_states([state])
+        model.fit(problems.dataset(128, 16), epochs=1, verbose=0)
+        return model, np.concatenate([w.ravel() for w in model.get_weights()])
+
+    found = {}
+    for name in FAMILIES:
+        keras = library(name)
+        model, moved = fit(keras, None, 0.9)
+        optimizer = model.optimizer
+        found[f"{name}/methods"] = sorted({r.method for r in optimizer.explain().rows})
+        config = optimizer.get_config()["inner_optimizer"]["config"]
+        found[f"{name}/kept"] = [float(optimizer.momentum), float(config["momentum"])]
+        found[f"{name}/moved"] = moved
+        found[f"{name}/exchanged"] = fit(keras, rs.Auto(momentum=0.9), 0.0)[1]
+        found[f"{name}/dense"] = fit(keras, None, 0.9, dense=True)[1]
+        found[f"{name}/plain"] = fit(keras, rs.Dense(), 0.9)[1]
+        found[f"{name}/without"] = fit(keras, rs.Dense(), 0.0)[1]
+    saved = optimizer.exchange.worker_state()
+    probe.link = lambda *_: cost.Link.of(rate=1e12, latency=0.0)
+    again, _ = fit(library(FAMILIES[-1]), None, 0.9, state=saved)
+    found["goes_on/methods"] = sorted({r.method for r in again.optimizer.explain().rows})
     return found
 
 
@@ -209,3 +253,20 @@ def test_trial_with_a_loss_scale_that_overflows(tried, slow_phase):
     left = check_trial(first, second, "ccccccddcdcd")
     assert left.all() == (slow_phase == "exchange") and left.any() == left.all()
     assert first["skipped"] == second["skipped"] == 3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_plain_sgds_momentum_is_applied_in_the_exchange(both, family):
+    """Once: as by an optimizer without it, and, while all is dense, as by Keras."""
+    first, second = of_part(both, family)
+    np.testing.assert_array_equal(first["moved"], second["moved"])
+    assert "CodedGMC" in first["methods"]
+    np.testing.assert_allclose(first["kept"], [0.9, 0.9])  # for users and files
+    np.testing.assert_allclose(first["moved"], first["exchanged"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(first["dense"], first["plain"], rtol=1e-4, atol=1e-6)
+    assert np.abs(first["plain"] - first["without"]).max() > 1e-3
+
+
+def test_a_run_that_goes_on_keeps_the_momentum_where_it_was(both):
+    """On a network on which all would be dense."""
+    assert all("CodedGMC" in worker["goes_on/methods"] for worker in both)

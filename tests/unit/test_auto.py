@@ -164,7 +164,7 @@ def test_candidates_of_a_budget():
     ("inner", "auto", "told"),
     [
         (
-            keras.optimizers.SGD(0.1, momentum=0.9),
+            keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
             rs.Auto(),
             {"CodedTopK": ["momentum=0.9", "SGD(momentum=0.0) with Auto(momentum=0.9)"]},
         ),
@@ -215,9 +215,42 @@ def test_the_table_says_what_is_left_out(inner, auto, told):
     assert again == suited  # no part of it
 
 
+@loop(
+    ("inner", "momentum"),
+    [
+        (keras.optimizers.SGD(0.1, momentum=0.9), 0.9),
+        (tf_keras.optimizers.SGD(0.1, momentum=0.5, weight_decay=0.1, clipnorm=1.0), 0.5),
+        (keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), 0.9),
+        (keras.optimizers.SGD(0.1), 0.0),
+        (keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True), 0.0),
+        (keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2), 0.0),
+        (keras.optimizers.RMSprop(0.1, momentum=0.9), 0.0),
+        (tf_keras.optimizers.legacy.SGD(0.1, momentum=0.9), 0.0),
+        (type("SGD", (keras.optimizers.SGD,), {"__module__": "mine"})(0.1, momentum=0.9), 0.0),
+    ],
+)
+def test_a_plain_sgds_momentum_may_be_the_exchanges(inner, momentum):
+    """Both places are compared by what the whole model takes; the optimizer's is the default."""
+    suited = accuracy.suited(inner, rs.Auto(), lambda text: None)
+    assert suited.movable == pytest.approx(momentum)
+    work = {rs.PowerSGD(): cost.Work(fixed=10.0)}  # or it would win, whatever the place
+    fast, slow = (
+        suited.decide(SPECS, Measured(P, cost.Link.of(rate, 0.0), work), ONE_BUCKET)
+        for rate in (1e10, 1e6)
+    )
+    assert {a.method for a in fast.assign(SPECS)} == {rs.Dense()}
+    exchanged = {a.method.momentum_in_exchange for a in slow.assign(SPECS)}
+    assert list(exchanged) == pytest.approx([momentum])
+    if momentum:
+        assert "not chosen: momentum=" in str(fast)
+        assert "is applied in the exchange" in str(slow) and "CodedGMC ms" in str(slow)
+        assert rs.CodedGMC(density=0.03, momentum=momentum) in suited.considered
+    assert accuracy.suited(inner, AUTO, lambda text: None).movable == 0.0  # candidates of the user
+
+
 def test_what_following_the_advice_would_gain():
     """The time of what is left out is the prediction of a candidate without computation."""
-    sgd = keras.optimizers.SGD(0.1, momentum=0.9)
+    sgd = keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True)
     (line,) = (
         accuracy.suited(sgd, rs.Auto(), lambda text: None)
         .decide(SPECS, measured(1e6), ONE_BUCKET)

@@ -24,8 +24,8 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from tf_redsync import checks
-from tf_redsync.auto import budget, cost, probe
-from tf_redsync.auto.candidates import chosen_from
+from tf_redsync.auto import budget, cost, probe, two_places
+from tf_redsync.auto.candidates import check_candidate, chosen_from
 from tf_redsync.auto.decision import Choice, Decision, Measured
 from tf_redsync.auto.left_out import LeftOut
 from tf_redsync.exchange import agreement, collectives
@@ -66,7 +66,7 @@ class Auto(Configurable):
             `None`: from `CodedTopK` and `HalfPrecision` to `SparseLoCo` every 50 steps. The table
             says which of the default ones are left out, and why.
         momentum: Momentum that the exchange applies, in [0, 1); the inner optimizer must then have
-            none.
+            none. A plain SGD's own moves there where that is clearly faster; see docs/auto.md.
         density: Of the default `CodedTopK` and `CodedGMC`. docs/accuracy.md has what it costs.
         trial_steps: Steps of each kind, dense and compressed, that are measured in training. 0
             trusts the prediction, as `max_overhead` does.
@@ -92,7 +92,9 @@ class Auto(Configurable):
     max_overhead: float | None = None
     step_seconds: float | None = None
 
-    left_out: ClassVar[tuple[LeftOut, ...]] = ()  # of what `suited` returns
+    # Of what `suited` returns.
+    left_out: ClassVar[tuple[LeftOut, ...]] = ()
+    movable: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         checks.real("momentum", self.momentum, low=0.0, high=1.0, high_open=True)
@@ -100,7 +102,7 @@ class Auto(Configurable):
         checks.integer("trial_steps", self.trial_steps, low=0)
         budget.check(self.max_overhead, self.step_seconds, self.momentum)
         for method in self.candidates or ():
-            _check_candidate(method, self.max_overhead is not None)
+            check_candidate(method, self.max_overhead is not None)
         if self.max_overhead is None:
             check_together(self.methods)
 
@@ -120,8 +122,24 @@ class Auto(Configurable):
             return (self.default, CodedGMC(density=self.density, momentum=self.momentum))
         return (self.default, CodedTopK(density=self.density), PowerSGD(), HalfPrecision())
 
-    def suited(self, unsuited: Callable[[Method], str | None]) -> Auto:
-        """Return this without the default candidates that `unsuited` gives a reason against."""
+    @property
+    def exchanged(self) -> Auto | None:
+        """The same with the optimizer's momentum in the exchange, where it may be moved there."""
+        return replace(self, candidates=None, momentum=self.movable) if self.movable else None
+
+    @property
+    def considered(self) -> tuple[Method, ...]:
+        """The methods of both places of a momentum, the all-reduce first."""
+        others = () if self.exchanged is None else self.exchanged.methods[1:]
+        return (*self.methods, *others)
+
+    def suited(self, unsuited: Callable[[Method], str | None], movable: float = 0.0) -> Auto:
+        """Return this without the default candidates that `unsuited` gives a reason against.
+
+        Args:
+            unsuited: Returns the reason, or `None`.
+            movable: Momentum of the optimizer that the exchange may apply in its place.
+        """
         if self.candidates is not None:
             return self
         reasons = {m: unsuited(m) for m in self.methods[1:]}
@@ -130,8 +148,10 @@ class Auto(Configurable):
         if self.momentum:
             left_out += [LeftOut(m, _NO_MOMENTUM) for m in (PowerSGD(), HalfPrecision())]
         made = self if len(kept) == len(reasons) else replace(self, candidates=kept)
-        made = replace(made) if left_out else made
+        movable = movable if self.max_overhead is None and not self.momentum else 0.0
+        made = replace(made) if left_out or movable else made
         object.__setattr__(made, "left_out", tuple(left_out))
+        object.__setattr__(made, "movable", movable)
         return made
 
     def resolve(
@@ -154,7 +174,7 @@ class Auto(Configurable):
 
         Args:
             specs: The variables, in the model's order.
-            measured: What was measured, for `self.methods`.
+            measured: What was measured, for `self.considered`.
             bucket_bytes: See `make_buckets`.
         """
         marked = Policy(default=self.default).mark_output_layer(specs)
@@ -163,7 +183,12 @@ class Auto(Configurable):
         decision = Decision(choices, measured, self.trial_steps)
         if self.max_overhead is not None and self.step_seconds is not None:
             decision = budget.fitting(choices, measured, self.max_overhead, self.step_seconds)
-        return replace(decision, left_out=tuple(o.line(choices, measured) for o in self.left_out))
+        lines = tuple(o.line(choices, measured) for o in self.left_out)
+        decision, other = replace(decision, left_out=lines), self.exchanged
+        if other is None:
+            return decision
+        exchanged = other.decide(specs, measured, bucket_bytes)
+        return two_places.better(decision, exchanged, other.momentum, wins)
 
     def _choice(self, specs: tuple[TensorSpec, ...], measured: Measured) -> Choice:
         methods = self.methods
@@ -179,33 +204,6 @@ def wins(seconds: float, dense: float) -> bool:
     return seconds <= min(CLEARLY * dense, dense - WORTHWHILE_SECONDS)
 
 
-def _check_candidate(method: Method, alone: bool) -> None:
-    """Check what may be chosen, `alone` for all variables and for the whole training or not."""
-    if not isinstance(method, Method):
-        raise ValueError(
-            f"`candidates` must be tf_redsync methods. Received: {method!r} in candidates"
-            f"{checks.if_class(method)}"
-        )
-    cadence = method.cadence
-    phases = cadence.warm_up_steps or cadence.dense_every or cadence.changes
-    begins = phases or method.dense_start is not None
-    if alone:
-        turns = cadence.fragments or cadence.intervals
-        if begins or turns or cadence.delay or cadence.own_point:
-            raise ValueError(
-                "a candidate of Auto must exchange gradients in every step, or changes after the "
-                "same number of local steps, without warm-up or phases. Received: "
-                f"{method!r} in candidates"
-            )
-        return
-    if cadence.own_weights or begins or "residual" not in method.state_kinds:
-        raise ValueError(
-            "a candidate of Auto must exchange gradients in every step, without warm-up or phases, "
-            "and keep a residual that a dense step can deliver, as RedSync, DGC, TopK, PowerSGD, "
-            f"ACPSGD, EFSignSGD and HalfPrecision do. Received: {method!r} in candidates"
-        )
-
-
 def measure(auto: Auto, network: Network, announce: bool) -> Measured:
     """Measure for `auto.decide`; all workers must call this at the same point.
 
@@ -215,7 +213,7 @@ def measure(auto: Auto, network: Network, announce: bool) -> Measured:
         announce: Whether to log progress.
     """
     nothing = Measured(network.workers, cost.Link.of(float("inf"), 0.0), {})
-    if network.workers == 1 or len(auto.methods) == 1:
+    if network.workers == 1 or len(auto.considered) == 1:
         return nothing
     if not network.in_branches:
         if announce:
@@ -226,7 +224,7 @@ def measure(auto: Auto, network: Network, announce: bool) -> Measured:
     if announce:
         say("tf_redsync.Auto measures the network and the methods")
     link = probe.link(network)
-    own = {m: probe.work(m, (network.workers,)) for m in auto.methods[1:]}
+    own = {m: probe.work(m, (network.workers,)) for m in auto.considered[1:]}
     agreed = probe.slowest(network, [dataclasses.astuple(w) for w in own.values()])
     work = {m: cost.Work(*times) for m, times in zip(own, agreed, strict=True)}
     return Measured(network.workers, link, work)

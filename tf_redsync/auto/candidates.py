@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tf_redsync import outer
+from tf_redsync import checks, outer
 from tf_redsync.methods.base import Method
 from tf_redsync.methods.coded_topk import CodedTopK
 from tf_redsync.methods.demo import DeMo
@@ -60,3 +60,38 @@ def chosen_from() -> tuple[Method, ...]:
     """Return those that `Auto` may choose beside `Dense`: for its optimizer and learning rate."""
     methods = (c.method for c in candidates() if not isinstance(c.method, Dense))
     return tuple(m for m in methods if m.dense_start is None and not m.votes)
+
+
+def check_candidate(method: Method, alone: bool) -> None:
+    """Check what may be chosen.
+
+    Args:
+        method: The candidate.
+        alone: Whether it is chosen for all variables, and for the whole training.
+
+    Raises:
+        ValueError: for one that `Auto` cannot choose.
+    """
+    if not isinstance(method, Method):
+        raise ValueError(
+            f"`candidates` must be tf_redsync methods. Received: {method!r} in candidates"
+            f"{checks.if_class(method)}"
+        )
+    cadence = method.cadence
+    phases = cadence.warm_up_steps or cadence.dense_every or cadence.changes
+    begins = phases or method.dense_start is not None
+    if alone:
+        turns = cadence.fragments or cadence.intervals
+        if begins or turns or cadence.delay or cadence.own_point:
+            raise ValueError(
+                "a candidate of Auto must exchange gradients in every step, or changes after the "
+                "same number of local steps, without warm-up or phases. Received: "
+                f"{method!r} in candidates"
+            )
+        return
+    if cadence.own_weights or begins or "residual" not in method.state_kinds:
+        raise ValueError(
+            "a candidate of Auto must exchange gradients in every step, without warm-up or phases, "
+            "and keep a residual that a dense step can deliver, as RedSync, DGC, TopK, PowerSGD, "
+            f"ACPSGD, EFSignSGD and HalfPrecision do. Received: {method!r} in candidates"
+        )

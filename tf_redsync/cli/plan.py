@@ -72,7 +72,7 @@ def make(subject: Subject, policy: Policy | Auto, args: argparse.Namespace) -> P
     compute = _compute(subject, args)
     say("computing a gradient")
     grads = subjects.gradient(subject)
-    measured = _measured(policy.methods, args)
+    measured = _measured(getattr(policy, "considered", policy.methods), args)
     say("predicting the exchange")
     return prediction.make(policy, subject.specs, grads, measured, compute)
 

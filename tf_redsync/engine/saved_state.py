@@ -152,6 +152,9 @@ class Saved(tf.Module):
             return
         resolved = decision.kept(found)
         assignments = resolved.assign(self.specs)
+        momenta = {a.method.momentum_in_exchange for a in assignments}
+        if not momenta <= {self.policy.momentum, self.policy.movable}:
+            return  # the optimizer is another one now
         local = {bool(a.method.cadence.local_steps) for a in (*assignments, *self.assignments)}
         if len(local) > 1:  # other weights, too: the residuals have no place then, see `restore`
             return

@@ -45,7 +45,7 @@ def suited(inner: Any, policy: Policy | Auto, warn: Callable[[str], None]) -> Po
     conflicts.check_own_weights(inner, policy)
     conflicts.check_adam(inner, policy)
     if isinstance(policy, Auto):
-        return policy.suited(lambda method: _unsuited(inner, method))
+        return policy.suited(lambda m: _unsuited(inner, m), momentum.movable(inner))
     for text in of_settings(inner, policy.methods):
         warn(text)
     return policy
@@ -55,20 +55,20 @@ def _unsuited(inner: Any, method: Method) -> str | None:
     """Return in short why `Auto` does not consider a method, and what to do about it."""
     found = momentum.of(inner)
     if _of_late_momentum(inner, method) is not None:
-        moved = ""
-        if found.known and tuple(found.values) == ("momentum",):
-            moved = f" with Auto({found}), which considers CodedGMC({found})"
-        return f"{found} of the inner optimizer acts on what arrives late; {found.removal}{moved}"
+        instead = found.removal
+        if momentum.movable(inner):
+            instead = f"CodedGMC({found}) is considered in its place"
+        elif found.known and tuple(found.values) == ("momentum",):
+            instead += f" with Auto({found}), which considers CodedGMC({found})"
+        return f"{found} of the inner optimizer acts on what arrives late; {instead}"
     if _of_short_memory(inner, method) is not None:
         return (
             f"{found.optimizer} forgets its second moment while elements wait; use AMSGrad, or a "
             "higher density"
         )
     if _of_factors(inner, method) is not None:
-        instead = "use CodedTopK, or another optimizer"
-        if found.values:
-            instead = f"{found.removal}, with which CodedTopK is considered"
-        return f"low rank loses accuracy with {found.optimizer}; {instead}"
+        instead = f"{found.removal}, and " if found.values else ""
+        return f"low rank loses accuracy with {found.optimizer}; {instead}use CodedTopK"
     return None
 
 

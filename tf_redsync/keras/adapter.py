@@ -26,6 +26,7 @@ from tf_redsync.keras import (
     adafactor,
     conflicts,
     equal_workers,
+    momentum,
     own_weights,
     pruning,
     slots,
@@ -282,7 +283,8 @@ class Adapter:
                 if adam is not None:
                     served = [(self._position(v), v) for _, v in grads_and_vars]
                     adam.prepare(distribution, served)
-                update(distribution, grads_and_vars, *args, **kwargs)
+                with momentum.left_to(self.exchange, self._inner):
+                    update(distribution, grads_and_vars, *args, **kwargs)
                 for variable, mask in masked:
                     distribution.extended.update(variable, pruning.keep, args=(mask,), group=False)
                 return tf.constant(True)

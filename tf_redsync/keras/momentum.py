@@ -7,6 +7,7 @@ which Keras divides, and `beta_1` of `Lion` may not be 0.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import numbers
 from collections.abc import Iterator
@@ -118,6 +119,42 @@ def of(optimizer: Any) -> Momentum:
     beta_2 = config.get(kind.second_moment)
     beta_2 = float(beta_2) if isinstance(beta_2, numbers.Real) else None
     return Momentum(type(inner).__name__, values, beta_2, kind.needed, True)
+
+
+def movable(optimizer: Any) -> float:
+    """Return the momentum of an optimizer that an exchange may apply in its place; 0 for none.
+
+    That of a plain SGD of Keras 3 or tf_keras, before it has a velocity. Weight decay, clipping and
+    averages act on weights or on each worker's own gradient, and are the same beside either.
+    Nesterov's form and updates of accumulated gradients are not.
+    """
+    inner = _inside(optimizer)
+    home, config = type(inner).__module__, inner.get_config()
+    plain = type(inner).__name__ == "SGD" and home.partition(".")[0] in ("keras", "tf_keras")
+    if not plain or ".legacy" in home or getattr(inner, "built", False) or config["nesterov"]:
+        return 0.0
+    return 0.0 if config.get("gradient_accumulation_steps") else float(config["momentum"])
+
+
+@contextlib.contextmanager
+def left_to(exchange: Any, optimizer: Any) -> Iterator[None]:
+    """Let an optimizer update without momentum where the exchange applies it in its place.
+
+    Args:
+        exchange: The built exchange.
+        optimizer: Whose update is traced.
+    """
+    inner = _inside(optimizer)
+    exchanged = any(a.method.momentum_in_exchange for a in exchange.assignments)
+    own = getattr(inner, "momentum", 0.0) if exchanged else 0.0
+    if not own:
+        yield
+        return
+    inner.momentum = 0.0
+    try:
+        yield
+    finally:
+        inner.momentum = own
 
 
 def names(optimizer: Any) -> tuple[str, ...]:
