@@ -34,6 +34,8 @@ CORE = "custom_ops/core/"  # which knows no TensorFlow
 TENSORFLOW_HEADERS = ("op.h", "op_kernel.h", "shape_inference.h")
 WORTH_PRECOMPILING = 3
 KEEP_DAYS = 30
+# What is in the folder of objects: those, headers, precompiled headers, and parts of all of them.
+KEPT = re.compile(r".+\.[0-9a-f]{32}\.(o|h|h\.gch|(h\.)?\d+\.partial)")
 
 
 def find(*lists):
@@ -84,6 +86,16 @@ class Objects:
         digest = hashlib.sha256("\0".join(text).encode()).hexdigest()[:32]
         return self._folder / f"{pathlib.Path(source).name}.{digest}.o"
 
+    def header(self, name, lines, made_with):
+        """Writes a header to be precompiled with what is in `made_with`; returns its path."""
+        text = "".join(lines)
+        digest = hashlib.sha256(f"{json.dumps(made_with)}\0{text}".encode()).hexdigest()[:32]
+        path = self._folder / f"{name}.{digest}.h"
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        partial.write_text(text)
+        os.replace(partial, path)
+        return path
+
     def make(self, path, command):
         """Compiles with `command`, to which the output is added, if `path` is not there."""
         if path.exists():
@@ -96,9 +108,10 @@ class Objects:
             partial.unlink(missing_ok=True)
 
     def clean(self):
-        """Removes what no build has asked for in `KEEP_DAYS` days."""
+        """Removes what no build has asked for in `KEEP_DAYS` days, and nothing of others."""
         for path in self._folder.iterdir():
-            if path.stat().st_mtime < time.time() - KEEP_DAYS * 86400:
+            ours = KEPT.fullmatch(path.name) and path.is_file() and not path.is_symlink()
+            if ours and path.stat().st_mtime < time.time() - KEEP_DAYS * 86400:
                 path.unlink(missing_ok=True)
 
 
@@ -141,14 +154,21 @@ class NativeBuild:
             made_with = [*self._made_with, *self._flags, *defines]
         return self._objects.path(source, made_with), command
 
-    def _precompile(self, folder):
-        """Options that take TensorFlow's headers precompiled."""
-        header = pathlib.Path(folder) / "tensorflow_headers.h"
+    def _precompile(self, sources):
+        """Options that take TensorFlow's headers precompiled, and the file that they are in.
+
+        Precompiling takes as long as several sources, and no object is there before it is done: a
+        build that was ended leaves the file to the next one.
+        """
         lines = [f'#include "tensorflow/core/framework/{h}"\n' for h in TENSORFLOW_HEADERS]
-        header.write_text("".join(lines))
+        made_with = [*self._made_with, *self._flags, *self._folders]
+        header = self._objects.header("tensorflow_headers", lines, made_with)
+        precompiled = pathlib.Path(f"{header}.gch")
+        if sources < WORTH_PRECOMPILING and not precompiled.exists():
+            return [], precompiled
         command = [*self._cxx, *self._flags, *self._folders, "-x", "c++-header", str(header)]
-        run_compiler([*command, "-o", f"{header}.gch"], ROOT)
-        return ["-include", str(header)]
+        self._objects.make(precompiled, command)
+        return ["-include", str(header)], precompiled
 
     def _compile(self, plans):
         """Makes the objects of `plans`, source by source; returns what failed, by source."""
@@ -163,15 +183,15 @@ class NativeBuild:
 
         todo = [source for source, (path, _) in plans.items() if not path.exists()]
         tensorflow = [source for source in todo if not source.startswith(CORE)]
-        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processors()) as pool:
+        with ThreadPoolExecutor(processors()) as pool:
             # The others meanwhile; CUDA sources take longest, once for each architecture.
             others = sorted(set(todo) - set(tensorflow), key=lambda s: (not s.endswith(".cu"), s))
             futures = [pool.submit(make, source) for source in others]
-            worth_it = len(tensorflow) >= WORTH_PRECOMPILING
-            options = self._precompile(folder) if worth_it else []
+            options, precompiled = self._precompile(len(tensorflow))
             futures += [pool.submit(make, source, *options) for source in tensorflow]
             for future in futures:
                 future.result()
+        precompiled.unlink(missing_ok=True)  # A hundred megabytes, for a build that is over.
         return failed
 
     def _link(self, target, sources, plans, cuda_flags):

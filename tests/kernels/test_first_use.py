@@ -6,6 +6,7 @@ Processes of their own, with a small tree of sources in place of the package's, 
 import json
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import signal
@@ -143,6 +144,41 @@ def test_a_build_that_is_killed_leaves_nothing_to_load(tree):
     (tree / "go").touch()
     path, said = ask(tree)
     assert pathlib.Path(path).is_file() and "waiting" not in said
+
+
+def test_a_build_that_was_killed_goes_on(tree):
+    """With the headers that were precompiled, and the objects that were complete."""
+    include = tree / "include" / "tensorflow" / "core" / "framework"
+    include.mkdir(parents=True)
+    for name in ("op.h", "op_kernel.h", "shape_inference.h"):
+        (include / name).write_text("#pragma once\n")
+    for name in "xyz":
+        (tree / "custom_ops" / "kernels" / f"{name}.cc").write_text(f"int {name} = 1;\n")
+    note = f'echo "$@" >> "{tree}/compiled"'
+    wait = f'touch "{tree}/compiling"; while [ ! -e "{tree}/go" ]; do sleep 0.02; done'
+    last = f'case "$*" in *"kernels/z.cc"*) {wait} ;; esac'
+    small_tree.compiler(tree, f'case "$*" in *" -c "*|*-header*) {note} ;; esac\n{last}\n'
+                              f'exec {CXX} "$@"')  # fmt: skip
+    first = start(tree, include=str(tree / "include"))
+    objects = tree / "cache" / "objects"
+    wait_for(lambda: is_compiling(tree) and len(list(objects.glob("*.o"))) == 4)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate(timeout=60)
+    assert "c++-header" in (tree / "compiled").read_text()
+    (tree / "compiled").unlink()
+    (tree / "go").touch()
+    (objects / "of others").mkdir()
+    (objects / "notes.txt").write_text("of others")
+    for path in objects.iterdir():
+        if path.name in ("of others", "notes.txt"):
+            os.utime(path, (0, 0))  # long ago
+    path, _ = ask(tree, include=str(tree / "include"))
+    assert {"of others", "notes.txt"} <= {p.name for p in objects.iterdir()}
+    assert pathlib.Path(path).is_file()
+    text = (tree / "compiled").read_text()
+    assert "c++-header" not in text
+    assert sorted(re.findall(r"-c \S*?(\w+)\.cc ", text)) == ["version", "z"]
+    assert not list(objects.glob("*.gch")), "it takes much room"
 
 
 def test_what_a_killed_process_has_started_is_waited_for(tree):
