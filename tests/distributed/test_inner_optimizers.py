@@ -95,17 +95,21 @@ def several_optimizers(strategy, rank):
         )
         return keras.optimizers.MultiOptimizer(choice)
 
-    results = {}
-    for place in ("outside", "inside"):
-        keras.utils.set_random_seed(3)
-        with strategy.scope():
-            optimizer = several(wrapped) if place == "inside" else wrapped(several(lambda o: o))
-            model = keras.Sequential([keras.Input((ROWS,)), keras.layers.Dense(COLUMNS)])
-            optimizer.build(model.trainable_variables)
-        error, bad = train(tf, strategy, model, optimizer, rank, 3)
-        results[f"multi/{place}"] = error + bad
-    sent = [o.exchange.bytes_sent.numpy() for o in optimizer.optimizers]
-    return {**results, "multi/bytes": sent, "multi/weights": problems.digest(model)}
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        refused = refusal(lambda: wrapped(several(lambda o: o)))
+        optimizer = several(wrapped)
+        model = keras.Sequential([keras.Input((ROWS,)), keras.layers.Dense(COLUMNS)])
+        optimizer.build(model.trainable_variables)
+    error, bad = train(tf, strategy, model, optimizer, rank, 3)
+    parts = optimizer.optimizers
+    return {
+        "multi/outside": refused,
+        "multi/inside": error + bad,
+        "multi/skipped": skipped_in_fit(tf, strategy, model, optimizer),
+        "multi/bytes": [o.exchange.bytes_sent.numpy() for o in parts],
+        "multi/weights": problems.digest(model),
+    }
 
 
 def several_of_addons(strategy, rank):
@@ -119,24 +123,50 @@ def several_of_addons(strategy, rank):
     def wrapped(inner):
         return rs.DistributedOptimizer(inner, rs.RedSync(density=0.01, dense_below=0))
 
-    addons, results = rs.addons.load().optimizers, {}
-    for place in ("outside", "inside"):
-        tf_keras.utils.set_random_seed(3)
-        wrap = wrapped if place == "inside" else lambda inner: inner
-        with strategy.scope():
-            layers = [
-                tf_keras.Input((ROWS,)),
-                tf_keras.layers.Dense(80),
-                tf_keras.layers.Dense(COLUMNS),
-            ]
-            model = tf_keras.Sequential(layers)
+    addons = rs.addons.load().optimizers
+    tf_keras.utils.set_random_seed(3)
+    with strategy.scope():
+        layers = [
+            tf_keras.Input((ROWS,)),
+            tf_keras.layers.Dense(80),
+            tf_keras.layers.Dense(COLUMNS),
+        ]
+        model = tf_keras.Sequential(layers)
+
+        def several(wrap):
             parts = [wrap(addons.LAMB(0.01)), wrap(tf_keras.optimizers.legacy.Adam())]
-            optimizer = addons.MultiOptimizer(list(zip(parts, model.layers, strict=True)))
-            optimizer = optimizer if place == "inside" else wrapped(optimizer)
-        error, bad = train(tf, strategy, model, optimizer, rank, 3)
-        results[f"multi_addons/{place}"] = error + bad
-    sent = [part.exchange.bytes_sent.numpy() for part in parts]
-    return {**results, "multi_addons/bytes": sent, "multi_addons/weights": problems.digest(model)}
+            pairs = list(zip(parts, model.layers, strict=True))
+            return parts, addons.MultiOptimizer(pairs)
+
+        refused = refusal(lambda: wrapped(several(lambda o: o)[1]))
+        parts, optimizer = several(wrapped)
+    error, bad = train(tf, strategy, model, optimizer, rank, 3)
+    return {
+        "multi_addons/outside": refused,
+        "multi_addons/inside": error + bad,
+        "multi_addons/skipped": skipped_in_fit(tf, strategy, model, optimizer),
+        "multi_addons/bytes": [part.exchange.bytes_sent.numpy() for part in parts],
+        "multi_addons/weights": problems.digest(model),
+    }
+
+
+def refusal(make):
+    """The text of the error that making something ends in."""
+    try:
+        make()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def skipped_in_fit(tf, strategy, model, optimizer):
+    """What `fit` logs as `skipped_steps` of three steps, where one worker's second has a NaN."""
+    x = tf.random.stateless_normal([6 * BATCH, ROWS], [1, 2]).numpy()
+    x[2 * BATCH, 0] = float("nan")
+    with strategy.scope():
+        model.compile(optimizer, "mse")
+    data = tf.data.Dataset.from_tensor_slices((x, x[:, :COLUMNS])).batch(2 * BATCH)
+    return model.fit(data, verbose=0).history["skipped_steps"]
 
 
 def train(tf, strategy, model, optimizer, rank, steps):
@@ -197,5 +227,6 @@ def test_optimizers_of_optimizers(trained):
         for worker in trained:
             assert "Wrap each of its optimizers instead" in worker[f"{several}/outside"]
             assert worker[f"{several}/inside"] == ""
+            assert worker[f"{several}/skipped"] == [1]
             assert min(worker[f"{several}/bytes"]) > 0
         assert trained[0][f"{several}/weights"] == trained[1][f"{several}/weights"]

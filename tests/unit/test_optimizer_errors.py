@@ -165,6 +165,24 @@ def test_momentum_inside_a_wrapper_is_found():
     )
 
 
+@loop("method", [rs.Dense(), rs.CodedGMC(), None])
+@loop("scaled", [False, True])
+def test_several_optimizers_in_one(scaled, method):
+    """Before anything else is said of it: there is no momentum of it that could be 0."""
+    choice = keras.optimizers.OptimizerMap(
+        keras.optimizers.SGD(0.1), {".*kernel": keras.optimizers.Adam()}
+    )
+    several = keras.optimizers.MultiOptimizer(choice)
+    if scaled:
+        several = keras.optimizers.LossScaleOptimizer(several)
+    refused(
+        ValueError,
+        lambda: rs.DistributedOptimizer(several, method),
+        "optimizer=MultiOptimizer",
+        "MultiOptimizer(OptimizerMap(DistributedOptimizer(",
+    )
+
+
 @every_family
 def test_momentum_on_one_side_is_fine(family):
     optimizers = FAMILIES[family]

@@ -2,6 +2,7 @@
 
 import json
 
+import keras
 import numpy as np
 import pytest
 
@@ -42,4 +43,17 @@ def test_every_optimizer(tmp_path, family, name):
     assert numbers(inner.get_config()) == pytest.approx(before, rel=1e-6) and before
     if family in ("keras3", "tf_keras"):  # tf_keras saves no variables of legacy optimizers
         assert int(loaded.optimizer.iterations.numpy()) == 1
+    loaded.train_on_batch(np.ones([4, 3], "float32"), np.ones([4, 2], "float32"))
+
+
+def test_several_optimizers_in_one(tmp_path):
+    choice = keras.optimizers.OptimizerMap(
+        rs.DistributedOptimizer(keras.optimizers.SGD(0.1), METHOD),
+        {".*kernel": rs.DistributedOptimizer(keras.optimizers.Lamb(0.1), METHOD)},
+    )
+    path = str(tmp_path / "several.keras")
+    saved(keras, keras.optimizers.MultiOptimizer(choice), path)
+    loaded = keras.models.load_model(path)
+    inner = {type(o.inner_optimizer).__name__ for o in loaded.optimizer.optimizers}
+    assert inner == {"SGD", "Lamb"}
     loaded.train_on_batch(np.ones([4, 3], "float32"), np.ones([4, 2], "float32"))

@@ -63,6 +63,7 @@ class Adapter:
     ) -> None:
         self.policy = as_policy(method)
         options["warm_up"] = conflicts.warm_up(self.policy, options.get("warm_up"))
+        conflicts.check_single(inner)
         _check_unwrapped(inner)
         self._inner = inner
         self._told: set[str] = set()  # each warning once

@@ -164,11 +164,37 @@ def check_accumulation(inner: Any, exchange: Any) -> None:
     )
 
 
+def check_single(optimizer: Any) -> None:
+    """Check that an optimizer applies gradients itself.
+
+    Raises:
+        ValueError: for a `MultiOptimizer`, each of whose optimizers sums its own gradients.
+    """
+    if is_several(innermost(optimizer)):
+        raise never_asks(innermost(optimizer))
+
+
 def never_asks(inner: Any) -> ValueError:
     """Return the error for an optimizer that updates without the exchange."""
     name = type(inner).__name__
+    recipe = f"{name} of DistributedOptimizer(...)s"
+    if is_several(inner):
+        each = "DistributedOptimizer(optimizer, method)"
+        addons = hasattr(inner, "optimizer_specs")
+        recipe = f"{name}([({each}, layers), ...])"
+        if not addons:
+            recipe = f"{name}(OptimizerMap({each}, {{pattern: {each}, ...}}))"
     return ValueError(
         f"{name} hands its gradients on to other optimizers and never asks for their sums, so "
         f"nothing would be compressed. Received: optimizer={name}. Wrap each of its optimizers "
-        f"instead: {name} of DistributedOptimizer(...)s."
+        f"instead: {recipe}; see docs/adaptive.md."
+    )
+
+
+def is_several(optimizer: Any) -> bool:
+    """Whether this is a `MultiOptimizer` of Keras 3 or TensorFlow Addons."""
+    return any(
+        kind.__name__ == "MultiOptimizer"
+        and kind.__module__.partition(".")[0] in momentum.LIBRARIES
+        for kind in type(optimizer).__mro__
     )

@@ -9,6 +9,9 @@ Keras calls the model on that batch, which it does under a strategy alone. A mod
 `train_step` and without `call`, as Keras's examples of a VAE and a GAN, cannot be called; its step
 builds what is not built yet, as it does without a strategy.
 
+Under TensorFlow's own strategy on several workers this look is what ends `fit` and `evaluate`, with
+an error of Keras that names neither. With a wrapped optimizer it is an error that does.
+
 Names of Keras used here, besides those of `KerasTensor`: `_maybe_symbolic_build(iterator,
 data_batch)` and `_distribute_strategy` of a model.
 """
@@ -19,7 +22,7 @@ import functools
 from typing import Any
 
 from tf_redsync.exchange import collectives
-from tf_redsync.keras import generators
+from tf_redsync.keras import generators, model_exchanges
 
 _NAME = "_maybe_symbolic_build"
 
@@ -39,6 +42,8 @@ def install(model_class: Any) -> None:
     def alone(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
         strategy = self._distribute_strategy
         if not hasattr(strategy, "reduces_locally"):
+            if iterator is not None:  # of `fit` or `evaluate`
+                _check_strategy(self, strategy)
             return build(self, iterator, data_batch)
         if collectives.worker_count(strategy) > 1:
             strategy.first_digest = generators.first_digest(iterator)
@@ -53,6 +58,23 @@ def install(model_class: Any) -> None:
             strategy.reduces_locally = False
 
     setattr(owner, _NAME, alone)
+
+
+def _check_strategy(model: Any, strategy: Any) -> None:
+    """Refuse Keras's loops with a wrapped optimizer where they do not work.
+
+    Raises:
+        ValueError: under TensorFlow's own strategy on several workers.
+    """
+    workers = collectives.worker_count(strategy)
+    if workers > 1 and model_exchanges.exchanges_of(model):
+        raise ValueError(
+            "Keras 3's `fit` and `evaluate` need tf_redsync.MultiWorkerMirroredStrategy on several "
+            f"workers. Received: strategy={type(strategy).__module__.partition('.')[0]}'s "
+            f"{type(strategy).__name__} with {workers} workers. Make and compile the model in the "
+            "scope of `strategy = tf_redsync.MultiWorkerMirroredStrategy()`; loops of your own "
+            "work under both."
+        )
 
 
 def _build_optimizer(model: Any, strategy: Any) -> None:

@@ -21,6 +21,7 @@ from tf_redsync.keras import (
     data_amounts,
     equal_workers,
     loading,
+    model_exchanges,
     own_weights,
     saved_exchange,
     training_length,
@@ -72,25 +73,14 @@ def _order(callback: Any) -> int:
 def concerns(model: Any) -> bool:
     """Whether a model trains with a wrapped optimizer, or under our strategy."""
     strategy = getattr(model, "distribute_strategy", None)
-    return strategy_hooks.is_ours(strategy) or exchange_of(model) is not None
-
-
-def exchange_of(model: Any) -> Any:
-    """Return the `GradientExchange` of a model's optimizer, or `None` without one."""
-    return getattr(getattr(model, "optimizer", None), "exchange", None)
+    return strategy_hooks.is_ours(strategy) or bool(model_exchanges.exchanges_of(model))
 
 
 def trace_again(exchange: Any) -> None:
     """Let the models that train with an exchange trace their step again, in `fit` too."""
     for model in list(_trained):
-        if exchange_of(model) is exchange and model.train_function is not None:
+        if model_exchanges.exchange_of(model) is exchange and model.train_function is not None:
             model.make_train_function(force=True)
-
-
-def skipped_steps(model: Any) -> int:
-    """Return how many steps a model's optimizer has skipped so far."""
-    exchange = exchange_of(model)
-    return int(exchange.skipped.numpy()) if exchange is not None and exchange.built else 0
 
 
 class ForTfKeras:
@@ -154,9 +144,10 @@ class FitHook(ForTfKeras):
             self._restores = False
             backups.check_equal(self.model, epoch)
         self._agree(f"begin epoch {epoch + 1}")
-        exchange = exchange_of(self.model)
-        if exchange is not None:  # others have restored by now
+        for exchange in model_exchanges.exchanges_of(self.model):  # others have restored by now
             training_length.begin(self.model, exchange, self.params, epoch)
+        exchange = model_exchanges.exchange_of(self.model)
+        if exchange is not None:
             if self._to_run is None:
                 so_far = int(exchange.step.numpy()) if exchange.built else 0
                 self._to_run = so_far, *training_length.ahead(self.params, epoch)
@@ -165,17 +156,17 @@ class FitHook(ForTfKeras):
             begun = self.model.optimizer.iterations
             saved_exchange.warn_if_fresh(exchange, begun, "this run has restored")
         equal_workers.compare_rate(self.model, f"epoch {epoch} begins")
-        self._skipped = skipped_steps(self.model)
+        self._skipped = model_exchanges.skipped_steps(self.model)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """After the last step of an epoch and its validation; `logs` is what users will see."""
         self._compare_rows(f"end epoch {epoch + 1}")
         own_weights.bring_together(self.model)
-        exchange = exchange_of(self.model)
+        exchange = model_exchanges.exchange_of(self.model)
         if exchange is not None:
             self._warn_of_length(exchange)  # if it was not built or known when the epoch began
-        if logs is not None and exchange is not None:
-            logs["skipped_steps"] = skipped_steps(self.model) - self._skipped
+        if logs is not None and model_exchanges.exchanges_of(self.model):
+            logs["skipped_steps"] = model_exchanges.skipped_steps(self.model) - self._skipped
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """After the last epoch; the weights are final."""
@@ -229,7 +220,7 @@ class FitHook(ForTfKeras):
         return getattr(self.model.distribute_strategy, "batch_rows", None)
 
     def _at_a_step(self, what: str) -> str:
-        exchange = exchange_of(self.model)
+        exchange = model_exchanges.exchange_of(self.model)
         if exchange is not None and exchange.built:
             what += f" at step {int(exchange.step.numpy())}"
         return what

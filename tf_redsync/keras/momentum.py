@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from typing_extensions import override
 
-_LIBRARIES = ("keras", "tf_keras", "tensorflow_addons", "tf_redsync")
+LIBRARIES = ("keras", "tf_keras", "tensorflow_addons", "tf_redsync")
 _SUSPECTED = ("momentum", "beta_1")  # by convention, in optimizers of others
 
 
@@ -184,7 +184,7 @@ def _inside(optimizer: Any) -> Any:
 def _kind(optimizer: Any) -> _Kind | None:
     """What is known of a class, or of the one that it is derived from."""
     for base in type(optimizer).__mro__:
-        if base.__module__.partition(".")[0] in _LIBRARIES and base.__name__ in _KINDS:
+        if base.__module__.partition(".")[0] in LIBRARIES and base.__name__ in _KINDS:
             return _KINDS[base.__name__]
     return None
 
