@@ -29,7 +29,8 @@ def train(victim, how):
     import tf_redsync as rs
     from tests.distributed import problems
 
-    strategy, told = rs.MultiWorkerMirroredStrategy(), {}
+    # A lost worker is found after half of the heartbeat where no connection breaks.
+    strategy, told = rs.MultiWorkerMirroredStrategy(heartbeat_seconds=20), {}
     x, y = problems.regression(4)
     bad = np.full_like(y, np.nan) if problems.rank() == 1 else y
 
@@ -55,11 +56,11 @@ def train(victim, how):
                     after(number, {})
 
         def fit(*arrays, after=None):
-            options = tf.data.Options()
+            options, policy = tf.data.Options(), tf.data.experimental.AutoShardPolicy
+            options.experimental_distribute.auto_shard_policy = policy.OFF
             options.autotune.enabled = False  # its end may take a minute when there was an error
-            data = strategy.distribute_datasets_from_function(
-                lambda _: tf.data.Dataset.from_tensors(arrays).repeat(40).with_options(options)
-            )
+            data = tf.data.Dataset.from_tensor_slices(arrays).repeat(80).batch(8)
+            data = data.with_options(options)
             calls = [keras.callbacks.LambdaCallback(on_train_batch_end=after)] if after else []
             model.fit(data, steps_per_epoch=40, verbose=0, callbacks=calls)
 
