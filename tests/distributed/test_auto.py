@@ -13,12 +13,17 @@ FAMILIES = ("keras3", "tf_keras") if DEEP else ("keras3",)
 
 
 def fit_with_auto(family, strategy=None):
-    """Fit a small model with the default method, and with a dense exchange, from one seed."""
+    """Fit a small model with the default method, and with a dense exchange, from one seed.
+
+    The network is measured, and then taken for a fast one: on a busy machine a latency of
+    milliseconds may be measured for one collective and not for another.
+    """
 
     import tensorflow as tf
 
     import tf_redsync as rs
     from tests.distributed import problems
+    from tf_redsync.auto import cost, probe
 
     if strategy is None:
         strategies = tf.distribute if family == "tf_keras" else rs
@@ -29,10 +34,19 @@ def fit_with_auto(family, strategy=None):
         import tf_keras as keras
     sgd = keras.optimizers.legacy.SGD if family == "legacy" else keras.optimizers.SGD
 
+    measure = probe.link
+
+    def measured(network):
+        assert measure(network).all_reduce.rate > 0.0
+        return cost.Link.of(rate=1e9, latency=1e-4)
+
     def fit(method):
-        with strategy.scope():
+        with strategy.scope(), pytest.MonkeyPatch.context() as patched:
+            patched.setattr(probe, "link", measured)
             model = problems.network(keras)
-            model.compile(optimizer=rs.DistributedOptimizer(sgd(0.05), method), loss="mse")
+            optimizer = rs.DistributedOptimizer(sgd(0.05), method)
+            optimizer.build(model.trainable_variables)
+            model.compile(optimizer=optimizer, loss="mse")
         model.fit(problems.dataset(128, 16), epochs=1, verbose=0)
         return model
 
