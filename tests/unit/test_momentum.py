@@ -154,3 +154,32 @@ def test_an_optimizer_without_a_learning_rate_fits():
     model.compile(rs.DistributedOptimizer(all_of("addons")["COCOB"](), rs.Dense()), "mse")
     history = model.fit(np.ones([8, 3]), np.ones([8, 1]), verbose=0)
     assert np.isfinite(history.history["loss"]).all()
+
+
+def test_muon_takes_biases_of_attention_for_matrices(mirrored):
+    """As docs/adaptive.md says, and that its recipe gives them to AdamW and trains."""
+    layers, served = keras.layers, {}
+    for excluded in (None, ["output_dense", "bias"]):
+        keras.utils.set_random_seed(1)
+        with mirrored(2).scope():
+            given = keras.Input((6,))
+            x = layers.Embedding(9, 8, name="embedding")(given)
+            x = x + layers.MultiHeadAttention(2, 4, name="attention")(x, x)
+            x = layers.Dense(8, name="hidden")(x)
+            model = keras.Model(given, layers.Dense(9, name="output_dense")(x))
+            inner = keras.optimizers.Muon(0.01, exclude_layers=excluded)
+            model.compile(
+                rs.DistributedOptimizer(inner, rs.PowerSGD(rank=2)),
+                keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            )
+            model.optimizer.build(model.trainable_variables)
+        pairs = zip(model.trainable_variables, inner.adam_velocities, strict=True)
+        served[str(excluded)] = {v.path for v, second in pairs if second is None}
+    biases = {f"attention/{name}/bias" for name in ("query", "key", "value")}
+    assert served["None"] == biases | {"hidden/kernel", "output_dense/kernel"}
+    assert served[str(excluded)] == {"hidden/kernel"}
+    tokens = np.random.default_rng(0).integers(0, 9, (16, 6))
+    before = model.get_weights()
+    losses = model.fit(tokens, tokens, batch_size=8, epochs=4, verbose=0).history["loss"]
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+    assert losses[-1] < losses[0] and not np.array_equal(before[1], model.get_weights()[1])
