@@ -303,6 +303,10 @@ def what_one_worker_does(directory):
     seen["table there"] = os.path.exists(f"{directory}/log.csv")
     for name in (f"{directory}/log{me}.csv", os.devnull):
         seen[f"table of each {name == os.devnull}"] = fit(callbacks.CSVLogger(name))[1]
+    for name, path in {"file of all": "m.keras", "file of each": f"m{me}.keras"}.items():
+        seen[name] = _warned(lambda path=path: model.save(f"{directory}/{path}"))[0]
+    if not me:
+        seen["file of one"] = "".join(_warned(lambda: model.save(f"{directory}/one.keras")))
     seen["table of one"] = fit(*[callbacks.CSVLogger(f"{directory}/one.csv")][: 1 - me])[1]
     if not me:  # one backup is lost, then another one is of other weights
         os.rename(f"{directory}/b0", f"{directory}/old")
@@ -347,6 +351,10 @@ def test_workers_agree_on_what_goes_wrong_on_one_of_them(tmp_path):
         assert not seen["table there"], "it was opened before it was refused"
         for name in ("table of each False", "table of each True", "table of one"):
             assert seen[name] == ""
+        assert "several" not in seen["file of each"]
+    # Of two that save at once the one that looks last is told.
+    assert "m.keras' by `save`, and so does worker" in "".join(s["file of all"] for s in both)
+    assert "so does worker" not in both[0]["file of one"]
     for name in ("asked step", "signal step", "damaged steps"):
         assert both[0][name] == both[1][name]
     # Looked at when both are done: the chief deletes what is not kept while the other one goes on.
