@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -160,16 +161,22 @@ def best_rate(setup: Setup, arm: Arm, folder: Path) -> float | None:
 
 
 def runs_of(setups: Sequence[Setup], folder: Path) -> Iterator[Run]:
-    """Yields all runs in their order: for each setup the grids, then seed after seed."""
+    """Yields all runs in their order: for each setup the grids, then seed after seed.
+
+    A full run of the baseline follows its grid at once: it shows whether dense training reaches
+    what the network is known for, before time goes into the other arms.
+    """
     named = {setup.name: setup for setup in setups}
     for setup in setups:
         tuned = named[setup.rates_from] if setup.rates_from else setup
-        if tuned is setup:
-            for arm in setup.arms:
-                yield from grid(setup, arm)
-        for seed in range(setup.seeds):
-            for arm in setup.arms:
-                yield Run(setup, arm, best_rate(tuned, arm, folder), seed, False)
+        grids = [grid(setup, arm) if tuned is setup else [] for arm in setup.arms]
+        rates = [best_rate(tuned, arm, folder) for arm in setup.arms]
+        first, *full = (
+            Run(setup, arm, rate, seed, False)
+            for seed in range(setup.seeds)
+            for arm, rate in zip(setup.arms, rates, strict=True)
+        )
+        yield from (*grids[0], first, *itertools.chain(*grids[1:]), *full)
 
 
 # --------------------------------------------------------------------------------- the setups
@@ -183,7 +190,9 @@ TOPK3 = Arm("codedtopk3", "CodedTopK(density=0.03)", ("--momentum", "0"))
 _IMAGES = (
     "--task", "cifar10", "--augment", "--schedule", "warm_cosine", "--weight_decay", "0.005",
 )  # fmt: skip
-_RATES = (0.05, 0.1, 0.2)
+# He's initialisation is larger than the one that 0.1 is usual with: dense training gains two points
+# from 0.05 to 0.1 after four epochs.
+_RESNET9_RATES, _RESNET20_RATES = (0.1, 0.2, 0.4), (0.05, 0.1, 0.2)
 
 
 def _resnet9(workers: int, seeds: int, arms: tuple[Arm, ...]) -> Setup:
@@ -192,7 +201,7 @@ def _resnet9(workers: int, seeds: int, arms: tuple[Arm, ...]) -> Setup:
     return Setup(
         "resnet9" if four else f"resnet9_{workers}workers",
         (*_IMAGES, "--model", "resnet9", *batch),
-        "epochs", 12, 12, _RATES, arms, 1.2, seeds, rates_from=None if four else "resnet9",
+        "epochs", 12, 12, _RESNET9_RATES, arms, 1.2, seeds, rates_from=None if four else "resnet9",
     )  # fmt: skip
 
 
@@ -206,7 +215,7 @@ SETUPS = (
     Setup(
         "resnet20",
         (*_IMAGES, "--model", "resnet20", "--batch", "32"),
-        "epochs", 30, 15, _RATES, (DENSE, HALF, GMC3), 1.6, seeds=1,
+        "epochs", 30, 15, _RESNET20_RATES, (DENSE, HALF, GMC3), 1.6, seeds=1,
     ),
     Setup(
         "multi30k",

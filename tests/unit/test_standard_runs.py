@@ -38,16 +38,17 @@ def write(folder, run, **row):
 
 
 def test_order_and_rates(tmp_path):
-    """Grids come first, then seed after seed, at the best rate of a finished grid."""
+    """The grids, and after the first one a full run of the baseline; then seed after seed."""
     runs = list(runs_of([DIGITS, MORE], tmp_path))
     names = [run.name for run in runs]
-    assert names[:4] == [
-        f"digits-{arm}-grid-{rate}-seed0" for arm in ("dense", "gmc") for rate in (0.02, 0.04)
-    ]
-    assert names[4:] == [
-        *(f"digits-{a}-full-tuned-seed{s}" for s in (0, 1) for a in ("dense", "gmc")),
-        *(f"digits_4workers-{a}-full-tuned-seed0" for a in ("dense", "gmc")),
-    ]
+    assert names == [
+        "digits-dense-grid-0.02-seed0", "digits-dense-grid-0.04-seed0",
+        "digits-dense-full-tuned-seed0",
+        "digits-gmc-grid-0.02-seed0", "digits-gmc-grid-0.04-seed0",
+        "digits-gmc-full-tuned-seed0",
+        "digits-dense-full-tuned-seed1", "digits-gmc-full-tuned-seed1",
+        "digits_4workers-dense-full-tuned-seed0", "digits_4workers-gmc-full-tuned-seed0",
+    ]  # fmt: skip
     queue = run_queue.Queue([DIGITS, MORE], tmp_path)
     write(tmp_path, runs[0], metric=80.0)
     assert queue.next() == runs[1]
@@ -55,15 +56,17 @@ def test_order_and_rates(tmp_path):
     write(tmp_path, runs[1], curve={"steps": [10], "metric": [70.0]})  # has only begun
     assert queue.next() == runs[1] and best_rate(DIGITS, DIGITS.arms[0], tmp_path) is None
     write(tmp_path, runs[1], metric=90.0)
-    write(tmp_path, runs[2], error="the loss is not finite")
-    assert queue.next() == runs[3]
-    write(tmp_path, runs[3], metric=70.0)
-    assert [best_rate(DIGITS, arm, tmp_path) for arm in DIGITS.arms] == [0.04, 0.04]
     assert queue.next().name == "digits-dense-full-0.04-seed0"
+    write(tmp_path, queue.next(), metric=91.0)
     write(tmp_path, runs[3], error="the loss is not finite")
+    assert queue.next() == runs[4]
+    write(tmp_path, runs[4], metric=70.0)
+    assert [best_rate(DIGITS, arm, tmp_path) for arm in DIGITS.arms] == [0.04, 0.04]
+    assert queue.next().name == "digits-gmc-full-0.04-seed0"
+    write(tmp_path, runs[4], error="the loss is not finite")
     assert best_rate(DIGITS, DIGITS.arms[1], tmp_path) is None
     left = [run for run in runs_of([DIGITS, MORE], tmp_path) if run.rate and not run.grid]
-    for run in left:
+    for run in left[1:]:
         assert run.arm.name == "dense" and queue.next() is not None
         write(tmp_path, run, metric=80.0)
     assert queue.next() is None
@@ -89,16 +92,16 @@ def test_command_lines():
 def test_table_and_list(tmp_path):
     setups = [DIGITS, MORE]
     assert table(setups, tmp_path) == ""
-    for run in list(runs_of(setups, tmp_path))[:4]:
+    for run in (r for r in list(runs_of(setups, tmp_path)) if r.grid):
         write(tmp_path, run, metric=50.0 + 100 * run.rate)
-    for run in list(runs_of(setups, tmp_path))[4:7]:
+    for run in [r for r in runs_of(setups, tmp_path) if not r.grid][:3]:
         metric = 90.0 + 2 * run.seed - (run.arm.name == "gmc")
         write(tmp_path, run, metric=metric, curve={"steps": [90], "metric": [metric]})
     lines = table(setups, tmp_path).splitlines()
     assert lines[0] == "**digits**" and len(lines) == 6
     listed = run_queue.listing(setups, tmp_path).splitlines()
     assert len(listed) == 11 and sum("done: " in line for line in listed) == 7
-    assert "0.10 h" in listed[4] and "no learning rate" not in "".join(listed)
+    assert "0.10 h" in listed[2] and "no learning rate" not in "".join(listed)
     assert listed[-1] == "0.0 core-hours are left"  # three of 0.01
     cells = [[c.strip() for c in line.strip("|").split("|")] for line in lines[4:]]
     assert cells[0] == [
