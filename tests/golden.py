@@ -93,7 +93,7 @@ def on_workers(family, names):
 
 
 def missing(found):
-    """Yields `(table, key, make)` for what is not in `found` yet; `make` returns results by key."""
+    """Yields `(table, key, make)` for each missing result; `make` returns results by key."""
     from benchmarks import method_settings
     from tests.conformance.table import TABLE
     from tests.distributed import resuming

@@ -176,7 +176,7 @@ def main(argv: Sequence[str] | None = None, setups: Sequence[Setup] = SETUPS) ->
         help="only these, such as resnet9 (default: all)")  # fmt: skip
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--list", action="store_true", help="print all runs and where they are")
-    what.add_argument("--run", action="store_true", help="train what is not done")
+    what.add_argument("--run", action="store_true", help="train the runs that are left")
     args = parser.parse_args(argv)
     args.folder.mkdir(parents=True, exist_ok=True)
     folder = args.folder.resolve()

@@ -310,7 +310,7 @@ def test_old_ones_go_and_those_of_others_stay(memory):
 
 
 def content(folder):
-    """What there is below a folder: the bytes of files, where links lead, and directories."""
+    """The content of a folder: the bytes of files, the targets of links, and directories."""
     found = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))

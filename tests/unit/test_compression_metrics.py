@@ -124,7 +124,7 @@ def test_a_long_fit_is_sampled_as_often_as_it_says(every, epochs, first, tmp_pat
     assert steps == list(range(first, STEPS * epochs + 1, every))
 
 
-def test_epochs_of_which_nobody_has_told():
+def test_epochs_of_unknown_length():
     """In a loop of the user's own: no sample in every step for ever."""
     assert [sampling.interval(100, steps) for steps in (0, 66, 300, 3000, 10**6)] == [
         1, 2, 10, 100, 100,

@@ -168,7 +168,7 @@ def test_momentum_inside_a_wrapper_is_found():
 @loop("method", [rs.Dense(), rs.CodedGMC(), None])
 @loop("scaled", [False, True])
 def test_several_optimizers_in_one(scaled, method):
-    """Before anything else is said of it: there is no momentum of it that could be 0."""
+    """The refusal comes before advice about momentum, which it has not."""
     choice = keras.optimizers.OptimizerMap(
         keras.optimizers.SGD(0.1), {".*kernel": keras.optimizers.Adam()}
     )

@@ -27,7 +27,7 @@ class Foreign(Exception):
 
 
 def checkpoint(directory: Path) -> None:
-    """Remove a checkpoint, or what there is of one: its manifest first.
+    """Remove a checkpoint, complete or not: its manifest first.
 
     Raises:
         Foreign: if anything else is there, which stays, and so does the checkpoint.
@@ -73,7 +73,7 @@ def _of_a_checkpoint(path: Path) -> bool:
 
 
 def _check(directory: Path) -> None:
-    """Raise `Foreign` for what is not a checkpoint, or not one alone."""
+    """Raise `Foreign` for a folder that is no checkpoint or has other content as well."""
     if directory.is_symlink():
         raise Foreign("it is a symbolic link")
     if not directory.is_dir():

@@ -124,7 +124,7 @@ class Store:
             raise explained(error, self.path(number) / manifest.NAME) from error
 
     def remove(self, number: int) -> bool:
-        """Remove a checkpoint, or what there is of one; return whether it is gone.
+        """Remove a checkpoint, complete or not; return whether it is gone.
 
         A folder with files of others stays as it is, with one warning.
         """

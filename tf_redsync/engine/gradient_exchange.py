@@ -200,7 +200,7 @@ class GradientExchange(saved_state.Saved):
         """Return whether gradients are finite on all workers, in a replica context.
 
         For a check that comes before the exchange, which is left out if the answer is no; such a
-        step is counted here. Not where workers step by themselves: a worker asks nobody there.
+        step is counted here. Not with local steps, which must not communicate.
 
         Args:
             finite: Bool scalar, of this replica.

@@ -75,7 +75,7 @@ class Meeting:
         raise NotImplementedError
 
     async def ask(self, address: str) -> Identity:
-        """Return who of this job is at "host:port"; raise `NoAnswer` if nobody is."""
+        """Return the worker of this job at "host:port"; raise `NoAnswer` if there is none."""
         return await greetings.ask(address, self.me, self._secret)
 
     async def call(self, address: str, **words: Any) -> Line:

@@ -1,4 +1,4 @@
-"""Judges from the reports of all workers whether they wait for each other in vain.
+"""Detects deadlocked and stalled workers from the reports of all workers.
 
 Knows no network and no clock: `watchdog.py` brings the reports and the time.
 """

@@ -7,7 +7,7 @@ numbers of rows, and the numbers are not used. So each worker takes its first re
 
 Keras calls the model on that batch, which it does under a strategy alone. A model with a
 `train_step` and without `call`, as Keras's examples of a VAE and a GAN, cannot be called; its step
-builds what is not built yet, as it does without a strategy.
+builds the remaining layers, as it does without a strategy.
 
 Under TensorFlow's own strategy on several workers this look is what ends `fit` and `evaluate`, with
 an error of Keras that names neither. With a wrapped optimizer it is an error that does.
