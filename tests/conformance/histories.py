@@ -88,7 +88,7 @@ class Workers(saved_state.Saved):
         self.layout = BucketLayout(specs, workers)
         self.strategy, self.consensus, self.network = _OneProcess(), None, None
         self.policy = self.resolved = object()
-        self.warm_up = None
+        self.warm_up = self.training = None
         self.program = _Program((_Bucket(self.method, self.layout),))
         self.step, self.skipped = _Value(np.int64(0)), _Value(np.int64(0))
         self.skips = _Skips(_Value(np.int64(0)))

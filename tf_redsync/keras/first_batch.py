@@ -42,7 +42,7 @@ def install(model_class: Any) -> None:
     def alone(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
         strategy = self._distribute_strategy
         if not hasattr(strategy, "reduces_locally"):
-            if iterator is not None:  # of `fit` or `evaluate`
+            if iterator is not None and strategy is not None:  # of `fit` or `evaluate`
                 _check_strategy(self, strategy)
             return build(self, iterator, data_batch)
         if collectives.worker_count(strategy) > 1:
