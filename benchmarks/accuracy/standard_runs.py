@@ -171,12 +171,12 @@ def runs_of(setups: Sequence[Setup], folder: Path) -> Iterator[Run]:
         tuned = named[setup.rates_from] if setup.rates_from else setup
         grids = [grid(setup, arm) if tuned is setup else [] for arm in setup.arms]
         rates = [best_rate(tuned, arm, folder) for arm in setup.arms]
-        first, *full = (
+        full = [
             Run(setup, arm, rate, seed, False)
             for seed in range(setup.seeds)
             for arm, rate in zip(setup.arms, rates, strict=True)
-        )
-        yield from (*grids[0], first, *itertools.chain(*grids[1:]), *full)
+        ]
+        yield from (*grids[0], *full[:1], *itertools.chain(*grids[1:]), *full[1:])
 
 
 # --------------------------------------------------------------------------------- the setups
