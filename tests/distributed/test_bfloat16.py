@@ -30,15 +30,14 @@ def trained(methods, policies):
     import tensorflow as tf
 
     import tf_redsync as rs
-    from tf_redsync import ops
-    from tf_redsync.codings import selected
     from tf_redsync.engine import gradients
+    from tf_redsync.ops import selection
 
     rng = np.random.default_rng(0)
     rows = rng.zipf(1.3, (64, 12)).clip(1, 99)
     labels = (rows[:, 0] % 4).astype(np.uint8)
     strategy = rs.MultiWorkerMirroredStrategy()
-    looks = {module: module.before_cast for module in (ops, selected, gradients)}
+    looks = {module: module.before_cast for module in (selection, gradients)}
 
     def dtypes(function):
         definition = function.get_concrete_function().graph.as_graph_def()
