@@ -116,7 +116,7 @@ class OneBitAdam(Quantizer):
     @override
     def init(self, layout: BucketLayout) -> State:
         """No element has had a gradient."""
-        return {**super().init(layout), "seen": [tf.zeros(s.shape, tf.bool) for s in layout.specs]}
+        return {**super().init(layout), "seen": [tf.zeros(s.shape) for s in layout.specs]}
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
@@ -125,7 +125,8 @@ class OneBitAdam(Quantizer):
             self.beta_1 * m / workers + (1.0 - self.beta_1) * g
             for m, g in zip(momenta, feedback.scaled(grads, ctx.scale), strict=True)
         ]
-        new, left = yield from in_one_bit(own, state["seen"], state, ctx)
+        seen = [s > 0.0 for s in state["seen"]]
+        new, left = yield from in_one_bit(own, seen, state, ctx)
         return new, {**state, "momentum": new, **left}
 
     @override
@@ -137,7 +138,11 @@ class OneBitAdam(Quantizer):
             for m, g in zip(state["momentum"], totals, strict=True)
         ]
         # A momentum of 0 does not tell: where no gradients follow it underflows.
-        seen = [s | tf.not_equal(g, 0.0) for s, g in zip(state["seen"], totals, strict=True)]
+        # As float32, 0 or 1: GPUs keep bools of a step with conditions in the host's memory.
+        seen = [
+            tf.where(tf.not_equal(g, 0.0), 1.0, s)
+            for s, g in zip(state["seen"], totals, strict=True)
+        ]
         return totals, {**state, "momentum": momenta, "seen": seen}
 
 

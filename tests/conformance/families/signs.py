@@ -48,7 +48,7 @@ def underflowed(specs):
 
 def second_stage(method, specs):
     first = method.init(BucketLayout(tuple(specs), 1))
-    seen = [tf.constant(m != 0) for m in momenta(specs)]
+    seen = [tf.constant((m != 0).astype(np.float32)) for m in momenta(specs)]
     return {**first, "momentum": [tf.constant(m) for m in underflowed(specs)], "seen": seen}
 
 
