@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import numbers
 import reprlib
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -174,3 +175,24 @@ def _decode(value: Any, lookup: Lookup | None) -> Any:
     if isinstance(value, list):
         return tuple(_decode(v, lookup) for v in value)
     return value
+
+
+def imported_only(config: Any) -> Any:
+    """Return a config of Keras's, if deserializing it imports no module.
+
+    Keras imports the module that a config names, and a file may name any.
+
+    Raises:
+        ValueError: for a module that the program has not imported.
+    """
+    parts = config.values() if isinstance(config, dict) else config
+    module = config.get("module") if isinstance(config, dict) else None
+    if isinstance(module, str) and module not in sys.modules:
+        raise ValueError(
+            f"the optimizer's config names a module that is not imported. Received: "
+            f"module={module!r}. Import it before the model is loaded, if you trust the file."
+        )
+    if isinstance(config, (dict, list, tuple)):
+        for part in parts:
+            imported_only(part)
+    return config

@@ -103,18 +103,6 @@ def test_state_in_a_checkpoint_is_read_without_pickle(trace):
     assert trace.exists()
 
 
-def test_assets_of_a_model_are_read_without_pickle(trace, tmp_path):
-    optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.RedSync(density=0.1))
-    with pytest.warns(UserWarning, match="there is one worker"):
-        optimizer.build([tf.Variable([1.0, 2.0], name="w")])
-    names = [n for n in vars(sys.modules["tf_redsync.keras.keras3"]) if n == "_STATE_FILE"]
-    file = getattr(sys.modules["tf_redsync.keras.keras3"], names[0])
-    (tmp_path / file).write_bytes(archive(step=np.array([Payload(trace)], dtype=object)))
-    with pytest.raises(ValueError, match="allow_pickle=False"):
-        optimizer.load_assets(str(tmp_path))
-    assert not trace.exists()
-
-
 @loop("module", sorted(p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py")))
 def test_no_module_reads_code(module):
     for node in ast.walk(ast.parse((PACKAGE / module).read_text())):

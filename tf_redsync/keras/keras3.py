@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 from typing_extensions import override
 
+from tf_redsync.config import imported_only
 from tf_redsync.exchange import collectives
 from tf_redsync.keras import (
     accumulation,
@@ -42,7 +43,11 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
 
     saving = keras.saving
     saved_exchange = saved_exchange.class_of(keras.losses.Loss)
-    inner_from_config = staticmethod(keras.saving.deserialize_keras_object)
+    inner_from_config = staticmethod(
+        lambda config, *args, **options: keras.saving.deserialize_keras_object(
+            imported_only(config), *args, **options
+        )
+    )
     set_weights = Inner()
 
     def __init__(

@@ -13,6 +13,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import requirements
+from tf_redsync.config import imported_only
 from tf_redsync.keras import (
     conflicts,
     loading,
@@ -43,7 +44,11 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
 
     saving = tf_keras.saving
     saved_exchange = saved_exchange.class_of(tf_keras.losses.Loss)
-    inner_from_config = staticmethod(tf_keras.saving.deserialize_keras_object)
+    inner_from_config = staticmethod(
+        lambda config, *args, **options: tf_keras.saving.deserialize_keras_object(
+            imported_only(config), *args, **options
+        )
+    )
     clipnorm = Inner()
     clipvalue = Inner()
     global_clipnorm = Inner()

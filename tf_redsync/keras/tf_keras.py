@@ -12,6 +12,7 @@ from typing import Any
 from typing_extensions import override
 
 from tf_redsync import requirements
+from tf_redsync.config import imported_only
 from tf_redsync.keras import (
     conflicts,
     loading,
@@ -41,7 +42,11 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
 
     saving = tf_keras.saving
     saved_exchange = saved_exchange.class_of(tf_keras.losses.Loss)
-    inner_from_config = staticmethod(tf_keras.saving.deserialize_keras_object)
+    inner_from_config = staticmethod(
+        lambda config, *args, **options: tf_keras.saving.deserialize_keras_object(
+            imported_only(config), *args, **options
+        )
+    )
     set_weights = Inner()
     compute_gradients = Inner()  # of scaled losses, in a LossScaleOptimizer
 
