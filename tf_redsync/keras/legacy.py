@@ -13,7 +13,6 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import requirements
-from tf_redsync.config import imported_only
 from tf_redsync.keras import (
     conflicts,
     loading,
@@ -22,7 +21,7 @@ from tf_redsync.keras import (
     slots,
 )
 from tf_redsync.keras.passing import Inner
-from tf_redsync.keras.tf_keras import SCALING
+from tf_redsync.keras.tf_keras import SCALING, inner_from_config
 from tf_redsync.keras.wrapper import Wrapper
 
 try:
@@ -44,11 +43,7 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
 
     saving = tf_keras.saving
     saved_exchange = saved_exchange.class_of(tf_keras.losses.Loss)
-    inner_from_config = staticmethod(
-        lambda config, *args, **options: tf_keras.saving.deserialize_keras_object(
-            imported_only(config), *args, **options
-        )
-    )
+    inner_from_config = staticmethod(inner_from_config)
     clipnorm = Inner()
     clipvalue = Inner()
     global_clipnorm = Inner()

@@ -31,6 +31,15 @@ except ModuleNotFoundError as error:
 install(tf_keras)
 
 
+def inner_from_config(config: Any, *args: Any) -> Any:
+    """Return the optimizer that a file describes; see `imported_only` for what is refused."""
+    imported_only(config)
+    try:
+        return tf_keras.saving.deserialize_keras_object(config, *args)
+    except ValueError:  # `.h5` files name classes of `tf_keras.optimizers` without their module
+        return tf_keras.optimizers.deserialize(config, *args)
+
+
 @tf_keras.saving.register_keras_serializable(package="tf_redsync", name="DistributedOptimizer")
 class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
     """A tf_keras optimizer whose gradients are exchanged by a tf_redsync method.
@@ -42,11 +51,7 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
 
     saving = tf_keras.saving
     saved_exchange = saved_exchange.class_of(tf_keras.losses.Loss)
-    inner_from_config = staticmethod(
-        lambda config, *args, **options: tf_keras.saving.deserialize_keras_object(
-            imported_only(config), *args, **options
-        )
-    )
+    inner_from_config = staticmethod(inner_from_config)
     set_weights = Inner()
     compute_gradients = Inner()  # of scaled losses, in a LossScaleOptimizer
 
