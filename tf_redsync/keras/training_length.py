@@ -104,7 +104,7 @@ _MOST_WATCHED = 8
 def watch(exchange: Any) -> None:
     """Look at an exchange's steps when the process ends: a custom loop does not say how many.
 
-    Until `forget`, which is for trainings whose length is known, and for what has been delivered.
+    Until `forget` is called: the length is known, or the residuals were delivered.
 
     Args:
         exchange: The built exchange.
