@@ -242,10 +242,11 @@ def test_compression_and_levels_make_a_difference(found):
 
 
 def test_the_table_and_the_config_tell(found):
-    last, carrier = found["table"].splitlines()[-2:]
+    lines = found["table"].splitlines()
     sent = f"{found['redsync/bytes/2']:,.0f} bytes sent per worker and step"
-    assert last.startswith("dense among the 2 replicas of a host, then 2 workers, " + sent)
-    assert carrier == "collectives: TensorFlow's ring, over gRPC"
+    start = "dense among the 2 replicas of a host, then 2 workers, " + sent
+    (total,) = [i for i, line in enumerate(lines) if line.startswith(start)]
+    assert lines[total + 1] == "collectives: TensorFlow's ring, over gRPC"
     assert found["config"] == "null"
 
 
