@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains a small CNN on two worker processes of this machine, once with dense gradients and once with
-# RedSync, and compares: ./examples/quickstart.sh [--out DIR] [--epochs N] [--seed N]
+# Trains a small CNN on two worker processes of this machine (dense, in float16, and with CodedGMC)
+# and compares: ./examples/quickstart.sh [--out DIR] [--epochs N] [--seed N]
 # Installs what it needs into .venv first. PYTHON chooses the interpreter.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
