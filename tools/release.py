@@ -1,7 +1,7 @@
 """Makes a release ready, up to the upload: docs/releasing.md.
 
     pip install ".[release]"
-    python tools/release.py --rehearse        # everything but the tag, whatever CHANGELOG.md says
+    python tools/release.py --rehearse        # everything but the tag; the version may have no date
     python tools/release.py                   # the version that pyproject.toml names, and its tag
 
 It stops at the first thing that is not in order. What it makes goes to dist/: sdist, wheel and
@@ -54,13 +54,16 @@ def version():
     return found["pyproject.toml"]
 
 
-def notes(heading):
-    """What CHANGELOG.md says under a heading, a version or "Unreleased"."""
+def notes(number, *, dated):
+    """Returns the section of CHANGELOG.md for a version; with `dated`, its heading needs a date."""
     text = (ROOT / "CHANGELOG.md").read_text()
-    match = re.search(rf"^## \[{re.escape(heading)}\].*?\n(.*?)(?=^## \[|\Z)", text, re.M | re.S)
-    if match is None or not match.group(1).strip():
-        stop(f"CHANGELOG.md says nothing under [{heading}]")
-    return match.group(1).strip() + "\n"
+    pattern = rf"^## \[{re.escape(number)}\](.*?)\n(.*?)(?=^## \[|\Z)"
+    match = re.search(pattern, text, re.M | re.S)
+    if match is None or not match.group(2).strip():
+        stop(f"CHANGELOG.md has no section [{number}]")
+    if dated and not re.fullmatch(r" - \d{4}-\d\d-\d\d", match.group(1)):
+        stop(f"set the date of the release in CHANGELOG.md: ## [{number}] - YYYY-MM-DD")
+    return match.group(2).strip() + "\n"
 
 
 def build(tree):
@@ -90,13 +93,13 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rehearse", action="store_true", help="notes of [Unreleased], and no tag")
+    parser.add_argument("--rehearse", action="store_true", help="build and check, without a tag")
     options = parser.parse_args()
     number = version()
     step(f"version {number}")
     if run("git", "status", "--porcelain"):
         stop("commit or remove what `git status` shows")
-    text = notes("Unreleased" if options.rehearse else number)
+    text = notes(number, dated=not options.rehearse)
     run("cffconvert", "--validate", "-i", "CITATION.cff")
     DIST.mkdir(exist_ok=True)
     for old in [*DIST.glob("*.tar.gz"), *DIST.glob("*.whl")]:
