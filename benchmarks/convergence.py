@@ -5,7 +5,7 @@
 
 trains each method from the same weights, with the same examples in the same order and the same
 learning rate, once for each seed, by workers in this process or, with --real, by processes.
-docs/benchmarks.md says what the columns mean, and how --data_dir is laid out.
+benchmarks/README.md says what the columns mean, and how --data_dir is laid out.
 """
 
 from __future__ import annotations

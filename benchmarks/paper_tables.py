@@ -5,8 +5,8 @@
     sudo python benchmarks/paper_tables.py cdsgd_time --rate 1gbit --json cdsgd_time.json
 
 The tables and their rows are in benchmarks/papers/declared.py. A call that finds the file of an
-earlier one measures what is missing. docs/paper-tables.md shows the tables, and says what is not
-comparable.
+earlier one measures the missing rows. docs/archive/paper-tables.md shows the tables and says which
+of them are not comparable.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def folder_of(data_dir: Path | None, task: str) -> Path:
     if data_dir is None:
         raise ValueError(
             f"the task {task} needs data, which this project does not hold: give --data_dir; "
-            "docs/benchmarks.md says which files it may have. Received: no --data_dir"
+            "benchmarks/README.md says which files it may have. Received: no --data_dir"
         )
     if not data_dir.exists():
         raise ValueError(f"`--data_dir` does not exist. Received: --data_dir={data_dir}")

@@ -258,7 +258,7 @@ class Training:
         self._losses = []
 
     def results(self) -> dict[str, Any]:
-        """Returns what is kept of a row; see docs/benchmarks.md."""
+        """Returns what is kept of a row; see benchmarks/README.md."""
         bits = 8 / self.elements
         exchange = self.exchange
         return {

@@ -4,7 +4,7 @@
 
 trains a small network on handwritten digits with every method of `rs.methods.table()`, each with
 the hyper-parameters of benchmarks/method_settings.py, by four workers in this process; and times
-the computation of an exchange of one matrix. docs/benchmarks.md says what the columns mean.
+the computation of an exchange of one matrix. benchmarks/README.md says what the columns mean.
 """
 
 from __future__ import annotations

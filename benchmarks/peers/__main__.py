@@ -3,7 +3,7 @@
     sudo python -m benchmarks.peers --rate 1gbit --model mlp --workers 2 --json peers.json
 
 PyTorch, Horovod and plain TensorFlow run in virtual environments of their own, made at the first
-run and kept. docs/benchmarks.md says what the columns mean.
+run and kept. benchmarks/README.md says what the columns mean.
 """
 
 from __future__ import annotations

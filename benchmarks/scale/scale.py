@@ -7,7 +7,7 @@
 
 The first command measures in network namespaces (`benchmarks/netlab.py`): two workers for the
 predictions, the others to compare them with. The second one takes the measurements from a file.
-`benchmarks/scale/prediction.py` is the prediction, docs/benchmarks.md describes the columns.
+`benchmarks/scale/prediction.py` is the prediction, benchmarks/README.md describes the columns.
 """
 
 from __future__ import annotations

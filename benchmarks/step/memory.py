@@ -3,7 +3,7 @@
     python benchmarks/step/memory.py --methods none,dense,redsync,redsync_m0 --json memory.json
 
 Bytes are those of TensorFlow's own allocator, which counts every tensor exactly; the process's
-resident memory stands beside it as a check. docs/benchmarks.md says what the columns mean.
+resident memory stands beside it as a check. benchmarks/README.md says what the columns mean.
 """
 
 from __future__ import annotations

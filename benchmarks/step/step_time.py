@@ -7,7 +7,7 @@
 
 Workers run in network namespaces whose links have the given rate (`benchmarks/netlab.py`). The
 methods take turns in several rounds, because the speed of a machine drifts; the steps of all rounds
-are pooled. docs/benchmarks.md says what the columns mean.
+are pooled. benchmarks/README.md says what the columns mean.
 """
 
 from __future__ import annotations

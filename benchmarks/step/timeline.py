@@ -4,7 +4,7 @@
         --trace trace.json --plot timeline.png
 
 trains on real worker processes, records some steps of worker 0 with TensorFlow's profiler, and
-sorts the ops by what they are for. docs/benchmarks.md says what the lanes and the numbers mean.
+sorts the ops by what they are for. benchmarks/README.md says what the lanes and the numbers mean.
 """
 
 from __future__ import annotations
