@@ -28,12 +28,11 @@ def test_every_method_has_a_page_with_equations_and_nothing_else_has():
     assert sorted(re.findall(r"(\w+)\.md", navigation)) == sorted(pages)
 
 
-def test_the_list_says_what_the_table_says():
+def test_the_list_has_every_method_with_its_bits():
     rows = {row.split("`")[1]: row for row in INDEX.splitlines() if row.startswith("| [`")}
     assert rows.keys() == {entry.name for entry in ENTRIES}
     for entry in ENTRIES:
-        assert f"| {cell(entry.requests)} | {cell(entry.bits)} |" in rows[entry.name], entry.name
-        assert entry.paper == "-" or cell(entry.paper) in rows[entry.name]
+        assert rows[entry.name].endswith(f" | {cell(entry.bits)} |"), entry.name
 
 
 def classes():
