@@ -98,7 +98,7 @@ def parsed(command):
     return parser.parse_args(command[2:])
 
 
-def test_the_page_shows_these_recipes():
+def test_the_page_leads_to_these_recipes():
     page = (ROOT / "docs" / "launching.md").read_text()
-    for name, language in (("slurm.sbatch", "bash"), ("kubernetes.yaml", "yaml")):
-        assert f"```{language}\n{(CLUSTER / name).read_text()}```" in page
+    for name in ("slurm.sbatch", "kubernetes.yaml"):
+        assert f"](../examples/cluster/{name})" in page
