@@ -48,6 +48,14 @@ def test_there_are_sources():
     assert len(SOURCES) > 20 and all(name in SOURCES for name in PRIVATE_NAMES_ALLOWED)
 
 
+def test_contributing_lists_the_modules_with_private_names_of_tensorflow():
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rules = text[text.index("## Rules") :]
+    listed = {name for name in re.findall(r"`([\w/]+\.py)`", rules) if name in SOURCES}
+    modules = {name for name in PRIVATE_NAMES_ALLOWED if not name.startswith("keras/")}
+    assert modules <= listed, modules - listed
+
+
 def imported(tree):
     """Every module name that a tree imports, also inside functions."""
     for node in ast.walk(tree):

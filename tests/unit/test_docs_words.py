@@ -1,0 +1,45 @@
+"""The pages of the documentation keep their word budgets; longer material is in docs/archive."""
+
+import re
+from pathlib import Path
+
+from tests.loops import loop
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+GUIDE = 1000
+BUDGETS = {
+    "README.md": 750,
+    "docs/gpu.md": 800,
+    "docs/benchmarks.md": 1800,  # one page of results, mostly numbers in tables
+}
+WITHOUT = {"docs/architecture.md"}
+
+
+def words(text):
+    """Number of words that have a letter or a digit; marks of tables do not count."""
+    return len(re.findall(r"\S*\w\S*", text))
+
+
+def pages():
+    """Paths of all pages with a budget, relative to the project."""
+    found = [p.relative_to(ROOT).as_posix() for p in DOCS.rglob("*.md")]
+    return ["README.md", *sorted(p for p in found if not p.startswith("docs/archive/"))]
+
+
+@loop("page", [page for page in pages() if page not in WITHOUT])
+def test_a_page_keeps_its_budget(page):
+    count = words((ROOT / page).read_text(encoding="utf-8"))
+    assert count <= BUDGETS.get(page, GUIDE), f"{page} has {count} words"
+
+
+def test_words_are_counted_without_marks_of_tables():
+    assert words("| a | `rs.TopK(density=0.01)` | - |\n|---|---|---|\n") == 2
+    assert words("One *two* 3 % more, -0.5.") == 5
+
+
+def test_each_page_of_the_archive_is_linked_from_outside():
+    sources = [*pages(), "CONTRIBUTING.md"]
+    text = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in sources)
+    linked = set(re.findall(r"\]\((?:\.\./)?(?:docs/)?archive/([\w-]+\.md)", text))
+    assert linked == {path.name for path in (DOCS / "archive").glob("*.md")}
