@@ -1,12 +1,12 @@
 """Settings for all tests; they must stand before TensorFlow is imported anywhere."""
 
-import gc
 import os
 import pathlib
 
 import pytest
 
 from tests.deep import VARIABLE
+from tests.distributed import forks
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
@@ -17,7 +17,9 @@ os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
 # A TF_CONFIG of the shell would turn every test process into a worker waiting for its peers.
 os.environ.pop("TF_CONFIG", None)
 
-_DISTRIBUTED = pathlib.Path(__file__).parent / "distributed"
+_TESTS = pathlib.Path(__file__).parent
+# What takes long comes first, so that no test process is left with it in the end.
+_ORDER = ("distributed", "chaos", "examples", "gpu", "conformance", "kernels", "unit")
 
 
 def pytest_addoption(parser):
@@ -29,40 +31,34 @@ def pytest_configure(config):
     """Hands `--deep` on to the modules, which ask when they are imported, and to workers."""
     if config.getoption("deep"):
         os.environ[VARIABLE] = "1"
+    if not hasattr(config, "workerinput"):  # the process that starts the others, if any
+        forks.keep_servers()
 
 
 def pytest_collection_modifyitems(config, items):
     """Marks everything under tests/distributed; leaves out what is for `--deep` alone."""
     for item in items:
-        if _DISTRIBUTED in item.path.parents:
+        if _TESTS / "distributed" in item.path.parents:
             item.add_marker(pytest.mark.distributed)
     if not config.getoption("deep"):
         left_out = [i for i in items if any(map(i.get_closest_marker, ("deep", "timing")))]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [i for i in items if i not in left_out]
+    items.sort(key=lambda item: _ORDER.index(item.path.relative_to(_TESTS).parts[0]))
 
 
 def pytest_collection_finish(session):
-    """What is there by now is no garbage: a search through TensorFlow takes half a second."""
-    gc.collect()
-    gc.freeze()
+    """What is there by now is no garbage."""
+    forks.freeze_garbage()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With several test processes, say what stays together in one of them.
-
-    A file, for the sake of its fixtures; and all tests that start workers, which would starve one
-    another.
-    """
+    """With several test processes, a file stays together in one of them, for its fixtures."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            file = nodeid.split("::")[0]
-            folder = file.split("/")[1]  # what is below tests/ with workers: forks of one process
-            if folder in ("distributed", "chaos"):  # they would starve one another
-                return "distributed"
-            return folder if folder == "examples" else file
+            return nodeid.split("::")[0]
 
     return ByFile(config, log)

@@ -1,18 +1,22 @@
 """Worker processes as forks of one process that has imported everything and started nothing.
 
-Imports take longer than most programs of the tests. `command` makes a light process that asks this
-test process's server for a fork, hands over its output, environment, network and signals, and ends
-as the fork does: who started it sees a worker like any other. TensorFlow starts its threads when it
-is first used, hence in the fork.
+Imports take longer than most programs of the tests. `command` makes a light process that asks a
+server for a fork, hands over its output, environment, network and signals, and ends as the fork
+does: who started it sees a worker like any other. TensorFlow starts its threads when it is first
+used, hence in the fork. Test processes side by side share the servers, see `keep_servers`.
 """
 
+import atexit
 import ctypes
+import fcntl
 import functools
 import gc
+import hashlib
 import json
 import os
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,6 +28,34 @@ _POLL_SECONDS = 0.02
 _PR_SET_PDEATHSIG = 1
 _NETWORK = "/proc/self/ns/net"
 _LENGTH = 8  # digits of the length of a request
+_FOLDER_VARIABLE = "TF_REDSYNC_TEST_FORKS"  # where the servers of all test processes are
+_ALIVE = "alive"  # a FIFO there: it ends with the process that made the folder
+_GARBAGE_THRESHOLDS = (50_000, 20, 50)
+_KEPT = []
+
+
+def freeze_garbage():
+    """What is there by now is no garbage, and what comes is seldom searched.
+
+    A search through TensorFlow takes half a second, and in a fork copies its pages; a graph under
+    way is not garbage either.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GARBAGE_THRESHOLDS)
+
+
+def keep_servers():
+    """Makes the folder of servers for this process and those that inherit its environment.
+
+    The servers end with this process, whichever process has started them.
+    """
+    folder = tempfile.mkdtemp(prefix="forks")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    alive = Path(folder, _ALIVE)
+    os.mkfifo(alive)
+    os.open(alive, os.O_RDWR)  # kept until the process ends; who reads it sees the end
+    os.environ[_FOLDER_VARIABLE] = folder
 
 
 def command(environment, script, *args):
@@ -41,23 +73,27 @@ def command(environment, script, *args):
 
 @functools.cache
 def _server(environment):
-    folder = tempfile.TemporaryDirectory()
-    address = str(Path(folder.name) / "socket")
-    server = subprocess.Popen(
-        [sys.executable, __file__, "serve", address],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **dict(environment)},
-        stdin=subprocess.PIPE,  # ends with this process, and with it the server
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    if server.stdout.readline() != "ready\n":
-        raise RuntimeError(f"The server of forks did not start:\n{server.stderr.read()}")
-    _KEPT.append((folder, server))
-    return address
-
-
-_KEPT = []
+    if _FOLDER_VARIABLE not in os.environ:
+        keep_servers()
+    folder = Path(os.environ[_FOLDER_VARIABLE])
+    name = hashlib.sha256(repr(environment).encode()).hexdigest()[:16]
+    address, log = folder / name, folder / f"{name}.log"
+    with open(folder / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one test process starts it, the others wait
+        if not address.exists():
+            with open(folder / _ALIVE) as alive, open(log, "w") as errors:
+                server = subprocess.Popen(
+                    [sys.executable, __file__, "serve", str(address)],
+                    env={**os.environ, "OMP_NUM_THREADS": "1", **dict(environment)},
+                    stdin=alive,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                )
+            if server.stdout.readline() != "ready\n":
+                raise RuntimeError(f"The server of forks did not start:\n{log.read_text()}")
+            _KEPT.append(server)
+    return str(address)
 
 
 def _ask(address, *argv):
@@ -169,9 +205,7 @@ def _import():
 
     for name in tf_redsync.__all__:  # these are imported when they are asked for
         getattr(tf_redsync, name)
-    # No fork looks through all of this for garbage, which would also copy its pages.
-    gc.collect()
-    gc.freeze()
+    freeze_garbage()
 
 
 if __name__ == "__main__":
