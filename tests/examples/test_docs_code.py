@@ -115,7 +115,7 @@ def test_blocks_run_and_the_first_script_does_what_its_page_says():
         assert set(worker["sizes"][:-1]) == {32}
         assert worker["saved"] == (rank == 0) and worker["checkpoint"]
         assert 0 < worker["sent"] < 40_000 < 4 * 150_000
-    # "Who shards": together the workers see every example once.
+    # "Sharding": together the workers see every example once.
     seen = [row.tobytes() for worker in workers for row in worker["rows"]]
     assert sorted(seen) == sorted(row.tobytes() for row in workers[0]["all"])
     assert workers[0]["accuracy"] == workers[1]["accuracy"]
