@@ -16,6 +16,7 @@ import json
 import os
 import runpy
 import selectors
+import shlex
 import shutil
 import signal
 import socket
@@ -67,8 +68,20 @@ def command(environment, script, *args):
       script: path of a Python file.
       *args: its command line.
     """
+    return [*_asking(environment), str(script), *args]
+
+
+def python(environment, folder):
+    """The path of a program in `folder` that runs `-m MODULE ...` or `SCRIPT ...` in a fork."""
+    path = Path(folder, "python")
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(_asking(environment))} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def _asking(environment):
     address = _server(tuple(sorted(environment.items())))
-    return [sys.executable, "-I", "-S", __file__, "ask", address, str(script), *args]
+    return [sys.executable, "-I", "-S", __file__, "ask", address]
 
 
 @functools.cache
@@ -213,5 +226,10 @@ if __name__ == "__main__":
         _ask(*sys.argv[2:])
     _import()
     sys.argv = _serve(sys.argv[2])
-    sys.path[0] = str(Path(sys.argv[0]).parent)
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    if sys.argv[0] == "-m":
+        del sys.argv[0]
+        sys.path[0] = os.getcwd()
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(sys.argv[0]).parent)
+        runpy.run_path(sys.argv[0], run_name="__main__")

@@ -254,6 +254,7 @@ def test_a_failing_worker_is_reported():
 
 @needs_root
 @pytest.mark.distributed
+@pytest.mark.deep  # what a signal leaves of networks: tests/unit/test_netlab.py
 def test_interrupt_leaves_nothing():
     script = ROOT / "benchmarks" / "step" / "step_time.py"
     command = [sys.executable, str(script), "--methods", "dense"]

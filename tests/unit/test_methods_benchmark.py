@@ -83,6 +83,7 @@ def trained(method, steps):
     return train(Digits(workers=4, batch=8), method, 0.1, steps)
 
 
+@pytest.mark.deep  # `test_rows_and_picture` is what a commit needs
 def test_when_something_is_exchanged():
     """Local steps, full gradients every k-th step, dense warm-ups: what the requests add up to."""
     dense = trained(rs.Dense(), 24)

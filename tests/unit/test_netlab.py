@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import netlab
-from tests.deep import DEEP
 from tf_redsync import launch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,9 +104,10 @@ def test_nothing_is_left_after_a_failed_command(monkeypatch):
     assert netlab.namespaces_of(os.getpid()) == []
 
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL) if DEEP else (signal.SIGKILL,)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
 
 
+@pytest.mark.deep  # `test_nothing_is_left_after_an_exception` is what a commit needs
 @needs_root
 @pytest.mark.parametrize("number", SIGNALS)
 def test_nothing_is_left_after_a_signal(number):

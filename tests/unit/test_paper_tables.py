@@ -167,6 +167,7 @@ def test_a_table_of_digits_goes_on(tmp_path, capsys):
     assert "steps 4 and not 5" in capsys.readouterr().err
 
 
+@pytest.mark.deep  # `test_a_table_of_digits_goes_on` is what a commit needs
 def test_a_table_of_convergence(tmp_path, capsys):
     path = tmp_path / "rows.json"
     flags = ["--seeds", "1", "--steps", "3", "--workers", "2", "--json", str(path)]

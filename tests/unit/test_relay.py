@@ -51,6 +51,7 @@ def test_what_would_wait_too_long_is_dropped():
     assert network.dropped == 30 - 19  # 0.2 s are 18 of 11 ms each, and one is on its way
 
 
+@pytest.mark.timing
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 @pytest.mark.skipif(not os.access("/dev/net/tun", os.W_OK), reason="needs /dev/net/tun")
 def test_a_round_trip_and_a_rate():

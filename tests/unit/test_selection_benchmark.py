@@ -18,6 +18,7 @@ OPS = {"exact", "trimmed", "threshold", "coded", "reference", "tf_top_k", "argpa
        "accumulate", "decode8"}  # fmt: skip
 
 
+@pytest.mark.deep  # `test_rows_of_chunks` is what a commit needs
 def test_rows_of_all_ops(tmp_path, monkeypatch):
     flags = "--log2_sizes 10 --densities 0.01 --inputs normal,constant --momentum 0,0.9"
     files = ["--json", str(tmp_path / "rows.json"), "--plot", str(tmp_path / "rows.png")]

@@ -149,6 +149,7 @@ def state_of(pid):
         return "gone"
 
 
+@pytest.mark.deep  # of the benchmark's queue; the tests above are what a commit needs
 def test_killed_paused_and_resumed_runs_give_the_same_bits(tmp_path, queue):
     """A queue killed between two evaluations takes its run along; the next one goes on."""
     whole, folder = tmp_path / "whole", tmp_path / "killed"
