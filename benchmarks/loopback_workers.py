@@ -13,8 +13,8 @@ import tensorflow as tf
 from tf_redsync.exchange import loopback, wire
 from tf_redsync.exchange.layout import Bucket, TensorSpec, make_buckets
 from tf_redsync.policy import Policy
-from tf_redsync.programs.plan import phase_at
 from tf_redsync.schedules import ExponentialWarmUp
+from tf_redsync.step.plan import phase_at
 
 Tensors = list[tf.Tensor]
 

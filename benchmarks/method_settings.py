@@ -183,7 +183,7 @@ def _dense_steps(steps: int) -> Any:
 
 
 def _class_of(name: str) -> Any:
-    from tf_redsync.methods.base import registered
+    from tf_redsync.config import registered
 
     return registered()[name]
 

@@ -43,6 +43,7 @@ from tf_redsync.version import __version__ as __version__
 if TYPE_CHECKING:
     from tf_redsync import addons, callbacks, codings, methods, ops, outer
     from tf_redsync.auto import Auto
+    from tf_redsync.cluster.tf_config import rank, size
     from tf_redsync.errors import DistributedError
     from tf_redsync.keras.accuracy import AccuracyWarning
     from tf_redsync.keras.amsgrad import AMSGrad
@@ -108,7 +109,6 @@ if TYPE_CHECKING:
     from tf_redsync.schedules import DenseWarmUp, DensityStages, ExponentialWarmUp
     from tf_redsync.sharding import already_sharded
     from tf_redsync.strategy import MultiWorkerMirroredStrategy
-    from tf_redsync.tf_config import rank, size
 
 
 __all__ = [
@@ -209,10 +209,10 @@ _HOMES = {name: f"{__name__}.methods" for name in __all__} | {
     "DensityStages": "tf_redsync.schedules",
     "ExponentialWarmUp": "tf_redsync.schedules",
     "MultiWorkerMirroredStrategy": "tf_redsync.strategy",
-    "rank": "tf_redsync.tf_config",
+    "rank": "tf_redsync.cluster.tf_config",
     "read_worker_state": "tf_redsync.saving",
     "report": "tf_redsync.metrics.page",
-    "size": "tf_redsync.tf_config",
+    "size": "tf_redsync.cluster.tf_config",
 }
 
 

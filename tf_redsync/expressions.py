@@ -43,7 +43,7 @@ def evaluate(text: str, others: Known = _NOTHING, more: Mapping[str, Any] = _NOT
         ValueError: says what is wrong with it.
     """
     from tf_redsync.auto import Auto
-    from tf_redsync.methods.base import Method
+    from tf_redsync.exchange.method import Method
     from tf_redsync.policy import Policy
 
     known = _known(others)
@@ -128,7 +128,7 @@ def _known(others: Known) -> Known:
 
 def _class(node: ast.expr, text: str, known: Known) -> type:
     """The class that a name stands for."""
-    from tf_redsync.methods.base import Method
+    from tf_redsync.exchange.method import Method
 
     parts = ast.unparse(node).split(".")
     if parts[0] in ("rs", "tf_redsync"):

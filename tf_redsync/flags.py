@@ -27,7 +27,7 @@ from typing import Any
 from absl import flags
 
 from tf_redsync import config, expressions
-from tf_redsync.methods.base import Method
+from tf_redsync.exchange.method import Method
 
 _NAMES = ("exchange", "exchange_config", "density")
 

@@ -12,14 +12,14 @@ from typing_extensions import override
 
 from tf_redsync import checks, requirements
 from tf_redsync.auto import Auto
-from tf_redsync.engine.drift import CHOICES as DRIFT_CHOICES
-from tf_redsync.engine.drift import DEFAULT_EVERY
 from tf_redsync.exchange.layout import DEFAULT_BUCKET_BYTES
-from tf_redsync.exchange.skips import DEFAULT_LIMIT
+from tf_redsync.exchange.method import Method
 from tf_redsync.keras.wrapper import Wrapper
-from tf_redsync.methods.base import Method
 from tf_redsync.policy import Policy
 from tf_redsync.schedules import DenseWarmUp
+from tf_redsync.step.drift import CHOICES as DRIFT_CHOICES
+from tf_redsync.step.drift import DEFAULT_EVERY
+from tf_redsync.step.nonfinite import DEFAULT_LIMIT
 
 
 class DistributedOptimizer(Wrapper, abc.ABC):

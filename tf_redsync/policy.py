@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from tf_redsync import checks
+from tf_redsync.config import Configurable, register
 from tf_redsync.exchange.layout import TensorSpec
-from tf_redsync.methods.base import Configurable, Method, register
+from tf_redsync.exchange.method import Method
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,8 +12,8 @@ import h5py
 import numpy as np
 import tensorflow as tf
 
-from tf_redsync.engine.saved_state import IN_CHECKPOINT, arrays_of
 from tf_redsync.keras import saved_exchange
+from tf_redsync.state.saved_exchange import IN_CHECKPOINT, arrays_of
 
 _GROUP = f"/{saved_exchange.ATTRIBUTE}/vars"
 _H5_IN_ARCHIVE = "model.weights.h5"

@@ -13,7 +13,7 @@ from typing import Any
 from typing_extensions import override
 
 from tf_redsync import checks
-from tf_redsync.methods.base import Configurable, register
+from tf_redsync.config import Configurable, register
 
 
 @register

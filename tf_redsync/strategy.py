@@ -21,23 +21,25 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_redsync.exchange import (
+from tf_redsync.cluster import (
     agreement,
-    collective_keys,
-    collectives,
-    communication,
     coordination,
-    dtypes,
-    groups,
     rendezvous,
     step_counters,
     step_errors,
     watchdog,
 )
-from tf_redsync.exchange.cluster import Cluster
+from tf_redsync.cluster.tasks import Cluster
+from tf_redsync.cluster.tf_config import check_tf_config
 from tf_redsync.keras import batch_rows, first_batch, fit_hook, statistics
+from tf_redsync.network import (
+    collectives,
+    dtypes,
+    groups,
+    instance_keys,
+    transport,
+)
 from tf_redsync.ops import native
-from tf_redsync.tf_config import check_tf_config
 
 fit_hook.install(keras.callbacks)
 first_batch.install(keras.Model)
@@ -98,8 +100,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         native.backend()  # May build the native library: better now than with others waiting.
         cluster = Cluster.of(cluster_resolver)
         meeting = rendezvous.met(None if coordination.joined() else cluster, start_timeout)
-        options = communication.copied(communication_options)
-        number = collective_keys.separate(self)
+        options = transport.copied(communication_options)
+        number = instance_keys.separate(self)
         times = f"timeout_seconds={timeout_seconds}, heartbeat_seconds={heartbeat_seconds}"
         with meeting as seconds, coordination.limits(cluster, lost_after, seconds, times):
             super().__init__(cluster_resolver, options)
@@ -112,7 +114,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self._statistics: list[Any] = []  # non-trainable model variables, see `_average`
         # See `average_statistics`: the function, and of how many statistics it is.
         self._averages: tuple[Callable[[], Any], int] = (lambda: None, 0)
-        # Of the exchanges in the step that is traced; see `exchange/strategy_hooks.py`.
+        # Of the exchanges in the step that is traced; see `step/strategy_hooks.py`.
         self.skips: list[tuple[Callable[[], tf.Tensor], bool]] = []
         # What they compare after it; see there as well.
         self.checks: dict[Any, Callable[[], None]] = {}
@@ -124,16 +126,16 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def _start_together(
         self, number: int, options: Any, timeout: float | None, heartbeat: float | None
     ) -> None:
-        collective_keys.keep(self)
+        instance_keys.keep(self)
         dtypes.allow_all(self)
         watchdog.start(self, timeout, heartbeat)
         step_errors.install()
         self.batch_rows = batch_rows.BatchRows()
         times = f"timeout_seconds={timeout}, heartbeat_seconds={heartbeat}"
         which = "the strategy" if number == 1 else f"strategy {number} of the process"
-        start = f"start with {which}'s {times}, {communication.described(options)}"
-        gpus = communication.told(communication.own_gpus())
-        communication.choose(options, agreement.everyones(self, start, gpus))
+        start = f"start with {which}'s {times}, {transport.described(options)}"
+        gpus = transport.told(transport.own_gpus())
+        transport.choose(options, agreement.everyones(self, start, gpus))
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
         """Reduce `value` over replicas; also structures, and scalars with `axis=0`.

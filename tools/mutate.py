@@ -126,7 +126,7 @@ MUTATIONS = (
     ),
     Mutation(
         "order of answers: rows as TensorFlow sorts them",
-        "exchange/collectives.py",
+        "network/collectives.py",
         "        return self._order.by_rank(rows)\n",
         "        return rows\n",
         ("tests/distributed/test_ranks.py",),
@@ -147,7 +147,7 @@ MUTATIONS = (
     ),
     Mutation(
         "agreement: nobody differs",
-        "exchange/agreement.py",
+        "cluster/agreement.py",
         "if _compared(said) != _compared(own)}",
         "if False}",
         ("tests/unit/test_drift.py", "tests/distributed/test_disagreement.py", "-k", "differ"),
@@ -168,21 +168,21 @@ MUTATIONS = (
     ),
     Mutation(
         "checkpoint: batches that were seen come again",
-        "keras/position.py",
+        "keras/fit_resume.py",
         "    for drawn in range(batches):\n",
         "    for drawn in range(0):\n",
         ("tests/unit/test_checkpoint.py", "-k", "goes_on_to_the_bit"),
     ),
     Mutation(
         "checkpoint: shuffles of the epochs before are left out",
-        "keras/position.py",
+        "keras/fit_resume.py",
         "        for _ in range(past):\n            _pass_epoch",
         "        for _ in range(0):\n            _pass_epoch",
         ("tests/unit/test_checkpoint.py", "-k", "goes_on_to_the_bit"),
     ),
     Mutation(
         "checkpoint: the last batch of data of unknown size is the end",
-        "keras/position.py",
+        "keras/fit_resume.py",
         "        if batch and handler._inferred_steps is None:\n",
         "        if False:\n",
         ("tests/unit/test_checkpoint.py", "-k", "unknown_size"),
@@ -196,7 +196,7 @@ MUTATIONS = (
     ),
     Mutation(
         "checkpoint: other parts come after the manifest",
-        "engine/checkpointing.py",
+        "state/checkpointing.py",
         '        return "", dataclasses.asdict(part)\n',
         "        import os, threading, time\n"
         "        path = self._store.path(number) / part.name\n"
@@ -208,7 +208,7 @@ MUTATIONS = (
     ),
     Mutation(
         "checkpoint: a part that could not be written is left out",
-        "engine/checkpointing.py",
+        "state/checkpointing.py",
         "        if not any(all_failed):\n            parts",
         "        results = [found for found in results if found[1]]\n"
         "        if True:\n            parts",
@@ -216,14 +216,14 @@ MUTATIONS = (
     ),
     Mutation(
         "checkpoint: a file is written in its place",
-        "checkpoints/files.py",
+        "state/checkpoint_files.py",
         "    temporary = path.with_name(path.name + TEMPORARY)\n",
         "    temporary = path\n",
         ("tests/unit/test_checkpoint_store.py",),
     ),
     Mutation(
         "checkpoint: a file gets its name before it is on the disk",
-        "checkpoints/files.py",
+        "state/checkpoint_files.py",
         "            os.fsync(file.fileno())\n        os.replace(temporary, path)\n",
         "        os.replace(temporary, path)\n"
         "        with open(path) as file:\n            os.fsync(file.fileno())\n",
@@ -231,14 +231,14 @@ MUTATIONS = (
     ),
     Mutation(
         "checkpoint: a file's new name need not be on the disk",
-        "checkpoints/files.py",
+        "state/checkpoint_files.py",
         "        raise\n    sync_directory(path.parent)\n",
         "        raise\n",
         ("tests/unit/test_checkpoint_store.py",),
     ),
     Mutation(
         "checkpoint: the manifest is removed last",
-        "checkpoints/removal.py",
+        "state/checkpoint_removal.py",
         "    files.remove_file(directory / manifest.NAME)\n",
         "    for part in sorted(directory.glob('*.npz')):\n"
         "        files.remove_file(part)\n"
@@ -248,7 +248,7 @@ MUTATIONS = (
     *(
         Mutation(
             f"restore: what has the kind {kind!r} is left out",
-            "engine/restoring.py",
+            "state/restore.py",
             '        if entry.kind == "shared":\n',
             f'        if entry.kind == "{kind}":\n            return\n'
             '        if entry.kind == "shared":\n',
@@ -263,7 +263,7 @@ MUTATIONS = (
     ),
     Mutation(
         "restore: all workers get the first one's part",
-        "engine/restoring.py",
+        "state/restore.py",
         "[self.by_rank[rank].row(entry.name, rank) for rank in self.own]",
         "[self.by_rank[min(self.by_rank)].row(entry.name, min(self.by_rank))] * copies",
         ("tests/unit/test_worker_state.py",),

@@ -1,7 +1,7 @@
 """Workers in this process that train alone for some steps, each with weights of its own.
 
 They take turns with one model and one optimizer, whose variables are set to each worker's before
-its step and read after it. A round ends where it ends in `programs/local_steps.py`, and where the
+its step and read after it. A round ends where it ends in `step/local_steps.py`, and where the
 test set is evaluated, as `fit` ends one with each epoch.
 """
 
@@ -15,7 +15,7 @@ import tensorflow as tf
 from benchmarks.accuracy.data import Data
 from benchmarks.accuracy.tasks import Settings
 from benchmarks.accuracy.training import Training, loss_of, mean_statistics
-from tf_redsync import feedback
+from tf_redsync.exchange import feedback
 from tf_redsync.expressions import Expression
 
 

@@ -23,7 +23,7 @@ from benchmarks.accuracy.data import Data
 from benchmarks.accuracy.evaluation import Evaluation
 from benchmarks.accuracy.tasks import Settings, examples
 from benchmarks.loopback_workers import Exchange
-from tf_redsync import feedback
+from tf_redsync.exchange import feedback
 from tf_redsync.exchange.layout import tensor_spec
 from tf_redsync.expressions import Expression
 from tf_redsync.keras import conflicts

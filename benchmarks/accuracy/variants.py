@@ -12,10 +12,12 @@ import tensorflow as tf
 from typing_extensions import override
 
 import tf_redsync as rs
-from tf_redsync import checks, feedback
+from tf_redsync import checks
+from tf_redsync.exchange import feedback
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout
+from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.requests import AllGather
-from tf_redsync.methods.base import Context, Exchange, State
 
 SCOPES = ("layer", "model")
 

@@ -66,7 +66,7 @@ class Training:
         self.points = [self.weights] * self.task.workers
 
     def _local_step(self, grads: list[Tensors], number: int) -> None:
-        """See `programs/local_steps.py`."""
+        """See `step/local_steps.py`."""
         factor, workers = self.rate * self.task.workers, self.task.workers
         self.points = [
             [w - factor * g for w, g in zip(point, own, strict=True)]
@@ -83,7 +83,7 @@ class Training:
             self.points = [self.weights] * workers
 
     def _step_at_own_points(self, grads: list[Tensors], number: int) -> None:
-        """See `programs/own_points.py`."""
+        """See `step/perturbed_point.py`."""
         warming = number < self.method.cadence.warm_up_steps
         late = self.method.cadence.delay and not warming
         self._descend(self.exchange.run(self.pending if late else grads, number))

@@ -28,7 +28,7 @@ class Cluster:
         import tensorflow as tf
 
         import tf_redsync as rs
-        from tf_redsync.exchange import collectives
+        from tf_redsync.network import collectives
 
         self.strategy = rs.MultiWorkerMirroredStrategy()
         self.network = collectives.for_strategy(self.strategy)

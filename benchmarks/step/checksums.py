@@ -34,7 +34,7 @@ def worker(args: argparse.Namespace) -> dict[str, Any]:
     """Trains in turn with and without checksums; returns seconds of blocks, and of the ops."""
     from benchmarks import models
     from benchmarks.step import training
-    from tf_redsync.exchange import collectives
+    from tf_redsync.network import collectives
     from tf_redsync.ops import checksums
 
     known = models.WORKLOADS["mlp"]

@@ -166,7 +166,7 @@ def period_of(optimizer: Any) -> int:
 
     1 where these are more than `LONGEST_PERIOD`: all steps but the first one are alike then.
     """
-    from tf_redsync.programs import LocalSteps
+    from tf_redsync.step.sync_schedules import LocalSteps
 
     if not hasattr(optimizer, "exchange"):
         return 1
@@ -178,7 +178,7 @@ def period_of(optimizer: Any) -> int:
 
 def trial_steps(optimizer: Any) -> int:
     """How many steps to leave out at least: until what is tried in training is decided."""
-    from tf_redsync.programs import Trial
+    from tf_redsync.step.sync_schedules import Trial
 
     program = optimizer.exchange.program if hasattr(optimizer, "exchange") else None
     return program.measured + 6 if isinstance(program, Trial) else 0

@@ -22,7 +22,7 @@ from tests.chaos.training import EPOCH, Settings
 
 def newest(directory: Path) -> int:
     """The step of the newest checkpoint, all of whose files must be as they were written."""
-    from tf_redsync.checkpoints.store import Store
+    from tf_redsync.state.checkpoint_store import Store
 
     store = Store(directory)
     number = store.numbers()[0]

@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from tests.conformance.descriptor import Descriptor
-from tf_redsync.engine import saved_state
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.state import saved_exchange
 
 
 class _Value:
@@ -71,10 +71,10 @@ class _States:
     kinds: dict[str, str]
 
 
-class Workers(saved_state.Saved):
+class Workers(saved_exchange.Saved):
     """All workers of an exchange of one bucket, in lockstep, with weights of their own.
 
-    What saves and restores its state is `engine/saved_state.py`, as in training.
+    What saves and restores its state is `state/saved_exchange.py`, as in training.
 
     Args:
         descriptor: Of the method.

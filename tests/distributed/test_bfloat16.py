@@ -38,8 +38,8 @@ def trained(runs):
 
     import tf_redsync as rs
     from tests.distributed import problems
-    from tf_redsync.engine import gradients
     from tf_redsync.ops import selection
+    from tf_redsync.step import gradients
 
     rng = np.random.default_rng(0)
     rows = rng.zipf(1.3, (64, 12)).clip(1, 99)

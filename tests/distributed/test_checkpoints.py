@@ -131,7 +131,7 @@ def went_on(family, method, directory):
 
 def _sums_are_kept(directory, found, method):
     """What all workers together begin with is what the checkpoint's had."""
-    from tf_redsync.checkpoints.store import Store
+    from tf_redsync.state.checkpoint_store import Store
 
     store = Store(directory)
     newest = store.numbers()[0]
@@ -203,7 +203,7 @@ def what_one_worker_does(directory):
     """Everything that must be the same on all workers, in one job; returns what each has seen."""
     import tf_redsync as rs
     from tests.distributed.problems import rank
-    from tf_redsync.checkpoints.store import Store
+    from tf_redsync.state.checkpoint_store import Store
 
     strategy, me, seen = rs.MultiWorkerMirroredStrategy(), rank(), {}
     keras, model = _model("keras3", _method(), strategy)
@@ -398,7 +398,7 @@ def dies_at_random(directory, seed):
 @pytest.mark.timeout(900)
 def test_workers_killed_at_random_moments_of_200_saves(tmp_path):
     """Never without a usable checkpoint, never a torn one; and the weights at the end are equal."""
-    from tf_redsync.checkpoints.store import Store
+    from tf_redsync.state.checkpoint_store import Store
 
     store, saves, kills = Store(tmp_path / "killed"), 0, 0
     while saves < 200 or not kills:

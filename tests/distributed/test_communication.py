@@ -20,13 +20,13 @@ def train(gpus, as_gpu):
     import numpy as np
 
     import tf_redsync as rs
-    from tf_redsync.exchange import collectives, communication
+    from tf_redsync.network import collectives, transport
 
     rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-    communication.own_gpus = lambda: gpus[rank]
+    transport.own_gpus = lambda: gpus[rank]
     if as_gpu:  # the device's name is all that says where a launcher runs
-        by_nccl = communication.by_nccl
-        communication.by_nccl = lambda options, device: by_nccl(options, device + "GPU")
+        by_nccl = transport.by_nccl
+        transport.by_nccl = lambda options, device: by_nccl(options, device + "GPU")
     handed = []
     for kind, collective in list(collectives._COLLECTIVES.items()):
 

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from tests import total_state
 from tests.distributed.cluster import fail_workers, run_workers
 
 
@@ -61,7 +62,7 @@ def leave_out_one_step():
 
     import tf_redsync as rs
     from tests.distributed import problems
-    from tf_redsync.exchange import agreement
+    from tf_redsync.cluster import agreement
 
     agreement._SLICE_SECONDS = 1
     strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=4)
@@ -140,7 +141,7 @@ def train_with_bad_values(strategy, precision):
         losses.append(float(step(tf.constant(i == 3 and rank == 1))))
         digests.append(problems.digest(model))
         slots = [v.numpy() for v in optimizer.variables if "momentum" in v.path]
-        state = optimizer.exchange.total_state()
+        state = total_state.total(optimizer.exchange)
         arrays = [state[k] for k in sorted(state) if "residual" in k] + slots
         states.append(np.concatenate([a.ravel() for a in arrays]))
     return {

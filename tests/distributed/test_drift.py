@@ -16,7 +16,7 @@ def train_differently():
 
     import tf_redsync as rs
     from tests.distributed import problems
-    from tf_redsync.exchange.agreement import Disagreement
+    from tf_redsync.cluster.agreement import Disagreement
 
     rank, result = problems.rank(), {}
     strategy = rs.MultiWorkerMirroredStrategy()

@@ -278,7 +278,7 @@ def test_sums_and_means_of_numbers(found, name):
 def test_every_dtype_travels_in_one_that_collectives_take():
     import tensorflow as tf
 
-    from tf_redsync.exchange import dtypes
+    from tf_redsync.network import dtypes
 
     taken = ("float16", "float32", "float64", "int32", "int64")
 

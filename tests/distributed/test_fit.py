@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests import total_state
 from tests.distributed.cluster import run_workers
 
 
@@ -46,11 +47,11 @@ def fit_and_save(folder):
     result["mae_by_hand"] = float(np.abs(predicted - y).mean())
 
     path = mine / "model.keras"
-    residual = model.optimizer.exchange.total_state()
+    residual = total_state.total(model.optimizer.exchange)
     model.save(path)
     with strategy.scope():
         loaded = keras.saving.load_model(path)
-    restored = loaded.optimizer.exchange.total_state()
+    restored = total_state.total(loaded.optimizer.exchange)
     result["state_names"] = sorted(residual)
     result["residual_norm"] = float(
         sum(np.square(v).sum() for n, v in residual.items() if "residual" in n)
@@ -72,7 +73,7 @@ def fit_and_save(folder):
         fresh.optimizer.build(fresh.trainable_variables)
     restore = tf.train.Checkpoint(model=fresh, optimizer=fresh.optimizer).restore(prefix)
     restore.assert_existing_objects_matched()
-    again = fresh.optimizer.exchange.total_state()
+    again = total_state.total(fresh.optimizer.exchange)
     result["checkpoint_error"] = max(float(np.abs(residual[n] - again[n]).max()) for n in residual)
     result["checkpoint_weights_equal"] = problems.digest(fresh) == problems.digest(model)
     return result

@@ -17,7 +17,7 @@ def train(kind, victim, sender, checked):
 
     import tf_redsync as rs
     from tests.distributed import problems
-    from tf_redsync.exchange import collectives
+    from tf_redsync.network import collectives
 
     rank, network = problems.rank(), collectives.DirectCollectives
     strategy = rs.MultiWorkerMirroredStrategy()

@@ -118,7 +118,7 @@ def count_collectives():
     import tensorflow as tf
     from tensorflow.python.ops import collective_ops
 
-    from tf_redsync.exchange import collectives
+    from tf_redsync.network import collectives
 
     counter = tf.Variable(0, dtype=tf.int64, trainable=False)
 

@@ -18,7 +18,7 @@ import tf_redsync as rs
 from benchmarks import method_settings
 from tests.deep import DEEP
 from tests.distributed.cluster import LEGACY, run_workers
-from tf_redsync.methods.base import registered
+from tf_redsync.config import registered
 
 # Workers do not agree on anything, so their weights differ; all else holds.
 ON_THEIR_OWN = {"NoExchange"}

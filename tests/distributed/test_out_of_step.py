@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests import total_state
 from tests.deep import DEEP
 from tests.distributed.cluster import LEGACY, fail_workers, run_workers
 
@@ -36,7 +37,7 @@ def differ(family, cases):
 
     import tf_redsync as rs
     from tests.distributed import problems
-    from tf_redsync.exchange import progress
+    from tf_redsync.cluster import stall_detector
 
     library = keras if family == "keras3" else tf_keras
     rank = problems.rank()
@@ -67,7 +68,7 @@ def differ(family, cases):
             model.fit(data, epochs=epochs, verbose=0, **more)
 
         if case == "sums by the chief":
-            states = [lambda *_: model.optimizer.exchange.total_state()]
+            states = [lambda *_: total_state.total(model.optimizer.exchange)]
             fit(callbacks=only_chief("on_epoch_end", states[0]))
         elif case == "early stopping":
             stop = callbacks.EarlyStopping("loss", patience=0, mode="max")
@@ -91,24 +92,24 @@ def differ(family, cases):
             elif case == "predict by the chief":
                 model.predict(data.map(lambda x, y: x), verbose=0)
             elif case == "restore":
-                model.optimizer.exchange.restore_total_state({})
+                total_state.restore(model.optimizer.exchange, {})
             else:
-                model.optimizer.exchange.total_state()
+                total_state.total(model.optimizer.exchange)
 
     def slow():
         """Worker 1 is late, and nobody has gone on: no case."""
-        progress.STALLED_SECONDS, before = 1.0, progress.STALLED_SECONDS
+        stall_detector.STALLED_SECONDS, before = 1.0, stall_detector.STALLED_SECONDS
         try:
             late = callbacks.LambdaCallback(on_epoch_end=lambda *_: time.sleep(4 * rank))
             compiled().fit(data, epochs=1, verbose=0, callbacks=[late])
         finally:
-            progress.STALLED_SECONDS = before
+            stall_detector.STALLED_SECONDS = before
 
     result = {}
     slow()
     for case in (*cases, FEWER):
         if case == FEWER:  # the one that is found by waiting
-            progress.STALLED_SECONDS = 4.0
+            stall_detector.STALLED_SECONDS = 4.0
         try:
             run(case)
         except Exception as error:
@@ -147,7 +148,7 @@ def stop_one():
 
     import tf_redsync as rs
     from tests.distributed import problems
-    from tf_redsync.exchange import watchdog
+    from tf_redsync.cluster import watchdog
 
     strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=60)
     with strategy.scope():

@@ -18,7 +18,7 @@ def gather_and_train(training):
 
     import tf_redsync as rs
     from tests.distributed import problems
-    from tf_redsync.exchange import collectives
+    from tf_redsync.network import collectives
 
     strategy = rs.MultiWorkerMirroredStrategy()
     workers = strategy.num_replicas_in_sync

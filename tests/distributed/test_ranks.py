@@ -40,7 +40,7 @@ def networks(strategy):
     """What the requests bring back from the networks that workers may have."""
     import tensorflow as tf
 
-    from tf_redsync.exchange import collectives
+    from tf_redsync.network import collectives
 
     workers = strategy.num_replicas_in_sync
     direct = collectives.DirectCollectives(workers, strategy)
@@ -98,9 +98,10 @@ def hashes(strategy, names):
     import tensorflow as tf
 
     from tests.conformance import harness
-    from tf_redsync.exchange import collectives, driver
+    from tf_redsync.exchange import driver
     from tf_redsync.exchange import loopback as all_workers
     from tf_redsync.exchange.layout import BucketLayout
+    from tf_redsync.network import collectives
 
     class SumsInOrder(collectives.DirectCollectives):
         """Adds up in the order of ranks, as the loopback does; a ring rounds in another one."""

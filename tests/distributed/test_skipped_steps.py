@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests import total_state
 from tests.deep import DEEP
 from tests.distributed.cluster import run_workers
 
@@ -62,7 +63,7 @@ def train_with_bad_steps():
             return np.concatenate([np.asarray(m, np.float64) for m in mine])
 
         def state(self):
-            state = self.optimizer.exchange.total_state()
+            state = total_state.total(self.optimizer.exchange)
             kept = [state[n].ravel() for n in sorted(state) if n not in ("step", "skipped")]
             return np.concatenate([np.zeros(1), *kept])
 

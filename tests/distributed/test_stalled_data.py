@@ -15,7 +15,7 @@ def stall(family, amount, loop):
 
     import tf_redsync as rs
     from tests.distributed import problems
-    from tf_redsync.exchange import watchdog
+    from tf_redsync.cluster import watchdog
 
     watchdog._STUCK_SECONDS = 3.0
     library = keras if family == "keras3" else tf_keras

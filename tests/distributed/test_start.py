@@ -13,8 +13,8 @@ from tests.distributed import cluster, forks
 from tests.distributed.cluster import ENVIRONMENT, run_workers
 from tests.unit.test_rendezvous import second
 from tf_redsync import launch
-from tf_redsync.exchange import rendezvous
-from tf_redsync.exchange.cluster import Cluster, StartError
+from tf_redsync.cluster import rendezvous
+from tf_redsync.cluster.tasks import Cluster, StartError
 
 pytestmark = pytest.mark.distributed
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.distributed import cluster, forks
 from tf_redsync import launch, stopping
-from tf_redsync.checkpoints.store import Store
+from tf_redsync.state.checkpoint_store import Store
 
 pytestmark = pytest.mark.distributed
 STEPS, EPOCHS = 12, 2

@@ -9,6 +9,7 @@ import json
 import numpy as np
 import pytest
 
+from tests import total_state
 from tests.deep import DEEP
 from tests.distributed.cluster import run_workers
 
@@ -103,9 +104,9 @@ def not_finite(wrapped, keras, x, y, method):
         before = training.train(x[:2], y[:2])[-1]
         poisoned = x[2].copy()
         poisoned[3, 0, 0] = np.nan  # on the second replica of the second host
-        residual = training.optimizer.exchange.total_state()
+        residual = total_state.total(training.optimizer.exchange)
         found[f"{name}/kept"] = training.step(poisoned, y[2]).tobytes() == before.tobytes()
-        again = training.optimizer.exchange.total_state()
+        again = total_state.total(training.optimizer.exchange)
         found[f"{name}/state kept"] = all(
             np.array_equal(residual[n], again[n]) for n in again if n not in ("step", "skipped")
         )
@@ -123,7 +124,7 @@ def saved(folder, optimizer, keras, two, one):
     from tests.distributed import levels
 
     def totals(training):
-        state = training.optimizer.exchange.total_state()
+        state = total_state.total(training.optimizer.exchange)
         return np.concatenate([np.ravel(state[name]) for name in sorted(state)])
 
     def residual(training):
@@ -141,8 +142,8 @@ def saved(folder, optimizer, keras, two, one):
         for target in TARGETS[name]:
             training = levels.Training(1 if target == "to 1" else 2, optimizer, keras)
             if target == "by hand":
-                total = source.optimizer.exchange.total_state()
-                training.optimizer.exchange.restore_total_state(total)
+                total = total_state.total(source.optimizer.exchange)
+                total_state.restore(training.optimizer.exchange, total)
             else:
                 checkpoint(training).restore(prefix).assert_existing_objects_matched()
             found[f"totals/{name} {target}"] = totals(training)
@@ -173,10 +174,10 @@ def fitted(folder, keras, optimizer):
         model.compile(optimizer=optimizer(), loss="mse", steps_per_execution=2)
     history = model.fit(problems.dataset(64, 16), epochs=3, verbose=0)
     model.save(folder / "model.keras")
-    state = model.optimizer.exchange.total_state()
+    state = total_state.total(model.optimizer.exchange)
     with strategy.scope():
         loaded = keras.saving.load_model(folder / "model.keras")
-    restored = loaded.optimizer.exchange.total_state()
+    restored = total_state.total(loaded.optimizer.exchange)
     return {
         "fit/loss": history.history["loss"],
         "fit/weights": levels.weights(strategy, model),

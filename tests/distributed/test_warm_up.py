@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests import total_state
 from tests.distributed.cluster import run_workers
 
 WARM, AFTER, RATE = 4, 4, 0.02
@@ -59,7 +60,7 @@ def train_all():
 
 def of_waiting(optimizer):
     """The sum over all of what all workers have waiting, signs and all."""
-    total = optimizer.exchange.total_state()
+    total = total_state.total(optimizer.exchange)
     waiting = [v for n, v in total.items() if "/residual/" in n or "/pending/" in n]
     return [float(np.sum(v)) for v in waiting]
 

@@ -30,9 +30,9 @@ def load_store():
     package = types.ModuleType("tf_redsync")
     package.__path__ = [str(folder)]
     sys.modules.setdefault("tf_redsync", package)
-    from tf_redsync.checkpoints import manifest, store
+    from tf_redsync.state import checkpoint_manifest, checkpoint_store
 
-    return store.Store, manifest.Manifest
+    return checkpoint_store.Store, checkpoint_manifest.Manifest
 
 
 def arrays(save, rank):

@@ -12,7 +12,12 @@ from tf_redsync.codings import Capacity, Golomb
 from tf_redsync.exchange import loopback, wire
 from tf_redsync.exchange.driver import DryRun
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
-from tf_redsync.programs import EveryStep, LocalSteps, OwnPoints, for_buckets
+from tf_redsync.step.sync_schedules import (
+    EveryStep,
+    LocalSteps,
+    PerturbedPoint,
+    for_buckets,
+)
 
 
 def resnet50_shapes():
@@ -104,7 +109,7 @@ def program(method, workers=2):
 def test_programs_follow_from_the_methods():
     assert type(program(rs.RedSync())) is EveryStep
     assert type(program(rs.SBC(steps=7))) is LocalSteps and program(rs.SBC(steps=7)).steps == 7
-    assert type(program(rs.CDSGD())) is OwnPoints and program(rs.CDSGD()).delay == 1
+    assert type(program(rs.CDSGD())) is PerturbedPoint and program(rs.CDSGD()).delay == 1
     assert type(program(rs.SBC(), workers=1)) is EveryStep  # nobody to agree with
 
 

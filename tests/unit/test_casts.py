@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_redsync.engine import gradients
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.ops.words import before_cast, widened
+from tf_redsync.step import gradients
 
 
 def in_a_graph(make):

@@ -20,7 +20,7 @@ from tests.deep import DEEP
 from tests.loops import loop
 from tests.unit import checkpoint_saves
 from tf_redsync import stopping
-from tf_redsync.checkpoints import arrays as saved_arrays
+from tf_redsync.state import checkpoint_arrays as saved_arrays
 
 pytestmark = pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")
 
@@ -271,7 +271,7 @@ def test_it_saves_when_it_is_asked_to(tmp_path):
 
 
 def test_a_full_disk_is_a_warning_and_the_last_one_stays(tmp_path, monkeypatch):
-    from tf_redsync.checkpoints import files
+    from tf_redsync.state import checkpoint_files
 
     model, replace, calls = model_of("keras3"), os.replace, []
 
@@ -281,7 +281,7 @@ def test_a_full_disk_is_a_warning_and_the_last_one_stays(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         replace(source, target)
 
-    monkeypatch.setattr(files.os, "replace", full)
+    monkeypatch.setattr(checkpoint_files.os, "replace", full)
     checkpoint = rs.callbacks.Checkpoint(tmp_path, every=4, keep=1)
     words = r"checkpoint-000002 could not be saved at step 8; .* is .*-000001\.(.|\n)*disk is full"
     with pytest.warns(UserWarning, match=words):
@@ -426,13 +426,13 @@ WORDS = {
 @loop("family", ["keras3", "tf_keras"])
 @loop("words", WORDS)
 def test_data_of_another_order_are_warned_of(family, words):
-    from tf_redsync.keras import position
+    from tf_redsync.keras import fit_resume
 
     library, told = FAMILIES[family][0], []
 
     class Look(library.callbacks.Callback):
         def on_train_begin(self, logs=None):
-            told.append(position.Position(self.model).doubts)
+            told.append(fit_resume.Position(self.model).doubts)
             raise Interrupted
 
     model = model_of(family)

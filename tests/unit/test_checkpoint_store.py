@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from tests.unit import checkpoint_saves as saves
-from tf_redsync.checkpoints import arrays, manifest
-from tf_redsync.checkpoints.manifest import Manifest, Refused
-from tf_redsync.checkpoints.store import Store
+from tf_redsync.state import checkpoint_arrays, checkpoint_manifest
+from tf_redsync.state.checkpoint_manifest import Manifest, Refused
+from tf_redsync.state.checkpoint_store import Store
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_killed_at_random_moments(memory, count):
 
 def test_the_search_finds_a_manifest_that_comes_first(memory, monkeypatch):
     """What is wrong on purpose: a checkpoint that exists before its parts do."""
-    monkeypatch.setattr(manifest, "NAME", "part-00001.npz")
+    monkeypatch.setattr(checkpoint_manifest, "NAME", "part-00001.npz")
     with pytest.raises((Refused, AssertionError)):
         saves.newest(saved(memory))
 
@@ -190,7 +190,7 @@ WRONG = {
 def test_a_manifest_of_another_form_is_refused(memory, place):
     """Whatever it says, its checksum is valid; a part's path stays in its folder."""
     store = saved(memory, 1)
-    path = store.path(1) / manifest.NAME
+    path = store.path(1) / checkpoint_manifest.NAME
     good = path.read_text()
     for wrong in WRONG[place]:
         path.write_text(good)
@@ -225,9 +225,9 @@ def _replaced(make):
 def test_special_and_large_files_are_refused_at_once(memory, name, damage):
     store = saved(memory, 2)
     damage(store.path(2) / name)
-    if name != manifest.NAME:
+    if name != checkpoint_manifest.NAME:
         size = _size_of(store.path(2) / name)
-        saves.rewrite(store.path(2) / manifest.NAME, "parts.1.size", size)
+        saves.rewrite(store.path(2) / checkpoint_manifest.NAME, "parts.1.size", size)
     tracemalloc.start()
     try:
         with pytest.raises(Refused, match=name):
@@ -256,7 +256,7 @@ def test_arrays_that_are_larger_than_their_file_are_refused(memory):
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match="a.npz cannot be read"):
-            arrays.load(path, size)
+            checkpoint_arrays.load(path, size)
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
@@ -271,12 +271,12 @@ def test_names_of_dtypes_that_cannot_be_are_refused(tmp_path, named):
     with (
         pytest.raises(ValueError, match="a.npz cannot be read") if named != b"[]" else nullcontext()
     ):
-        assert arrays.load(tmp_path / "a.npz", 10_000)["a"].shape == (2,)
+        assert checkpoint_arrays.load(tmp_path / "a.npz", 10_000)["a"].shape == (2,)
 
 
 def test_each_bit_of_a_manifest_counts(memory):
     store = saved(memory, 1)
-    path = store.path(1) / manifest.NAME
+    path = store.path(1) / checkpoint_manifest.NAME
     good, found = path.read_bytes(), store.manifest(1)
     for place in range(0, len(good), 3):
         path.write_bytes(good[:place] + bytes([good[place] ^ 4]) + good[place + 1 :])
@@ -434,7 +434,7 @@ def test_what_is_removed_is_logged(memory, caplog):
     ],
 )
 def test_what_is_of_another_model_says_by_what(change, words):
-    assert re.search(words, manifest.differences(saves.SUBJECT, saves.SUBJECT | change))
+    assert re.search(words, checkpoint_manifest.differences(saves.SUBJECT, saves.SUBJECT | change))
 
 
 # ------------------------------------------------------------------------------------------ arrays
@@ -451,8 +451,10 @@ def test_arrays_of_all_dtypes_come_back(tmp_path):
         "dtypes": np.zeros(2),
         "file": np.zeros(1),
     }
-    arrays.save(tmp_path / "a.npz", values)
-    loaded = arrays.load(tmp_path / "a.npz", 10_000, lambda name: getattr(ml_dtypes, name))
+    checkpoint_arrays.save(tmp_path / "a.npz", values)
+    loaded = checkpoint_arrays.load(
+        tmp_path / "a.npz", 10_000, lambda name: getattr(ml_dtypes, name)
+    )
     assert loaded.keys() == values.keys()
     for name, value in values.items():
         assert loaded[name].dtype == value.dtype and loaded[name].shape == value.shape
@@ -462,8 +464,8 @@ def test_arrays_of_all_dtypes_come_back(tmp_path):
 
 def test_only_numbers_are_saved_and_read(tmp_path):
     with pytest.raises(TypeError, match="only numbers can be saved"):
-        arrays.save(tmp_path / "a.npz", {"a": np.asarray([{}])})
+        checkpoint_arrays.save(tmp_path / "a.npz", {"a": np.asarray([{}])})
     np.savez(tmp_path / "b.npz", a=np.asarray([{}], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match=r"b.npz cannot be read"):
-        arrays.load(tmp_path / "b.npz", 10_000)
+        checkpoint_arrays.load(tmp_path / "b.npz", 10_000)
     assert not (tmp_path / "a.npz").exists()

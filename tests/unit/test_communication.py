@@ -5,8 +5,13 @@ import subprocess
 import pytest
 import tensorflow as tf
 
-from tf_redsync.exchange import communication
-from tf_redsync.exchange.communication import Implementation, Options, choose, told
+from tf_redsync.network import transport
+from tf_redsync.network.transport import (
+    Implementation,
+    Options,
+    choose,
+    told,
+)
 
 DRIVER = r"""
 #include <string.h>
@@ -33,21 +38,21 @@ def drivers(tmp_path_factory):
 @pytest.fixture
 def three_gpus(monkeypatch):
     gpus = [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in (0, 1, 2)]
-    monkeypatch.setattr(communication, "_visible", lambda: gpus)
+    monkeypatch.setattr(transport, "_visible", lambda: gpus)
 
 
 def test_gpus_are_known_by_their_uuids(drivers, three_gpus):
-    found = communication.own_gpus(drivers[0])
+    found = transport.own_gpus(drivers[0])
     assert found == ["10" + 15 * "00", "11" + 15 * "00", ""]
 
 
 def test_a_driver_that_does_not_tell(drivers, three_gpus):
-    assert communication.own_gpus(drivers[1]) == ["", "", ""]
-    assert communication.own_gpus("libno_such_driver.so") == ["", "", ""]
+    assert transport.own_gpus(drivers[1]) == ["", "", ""]
+    assert transport.own_gpus("libno_such_driver.so") == ["", "", ""]
 
 
 def test_no_gpus():
-    assert communication.own_gpus("libno_such_driver.so") == []
+    assert transport.own_gpus("libno_such_driver.so") == []
 
 
 AUTO, RING, NCCL = Implementation.AUTO, Implementation.RING, Implementation.NCCL
@@ -92,13 +97,13 @@ def test_what_cannot_be(asked, gpus, text):
 
 def test_the_users_options_stay_as_they_are():
     given = Options(bytes_per_pack=5)
-    own = communication.copied(given)
+    own = transport.copied(given)
     choose(own, [told(["a"]), told(["b"])])
     assert (own.implementation, own.bytes_per_pack) == (NCCL, 5)
     assert given.implementation is AUTO
 
 
 def test_on_cpus_nccl_means_nothing():
-    assert communication.by_nccl(Options(implementation=NCCL), "/job:w/device:GPU:0")
-    assert not communication.by_nccl(Options(implementation=NCCL), "/job:w/device:CPU:0")
-    assert not communication.by_nccl(Options(), "/job:w/device:GPU:0")
+    assert transport.by_nccl(Options(implementation=NCCL), "/job:w/device:GPU:0")
+    assert not transport.by_nccl(Options(implementation=NCCL), "/job:w/device:CPU:0")
+    assert not transport.by_nccl(Options(), "/job:w/device:GPU:0")

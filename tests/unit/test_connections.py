@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from tf_redsync.exchange import connections
+from tf_redsync.cluster import connections
 
 USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", 18)
 

@@ -9,10 +9,10 @@ import tensorflow as tf
 import tf_keras
 
 import tf_redsync as rs
-from tf_redsync.engine import drift
-from tf_redsync.exchange.differences import differences
-from tf_redsync.keras import equal_workers
+from tf_redsync.cluster.differences import differences
+from tf_redsync.keras import consistency
 from tf_redsync.ops import native
+from tf_redsync.step import drift
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -74,7 +74,7 @@ OPTIMIZERS = {
 def test_the_whole_optimizer_is_described(name):
     family, make = OPTIMIZERS[name]
     one, same, other = (
-        json.dumps(equal_workers.describe(make(m), family.saving)) for m in (0.5, 0.5, 0.25)
+        json.dumps(consistency.describe(make(m), family.saving)) for m in (0.5, 0.5, 0.25)
     )
     assert one == same != other  # whatever numbers the names have
     first, second = differences([one, other])

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.loops import loop
-from tf_redsync import feedback
+from tf_redsync.exchange import feedback
 
 
 def arrays(seed, scale=1.0):

@@ -7,6 +7,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_redsync as rs
+from tests import total_state
 from tests.unit.test_mirrored import per_replica, weights
 
 BATCH, WIDTH, STEPS = 4, 6, 3
@@ -60,7 +61,7 @@ def test_the_first_step_builds(mirrored, family, traced):
     assert optimizer.exchange.step.numpy() == STEPS
     for a, b in zip(weights(strategy, model), weights(strategy, expected), strict=True):
         np.testing.assert_array_equal(a, b)
-    residual = next(v for n, v in optimizer.exchange.total_state().items() if "residual" in n)
+    residual = next(v for n, v in total_state.total(optimizer.exchange).items() if "residual" in n)
     assert np.abs(residual).max() > 0
 
 

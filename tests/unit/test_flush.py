@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_redsync as rs
+from tests import total_state
 from tests.loops import loop
 from tf_redsync.callbacks import Flush
 
@@ -54,7 +55,7 @@ def numbers(variable):
 
 
 def waiting(optimizer):
-    state = optimizer.exchange.total_state()
+    state = total_state.total(optimizer.exchange)
     return sum(np.abs(v).sum() for n, v in state.items() if "residual" in n or "pending" in n)
 
 

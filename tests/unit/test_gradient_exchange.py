@@ -10,10 +10,11 @@ import tensorflow as tf
 import tf_keras
 
 import tf_redsync as rs
+from tests import total_state
 from tests.loops import loop
 from tests.oracle import redsync as oracle
-from tf_redsync.engine.unbuilt import UnbuiltExchange
-from tf_redsync.exchange import agreement
+from tf_redsync.cluster import agreement
+from tf_redsync.step.builder import ExchangeBuilder
 
 SHAPES = {"embedding": (40, 5), "kernel": (30, 20), "bias": (20,), "scale": (), "out": (20, 11)}
 SPARSE = rs.RedSync(density=0.05, dense_below=0, selection="exact")
@@ -32,7 +33,7 @@ def build(strategy, policy, variables=None, **options):
         policy = rs.Policy(default=policy)
     with strategy.scope(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        unbuilt = UnbuiltExchange(policy, **options)
+        unbuilt = ExchangeBuilder(policy, **options)
         return unbuilt.build(make_variables() if variables is None else variables)
 
 
@@ -130,7 +131,7 @@ def test_equals_the_oracle(mirrored, name, workers, options):
                 assert replica[i].tobytes() == found[0][i].tobytes()
     assert exchange.step.numpy() == 12 and exchange.skipped.numpy() == 0
     if workers > 1 and name != "dense":
-        state = exchange.total_state()
+        state = total_state.total(exchange)
         residuals = sum(a.sum() for n, a in state.items() if "/residual/" in n)
         expected = sum(r.sum() for w in reference.residuals for r in w if r is not None)
         np.testing.assert_allclose(residuals, expected, rtol=1e-3, atol=1e-3)
@@ -169,13 +170,13 @@ def test_a_step_over_some_variables_keeps_the_residuals_of_the_others(mirrored):
 
         return strategy.run(replica)
 
-    state = exchange.total_state()
+    state = total_state.total(exchange)
     name = next(n for n, a in state.items() if "/residual/" in n and a.shape == SHAPES["kernel"])
     before = state[name]
     assert before.any()
     for _ in range(3):
         partly()
-    np.testing.assert_array_equal(exchange.total_state()[name], before)
+    np.testing.assert_array_equal(total_state.total(exchange)[name], before)
 
 
 def test_indexed_slices_with_duplicates(mirrored):
@@ -357,7 +358,7 @@ def test_total_state_round_trip(mirrored):
     step = make_step(strategy, first)
     for number in range(3):
         step(gradients(number, 2))
-    saved = first.total_state()
+    saved = total_state.total(first)
     locally = per_worker_state(strategy, first)
     for (bucket, name, i, _), value in locally.items():
         total = saved[f"bucket_{bucket}/{name}/{i}"]
@@ -367,8 +368,8 @@ def test_total_state_round_trip(mirrored):
         np.testing.assert_allclose(total, expected, rtol=1e-6)
     for workers in (2, 4, 1):
         other = build(mirrored(workers), method)
-        other.restore_total_state(saved)
-        again = other.total_state()
+        total_state.restore(other, saved)
+        again = total_state.total(other)
         assert again.keys() == saved.keys()
         for name, value in saved.items():
             np.testing.assert_allclose(again[name], value, rtol=1e-6, err_msg=name)
@@ -380,10 +381,10 @@ def test_total_state_round_trip(mirrored):
 
 
 def test_state_of_another_model(mirrored):
-    saved = build(mirrored(2), rs.RedSync(dense_below=0)).total_state()
+    saved = total_state.total(build(mirrored(2), rs.RedSync(dense_below=0)))
     other = build(mirrored(2), rs.Dense())
     with pytest.raises(ValueError, match="another model or method.*Expected.*Received"):
-        other.restore_total_state(saved)
+        total_state.restore(other, saved)
 
 
 @pytest.mark.parametrize("method", [rs.RedSync(dense_below=0), rs.LocalSGD(steps=2)])
@@ -403,31 +404,30 @@ def test_the_state_is_agreed_on_in_one_round(mirrored, monkeypatch, method):
 
     monkeypatch.setattr(agreement, "agreed", agreed)
     with tf.variable_creator_scope(create):
-        UnbuiltExchange(rs.Policy(default=method)).build(
+        ExchangeBuilder(rs.Policy(default=method)).build(
             [tf.Variable(tf.zeros([30, 40]), name="w")]
         )
     assert created[0] == 0 and set(created[1:]) == {1} and len(created) > 5
     assert rounds == ["create the state of the exchange", "end"]
 
 
-@pytest.mark.parametrize("use", ["explain", "bytes_per_step", "total_state", "restore_total_state"])
+@pytest.mark.parametrize("use", ["explain", "bytes_per_step", "worker_state"])
 def test_before_build(use):
-    exchange = UnbuiltExchange(rs.Policy(default=rs.Dense()))
-    arguments = [{}] if use == "restore_total_state" else []
+    exchange = ExchangeBuilder(rs.Policy(default=rs.Dense()))
     with pytest.raises(RuntimeError, match=f"`{use}` needs the model's variables.*build"):
-        getattr(exchange, use)(*arguments)
+        getattr(exchange, use)()
 
 
 def test_one_worker_is_warned(mirrored):
     with pytest.warns(UserWarning, match="one worker.*launch -n 2.*MirroredStrategy"):
         with mirrored(1).scope():
-            UnbuiltExchange(rs.Policy(default=SPARSE)).build(make_variables())
+            ExchangeBuilder(rs.Policy(default=SPARSE)).build(make_variables())
 
 
 def test_unsupported_strategy():
     strategy = tf.distribute.experimental.CentralStorageStrategy(["CPU:0"])
     with strategy.scope(), pytest.raises(ValueError) as error:
-        UnbuiltExchange(rs.Policy(default=rs.Dense())).build([])
+        ExchangeBuilder(rs.Policy(default=rs.Dense())).build([])
     assert "the strategy must be MultiWorkerMirroredStrategy" in str(error.value)
     assert "Received: strategy=CentralStorageStrategy" in str(error.value)
 
@@ -448,7 +448,7 @@ def test_jit_compile_is_refused_while_tracing(mirrored, workers):
 
 def test_no_strategy():
     with pytest.warns(UserWarning, match="one worker"):
-        exchange = UnbuiltExchange(rs.Policy(default=SPARSE)).build(make_variables())
+        exchange = ExchangeBuilder(rs.Policy(default=SPARSE)).build(make_variables())
     (total,), finite = exchange([tf.fill(SHAPES["out"], 2.0)], [4])
     assert finite
     np.testing.assert_array_equal(total, np.full(SHAPES["out"], 2.0))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_redsync.exchange import groups
+from tf_redsync.network import groups
 
 
 class Strategy:

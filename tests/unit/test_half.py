@@ -9,12 +9,13 @@ import tensorflow as tf
 import tf_redsync as rs
 from tests.deep import DEEP
 from tests.loops import loop
+from tf_redsync import config
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.driver import DryRun, drive
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.exchange.requests import AllReduce
-from tf_redsync.programs import EveryStep
+from tf_redsync.step.sync_schedules import EveryStep
 
 ROUNDED = (
     rs.RandomK(density=0.3),
@@ -199,7 +200,7 @@ def test_what_overflows_float16_stops_the_step():
 
 def test_methods_whose_words_are_no_numbers_are_refused():
     takes = {type(m).__name__ for m in (*ROUNDED, *SELECT)}
-    for name, cls in rs.methods.base.registered().items():
+    for name, cls in config.registered().items():
         if issubclass(cls, rs.Method) and name not in takes:
             with pytest.raises(ValueError, match="`method` must be None.*Received: method="):
                 rs.HalfPrecision(method=cls())

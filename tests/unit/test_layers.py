@@ -11,42 +11,30 @@ import tf_redsync as rs
 
 PACKAGE = Path(rs.__file__).parent
 
-# Bottom up. A module belongs to the entry that says most of its path, and may import what is in its
-# own layer and below.
+# Bottom up. A folder is a unit, as is each module of the top level. A unit may import its own layer
+# and those below.
 LAYERS = (
     (
         "checks.py",
         "config.py",
-        "version.py",
         "environment.py",
         "error_texts.py",
         "errors.py",
         "requirements.py",
         "stopping.py",
         "tables.py",
-        "tf_config.py",
+        "version.py",
     ),
-    ("checkpoints/", "building/"),
+    ("building/",),
     ("ops/",),
-    ("exchange/",),
-    ("codings/",),
     ("outer.py",),
-    (
-        "feedback.py",
-        "methods/base.py",
-        "methods/dense.py",
-        "methods/common/cadence.py",
-        "methods/common/own_momentum.py",
-        "methods/common/random_numbers.py",
-    ),
-    ("schedules.py",),
-    ("methods/common/",),
-    ("methods/",),
+    ("exchange/",),
+    ("network/", "codings/", "schedules.py"),
+    ("cluster/", "methods/"),
     ("policy.py",),
     ("explanation.py", "summary.py", "auto/"),
-    ("programs/",),
-    ("engine/",),
-    ("metrics/",),
+    ("step/",),
+    ("state/", "metrics/"),
     ("keras/",),
     ("strategy.py", "optimizer.py", "callbacks/", "addons.py", "saving.py", "sharding.py"),
     ("expressions.py",),
@@ -62,14 +50,15 @@ def sources(package):
 
 
 def layer_of(module):
-    found = [
-        (len(entry), number)
-        for number, entries in enumerate(LAYERS)
-        for entry in entries
-        if module == entry or (entry.endswith("/") and module.startswith(entry))
-    ]
+    found = [number for number, units in enumerate(LAYERS) if unit_of(module) in units]
     assert found, f"{module} belongs to no layer"
-    return max(found)[1]
+    return found[0]
+
+
+def unit_of(module):
+    """The folder of a module, or the module itself at the top level."""
+    folder, slash, _ = module.partition("/")
+    return folder + slash
 
 
 @functools.cache
@@ -112,17 +101,17 @@ def test_no_import_runs_upwards():
     texts = sources(PACKAGE)
     assert upward(texts) == []
     found = imports(texts)
-    assert "exchange/driver.py" in found["engine/gradient_exchange.py"] | found["engine/workers.py"]
+    assert "exchange/driver.py" in found["step/gradient_exchange.py"] | found["step/workers.py"]
     assert "strategy.py" in found["__init__.py"]  # for types only
 
 
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("exchange/wire.py", "from tf_redsync.methods.base import Method"),
+        ("exchange/wire.py", "from tf_redsync.network import groups"),
         ("ops/selection.py", "def f():\n    from tf_redsync import exchange"),
-        ("methods/common/sparsifier.py", "from tf_redsync.methods import topk"),
-        ("engine/masks.py", "import tf_redsync.keras.keras3"),
+        ("methods/common/sparsifier.py", "from tf_redsync.step import plan"),
+        ("step/masks.py", "import tf_redsync.keras.keras3"),
         ("policy.py", "if TYPE_CHECKING:\n    from tf_redsync import DistributedOptimizer"),
     ],
 )
@@ -135,6 +124,10 @@ def test_what_runs_upwards_is_found(module, line):
 def test_no_import_runs_in_a_circle():
     texts = sources(PACKAGE)
     TopologicalSorter(imports(texts)).prepare()
+    units = {}
+    for module, others in imports(texts).items():
+        units.setdefault(unit_of(module), set()).update(map(unit_of, others))
+    TopologicalSorter({unit: others - {unit} for unit, others in units.items()}).prepare()
     texts["exchange/requests.py"] += "\nfrom tf_redsync.exchange import driver\n"
     with pytest.raises(CycleError):
         TopologicalSorter(imports(texts)).prepare()

@@ -22,7 +22,7 @@ from tf_redsync.exchange.requests import AllGather, AllReduce
 from tf_redsync.methods.lgc import shared_values
 from tf_redsync.methods.lgc.autoencoder import Autoencoder
 from tf_redsync.ops.codecs import Positions
-from tf_redsync.programs import EveryStep
+from tf_redsync.step.sync_schedules import EveryStep
 
 SHAPES = ((), (0, 3), (40, 30), (7, 5, 9), (300, 2))
 SPECS = tuple(TensorSpec(f"v{i}", s, position=i) for i, s in enumerate(SHAPES))

@@ -8,10 +8,11 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tf_redsync.exchange import method
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.loopback import run_step
-from tf_redsync.methods import Cadence, base, from_config, serialize
+from tf_redsync.methods import Cadence, from_config, serialize
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ def test_unknown_class(name):
 
 
 def test_every_public_configurable_is_registered():
-    known = base.registered()
+    known = method.registered()
     for cls in (rs.Dense, rs.NoExchange, rs.RedSync, rs.Policy, rs.Rule):
         assert known[cls.__name__] is cls
     assert known["DenseWarmUp"] is rs.DenseWarmUp
@@ -79,7 +80,7 @@ def test_streams_differ_by_seed_step_and_position():
     """Each number is another one in another stream, and the mean of all is 1/2."""
     keys = [(seed, step, at) for seed in (0, 1, 7) for step in range(10) for at in range(-1, 9)]
     draws = [
-        base.uniform([50], base.stream(seed, tf.constant(step, tf.int64), at)).numpy()
+        method.uniform([50], method.stream(seed, tf.constant(step, tf.int64), at)).numpy()
         for seed, step, at in keys
     ]
     numbers = np.concatenate(draws)
@@ -90,5 +91,5 @@ def test_streams_differ_by_seed_step_and_position():
     assert np.abs(correlation).max() < 6 / np.sqrt(50)
     np.testing.assert_array_equal(
         draws[keys.index((1, 3, 2))],
-        base.uniform([50], base.stream(1, tf.constant(3, tf.int64), 2)),
+        method.uniform([50], method.stream(1, tf.constant(3, tf.int64), 2)),
     )

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_redsync as rs
+from tests import total_state
 from tests.deep import DEEP
 from tests.loops import loop
 
@@ -189,7 +190,7 @@ def test_a_bad_step_changes_no_weight_and_no_slot(mirrored, library, name):
     seen = []
 
     def note(optimizer):
-        seen.append((slots(optimizer), optimizer.exchange.total_state()))
+        seen.append((slots(optimizer), total_state.total(optimizer.exchange)))
 
     _, optimizer, history = train(strategy, library, wrapped, poison=2, steps=3, note=note)
     for a, b in zip(history[1], history[2], strict=True):

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_redsync as rs
 from tf_redsync.config import from_config, serialize
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
-from tf_redsync.programs import for_buckets
+from tf_redsync.step.sync_schedules import for_buckets
 
 DECAY = keras.optimizers.schedules.CosineDecay(0.7, 100)
 

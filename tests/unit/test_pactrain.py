@@ -10,10 +10,10 @@ import tf_redsync as rs
 from tests.loops import loop
 from tests.oracle.pactrain import PrunedOracle, capacity
 from tests.unit.test_gradient_exchange import SHAPES, build, gradients, make_step
-from tf_redsync.engine import masks
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.pactrain import kept_elements
+from tf_redsync.step import masks
 
 PRUNED = ("embedding", "kernel", "out")  # of SHAPES, in the order of the positions
 POSITIONS = [i for i, name in enumerate(SHAPES) if name in PRUNED]

@@ -10,7 +10,7 @@ import tf_redsync as rs
 from tf_redsync.exchange.driver import DryRun
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
 from tf_redsync.methods import Cadence
-from tf_redsync.programs import EveryStep, Trial
+from tf_redsync.step.sync_schedules import EveryStep, Trial
 
 SPECS = [TensorSpec("a", (20, 30), position=0), TensorSpec("b", (40, 50), position=1)]
 

@@ -2,15 +2,15 @@
 
 import pytest
 
-from tf_redsync.exchange.progress import Judge
-from tf_redsync.exchange.worker_report import Report
+from tf_redsync.cluster.stall_detector import StallDetector
+from tf_redsync.cluster.worker_report import Report
 
 
 class Room:
     """Workers that report every second."""
 
     def __init__(self, workers, timeout_seconds=60.0, dead=()):
-        self.judge = Judge(range(workers), timeout_seconds, lambda rank: rank not in dead)
+        self.judge = StallDetector(range(workers), timeout_seconds, lambda rank: rank not in dead)
         self.reports = [Report() for _ in range(workers)]
         self.silent = set()
         self.now = 0.0

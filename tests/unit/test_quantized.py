@@ -10,7 +10,7 @@ from tf_redsync.exchange import loopback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.methods.common.integer_sums import digits_per_number, packed_digits, unpacked_digits
-from tf_redsync.programs import EveryStep
+from tf_redsync.step.sync_schedules import EveryStep
 
 STOCHASTIC = (
     rs.QSGD(levels=3, bucket_size=32),

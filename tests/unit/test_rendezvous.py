@@ -16,10 +16,10 @@ from tests.loops import loop
 from tests.unit.stranger import Stranger
 from tf_redsync import environment
 from tf_redsync.cli.launch import free_ports
-from tf_redsync.exchange import cluster as clusters
-from tf_redsync.exchange import greetings, meeting, rendezvous
-from tf_redsync.exchange.cluster import Cluster, StartError
-from tf_redsync.exchange.member import Member
+from tf_redsync.cluster import handshake, meeting, rendezvous
+from tf_redsync.cluster import tasks as clusters
+from tf_redsync.cluster.member import Member
+from tf_redsync.cluster.tasks import Cluster, StartError
 
 # What servers and clients of gRPC say first.
 SETTINGS = b"\x00\x00\x12\x04\x00\x00\x00\x00\x00\x00\x03\x7f\xff\xff\xff"
@@ -284,7 +284,7 @@ def test_whatever_comes_to_the_port_the_workers_meet(started):
         b"tf_redsync " + b"[" * 100_000 + b"\n",
         b'tf_redsync {"challenge": 1}\n',
         b'tf_redsync {"challenge": "' + b"a" * 32 + b'"}\ntf_redsync ' + b"b" * 64 + b" {}\n",
-        b"tf_redsync " + b"x" * (greetings.LIMIT + 10) + b"\n",
+        b"tf_redsync " + b"x" * (handshake.LIMIT + 10) + b"\n",
         *(rng.randbytes(rng.randrange(100)) for _ in range(50)),
     ]
     kept = []

@@ -265,10 +265,10 @@ def test_causes(name):
 VICTIMS = (
     "tensorflow.python.framework.errors_impl.AbortedError: Collective ops is aborted by: x",
     "tensorflow.python.framework.errors_impl.UnavailableError: Socket closed",
-    "tf_redsync.exchange.agreement.Disagreement: worker 1 has ended its program, and worker 0 "
+    "tf_redsync.cluster.agreement.Disagreement: worker 1 has ended its program, and worker 0 "
     "waits for it:",
     "tensorflow.python.framework.errors_impl.AbortedError: worker 1 has failed: ValueError: bad",
-    "tf_redsync.exchange.agreement.Disagreement: worker 1 has failed: ValueError: bad",
+    "tf_redsync.cluster.agreement.Disagreement: worker 1 has failed: ValueError: bad",
 )
 
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_redsync as rs
+from tests import total_state
 from tests.distributed import problems
 from tests.distributed.problems import network
 
@@ -36,7 +37,7 @@ def trained(strategy):
 
 
 def total(optimizer):
-    state = optimizer.exchange.total_state()
+    state = total_state.total(optimizer.exchange)
     return {n: a for n, a in state.items() if "residual" in n}
 
 
@@ -88,7 +89,7 @@ def test_another_layout_is_refused(strategy, tmp_path):
     texts = [str(w.message) for w in caught]
     assert len(texts) == 1 and "begins anew" in texts[0] and "velocity" in texts[0], texts
     try:
-        other.optimizer.exchange.restore_total_state(saved.optimizer.exchange.total_state())
+        total_state.restore(other.optimizer.exchange, total_state.total(saved.optimizer.exchange))
         raise AssertionError("loaded")
     except ValueError as error:
         assert "another model or method" in str(error) and "velocity" in str(error), error
@@ -98,14 +99,14 @@ def test_auto_starts_with_empty_residuals_where_it_chooses_otherwise(strategy, t
     saved, optimizer = trained(
         keras, lambda: rs.DistributedOptimizer(keras.optimizers.SGD(0.05), METHOD)
     )
-    arrays = optimizer.exchange.total_state()
+    arrays = total_state.total(optimizer.exchange)
     with strategy.scope():
         model = network(keras)
         model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
         model.optimizer.build(model.trainable_variables)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        model.optimizer.exchange.restore_total_state(arrays)
+        total_state.restore(model.optimizer.exchange, arrays)
     assert len(caught) == 1 and "residuals" in str(caught[0].message), caught
     assert int(model.optimizer.exchange.step.numpy()) == 3
     path = str(tmp_path / "auto.keras")

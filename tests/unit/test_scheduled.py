@@ -11,11 +11,11 @@ import tf_keras
 import tf_redsync as rs
 from tests.loops import loop
 from tests.unit.test_programs import SPECS, Echo
+from tf_redsync.config import registered
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, make_buckets
 from tf_redsync.methods import from_config, serialize
-from tf_redsync.methods.base import registered
-from tf_redsync.programs import EveryStep
+from tf_redsync.step.sync_schedules import EveryStep
 
 STAGES = rs.DensityStages(begins=(0, 2, 3), densities=(0.5, 0.01, 0.1))
 RAMP = rs.ExponentialWarmUp(2, (0.25, 0.05))

@@ -7,9 +7,9 @@ import tensorflow as tf
 import tf_redsync as rs
 from tests.oracle.signs import OneBitAdamOracle
 from tf_redsync.exchange import loopback
-from tf_redsync.exchange.collectives import Alone
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
-from tf_redsync.programs import EveryStep
+from tf_redsync.network.collectives import Alone
+from tf_redsync.step.sync_schedules import EveryStep
 
 FEEDBACK = (rs.EFSignSGD, rs.OneBitSGD)
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_redsync as rs
+from tests import total_state
 from tests.loops import loop
 
 SHAPES = ((8, 6), (6,))
@@ -105,7 +106,7 @@ class Training:
             if not getattr(v, "path", v.name).endswith(("step_counter", "dynamic_scale"))
         }
         if self.optimizer is not self.inner:
-            state = self.optimizer.exchange.total_state()
+            state = total_state.total(self.optimizer.exchange)
             found |= {n: v for n, v in state.items() if n not in ("step", "skipped")}
         return found
 

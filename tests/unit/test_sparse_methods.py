@@ -8,7 +8,7 @@ import tf_redsync as rs
 from tests.loops import loop
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
-from tf_redsync.methods.base import stream
+from tf_redsync.methods.common.random_numbers import stream
 
 SPECS = (TensorSpec("a", (30, 40), position=0), TensorSpec("b", (70, 10), position=1))
 

@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tf_redsync.cluster import step_errors, watchdog
 from tf_redsync.error_texts import main_line
-from tf_redsync.exchange import step_errors, watchdog
-from tf_redsync.exchange.skips import SkippedSteps
+from tf_redsync.step.nonfinite import SkippedSteps
 
 OF_SEVERAL = (
     "Graph execution error:\n\nDetected at node A defined at (most recent call last):\n"

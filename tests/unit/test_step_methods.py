@@ -9,7 +9,7 @@ import tf_redsync as rs
 from benchmarks.step import step_methods, step_report
 from tests.loops import loop
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
-from tf_redsync.programs import for_buckets
+from tf_redsync.step.sync_schedules import for_buckets
 
 
 def classes():

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import tf_redsync as rs
 from tests.loops import loop
-from tf_redsync.tf_config import check_tf_config
+from tf_redsync.cluster.tf_config import check_tf_config
 
 
 def free_ports(count):

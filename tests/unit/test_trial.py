@@ -9,10 +9,10 @@ import tensorflow as tf
 import tf_redsync as rs
 from tests.loops import loop
 from tests.unit.test_optimizer_errors import refused
+from tf_redsync.config import registered
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import registered
-from tf_redsync.programs.trial import _with_residual
+from tf_redsync.step.trial import _with_residual
 
 WORKERS, SHAPE = 3, (40, 30)
 LAYOUT = BucketLayout((TensorSpec("a", SHAPE), TensorSpec("b", (60, 20), position=1)), WORKERS)

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tf_redsync.exchange import watchdog
+from tf_redsync.cluster import watchdog
 
 
 @pytest.mark.parametrize(

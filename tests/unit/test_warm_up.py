@@ -14,12 +14,17 @@ import tf_redsync as rs
 from tests.loops import loop
 from tests.unit.test_gradient_exchange import build, gradients, make_step
 from tests.unit.test_programs import SPECS, Echo, plain_variable
-from tf_redsync.exchange import state
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
 from tf_redsync.keras import training_length
 from tf_redsync.methods import from_config, serialize
 from tf_redsync.ops.sparse import SparseTotal
-from tf_redsync.programs import LocalSteps, Trial, WarmUp, for_buckets
+from tf_redsync.step import state_variables
+from tf_redsync.step.sync_schedules import (
+    LocalSteps,
+    Trial,
+    WarmUp,
+    for_buckets,
+)
 
 ONE_WORKER = "ignore:tf_redsync. there is one worker"
 
@@ -91,7 +96,7 @@ class Stages(rs.TopK):
 
 def warmed(steps, *methods, sparse_totals=False):
     warm_up = WarmUp(rs.DenseWarmUp(steps))
-    warm_up.create(state.counter("step"))
+    warm_up.create(state_variables.counter("step"))
     pairs = list(zip(SPECS, methods, strict=False))
     return for_buckets(make_buckets(pairs, 2, 1, sparse_totals), 2, 0, plain_variable, warm_up)
 
@@ -152,7 +157,7 @@ def test_a_trial_begins_after_it(monkeypatch):
     method = rs.TopK(density=0.01)
     (bucket,) = make_buckets([(SPECS[1], method)], 2)
     warm_up = WarmUp(rs.DenseWarmUp(4))
-    warm_up.create(state.counter("step"))
+    warm_up.create(state_variables.counter("step"))
     trial, phases = Trial([bucket], 2, plain_variable, warm_up), ""
     own = method.init(bucket.layout)
     for number in range(14):
@@ -171,7 +176,7 @@ def test_local_steps_count_skipped_steps_of_a_warm_up_once():
     assert isinstance(program, LocalSteps)
     counted = []
 
-    class Skips:
+    class NonFiniteCounter:
         def flags(self, grads):
             return tf.zeros([len(grads)])
 
@@ -181,7 +186,7 @@ def test_local_steps_count_skipped_steps_of_a_warm_up_once():
         def count_here(self, finite, flags):
             counted.append(("here", bool(finite)))
 
-    program.skips = Skips()
+    program.skips = NonFiniteCounter()
     for step, value in ((0, 1.0), (1, np.nan), (2, np.nan), (3, 1.0)):
         grads = [[tf.fill(s.shape, value) for s in b.layout.specs] for b in program.buckets]
         outcome = program.run(grads, [{}, {}], None, tf.constant(step, tf.int64), Echo(2))

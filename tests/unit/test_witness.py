@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from tf_redsync.exchange import witness
+from tf_redsync.cluster import startup_monitor
 
 # By its path: the package would import TensorFlow. It waits as TensorFlow does, deaf to signals.
 BODY = f"""
 import importlib.util, signal, socket, sys, time
-spec = importlib.util.spec_from_file_location("witness", {witness.__file__!r})
+spec = importlib.util.spec_from_file_location("witness", {startup_monitor.__file__!r})
 witness = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(witness)
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
@@ -28,7 +28,7 @@ print("started", flush=True)
 @pytest.fixture
 def starting(monkeypatch, tmp_path):
     """A process in which TensorFlow starts, and the other worker's end of its connection."""
-    text = open(witness.__file__).read()
+    text = open(startup_monitor.__file__).read()
     fast = tmp_path / "witness.py"
     fast.write_text(text.replace("GRACE_SECONDS = 10.0", "GRACE_SECONDS = 0.5").replace(
         "_FIRST_SECONDS, _EVERY_SECONDS = 10, 30", "_FIRST_SECONDS, _EVERY_SECONDS = 0.6, 30"
@@ -37,7 +37,7 @@ def starting(monkeypatch, tmp_path):
 
     def make(seconds=60.0, takes=60.0):
         here, there = socket.socketpair()
-        body = BODY.replace(witness.__file__, str(fast))
+        body = BODY.replace(startup_monitor.__file__, str(fast))
         words = [sys.executable, "-c", body, str(there.fileno()), str(seconds), str(takes)]
         pipe = subprocess.PIPE
         process = subprocess.Popen(

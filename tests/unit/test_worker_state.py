@@ -11,8 +11,9 @@ import tf_redsync as rs
 from benchmarks import method_settings
 from tests.loops import loop
 from tf_redsync.auto import auto
-from tf_redsync.engine.unbuilt import UnbuiltExchange
-from tf_redsync.methods.base import registered
+from tf_redsync.config import registered
+from tf_redsync.state.saved_exchange import SavedExchange
+from tf_redsync.step.builder import ExchangeBuilder
 
 SHAPES = {"kernel": (30, 20), "bias": (20,), "out": (20, 11)}
 METHODS = {
@@ -29,7 +30,7 @@ def build(strategy, policy=METHODS["redsync"], filled=True):
     with strategy.scope(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         variables = [tf.Variable(tf.zeros(s), name=n) for n, s in SHAPES.items()]
-        exchange = UnbuiltExchange(policy).build(variables)
+        exchange = ExchangeBuilder(policy, kind=SavedExchange).build(variables)
     if filled:
         generator = np.random.default_rng(3)
         for state in exchange.states:
@@ -261,7 +262,7 @@ def test_another_method_is_refused_and_no_part_at_all(mirrored):
         other.restore_worker_states([saved])
     with pytest.raises(ValueError, match="`parts` must hold a part on one worker at least"):
         other.restore_worker_states([])
-    unbuilt = UnbuiltExchange(rs.Policy(default=rs.Dense()))
+    unbuilt = ExchangeBuilder(rs.Policy(default=rs.Dense()))
     with pytest.raises(RuntimeError, match="`worker_state` needs the model's variables"):
         unbuilt.worker_state()
 

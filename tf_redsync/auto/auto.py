@@ -11,7 +11,7 @@ When the optimizer is built, on every worker:
 3. the table is logged.
 
 In training, if anything is compressed, dense and compressed steps take turns for a while. If the
-dense ones turn out faster, all later steps are dense (`programs/trial.py`).
+dense ones turn out faster, all later steps are dense (`step/trial.py`).
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ from tf_redsync.auto import budget, cost, probe, two_places
 from tf_redsync.auto.candidates import check_candidate, chosen_from
 from tf_redsync.auto.decision import Choice, Decision, Measured
 from tf_redsync.auto.left_out import LeftOut
-from tf_redsync.exchange import agreement, collectives
+from tf_redsync.cluster import agreement
+from tf_redsync.config import Configurable, register
 from tf_redsync.exchange.driver import Network
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
-from tf_redsync.methods.base import Configurable, Method, register
+from tf_redsync.exchange.method import Method
 from tf_redsync.methods.coded_gmc import CodedGMC
 from tf_redsync.methods.coded_topk import CodedTopK
 from tf_redsync.methods.dense import Dense
 from tf_redsync.methods.half import HalfPrecision
 from tf_redsync.methods.low_rank import PowerSGD
+from tf_redsync.network import collectives
 from tf_redsync.policy import Policy, check_together
 
 # A candidate must take less than this part of the time of the all-reduce, and save this much: what

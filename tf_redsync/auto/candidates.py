@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 
 from tf_redsync import checks, outer
-from tf_redsync.methods.base import Method
+from tf_redsync.exchange.method import Method
 from tf_redsync.methods.coded_topk import CodedTopK
 from tf_redsync.methods.demo import DeMo
 from tf_redsync.methods.dense import Dense

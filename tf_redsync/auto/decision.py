@@ -11,7 +11,7 @@ from typing_extensions import override
 from tf_redsync.auto import cost
 from tf_redsync.config import from_config, serialize
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Method
+from tf_redsync.exchange.method import Method
 from tf_redsync.policy import Assignment, Policy, or_dense
 from tf_redsync.tables import aligned
 

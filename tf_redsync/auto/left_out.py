@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from tf_redsync.auto.decision import Choice, Measured
-from tf_redsync.methods.base import Method
+from tf_redsync.exchange.method import Method
 
 
 @dataclasses.dataclass(frozen=True)

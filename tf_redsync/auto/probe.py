@@ -15,8 +15,8 @@ from tf_redsync.exchange import wire
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.driver import DryRun, Network, drive
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.method import Method
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, Request
-from tf_redsync.methods.base import Method
 
 # Sizes of the probes. A collective is timed with ever more bytes until it takes LONG_SECONDS.
 SMALL_BYTES = 4 * 1024

@@ -14,12 +14,12 @@ import numpy as np
 
 from tf_redsync import checks, stopping
 from tf_redsync.callbacks.common import OfBothKeras, exchange_of
-from tf_redsync.checkpoints.manifest import Manifest
-from tf_redsync.engine.checkpointing import Checkpoints, Found
-from tf_redsync.exchange import collectives
-from tf_redsync.exchange.common_step import CommonStep
+from tf_redsync.cluster.step_barrier import CommonStep
 from tf_redsync.keras import saved_values, training_state
-from tf_redsync.keras.position import Position
+from tf_redsync.keras.fit_resume import Position
+from tf_redsync.network import collectives
+from tf_redsync.state.checkpoint_manifest import Manifest
+from tf_redsync.state.checkpointing import Checkpoints, Found
 
 _TIMER, _SIGNAL = "it is time", "signal "  # requests by the chief's clock, and of a scheduler
 _EVERY = (

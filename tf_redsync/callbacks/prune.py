@@ -10,9 +10,9 @@ from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.callbacks.common import OfBothKeras, exchange_of
-from tf_redsync.engine import masks
 from tf_redsync.keras import pruning
 from tf_redsync.keras.fit_hook import ForTfKeras
+from tf_redsync.step import masks
 
 
 class ConsensusWeights(ForTfKeras, keras.callbacks.Callback):

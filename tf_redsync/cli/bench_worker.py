@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """A worker; worker 0 prints."""
     args = _parsed(argv)
     from tf_redsync import expressions
-    from tf_redsync.exchange import collectives
+    from tf_redsync.network import collectives
     from tf_redsync.planning import subject as subjects
     from tf_redsync.strategy import MultiWorkerMirroredStrategy
 

@@ -55,7 +55,7 @@ def _collectives(strategy: Any) -> dict[str, str]:
     import numpy as np
     import tensorflow as tf
 
-    from tf_redsync.exchange import collectives
+    from tf_redsync.network import collectives
 
     network = collectives.for_strategy(strategy)
     rank = collectives.worker_rank(strategy)

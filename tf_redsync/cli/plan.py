@@ -24,7 +24,7 @@ from tf_redsync.planning import PlanError
 if TYPE_CHECKING:
     from tf_redsync.auto import Auto
     from tf_redsync.auto.decision import Measured
-    from tf_redsync.methods.base import Method
+    from tf_redsync.exchange.method import Method
     from tf_redsync.planning.prediction import Plan
     from tf_redsync.planning.subject import Subject
     from tf_redsync.policy import Policy

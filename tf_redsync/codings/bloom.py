@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.codings.base import Capacity, CodedPositions, IndexCoding, used
-from tf_redsync.codings.conflicts import by_conflicts
+from tf_redsync.codings.bloom_conflict_sets import by_conflicts
 from tf_redsync.config import register
 from tf_redsync.ops.codecs import Positions, bloom_build, bloom_parameters, bloom_query
 from tf_redsync.ops.message_layout import MAX_COUNT

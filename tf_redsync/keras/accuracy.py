@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tf_redsync.auto import Auto
+from tf_redsync.exchange.method import Method
 from tf_redsync.keras import conflicts, measured, momentum
-from tf_redsync.methods.base import Method
 from tf_redsync.methods.common.wrapper import innermost
 from tf_redsync.methods.low_rank import ACPSGD, PowerSGD
 from tf_redsync.methods.redsync import RedSync

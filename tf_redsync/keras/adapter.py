@@ -16,16 +16,13 @@ import tensorflow as tf
 
 from tf_redsync import checks
 from tf_redsync.auto import Auto
-from tf_redsync.engine import flushing, masks
-from tf_redsync.engine.drift import DEFAULT_EVERY, Drift
-from tf_redsync.engine.gradient_exchange import GradientExchange
-from tf_redsync.engine.unbuilt import UnbuiltExchange
-from tf_redsync.exchange import strategy_hooks
+from tf_redsync.config import from_config
+from tf_redsync.exchange.method import Method
 from tf_redsync.keras import (
     accuracy,
     adafactor,
     conflicts,
-    equal_workers,
+    consistency,
     momentum,
     own_weights,
     pruning,
@@ -34,9 +31,13 @@ from tf_redsync.keras import (
 )
 from tf_redsync.keras.adam_slots import AdamSlots
 from tf_redsync.keras.skipping import Skipping
-from tf_redsync.methods.base import Method, from_config
 from tf_redsync.policy import Policy
-from tf_redsync.programs import LocalSteps
+from tf_redsync.state.saved_exchange import SavedExchange
+from tf_redsync.step import flushing, masks, strategy_hooks
+from tf_redsync.step.builder import ExchangeBuilder
+from tf_redsync.step.drift import DEFAULT_EVERY, Drift
+from tf_redsync.step.gradient_exchange import GradientExchange
+from tf_redsync.step.sync_schedules import LocalSteps
 
 
 class Adapter:
@@ -47,7 +48,7 @@ class Adapter:
         method: A method, a `Policy`, `Auto`, a config of one of them, or `None` for `Auto()`.
         check_every: See `DistributedOptimizer`.
         on_drift: See `DistributedOptimizer`.
-        options: Keyword arguments of `UnbuiltExchange`.
+        options: Keyword arguments of `ExchangeBuilder`.
 
     Raises:
         ValueError: for something that cannot be wrapped, or momentum on both sides.
@@ -69,8 +70,8 @@ class Adapter:
         self._told: set[str] = set()  # each warning once
         # To the user's line, from here through the adapter and `DistributedOptimizer`.
         suited = self._suited(stacklevel=9)
-        self.exchange: GradientExchange | UnbuiltExchange = UnbuiltExchange(
-            suited, rate=lambda: self.rate(), **options
+        self.exchange: GradientExchange | ExchangeBuilder = ExchangeBuilder(
+            suited, rate=lambda: self.rate(), kind=SavedExchange, **options
         )
         self._entered = 0  # see `entered`
         self._asked = False  # whether the optimizer has ever called `aggregate`
@@ -123,12 +124,12 @@ class Adapter:
             self._entered -= 1
 
     def build(self, variables: Sequence[Any], sparse_totals: bool = False) -> None:
-        """Make the exchange of `variables`; see `UnbuiltExchange.build`."""
-        if not isinstance(self.exchange, UnbuiltExchange):
+        """Make the exchange of `variables`; see `ExchangeBuilder.build`."""
+        if not isinstance(self.exchange, ExchangeBuilder):
             return
         tensors = [slots.tf_variable(v) for v in variables]
         self._positions = {slots.key(v): i for i, v in enumerate(tensors)}
-        described = equal_workers.describe(self._inner, self.saving)
+        described = consistency.describe(self._inner, self.saving)
         described |= {"check_every": self._check_every, "on_drift": self._on_drift}
         self.exchange = self.exchange.build(variables, sparse_totals, tensors, described)
         conflicts.check_accumulation(self._inner, self.exchange)
@@ -144,7 +145,7 @@ class Adapter:
             if not conflicts.accumulates(self._inner):  # which counts skipped steps as well
                 program.iterations = local(slots.tf_variable(self._inner.iterations))[0]
             self.exchange.own_variables = tuple(slots.all_variables(self._inner))
-        self._drift = equal_workers.drift_of(
+        self._drift = consistency.drift_of(
             self.exchange,
             self._inner,
             self._variables,
@@ -225,7 +226,7 @@ class Adapter:
                 "gradients must be applied in a replica context: inside the function that is "
                 "given to `strategy.run`."
             )
-        if isinstance(self.exchange, UnbuiltExchange):
+        if isinstance(self.exchange, ExchangeBuilder):
             raise RuntimeError(
                 "the optimizer is not built. Call `optimizer.build(model.trainable_variables)` "
                 "inside `strategy.scope()`, or give the first step the variables, too."

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_redsync.checkpoints.store import Store
-from tf_redsync.engine.leaders import leaders
-from tf_redsync.exchange import agreement, collectives
+from tf_redsync.cluster import agreement
+from tf_redsync.network import collectives
+from tf_redsync.state.checkpoint_store import Store
+from tf_redsync.state.shared_directories import leaders
 
 BACKUP, MODEL, TABLE = "BackupAndRestore", "ModelCheckpoint", "CSVLogger"
 # What writes, and the attribute with its path.

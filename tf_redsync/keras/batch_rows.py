@@ -15,8 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync.exchange import collectives
 from tf_redsync.keras.accuracy import AccuracyWarning
+from tf_redsync.network import collectives
 
 _MOST = tf.int64.max
 

@@ -9,9 +9,9 @@ import dataclasses
 from typing import Any
 
 from tf_redsync.auto import Auto
-from tf_redsync.exchange import collectives
 from tf_redsync.keras import momentum
 from tf_redsync.keras.momentum import config_numbers
+from tf_redsync.network import collectives
 from tf_redsync.policy import Policy
 
 

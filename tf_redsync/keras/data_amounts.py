@@ -17,8 +17,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync.exchange import agreement, strategy_hooks
+from tf_redsync.cluster import agreement
 from tf_redsync.keras import generators
+from tf_redsync.step import strategy_hooks
 
 _INFINITE = int(tf.data.INFINITE_CARDINALITY)
 _MAX_LINES = 16

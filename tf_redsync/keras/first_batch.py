@@ -21,8 +21,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from tf_redsync.exchange import collectives
 from tf_redsync.keras import generators, model_exchanges
+from tf_redsync.network import collectives
 
 _NAME = "_maybe_symbolic_build"
 

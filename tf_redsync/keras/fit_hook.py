@@ -15,17 +15,18 @@ import functools
 import weakref
 from typing import Any
 
-from tf_redsync.exchange import agreement, strategy_hooks
+from tf_redsync.cluster import agreement
 from tf_redsync.keras import (
     backups,
+    consistency,
     data_amounts,
-    equal_workers,
     loading,
     model_exchanges,
     own_weights,
     saved_exchange,
     training_length,
 )
+from tf_redsync.step import strategy_hooks
 
 _trained: weakref.WeakSet[Any] = weakref.WeakSet()  # models
 _METHODS = ("fit", "evaluate", "predict", "save", "save_weights", "load_weights")
@@ -155,7 +156,7 @@ class FitHook(ForTfKeras):
         if exchange is not None and exchange.built:
             begun = self.model.optimizer.iterations
             saved_exchange.warn_if_fresh(exchange, begun, "this run has restored")
-        equal_workers.compare_rate(self.model, f"epoch {epoch} begins")
+        consistency.compare_rate(self.model, f"epoch {epoch} begins")
         self._skipped = model_exchanges.skipped_steps(self.model)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -172,7 +173,7 @@ class FitHook(ForTfKeras):
         """After the last epoch; the weights are final."""
         self._fits = False
         self._agree("end `fit`")
-        equal_workers.compare_rate(self.model, "fit ends")
+        consistency.compare_rate(self.model, "fit ends")
         own_weights.bring_together(self.model)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:

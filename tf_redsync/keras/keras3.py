@@ -15,7 +15,6 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync.config import imported_only
-from tf_redsync.exchange import collectives
 from tf_redsync.keras import (
     accumulation,
     conflicts,
@@ -24,9 +23,10 @@ from tf_redsync.keras import (
     own_weights,
     saved_exchange,
 )
+from tf_redsync.keras.delegation import Inner
 from tf_redsync.keras.installation import install
-from tf_redsync.keras.passing import Inner
 from tf_redsync.keras.wrapper import Wrapper
+from tf_redsync.network import collectives
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal, descend
 
 install(keras)

@@ -20,7 +20,7 @@ from tf_redsync.keras import (
     saved_exchange,
     slots,
 )
-from tf_redsync.keras.passing import Inner
+from tf_redsync.keras.delegation import Inner
 from tf_redsync.keras.tf_keras import SCALING, inner_from_config
 from tf_redsync.keras.wrapper import Wrapper
 

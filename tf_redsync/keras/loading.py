@@ -15,8 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync.engine import workers
 from tf_redsync.keras import slots
+from tf_redsync.step import workers
 
 _REBUILDS = ("load_model", "compile_from_config")
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from tf_redsync.methods.base import Method
+from tf_redsync.exchange.method import Method
 from tf_redsync.methods.common.wrapper import innermost
 from tf_redsync.methods.sparse_loco import SparseLoCo
 

@@ -15,9 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync import checks
-from tf_redsync.engine import masks as exchange_masks
-from tf_redsync.exchange.agreement import agree
+from tf_redsync.cluster.agreement import agree
 from tf_redsync.methods.pactrain import kept_elements
+from tf_redsync.step import masks as exchange_masks
 
 SCOPES = ("layer", "model")
 

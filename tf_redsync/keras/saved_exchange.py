@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_redsync.engine import restoring
+from tf_redsync.state import restore
 
 ATTRIBUTE = "exchange_state"  # of the wrapper, and the group's name in files
 
@@ -46,7 +46,7 @@ class SavedExchange:
         exchange = self._exchange()
         if not exchange.built:  # Keras says so itself, of the optimizer's variables
             return
-        restoring.restore_or_warn(exchange, lambda: [p for p in [part_in(store)] if p])
+        restore.restore_or_warn(exchange, lambda: [p for p in [part_in(store)] if p])
         warn_if_fresh(exchange, self._iterations(), "what was loaded has")
 
 

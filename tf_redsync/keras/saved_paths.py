@@ -16,7 +16,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync.exchange import collectives, coordination, strategy_hooks
+from tf_redsync.cluster import coordination
+from tf_redsync.network import collectives
+from tf_redsync.step import strategy_hooks
 
 _PREFIX = "tf_redsync/saved"
 _LOOK_MS = 1  # how long a note that is not there is waited for

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tf_redsync.engine.checkpointing import Found
 from tf_redsync.keras import training_state
+from tf_redsync.state.checkpointing import Found
 
 
 def problem(model: Any, values: Mapping[str, np.ndarray]) -> str:

@@ -19,8 +19,8 @@ from tf_redsync.keras import (
     loss_scaling,
     saved_exchange,
 )
+from tf_redsync.keras.delegation import Inner
 from tf_redsync.keras.installation import install
-from tf_redsync.keras.passing import Inner
 from tf_redsync.keras.wrapper import Wrapper
 
 try:

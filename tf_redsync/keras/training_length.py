@@ -13,13 +13,13 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tf_redsync.exchange import agreement
+from tf_redsync.cluster import agreement
+from tf_redsync.exchange.method import Method
 from tf_redsync.keras import accuracy
-from tf_redsync.methods.base import Method
 from tf_redsync.methods.common.wrapper import innermost
 from tf_redsync.policy import Assignment
-from tf_redsync.programs import WarmUp
 from tf_redsync.schedules import ExponentialWarmUp
+from tf_redsync.step.sync_schedules import WarmUp
 
 FRACTION = (
     "Use a fraction of what `fit` runs, such as DistributedOptimizer(..., warm_up=DenseWarmUp("

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_redsync.engine.checkpointing import Found
-from tf_redsync.exchange import collectives
 from tf_redsync.keras import conflicts, slots
 from tf_redsync.keras.slots import tf_variable
 from tf_redsync.keras.wrapper import Wrapper
+from tf_redsync.network import collectives
+from tf_redsync.state.checkpointing import Found
 
 MODEL, _OPTIMIZER, _METRICS = "model", "optimizer", "metrics"
 _REPLICA = "@"  # before a replica's number, in the names of its values

@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 from tf_redsync import summary
 from tf_redsync.auto import Auto
 from tf_redsync.config import from_config, serialize
-from tf_redsync.engine.gradient_exchange import GradientExchange
-from tf_redsync.engine.unbuilt import UnbuiltExchange
+from tf_redsync.exchange.method import Method
 from tf_redsync.explanation import Explanation
 from tf_redsync.keras import accuracy, conflicts, first_step, fit_hook, saved_exchange
 from tf_redsync.keras.adapter import Adapter
-from tf_redsync.keras.passing import PassingOn
-from tf_redsync.methods.base import Method
+from tf_redsync.keras.delegation import PassingOn
 from tf_redsync.policy import Policy
+from tf_redsync.step.builder import ExchangeBuilder
+from tf_redsync.step.gradient_exchange import GradientExchange
 
 
 class Wrapper(PassingOn):
@@ -29,7 +29,7 @@ class Wrapper(PassingOn):
     Attributes:
         inner_optimizer: The wrapped optimizer. Learning rate and iterations are its own.
         exchange: The `GradientExchange`, with counters `step`, `skipped`, `bytes_sent`; before
-            `build` an `UnbuiltExchange`.
+            `build` an `ExchangeBuilder`.
     """
 
     saving: ClassVar[ModuleType]  # the family's `saving` module
@@ -38,7 +38,7 @@ class Wrapper(PassingOn):
 
     name: str
     inner_optimizer: Any
-    exchange: GradientExchange | UnbuiltExchange
+    exchange: GradientExchange | ExchangeBuilder
     _adapter: Adapter
     build: Callable[[Sequence[Any]], None]
     apply_gradients: Callable[..., Any]
@@ -206,7 +206,7 @@ class Wrapper(PassingOn):
         self._switch("enable")
 
     def _switch(self, what: str) -> None:
-        if isinstance(self.exchange, UnbuiltExchange):
+        if isinstance(self.exchange, ExchangeBuilder):
             raise RuntimeError(
                 f"`{what}` needs the model's variables: call `optimizer.build(variables)` first."
             )

@@ -1,6 +1,8 @@
 """The methods, one file a family, each named after its papers. `table()` lists them."""
 
-from tf_redsync.methods.base import Cadence, Method, from_config, register, serialize
+from tf_redsync.config import from_config, register, serialize
+from tf_redsync.exchange.method import Method
+from tf_redsync.exchange.sync_schedule import Cadence
 from tf_redsync.methods.catalogue import table
 from tf_redsync.methods.cd_sgd import CDSGD
 from tf_redsync.methods.coded import Coded, DeepReduce

@@ -6,8 +6,8 @@ import dataclasses
 
 from typing_extensions import override
 
-from tf_redsync.config import required
-from tf_redsync.methods import base
+from tf_redsync.config import registered, required
+from tf_redsync.exchange.method import Method
 from tf_redsync.tables import aligned
 
 _YES_NO = {True: "yes", False: "no", None: "-"}
@@ -50,8 +50,8 @@ def table() -> Catalogue:
         'Vogels, Karimireddy, Jaggi 2019'
     """
     entries = []
-    for name, cls in sorted(base.registered().items()):
-        if issubclass(cls, base.Method):
+    for name, cls in sorted(registered().items()):
+        if issubclass(cls, Method):
             conserves = None if required(cls) else cls().conserves
             entries.append(Entry(name, cls.paper, cls.requests, cls.bits, conserves))
     return Catalogue(tuple(entries))

@@ -9,9 +9,11 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks
+from tf_redsync.config import register
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import TensorSpec
-from tf_redsync.methods.base import Context, Exchange, Method, State, register
-from tf_redsync.methods.common.cadence import Cadence
+from tf_redsync.exchange.method import Exchange, Method, State
+from tf_redsync.exchange.sync_schedule import Cadence
 from tf_redsync.methods.two_bit import TwoBit
 from tf_redsync.schedules import DenseWarmUp, check_warm_up, dense_steps
 
@@ -117,7 +119,7 @@ class CDSGD(TwoBit):
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        """The program `OwnPoints` gives it the gradients of the step before."""
+        """The program `PerturbedPoint` gives it the gradients of the step before."""
         if self.full_every > 1:
             return (yield from super().exchange(grads, state, ctx))
         return (yield from self.dense_exchange(grads, state, ctx))

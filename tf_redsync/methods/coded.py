@@ -15,8 +15,10 @@ from tf_redsync.codings.choice import Cheapest
 from tf_redsync.codings.message import MessageCoding
 from tf_redsync.codings.plain import Float32
 from tf_redsync.codings.quantized_values import QSGDValues
+from tf_redsync.config import register
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Context, Exchange, Method, State, register
+from tf_redsync.exchange.method import Exchange, Method, State
 from tf_redsync.methods.common.quantizer import own_stream
 from tf_redsync.methods.common.wrapper import MethodWrapper
 from tf_redsync.methods.topk import TopK

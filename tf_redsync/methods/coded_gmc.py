@@ -8,8 +8,10 @@ from typing import ClassVar
 import tensorflow as tf
 from typing_extensions import override
 
+from tf_redsync.config import register
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout
-from tf_redsync.methods.base import Context, Exchange, Payloads, State, register
+from tf_redsync.exchange.method import Exchange, Payloads, State
 from tf_redsync.methods.common.coded_selection import CodedSelection
 from tf_redsync.methods.gmc import GlobalMomentum
 

@@ -9,9 +9,16 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks, outer
+from tf_redsync.config import register
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Context, Exchange, Method, Payloads, State, register
-from tf_redsync.methods.common.cadence import Cadence
+from tf_redsync.exchange.method import (
+    Exchange,
+    Method,
+    Payloads,
+    State,
+)
+from tf_redsync.exchange.sync_schedule import Cadence
 from tf_redsync.methods.common.coded_selection import CodedSelection
 from tf_redsync.methods.common.momentum_correction import MomentumCorrected
 from tf_redsync.methods.local_sgd import LocalSGD
@@ -71,7 +78,7 @@ class CodedTopK(CodedSelection, MomentumCorrected):
     For training with momentum see `CodedGMC`, which loses less than momentum correction does.
 
     With `steps` above 1 the workers train alone in between, and g is the change of the weights
-    since the last exchange; see `programs/local_steps.py`.
+    since the last exchange; see `step/local_steps.py`.
 
     Differences from the papers
 

@@ -9,11 +9,18 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync import checks, feedback
-from tf_redsync.exchange import wire
+from tf_redsync import checks
+from tf_redsync.config import register
+from tf_redsync.exchange import feedback, wire
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.method import (
+    Exchange,
+    Method,
+    Payloads,
+    State,
+)
 from tf_redsync.exchange.requests import AllGather
-from tf_redsync.methods.base import Context, Exchange, Method, Payloads, State, register
 from tf_redsync.methods.common.chunk_messages import ChunkMessages
 from tf_redsync.methods.common.chunking import SIDE, Chunks
 from tf_redsync.ops.chunks import chunked_top_k

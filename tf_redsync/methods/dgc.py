@@ -9,10 +9,14 @@ from typing import Any, ClassVar
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync import checks, feedback, ops
+from tf_redsync import checks, ops
+from tf_redsync.config import register
+from tf_redsync.exchange import feedback
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Context, Exchange, Payloads, State, register, stream, uniform
+from tf_redsync.exchange.method import Exchange, Payloads, State
 from tf_redsync.methods.common.momentum_correction import MomentumCorrected
+from tf_redsync.methods.common.random_numbers import stream, uniform
 from tf_redsync.methods.common.sparsifier import deliver, selected_payloads
 from tf_redsync.ops import MessageLayout
 

@@ -8,10 +8,13 @@ from typing import ClassVar
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync import feedback, ops
+from tf_redsync import ops
+from tf_redsync.config import register
+from tf_redsync.exchange import feedback
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.method import Exchange, Payloads, State
 from tf_redsync.exchange.requests import AllGather, AllReduce
-from tf_redsync.methods.base import Context, Exchange, Payloads, State, register
 from tf_redsync.methods.common.sparsifier import Sparsifier, selected_payloads
 from tf_redsync.ops import MessageLayout
 

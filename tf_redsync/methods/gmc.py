@@ -9,11 +9,14 @@ from typing import Any, ClassVar
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync import checks, feedback, ops
+from tf_redsync import checks, ops
+from tf_redsync.config import register
+from tf_redsync.exchange import feedback
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.method import Exchange, Method, State
 from tf_redsync.exchange.requests import AllReduce, Request
-from tf_redsync.methods.base import Context, Exchange, Method, State, register
-from tf_redsync.methods.common.cadence import Cadence
+from tf_redsync.exchange.sync_schedule import Cadence
 from tf_redsync.methods.common.own_momentum import OwnMomentum
 from tf_redsync.methods.common.sparsifier import Sparsifier, deliver
 from tf_redsync.methods.dense import Dense

@@ -8,9 +8,10 @@ from typing import ClassVar
 from typing_extensions import override
 
 from tf_redsync import checks, outer
+from tf_redsync.config import register
 from tf_redsync.exchange.layout import TensorSpec
-from tf_redsync.methods.base import Method, register
-from tf_redsync.methods.common.cadence import Cadence
+from tf_redsync.exchange.method import Method
+from tf_redsync.exchange.sync_schedule import Cadence
 from tf_redsync.outer import Nesterov, Outer
 from tf_redsync.schedules import DenseWarmUp
 

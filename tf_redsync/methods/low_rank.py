@@ -10,10 +10,18 @@ from typing import Any, ClassVar
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync import checks, feedback
+from tf_redsync import checks
+from tf_redsync.config import register
+from tf_redsync.exchange import feedback
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.method import (
+    Exchange,
+    Method,
+    Payloads,
+    State,
+)
 from tf_redsync.exchange.requests import AllReduce, Request
-from tf_redsync.methods.base import Context, Exchange, Method, Payloads, State, register, stream
 from tf_redsync.methods.common.matrix_factors import (
     Factors,
     as_matrices,
@@ -25,6 +33,7 @@ from tf_redsync.methods.common.matrix_factors import (
     products,
     unflat,
 )
+from tf_redsync.methods.common.random_numbers import stream
 from tf_redsync.methods.common.rounded_all_reduce import all_reduced
 from tf_redsync.methods.common.sparsifier import flat
 from tf_redsync.methods.dense import Dense

@@ -8,10 +8,13 @@ from typing import ClassVar
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync import checks, feedback
+from tf_redsync import checks
+from tf_redsync.config import register
+from tf_redsync.exchange import feedback
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.requests import AllReduce
-from tf_redsync.methods.base import Context, Exchange, State, register
 from tf_redsync.methods.common.quantizer import Quantizer
 from tf_redsync.methods.one_bit import OneBitSGD
 from tf_redsync.schedules import DenseWarmUp

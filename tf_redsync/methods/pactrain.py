@@ -13,11 +13,14 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync import checks, feedback
+from tf_redsync import checks
+from tf_redsync.config import register
+from tf_redsync.exchange import feedback
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.method import Exchange, Method, State
 from tf_redsync.exchange.requests import AllReduce
-from tf_redsync.methods.base import Context, Exchange, Method, State, register
-from tf_redsync.methods.common.cadence import Cadence
+from tf_redsync.exchange.sync_schedule import Cadence
 from tf_redsync.methods.common.quantizer import deliver_ternary, largest, own_stream
 from tf_redsync.methods.common.sparsifier import DENSE_BELOW, marked, too_small
 from tf_redsync.methods.dense import Dense

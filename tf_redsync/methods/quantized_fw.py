@@ -8,10 +8,12 @@ from typing import ClassVar
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync import feedback
+from tf_redsync.config import register
+from tf_redsync.exchange import feedback
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import TensorSpec
+from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.requests import AllGather, AllToAll
-from tf_redsync.methods.base import Context, Exchange, State, register
 from tf_redsync.methods.common.quantized_blocks import (
     Blocks,
     by_tensor,

@@ -8,9 +8,13 @@ from typing import ClassVar
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync import checks, feedback
+from tf_redsync import checks
+from tf_redsync.config import register
+from tf_redsync.exchange import feedback
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import TensorSpec
-from tf_redsync.methods.base import Context, Exchange, State, register, stream, uniform
+from tf_redsync.exchange.method import Exchange, State
+from tf_redsync.methods.common.random_numbers import stream, uniform
 from tf_redsync.methods.common.rounded_all_reduce import all_reduced
 from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, marked
 

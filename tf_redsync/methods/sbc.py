@@ -8,14 +8,16 @@ from typing import Any, ClassVar
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync import checks, feedback, ops, outer
+from tf_redsync import checks, ops, outer
 from tf_redsync.codings.base import Capacity
 from tf_redsync.codings.golomb import Golomb
-from tf_redsync.exchange import wire
+from tf_redsync.config import register
+from tf_redsync.exchange import feedback, wire
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import TensorSpec
+from tf_redsync.exchange.method import Exchange, Method, State
 from tf_redsync.exchange.requests import AllGather
-from tf_redsync.methods.base import Context, Exchange, Method, State, register
-from tf_redsync.methods.common.cadence import Cadence
+from tf_redsync.exchange.sync_schedule import Cadence
 from tf_redsync.methods.common.sparsifier import Sparsifier, capacity
 from tf_redsync.methods.local_sgd import LocalSGD
 from tf_redsync.ops import MessageLayout

@@ -9,9 +9,16 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks
+from tf_redsync.config import register
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Context, Exchange, Method, Payloads, State, register
-from tf_redsync.methods.common.cadence import Cadence
+from tf_redsync.exchange.method import (
+    Exchange,
+    Method,
+    Payloads,
+    State,
+)
+from tf_redsync.exchange.sync_schedule import Cadence
 from tf_redsync.methods.common.momentum_correction import MomentumCorrected
 from tf_redsync.methods.common.wrapper import MethodWrapper, innermost
 from tf_redsync.methods.redsync import RedSync

@@ -9,9 +9,12 @@ from typing import Any, ClassVar
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync import checks, feedback, ops
+from tf_redsync import checks, ops
+from tf_redsync.config import register
+from tf_redsync.exchange import feedback
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Context, Exchange, State, register
+from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.methods.common.sparsifier import Sparsifier, capacity, deliver, element_count
 
 DISTRIBUTIONS = ("exponential", "gamma", "generalized_pareto")

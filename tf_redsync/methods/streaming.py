@@ -10,13 +10,15 @@ from typing import Any, ClassVar
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync import checks, feedback
-from tf_redsync.exchange.context import Rounding
+from tf_redsync import checks
+from tf_redsync.config import register
+from tf_redsync.exchange import feedback
+from tf_redsync.exchange.context import Context, Rounding
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.method import Exchange, Payloads, State
 from tf_redsync.exchange.requests import AllReduce
-from tf_redsync.methods.base import Context, Exchange, Payloads, State, register
+from tf_redsync.exchange.sync_schedule import Cadence
 from tf_redsync.methods.common import rounded_all_reduce, small_floats
-from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.local_sgd import DiLoCo
 
 _VALUE_BITS = (4, 8, 16, 32)

@@ -10,10 +10,12 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks, ops
+from tf_redsync.config import register
 from tf_redsync.exchange import wire
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import TensorSpec
+from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.requests import AllGather
-from tf_redsync.methods.base import Context, Exchange, State, register
 from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, delivered
 from tf_redsync.ops import MessageLayout, Selection
 from tf_redsync.ops.message_layout import Parts

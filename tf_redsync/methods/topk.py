@@ -9,8 +9,10 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks, ops
+from tf_redsync.config import register
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.base import Context, Exchange, Payloads, State, register
+from tf_redsync.exchange.method import Exchange, Payloads, State
 from tf_redsync.methods.common.sparsifier import (
     Sparsifier,
     deliver,

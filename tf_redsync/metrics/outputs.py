@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from tf_redsync.config import serialize
-from tf_redsync.exchange import collectives
 from tf_redsync.metrics import records
 from tf_redsync.metrics.events import Events
 from tf_redsync.metrics.sampling import Sample, Sampler
 from tf_redsync.metrics.time_split import Split
+from tf_redsync.network import collectives
 
 _HISTOGRAM_ELEMENTS = 100_000  # of each variable
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_redsync.exchange import state
 from tf_redsync.explanation import dense_bytes
+from tf_redsync.step import state_variables
 from tf_redsync.summary import density_of
 
 RESIDUAL = "residual"
@@ -99,10 +99,12 @@ class Sampler:
     def _find_variables(self, index: int, positions: list[int], variables: Any) -> None:
         strategy, meter = self.exchange.strategy, self.exchange.program.meter
         if meter is not None and index in meter.elements:
-            self._meters.append((positions, state.copies(meter.elements[index], strategy)[0]))
+            self._meters.append(
+                (positions, state_variables.copies(meter.elements[index], strategy)[0])
+            )
         kept = variables.variables_by_name.get(RESIDUAL, ())
         if len(kept) == len(positions):
-            found = [state.copies(v, strategy) for v in kept]
+            found = [state_variables.copies(v, strategy) for v in kept]
             self._residuals += zip(positions, found, strict=True)
 
     @property

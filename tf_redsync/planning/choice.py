@@ -7,9 +7,10 @@ from typing import Any
 
 from tf_redsync import expressions
 from tf_redsync.auto import Auto
+from tf_redsync.config import registered
+from tf_redsync.exchange.method import Method
 from tf_redsync.keras import accuracy, conflicts
 from tf_redsync.keras.adapter import as_policy
-from tf_redsync.methods.base import Method, registered
 from tf_redsync.planning import PlanError, prediction
 from tf_redsync.policy import Policy
 

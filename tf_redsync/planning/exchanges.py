@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from tf_redsync.auto import cost
 from tf_redsync.auto.decision import Measured
 from tf_redsync.exchange.layout import Bucket, BucketLayout, TensorSpec
-from tf_redsync.methods.base import Method
-from tf_redsync.programs.streaming import Fragment
+from tf_redsync.exchange.method import Method
+from tf_redsync.step.streaming import Fragment
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from tf_redsync.exchange.layout import (
     TensorSpec,
     make_buckets,
 )
-from tf_redsync.methods.base import Method
+from tf_redsync.exchange.method import Method
 from tf_redsync.methods.dense import Dense, NoExchange
 from tf_redsync.planning import PlanError, exchanges
 from tf_redsync.planning.energy import captured_energy

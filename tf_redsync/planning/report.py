@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_redsync.auto import Auto, wins
-from tf_redsync.config import serialize
-from tf_redsync.methods.base import Configurable, Method
+from tf_redsync.config import Configurable, serialize
+from tf_redsync.exchange.method import Method
 from tf_redsync.outer import Outer
 from tf_redsync.planning.prediction import Plan, Total
 from tf_redsync.policy import Policy

@@ -10,7 +10,7 @@ from tests.oracle import sparse as sparse_oracle
 from tests.oracle.codings import code_of
 from tf_redsync import codings
 from tf_redsync.exchange.requests import AllGather, AllToAll
-from tf_redsync.methods.base import stream
+from tf_redsync.methods.common.random_numbers import stream
 
 
 def slots(method, specs):

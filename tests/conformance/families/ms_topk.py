@@ -9,7 +9,7 @@ from tests.conformance.descriptor import Descriptor
 from tests.oracle.ms_top_k import MSTopKOracle
 from tests.oracle.sparse import count
 from tf_redsync.exchange.requests import AllGather
-from tf_redsync.methods.base import stream, uniform
+from tf_redsync.methods.common.random_numbers import stream, uniform
 
 
 def payload(method, specs, step):

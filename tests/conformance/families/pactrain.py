@@ -9,7 +9,7 @@ from tests.conformance.families.quantized import scalers_and_sums
 from tests.oracle.pactrain import PrunedOracle, TernaryOracle, capacity
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather, AllReduce
-from tf_redsync.methods.base import stream
+from tf_redsync.methods.common.random_numbers import stream
 
 
 def masks(method, specs):

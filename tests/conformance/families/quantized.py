@@ -8,7 +8,7 @@ import tf_redsync as rs
 from tests.conformance.descriptor import Descriptor
 from tests.oracle.quantized import StochasticOracle, ThresholdOracle
 from tf_redsync.exchange.requests import AllGather, AllReduce
-from tf_redsync.methods.base import stream
+from tf_redsync.methods.common.random_numbers import stream
 
 
 def words(bits: int) -> int:

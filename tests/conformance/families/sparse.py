@@ -9,7 +9,7 @@ import tf_redsync as rs
 from tests.conformance.descriptor import Descriptor
 from tests.oracle import sparse as oracle
 from tf_redsync.exchange.requests import AllGather
-from tf_redsync.methods.base import stream
+from tf_redsync.methods.common.random_numbers import stream
 
 
 def message(method, specs, step):

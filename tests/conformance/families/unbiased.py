@@ -10,7 +10,7 @@ from tests.conformance.descriptor import Descriptor
 from tests.oracle.sparse import count
 from tests.oracle.unbiased import QuantizedFWOracle, RoundedOracle, WangniOracle
 from tf_redsync.exchange.requests import AllGather, AllToAll
-from tf_redsync.methods.base import stream, uniform
+from tf_redsync.methods.common.random_numbers import stream, uniform
 from tf_redsync.methods.wangni import ROUNDS
 
 

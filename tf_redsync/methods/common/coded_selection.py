@@ -11,11 +11,18 @@ from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.codings.base import Capacity
-from tf_redsync.codings.selected import VALUE_BITS, Selected, coding, select_and_code, uncoded
+from tf_redsync.codings.fused_topk import (
+    VALUE_BITS,
+    Selected,
+    coding,
+    select_and_code,
+    uncoded,
+)
 from tf_redsync.exchange import wire
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.method import Payloads
 from tf_redsync.exchange.requests import AllGather, Request
-from tf_redsync.methods.base import Context, Payloads
 from tf_redsync.methods.common.sparsifier import Sparsifier, delivered, element_count, too_small
 from tf_redsync.ops.message_layout import MessageLayout
 

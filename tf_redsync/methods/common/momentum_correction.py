@@ -8,11 +8,13 @@ from typing import ClassVar
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync import checks, feedback
+from tf_redsync import checks
+from tf_redsync.exchange import feedback
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.method import Exchange, Method, State
 from tf_redsync.exchange.requests import AllReduce
-from tf_redsync.methods.base import Context, Exchange, Method, State
-from tf_redsync.methods.common.cadence import Cadence
+from tf_redsync.exchange.sync_schedule import Cadence
 from tf_redsync.methods.common.own_momentum import OwnMomentum
 from tf_redsync.methods.common.sparsifier import Sparsifier, element_count
 from tf_redsync.methods.dense import Dense

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing_extensions import override
 
-from tf_redsync.methods.base import Method
+from tf_redsync.exchange.method import Method
 
 
 class OwnMomentum(Method):

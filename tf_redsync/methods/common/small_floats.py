@@ -28,8 +28,8 @@ import tensorflow as tf
 
 from tf_redsync.exchange import wire
 from tf_redsync.exchange.context import Context
+from tf_redsync.exchange.method import Payloads
 from tf_redsync.exchange.requests import AllGather, AllToAll, Request
-from tf_redsync.methods.base import Payloads
 from tf_redsync.ops.bits import packed, packed_words, unpacked
 from tf_redsync.ops.words import joined, moved, only_row
 

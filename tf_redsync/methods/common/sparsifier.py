@@ -14,9 +14,10 @@ from tf_redsync import checks, ops
 from tf_redsync.codings.message import MessageCoding
 from tf_redsync.codings.plain import Half
 from tf_redsync.exchange import wire
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.method import Method, Payloads
 from tf_redsync.exchange.requests import AllGather, Request
-from tf_redsync.methods.base import Context, Method, Payloads
 from tf_redsync.methods.dense import Dense
 from tf_redsync.ops.message_layout import MessageLayout
 from tf_redsync.ops.sparse import coordinates, is_short

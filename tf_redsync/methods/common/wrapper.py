@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from tf_redsync.methods.base import Method
+from tf_redsync.exchange.method import Method
 
 # What `table()` says of a class, and what its messages are, which is what a wrapper changes.
 OWN = ("paper", "requests", "bits", "sends_selected", "rounds_values", "payloads", "at")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tf_redsync import checks
-from tf_redsync.methods.base import stream
+from tf_redsync.methods.common.random_numbers import stream
 
 TAPS, SLOPE = 3, 0.2
 

@@ -8,14 +8,17 @@ from typing import ClassVar
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync import checks, feedback, ops
+from tf_redsync import checks, ops
 from tf_redsync.codings.base import IndexCoding
 from tf_redsync.codings.choice import Cheapest
+from tf_redsync.config import register
+from tf_redsync.exchange import feedback
+from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.requests import AllGather, AllReduce
-from tf_redsync.methods.base import Context, Exchange, State, register
+from tf_redsync.exchange.sync_schedule import Cadence
 from tf_redsync.methods.common.broadcast import from_leader
-from tf_redsync.methods.common.cadence import Cadence
 from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, flat, split
 from tf_redsync.methods.lgc import codes, shared_values
 from tf_redsync.methods.lgc.autoencoder import Autoencoder

@@ -1,1 +1,0 @@
-"""Checkpoints on disk, written by several workers: plain Python and numpy, without TensorFlow."""

@@ -1,0 +1,123 @@
+"""What must be equal on all workers, as Keras has it: configurations, weights, learning rates.
+
+Compared by texts when an optimizer is built and when epochs begin, and by `step/drift.py` in
+training.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_redsync.cluster import agreement
+from tf_redsync.keras.slots import all_variables
+from tf_redsync.step import strategy_hooks
+from tf_redsync.step.drift import Drift, Shared
+
+_NOT_COMPARED = ("name",)  # numbered by what else a worker has created
+
+
+def describe(inner: Any, saving: ModuleType | None) -> dict[str, Any]:
+    """Return what workers compare of an inner optimizer and of what runs it.
+
+    Args:
+        inner: The optimizer.
+        saving: The `saving` module of its family.
+    """
+    try:
+        config = inner.get_config() if saving is None else saving.serialize_keras_object(inner)
+    except (TypeError, ValueError, NotImplementedError):  # not every optimizer can be saved
+        config = inner.get_config()
+    family = "keras" if saving is None else saving.__name__.partition(".")[0]
+    packages = ("tensorflow", family, "tf_redsync")
+    versions = {p: getattr(importlib.import_module(p), "__version__", "") for p in packages}
+    return {"versions": versions, "optimizer": _plain({type(inner).__name__: config})}
+
+
+def _plain(value: Any) -> Any:
+    """A config as JSON has it, without what may differ between workers."""
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items() if k not in _NOT_COMPARED}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, (tf.Tensor, tf.Variable, np.ndarray, np.generic)):
+        return np.asarray(value).tolist()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return getattr(value, "__qualname__", type(value).__name__)
+
+
+def drift_of(
+    exchange: Any,
+    inner: Any,
+    variables: Sequence[tf.Variable],
+    rate: Callable[[], Any],
+    every: int,
+    on_drift: str,
+) -> Drift | None:
+    """Return what compares an optimizer's weights in training; `None` where nothing can drift.
+
+    Nor where collectives cannot stand in branches: `direct_collectives=False`, or replicas of a
+    process that are workers of their own.
+
+    Args:
+        exchange: A built `GradientExchange`.
+        inner: The optimizer.
+        variables: The trainable ones, by position.
+        rate: Returns the learning rate.
+        every: Number of steps; 0 for never.
+        on_drift: See `Drift`.
+    """
+    strategy, network = tf.distribute.get_strategy(), exchange.network
+    apart = any(b.method.requests == "none" for b in exchange.program.buckets)  # as they are to be
+    if not every or network.workers == 1 or not network.in_branches or apart:
+        return None
+    local, own_steps = strategy.experimental_local_results, exchange.program.own_steps
+    names, consensus = [s.name for s in exchange.specs], exchange.consensus
+    if consensus is None:
+        trainable = [Shared(n, local(v)) for n, v in zip(names, variables, strict=True)]
+    else:
+        pairs = zip(names, consensus.agreed, consensus.own, strict=True)
+        trainable = [Shared(n, pair, _agreed(consensus, *pair)) for n, *pair in pairs]
+
+    def weights() -> list[Shared]:
+        shared = [] if own_steps else strategy_hooks.shared_statistics(strategy)
+        return trainable + [Shared(v.name, local(v)) for v in shared]
+
+    def numbers() -> dict[str, tf.Tensor]:
+        if own_steps:  # each worker counts its own, and may have a rate by that
+            return {}
+        return {"learning rate": rate(), "iterations": tf.convert_to_tensor(inner.iterations)}
+
+    def all_slots() -> list[Shared]:
+        found = [] if own_steps else all_variables(inner)
+        return [Shared(v.name, local(v)) for v in found if v.dtype.is_floating]
+
+    return Drift(network, every, on_drift, numbers, weights, all_slots)
+
+
+def _agreed(consensus: Any, agreed: tf.Variable, own: tf.Variable) -> Callable[[], tf.Tensor]:
+    """What reads a weight that the workers agree on; see `Consensus.agreed`."""
+    return lambda: tf.cond(tf.equal(consensus.steps, 0), own.read_value, agreed.read_value)
+
+
+def compare_rate(model: Any, when: str) -> None:
+    """Compare the learning rate, at the ends of epochs; all workers call it.
+
+    Args:
+        model: One with a wrapped optimizer, or another one, for which nothing happens.
+        when: For the message.
+    """
+    exchange = getattr(getattr(model, "optimizer", None), "exchange", None)
+    if exchange is None or not exchange.built or exchange.program.own_steps:
+        return
+    rate = np.asarray(tf.convert_to_tensor(exchange.rate()))
+    agreement.agree(
+        model.distribute_strategy, json.dumps({f"learning rate when {when}": str(rate)})
+    )

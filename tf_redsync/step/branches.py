@@ -1,0 +1,110 @@
+"""Branches around collectives: one of several phases of a step, by what is equal on all workers.
+
+A branch on anything that a single worker knows would deadlock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_redsync.exchange.driver import Network, Outcome
+from tf_redsync.exchange.method import State
+from tf_redsync.ops.sparse import EitherTotal, SparseTotal
+
+# A total in all forms: dense, indices, values, and whether the dense one holds.
+Forms = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
+DENSE, COORDINATES = -1, -2  # a total's kind, or the id of what says which of them it is
+
+
+def choose(
+    predicate: tf.Tensor,
+    first: Callable[[], Outcome],
+    second: Callable[[], Outcome],
+    network: Network,
+) -> Outcome:
+    """Return `first()` where `predicate`, equal on all workers, holds, else `second()`.
+
+    A total that is dense in some cases and coordinates in others comes out as an `EitherTotal`.
+    What of a state neither changes comes out as the tensor that it was.
+
+    Args:
+        predicate: Bool scalar.
+        first: What makes one outcome.
+        second: What makes the other one.
+        network: What carries the requests.
+    """
+    if network.in_branches and tf.executing_eagerly():
+        return first() if bool(predicate) else second()
+    known = tf.get_static_value(predicate)
+    if known is not None:
+        return first() if known else second()
+    kinds: list[list[list[int]]] = []  # by branch, bucket and tensor
+    states: list[list[State]] = []  # by branch and bucket
+
+    def of(branch: Callable[[], Outcome]) -> Callable[[], Any]:
+        return lambda: _as_tensors(branch(), kinds, states)
+
+    if network.in_branches:
+        results, finite, sent = tf.cond(predicate, of(first), of(second))
+    else:  # run both, keep one
+        kept, dropped = of(first)(), of(second)()
+        results, finite, sent = tf.cond(predicate, lambda: kept, lambda: dropped)
+    in_first, in_second = kinds
+    flags: dict[tuple[int, int], tf.Tensor] = {  # one for all totals of equal kinds
+        (DENSE, COORDINATES): predicate,
+        (COORDINATES, DENSE): ~predicate,
+    }
+    joined = []
+    for (totals, state), old, *branches in zip(
+        results, zip(*states, strict=True), in_first, in_second, strict=True
+    ):
+        either = [_total(t, (a, b), flags) for t, a, b in zip(totals, *branches, strict=True)]
+        joined.append((either, _unless_the_same(state, *old)))
+    return Outcome(joined, finite, sent)
+
+
+def _unless_the_same(state: State, first: State, second: State) -> State:
+    """The state after a branch, with the tensors that both branches return as they found them."""
+    return {
+        name: [
+            a if a is b else value
+            for value, a, b in zip(values, first[name], second[name], strict=True)
+        ]
+        for name, values in state.items()
+    }
+
+
+def _as_tensors(outcome: Outcome, kinds: list[list[list[int]]], states: list[list[State]]) -> Any:
+    """An outcome of a structure that does not depend on the form of its totals."""
+    kinds.append([[_kind(t) for t in totals] for totals, _ in outcome.results])
+    states.append([state for _, state in outcome.results])
+    results = [([_forms(t) for t in totals], state) for totals, state in outcome.results]
+    return results, outcome.finite, tf.cast(outcome.bytes_sent, tf.float64)
+
+
+def _kind(total: Any) -> int:
+    if isinstance(total, EitherTotal):
+        return id(total.is_dense)
+    return COORDINATES if isinstance(total, SparseTotal) else DENSE
+
+
+def _forms(total: Any) -> Forms:
+    """A total in all forms, empty in those that it does not have."""
+    if isinstance(total, EitherTotal):
+        return total.dense, *total.coordinates, total.is_dense
+    if isinstance(total, SparseTotal):
+        return tf.zeros([0]), total.indices, total.values, tf.constant(False)
+    return total, tf.zeros([0]), tf.zeros([0]), tf.constant(True)
+
+
+def _total(forms: Forms, kinds: tuple[int, int], flags: dict[tuple[int, int], tf.Tensor]) -> Any:
+    """The total again, from its kind in either branch."""
+    dense, coordinates = forms[0], SparseTotal(*forms[1:3])
+    if kinds == (DENSE, DENSE):
+        return dense
+    if kinds == (COORDINATES, COORDINATES):
+        return coordinates
+    return EitherTotal(dense, coordinates, flags.setdefault(kinds, forms[3]))

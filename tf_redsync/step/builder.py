@@ -1,0 +1,185 @@
+"""An exchange before there are variables: what it is to be made of, and how it is made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_redsync.cluster import agreement, step_errors
+from tf_redsync.config import serialize
+from tf_redsync.exchange.layout import (
+    DEFAULT_BUCKET_BYTES,
+    Bucket,
+    TensorSpec,
+    make_buckets,
+    tensor_spec,
+)
+from tf_redsync.network import collectives
+from tf_redsync.policy import Assignment, Policy, Undecided
+from tf_redsync.schedules import DenseWarmUp
+from tf_redsync.step import nonfinite, workers
+from tf_redsync.step.fit_steps import FitSteps
+from tf_redsync.step.gradient_exchange import GradientExchange
+from tf_redsync.step.setup import Setup
+from tf_redsync.step.sync_schedules import TrainingLength, WarmUp
+
+# What `GradientExchange` tells of a model's variables.
+_OF_VARIABLES = (
+    "explain",
+    "bytes_per_step",
+    "worker_state",
+    "restore_worker_states",
+)
+
+
+class ExchangeBuilder:
+    """What is known of an optimizer's exchange before there are variables; `build` makes it.
+
+    Forwards attribute access to the exchange once that is built.
+
+    Args:
+        policy: Chooses a method for every variable: a `Policy`, or what becomes one, as `Auto`.
+        bucket_bytes: See `make_buckets`.
+        direct_collectives: Use single-round collectives where the strategy has them.
+        two_levels: Whether a process with several replicas is one worker; see `workers.py`.
+        max_skipped_steps: See `step/nonfinite.py`.
+        warm_up: A dense warm-up of all methods, if there is to be one.
+        rate: Returns the optimizer's learning rate.
+        kind: The class of the exchange.
+
+    Attributes:
+        policy: As given.
+        warm_up: The warm-up, which the exchange goes on with.
+        training: The training's length, the same, where a method's settings are fractions of it.
+        awaited: See `GradientExchange`.
+        consensus: `None`: no weights are each worker's own.
+    """
+
+    consensus = None
+
+    def __init__(
+        self,
+        policy: Policy | Undecided,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        direct_collectives: bool = True,
+        two_levels: bool | None = None,
+        max_skipped_steps: int | None = nonfinite.DEFAULT_LIMIT,
+        warm_up: DenseWarmUp | None = None,
+        rate: Callable[[], Any] | None = None,
+        kind: type[GradientExchange] = GradientExchange,
+    ):
+        self.policy, self.rate, self.awaited = policy, rate, False
+        self._kind = kind
+        self._bucket_bytes = bucket_bytes
+        self._direct = direct_collectives
+        self._two_levels = two_levels
+        self._max_skipped = max_skipped_steps or 0
+        self.warm_up = None if warm_up is None else WarmUp(warm_up)
+        parts = [
+            m for m in policy.methods if m.cadence.intervals and m.cadence.intervals.of_training
+        ]
+        self.training = TrainingLength(f"method={parts[0]!r}") if parts else None
+        self._made: GradientExchange | None = None
+
+    @property
+    def lengths(self) -> tuple[FitSteps, ...]:
+        """What may become known when `fit` begins."""
+        return tuple(filter(None, (self.warm_up, self.training)))
+
+    @property
+    def built(self) -> bool:
+        """Whether the exchange is made."""
+        return self._made is not None
+
+    def build(
+        self,
+        variables: Sequence[Any],
+        sparse_totals: bool = False,
+        weights: Sequence[tf.Variable] | None = None,
+        described: dict[str, Any] | None = None,
+    ) -> GradientExchange:
+        """Lay out the buckets, create the state, and make sure that all workers do the same.
+
+        Args:
+            variables: The trainable variables, all of them, in the optimizer's order. Call it in
+                the strategy's scope, outside of any replica.
+            sparse_totals: Whether the caller takes totals in coordinate form (`ops/sparse.py`).
+            weights: The same variables as TensorFlow has them, if these are not.
+            described: What else workers must have alike, as JSON has it.
+
+        Raises:
+            ValueError: for an unsupported strategy or dtype.
+            Disagreement: when workers have different models or methods.
+        """
+        step_errors.install()
+        strategy = tf.distribute.get_strategy()
+        collectives.check_supported(strategy)
+        worker = workers.this_worker(strategy, self._two_levels, self._direct)
+        specs = tuple(tensor_spec(v, i) for i, v in enumerate(variables))
+        agreement.agree(strategy, self._describe(strategy, specs, described))
+        resolved = self.policy.resolve(specs, strategy, worker.network, self._bucket_bytes)
+        assignments = resolved.assign(specs)
+
+        def buckets(assigned: list[Assignment]) -> list[Bucket]:
+            return make_buckets(
+                [(a.spec, a.method) for a in assigned],
+                worker.network.workers,
+                self._bucket_bytes,
+                sparse_totals
+                and all(s.dtype == "float32" for s in specs)
+                and not any(a.method.cadence.local_steps for a in assigned),
+            )
+
+        options = self._max_skipped, self.warm_up, self.training
+        setup = Setup(
+            strategy, worker, specs, self.policy, resolved, assignments, buckets, *options
+        )
+        # Which variables are created follows from what the workers agreed on.
+        with agreement.agreed(strategy, "create the state of the exchange"):
+            weights = variables if weights is None else weights
+            made = self._kind(setup, weights, self.rate, self.awaited)
+        workers.warn_if_alone(strategy, worker.network.workers, self._two_levels)
+        self._made = made
+        return made
+
+    def to_consensus(self) -> None:
+        """Do nothing: where there are no variables all workers agree on them."""
+        if self._made is not None:
+            self._made.to_consensus()
+
+    def __getattr__(self, name: str) -> Any:
+        made = self.__dict__.get("_made")
+        if made is not None:
+            return getattr(made, name)
+        if name in _OF_VARIABLES:
+            return lambda *_: _needs_variables(name)
+        raise AttributeError(f"{name!r} is there once the optimizer is built")
+
+    def _describe(
+        self,
+        strategy: tf.distribute.Strategy,
+        specs: Sequence[TensorSpec],
+        described: dict[str, Any] | None,
+    ) -> str:
+        return json.dumps(
+            {
+                "policy": serialize(self.policy),
+                "bucket_bytes": self._bucket_bytes,
+                "two_levels": self._two_levels,
+                "max_skipped_steps": self._max_skipped,
+                "warm_up": None if self.warm_up is None else serialize(self.warm_up.wanted),
+                "replicas": strategy.num_replicas_in_sync,
+                "trainable_variables": [f"{s.dtype}{list(s.shape)}" for s in specs],
+                **(described or {}),
+            }
+        )
+
+
+def _needs_variables(what: str) -> Any:
+    raise RuntimeError(
+        f"`{what}` needs the model's variables: call `optimizer.build(variables)` or train "
+        "a step first."
+    )

@@ -1,0 +1,61 @@
+"""What waits in residuals is delivered, at the end of a training."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_redsync.step import flush_step
+from tf_redsync.step.sync_schedules import LocalSteps
+
+
+def deliver(exchange: Any, apply: Callable[[Sequence[int]], None]) -> None:
+    """Deliver on all workers what waits in their residuals, which are then empty.
+
+    Between two steps and outside of any replica; all workers must call it.
+
+    Args:
+        exchange: A built `GradientExchange`.
+        apply: Applies gradients of zero to the variables of these positions, in a replica
+            context: a step of the optimizer, which gets what waited.
+
+    Raises:
+        ValueError: for methods that exchange momenta.
+    """
+    of_momenta = [m for m in exchange.policy.methods if m.adam is not None]
+    if of_momenta:
+        raise ValueError(
+            f"what waits with {type(of_momenta[0]).__name__} are parts of momenta, which no step "
+            "can deliver as gradients. Received: flush(). Leave it out."
+        )
+    exchange.to_consensus()
+    waiting = flush_step.waits([s.variables_by_name for s in exchange.states])
+    own = [bucket.layout.specs for bucket in exchange.program.buckets]
+    served = sorted(s.position for specs, w in zip(own, waiting, strict=True) if w for s in specs)
+    if not served:
+        return
+    step: Callable[[], None] = functools.partial(apply, served)
+    if isinstance(exchange.program, LocalSteps):
+        flush_changes = exchange.program.flush_changes
+        step = functools.partial(
+            flush_changes, exchange.consensus, exchange.states, exchange.network
+        )
+    with exchange.agreed("deliver what waits (`flush()`)"):
+        exchange.instead = functools.partial(_totals, exchange)
+        try:
+            tf.function(lambda: exchange.strategy.run(step), autograph=False)()
+        finally:
+            exchange.instead = None
+
+
+def _totals(
+    exchange: Any, positions: Sequence[int], nothing: Sequence[tf.Tensor]
+) -> tuple[list[Any], tf.Tensor]:
+    """What waits, in place of the sums of gradients."""
+    states = [s.read() for s in exchange.states]
+    outcome = exchange.program.flush(states, exchange.network)
+    flags = None if exchange.program.own_steps else exchange.skips.flags(nothing)
+    return exchange.stored(outcome, states, positions, flags)

@@ -1,0 +1,250 @@
+"""Local steps: workers train alone for a while, then the changes of the weights are exchanged.
+
+With k local steps, W the weights that all workers agree on and w a worker's own, in each round:
+
+    w <- W;  k times: w <- optimizer(w, gradient at w)      nothing crosses the network
+    W <- W + outer(mean over workers of exchanged(w - W))
+
+The changes go through a method's exchange as gradients do, divided by the number of workers, so
+that its sum is their mean; what the method does not deliver stays in its residual. `outer` is the
+method's outer optimizer, whose slots are state of the bucket; without one the mean is added. The
+optimizer is each worker's own: its momentum follows the worker's gradients. A step that is not
+finite is skipped by the worker alone, and all learn of it when the round ends: the optimizer's
+counter of updates, by which learning rates change, becomes that of the worker with most of them. If
+a round's changes are not finite on any worker, all go back to W.
+
+In a dense warm-up of all methods there are no rounds: gradients are all-reduced in every step, so
+that the workers take the same steps, with equal optimizers, and rounds begin after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from typing_extensions import override
+
+from tf_redsync.exchange.driver import Network, Outcome
+from tf_redsync.exchange.layout import Bucket
+from tf_redsync.exchange.method import State
+from tf_redsync.ops.words import widened
+from tf_redsync.step.branches import choose
+from tf_redsync.step.dense_warm_up import WarmUp
+from tf_redsync.step.every_step import EveryStep
+from tf_redsync.step.nonfinite import not_finite
+from tf_redsync.step.plan import Inputs
+from tf_redsync.step.state_variables import Consensus, StateVariables
+
+_OUTER = "outer_"  # what its names in a bucket's state begin with
+
+
+class LocalSteps(EveryStep):
+    """An exchange of the weights' changes every so many steps.
+
+    Args:
+        buckets: The buckets, in the order in which they are exchanged.
+        steps: Number of steps between two exchanges, k.
+        warm_up: A dense warm-up, if there is one.
+
+    Attributes:
+        most_steps: Most steps since the weights were the consensus that a worker can have between
+            two steps; `None` for any number.
+    """
+
+    own_weights = True
+    own_steps = True
+    averages_statistics = True
+
+    def __init__(self, buckets: Sequence[Bucket], steps: int, warm_up: WarmUp | None = None):
+        super().__init__(buckets, warm_up)
+        self.steps = steps
+        self.most_steps: int | None = steps - 1
+        self.momenta: dict[int, list[tf.Variable]] = {}  # the optimizer's, by position
+        self.iterations: tf.Variable | None = None  # the optimizer's
+
+    @override
+    def init(self, bucket: Bucket):
+        """The outer optimizer's slots are state too."""
+        values, kinds = super().init(bucket)
+        outer = bucket.method.cadence.outer
+        if outer is None:
+            return values, kinds
+        own = {n: [tf.zeros(s.shape) for s in bucket.layout.specs] for n in outer.slots}
+        own = {_OUTER + n: v for n, v in {**own, "steps": [tf.zeros([], tf.int64)]}.items()}
+        return {**values, **own}, {**kinds, **dict.fromkeys(own, "shared")}
+
+    @override
+    def names_in_run(self, bucket: Bucket):
+        """What is of its method: the rest waits for the end of a round."""
+        return bucket.method.state_kinds.keys()
+
+    @override
+    def run(self, grads, states, scale, step, network) -> Outcome:
+        """Return this worker's own gradients, times the workers: Keras has divided the loss."""
+        warming, _ = self.begun(step)
+        by_position = self._by_position(grads)
+        if warming is None:
+            outcome = self._alone(grads, states, network)
+            self._count(outcome, by_position)
+            return outcome
+        outcome = choose(
+            warming,
+            lambda: self.alone.run(Inputs(grads, states, scale, step, network, self.meter)),
+            lambda: self._alone(grads, states, network),
+            network,
+        )
+        tf.cond(
+            warming,
+            lambda: self._count_together(outcome, by_position),
+            lambda: self._count(outcome, by_position),
+        )
+        return outcome
+
+    def _alone(self, grads, states, network: Network) -> Outcome:
+        """A step that this worker takes by itself."""
+        totals = [[network.workers * g for g in widened(bucket)] for bucket in grads]
+        finite = [tf.reduce_all(tf.math.is_finite(t)) for bucket in totals for t in bucket]
+        results = [
+            b.method.alone(own, state)
+            for b, own, state in zip(self.buckets, totals, states, strict=True)
+        ]
+        return Outcome(results, tf.reduce_all(finite), 0.0)
+
+    def _count(self, outcome: Outcome, grads: Sequence[tf.Tensor]) -> None:
+        if self.skips is not None:
+            self.skips.count_here(outcome.finite, lambda: not_finite(grads))
+
+    def _count_together(self, outcome: Outcome, grads: Sequence[tf.Tensor]) -> None:
+        if self.skips is not None:
+            self.skips.count_together(outcome.finite, self.skips.flags(grads))
+
+    def _by_position(self, by_bucket: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+        """What there is for each variable, in the order of the variables."""
+        found = {
+            spec.position: tensor
+            for bucket, tensors in zip(self.buckets, by_bucket, strict=True)
+            for spec, tensor in zip(bucket.layout.specs, tensors, strict=True)
+        }
+        return [found[position] for position in sorted(found)]
+
+    @override
+    def before_update(self, consensus: Consensus) -> None:
+        """Keep the weights of a round's start."""
+        consensus.capture()
+
+    @override
+    def after_update(self, consensus, states, rate, network):
+        """Exchange the changes when the round is over."""
+        warmed = self.warmed()
+        alone = tf.constant(1, tf.int64) if warmed is None else tf.cast(~warmed, tf.int64)
+        consensus.steps.assign_add(alone, read_value=False)
+        return tf.cond(
+            consensus.steps.read_value() >= self.steps,
+            lambda: self.exchange_changes(consensus, states, network),
+            nothing_sent,
+        )
+
+    @override
+    def statistics_due(self, consensus: Consensus) -> tf.Tensor:
+        """Return whether BatchNormalization's statistics are averaged after this step."""
+        return tf.equal(consensus.steps.read_value(), 0)
+
+    @override
+    def to_consensus(self, consensus, states, network) -> None:
+        """End the round now, if one has begun."""
+        tf.cond(
+            consensus.steps.read_value() > 0,
+            lambda: self.exchange_changes(consensus, states, network),
+            nothing_sent,
+        )
+
+    def exchange_changes(
+        self, consensus: Consensus, states: Sequence[StateVariables], network: Network
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Exchange the changes of the weights and start a new round.
+
+        Returns:
+            The bytes sent, and whether all was finite.
+        """
+        agreed = [tf.cast(v.read_value(), tf.float32) for v in consensus.agreed]
+        changes = [
+            [change / network.workers for change in consensus.changes(bucket.layout.specs)]
+            for bucket in self.buckets
+        ]
+        read = [s.read() for s in states]
+        old = [s.read(b.method.state_kinds) for b, s in zip(self.buckets, states, strict=True)]
+        rounds = consensus.rounds.read_value()
+        outcome = self.exchanged(Inputs(changes, old, None, rounds, network, self.meter))
+
+        def advance():
+            for bucket, variables, change, before, (means, new) in zip(
+                self.buckets, states, changes, read, outcome.results, strict=True
+            ):
+                totals, slots = outer_step(bucket, means, before)
+                variables.assign({**new, **slots})
+                for spec, total in zip(bucket.layout.specs, totals, strict=True):
+                    own = consensus.own[spec.position]
+                    own.assign(tf.cast(agreed[spec.position] + total, own.dtype))
+                if bucket.method.cadence.masks_local_momentum:
+                    self._mask(bucket, change, before, new)
+
+        tf.cond(outcome.finite, advance, consensus.restore)
+        if self.skips is not None:
+            self.skips.count_round(outcome.finite, self._by_position(changes), self.iterations)
+        consensus.steps.assign(0)
+        consensus.rounds.assign_add(1)
+        return tf.cast(outcome.bytes_sent, tf.float64), outcome.finite
+
+    def flush_changes(
+        self, consensus: Consensus, states: Sequence[StateVariables], network: Network
+    ) -> None:
+        """Add what waits to the weights that all agree on, between two rounds.
+
+        Residuals are changes of weights here, so no optimizer takes part.
+        """
+        old = [s.read(b.method.state_kinds) for b, s in zip(self.buckets, states, strict=True)]
+        outcome = self.flush(old, network)
+
+        def add() -> None:
+            for bucket, variables, (totals, new) in zip(
+                self.buckets, states, outcome.results, strict=True
+            ):
+                variables.assign(new)
+                for spec, total in zip(bucket.layout.specs, totals, strict=True):
+                    own = consensus.own[spec.position]
+                    own.assign_add(tf.cast(total, own.dtype), read_value=False)
+
+        tf.cond(outcome.finite, add, lambda: None)
+
+    def _mask(self, bucket: Bucket, changes, before, after) -> None:
+        """Clear the optimizer's momentum where this worker's change was sent."""
+        kept = [
+            tf.equal(change + old, new)
+            for change, old, new in zip(changes, before["residual"], after["residual"], strict=True)
+        ]
+        for spec, keep in zip(bucket.layout.specs, kept, strict=True):
+            for momentum in self.momenta.get(spec.position, ()):
+                value = momentum.read_value()
+                momentum.assign(tf.where(keep, value, tf.zeros_like(value)))
+
+    @override
+    def bytes_of(self, bucket: Bucket, workers: int) -> float:
+        """Mean over a round."""
+        return super().bytes_of(bucket, workers) / self.steps
+
+
+def outer_step(bucket: Bucket, means: list[tf.Tensor], state: State) -> tuple[Any, State]:
+    """Return what to add to the weights, and the outer optimizer's new state."""
+    outer = bucket.method.cadence.outer
+    if outer is None:
+        return means, {}
+    (steps,) = state[_OUTER + "steps"]
+    slots = {n: state[_OUTER + n] for n in outer.slots}
+    added, new = outer.step([tf.convert_to_tensor(m) for m in means], slots, steps)
+    return added, {_OUTER + n: v for n, v in {**new, "steps": [steps + 1]}.items()}
+
+
+def nothing_sent() -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the outcome of no exchange: no bytes, all finite."""
+    return tf.constant(0.0, tf.float64), tf.constant(True)

@@ -1,0 +1,139 @@
+"""Own points: gradients are exchanged, but each worker computes them at a point of its own.
+
+With W the weights that all workers agree on, in every step, on every worker:
+
+    g = gradient at the worker's own point
+    total = exchanged g, or with a delay of one step the exchanged g of the step before
+    W <- optimizer(W, total)                                the same on all workers
+    own point <- method.point(W, g, ...)
+
+With the delay, what is sent is known when the step begins, so the network works while the gradients
+are being computed. The first step's total is then 0, and the last step's gradient is not applied.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+from typing_extensions import override
+
+from tf_redsync.exchange.driver import Outcome
+from tf_redsync.exchange.layout import Bucket
+from tf_redsync.ops.words import widened
+from tf_redsync.step.branches import choose
+from tf_redsync.step.dense_warm_up import WarmUp
+from tf_redsync.step.every_step import EveryStep
+from tf_redsync.step.plan import Inputs
+from tf_redsync.step.state_variables import Consensus
+
+
+class PerturbedPoint(EveryStep):
+    """An exchange of gradients in every step, perhaps one step late.
+
+    Args:
+        buckets: The buckets, in the order in which they are exchanged.
+        delay: 0, or 1: in every step the gradients of the one before are exchanged.
+        warm_up: A dense warm-up of all methods, if there is one.
+    """
+
+    own_weights = True
+
+    def __init__(self, buckets: Sequence[Bucket], delay: int, warm_up: WarmUp | None = None):
+        super().__init__(buckets, warm_up)
+        self.delay = delay
+        self._grads: list[list[tf.Tensor]] = []  # of the step that is being traced
+        self._warming: tf.Tensor | None = None
+
+    @override
+    def init(self, bucket: Bucket):
+        """With a delay the gradients that wait for their exchange are state too."""
+        values, kinds = super().init(bucket)
+        if not self.delay:
+            return values, kinds
+        pending = [tf.zeros(s.shape, tf.float32) for s in bucket.layout.specs]
+        return {**values, "pending": pending}, {**kinds, "pending": "sum"}
+
+    @override
+    def run(self, grads, states, scale, step, network) -> Outcome:
+        """In a warm-up there is no delay, and all work at the consensus."""
+        grads = self._grads = [widened(bucket) for bucket in grads]
+        warming, begun = self.begun(step)
+        own = begun < self.warm_up_steps if self.warm_up_steps else None  # the methods'
+        found = [flag for flag in (warming, own) if flag is not None]
+        self._warming = tf.reduce_any(found) if found else None
+        if not self.delay:
+            return super().run(grads, states, scale, step, network)
+        step = begun
+        pending = [state["pending"] for state in states]
+        inner = [{n: v for n, v in state.items() if n != "pending"} for state in states]
+        now = Inputs(grads, inner, scale, step, network, self.meter)
+        late = dataclasses.replace(now, grads=pending)
+        full = tf.equal(step % self.dense_every, 0) if self.dense_every else None
+        if self._warming is None:
+            outcome = self.whole.run(late, full)
+        else:
+            outcome = choose(
+                self._warming,
+                lambda: (self.whole.dense or self.whole.compressed).run(now),
+                lambda: self.whole.run(late, full),
+                network,
+            )
+        if self._warming is not None:
+            now_sent = self._warming
+            grads = [[tf.where(now_sent, tf.zeros_like(g), g) for g in b] for b in grads]
+        results = [
+            (totals, {**state, "pending": bucket})
+            for (totals, state), bucket in zip(outcome.results, grads, strict=True)
+        ]
+        return dataclasses.replace(outcome, results=results)
+
+    @override
+    def flush(self, states, network) -> Outcome:
+        """All work at the consensus after it, for nothing waits and there are no gradients."""
+        self._grads = [[tf.zeros(s.shape) for s in b.layout.specs] for b in self.buckets]
+        self._warming = None
+        return super().flush(states, network)
+
+    @override
+    def always_stored(self, state) -> dict[str, list[tf.Tensor]]:
+        """What of a new state is stored even if the step is not finite."""
+        return {n: v for n, v in state.items() if n == "pending"}
+
+    @override
+    def before_update(self, consensus: Consensus) -> None:
+        """Go back from the own point to the consensus."""
+        consensus.capture()
+        consensus.restore()
+
+    @override
+    def after_update(self, consensus, states, rate, network) -> None:
+        """Keep the new consensus and go to the own point."""
+        for agreed, own in zip(consensus.agreed, consensus.own, strict=True):
+            agreed.assign(own.read_value(), read_value=False)
+        consensus.steps.assign_add(1, read_value=False)
+        if self._warming is None:
+            self._go(consensus, states, rate, network.workers)
+        else:
+            tf.cond(
+                self._warming,
+                lambda: None,
+                lambda: self._go(consensus, states, rate, network.workers),
+            )
+
+    def _go(self, consensus: Consensus, states, rate: tf.Tensor, workers: int) -> None:
+        for bucket, variables, grads in zip(self.buckets, states, self._grads, strict=True):
+            specs = bucket.layout.specs
+            weights = [tf.cast(consensus.agreed[s.position], tf.float32) for s in specs]
+            points = bucket.method.point(weights, grads, variables.read(), rate, workers)
+            for spec, weight, point in zip(specs, weights, points, strict=True):
+                own = consensus.own[spec.position]
+                usable = tf.reduce_all(tf.math.is_finite(point))
+                own.assign(tf.cast(tf.where(usable, point, weight), own.dtype), read_value=False)
+
+    @override
+    def to_consensus(self, consensus, states, network) -> None:
+        """Go back to the consensus; the next step starts from there."""
+        tf.cond(consensus.steps > 0, consensus.restore, lambda: None)
+        consensus.steps.assign(0)

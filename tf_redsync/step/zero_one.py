@@ -1,0 +1,119 @@
+"""0/1 Adam's way: steps together, in which momenta are exchanged, and then local steps.
+
+With t the step, from 0; k the dense steps so far; s and H of `Intervals` and `Cadence.local_steps`:
+
+    t < s:   in dense steps, at distances of 1, 2, 4 and so on    `dense_exchange`, of gradients
+             in the others                                        `momentum_exchange`
+    t >= s:  as `LocalSteps`, in rounds of 1, 2, 4 and so on, up to H, steps
+
+A local step is the method's: `Method.alone`. What it multiplies a momentum by, `rate_of_step`, is
+added up in its state, `rates`, and a round ends by it. After a round that was not finite its
+momentum begins anew, for that which led there is no worker's any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+from typing_extensions import override
+
+from tf_redsync.exchange.layout import Bucket
+from tf_redsync.exchange.sync_schedule import Intervals
+from tf_redsync.step.branches import choose
+from tf_redsync.step.dense_warm_up import WarmUp
+from tf_redsync.step.fit_steps import TrainingLength
+from tf_redsync.step.local_steps import LocalSteps, nothing_sent
+from tf_redsync.step.plan import Inputs, Plan
+
+
+class ZeroOne(LocalSteps):
+    """Exchanges that become rarer.
+
+    Args:
+        buckets: The buckets, in the order in which they are exchanged.
+        steps: Most steps between two exchanges, H.
+        warm_up: A dense warm-up, if there is one.
+        training: The training's length, where the intervals are fractions of it.
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        steps: int,
+        warm_up: WarmUp | None = None,
+        training: TrainingLength | None = None,
+    ):
+        super().__init__(buckets, steps, warm_up)
+        self._training, self._asked = training, buckets[0].method.cadence.intervals
+        runs, number = tuple(b.method.momentum_exchange for b in self.buckets), len(self.buckets)
+        self.momenta_together = Plan(tuple(self.buckets), runs, (False,) * number, (True,) * number)
+
+    @property
+    def intervals(self) -> Intervals:
+        """The intervals in steps, for graphs."""
+        return self._asked if self._training is None else self._asked.of(self._training.read())
+
+    @override
+    def run(self, grads, states, scale, step, network):
+        """Return momenta, this worker's own in a local step, and gradients in a dense one."""
+        warming, begun = self.begun(step)
+        inputs = Inputs(grads, states, scale, begun, network, self.meter)
+        dense = self.intervals.dense(begun)
+        if warming is not None:
+            dense |= warming
+        together, by_position = self._together(warming, begun), self._by_position(grads)
+        outcome = choose(
+            together,
+            lambda: choose(
+                dense,
+                lambda: self.alone.run(inputs),
+                lambda: self.momenta_together.run(inputs),
+                network,
+            ),
+            lambda: self._alone(grads, states, network),
+            network,
+        )
+        tf.cond(
+            together,
+            lambda: self._count_together(outcome, by_position),
+            lambda: self._count(outcome, by_position),
+        )
+        return outcome
+
+    def _together(self, warming: tf.Tensor | None, begun: tf.Tensor) -> tf.Tensor:
+        together = ~self.intervals.local(begun)
+        return together if warming is None else together | warming
+
+    @override
+    def warmed(self) -> tf.Tensor:
+        """Return whether the step that has just been counted was one of all workers together."""
+        return self._together(*self.begun(self.clock.read_value() - 1))
+
+    @override
+    def after_update(self, consensus, states, rate, network):
+        """Count a local step, and exchange the changes when the round is over."""
+        warming, begun = self.begun(self.clock.read_value() - 1)
+        alone = ~self._together(warming, begun)
+        consensus.steps.assign_add(tf.cast(alone, tf.int64), read_value=False)
+        steps = tf.cast(self.clock.read_value(), tf.float32)
+        for bucket, state in zip(self.buckets, states, strict=True):
+            (rates,) = state.read()["rates"]
+            own = bucket.method.rate_of_step(rate, steps)
+            state.assign({"rates": [rates + tf.where(alone, own, 0.0)]})
+        due = alone & (consensus.steps.read_value() >= self.intervals.length(begun, self.steps))
+        return tf.cond(due, lambda: self.exchange_changes(consensus, states, network), nothing_sent)
+
+    @override
+    def exchange_changes(self, consensus, states, network):
+        """The same; after changes that were not finite nothing is left of the round."""
+        sent, finite = super().exchange_changes(consensus, states, network)
+
+        def forget() -> None:
+            for state in states:
+                held = state.read()
+                names = ("momentum", "rates")
+                state.assign({n: [tf.zeros_like(x) for x in held[n]] for n in names})
+
+        tf.cond(finite, lambda: None, forget)
+        return sent, finite
