@@ -10,11 +10,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync.exchange import loopback, wire
+from tf_redsync.exchange import driver, loopback
 from tf_redsync.exchange.layout import Bucket, TensorSpec, make_buckets
 from tf_redsync.policy import Policy
 from tf_redsync.schedules import ExponentialWarmUp
-from tf_redsync.step.plan import phase_at
+from tf_redsync.step.changing_steps import phase_at
 
 Tensors = list[tf.Tensor]
 
@@ -156,7 +156,7 @@ class Exchange:
         return phase_at(method, number)
 
     def _count(self, outcomes, first: bool) -> None:
-        payload = sum(int(wire.payload_bytes(r)) for o in outcomes for r in o.requests)
+        payload = sum(int(driver.payload_bytes(r)) for o in outcomes for r in o.requests)
         sent = sum(o.bytes_sent for o in outcomes)
         self.payload += payload
         self.sent += sent

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from tf_redsync.exchange import wire
+from tf_redsync.exchange import driver
 from tf_redsync.exchange.layout import Bucket, TensorSpec
 from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.policy import Assignment
@@ -128,4 +128,4 @@ def explain(
 
 def dense_bytes(specs: Sequence[TensorSpec], workers: int) -> float:
     """Bytes a worker sends in a ring all-reduce of all of `specs` as float32."""
-    return wire.sent_factor(AllReduce, workers) * sum(s.bytes for s in specs)
+    return driver.sent_factor(AllReduce, workers) * sum(s.bytes for s in specs)

@@ -36,7 +36,6 @@ from tf_redsync.network import (
     collectives,
     dtypes,
     groups,
-    instance_keys,
     transport,
 )
 from tf_redsync.ops import native
@@ -101,7 +100,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         cluster = Cluster.of(cluster_resolver)
         meeting = rendezvous.met(None if coordination.joined() else cluster, start_timeout)
         options = transport.copied(communication_options)
-        number = instance_keys.separate(self)
+        number = collectives.separate_keys(self)
         times = f"timeout_seconds={timeout_seconds}, heartbeat_seconds={heartbeat_seconds}"
         with meeting as seconds, coordination.limits(cluster, lost_after, seconds, times):
             super().__init__(cluster_resolver, options)
@@ -126,7 +125,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def _start_together(
         self, number: int, options: Any, timeout: float | None, heartbeat: float | None
     ) -> None:
-        instance_keys.keep(self)
+        collectives.keep_keys(self)
         dtypes.allow_all(self)
         watchdog.start(self, timeout, heartbeat)
         step_errors.install()

@@ -113,8 +113,8 @@ MUTATIONS = (
     Mutation(
         "driver: bytes of one request alone",
         "exchange/driver.py",
-        "bytes_sent = bytes_sent + wire.sent_bytes",
-        "bytes_sent = wire.sent_bytes",
+        "bytes_sent = bytes_sent + driver.sent_bytes",
+        "bytes_sent = driver.sent_bytes",
         ("tests/unit/test_driver.py",),
     ),
     Mutation(
@@ -133,14 +133,14 @@ MUTATIONS = (
     ),
     Mutation(
         "wire: the flag is the last word",
-        "exchange/wire.py",
+        "ops/wire.py",
         "    return tf.concat([tf.cast(finite, tf.int32)[tf.newaxis], words], axis=0)\n",
         "    return tf.concat([words, tf.cast(finite, tf.int32)[tf.newaxis]], axis=0)\n",
         ("tests/unit/test_wire.py",),
     ),
     Mutation(
         "wire: a message that is not finite keeps its payload",
-        "exchange/wire.py",
+        "ops/wire.py",
         "    return tf.where(finite, with_header(finite, tf.concat(words, axis=0)), 0)\n",
         "    return with_header(finite, tf.concat(words, axis=0))\n",
         (LAWS, "-k", "one_bad_value and (sbc or spherical)"),

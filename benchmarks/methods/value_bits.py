@@ -37,7 +37,7 @@ def carried(gradient: np.ndarray, density: float, value_bits: int) -> tuple[floa
     """Share of the top-k's energy that a message carries, and its bits for each element sent."""
     import tensorflow as tf
 
-    from tf_redsync.codings.fused_topk import coding, select_and_code
+    from tf_redsync.methods.common.coded_selection import coding, select_and_code
 
     k = [round(density * gradient.size)]
     zero = tf.zeros([gradient.size])
@@ -52,7 +52,7 @@ def carried(gradient: np.ndarray, density: float, value_bits: int) -> tuple[floa
 
 def energies() -> list[str]:
     """Lines of the first table."""
-    from tf_redsync.codings.fused_topk import VALUE_BITS
+    from tf_redsync.methods.common.coded_selection import VALUE_BITS
 
     lines = [f"{'gradient':<14}{'density':>8}" + "".join(f"{b:>8} bits     " for b in VALUE_BITS)]
     for name, draw, density in INPUTS:
@@ -69,7 +69,7 @@ def trainings(args: argparse.Namespace) -> list[str]:
     import tf_redsync as rs
     from benchmarks.methods.digits_task import Digits
     from benchmarks.methods.digits_training import train_over_seeds
-    from tf_redsync.codings.fused_topk import VALUE_BITS
+    from tf_redsync.methods.common.coded_selection import VALUE_BITS
 
     lines = [f"{'density':>8}{'bits':>6}{'bytes a step':>14}{'loss':>10}{'accuracy':>10}"]
     task = Digits(args.workers)

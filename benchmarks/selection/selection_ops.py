@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync import ops
-from tf_redsync.codings.fused_topk import select_and_code
+from tf_redsync.methods.common.coded_selection import select_and_code
 
 NATIVE = ("exact", "trimmed", "threshold")
 # Of one step at n elements: the ops that are left to few repeats at large n.

@@ -35,7 +35,7 @@ def worker(args: argparse.Namespace) -> dict[str, Any]:
     from benchmarks import models
     from benchmarks.step import training
     from tf_redsync.network import collectives
-    from tf_redsync.ops import checksums
+    from tf_redsync.ops import wire
 
     known = models.WORKLOADS["mlp"]
     models.WORKLOADS["mlp"] = dataclasses.replace(known, build=_mlp(args.width))
@@ -43,13 +43,13 @@ def worker(args: argparse.Namespace) -> dict[str, Any]:
     flags += ["--density", str(args.density), "--batch", str(args.batch), "--output", args.output]
     job = training.prepare(training.parser().parse_args(flags))
     sizes: list[int] = []
-    sealed = checksums.sealed
+    sealed = wire.sealed
 
     def noted(messages: Any) -> Any:
         sizes.append(messages.shape[1])
         return sealed(messages)
 
-    checksums.sealed = noted
+    wire.sealed = noted
     steps = {}
     for kind in KINDS:
         collectives.DirectCollectives.checked = kind == "checked"
@@ -59,7 +59,7 @@ def worker(args: argparse.Namespace) -> dict[str, Any]:
         steps[kind](*job.data[0])
         if (len(sizes) > traced) != (kind == "checked"):
             raise RuntimeError(f"{len(sizes) - traced} checksums where there is {kind}")
-    checksums.sealed = sealed
+    wire.sealed = sealed
 
     def block(kind: str) -> float:
         job.barrier()
@@ -100,17 +100,17 @@ def _seconds_of_ops(words: int, count: int, times: int = 200) -> float:
     """Median time to seal one message and to open those of all workers."""
     import tensorflow as tf
 
-    from tf_redsync.ops import checksums
+    from tf_redsync.ops import wire
 
     message = tf.concat(
         [[[1]], tf.random.uniform([1, words - 1], -(2**31), 2**31 - 1, tf.int32)], 1
     )
-    rows = tf.repeat(checksums.sealed(message), count, axis=0)
+    rows = tf.repeat(wire.sealed(message), count, axis=0)
     seconds = []
     for _ in range(times):
         start = time.perf_counter()
-        checksums.sealed(message)
-        checksums.opened(rows, tf.range(count), tf.constant(0))
+        wire.sealed(message)
+        wire.opened(rows, tf.range(count), tf.constant(0))
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds)
 

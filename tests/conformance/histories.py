@@ -61,7 +61,7 @@ class _Program:
 
 
 @dataclasses.dataclass
-class _Skips:
+class _NonFinite:
     in_a_row: _Value
 
 
@@ -71,7 +71,7 @@ class _States:
     kinds: dict[str, str]
 
 
-class Workers(saved_exchange.Saved):
+class Workers(saved_exchange.SavedExchange):
     """All workers of an exchange of one bucket, in lockstep, with weights of their own.
 
     What saves and restores its state is `state/saved_exchange.py`, as in training.
@@ -83,7 +83,7 @@ class Workers(saved_exchange.Saved):
     """
 
     def __init__(self, descriptor: Descriptor, specs: tuple[TensorSpec, ...], workers: int):
-        super().__init__("loopback_exchange")
+        tf.Module.__init__(self, name="loopback_exchange")
         self.method, self.workers, self.run = descriptor.method, workers, 1
         self.layout = BucketLayout(specs, workers)
         self.strategy, self.consensus, self.network = _OneProcess(), None, None
@@ -91,7 +91,7 @@ class Workers(saved_exchange.Saved):
         self.warm_up = self.training = None
         self.program = _Program((_Bucket(self.method, self.layout),))
         self.step, self.skipped = _Value(np.int64(0)), _Value(np.int64(0))
-        self.skips = _Skips(_Value(np.int64(0)))
+        self.nonfinite = _NonFinite(_Value(np.int64(0)))
         if descriptor.start is None:
             state = self.method.init(self.layout)
         else:
@@ -124,7 +124,7 @@ class Workers(saved_exchange.Saved):
         found = loopback.run_step(self.method, self.layout, inputs, self.read(), step, self.phase())
         if not found.finite:
             self.skipped.assign(self.skipped.numpy() + 1)
-            self.skips.in_a_row.assign(self.skips.in_a_row.numpy() + 1)
+            self.nonfinite.in_a_row.assign(self.nonfinite.in_a_row.numpy() + 1)
             return found
         for rank, (state, totals) in enumerate(zip(found.states, found.totals, strict=True)):
             for name, group in self.states[0].variables_by_name.items():
@@ -133,7 +133,7 @@ class Workers(saved_exchange.Saved):
             for weight, total in zip(self.weights_of[rank], totals, strict=True):
                 weight -= np.float32(rate / self.workers) * np.asarray(total)
         self.step.assign(step + 1)
-        self.skips.in_a_row.assign(np.int64(0))
+        self.nonfinite.in_a_row.assign(np.int64(0))
         return found
 
     def residuals(self) -> list[np.ndarray]:

@@ -20,7 +20,7 @@ from tests.conformance.harness import (
 from tests.conformance.table import TABLE, cases, counts_of, in_pairs, is_first
 from tests.deep import DEEP
 from tests.loops import loop
-from tf_redsync.exchange import loopback, wire
+from tf_redsync.exchange import driver, loopback
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather
 
@@ -249,7 +249,7 @@ def test_bytes_and_messages(name, workers, phase):
         payloads = expected(method, specs, record.number)
         payloads = payloads(workers) if callable(payloads) else payloads
         payloads = [b(workers) if callable(b) else b for b in payloads]
-        assert [int(wire.payload_bytes(r)) for r in found] == payloads
+        assert [int(driver.payload_bytes(r)) for r in found] == payloads
         sent = sum(RING[type(r)](workers) * b for r, b in zip(found, payloads, strict=True))
         assert record.step.bytes_sent == pytest.approx(sent)
         for request in found:
@@ -272,7 +272,7 @@ def test_formulas_and_periods(name, workers):
     method = TABLE[name].method
     layout = BucketLayout(TABLE[name].specs, workers)
     records = recorded(name, workers)
-    found = [[(type(q), int(wire.payload_bytes(q))) for q in r.step.requests] for r in records]
+    found = [[(type(q), int(driver.payload_bytes(q))) for q in r.step.requests] for r in records]
     for number, requests in enumerate(found):
         formula = method.payloads(layout, number)
         assert formula is None or formula == requests

@@ -39,13 +39,13 @@ def trained(runs):
     import tf_redsync as rs
     from tests.distributed import problems
     from tf_redsync.ops import selection
-    from tf_redsync.step import gradients
+    from tf_redsync.step import gradient_exchange
 
     rng = np.random.default_rng(0)
     rows = rng.zipf(1.3, (64, 12)).clip(1, 99)
     labels = (rows[:, 0] % 4).astype(np.uint8)
     strategy = rs.MultiWorkerMirroredStrategy()
-    looks = {module: module.before_cast for module in (selection, gradients)}
+    looks = {module: module.before_cast for module in (selection, gradient_exchange)}
 
     def dtypes(graph):
         definition = graph.as_graph_def()

@@ -9,11 +9,11 @@ import tensorflow as tf
 from tests.kernels.common import assert_same_bits, both, needs_native, on
 from tests.loops import loop
 from tests.oracle import checksums as oracle
-from tf_redsync.ops import checksums
+from tf_redsync.ops import wire
 
 BACKENDS = [pytest.param("native", marks=needs_native), "tensorflow"]
 INT32 = np.iinfo(np.int32)
-SENDERS, RECEIVER = np.array([4, checksums.NOBODY, 7], np.int32), np.int32(2)  # no op at import
+SENDERS, RECEIVER = np.array([4, wire.NOBODY, 7], np.int32), np.int32(2)  # no op at import
 
 
 def messages(words: int, rows: int = 3, seed: int = 0) -> np.ndarray:
@@ -27,7 +27,7 @@ def messages(words: int, rows: int = 3, seed: int = 0) -> np.ndarray:
 def opened(backend, sealed, senders=(0, 1, 2), receiver=2):
     senders = list(senders)[: len(sealed)]
     ranks = tf.constant(senders, tf.int32)
-    return on(backend, lambda: checksums.opened(tf.constant(sealed), ranks, receiver))
+    return on(backend, lambda: wire.opened(tf.constant(sealed), ranks, receiver))
 
 
 @needs_native
@@ -35,7 +35,7 @@ def opened(backend, sealed, senders=(0, 1, 2), receiver=2):
 def test_seals_are_those_of_the_oracle(words):
     plain = messages(words)
     expected = oracle.sealed_numpy(plain)
-    for backend, sealed in both(lambda: checksums.sealed(tf.constant(plain))).items():
+    for backend, sealed in both(lambda: wire.sealed(tf.constant(plain))).items():
         assert_same_bits(sealed, expected, f"{backend} {words}")
         assert_same_bits(opened(backend, sealed), plain, f"{backend} {words}")
 
@@ -48,7 +48,7 @@ def test_words_of_every_kind(rows):
     expected = oracle.sealed_numpy(plain)
     shape = tf.TensorSpec([None, None], tf.int32)
     for backend in ("native", "tensorflow"):
-        seal = tf.function(checksums.sealed, input_signature=[shape])
+        seal = tf.function(wire.sealed, input_signature=[shape])
         sealed = on(backend, functools.partial(seal, plain))
         assert_same_bits(sealed, expected, backend)
         assert_same_bits(opened(backend, sealed), plain, backend)
@@ -58,7 +58,7 @@ def test_words_of_every_kind(rows):
 def test_a_long_message():
     """More blocks than one block has words: all levels of the reference."""
     plain = messages(2**21, rows=1)
-    sealed = both(lambda: checksums.sealed(tf.constant(plain)))
+    sealed = both(lambda: wire.sealed(tf.constant(plain)))
     assert_same_bits(sealed["native"], sealed["tensorflow"], "2^21 words")
     words = [int(w) for w in plain[0, 1:].view(np.uint32)]
     sum_of_blocks, power = 0, 1
@@ -74,7 +74,7 @@ def test_a_long_message():
 def test_every_flipped_bit_is_found(backend):
     """One bit at each place, and the one sender is named; all in one call for each bit's number."""
     plain = messages(9, rows=1)
-    sealed = on(backend, lambda: checksums.sealed(tf.constant(plain)))
+    sealed = on(backend, lambda: wire.sealed(tf.constant(plain)))
     for place in range(9):
         for bit in (0, 1, 5, 16, 30, 31):
             bad = sealed.copy()
@@ -122,7 +122,7 @@ def test_the_base_finds_any_two_bits_within_reach():
 def test_a_message_from_nobody_is_left_as_it_is(backend):
     sealed = oracle.sealed_numpy(messages(4))
     sealed[1] = [1, 0, 0, 0]
-    got = on(backend, lambda: checksums.opened(tf.constant(sealed), SENDERS, RECEIVER))
+    got = on(backend, lambda: wire.opened(tf.constant(sealed), SENDERS, RECEIVER))
     assert got[:, 0].tolist() == [1, 1, 1] and got[1].tolist() == [1, 0, 0, 0]
 
 
@@ -130,4 +130,4 @@ def test_a_message_from_nobody_is_left_as_it_is(backend):
 def test_a_flag_that_is_none(backend):
     for flag in (2, -1, INT32.min):
         with pytest.raises(tf.errors.InvalidArgumentError, match=f"(?s)invalid flag.*{flag}"):
-            on(backend, lambda: checksums.sealed(tf.constant([[flag, 5]])))  # noqa: B023
+            on(backend, lambda: wire.sealed(tf.constant([[flag, 5]])))  # noqa: B023

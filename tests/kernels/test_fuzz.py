@@ -35,7 +35,7 @@ from tests.oracle.quantization import (
 )
 from tests.oracle.redsync import accumulate_and_select_numpy
 from tf_redsync import ops
-from tf_redsync.codings import fused_topk
+from tf_redsync.methods.common import coded_selection
 from tf_redsync.ops import bits, codecs
 
 EXAMPLES = os.environ.get("FUZZ_EXAMPLES")
@@ -208,7 +208,7 @@ def coded_sums(backend, value_bits, sizes, k):
     @tf.function(input_signature=[tf.TensorSpec([RANKS, None], tf.int32)])
     def sums(messages):
         layout = ops.MessageLayout.of(k)
-        return ops.decode(fused_topk.uncoded(messages, like, layout, value_bits), layout, like)
+        return ops.decode(coded_selection.uncoded(messages, like, layout, value_bits), layout, like)
 
     return sums
 

@@ -16,7 +16,7 @@ from tests.kernels.common import (
 from tests.loops import loop
 from tests.oracle.coded_top_k import decode_numpy, select_and_code_numpy
 from tf_redsync import ops
-from tf_redsync.codings import fused_topk
+from tf_redsync.methods.common import coded_selection as coded
 from tf_redsync.ops import native
 
 SIZES = (0, 1, 31, 4097, 9000)
@@ -31,14 +31,14 @@ def run(way: str, inputs, k, *, graph=False, momentum=(0.0, False), **options):
     factor, nesterov = momentum
 
     def call():
-        return fused_topk.select_and_code(
+        return coded.select_and_code(
             grads, residuals, velocities if factor else [], [int(n) for n in k],
             momentum=factor, nesterov=nesterov, **options,
         )  # fmt: skip
 
     with pytest.MonkeyPatch.context() as patch:
         if way == "native ops":
-            patch.setattr(fused_topk, "runs_natively", lambda tensors: False)
+            patch.setattr(coded, "runs_natively", lambda tensors: False)
         backend = "tensorflow" if way == "tensorflow" else "native"
         return on(backend, tf.function(call) if graph else call)
 
@@ -51,8 +51,8 @@ def oracle(inputs, k, *, momentum=(0.0, False), **options):
     )  # fmt: skip
 
 
-CASES = [(kind, fused_topk.VALUE_BITS[i % 5]) for i, kind in enumerate(KINDS)]
-CASES += [("laplace", bits) for bits in fused_topk.VALUE_BITS if ("laplace", bits) not in CASES]
+CASES = [(kind, coded.VALUE_BITS[i % 5]) for i, kind in enumerate(KINDS)]
+CASES += [("laplace", bits) for bits in coded.VALUE_BITS if ("laplace", bits) not in CASES]
 
 
 @needs_native
@@ -102,20 +102,20 @@ def test_decoders_agree(value_bits):
 
 def sums(messages, k, value_bits):
     like, layout = [tf.zeros([n]) for n in SIZES], ops.MessageLayout.of([int(n) for n in k])
-    plain = fused_topk.uncoded(tf.constant(messages), like, layout, value_bits)
+    plain = coded.uncoded(tf.constant(messages), like, layout, value_bits)
     return ops.decode(plain, layout, like)
 
 
 @needs_native
-@loop("value_bits", fused_topk.VALUE_BITS)
+@loop("value_bits", coded.VALUE_BITS)
 def test_plain_messages_are_those_of_the_composed_ops(value_bits):
     """Also of a worker that had something that was not finite."""
     k = make_k(SIZES, first=1)
     rows = [oracle(make_inputs(kind, SIZES), k, value_bits=value_bits)[0] for kind in KINDS]
     messages = np.stack([*rows, np.zeros_like(rows[0])])
     like, layout = [tf.zeros([n]) for n in SIZES], ops.MessageLayout.of([int(n) for n in k])
-    expected, _ = fused_topk.coding(value_bits).decode(tf.constant(messages), like, layout)
-    got = on("native", lambda: fused_topk.uncoded(tf.constant(messages), like, layout, value_bits))
+    expected, _ = coded.coding(value_bits).decode(tf.constant(messages), like, layout)
+    got = on("native", lambda: coded.uncoded(tf.constant(messages), like, layout, value_bits))
     assert got.shape == (len(messages), layout.words)
     assert_same_bits(got, expected.numpy(), value_bits)
 
@@ -128,9 +128,9 @@ def test_positions_that_nobody_has_coded():
         messages = np.stack([good, good])
         messages[1, at] = bad
         with pytest.raises(tf.errors.InvalidArgumentError, match=f"messages.*{text}"):
-            on("native", lambda: fused_topk.uncoded(tf.constant(messages), like, layout, 2))  # noqa: B023
+            on("native", lambda: coded.uncoded(tf.constant(messages), like, layout, 2))  # noqa: B023
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="messages"):
-        on("native", lambda: fused_topk.uncoded(tf.zeros([2, 3], tf.int32), like, layout, 2))
+        on("native", lambda: coded.uncoded(tf.zeros([2, 3], tf.int32), like, layout, 2))
 
 
 @needs_native
@@ -196,7 +196,7 @@ def test_static_length(backend):
     @tf.function
     def lengths():
         return [
-            fused_topk.select_and_code(x, x, [], [30, 0], value_bits=bits).message.shape.as_list()
+            coded.select_and_code(x, x, [], [30, 0], value_bits=bits).message.shape.as_list()
             for bits in (3, 16)
         ]
 
@@ -229,7 +229,7 @@ def test_wrong_arguments(change, text):
     x = [np.zeros(5, np.float32)]
     arguments = {"grads": x, "residuals": x, "velocities": [], "value_bits": 1, **change}
     with pytest.raises(ValueError, match=text):
-        fused_topk.select_and_code(**arguments, k=[2])
+        coded.select_and_code(**arguments, k=[2])
 
 
 @needs_native
@@ -258,6 +258,6 @@ def test_what_native_ops_do_not_serve_is_composed(monkeypatch):
     monkeypatch.setattr(native, "backend", lambda: "native")
     for serves in (True, False):
         monkeypatch.setattr(native, "serves", lambda tensors, serves=serves: serves)
-        assert fused_topk.runs_natively([tf.zeros([3])]) == serves
+        assert coded.runs_natively([tf.zeros([3])]) == serves
     monkeypatch.setattr(native, "backend", lambda: "tensorflow")
-    assert not fused_topk.runs_natively([tf.zeros([3])])
+    assert not coded.runs_natively([tf.zeros([3])])

@@ -9,9 +9,10 @@ import tf_redsync as rs
 from tests.loops import loop
 from tests.oracle.coded import longest_bits
 from tf_redsync.codings import Capacity, Golomb
-from tf_redsync.exchange import loopback, wire
+from tf_redsync.exchange import driver, loopback
 from tf_redsync.exchange.driver import DryRun
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
+from tf_redsync.step.every_step import Inputs
 from tf_redsync.step.sync_schedules import (
     EveryStep,
     LocalSteps,
@@ -66,7 +67,7 @@ def test_sbc_rates_on_resnet50(number, times):
     layout = BucketLayout(specs, 1)
     step = loopback.run_step(method, layout, [grads], [method.init(layout)], 0)
     (request,) = step.requests
-    rate = 4 * elements * method.steps / int(wire.payload_bytes(request))
+    rate = 4 * elements * method.steps / int(driver.payload_bytes(request))
     assert times <= rate < 1.02 * times
     sent = sum(int(np.count_nonzero(t)) for t in step.totals[0])
     assert sent >= method.density * elements
@@ -145,7 +146,7 @@ def test_cd_sgd_sends_what_is_known_before_the_step(method):
         gradient = tf.compat.v1.placeholder(tf.float32, [64, 64])
         step = tf.compat.v1.placeholder(tf.int64, [])
         state, _ = runs.init(bucket)
-        runs.run([[gradient]], [state], None, step, network)
+        runs.run(Inputs([[gradient]], [state], None, step, network))
         waits = [gradient.op in ancestors(message) for message in network.sent]
     assert waits == [not method.cadence.delay]
 

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from tf_redsync.exchange.layout import TensorSpec
-from tf_redsync.ops.words import before_cast, widened
-from tf_redsync.step import gradients
+from tf_redsync.ops.wire import before_cast, widened
+from tf_redsync.step.gradient_exchange import as_float
 
 
 def in_a_graph(make):
@@ -50,7 +50,7 @@ def test_eager_tensors_do_not_tell():
 def test_rows_of_an_embedding_are_added_up_in_float32():
     """A row that occurs 1,000 times: in bfloat16 the sum would stay where ones no longer count."""
     rows = tf.IndexedSlices(tf.ones([1_000, 2], tf.bfloat16), [1] * 1_000, tf.constant([3, 2]))
-    (dense,) = gradients.dense([rows], [TensorSpec("table", (3, 2), "bfloat16")])
+    dense = as_float(rows, TensorSpec("table", (3, 2), "bfloat16"))
     assert dense.dtype == tf.float32
     np.testing.assert_array_equal(dense, [[0, 0], [1_000, 1_000], [0, 0]])
 
@@ -60,6 +60,6 @@ def test_rows_of_an_embedding_are_added_up_in_float32():
     [(tf.float32, tf.float32), (tf.float16, tf.float32), (tf.bfloat16, tf.bfloat16)],
 )
 def test_dense_gradients(dtype, kept):
-    (dense,) = gradients.dense([tf.ones([2], dtype)], [TensorSpec("v", (2,))])
+    dense = as_float(tf.ones([2], dtype), TensorSpec("v", (2,)))
     assert dense.dtype == kept
     assert [t.dtype for t in widened([dense])] == [tf.float32]

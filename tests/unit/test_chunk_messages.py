@@ -7,10 +7,10 @@ import pytest
 import tensorflow as tf
 
 from tests.oracle.chunks import chunked_top_k_numpy
-from tf_redsync.exchange import wire
 from tf_redsync.methods.common import two_bit_values
 from tf_redsync.methods.common.chunk_messages import ChunkMessages
 from tf_redsync.methods.common.chunking import Chunks
+from tf_redsync.ops import wire
 from tf_redsync.ops.chunks import chunked_top_k
 
 SHAPES = ((128, 64), (67, 32), (0, 3), (50,), ())

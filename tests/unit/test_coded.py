@@ -13,7 +13,7 @@ import tf_redsync as rs
 from tests.loops import loop
 from tf_redsync import codings
 from tf_redsync.codings.base import Capacity
-from tf_redsync.exchange import loopback, wire
+from tf_redsync.exchange import driver, loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods import from_config, serialize
 
@@ -117,7 +117,7 @@ def test_one_mean_for_every_tensor(indices):
     if isinstance(indices, codings.Golomb):
         np.testing.assert_array_equal(total, expected)
     words = indices.words(Capacity((1200,), (60,)))
-    assert wire.payload_bytes(step.requests[0]) == 4 * (1 + words + 1)
+    assert driver.payload_bytes(step.requests[0]) == 4 * (1 + words + 1)
 
 
 def test_a_bucket_of_empty_tensors():
@@ -287,7 +287,7 @@ def message_bits(method, size, values=None):
     layout = BucketLayout((spec,), 1)
     grads = [[tf.constant(values, tf.float32)]]
     step = loopback.run_step(method, layout, grads, loopback.initial_states(method, layout), 0)
-    return 8 * wire.payload_bytes(step.requests[0]), step
+    return 8 * driver.payload_bytes(step.requests[0]), step
 
 
 @pytest.mark.parametrize("density", [0.001, 0.01, 0.1])

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_redsync as rs
 from tests.unit.test_gmc import excess_loss
 from tf_redsync.auto import cost
-from tf_redsync.exchange import loopback, wire
+from tf_redsync.exchange import driver, loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 
 WORKERS, STEPS = 4, 12
@@ -26,7 +26,7 @@ def train(method, specs=SPECS, steps=STEPS):
         step = loopback.run_step(method, layout, grads, states, number)
         states = step.states
         totals.append(np.concatenate([np.ravel(t) for t in step.totals[0]]))
-        sizes.append([wire.payload_bytes(r) for r in step.requests])
+        sizes.append([driver.payload_bytes(r) for r in step.requests])
     return np.stack(totals), sizes
 
 

@@ -11,7 +11,7 @@ import tf_redsync as rs
 from tests.loops import loop
 from tf_redsync import codings
 from tf_redsync.codings.signed_levels import conditional_means
-from tf_redsync.exchange import loopback, wire
+from tf_redsync.exchange import driver, loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.step.sync_schedules import for_buckets
 
@@ -47,7 +47,7 @@ def test_message_is_near_the_entropy(laplace, density, value_bits):
     method = rs.CodedTopK(density=density, value_bits=value_bits)
     (step,) = exchanged(method, laplace)
     (request,), k = step.requests, round(density * laplace.size)
-    bits = 8 * wire.payload_bytes(request)
+    bits = 8 * driver.payload_bytes(request)
     bound = entropy_bits(laplace.size, k) + k * value_bits
     assert bound < bits < 1.055 * bound  # 5.2 % above it, at most: room for the worst positions
     # And the message holds all of them.

@@ -3,7 +3,7 @@
 import tensorflow as tf
 from tensorflow.python.distribute import cross_device_utils
 
-from tf_redsync.network import instance_keys
+from tf_redsync.network import collectives
 
 
 def launcher(group):
@@ -19,7 +19,7 @@ def traced_keys(launchers, times=1, purpose=1, shape=(3,), name="step", loop=Fal
 
     def launch():
         for one in launchers:
-            with instance_keys.of(one).described("gather", tf.zeros(shape), purpose):
+            with collectives.keys_of(one).described("gather", tf.zeros(shape), purpose):
                 found.append(one._next_instance_key())
 
     def step():
@@ -36,7 +36,7 @@ def traced_keys(launchers, times=1, purpose=1, shape=(3,), name="step", loop=Fal
 
 def test_a_collective_keeps_its_key_however_often_it_is_traced():
     first, again = launcher(5), launcher(5)
-    instance_keys.of(again)._new_key_each_call = None  # must not be asked
+    collectives.keys_of(again)._new_key_each_call = None  # must not be asked
     for _ in range(3):
         traced_keys([first], name="evaluation", shape=(8,))
     assert traced_keys([first], times=2) == traced_keys([again], times=2)
@@ -62,7 +62,7 @@ def test_a_collective_of_unknown_size_has_a_new_key_each_call():
 
     @tf.function(input_signature=[tf.TensorSpec([None])])
     def step(value):
-        with instance_keys.of(one).described("gather", value):
+        with collectives.keys_of(one).described("gather", value):
             found.append(one._next_instance_key())
 
     step.get_concrete_function()

@@ -108,7 +108,7 @@ def test_no_import_runs_upwards():
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("exchange/wire.py", "from tf_redsync.network import groups"),
+        ("ops/wire.py", "from tf_redsync.network import groups"),
         ("ops/selection.py", "def f():\n    from tf_redsync import exchange"),
         ("methods/common/sparsifier.py", "from tf_redsync.step import plan"),
         ("step/masks.py", "import tf_redsync.keras.keras3"),

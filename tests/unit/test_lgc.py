@@ -15,14 +15,15 @@ from tests.loops import loop
 from tests.oracle.lgc import Network
 from tests.oracle.sparse import MemoryOracle, top_k_by_layer
 from tf_redsync import codings
-from tf_redsync.exchange import loopback, wire
+from tf_redsync.exchange import driver, loopback
 from tf_redsync.exchange.driver import DryRun
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.exchange.requests import AllGather, AllReduce
 from tf_redsync.methods.lgc import shared_values
 from tf_redsync.methods.lgc.autoencoder import Autoencoder
 from tf_redsync.ops.codecs import Positions
-from tf_redsync.step.sync_schedules import EveryStep
+from tf_redsync.step.every_step import Inputs
+from tf_redsync.step.sync_schedules import ChangingSteps
 
 SHAPES = ((), (0, 3), (40, 30), (7, 5, 9), (300, 2))
 SPECS = tuple(TensorSpec(f"v{i}", s, position=i) for i, s in enumerate(SHAPES))
@@ -187,7 +188,7 @@ def test_stage_2_is_top_k_with_memory(variant, workers):
         moved = np.linalg.norm(trained[0] - old[0]["autoencoder"][0])
         assert 0 < moved <= method.learning_rate * (1 + 1e-5)
         k = sum(max(1, round(0.1 * s.size)) if s.size else 0 for s in SPECS)
-        sizes = [int(wire.payload_bytes(r)) for r in step.requests]
+        sizes = [int(driver.payload_bytes(r)) for r in step.requests]
         assert sizes == [4 * (1 + len(SPECS) + 2 * k), 4 * method.autoencoder.size]
 
 
@@ -325,7 +326,7 @@ def test_stages_by_step(traced, in_branches):
         (TensorSpec("a", (40, 50), position=0), other),
         (TensorSpec("b", (20, 30), position=1), method),
     ]
-    every_step = EveryStep(make_buckets(pairs, 2, 1, sparse_totals=True))
+    every_step = ChangingSteps(make_buckets(pairs, 2, 1, sparse_totals=True))
     logs = []
 
     def step_fn(step):
@@ -333,7 +334,7 @@ def test_stages_by_step(traced, in_branches):
         buckets = every_step.buckets
         grads = [[tf.ones(s.shape) for s in b.layout.specs] for b in buckets]
         states = [b.method.init(b.layout) for b in buckets]
-        outcome = every_step.run(grads, states, None, step, network)
+        outcome = every_step.run(Inputs(grads, states, None, step, network))
         logs.append(network.asked)
         by_method = {type(b.method): r for b, r in zip(buckets, outcome.results, strict=True)}
         (total,), state = by_method[rs.LGC]
@@ -358,7 +359,7 @@ def test_stages_by_step(traced, in_branches):
 def test_bytes_per_step_are_those_of_the_last_stage():
     spec = TensorSpec("w", (2000, 1000), position=3)
     method = rs.LGC(indices=codings.RawIndices())
-    found = EveryStep(make_buckets([(spec, method)], 4)).bytes_per_step(4)
+    found = ChangingSteps(make_buckets([(spec, method)], 4)).bytes_per_step(4)
     positions, codes = 16 * (2001 // 3), 4 * (2000 // 16 * 4 + 1)
     assert found == 1.5 * (positions + codes + 4)
     assert 600 < 1.5 * spec.bytes / found < 650

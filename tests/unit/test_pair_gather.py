@@ -7,12 +7,13 @@ import tensorflow as tf
 import tf_redsync as rs
 from tests.loops import loop
 from tf_redsync.auto import cost
-from tf_redsync.exchange import loopback, wire
+from tf_redsync.exchange import loopback
 from tf_redsync.exchange.driver import DryRun, drive
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import PairGather
 from tf_redsync.methods.common import recursive_doubling
 from tf_redsync.network.collectives import Alone, PublicCollectives
+from tf_redsync.ops import wire
 
 SPEC = TensorSpec("w", (1,))
 ABSENT = [1, 0]

@@ -4,8 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tests.placement import crossings
-from tf_redsync.exchange import wire
-from tf_redsync.ops import native, words
+from tf_redsync.ops import native, wire
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ def test_slices_of_int32_cross_and_those_of_floats_do_not():
 
 def test_moved_words_do_not_cross(on_gpus):
     def moved(x):
-        kept = words.moved(lambda w: tf.reshape(w[4:], [2, -1]), tf.bitcast(x, tf.int32))
+        kept = wire.moved(lambda w: tf.reshape(w[4:], [2, -1]), tf.bitcast(x, tf.int32))
         return tf.bitcast(kept, tf.float32)
 
     assert what(moved, FLOATS) == []
@@ -40,14 +39,14 @@ def test_moved_words_do_not_cross(on_gpus):
 
 def test_moved_words_are_the_same_bits(on_gpus):
     bits = tf.constant([1, -1, 0x7FC00001, -(2**31), 0x7F800001], tf.int32)  # flags, NaNs
-    assert words.moved(lambda w: w[::-1], bits).numpy().tolist() == bits.numpy()[::-1].tolist()
-    first, rest = words.moved(lambda w: tf.split(w, [2, 3]), bits)
+    assert wire.moved(lambda w: w[::-1], bits).numpy().tolist() == bits.numpy()[::-1].tolist()
+    first, rest = wire.moved(lambda w: tf.split(w, [2, 3]), bits)
     assert first.numpy().tolist() + rest.numpy().tolist() == bits.numpy().tolist()
 
 
 @pytest.mark.parametrize("flags", [[1, 1], [1, 0], [0, 0], [1, 2], [1, -1]])
 def test_flags_are_compared_as_numbers(on_gpus, flags):
-    assert bool(words.all_ones(tf.constant(flags))) == (flags == [1, 1])
+    assert bool(wire.all_ones(tf.constant(flags))) == (flags == [1, 1])
 
 
 def test_messages_are_the_same_on_gpus(monkeypatch):

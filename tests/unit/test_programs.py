@@ -1,4 +1,4 @@
-"""EveryStep: which phase runs when, for one worker and for many, and bytes of a dry run."""
+"""ChangingSteps: which phase runs when, for one worker and for many, and bytes of a dry run."""
 
 import dataclasses
 
@@ -10,7 +10,8 @@ import tf_redsync as rs
 from tf_redsync.exchange.driver import DryRun
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
 from tf_redsync.methods import Cadence
-from tf_redsync.step.sync_schedules import EveryStep, Trial
+from tf_redsync.step.every_step import Inputs
+from tf_redsync.step.sync_schedules import ChangingSteps, Trial
 
 SPECS = [TensorSpec("a", (20, 30), position=0), TensorSpec("b", (40, 50), position=1)]
 
@@ -36,14 +37,14 @@ class Echo:
 
 
 def program(*methods):
-    return EveryStep(make_buckets(list(zip(SPECS, methods, strict=False)), 2, 1))
+    return ChangingSteps(make_buckets(list(zip(SPECS, methods, strict=False)), 2, 1))
 
 
 def run(every_step, network, step, scale=None):
     buckets = every_step.buckets
     grads = [[tf.ones(s.shape) for s in b.layout.specs] for b in buckets]
     states = [b.method.init(b.layout) for b in buckets]
-    return every_step.run(grads, states, scale, tf.cast(step, tf.int64), network)
+    return every_step.run(Inputs(grads, states, scale, tf.cast(step, tf.int64), network))
 
 
 def test_one_request_for_each_bucket_in_order():
@@ -76,7 +77,7 @@ def test_dense_warm_up_by_step(traced, in_branches):
         buckets = every_step.buckets
         grads = [[tf.ones(s.shape) for s in b.layout.specs] for b in buckets]
         states = [b.method.init(b.layout) for b in buckets]
-        outcome = every_step.run(grads, states, None, step, network)
+        outcome = every_step.run(Inputs(grads, states, None, step, network))
         nonzero = [tf.math.count_nonzero(totals[0]) for totals, _ in outcome.results]
         residuals = [tf.reduce_sum(state["residual"][0]) for _, state in outcome.results]
         return nonzero, residuals, outcome.finite, outcome.bytes_sent
@@ -102,7 +103,7 @@ class Mixed(rs.TopK):
 @pytest.mark.parametrize("traced", [True, False])
 def test_phases_by_step(traced):
     buckets = make_buckets([(SPECS[0], Mixed(density=0.01))], 2, sparse_totals=True)
-    every_step = EveryStep(buckets)
+    every_step = ChangingSteps(buckets)
 
     def step_fn(step):
         outcome = every_step.run(
@@ -125,7 +126,9 @@ def test_totals_of_phases_inside_a_warm_up():
     class Twice(Mixed):
         cadence = dataclasses.replace(Mixed.cadence, warm_up_steps=1)
 
-    every_step = EveryStep(make_buckets([(SPECS[0], Twice(density=0.01))], 2, sparse_totals=True))
+    every_step = ChangingSteps(
+        make_buckets([(SPECS[0], Twice(density=0.01))], 2, sparse_totals=True)
+    )
 
     @tf.function
     def step_fn(step):
@@ -192,7 +195,7 @@ def follow_trial(monkeypatch, method, steps, trial_steps, seconds, interrupted=(
     network = Echo(2)
     for number in range(steps):
         grads = [[tf.random.stateless_normal(SPECS[1].shape, (number, 0), alg="philox")]]
-        outcome = trial.run(grads, [state], None, tf.constant(number, tf.int64), network)
+        outcome = trial.run(Inputs(grads, [state], None, tf.constant(number, tf.int64), network))
         ((_, state),) = outcome.results
         dense = float(outcome.bytes_sent) >= SPECS[1].bytes
         assert dense == (not np.any(state["residual"][0]))
@@ -242,14 +245,14 @@ def test_a_trial_hardly_makes_the_graph_larger():
             grads = [[tf.zeros(s.shape) for s in b.layout.specs] for b in buckets]
             states = [b.method.init(b.layout) for b in buckets]
             step = tf.compat.v1.placeholder(tf.int64, [])
-            program(buckets).run(grads, states, None, step, Echo(2))
+            program(buckets).run(Inputs(grads, states, None, step, Echo(2)))
             definition = graph.as_graph_def()
         functions = definition.library.function
         return len(definition.node) + sum(len(f.node_def) for f in functions)
 
-    alone = nodes(EveryStep)
+    alone = nodes(ChangingSteps)
     assert alone < nodes(lambda b: Trial(b, 5, plain_variable)) < 1.5 * alone
-    assert nodes(lambda b: EveryStep([warmed(x) for x in b])) < 1.5 * alone
+    assert nodes(lambda b: ChangingSteps([warmed(x) for x in b])) < 1.5 * alone
 
 
 def warmed(bucket):

@@ -12,6 +12,7 @@ from tf_redsync.exchange.driver import DryRun
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.network.collectives import Alone, PublicCollectives
+from tf_redsync.step.every_step import Inputs
 from tf_redsync.step.sync_schedules import EveryStep
 
 SPEC = TensorSpec("w", (2,))
@@ -30,7 +31,7 @@ class Ranked(rs.Method):
 def gathered_ranks(network):
     program = EveryStep(make_buckets([(SPEC, Ranked())], network.workers))
     step = tf.constant(0, tf.int64)
-    return program.run([[tf.zeros([2])]], [{}], None, step, network).results[0][0][0]
+    return program.run(Inputs([[tf.zeros([2])]], [{}], None, step, network)).results[0][0][0]
 
 
 def test_loopback():

@@ -15,7 +15,8 @@ from tf_redsync.config import registered
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, make_buckets
 from tf_redsync.methods import from_config, serialize
-from tf_redsync.step.sync_schedules import EveryStep
+from tf_redsync.step.every_step import Inputs
+from tf_redsync.step.sync_schedules import ChangingSteps
 
 STAGES = rs.DensityStages(begins=(0, 2, 3), densities=(0.5, 0.01, 0.1))
 RAMP = rs.ExponentialWarmUp(2, (0.25, 0.05))
@@ -95,13 +96,13 @@ def test_bytes_are_those_of_the_stage_and_nothing_is_lost(method):
 def test_a_program_goes_through_them(traced):
     """Beside a method without stages; the last ones are coordinates, where these are short."""
     methods = rs.Scheduled(method=rs.TopK(), stages=STAGES), rs.TopK(density=0.01)
-    program = EveryStep(make_buckets(list(zip(SPECS, methods, strict=True)), 2, 1, True))
+    program = ChangingSteps(make_buckets(list(zip(SPECS, methods, strict=True)), 2, 1, True))
 
     def step_fn(step):
         buckets = program.buckets
         grads = [[tf.ones(s.shape) for s in b.layout.specs] for b in buckets]
         states = [b.method.init(b.layout) for b in buckets]
-        outcome = program.run(grads, states, None, step, Echo(2))
+        outcome = program.run(Inputs(grads, states, None, step, Echo(2)))
         left = tf.reduce_sum(outcome.results[1][1]["residual"][0])
         return outcome.bytes_sent, 600 - left
 
@@ -116,7 +117,7 @@ def test_a_program_goes_through_them(traced):
 
 def test_collectives_that_cannot_branch_are_refused():
     method = rs.Scheduled(method=rs.TopK(), stages=STAGES)
-    program = EveryStep(make_buckets([(SPECS[0], method)], 2))
+    program = ChangingSteps(make_buckets([(SPECS[0], method)], 2))
     with pytest.raises(ValueError, match="direct_collectives=False, or replicas of one process"):
         program.run(
             [[tf.ones(SPECS[0].shape)]],

@@ -9,6 +9,7 @@ from tests.oracle.signs import OneBitAdamOracle
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.network.collectives import Alone
+from tf_redsync.step.every_step import Inputs
 from tf_redsync.step.sync_schedules import EveryStep
 
 FEEDBACK = (rs.EFSignSGD, rs.OneBitSGD)
@@ -98,7 +99,7 @@ def test_one_worker_takes_signs_too():
     """The learning rate means the same for one worker and for many."""
     program = EveryStep(make_buckets([(TensorSpec("w", (3,)), rs.SignSGD())], 1))
     grads = [[tf.constant([0.3, -2.0, 1e-6])]]
-    outcome = program.run(grads, [{}], None, tf.constant(0, tf.int64), Alone())
+    outcome = program.run(Inputs(grads, [{}], None, tf.constant(0, tf.int64), Alone()))
     np.testing.assert_array_equal(outcome.results[0][0][0], [1, -1, 1])
 
 

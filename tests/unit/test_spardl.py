@@ -8,7 +8,7 @@ import tf_redsync as rs
 from tests.loops import loop
 from tests.oracle.spardl import SparDLOracle, paper_rounds
 from tests.oracle.sparse import count
-from tf_redsync.exchange import loopback, wire
+from tf_redsync.exchange import driver, loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 
 SHAPES = ((30, 40), (70, 10), (97,))
@@ -149,7 +149,7 @@ def test_volume(workers):
     k = workers * count(0.05, -(-SIZE // workers))
     assert step.bytes_sent == pytest.approx(4 * (workers - 1) * (4 * k / workers + 4))
     assert rs.SparDL.bits == "64 density (1 + 1 / K)"
-    payloads = sum(int(wire.payload_bytes(r)) for r in step.requests)
+    payloads = sum(int(driver.payload_bytes(r)) for r in step.requests)
     assert payloads == 4 * (2 * k * (1 + 1 / workers) + 2 * workers + 2)
 
 

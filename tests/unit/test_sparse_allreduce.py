@@ -11,7 +11,7 @@ from tests.loops import loop
 from tests.oracle.ok_topk import OkTopkOracle
 from tests.oracle.sparse import count
 from tests.oracle.trees import GTopKOracle, SparCMLOracle, largest, paper_tree
-from tf_redsync.exchange import loopback, wire
+from tf_redsync.exchange import driver, loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods.common import balanced_regions
 
@@ -133,7 +133,7 @@ def test_sparcml_turns_dense_when_that_is_shorter():
             rs.SparCML(density=density), [draw(np.random.default_rng(0), 8, ((40, 50),))],
             ((40, 50),),
         )  # fmt: skip
-        words = [wire.payload_bytes(r) / 4 for r in step.requests]
+        words = [driver.payload_bytes(r) / 4 for r in step.requests]
         heads = [1 if length == 1 else 2 for length in lengths]
         assert words == [2000 * n + h for n, h in zip(lengths, heads, strict=True)]
         assert step.bytes_sent == 4 * sum(words)
@@ -152,7 +152,7 @@ def test_ok_topk_sends_less_than_6_k_words(workers):
     slots = math.ceil(1.25 * k / workers)
     assert step.bytes_sent == pytest.approx(4 * 2 * (workers - 1) * (3 + 2 * slots))
     assert step.bytes_sent / 4 < 6 * k * (workers - 1) / workers
-    payloads = sum(int(wire.payload_bytes(r)) for r in step.requests)
+    payloads = sum(int(driver.payload_bytes(r)) for r in step.requests)
     assert payloads == 4 * (workers + 1) * (3 + 2 * slots)
     assert rs.OkTopk.bits == "80 density (1 + 1 / K)"
 

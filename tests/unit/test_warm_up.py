@@ -19,6 +19,7 @@ from tf_redsync.keras import training_length
 from tf_redsync.methods import from_config, serialize
 from tf_redsync.ops.sparse import SparseTotal
 from tf_redsync.step import state_variables
+from tf_redsync.step.every_step import Inputs
 from tf_redsync.step.sync_schedules import (
     LocalSteps,
     Trial,
@@ -110,7 +111,7 @@ def test_all_methods_are_dense_and_begin_after_it(traced, in_branches):
         network, buckets = Echo(2, in_branches), program.buckets
         grads = [[tf.ones(s.shape) for s in b.layout.specs] for b in buckets]
         states = [b.method.init(b.layout) for b in buckets]
-        outcome = program.run(grads, states, None, step, network)
+        outcome = program.run(Inputs(grads, states, None, step, network))
         nonzero = [tf.math.count_nonzero(totals[0]) for totals, _ in outcome.results]
         largest = tf.reduce_max(outcome.results[0][0][0])  # of the second variable: it comes first
         return nonzero, largest, outcome.bytes_sent
@@ -140,7 +141,7 @@ def test_coordinates_after_dense_steps():
         buckets = program.buckets
         grads = [[tf.ones(s.shape) for s in b.layout.specs] for b in buckets]
         states = [b.method.init(b.layout) for b in buckets]
-        outcome = program.run(grads, states, None, step, Echo(2))
+        outcome = program.run(Inputs(grads, states, None, step, Echo(2)))
         totals = [totals[0] for totals, _ in outcome.results]
         return [t.is_dense for t in totals], [tf.size(t.dense) for t in totals]
 
@@ -162,7 +163,7 @@ def test_a_trial_begins_after_it(monkeypatch):
     own = method.init(bucket.layout)
     for number in range(14):
         grads = [[tf.ones(SPECS[1].shape)]]
-        outcome = trial.run(grads, [own], None, tf.constant(number, tf.int64), Echo(2))
+        outcome = trial.run(Inputs(grads, [own], None, tf.constant(number, tf.int64), Echo(2)))
         ((_, own),) = outcome.results
         dense = float(outcome.bytes_sent) >= SPECS[1].bytes
         phases += "d" if dense else "c"
@@ -186,10 +187,10 @@ def test_local_steps_count_skipped_steps_of_a_warm_up_once():
         def count_here(self, finite, flags):
             counted.append(("here", bool(finite)))
 
-    program.skips = NonFiniteCounter()
+    program.nonfinite = NonFiniteCounter()
     for step, value in ((0, 1.0), (1, np.nan), (2, np.nan), (3, 1.0)):
         grads = [[tf.fill(s.shape, value) for s in b.layout.specs] for b in program.buckets]
-        outcome = program.run(grads, [{}, {}], None, tf.constant(step, tf.int64), Echo(2))
+        outcome = program.run(Inputs(grads, [{}, {}], None, tf.constant(step, tf.int64), Echo(2)))
         assert (float(outcome.bytes_sent) > 0) == (step < 2)
     together = [("together", True), ("together", False)]
     assert counted == [*together, ("here", False), ("here", True)]

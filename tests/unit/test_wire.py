@@ -5,8 +5,9 @@ import pytest
 import tensorflow as tf
 
 from tests.loops import loop
-from tf_redsync.exchange import wire
+from tf_redsync.exchange import driver
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather
+from tf_redsync.ops import wire
 
 
 def test_words_keep_every_bit():
@@ -41,13 +42,13 @@ MESSAGE = tf.TensorSpec([10], tf.int32)
     ],
 )
 def test_sent_bytes(request_, workers, expected):
-    assert wire.sent_bytes(request_, workers) == expected
+    assert driver.sent_bytes(request_, workers) == expected
 
 
 def test_bytes_of_a_length_that_depends_on_the_step():
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)])
     def sent(message):
-        return wire.payload_bytes(AllGather(message)), wire.sent_bytes(AllGather(message), 3)
+        return driver.payload_bytes(AllGather(message)), driver.sent_bytes(AllGather(message), 3)
 
     payload, total = sent(tf.zeros([7], tf.int32))
     assert payload.dtype == tf.int64 and payload == 28
@@ -73,4 +74,4 @@ def test_is_finite(request_, reply, finite):
         reply = [tf.constant(r, tf.float32) for r in reply]
     else:
         reply = tf.constant(reply)
-    assert bool(wire.is_finite(request_, reply)) == finite
+    assert bool(driver.is_finite(request_, reply)) == finite

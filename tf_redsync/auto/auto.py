@@ -33,9 +33,9 @@ from tf_redsync.config import Configurable, register
 from tf_redsync.exchange.driver import Network
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
 from tf_redsync.exchange.method import Method
-from tf_redsync.methods.coded_gmc import CodedGMC
 from tf_redsync.methods.coded_topk import CodedTopK
 from tf_redsync.methods.dense import Dense
+from tf_redsync.methods.gmc import CodedGMC
 from tf_redsync.methods.half import HalfPrecision
 from tf_redsync.methods.low_rank import PowerSGD
 from tf_redsync.network import collectives

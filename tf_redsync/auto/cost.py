@@ -26,7 +26,7 @@ from typing import Any
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync.exchange import wire
+from tf_redsync.exchange import driver
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.driver import DryRun, drive
 from tf_redsync.exchange.layout import BucketLayout
@@ -108,7 +108,7 @@ class Message:
 
     Attributes:
         kind: `"all_gather"`, `"all_reduce"`, `"all_to_all"` or `"pair_gather"`.
-        sent: Bytes that one worker sends for it; see `wire.sent_bytes`.
+        sent: Bytes that one worker sends for it; see `driver.sent_bytes`.
     """
 
     kind: str
@@ -162,7 +162,7 @@ def _messages(method: Any, layout: BucketLayout, phase: str) -> Steps:
     formulas = [payloads for payloads in known if payloads is not None]
     if len(formulas) < len(numbers):
         return dry_run(method, layout, numbers, phase)
-    factor = functools.partial(wire.sent_factor, workers=layout.workers)
+    factor = functools.partial(driver.sent_factor, workers=layout.workers)
     return tuple(
         tuple(Message(KINDS[kind], factor(kind) * size) for kind, size in payloads)
         for payloads in formulas
@@ -225,7 +225,7 @@ class _Recorder(DryRun):
         self.seen: list[Message] = []
 
     def _keep(self, request: Request) -> None:
-        sent = wire.sent_bytes(request, self.workers)
+        sent = driver.sent_bytes(request, self.workers)
         self.seen.append(Message(KINDS[type(request)], float(tf.get_static_value(sent))))
 
     @override

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.auto.cost import KINDS, Line, Link, Work, hops
-from tf_redsync.exchange import wire
+from tf_redsync.exchange import driver
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.driver import DryRun, Network, drive
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -88,7 +88,7 @@ def _line(kind: type[Request], timer: _Timer, workers: int) -> Line:
     small = timer(SMALL_BYTES, 2 * REPEATS, min)  # others that use the machine only add to it
     size = next((n for n in LARGE_BYTES[:-1] if timer(n, 1) >= LONG_SECONDS), LARGE_BYTES[-1])
     large = timer(size, REPEATS)
-    factor = wire.sent_factor(kind, workers)
+    factor = driver.sent_factor(kind, workers)
     seconds = max(large - small, 1e-6)  # noise, on a network without latency
     rate = factor * (size - SMALL_BYTES) / seconds
     latency = max(small - factor * SMALL_BYTES / rate, 0.0) / hops(KINDS[kind], workers)

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.callbacks.common import OfBothKeras, exchange_of
-from tf_redsync.keras import training_state
+from tf_redsync.keras import fit_hook, training_state
 from tf_redsync.keras.fit_hook import ForTfKeras
 from tf_redsync.metrics.outputs import Outputs, bytes_before, mean_logs
 from tf_redsync.metrics.profiler import Profiles
@@ -94,7 +94,9 @@ class CompressionMetrics(OfBothKeras):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Check the optimizer; forget the last `fit`."""
-        exchange_of(self)
+        exchange = exchange_of(self)
+        if exchange.count_elements():
+            fit_hook.trace_again(exchange)
         self._close()  # of a `fit` that did not end
         self._sampler, self._opened = None, False
         self._epoch, self._batches, self._next_batch = 0, 0, 0

@@ -46,8 +46,16 @@ def enter_step(arguments: Any) -> None:
 
 
 @tf.autograph.experimental.do_not_convert
-def reach_exchange(gradient: Any) -> None:
-    """Count a step whose backward pass has come to `gradient`."""
+def reach_exchange(gradient: Any, begins: bool) -> None:
+    """Count a step whose backward pass has come to `gradient`.
+
+    Args:
+        gradient: The first variable's, which comes last in most models. An edge from every gradient
+            would cost a message each on a GPU.
+        begins: Whether this is the step's first count: our strategy has counted its step before.
+    """
+    if begins:
+        enter_step(gradient)
     _count(ARRIVED, gradient)
 
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tf_redsync.config import Configurable
 from tf_redsync.ops.codecs import Positions
-from tf_redsync.ops.words import leading
+from tf_redsync.ops.wire import leading
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,13 @@ from tf_redsync.codings.bloom_conflict_sets import by_conflicts
 from tf_redsync.config import register
 from tf_redsync.ops.codecs import Positions, bloom_build, bloom_parameters, bloom_query
 from tf_redsync.ops.message_layout import MAX_COUNT
-from tf_redsync.ops.words import as_row, cut, joined, leading, only_row
+from tf_redsync.ops.wire import (
+    as_row,
+    cut,
+    joined,
+    leading,
+    only_row,
+)
 
 POLICIES = ("p0", "p1", "p2", "leftmost")
 

@@ -11,9 +11,8 @@ from typing_extensions import override
 from tf_redsync.codings.base import used
 from tf_redsync.codings.sorted_values import FittedCurve, descending, in_place, place_bits
 from tf_redsync.config import register
-from tf_redsync.exchange import wire
-from tf_redsync.ops import bits
-from tf_redsync.ops.words import leading
+from tf_redsync.ops import bits, wire
+from tf_redsync.ops.wire import leading
 
 STEEPEST = 80.0  # of b and d: e^80 is still a float32
 CLOSEST = 0.1  # b and d: closer ones would need large a and c that cancel each other out

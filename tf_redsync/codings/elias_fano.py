@@ -15,7 +15,7 @@ from tf_redsync.codings.streams import Stream
 from tf_redsync.config import register
 from tf_redsync.ops import bits
 from tf_redsync.ops.codecs import Positions
-from tf_redsync.ops.words import cut, joined
+from tf_redsync.ops.wire import cut, joined
 
 
 @register

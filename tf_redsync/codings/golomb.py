@@ -11,7 +11,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync.codings.base import Capacity, CodedPositions, IndexCoding
-from tf_redsync.codings.streams import Stream
+from tf_redsync.codings.streams import MAX_STREAM, Stream, too_large
 from tf_redsync.config import register
 from tf_redsync.ops.codecs import (
     Positions,
@@ -38,7 +38,8 @@ class Group(NamedTuple):
     @property
     def words(self) -> int:
         """Length of the part of the message."""
-        return golomb_words([self.stream.size], [self.stream.slots], [self.rice])
+        own = self.stream.capacity
+        return golomb_words([sum(own.sizes)], [sum(own.slots)], [self.rice])
 
 
 @register
@@ -133,4 +134,7 @@ def _group(members: tuple[int, ...], capacity: Capacity) -> Group:
     own = Capacity(
         tuple(capacity.sizes[i] for i in members), tuple(capacity.slots[i] for i in members)
     )
-    return Group(members, Stream(own), golomb_parameter(sum(own.sizes), sum(own.slots)))
+    size = sum(own.sizes)
+    if size > MAX_STREAM:
+        raise too_large(size)
+    return Group(members, Stream(own), golomb_parameter(size, sum(own.slots)))

@@ -26,9 +26,14 @@ import tensorflow as tf
 
 from tf_redsync.codings.base import Capacity, CodedPositions, IndexCoding, ValueCoding, used
 from tf_redsync.codings.plain import Float32, RawIndices
-from tf_redsync.exchange import wire
+from tf_redsync.ops import wire
 from tf_redsync.ops.message_layout import MessageLayout, Parts
-from tf_redsync.ops.words import all_ones, as_column, cut, joined
+from tf_redsync.ops.wire import (
+    all_ones,
+    as_column,
+    cut,
+    joined,
+)
 
 
 @dataclasses.dataclass(frozen=True)

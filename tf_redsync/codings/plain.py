@@ -19,9 +19,9 @@ from tf_redsync.codings.base import (
     used,
 )
 from tf_redsync.config import register
-from tf_redsync.exchange import wire
+from tf_redsync.ops import wire
 from tf_redsync.ops.codecs import Positions
-from tf_redsync.ops.words import cut, joined
+from tf_redsync.ops.wire import cut, joined
 
 HALVES = ("float16", "bfloat16")
 

@@ -18,8 +18,7 @@ from tf_redsync.codings.sorted_values import (
     place_words,
 )
 from tf_redsync.config import register
-from tf_redsync.exchange import wire
-from tf_redsync.ops import bits
+from tf_redsync.ops import bits, wire
 
 DIVISORS = (100_000, 30_000, 10_000, 3_000, 1_000, 300, 100, 30, 10, 5, 1)  # of N, ends of segments
 SHORTEST = 30  # values

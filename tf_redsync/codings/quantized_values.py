@@ -13,7 +13,7 @@ from tf_redsync.codings.base import CodedValues, ValueCoding, used
 from tf_redsync.config import register
 from tf_redsync.ops.quantization import bucketed, dequantize_sum, quantize
 from tf_redsync.ops.quantized_format import check_bucket_size, check_levels, quantized_words
-from tf_redsync.ops.words import as_row, moved
+from tf_redsync.ops.wire import as_row, moved
 
 MODE = "stochastic"
 

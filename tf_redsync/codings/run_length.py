@@ -14,7 +14,7 @@ from tf_redsync.codings.streams import Stream, gaps
 from tf_redsync.config import register
 from tf_redsync.ops import bits
 from tf_redsync.ops.codecs import Positions
-from tf_redsync.ops.words import leading
+from tf_redsync.ops.wire import leading
 
 
 @register

@@ -12,9 +12,9 @@ from typing_extensions import override
 from tf_redsync import checks
 from tf_redsync.codings.base import CodedValues, ValueCoding, used
 from tf_redsync.config import register
-from tf_redsync.exchange import wire
+from tf_redsync.ops import wire
 from tf_redsync.ops.bits import packed, packed_words, unpacked
-from tf_redsync.ops.words import leading
+from tf_redsync.ops.wire import leading
 
 MAX_BITS = 4
 

@@ -15,9 +15,8 @@ from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.codings.base import CodedValues, ValueCoding, used
-from tf_redsync.exchange import wire
-from tf_redsync.ops import bits
-from tf_redsync.ops.words import leading
+from tf_redsync.ops import bits, wire
+from tf_redsync.ops.wire import leading
 
 
 class Sorted(NamedTuple):

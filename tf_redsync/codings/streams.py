@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_redsync.codings.base import Capacity, used
 from tf_redsync.ops.codecs import Positions
-from tf_redsync.ops.words import leading, moved, padded
+from tf_redsync.ops.wire import leading, moved, padded
 
 MAX_STREAM = 2**31 - 1
 
@@ -34,11 +34,7 @@ class Stream:
         """
         size = sum(self.capacity.sizes)
         if size > MAX_STREAM:
-            raise ValueError(
-                "`indices` other than RawIndices number the elements of a bucket in int32: it may "
-                f"have {MAX_STREAM} of them. Received: a bucket of {size} elements. Use "
-                "RawIndices, a smaller `bucket_bytes`, or split the variable."
-            )
+            raise too_large(size)
         return size
 
     @property
@@ -111,6 +107,15 @@ class Stream:
             at = tf.gather(stream, place, batch_dims=1) - start
             indices.append(tf.cast(used(at, counts[:, i : i + 1]), tf.int32))
         return Positions(indices, tf.cast(counts, tf.int32))
+
+
+def too_large(size: int) -> ValueError:
+    """Return the error for a bucket of so many elements."""
+    return ValueError(
+        "`indices` other than RawIndices number the elements of a bucket in int32: it may "
+        f"have {MAX_STREAM} of them. Received: a bucket of {size} elements. Use "
+        "RawIndices, a smaller `bucket_bytes`, or split the variable."
+    )
 
 
 def gaps(at: tf.Tensor) -> tf.Tensor:

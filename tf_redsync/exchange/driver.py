@@ -7,14 +7,14 @@ are counted, finiteness is agreed on, and messages get their checksums.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tf_redsync.exchange import wire
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather, Request
-from tf_redsync.ops.words import moved
+from tf_redsync.ops import wire
+from tf_redsync.ops.wire import moved
 
 Exchange = Generator[Request, Any, Any]
 # In the names of ops before an exchange's first answer, and of those after it: by these a profile
@@ -109,22 +109,22 @@ def drive(exchanges: Sequence[Exchange], network: Network) -> Outcome:
     elements: list[tf.Tensor | None] = [None] * len(exchanges)
     finite: list[tf.Tensor] = []
     bytes_sent: Any = 0.0
-    waiting: list[tuple[int, Exchange, Any]] = [(i, e, None) for i, e in enumerate(exchanges)]
+    waiting, replies = list(enumerate(exchanges)), list(results)
     while waiting:
         next_round = []
-        for i, exchange, reply in waiting:
+        for i, exchange in waiting:
             try:
-                with tf.name_scope(SELECTING if reply is None else DECODING):
-                    request = exchange.send(reply)
+                with tf.name_scope(SELECTING if replies[i] is None else DECODING):
+                    request = exchange.send(replies[i])
             except StopIteration as stop:
                 results[i] = stop.value
                 continue
             if isinstance(request, AllGather) and request.sent is not None:
                 elements[i] = request.sent
-            answer = ask(network, request)
-            finite.append(wire.is_finite(request, answer))
-            bytes_sent = bytes_sent + wire.sent_bytes(request, network.workers)
-            next_round.append((i, exchange, answer))
+            replies[i] = ask(network, request)
+            finite.append(is_finite(request, replies[i]))
+            bytes_sent = bytes_sent + sent_bytes(request, network.workers)
+            next_round.append((i, exchange))
         waiting = next_round
     agreed = tf.reduce_all(finite) if finite else tf.constant(True)
     return Outcome(results, agreed, bytes_sent, elements)
@@ -133,28 +133,117 @@ def drive(exchanges: Sequence[Exchange], network: Network) -> Outcome:
 def ask(network: Network, request: Request) -> Any:
     """Return the network's answer to one request.
 
+    Messages travel with a checksum. Tensors that are added up on their way have none.
+
     Raises:
-        tf.errors.InvalidArgumentError: when run, for a message that has changed on its way.
+        tf.errors.InvalidArgumentError: when run, on the worker that receives a message that is not
+            what was sent; the error names the sender. That worker does no more, and in particular
+            does not update its weights; the others cannot go on without it.
     """
-    handlers: dict[type, Callable] = {
-        AllGather: lambda r: network.all_gather(r.message),
-        AllReduce: lambda r: network.all_reduce(list(r.tensors)),
-        AllToAll: lambda r: network.all_to_all(r.messages),
-        PairGather: lambda r: network.pair_gather(r.message, r.distance),
-    }
-    handler = handlers.get(type(request))
-    if handler is None:
-        raise TypeError(
-            "an exchange must yield AllGather, AllReduce, AllToAll or PairGather. "
-            f"Received: {type(request).__name__}"
-        )
-    if not network.checked:
-        return handler(request)
+    if not network.checked or isinstance(request, AllReduce):
+        return _send(network, request)
     with tf.name_scope(SELECTING):
-        sealed = wire.sealed(request)
-    answer = handler(sealed)
+        sealed = sealed_request(request)
+    answer = _send(network, sealed)
     with tf.name_scope(DECODING):
-        return wire.opened(request, answer, network.workers, network.rank())
+        return opened_reply(request, answer, network.workers, network.rank())
+
+
+def _send(network: Network, request: Request) -> Any:
+    if isinstance(request, AllGather):
+        return network.all_gather(request.message)
+    if isinstance(request, AllReduce):
+        return network.all_reduce(list(request.tensors))
+    if isinstance(request, AllToAll):
+        return network.all_to_all(request.messages)
+    if isinstance(request, PairGather):
+        return network.pair_gather(request.message, request.distance)
+    raise _unknown(request)
+
+
+def _unknown(request: Any) -> TypeError:
+    return TypeError(
+        "an exchange must yield AllGather, AllReduce, AllToAll or PairGather. "
+        f"Received: {type(request).__name__}"
+    )
+
+
+def sealed_request(request: Request) -> Request:
+    """Return a request of messages with a checksum in each."""
+    assert not isinstance(request, AllReduce)
+    if isinstance(request, AllToAll):
+        return dataclasses.replace(request, messages=wire.sealed(request.messages))
+    message = wire.only_row(wire.sealed(wire.as_row(request.message)))
+    return dataclasses.replace(request, message=message)
+
+
+def opened_reply(request: Request, reply: Any, workers: int, rank: tf.Tensor) -> Any:
+    """Return the reply to a sealed request of messages as if it had not been sealed.
+
+    Args:
+        request: What was asked for.
+        reply: The answer.
+        workers: Number of workers.
+        rank: This worker's.
+    """
+    senders = tf.range(workers)
+    if isinstance(request, PairGather):
+        lower = tf.bitwise.bitwise_and(rank, ~request.distance)
+        pair = tf.stack([lower, lower + request.distance])
+        senders = tf.where(pair < workers, pair, wire.NOBODY)
+    return wire.opened(reply, senders, rank)
+
+
+def is_finite(request: Request, reply: Any) -> tf.Tensor:
+    """Agree on finiteness: a bool scalar that is the same on every worker.
+
+    Messages carry a flag; a sum is non-finite on every worker as soon as one summand is. With
+    messages to a single worker it is the same once a later message has passed on what was seen.
+    """
+    return wire.all_finite(reply) if isinstance(request, AllReduce) else wire.are_finite(reply)
+
+
+def payload_bytes(request: Request) -> int | tf.Tensor:
+    """Bytes of one worker's own payload in `request`.
+
+    Returns:
+        A Python int where the shape is static, else an int64 scalar tensor.
+    """
+    if isinstance(request, AllReduce):
+        tensors = request.tensors
+    else:
+        tensors = [request.messages if isinstance(request, AllToAll) else request.message]
+    payload: Any = 0
+    for t in tensors:
+        elements = t.shape.num_elements()
+        payload += (tf.size(t, tf.int64) if elements is None else elements) * t.dtype.size
+    return payload
+
+
+def sent_bytes(request: Request, workers: int) -> float | tf.Tensor:
+    """Bytes that one worker puts on the network for `request`.
+
+    The usual costs of ring collectives: with P workers and a payload of m bytes, an all-gather
+    sends `m (P - 1)`, an all-reduce `2 m (P - 1) / P`, an all-to-all `m (P - 1) / P`. To its
+    partner a worker sends `m` (one without a partner would not; it is counted as the others).
+
+    Args:
+        request: What an exchange yielded.
+        workers: P, the number of workers.
+    """
+    factor, payload = sent_factor(type(request), workers), payload_bytes(request)
+    return factor * (payload if isinstance(payload, int) else tf.cast(payload, tf.float64))
+
+
+def sent_factor(kind: type[Request], workers: int) -> float:
+    """Bytes sent for each byte of a worker's payload; see `sent_bytes`."""
+    if kind is AllGather:
+        return workers - 1.0
+    if kind is PairGather:
+        return min(1.0, workers - 1.0)
+    if kind is AllReduce:
+        return 2.0 * (workers - 1) / workers
+    return (workers - 1.0) / workers
 
 
 def gather(network: Network, words: tf.Tensor) -> tf.Tensor:

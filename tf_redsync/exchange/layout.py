@@ -7,6 +7,7 @@ same one without talking.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Sequence
@@ -30,6 +31,9 @@ class TensorSpec:
         position: Index in the optimizer's list of variables.
         output_layer: Whether this is a weight of the model's output layer.
         fragment: Which part of the model it is in, for methods that exchange parts in turn.
+        is_bias_or_norm: Whether this is a bias, or the scale or shift of a norm: few, sensitive and
+            cheap. All of rank 0 and 1 are taken for one. Of a higher rank, as in attention and of
+            norms over several axes, the name tells.
     """
 
     name: str
@@ -38,22 +42,18 @@ class TensorSpec:
     position: int = 0
     output_layer: bool = False
     fragment: int = 0
+    is_bias_or_norm: bool = dataclasses.field(init=False, compare=False, repr=False)
 
-    @property
+    def __post_init__(self) -> None:
+        found = len(self.shape) < 2 or bool(_BIAS_OR_NORM.search(self.name))
+        object.__setattr__(self, "is_bias_or_norm", found)
+
+    @functools.cached_property
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
 
-    @property
-    def is_bias_or_norm(self) -> bool:
-        """Whether this is a bias, or the scale or shift of a norm: few, sensitive and cheap.
-
-        All of rank 0 and 1 are taken for one. Of a higher rank, as in attention and of norms over
-        several axes, the name tells.
-        """
-        return len(self.shape) < 2 or bool(_BIAS_OR_NORM.search(self.name))
-
-    @property
+    @functools.cached_property
     def bytes(self) -> int:
         """Bytes of the gradient as float32, the format in which it is accumulated."""
         return 4 * self.size

@@ -13,12 +13,13 @@ steps it no longer does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_redsync.keras import conflicts, slots
+from tf_redsync.step.gradient_exchange import GradientExchange
 
 
 class AdamSlots:
@@ -27,28 +28,39 @@ class AdamSlots:
     Args:
         inner: The inner optimizer.
         parts: Returns its coefficients and slots.
-        momenta: By the position of a variable, that of the exchange's state.
-        variances: The same for variances, corrected for their bias; empty for Adam's own.
-        given: Returns whether the step that is being traced is one of these, after its exchange.
+        exchange: The built exchange, in whose state momenta are, and perhaps variances, corrected
+            for their bias.
     """
 
     def __init__(
         self,
         inner: Any,
         parts: Callable[[], slots.AdamParts],
-        momenta: Mapping[int, Any],
-        variances: Mapping[int, Any],
-        given: Callable[[], Any],
+        exchange: GradientExchange,
     ):
-        self._adam = conflicts.innermost(inner)
-        self._parts, self._given = parts, given
-        self._momenta, self._variances = momenta, variances
+        self._adam, self._parts, self._exchange = conflicts.innermost(inner), parts, exchange
+
+    def _of_state(self, name: str) -> dict[int, Any]:
+        """Variables of that name in the exchange's state, by the position of theirs."""
+        found: dict[int, Any] = {}
+        exchange = self._exchange
+        for bucket, state in zip(exchange.program.buckets, exchange.states, strict=True):
+            if bucket.method.adam:
+                own = state.variables_by_name.get(name, ())
+                found.update(zip([s.position for s in bucket.layout.specs], own, strict=False))
+        return found
+
+    def _given(self) -> tf.Tensor:
+        """Whether the step that is being traced is one that exchanges momenta."""
+        if self._of_state("variance"):
+            return tf.constant(True)
+        return tf.logical_not(self._exchange.program.warmed())
 
     def gradients(self, totals: Sequence[Any], positions: Sequence[int]) -> list[Any]:
         """Return what the optimizer is to take for the sums of gradients, in a replica context."""
-        given = self._given()
+        given, momenta = self._given(), self._of_state("momentum")
         return [
-            tf.where(given, tf.zeros_like(total), total) if p in self._momenta else total
+            tf.where(given, tf.zeros_like(total), total) if p in momenta else total
             for total, p in zip(totals, positions, strict=True)
         ]
 
@@ -60,6 +72,7 @@ class AdamSlots:
             served: `(position, variable)` of those that are updated.
         """
         parts, given = self._parts(), self._given()
+        momenta, corrected_variances = self._of_state("momentum"), self._of_state("variance")
         t = tf.cast(self._adam.iterations, tf.float32) + 1.0
         beta_2 = tf.cast(parts.beta_2, tf.float32)
         bias = 1.0 - beta_2**t
@@ -74,9 +87,9 @@ class AdamSlots:
             v.assign(tf.where(given, variance, v))
 
         for position, variable in served:
-            if position in self._momenta:
+            if position in momenta:
                 own = [slots.tf_variable(s[position]) for s in (parts.momenta, parts.variances)]
-                arguments = [self._momenta[position], *own]
-                if position in self._variances:
-                    arguments.append(self._variances[position])
+                arguments = [momenta[position], *own]
+                if position in corrected_variances:
+                    arguments.append(corrected_variances[position])
                 distribution.extended.update(variable, put_in, args=tuple(arguments), group=False)

@@ -2,13 +2,18 @@
 
 Every family has one instance method that sums gradients over replicas and one that applies the
 sums. A wrapper replaces the first by `Adapter.aggregate` and wraps the second by `Adapter.guarded`.
+
+A skipped step changes nothing but the counters. Keras decays weights before the exchange, where it
+is not known yet whether the step is finite, and applies constraints and averages after it.
+`SkippedSteps` guards these. Private names that it uses, on the *instance* of the inner optimizer:
+`_apply_weight_decay(variables)`, of Keras 3 and tf_keras; `_update_model_variables_moving_average(
+variables)` and `_overwrite_model_variables_with_average_value(variables)`, of Keras 3.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -30,12 +35,11 @@ from tf_redsync.keras import (
     training_length,
 )
 from tf_redsync.keras.adam_slots import AdamSlots
-from tf_redsync.keras.skipping import Skipping
 from tf_redsync.policy import Policy
 from tf_redsync.state.saved_exchange import SavedExchange
-from tf_redsync.step import flushing, masks, strategy_hooks
+from tf_redsync.step import flushing, masks
 from tf_redsync.step.builder import ExchangeBuilder
-from tf_redsync.step.drift import DEFAULT_EVERY, Drift
+from tf_redsync.step.drift import DEFAULT_EVERY
 from tf_redsync.step.gradient_exchange import GradientExchange
 from tf_redsync.step.sync_schedules import LocalSteps
 
@@ -58,6 +62,8 @@ class Adapter:
         self,
         inner: Any,
         method: Method | Policy | Auto | dict[str, Any] | None,
+        saving: ModuleType,
+        access: slots.Access | None = None,
         check_every: int | None = DEFAULT_EVERY,
         on_drift: str = "error",
         **options: Any,
@@ -66,30 +72,24 @@ class Adapter:
         options["warm_up"] = conflicts.warm_up(self.policy, options.get("warm_up"))
         conflicts.check_single(inner)
         _check_unwrapped(inner)
-        self._inner = inner
+        self._inner, self._saving = inner, saving
+        self.access = slots.Access.of(inner) if access is None else access
         self._told: set[str] = set()  # each warning once
         # To the user's line, from here through the adapter and `DistributedOptimizer`.
         suited = self._suited(stacklevel=9)
         self.exchange: GradientExchange | ExchangeBuilder = ExchangeBuilder(
-            suited, rate=lambda: self.rate(), kind=SavedExchange, **options
+            suited, rate=self.access.rate, kind=SavedExchange, **options
         )
-        self._entered = 0  # see `entered`
+        self._running = 0  # steps of this wrapper; replicas may run side by side
         self._asked = False  # whether the optimizer has ever called `aggregate`
-        self.skipping = Skipping()
-        self.saving: ModuleType | None = None  # of the optimizer's family
+        self.skipping = SkippedSteps()
         self._check_every, self._on_drift = check_every or 0, on_drift
-        self._drift: Drift | None = None
-        self._positions: dict[Any, int] = {}
+        self._drift: Callable[[], None] | None = None  # compares weights when it is due
+        self._adam: AdamSlots | None = None
+        self._positions: dict[int, int] = {}  # by the id of a variable, in any of its forms
+        self._positions_of_parts: dict[Any, int] = {}  # by `slots.key`
         self._variables: tuple[tf.Variable, ...] = ()
         self._given: tuple[Any, ...] = ()  # the same, as the family has them
-        # The family's way to the learning rate in a step, to the momentum by variable, and to all
-        # slots: a list by variable for each kind.
-        self.rate: Callable[[], Any] = lambda: inner.learning_rate
-        self.momenta: Callable[[], Sequence[Any]] = lambda: slots.momentum_slots(inner)
-        self.adam: Callable[[], slots.AdamParts] = lambda: slots.adam_parts(inner)
-        self.slots: Callable[[], Sequence[Sequence[Any]]] = lambda: slots.all_slots(
-            inner, self._variables
-        )
 
     def _suited(self, stacklevel: int) -> Policy | Auto:
         def warn(text: str) -> None:
@@ -111,64 +111,70 @@ class Adapter:
         """
         self.exchange.policy = self._suited(stacklevel=6)
 
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Let the inner optimizer ask for sums, as long as its wrapper applies it.
+    def run(self, apply: Callable[..., Any], *args: Any, finish: bool = True, **kwargs: Any) -> Any:
+        """Run a step of the inner optimizer, in a replica context.
 
-        It may ask from another thread, where `LossScaleOptimizer` brings replicas together.
+        While it runs, the inner optimizer may ask for sums: also from another thread, where
+        `LossScaleOptimizer` brings replicas together.
+
+        Args:
+            apply: The inner optimizer's function.
+            args: Its arguments.
+            finish: Whether to call `finish_step` after it.
+            kwargs: More arguments.
         """
-        self._entered += 1
+        self._running += 1
         try:
-            yield
+            applied = apply(*args, **kwargs)
         finally:
-            self._entered -= 1
+            self._running -= 1
+        if finish:
+            self.finish_step()
+        return applied
 
     def build(self, variables: Sequence[Any], sparse_totals: bool = False) -> None:
         """Make the exchange of `variables`; see `ExchangeBuilder.build`."""
         if not isinstance(self.exchange, ExchangeBuilder):
             return
         tensors = [slots.tf_variable(v) for v in variables]
-        self._positions = {slots.key(v): i for i, v in enumerate(tensors)}
-        described = consistency.describe(self._inner, self.saving)
+        described = consistency.describe(self._inner, self._saving)
         described |= {"check_every": self._check_every, "on_drift": self._on_drift}
-        self.exchange = self.exchange.build(variables, sparse_totals, tensors, described)
-        conflicts.check_accumulation(self._inner, self.exchange)
-        own_weights.register(self.exchange)
-        training_length.watch(self.exchange)
+        exchange = self.exchange.build(variables, sparse_totals, tensors, described)
+        self.exchange = exchange
+        conflicts.check_accumulation(self._inner, exchange)
+        own_weights.register(exchange)
+        training_length.watch(exchange)
         self._variables, self._given = tuple(tensors), tuple(variables)
+        for position, forms in enumerate(zip(tensors, variables, strict=True)):
+            self._positions |= {id(form): position for form in forms}
+            self._positions_of_parts[slots.key(tensors[position])] = position
         adafactor.keep_positive(self._inner)
-        program = self.exchange.program
-        if isinstance(program, LocalSteps):
-            local = tf.distribute.get_strategy().experimental_local_results
-            momenta = [slots.tf_variable(m) for m in self.momenta()]
-            program.momenta = {i: [local(m)[0]] for i, m in enumerate(momenta) if m is not None}
-            if not conflicts.accumulates(self._inner):  # which counts skipped steps as well
-                program.iterations = local(slots.tf_variable(self._inner.iterations))[0]
-            self.exchange.own_variables = tuple(slots.all_variables(self._inner))
-        self._drift = consistency.drift_of(
-            self.exchange,
+        if exchange.workers > 1 and any(b.method.adam for b in exchange.program.buckets):
+            self._adam = AdamSlots(self._inner, self.access.adam, exchange)
+        if isinstance(exchange.program, LocalSteps):
+            self._attach(exchange)
+        drift = consistency.drift_of(
+            exchange,
             self._inner,
             self._variables,
-            lambda: self.rate(),
+            self.access.rate,
             self._check_every,
             self._on_drift,
         )
+        if drift is not None:
+            self._drift = lambda: exchange.in_worker(lambda _: drift.step(), [])
 
-    def _adam_slots(self) -> AdamSlots | None:
-        """What prepares the inner optimizer's update, in steps that exchange its momentum."""
-        program = self.exchange.program
-        by_name: dict[str, dict[int, Any]] = {"momentum": {}, "variance": {}}
-        for bucket, state in zip(program.buckets, self.exchange.states, strict=True):
-            positions = [s.position for s in bucket.layout.specs]
-            for name, found in by_name.items() if bucket.method.adam else ():
-                own = state.variables_by_name.get(name, [None] * len(positions))
-                found.update({p: v for p, v in zip(positions, own, strict=True) if v is not None})
-        momenta, variances = by_name.values()
-        if not momenta or self.exchange.workers == 1 or program.off:
-            return None
-        always = tf.constant(True)
-        given = (lambda: always) if variances else (lambda: tf.logical_not(program.warmed()))
-        return AdamSlots(self._inner, self.adam, momenta, variances, given)
+    def _attach(self, exchange: GradientExchange) -> None:
+        """Let local steps take part in what the optimizer keeps."""
+        local = tf.distribute.get_strategy().experimental_local_results
+        momenta = [slots.tf_variable(m) for m in self.access.momenta()]
+        # With gradient accumulation the optimizer counts skipped steps as well.
+        counts = not conflicts.accumulates(self._inner)
+        exchange.attach_optimizer(
+            slots.all_variables(self._inner),
+            {i: local(m)[0] for i, m in enumerate(momenta) if m is not None},
+            local(slots.tf_variable(self._inner.iterations))[0] if counts else None,
+        )
 
     def prune(self, sparsity: float, scope: str = "layer") -> None:
         """Set the smallest weights to 0; see `Wrapper.prune`."""
@@ -176,7 +182,8 @@ class Adapter:
             raise RuntimeError(
                 "`prune` needs the model's variables: call `optimizer.build(variables)` first."
             )
-        pruning.prune(self.exchange, self._variables, self.slots(), sparsity, scope)
+        slots_of_all = self.access.slots(self._variables)
+        pruning.prune(self.exchange, self._variables, slots_of_all, sparsity, scope)
 
     def flush(self, apply_gradients: Callable[..., Any]) -> None:
         """Deliver what waits in residuals; see `Wrapper.flush`."""
@@ -199,13 +206,13 @@ class Adapter:
         if self._variables and not self._asked:
             raise conflicts.never_asks(self._inner)
         if self.exchange.consensus is not None:
-            self.exchange.finish_step(tf.cast(self.rate(), tf.float32))
-        drift = self._drift
-        if drift is not None:
-            strategy, exchange = tf.distribute.get_strategy(), self.exchange
-            strategy_hooks.after_step(
-                strategy, drift, lambda: exchange.in_worker(lambda _: drift.step(), [])
-            )
+            self.exchange.finish_step(tf.cast(self.access.rate(), tf.float32))
+        if self._drift is not None:
+            checks = getattr(tf.distribute.get_strategy(), "checks", None)
+            if checks is None:
+                self._drift()
+            else:  # ours calls it once BatchNormalization's statistics are equal
+                checks[self._drift] = self._drift
 
     def aggregate(self, grads_and_vars: Any) -> list[tuple[tf.Tensor, Any]]:
         """Return `(sum over workers, variable)` for every `(gradient, variable)`.
@@ -214,32 +221,35 @@ class Adapter:
             RuntimeError: outside of the wrapper, or of a replica context, or before `build`.
             ValueError: for a variable that `build` did not see.
         """
-        if not self._entered:
-            raise RuntimeError(
+        replica = tf.distribute.get_replica_context()
+        if not self._running or replica is None or isinstance(self.exchange, ExchangeBuilder):
+            raise self._cannot_aggregate(replica)
+        pairs = [(g, v) for g, v in grads_and_vars if g is not None]
+        grads, variables = zip(*pairs, strict=True) if pairs else ((), ())
+        positions = list(map(self._position, variables))
+        totals, finite = self.exchange(grads, positions)
+        self._asked = True
+        self.skipping.note(finite)
+        if self._adam is not None and not self.exchange.program.off:
+            totals = self._adam.gradients(totals, positions)
+        return list(zip(totals, variables, strict=True))
+
+    def _cannot_aggregate(self, replica: Any) -> RuntimeError:
+        if not self._running:
+            return RuntimeError(
                 f"this {type(self._inner).__name__} belongs to a DistributedOptimizer, which alone "
                 "can apply it. To go on without compression save the model and load it with a new "
                 "optimizer; see docs/saving.md."
             )
-        replica = tf.distribute.get_replica_context()
         if replica is None:
-            raise RuntimeError(
+            return RuntimeError(
                 "gradients must be applied in a replica context: inside the function that is "
                 "given to `strategy.run`."
             )
-        if isinstance(self.exchange, ExchangeBuilder):
-            raise RuntimeError(
-                "the optimizer is not built. Call `optimizer.build(model.trainable_variables)` "
-                "inside `strategy.scope()`, or give the first step the variables, too."
-            )
-        pairs = [(g, v) for g, v in grads_and_vars if g is not None]
-        positions = [self._position(v) for _, v in pairs]
-        totals, finite = self.exchange([g for g, _ in pairs], positions)
-        self._asked = True
-        self.skipping.exchanged(finite)  # the same on all replicas
-        adam = self._adam_slots()
-        if adam is not None:
-            totals = adam.gradients(totals, positions)
-        return list(zip(totals, [v for _, v in pairs], strict=True))
+        return RuntimeError(
+            "the optimizer is not built. Call `optimizer.build(model.trainable_variables)` "
+            "inside `strategy.scope()`, or give the first step the variables, too."
+        )
 
     def aggregate_or_nan(self, grads_and_vars: Any) -> list[tuple[tf.Tensor, Any]]:
         """As `aggregate`, for optimizers that look at the sums to learn whether to skip a step.
@@ -281,10 +291,9 @@ class Adapter:
 
             def apply() -> Any:
                 self.skipping.decay_now(distribution)
-                adam = self._adam_slots()
-                if adam is not None:
+                if self._adam is not None and not self.exchange.program.off:
                     served = [(self._position(v), v) for _, v in grads_and_vars]
-                    adam.prepare(distribution, served)
+                    self._adam.prepare(distribution, served)
                 with momentum.left_to(self.exchange, self._inner):
                     update(distribution, grads_and_vars, *args, **kwargs)
                 for variable, mask in masked:
@@ -297,7 +306,12 @@ class Adapter:
         return update_if_finite
 
     def _position(self, variable: Any) -> int:
-        position = self._positions.get(slots.key(slots.tf_variable(variable)))
+        found = self._positions.get(id(variable))
+        return self._position_of_part(variable) if found is None else found
+
+    def _position_of_part(self, variable: Any) -> int:
+        """The position of a replica's part of a distributed variable."""
+        position = self._positions_of_parts.get(slots.key(slots.tf_variable(variable)))
         if position is None:
             raise ValueError(
                 f"the optimizer was not built with the variable {variable.name!r}. Build it with "
@@ -334,3 +348,130 @@ def _check_unwrapped(inner: Any) -> None:
             "`optimizer` is wrapped already: it belongs to another DistributedOptimizer. Received: "
             f"optimizer={type(inner).__name__}. Make a new optimizer for every wrapper."
         )
+
+
+class SkippedSteps:
+    """What a step must leave alone if it is skipped; one for each wrapped optimizer.
+
+    Attributes:
+        finite: Of the step that is traced, once its exchange is: bool scalar, the same everywhere.
+    """
+
+    def __init__(self) -> None:
+        self.finite: Any = None
+        self._applying = 0  # how many replicas are in the middle of a step
+        self._decay: Callable[[], None] | None = None
+        self._constrained: Sequence[Any] = ()
+        self._before: list[tf.Tensor] = []
+
+    def decay_later(self, inner: Any) -> None:
+        """Let an optimizer decay weights in the update, if there is one, and not before it."""
+        decay = inner._apply_weight_decay
+
+        def remember(variables: Sequence[Any]) -> None:
+            self._decay = tf.autograph.experimental.do_not_convert(lambda: decay(variables))
+
+        inner._apply_weight_decay = remember
+
+    def decay_now(self, strategy: tf.distribute.Strategy) -> None:
+        """Decay the weights just before their update, where Keras has brought the replicas."""
+        if self._decay is None:
+            return
+        if tf.distribute.in_cross_replica_context():
+            strategy.extended.call_for_each_replica(self._decay)
+        else:  # there is only one
+            self._decay()
+
+    def begin(self, variables: Sequence[Any]) -> None:
+        """Begin a step of the optimizer, whose constraints apply to some of `variables`."""
+        self.finite, self._decay = None, None
+        self._constrained = [v for v in variables if getattr(v, "constraint", None) is not None]
+
+    def note(self, finite: tf.Tensor) -> None:
+        """Note, in a replica context, how the exchange of this step ended; the same everywhere."""
+        self.finite = finite
+        self._before = list(map(tf.convert_to_tensor, self._constrained))
+
+    def end(self) -> None:
+        """End the step: undo the constraints if it is skipped."""
+        if self.finite is not None and self._constrained:
+            self._undo_constraints()
+
+    def _undo_constraints(self) -> None:
+        for variable, before in zip(self._constrained, self._before, strict=True):
+            now = tf.convert_to_tensor(variable)
+            variable.assign(tf.where(self.finite, now, before))
+
+    def only_if_finite(self, function: Callable[..., Any]) -> Callable[..., None]:
+        """Wrap what runs after the exchange so that a skipped step does not run it.
+
+        Keras calls it outside of steps as well: at the end of `fit`.
+        """
+
+        def run(*args: Any) -> None:
+            def call() -> None:
+                function(*args)
+
+            if self._applying and self.finite is not None:
+                tf.cond(self.finite, call, lambda: None)
+            else:
+                call()
+
+        return run
+
+    def guard_keras3(self, inner: Any) -> None:
+        """Guard what an optimizer of Keras 3 does before and after its update.
+
+        With gradient accumulation, which one worker alone may have, there is not an update in every
+        step: the weights' averages and the step counter go on.
+        """
+        self.decay_later(inner)
+        apply = inner.apply
+        accumulates = getattr(inner, "gradient_accumulation_steps", None)
+
+        def guarded(grads: Any, trainable_variables: Any = None) -> None:
+            given = trainable_variables is None
+            trained = inner._trainable_variables if given else trainable_variables
+            self.begin(() if accumulates else trained)
+            self._applying += 1
+            try:
+                apply(grads, trainable_variables)
+            finally:
+                self._applying -= 1
+            self.end()
+            if self.finite is not None and not accumulates:
+                inner.iterations.assign_sub(tf.cast(~self.finite, inner.iterations.dtype))
+
+        inner.apply = guarded
+        name = "_overwrite_model_variables_with_average_value"
+        setattr(inner, name, _on_one_replica(inner, getattr(inner, name)))
+        if not accumulates:
+            for name in (
+                "_update_model_variables_moving_average",
+                "_overwrite_model_variables_with_average_value",
+            ):
+                setattr(inner, name, self.only_if_finite(getattr(inner, name)))
+
+
+def _on_one_replica(inner: Any, overwrite: Callable[..., None]) -> Callable[..., None]:
+    """Wrap Keras 3's overwriting of weights by averages so that it can be done in a branch.
+
+    It is in one with `ema_overwrite_frequency`, and brings the replicas of all workers together,
+    which is refused there. The averages are equal on all of them, so each can do it by itself.
+    """
+
+    def run(variables: Sequence[Any]) -> None:
+        local = tf.distribute.get_strategy().experimental_local_results
+        pairs = [
+            [local(v if isinstance(v, tf.Variable) else v.value) for v in pair]
+            for pair in zip(variables, inner._model_variables_moving_average, strict=True)
+            if pair[1] is not None
+        ]
+        alone = all(len(variable) == 1 for variable, _ in pairs)
+        if tf.distribute.in_cross_replica_context() or not alone:
+            overwrite(variables)
+            return
+        for (variable,), (average,) in pairs:
+            variable.assign(tf.cast(average, variable.dtype))
+
+    return run

@@ -104,22 +104,17 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         """Exchange the gradients and update the variables; see Keras."""
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)  # it may be a generator
-            if len(grads):
+            if len(grads) and not self.exchange.built:
                 self.build_once(trainable_variables)
         if collectives.inside_branch():
-            raise ValueError(
-                "tf_redsync's optimizer must be the outermost one: its exchange cannot run inside "
-                "another optimizer's branch, where workers may disagree and hang. `compile` brings "
-                "a LossScaleOptimizer in order; in a loop of your own wrap the other way round: "
-                "DistributedOptimizer(LossScaleOptimizer(inner))."
-            )
-        before = self.exchange.step.read_value() if self._accumulates else None
-        with self._adapter.entered():
-            self.inner_optimizer.apply(grads, trainable_variables)
-        if before is None:
-            self._adapter.finish_step()
-        else:
-            self.exchange.average_after_updates(before)
+            raise _not_outermost()
+        apply = self.inner_optimizer.apply
+        if not self._accumulates:
+            self._adapter.run(apply, grads, trainable_variables)
+            return
+        before = self.exchange.step.read_value()
+        self._adapter.run(apply, grads, trainable_variables, finish=False)
+        self.exchange.average_after_updates(before)
 
     @property
     def variables(self) -> list[Any]:
@@ -155,6 +150,15 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         # Keras saves every saveable attribute that `dir` lists. The inner optimizer is saved by
         # `save_own_variables`, under the path where the plain optimizer would be.
         return [name for name in super().__dir__() if name != "inner_optimizer"]
+
+
+def _not_outermost() -> ValueError:
+    return ValueError(
+        "tf_redsync's optimizer must be the outermost one: its exchange cannot run inside another "
+        "optimizer's branch, where workers may disagree and hang. `compile` brings a "
+        "LossScaleOptimizer in order; in a loop of your own wrap the other way round: "
+        "DistributedOptimizer(LossScaleOptimizer(inner))."
+    )
 
 
 def _is_plain_sgd(optimizer: Any) -> bool:

@@ -57,15 +57,17 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
     ) -> None:
         applies = conflicts.innermost(inner_optimizer)
         super().__init__(name=name or f"distributed_{applies._name}")
-        adapter = self.wrap(inner_optimizer, method, options)
+        access = slots.Access(
+            rate=lambda: _rate(applies),
+            momenta=self._momentum_slots,
+            adam=self._adam_parts,
+            slots=lambda variables: self._all_slots(),
+        )
+        self.wrap(inner_optimizer, method, options, access)
         self._track_trackable(inner_optimizer, "inner_optimizer")
         scaled = applies is not inner_optimizer
         self._applies_sums = applies._distributed_apply
         self._intercept(applies, scaled)
-        adapter.rate = lambda: _rate(applies)
-        adapter.momenta = self._momentum_slots
-        adapter.slots = self._all_slots
-        adapter.adam = self._adam_parts
 
     def _intercept(self, applies: Any, scaled: bool) -> None:
         adapter = self._adapter
@@ -116,9 +118,8 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
             )
         grads_and_vars = list(grads_and_vars)
         self.build_once([v for _, v in grads_and_vars])
-        with self._adapter.entered():
-            applied = self.inner_optimizer.apply_gradients(grads_and_vars, name=name)
-        self._adapter.finish_step()
+        apply = self.inner_optimizer.apply_gradients
+        applied = self._adapter.run(apply, grads_and_vars, name=name)
         # A tensor, for who groups several, as Addons' MultiOptimizer does, and for who returns it
         # from a `tf.function`. The update runs in its place in the step anyway.
         return tf.convert_to_tensor(self.iterations) if applied is None else applied

@@ -6,7 +6,8 @@ a distributed variable, or its handle, knows the whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -23,6 +24,33 @@ def momentum_slots(inner: Any) -> Sequence[Any]:
         if getattr(inner, name, None):
             return getattr(inner, name)
     return ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Access:
+    """The way to what an optimizer of a family keeps.
+
+    Attributes:
+        rate: Returns the learning rate of a step.
+        momenta: Returns the momentum's slots by variable, or none.
+        adam: Returns the parts of an Adam.
+        slots: Returns all slots for given variables: a list by variable for each kind.
+    """
+
+    rate: Callable[[], Any]
+    momenta: Callable[[], Sequence[Any]]
+    adam: Callable[[], AdamParts]
+    slots: Callable[[Sequence[tf.Variable]], Sequence[Sequence[Any]]]
+
+    @classmethod
+    def of(cls, inner: Any) -> Access:
+        """Return that of an optimizer of Keras 3 or tf_keras."""
+        return cls(
+            rate=lambda: inner.learning_rate,
+            momenta=lambda: momentum_slots(inner),
+            adam=lambda: adam_parts(inner),
+            slots=lambda variables: all_slots(inner, variables),
+        )
 
 
 class AdamParts(NamedTuple):

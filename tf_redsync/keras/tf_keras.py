@@ -113,9 +113,11 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         grads_and_vars = list(grads_and_vars)
         variables = [v for _, v in grads_and_vars]
         self.build_once(variables)
-        with self._adapter.entered(), self._adapter.skipping.unconstrained(variables):
-            applied = self.inner_optimizer.apply_gradients(grads_and_vars, name=name, **kwargs)
-        self._adapter.finish_step()
+        adapter, apply = self._adapter, self.inner_optimizer.apply_gradients
+        adapter.skipping.begin(variables)
+        applied = adapter.run(apply, grads_and_vars, finish=False, name=name, **kwargs)
+        adapter.skipping.end()
+        adapter.finish_step()
         return applied
 
     def aggregate_gradients(self, grads_and_vars: Any) -> None:

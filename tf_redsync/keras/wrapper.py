@@ -16,6 +16,7 @@ from tf_redsync.explanation import Explanation
 from tf_redsync.keras import accuracy, conflicts, first_step, fit_hook, saved_exchange
 from tf_redsync.keras.adapter import Adapter
 from tf_redsync.keras.delegation import PassingOn
+from tf_redsync.keras.slots import Access
 from tf_redsync.policy import Policy
 from tf_redsync.step.builder import ExchangeBuilder
 from tf_redsync.step.gradient_exchange import GradientExchange
@@ -43,13 +44,18 @@ class Wrapper(PassingOn):
     build: Callable[[Sequence[Any]], None]
     apply_gradients: Callable[..., Any]
 
-    def wrap(self, inner_optimizer: Any, method: Any, options: dict[str, Any]) -> Adapter:
+    def wrap(
+        self,
+        inner_optimizer: Any,
+        method: Any,
+        options: dict[str, Any],
+        access: Access | None = None,
+    ) -> Adapter:
         """Keep what this wraps, and return the adapter for it."""
         if isinstance(options.get("warm_up"), dict):  # of a config
             options = {**options, "warm_up": from_config(options["warm_up"])}
         self._options = dict(options)
-        self._adapter = Adapter(inner_optimizer, method, **options)
-        self._adapter.saving = self.saving
+        self._adapter = Adapter(inner_optimizer, method, self.saving, access, **options)
         self.exchange = self._adapter.exchange
         self.inner_optimizer = inner_optimizer
         self.forget_own()
@@ -212,7 +218,7 @@ class Wrapper(PassingOn):
             )
         if what == "disable" and self.exchange.program.delay and self.exchange.called:
             self.flush()
-        self.exchange.switch.turn(off=what == "disable")
+        self.exchange.switch(off=what == "disable")
         fit_hook.trace_again(self.exchange)
 
     def get_config(self) -> dict[str, Any]:

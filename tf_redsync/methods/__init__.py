@@ -6,7 +6,6 @@ from tf_redsync.exchange.sync_schedule import Cadence
 from tf_redsync.methods.catalogue import table
 from tf_redsync.methods.cd_sgd import CDSGD
 from tf_redsync.methods.coded import Coded, DeepReduce
-from tf_redsync.methods.coded_gmc import CodedGMC
 from tf_redsync.methods.coded_topk import CodedTopK
 from tf_redsync.methods.comp_ams import CompAMS
 from tf_redsync.methods.demo import DeMo
@@ -14,7 +13,7 @@ from tf_redsync.methods.dense import Dense, NoExchange
 from tf_redsync.methods.dgc import DGC
 from tf_redsync.methods.dorefa import DoReFa
 from tf_redsync.methods.ef21 import EF21
-from tf_redsync.methods.gmc import GMC, GMCPlus
+from tf_redsync.methods.gmc import GMC, CodedGMC, GMCPlus
 from tf_redsync.methods.gtopk import GTopK
 from tf_redsync.methods.half import HalfPrecision
 from tf_redsync.methods.lgc import LGC

@@ -194,6 +194,6 @@ class CodedTopK(CodedSelection, MomentumCorrected):
             ctx,
             momentum=self.momentum,
             nesterov=self.nesterov,
-            masking=self.masks,
+            masking=self.momentum > 0.0 and self.masks,
         )
         return totals, {"residual": selected.residuals, "velocity": selected.velocities}

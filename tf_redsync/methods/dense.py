@@ -77,7 +77,9 @@ class Dense(OwnMomentum):
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        totals = yield AllReduce(feedback.scaled(grads, ctx.scale))
+        totals = yield AllReduce(grads if ctx.scale is None else feedback.scaled(grads, ctx.scale))
+        if self.momentum == 0.0:
+            return totals, state
         totals, velocity = feedback.momentum_step(
             totals, state["velocity"], self.momentum, self.nesterov
         )

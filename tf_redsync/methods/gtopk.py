@@ -17,7 +17,7 @@ from tf_redsync.exchange.requests import PairGather
 from tf_redsync.methods.common import recursive_doubling
 from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, flat, split
 from tf_redsync.ops import MessageLayout
-from tf_redsync.ops.words import as_row, moved
+from tf_redsync.ops.wire import as_row, moved
 
 
 @register

@@ -11,16 +11,16 @@ from typing_extensions import override
 
 from tf_redsync import checks, ops
 from tf_redsync.config import register
-from tf_redsync.exchange import feedback, wire
+from tf_redsync.exchange import feedback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.requests import AllGather, AllToAll
 from tf_redsync.methods.common import balanced_regions, recursive_doubling
 from tf_redsync.methods.common.sparsifier import Sparsifier, capacity, element_count, flat, split
-from tf_redsync.ops import MessageLayout
+from tf_redsync.ops import MessageLayout, wire
 from tf_redsync.ops.message_layout import Parts
-from tf_redsync.ops.words import as_row, leading, only_row
+from tf_redsync.ops.wire import as_row, leading, only_row
 
 SLACK = 1.25  # room for elements, over the mean
 DRIFT = 1.012  # of a threshold in a step in which too many or too few elements reach it

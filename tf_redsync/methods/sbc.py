@@ -12,7 +12,7 @@ from tf_redsync import checks, ops, outer
 from tf_redsync.codings.base import Capacity
 from tf_redsync.codings.golomb import Golomb
 from tf_redsync.config import register
-from tf_redsync.exchange import feedback, wire
+from tf_redsync.exchange import feedback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Exchange, Method, State
@@ -20,9 +20,9 @@ from tf_redsync.exchange.requests import AllGather
 from tf_redsync.exchange.sync_schedule import Cadence
 from tf_redsync.methods.common.sparsifier import Sparsifier, capacity
 from tf_redsync.methods.local_sgd import LocalSGD
-from tf_redsync.ops import MessageLayout
+from tf_redsync.ops import MessageLayout, wire
 from tf_redsync.ops.message_layout import Parts
-from tf_redsync.ops.words import as_column
+from tf_redsync.ops.wire import as_column
 from tf_redsync.outer import Outer
 
 _PRESETS = {1: (1, 0.001), 2: (10, 0.01), 3: (100, 0.01)}

@@ -10,15 +10,14 @@ from typing_extensions import override
 
 from tf_redsync import ops
 from tf_redsync.config import register
-from tf_redsync.exchange import wire
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.requests import PairGather
 from tf_redsync.methods.common import recursive_doubling
 from tf_redsync.methods.common.sparsifier import Sparsifier, capacity, flat, split
-from tf_redsync.ops import MessageLayout
-from tf_redsync.ops.words import as_row, moved
+from tf_redsync.ops import MessageLayout, wire
+from tf_redsync.ops.wire import as_row, moved
 
 
 @register

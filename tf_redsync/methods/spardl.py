@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from tf_redsync import ops
 from tf_redsync.config import register
-from tf_redsync.exchange import feedback, wire
+from tf_redsync.exchange import feedback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.method import Exchange, State
@@ -22,8 +22,9 @@ from tf_redsync.methods.common.sparsifier import (
     flat,
     split,
 )
+from tf_redsync.ops import wire
 from tf_redsync.ops.message_layout import MessageLayout
-from tf_redsync.ops.words import moved, only_row
+from tf_redsync.ops.wire import moved, only_row
 
 
 @register

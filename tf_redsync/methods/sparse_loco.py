@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from tf_redsync import checks, outer
 from tf_redsync.config import register
-from tf_redsync.exchange import feedback, wire
+from tf_redsync.exchange import feedback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import (
@@ -23,6 +23,7 @@ from tf_redsync.exchange.requests import AllGather
 from tf_redsync.exchange.sync_schedule import Cadence
 from tf_redsync.methods.common.chunk_messages import ChunkMessages
 from tf_redsync.methods.common.chunking import SIDE, Chunks
+from tf_redsync.ops import wire
 from tf_redsync.ops.chunks import chunked_top_k
 from tf_redsync.outer import Outer
 

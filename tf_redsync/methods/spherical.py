@@ -12,14 +12,14 @@ from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.config import register
-from tf_redsync.exchange import feedback, wire
+from tf_redsync.exchange import feedback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods.common.quantizer import Quantizer, added_up, l2_norm, spread
 from tf_redsync.methods.common.random_numbers import stream, uniform
-from tf_redsync.ops import bits
+from tf_redsync.ops import bits, wire
 from tf_redsync.ops.quantization import bucketed
 
 MOST_INDEX_BITS = 16

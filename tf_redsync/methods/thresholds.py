@@ -11,15 +11,19 @@ from typing_extensions import override
 
 from tf_redsync import checks, ops
 from tf_redsync.config import register
-from tf_redsync.exchange import wire
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, delivered
-from tf_redsync.ops import MessageLayout, Selection
+from tf_redsync.ops import MessageLayout, Selection, wire
 from tf_redsync.ops.message_layout import Parts
-from tf_redsync.ops.words import as_column, cut, joined, leading
+from tf_redsync.ops.wire import (
+    as_column,
+    cut,
+    joined,
+    leading,
+)
 
 _SIGN = tf.int32.min  # bit 31
 _INDEX = tf.int32.max  # bits 0 to 30

@@ -93,13 +93,13 @@ class TopK(Sparsifier):
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        specs, residuals = ctx.layout.specs, state["residual"]
-        ctx = dataclasses.replace(ctx, layout=self._selected_from(ctx.layout))
-        if self.whole_model:
+        specs, residuals, whole = ctx.layout.specs, state["residual"], self.scope == "model"
+        if whole:
+            ctx = dataclasses.replace(ctx, layout=self._selected_from(ctx.layout))
             grads, residuals = [flat(grads)], [flat(residuals)]
         k = self.counts(ctx.layout)
         selection = ops.accumulate_and_select(grads, residuals, [], k, scale=ctx.scale)
         totals, residuals = yield from deliver(ctx, selection)
-        if self.whole_model:
+        if whole:
             totals, residuals = split(totals[0], specs), split(residuals[0], specs)
         return totals, {"residual": residuals}

@@ -10,14 +10,14 @@ from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.config import register
-from tf_redsync.exchange import feedback, wire
+from tf_redsync.exchange import feedback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.methods.common.random_numbers import of_worker, stream, uniform
 from tf_redsync.methods.common.sparsifier import Sparsifier, capacity, deliver, element_count
-from tf_redsync.ops import MessageLayout, Selection
-from tf_redsync.ops.words import padded
+from tf_redsync.ops import MessageLayout, Selection, wire
+from tf_redsync.ops.wire import padded
 
 ROUNDS = 4  # at most; the paper finds two enough
 

@@ -99,9 +99,7 @@ class Sampler:
     def _find_variables(self, index: int, positions: list[int], variables: Any) -> None:
         strategy, meter = self.exchange.strategy, self.exchange.program.meter
         if meter is not None and index in meter.elements:
-            self._meters.append(
-                (positions, state_variables.copies(meter.elements[index], strategy)[0])
-            )
+            self._meters.append((positions, meter.elements[index]))
         kept = variables.variables_by_name.get(RESIDUAL, ())
         if len(kept) == len(positions):
             found = [state_variables.copies(v, strategy) for v in kept]

@@ -1,10 +1,10 @@
 """The network: requests answered by `tf.distribute`, and facts about the cluster.
 
-Besides the adapters of `tf_redsync/keras/`, `groups.py`, `collective_keys.py` and `coordination.py`
-this is the only file that uses private names of TensorFlow. What they buy:
+It uses private names of TensorFlow, which buy:
 
 * the strategy's replica launcher issues an all-gather as *one* collective; the public
   `ReplicaContext.all_gather` first gathers shapes and then padded values;
+* a collective keeps its instance key from step to step (`KeysOfLauncher`);
 * launchers of their own let hosts, with one of the devices of each, and pairs of workers form
   groups;
 * a variable on one device can be made in the scope of a strategy with several.
@@ -12,8 +12,13 @@ this is the only file that uses private names of TensorFlow. What they buy:
 
 from __future__ import annotations
 
+import collections
+import functools
 import itertools
-from collections.abc import Callable, Sequence
+import weakref
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -24,9 +29,9 @@ from tensorflow.python.ops import control_flow_util as _control_flow_util
 from tensorflow.python.ops import resource_variable_ops as _resource_variable_ops
 from typing_extensions import override
 
-from tf_redsync.exchange import wire
-from tf_redsync.network import groups, instance_keys, transport
-from tf_redsync.ops.words import as_row, moved
+from tf_redsync.network import groups, transport
+from tf_redsync.ops import wire
+from tf_redsync.ops.wire import as_row, moved
 
 # TensorFlow parks a thread for the whole timeout of every collective that has one.
 _NO_TIMEOUT = 0.0
@@ -35,6 +40,8 @@ _COLLECTIVES = {
     "reduce": _collective_ops.all_reduce_v2,
     "all to all": _collective_ops.all_to_all_v2,
 }
+_STRATEGY_KEYS = 100  # group keys of a strategy; it takes some for its devices and hosts
+_strategies = itertools.count(1)
 _TOKENS = 256  # Collectives in a function beyond so many share their tokens.
 
 
@@ -126,12 +133,15 @@ class DirectCollectives(PublicCollectives):
 
     def __init__(self, workers: int, strategy: tf.distribute.Strategy):
         super().__init__(workers)
-        self._cross_device_ops = strategy.extended._cross_device_ops
         self._own_rank = worker_rank(strategy)
         self._tasks = groups.task_names(strategy)
         self._order = groups.Order(self._tasks)
-        self._purpose = instance_keys.new_purpose(strategy)
-        instance_keys.keep(strategy)
+        self._in_order = self._order.is_that_of_ranks
+        self._purpose = new_purpose(strategy)
+        keep_keys(strategy)
+        launchers = strategy.extended._cross_device_ops._launchers
+        self._launcher = launchers[0]  # one replica a process, see `has_launchers`
+        self._by_nccl = transport.by_nccl(self._launcher._options, self._launcher._device)
         self._pairs: dict[int, Any] = {}  # launchers, by the distance of the partner
         self._tokens: list[tf.Variable] = []  # see `_own_token`
         self._calls = itertools.count()
@@ -141,7 +151,8 @@ class DirectCollectives(PublicCollectives):
         """Gather `[words]` from every worker into `[workers, words]`, one collective."""
         gathered = self._launch("gather", as_row(message))
         shape = [self.workers, message.shape[0]]
-        return moved(lambda g: self._order.by_rank(tf.ensure_shape(g, shape)), gathered)
+        rows = moved(lambda g: tf.ensure_shape(g, shape), gathered)
+        return rows if self._in_order else moved(self._order.by_rank, rows)
 
     @override
     def all_to_all(self, messages: tf.Tensor) -> tf.Tensor:
@@ -155,9 +166,8 @@ class DirectCollectives(PublicCollectives):
         if tf.executing_eagerly():  # packing costs more than it saves
             return [self._launch("reduce", t) for t in tensors]
         packed = tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0)
-        sizes = [tf.size(t) for t in tensors]
-        sums = tf.split(self._launch("reduce", packed), sizes)
-        return [tf.reshape(s, tf.shape(t)) for s, t in zip(sums, tensors, strict=True)]
+        sums = tf.split(self._launch("reduce", packed), list(map(tf.size, tensors)))
+        return list(map(tf.reshape, sums, map(tf.shape, tensors)))
 
     @override
     def pair_gather(self, message: tf.Tensor, distance: int) -> tf.Tensor:
@@ -165,24 +175,23 @@ class DirectCollectives(PublicCollectives):
         if self._own_rank ^ distance >= self.workers:
             return moved(lambda *pair: tf.stack(pair), message, wire.absent(message))
         if distance not in self._pairs:
-            self._pairs[distance] = groups.of_pair(self._launcher(), self._own_rank, distance)
+            pair = groups.of_pair(self._launcher, self._own_rank, distance)
+            keys_of(pair)
+            self._pairs[distance] = pair
         gathered = self._launch("gather", as_row(message), self._pairs[distance])
         lower = self._own_rank & ~distance
         order = groups.Order([self._tasks[lower], self._tasks[lower + distance]])
         shape = 2, message.shape[0]
         return moved(lambda g: order.by_rank(tf.ensure_shape(g, shape)), gathered)
 
-    def _launcher(self):
-        return self._cross_device_ops._launchers[0]  # one replica a process, see `has_launchers`
-
     def _launch(self, kind: str, value: tf.Tensor, launcher=None) -> tf.Tensor:
-        launcher = launcher or self._launcher()
-        with instance_keys.of(launcher).described(kind, value, self._purpose):
-            key = launcher._next_instance_key()
+        launcher = launcher or self._launcher
+        described = None if tf.executing_eagerly() else _description(kind, value, self._purpose)
+        key = _lasting_key(launcher, described) if described else launcher._next_instance_key()
         # NCCL wants one order, which the token gives; over gRPC a chain would only make some wait.
-        ordered = transport.by_nccl(launcher._options, launcher._device)
-        token = launcher._get_ordering_token() if ordered else self._own_token(launcher._device)
-        with tf.device(launcher._device):
+        by_nccl, device = self._by_nccl, launcher._device
+        token = launcher._get_ordering_token() if by_nccl else self._own_token(device)
+        with tf.device(device):
             return _COLLECTIVES[kind](
                 value,
                 group_size=launcher._group_size,
@@ -213,17 +222,13 @@ class HostCollectives(DirectCollectives):
 
     def __init__(self, strategy: tf.distribute.Strategy):
         super().__init__(worker_count(strategy), strategy)
-        replica = self._cross_device_ops._launchers[0]
-        self._between_hosts = groups.of_hosts(replica, self.workers)
+        self._launcher = groups.of_hosts(self._launcher, self.workers)
+        keys_of(self._launcher)
 
     @override
     def rank(self) -> tf.Tensor:
         """Return the host's number, which is the row of its messages in what is gathered."""
         return tf.constant(self._own_rank)
-
-    @override
-    def _launcher(self):
-        return self._between_hosts
 
 
 def for_strategy(strategy: tf.distribute.Strategy, direct: bool = True):
@@ -348,3 +353,166 @@ def when_saved(value: Callable[[], tf.Tensor], variable: tf.Variable) -> Any:
         variable: One of its dtype and device.
     """
     return _tensor_callable.Callable(value, dtype=variable.dtype, device=variable.device)
+
+
+# ---------------------------------------------------------------------------- instance keys
+
+
+def separate_keys(strategy: tf.distribute.Strategy) -> int:
+    """Give a strategy that is about to be made group keys that no other one has.
+
+    TensorFlow remembers what a key stands for, so collectives of two strategies must not share any.
+
+    Returns:
+        The strategy's number in this process, from 1; workers must make strategies in one order.
+    """
+    number = next(_strategies)
+    strategy._collective_key_base = _STRATEGY_KEYS * number
+    return number
+
+
+def keep_keys(strategy: tf.distribute.Strategy) -> None:
+    """Let what a step does have the same keys in every step; a second call does nothing.
+
+    So collectives may also stand in a function that is called in a loop; see `KeysOfLauncher`.
+    """
+    extended = strategy.extended
+    for ops in (extended._cross_device_ops, extended._host_cross_device_ops):
+        for launcher in ops._launchers:
+            keys_of(launcher)
+
+
+def keys_of(launcher) -> KeysOfLauncher:
+    """Return what numbers the collectives of a launcher, which is made at the first call."""
+    if not isinstance(launcher._next_instance_key, KeysOfLauncher):
+        launcher._next_instance_key = KeysOfLauncher(launcher)
+    return launcher._next_instance_key
+
+
+class KeysOfLauncher:
+    """`_next_instance_key` of one launcher: in a function, a collective keeps its key.
+
+    TensorFlow gives a collective a new key at each call, through a placeholder of the outermost
+    function. It remembers 1.6 KB of every key for ever, asks the group's leader about each, and
+    loses the placeholder on the way into a function that is called in a loop, where Keras 3 has its
+    step for `steps_per_execution > 1`.
+
+    A key that stays must not depend on which worker traces a function how often, so it follows from
+    what the collective is: its group, for whom it is, its kind, dtype and shape, the name of its
+    function, and how many of the same stand before it there. Two collectives with one key are never
+    under way at a time: functions that have some for the same purpose share resources, and
+    TensorFlow runs them one after the other.
+    """
+
+    def __init__(self, launcher):
+        self._launcher = launcher
+        self._new_key_each_call = launcher._next_instance_key
+        self._described: tuple[Any, ...] | None = None  # of the collective to come
+        launcher.all_reduce = self._describing("reduce", launcher.all_reduce)
+        launcher._all_gather = self._describing("gather", launcher._all_gather)
+
+    @contextmanager
+    def described(self, kind: str, value: tf.Tensor, purpose: int = 0) -> Iterator[None]:
+        """Within this context, the next key is for a collective of that kind on `value`.
+
+        Args:
+            kind: Of the collective.
+            value: What this worker gives to it.
+            purpose: Whose it is; see `new_purpose`.
+        """
+        self._described = _description(kind, value, purpose)
+        try:
+            yield
+        finally:
+            self._described = None
+
+    def _describing(self, kind: str, launch: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+        @functools.wraps(launch)
+        def described_launch(input_tensor, *args, **kwargs):
+            value = tf.convert_to_tensor(input_tensor)
+            with self.described(kind, value):
+                return launch(value, *args, **kwargs)
+
+        return described_launch
+
+    def __call__(self):
+        """Return the key of the next collective."""
+        launcher = self._launcher
+        if tf.executing_eagerly():
+            return self._new_key_each_call()
+        if self._described is not None:
+            return _lasting_key(launcher, self._described)
+        if _called_in_control_flow():  # traced once there, at the same point on all workers
+            return launcher._collective_keys.get_instance_key(launcher._group_key, launcher._device)
+        return self._new_key_each_call()
+
+
+def new_purpose(strategy: tf.distribute.Strategy) -> int:
+    """Return a number for a user of collectives; workers must ask in the same order."""
+    extended = strategy.extended
+    first = 10 * getattr(
+        strategy, "_collective_key_base", 0
+    )  # of our groups' keys, see `groups.py`
+    extended.collective_purposes = getattr(extended, "collective_purposes", first) + 1
+    return extended.collective_purposes
+
+
+def _description(kind: str, value: tf.Tensor, purpose: int) -> tuple[Any, ...] | None:
+    """What a collective is, apart from its group and function; `None` for a dynamic shape."""
+    if not value.shape.is_fully_defined():
+        return None
+    return purpose, kind, value.dtype.name, tuple(value.shape)
+
+
+# How many collectives of a description a function has: by function and device.
+_seen: weakref.WeakKeyDictionary[Any, collections.Counter] = weakref.WeakKeyDictionary()
+_lasting: dict[int, tuple[Any, ...]] = {}  # what a key is for
+
+
+def _lasting_key(launcher: Any, description: tuple[Any, ...]) -> int:
+    """Return the key of one more collective in the function that is being traced.
+
+    TensorFlow counts its keys up from 100; these are above 2^30.
+
+    Args:
+        launcher: Of the collective.
+        description: Its purpose, kind, dtype and shape.
+    """
+    function = _function_being_traced()
+    seen = _seen.setdefault(function, collections.Counter())
+    described = (launcher._group_key, *description, getattr(function, "name", ""))
+    whole = (*described, seen[launcher._device, described])
+    seen[launcher._device, described] += 1
+    key = 2**30 + zlib.crc32(repr(whole).encode()) % 2**30
+    if _lasting.setdefault(key, whole) != whole:
+        raise _same_key(_lasting[key], whole)
+    return key
+
+
+def _same_key(first: Any, second: Any) -> RuntimeError:
+    """Once in 10^6 programs of 50 collectives."""
+    return RuntimeError(
+        f"two collectives have one key: {first} and {second}. Give the function that is named "
+        "there another name."
+    )
+
+
+def _function_being_traced() -> Any:
+    """Return the graph of the innermost function, of which branches and loops are parts."""
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(graph, "is_control_flow_graph", False):
+        graph = graph.outer_graph
+    return graph
+
+
+def _called_in_control_flow() -> bool:
+    """Whether the function being traced is called from a loop or a branch."""
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(graph, "is_control_flow_graph", False):
+        graph = graph.outer_graph
+    graph = getattr(graph, "outer_graph", None)
+    while graph is not None:
+        if getattr(graph, "is_control_flow_graph", False):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import cross_device_utils as _cross_device_utils
 from tensorflow.python.eager import context as _context
 
-from tf_redsync.network import instance_keys, transport
+from tf_redsync.network import transport
 
 _HOSTS = 1_000_003
 _PAIRS = 2_000_003
@@ -158,7 +158,6 @@ def _launcher(key: int, size: int, replica):
     )
     # NCCL wants one order of all collectives of a device, whichever group they are of.
     launcher._ordering_token = replica._ordering_token
-    instance_keys.of(launcher)
     return launcher
 
 

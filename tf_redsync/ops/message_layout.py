@@ -74,6 +74,16 @@ class MessageLayout:
     capacities: tuple[Any, ...]
     quantized: tuple[bool, ...]
 
+    def __post_init__(self) -> None:
+        if len(self.quantized) != len(self.capacities):
+            raise self._bad_lengths()
+
+    def _bad_lengths(self) -> ValueError:
+        return ValueError(
+            "`k` and `quantized` must have one entry per tensor. Received: "
+            f"{len(self.quantized)} quantized for {len(self.capacities)} k."
+        )
+
     @classmethod
     def of(
         cls, k: tf.Tensor | Sequence[int], quantized: bool | Sequence[bool] = False
@@ -92,21 +102,15 @@ class MessageLayout:
             28
         """
         known = tf.get_static_value(k) if tf.is_tensor(k) else k
-        capacities = tf.unstack(k) if known is None else map(int, known)
-        capacities = tuple(capacities)
+        capacities = tuple(tf.unstack(k) if known is None else map(int, known))
         if isinstance(quantized, bool):
             quantized = [quantized] * len(capacities)
-        if len(quantized) != len(capacities):
-            raise ValueError(
-                "`k` and `quantized` must have one entry per tensor. Received: "
-                f"{len(quantized)} quantized for {len(capacities)} k."
-            )
         return cls(capacities, tuple(map(bool, quantized)))
 
     @property
     def is_static(self) -> bool:
         """Whether all capacities are known while the graph is built."""
-        return not any(tf.is_tensor(k) for k in self.capacities)
+        return not any(map(tf.is_tensor, self.capacities))
 
     @property
     def k(self) -> tf.Tensor:

@@ -29,7 +29,6 @@ _MARKER = re.compile(rb"REDSYNC_BUILT_FOR_TENSORFLOW=([^;\x00]+);")
 
 
 _forced: str | None = None  # by `set_backend`
-_automatic: tuple[str, str] | None = None  # (backend, reason), decided once
 
 
 class NativeLibraryError(RuntimeError):
@@ -155,7 +154,8 @@ def serves(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
     A tensor on a GPU needs a library with GPU kernels, and a driver and a GPU that can run them.
     Without, the pure-TensorFlow ops have to do, and this says so once.
     """
-    if not any("GPU" in t.device.upper() for t in tensors) or not gpu_problem():
+    on_gpu = "GPU" in "".join([t.device.upper() for t in tensors])
+    if not on_gpu or not gpu_problem():
         return True
     _say_no_gpu_kernels()
     return False
@@ -214,7 +214,7 @@ def runs_natively(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
     Args:
         tensors: What the op works on.
     """
-    return backend() == "native" and serves(tensors)
+    return _choose()[0] == "native" and serves(tensors)
 
 
 def _check_backend(name: str, origin: str) -> None:
@@ -226,17 +226,17 @@ def _choose() -> tuple[str, str]:
     if _forced is not None:
         return _forced, "forced by set_backend"
     name = os.environ.get("TF_REDSYNC_BACKEND")
-    if name:
-        _check_backend(name, "The environment variable TF_REDSYNC_BACKEND")
-        if name == "native":
-            load()
-        return name, "forced by the environment variable TF_REDSYNC_BACKEND"
-    global _automatic
-    if _automatic is None:
-        _automatic = _try_native()
-    return _automatic
+    return _of_environment(name) if name else _try_native()
 
 
+def _of_environment(name: str) -> tuple[str, str]:
+    _check_backend(name, "The environment variable TF_REDSYNC_BACKEND")
+    if name == "native":
+        load()
+    return name, "forced by the environment variable TF_REDSYNC_BACKEND"
+
+
+@functools.cache
 def _try_native() -> tuple[str, str]:
     """Prefers the native library; says once, aloud, why it is not used."""
     try:

@@ -13,10 +13,12 @@ from tf_redsync.ops.message_layout import MAX_WORD, MessageLayout
 from tf_redsync.ops.native import runs_natively
 from tf_redsync.ops.reference import decode as reference_decode
 from tf_redsync.ops.reference import selection as reference_selection
-from tf_redsync.ops.words import before_cast
+from tf_redsync.ops.sparse import SparseTotal
+from tf_redsync.ops.wire import before_cast
 
 SELECTORS = ("exact", "trimmed", "threshold", "fixed")
 _READ = (tf.float32, tf.bfloat16)  # dtypes of gradients that the op reads as they are
+_FLOAT32 = (tf.float32,)
 
 
 class Selection(NamedTuple):
@@ -108,7 +110,7 @@ def accumulate_and_select(
     n = len(grads)
     selectors = (selectors,) * n if isinstance(selectors, str) else tuple(selectors)
     grads, residuals, velocities = checked(grads, residuals, velocities, selectors, momentum)
-    layout = MessageLayout.of(k, (quantized,) * n if isinstance(quantized, bool) else quantized)
+    layout = MessageLayout.of(k, quantized)
     arguments = {
         "grads": grads,
         "residuals": residuals,
@@ -173,6 +175,27 @@ def decode(
     )
 
 
+def coordinates(messages: tf.Tensor, layout: MessageLayout) -> list[SparseTotal]:
+    """Return the content of messages as coordinates, rank after rank.
+
+    Args:
+        messages: int32 `[workers, words]`.
+        layout: Of the messages, static.
+
+    Returns:
+        For every tensor `workers * capacity` entries.
+    """
+    parts, totals = layout.split(messages), []
+    for i, (indices, values) in enumerate(zip(parts.indices, parts.values, strict=True)):
+        if layout.quantized[i]:
+            slots = tf.range(layout.capacities[i], dtype=tf.int64)
+            sent = slots < tf.cast(parts.counts[:, i : i + 1], tf.int64)
+            values = tf.where(sent, values, 0.0)
+        flat = tf.reshape(tf.bitcast(indices, tf.float32), [-1])
+        totals.append(SparseTotal(flat, tf.reshape(values, [-1])))
+    return totals
+
+
 def checked(
     grads: Sequence[tf.Tensor],
     residuals: Sequence[tf.Tensor],
@@ -189,10 +212,9 @@ def checked(
         ValueError: for wrong lengths, shapes, selector names or a momentum outside [0, inf).
         TypeError: for a dtype other than float32, of gradients other than that and bfloat16.
     """
-    grads = [before_cast(tf.convert_to_tensor(g)) for g in grads]
-    residuals, velocities = (
-        [tf.convert_to_tensor(t) for t in tensors] for tensors in (residuals, velocities)
-    )
+    grads = list(map(before_cast, map(tf.convert_to_tensor, grads)))
+    residuals = list(map(tf.convert_to_tensor, residuals))
+    velocities = list(map(tf.convert_to_tensor, velocities))
     if not 0.0 <= momentum < math.inf:
         raise ValueError(f"`momentum` must be finite and >= 0. Received: momentum={momentum}.")
     _check_tensors("grads", grads, dtypes=_READ)
@@ -200,10 +222,7 @@ def checked(
     if momentum or velocities:
         _check_tensors("velocities", velocities, like=grads if momentum else [])
     if len(selectors) != len(grads) or not set(selectors) <= set(SELECTORS):
-        raise ValueError(
-            f"`selectors` must be one of {', '.join(map(repr, SELECTORS))} per tensor. Received: "
-            f"selectors={list(selectors)} for {len(grads)} grads."
-        )
+        raise _bad_selectors(selectors, len(grads))
     return grads, residuals, velocities
 
 
@@ -211,26 +230,52 @@ def _check_tensors(
     name: str,
     tensors: Sequence[tf.Tensor],
     like: Sequence[tf.Tensor] | None = None,
-    dtypes: Sequence[tf.DType] = (tf.float32,),
+    dtypes: Sequence[tf.DType] = _FLOAT32,
 ) -> None:
     """Check number, shapes and dtypes of tensors, and that their positions have 32 bits."""
     if not tensors or (like is not None and len(tensors) != len(like)):
-        wanted = "at least one tensor" if like is None else "one tensor per gradient"
-        none = "; none without momentum" if name == "velocities" else ""
-        raise ValueError(f"`{name}` must have {wanted}{none}. Received: {len(tensors)} tensors.")
+        raise _wrong_number(name, len(tensors), like)
     for i, tensor in enumerate(tensors):
-        if tensor.dtype not in dtypes:
-            raise TypeError(
-                f"`{name}` must be {' or '.join(t.name for t in dtypes)}; cast others first. "
-                f"Received: {name}[{i}] of {tensor.dtype.name}."
-            )
-        if (tensor.shape.num_elements() or 0) > MAX_WORD:
-            raise ValueError(
-                f"`{name}` must have at most {MAX_WORD} elements each, since positions are sent as "
-                f"32 bits. Received: {name}[{i}] of shape {tensor.shape}. Split the variable."
-            )
-        if like and not tensor.shape.is_compatible_with(like[i].shape):
-            raise ValueError(
-                f"`{name}` must have the shapes of `grads`. Received: {name}[{i}] of shape "
-                f"{tensor.shape} and grads[{i}] of shape {like[i].shape}."
-            )
+        fits = not like or tensor.shape.is_compatible_with(like[i].shape)
+        short = (tensor.shape.num_elements() or 0) <= MAX_WORD
+        if not (fits and short and tensor.dtype in dtypes):
+            raise _bad_tensor(f"{name}[{i}]", tensor, dtypes, short, like[i] if like else None)
+
+
+def _wrong_number(name: str, number: int, like: Sequence[tf.Tensor] | None) -> ValueError:
+    wanted = "at least one tensor" if like is None else "one tensor per gradient"
+    none = "; none without momentum" if name == "velocities" else ""
+    return ValueError(f"`{name}` must have {wanted}{none}. Received: {number} tensors.")
+
+
+def _bad_tensor(
+    which: str,
+    tensor: tf.Tensor,
+    dtypes: Sequence[tf.DType],
+    short: bool,
+    like: tf.Tensor | None,
+) -> Exception:
+    """The error for a tensor, such as "grads[0]", that cannot be selected from."""
+    name = which.partition("[")[0]
+    if tensor.dtype not in dtypes:
+        return TypeError(
+            f"`{name}` must be {' or '.join(t.name for t in dtypes)}; cast others first. "
+            f"Received: {which} of {tensor.dtype.name}."
+        )
+    if not short:
+        return ValueError(
+            f"`{name}` must have at most {MAX_WORD} elements each, since positions are sent as "
+            f"32 bits. Received: {which} of shape {tensor.shape}. Split the variable."
+        )
+    shape = None if like is None else like.shape
+    return ValueError(
+        f"`{name}` must have the shapes of `grads`. Received: {which} of shape {tensor.shape} "
+        f"and {which.replace(name, 'grads')} of shape {shape}."
+    )
+
+
+def _bad_selectors(selectors: Sequence[str], number: int) -> ValueError:
+    return ValueError(
+        f"`selectors` must be one of {', '.join(map(repr, SELECTORS))} per tensor. Received: "
+        f"selectors={list(selectors)} for {number} grads."
+    )

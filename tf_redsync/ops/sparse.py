@@ -1,4 +1,4 @@
-"""Messages as coordinates, and an update that touches nothing else.
+"""Totals in coordinate form, and an update that touches nothing else.
 
 At a density of 0.1 % the dense total is almost all zeros. Where the optimizer's rule is linear in
 the gradient and leaves an element with a zero gradient as it is, as plain SGD does, the update can
@@ -8,16 +8,13 @@ be applied at the received coordinates, without ever making the total dense.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from tf_redsync.ops import native
-from tf_redsync.ops.message_layout import MessageLayout, unsigned
+from tf_redsync.ops.message_layout import unsigned
 from tf_redsync.ops.native import runs_natively
-
-SHORTER_BY = 16  # Touching single elements costs about as much as streaming over a cache line.
 
 
 class SparseTotal(NamedTuple):
@@ -45,32 +42,6 @@ class EitherTotal(NamedTuple):
     dense: tf.Tensor
     coordinates: SparseTotal
     is_dense: tf.Tensor
-
-
-def is_short(layout: MessageLayout, sizes: Sequence[int], workers: int) -> bool:
-    """Whether the messages of all workers have far fewer entries than their tensors elements."""
-    return layout.is_static and SHORTER_BY * workers * sum(layout.capacities) <= sum(sizes)
-
-
-def coordinates(messages: tf.Tensor, layout: MessageLayout) -> list[SparseTotal]:
-    """Return the content of messages as coordinates, rank after rank.
-
-    Args:
-        messages: int32 `[workers, words]`.
-        layout: Of the messages, static.
-
-    Returns:
-        For every tensor `workers * capacity` entries.
-    """
-    parts, totals = layout.split(messages), []
-    for i, (indices, values) in enumerate(zip(parts.indices, parts.values, strict=True)):
-        if layout.quantized[i]:
-            slots = tf.range(layout.capacities[i], dtype=tf.int64)
-            sent = slots < tf.cast(parts.counts[:, i : i + 1], tf.int64)
-            values = tf.where(sent, values, 0.0)
-        flat = tf.reshape(tf.bitcast(indices, tf.float32), [-1])
-        totals.append(SparseTotal(flat, tf.reshape(values, [-1])))
-    return totals
 
 
 def descend(variable: tf.Variable, total: SparseTotal, learning_rate: tf.Tensor) -> tf.Operation:

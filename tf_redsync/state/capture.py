@@ -105,12 +105,12 @@ def _variables(exchange: Any, apart: bool) -> Iterator[tuple[str, str, Any]]:
     """Name, kind and variable of everything in a part."""
     yield "step", "shared", exchange.step
     yield "skipped", "shared", exchange.skipped
-    yield "skipped_in_a_row", "shared", exchange.skips.in_a_row
+    yield "skipped_in_a_row", "shared", exchange.nonfinite.in_a_row
     for name, length in zip(LENGTHS, (exchange.warm_up, exchange.training), strict=True):
         if length is not None:
             yield name, "shared", length.variable
     if exchange.program.own_steps:
-        for name, variable in exchange.skips.here_only.items():
+        for name, variable in exchange.nonfinite.here_only.items():
             yield f"skips/{name}", "own", variable
         for i, variable in enumerate(exchange.own_variables):
             yield f"optimizer/{i}", "own", variable

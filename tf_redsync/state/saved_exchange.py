@@ -135,7 +135,6 @@ class SavedExchange(GradientExchange):
         with agreement.agreed(self.strategy, "create the state that Auto chose in another run"):
             with self.strategy.scope():
                 self.create_state(resolved, assignments)
-        self.program.skips = self.skips
 
     @override
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:

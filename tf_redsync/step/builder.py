@@ -72,7 +72,7 @@ class ExchangeBuilder:
         kind: type[GradientExchange] = GradientExchange,
     ):
         self.policy, self.rate, self.awaited = policy, rate, False
-        self._kind = kind
+        self._kind, self._counts_elements = kind, False
         self._bucket_bytes = bucket_bytes
         self._direct = direct_collectives
         self._two_levels = two_levels
@@ -143,7 +143,16 @@ class ExchangeBuilder:
             made = self._kind(setup, weights, self.rate, self.awaited)
         workers.warn_if_alone(strategy, worker.network.workers, self._two_levels)
         self._made = made
+        if self._counts_elements:
+            made.count_elements()
         return made
+
+    def count_elements(self) -> bool:
+        """Let the exchange count elements; see `GradientExchange.count_elements`."""
+        if self._made is not None:
+            return self._made.count_elements()
+        self._counts_elements = True
+        return False
 
     def to_consensus(self) -> None:
         """Do nothing: where there are no variables all workers agree on them."""

@@ -18,10 +18,9 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync.errors import DistributedError
-from tf_redsync.exchange import wire
 from tf_redsync.exchange.driver import Network, gather
-from tf_redsync.ops import checksums, native
-from tf_redsync.ops.words import as_row, joined, moved
+from tf_redsync.ops import native, wire
+from tf_redsync.ops.wire import as_row, joined, moved
 from tf_redsync.step import state_variables
 
 DEFAULT_EVERY = 500
@@ -147,7 +146,7 @@ def fingerprint(value: tf.Tensor) -> tf.Tensor:
         return tf.reshape(tf.bitcast(tf.reshape(hashed, [_WORDS, 4]), tf.int32), [_WORDS])
     words = moved(lambda w: tf.reshape(w, [-1]), _as_int32(value))
     message = wire.with_header(tf.constant(True), words)
-    seal = checksums.sealed(as_row(message))
+    seal = wire.sealed(as_row(message))
     return moved(lambda m: tf.pad(m[0, : wire.HEADER_WORDS], [[0, _WORDS - 1]]), seal)
 
 

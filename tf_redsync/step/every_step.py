@@ -1,37 +1,140 @@
-"""Every step exchanges gradients, densely in a warm-up and at every k-th step if methods say so.
+"""Every step exchanges gradients, in the same way: the sync schedule of most methods.
 
-And as long as methods wait for something, see `Cadence.waits_for`. Methods that go through phases,
-`Cadence.phases`, change from one exchange to the next at a step, and those with `Cadence.stages`
-from one method to the next.
-
-Branches depend on the step and on shared state, which are equal on all workers: a branch around a
-collective on anything else would deadlock.
+A `Plan` says what each bucket runs. It is chosen from the methods when the schedule is made; a step
+only drives it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import tensorflow as tf
 
 from tf_redsync.auto import cost
-from tf_redsync.exchange.driver import Network, Outcome
+from tf_redsync.exchange.context import Context
+from tf_redsync.exchange.driver import Network, Outcome, drive
 from tf_redsync.exchange.layout import Bucket
-from tf_redsync.exchange.method import State
-from tf_redsync.step import flush_step
-from tf_redsync.step.dense_warm_up import WarmUp
+from tf_redsync.exchange.method import Exchange, Method, State
+from tf_redsync.exchange.requests import AllReduce
+from tf_redsync.ops import wire
+from tf_redsync.ops.wire import widened
 from tf_redsync.step.meter import Meter
-from tf_redsync.step.nonfinite import NonFiniteCounter
-from tf_redsync.step.plan import (
-    Inputs,
-    dense_plan,
-    joined,
-    split,
-    whole,
-)
 from tf_redsync.step.state_variables import Consensus, StateVariables
+
+WAITING = ("residual", "pending")  # names in a state: of methods, and with a delay
+Grads = list[tf.Tensor]
+Run = Callable[[Grads, State, Context], Exchange]  # a method's `exchange`, or its substitute
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What a step starts from.
+
+    Attributes:
+        grads: For every bucket, its gradients, float32 or bfloat16.
+        states: For every bucket, its state.
+        scale: A factor for all gradients or `None`.
+        step: int64 scalar, number of exchanges so far.
+        network: What carries the requests.
+        meter: Notes how many elements are sent, if anything does.
+    """
+
+    grads: Sequence[Grads]
+    states: Sequence[State]
+    scale: tf.Tensor | None
+    step: tf.Tensor
+    network: Network
+    meter: Meter | None = None
+
+    def of(self, positions: Sequence[int]) -> Inputs:
+        """Return the inputs of some of the buckets."""
+        return dataclasses.replace(
+            self,
+            grads=[self.grads[i] for i in positions],
+            states=[self.states[i] for i in positions],
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """One exchange for each bucket.
+
+    Attributes:
+        buckets: The buckets, in the order in which they are exchanged.
+        runs: Their exchanges.
+        looked_at: Whether their totals may overflow, and are looked at.
+        full: Whether they send all elements.
+    """
+
+    buckets: tuple[Bucket, ...]
+    runs: tuple[Run, ...]
+    looked_at: tuple[bool, ...]
+    full: tuple[bool, ...]
+
+    def run(self, inputs: Inputs) -> Outcome:
+        """Exchange one step's gradients."""
+        rank = inputs.network.rank()
+        buckets = zip(self.buckets, self.runs, inputs.grads, inputs.states, strict=True)
+        exchanges = [
+            run(widened(grads), state, Context(bucket.layout, rank, inputs.step, inputs.scale))
+            for bucket, run, grads, state in buckets
+        ]
+        outcome = drive(exchanges, inputs.network)
+        if inputs.meter is not None:
+            inputs.meter.note(self.buckets, outcome.elements, self.full)
+        totals = [
+            total
+            for (totals, _), looked_at in zip(outcome.results, self.looked_at, strict=True)
+            if looked_at
+            for total in totals
+        ]
+        outcome.finite &= wire.totals_are_finite(totals)
+        return outcome
+
+
+def dense_plan(buckets: Sequence[Bucket]) -> Plan:
+    """Return the plan in which every bucket is exchanged densely."""
+    runs = tuple(b.method.dense_exchange for b in buckets)
+    return Plan(tuple(buckets), runs, (False,) * len(buckets), (True,) * len(buckets))
+
+
+def phase_at(method: Method, step: int) -> str:
+    """Return the name of the exchange that a method runs at a step that is not dense."""
+    return next((name for until, name in method.cadence.phases if step < until), "exchange")
+
+
+def plan_at(buckets: Sequence[Bucket], dense: bool, start: int) -> Plan:
+    """Return what buckets run from step `start` on, until the next change.
+
+    Args:
+        buckets: The buckets.
+        dense: Whether methods that have dense steps are in one.
+        start: The step.
+    """
+    runs, looked_at, full = [], [], []
+    for bucket in buckets:
+        method, is_dense = bucket.method.at(start), dense and bucket.method.cadence.may_be_dense
+        name = "dense_exchange" if is_dense else phase_at(method, start)
+        runs.append(getattr(method, name))
+        looked_at.append(method.totals_may_overflow and not is_dense)
+        full.append(name == "dense_exchange")
+    return Plan(tuple(buckets), tuple(runs), tuple(looked_at), tuple(full))
+
+
+def always_dense(method: Method) -> bool:
+    """Whether a method does the same in dense and in other steps."""
+    return type(method).exchange is type(method).dense_exchange
+
+
+def _delivered(nothing: Grads, state: State, ctx: Context) -> Exchange:
+    """The sum over workers of what waits; zeros, and no request, where nothing can."""
+    names = [name for name in WAITING if state.get(name)]
+    if not names:
+        return nothing, state
+    contributions = [tf.add_n(list(parts)) for parts in zip(*map(state.get, names), strict=True)]
+    totals = yield AllReduce(contributions)
+    return totals, {**state, **{name: list(nothing) for name in names}}
 
 
 class EveryStep:
@@ -39,36 +142,31 @@ class EveryStep:
 
     Args:
         buckets: The buckets, in the order in which they are exchanged.
-        warm_up: A dense warm-up of all methods, if there is one.
 
     Attributes:
         own_weights: Whether each worker computes its gradients at weights of its own.
         own_steps: Whether each worker skips steps by itself.
-        skips: Counts skipped steps; see `step/nonfinite.py`.
         averages_statistics: Whether BatchNormalization's statistics are averaged only when
             `statistics_due` says so, and not in every step.
         delay: Steps by which totals come late.
-        off: Whether all is exchanged densely for now, as in a warm-up. It is read where a step is
-            traced; see `step/switching.py`.
-        meter: Notes how many elements are sent.
-        clock: int64 variable, number of exchanges so far, where there are steps.
+        always_stored: Names in a state that are stored even if the step is not finite.
+        off: Whether all is exchanged densely for now. It is read where a step is traced; see
+            `GradientExchange.switch`.
+        meter: Notes how many elements are sent, after `count_elements`.
     """
 
     own_weights = False
     own_steps = False
-    skips: NonFiniteCounter | None = None
     averages_statistics = False
     delay = 0
+    always_stored: tuple[str, ...] = ()
     off = False
     meter: Meter | None = None
-    clock: Any = None
 
-    def __init__(self, buckets: Sequence[Bucket], warm_up: WarmUp | None = None):
-        self.buckets, self.warm_up = tuple(buckets), warm_up
-        may_be_dense = warm_up or any(b.method.cadence.may_be_dense for b in self.buckets)
+    def __init__(self, buckets: Sequence[Bucket]):
+        self.buckets = tuple(buckets)
         self.alone = dense_plan(self.buckets)  # one worker has nothing to compress for
-        self.whole = whole(self.buckets)
-        self.parts = split(self.buckets) if may_be_dense else (self.whole,)
+        self.plan = plan_at(self.buckets, dense=False, start=0)
 
     def init(self, bucket: Bucket) -> tuple[State, dict[str, str]]:
         """Return a bucket's first state, and the kind of each of its names."""
@@ -79,79 +177,38 @@ class EveryStep:
         del bucket
         return None
 
-    def run(
-        self,
-        grads: Sequence[list[tf.Tensor]],
-        states: Sequence[dict[str, Any]],
-        scale: tf.Tensor | None,
-        step: tf.Tensor,
-        network: Network,
-    ) -> Outcome:
+    def run(self, inputs: Inputs) -> Outcome:
         """Exchange one step's gradients.
-
-        Args:
-            grads: For every bucket, its gradients, float32 or bfloat16.
-            states: For every bucket, its state.
-            scale: A factor for all gradients or `None`.
-            step: int64 scalar, number of exchanges so far.
-            network: What carries the requests.
 
         Returns:
             For every bucket `(totals, new_state)`; the agreed finiteness; bytes sent.
         """
-        inputs = Inputs(grads, states, scale, step, network, self.meter)
-        if network.workers == 1:
-            return self.alone.run(inputs)
-        warming, begun = self.begun(step)
-        return self.exchanged(dataclasses.replace(inputs, step=begun), warming)
+        dense = inputs.network.workers == 1 or (self.off and not self.always_dense)
+        return (self.alone if dense else self.plan).run(inputs)
 
-    def exchanged(self, inputs: Inputs, warming: tf.Tensor | None = None) -> Outcome:
-        """Exchange by the methods, unless in a warm-up of all of them.
+    @property
+    def always_dense(self) -> bool:
+        """Whether all methods do the same in dense and in other steps."""
+        return all(always_dense(b.method) for b in self.buckets)
 
-        Args:
-            inputs: With the methods' own step.
-            warming: See `Part.run`.
-        """
-        self._check_stages(inputs.network)
-        is_dense = self._dense_at(inputs.step, inputs.states)
-        outcomes = [part.run(inputs.of(part.positions), is_dense, warming) for part in self.parts]
-        return joined(self.parts, outcomes)
-
-    def _check_stages(self, network: Network) -> None:
-        """Check that not all stages would have to run in each step, for one of them to be kept."""
-        staged = [b.method for b in self.buckets if b.method.cadence.stages]
-        if staged and not network.in_branches:
-            raise ValueError(
-                f"{type(staged[0]).__name__} needs collectives that can stand in branches: worker "
-                "processes, with direct_collectives=True. Received: direct_collectives=False, or "
-                "replicas of one process. There use RedSync or DGC with "
-                "warm_up=ExponentialWarmUp(...), or a constant density."
-            )
-
-    def begun(self, step: tf.Tensor) -> tuple[tf.Tensor | None, tf.Tensor]:
-        """Return whether a step is in the warm-up of all methods, and the methods' own step.
-
-        `None` without such a warm-up. The one place where it is decided.
-        """
-        own = step if self.warm_up is None else self.warm_up.after(step)
-        if self.off:
-            return tf.constant(True), own
-        return (None if self.warm_up is None else self.warm_up.lasts(step)), own
+    def count_elements(self, network: Network) -> None:
+        """Count the elements that are sent, from the next trace on."""
+        del network
+        self.meter = Meter(self.buckets)
 
     def warmed(self) -> tf.Tensor | None:
-        """Return what `begun` said in the step whose exchange has just been counted."""
-        if self.off:
-            return tf.constant(True)
-        return None if self.warm_up is None else self.warm_up.lasted()
+        """Return whether the step whose exchange has just been counted was dense for all methods.
+
+        `None`: it never is.
+        """
+        return tf.constant(True) if self.off else None
 
     def flush(self, states: Sequence[State], network: Network) -> Outcome:
         """Deliver what waits in the states, in a step without gradients; see `run`."""
-        return flush_step.flush(self.buckets, states, network)
-
-    def always_stored(self, state: State) -> State:
-        """Return what of a new state is stored even if the step is not finite."""
-        del state
-        return {}
+        number = len(self.buckets)
+        plan = Plan(self.buckets, (_delivered,) * number, (False,) * number, (True,) * number)
+        nothing = [[tf.zeros(s.shape, tf.float32) for s in b.layout.specs] for b in self.buckets]
+        return plan.run(Inputs(nothing, states, None, tf.constant(0, tf.int64), network))
 
     def interrupt(self) -> None:
         """Note that a check of the gradients has this step skip the exchange."""
@@ -193,15 +250,10 @@ class EveryStep:
     ) -> None:
         """Make the model's weights those that all workers agree on."""
 
-    def _dense_at(self, step: tf.Tensor, states: Sequence[State]) -> tf.Tensor | None:
-        """Whether methods with a dense phase are in it, all together; `None` if there is none."""
-        pairs = zip(self.buckets, states, strict=True)
-        when = [~b.method.ready(state) for b, state in pairs if b.method.cadence.waits_for]
-        if self.warm_up_steps:
-            when.append(step < self.warm_up_steps)
-        if self.dense_every:
-            when.append(tf.equal(step % self.dense_every, 0))
-        return tf.reduce_any(when) if when else None
+    def attach_optimizer(
+        self, momenta: Mapping[int, tf.Variable], iterations: tf.Variable | None
+    ) -> None:
+        """Take part in what the optimizer keeps; see `GradientExchange.attach_optimizer`."""
 
     def bytes_per_step(self, workers: int) -> float:
         """Bytes one worker sends in a step after warm-up, from a trace that is never executed.
@@ -214,35 +266,9 @@ class EveryStep:
     def bytes_of(self, bucket: Bucket, workers: int) -> float:
         """Those of one bucket, on two workers or more."""
         method, layout = bucket.method, dataclasses.replace(bucket.layout, workers=workers)
-        share = 1.0 / self.dense_every if method.cadence.dense_every else 0.0
+        every = method.cadence.dense_every
+        share = 1.0 / every if every else 0.0
         sent = (1.0 - share) * cost.bytes_sent(cost.messages(method, layout))
         if share:
             sent += share * cost.bytes_sent(cost.messages(method, layout, "dense_exchange"))
         return sent
-
-    @property
-    def warm_up_steps(self) -> int:
-        """Length of the dense warm-up.
-
-        Raises:
-            ValueError: when methods ask for dense warm-ups of different lengths.
-        """
-        steps = [b.method.cadence.warm_up_steps for b in self.buckets]
-        return self._common("DenseWarmUp.steps", steps)
-
-    @property
-    def dense_every(self) -> int:
-        """Every so many steps the exchange is dense; 0 for never.
-
-        Raises:
-            ValueError: when methods ask for different numbers.
-        """
-        return self._common("full_every", [b.method.cadence.dense_every for b in self.buckets])
-
-    def _common(self, name: str, values: Sequence[int]) -> int:
-        different = set(values) - {0}
-        if len(different) > 1:
-            raise ValueError(
-                f"`{name}` must be the same in all methods. Received: {sorted(different)}"
-            )
-        return different.pop() if different else 0

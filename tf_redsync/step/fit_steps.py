@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from tf_redsync.step import state_variables
@@ -70,8 +72,8 @@ class FitSteps:
             for copy in state_variables.copies(self.variable, strategy):
                 copy.assign(self.steps)
 
-    def check_known(self) -> None:
-        """Check that the number is known, before a step.
+    def check_known(self, positions: Sequence[int] = ()) -> None:
+        """Check that the number is known, before a step with gradients of any `positions`.
 
         Raises:
             ValueError: if not.

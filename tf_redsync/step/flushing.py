@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync.step import flush_step
-from tf_redsync.step.sync_schedules import LocalSteps
+from tf_redsync.step.every_step import WAITING
+from tf_redsync.step.local_steps import LocalSteps
 
 
 def deliver(exchange: Any, apply: Callable[[Sequence[int]], None]) -> None:
@@ -32,7 +32,7 @@ def deliver(exchange: Any, apply: Callable[[Sequence[int]], None]) -> None:
             "can deliver as gradients. Received: flush(). Leave it out."
         )
     exchange.to_consensus()
-    waiting = flush_step.waits([s.variables_by_name for s in exchange.states])
+    waiting = waits([s.variables_by_name for s in exchange.states])
     own = [bucket.layout.specs for bucket in exchange.program.buckets]
     served = sorted(s.position for specs, w in zip(own, waiting, strict=True) if w for s in specs)
     if not served:
@@ -51,11 +51,20 @@ def deliver(exchange: Any, apply: Callable[[Sequence[int]], None]) -> None:
             exchange.instead = None
 
 
+def waits(states: Sequence[Mapping[str, Sequence[Any]]]) -> list[bool]:
+    """Return for each bucket whether something may wait in its state."""
+    return [any(state.get(name) for name in WAITING) for state in states]
+
+
 def _totals(
-    exchange: Any, positions: Sequence[int], nothing: Sequence[tf.Tensor]
+    exchange: Any,
+    positions: Sequence[int],
+    checks: Sequence[Any],
+    nothing: Sequence[tf.Tensor],
 ) -> tuple[list[Any], tf.Tensor]:
     """What waits, in place of the sums of gradients."""
-    states = [s.read() for s in exchange.states]
+    with tf.control_dependencies(checks):
+        states = [s.read() for s in exchange.states]
     outcome = exchange.program.flush(states, exchange.network)
-    flags = None if exchange.program.own_steps else exchange.skips.flags(nothing)
+    flags = None if exchange.program.own_steps else exchange.nonfinite.flags(nothing)
     return exchange.stored(outcome, states, positions, flags)

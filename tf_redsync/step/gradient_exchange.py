@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 
 from tf_redsync import explanation
-from tf_redsync.cluster import agreement
+from tf_redsync.cluster import agreement, step_counters
 from tf_redsync.exchange.driver import Outcome
+from tf_redsync.exchange.layout import GRADIENT_DTYPES, TensorSpec
 from tf_redsync.exchange.method import State
 from tf_redsync.network import collectives, groups
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal
-from tf_redsync.ops.words import widened
+from tf_redsync.ops.wire import before_cast, widened
 from tf_redsync.policy import Assignment, Resolved
-from tf_redsync.step import gradients, masks, nonfinite, state_variables, workers
+from tf_redsync.step import masks, state_variables
+from tf_redsync.step.every_step import Inputs
 from tf_redsync.step.fit_steps import FitSteps
+from tf_redsync.step.nonfinite import NonFiniteCounter, not_finite
 from tf_redsync.step.setup import Setup
-from tf_redsync.step.switching import Switch
-from tf_redsync.step.sync_schedules import for_buckets, meter_of
+from tf_redsync.step.sync_schedules import for_buckets
+
+_TRACED_BEFORE_SWITCH = (
+    "this step was traced before compression was switched off or on. Make a new `tf.function` of "
+    "the step after `optimizer.disable()` or `optimizer.enable()`."
+)
+
+
+Gradient = Any  # a `tf.Tensor` or `tf.IndexedSlices`
+Positions = Sequence[int]  # of variables, in `build`'s list
+States = Sequence[State]  # of the buckets
+Totals = tuple[list[tf.Tensor | SparseTotal | EitherTotal], tf.Tensor]  # and whether all is finite
 
 
 class GradientExchange(tf.Module):
@@ -71,14 +84,18 @@ class GradientExchange(tf.Module):
         self._worker, self.network = setup.worker, setup.worker.network
         self.workers = self.network.workers
         self.step = state_variables.counter("exchange_step")
-        names = ("exchange_bytes_sent", "exchange_bytes_in_all")
-        self.bytes_sent, self.bytes_in_all = map(state_variables.float_counter, names)
+        self.bytes_sent = state_variables.float_counter("exchange_bytes_sent")
+        self.bytes_in_all = state_variables.float_counter("exchange_bytes_in_all")
         self.warm_up, self.training = setup.warm_up, setup.training
         for length in self.lengths:
             length.create(self.step)
+        names = [s.name for s in self.specs]
+        self.nonfinite = NonFiniteCounter(names, self.network, setup.max_skipped)
+        self.skipped = self.nonfinite.total
+        self._counts_steps = not collectives.counts_steps(self.strategy)
+        self._clips = self.policy.default.clip_norm is not None
+        self._counts_elements = False
         self.create_state(setup.resolved, setup.assignments)
-        self.skips = nonfinite.of_program(self.program, self.specs, self.network, setup.max_skipped)
-        self.skipped = self.skips.total
         self.consensus: state_variables.Consensus | None = None
         if self.program.own_weights:
             collectives.check_one_replica(self.strategy, self.network)
@@ -87,7 +104,7 @@ class GradientExchange(tf.Module):
         self.weights = lambda: kept  # not a list: these are the model's, which saves them
         self.run = int(state_variables.copies(number, self.strategy)[0].numpy())
         self.own_variables: tuple[tf.Variable, ...] = ()
-        self.switch = Switch(self)
+        self._switched, self._switches = 0, state_variables.counter("exchange_switched")
         self.fresh, self.called, self.told_of_length = True, False, False
         self.instead: Callable[..., Any] | None = None
         self._present: set[int] | None = None
@@ -98,18 +115,33 @@ class GradientExchange(tf.Module):
         self.resolved, self.assignments = resolved, assignments
         buckets, create = self._buckets_of(assignments), self._worker.variable
         trial_steps = resolved.trial_steps if self.network.in_branches else 0
-        lengths = self.warm_up, self.training
-        self.program = for_buckets(buckets, self.workers, trial_steps, create, *lengths)
-        self.program.meter = meter_of(self.program, self.network, create)
-        self.program.clock = self.step
+        self.program = for_buckets(
+            buckets,
+            self.workers,
+            trial_steps,
+            create,
+            self.warm_up,
+            self.training,
+            self.nonfinite,
+            self.step,
+        )
+        self._positions = [[s.position for s in b.layout.specs] for b in buckets]
+        self._names_in_run = [self.program.names_in_run(b) for b in buckets]
+        if self._counts_elements:
+            self.program.count_elements(self.network)
+        self._before_steps: list[Callable[[Sequence[int]], None]] = [
+            length.check_known for length in self.lengths
+        ]
+        if self.program.delay:
+            self._before_steps.append(self._check_present)
+        if any(b.method.cadence.waits_for for b in buckets) and self.workers > 1:
+            self._before_steps.append(lambda _: masks.warn_of_waiting(self))
         self.states = [
             state_variables.StateVariables(*self.program.init(b), b.layout.index, create)
             for b in buckets
         ]
 
-    def __call__(
-        self, grads: Sequence[tf.Tensor | tf.IndexedSlices], positions: Sequence[int]
-    ) -> tuple[list[tf.Tensor | SparseTotal | EitherTotal], tf.Tensor]:
+    def __call__(self, grads: Sequence[Gradient], positions: Positions) -> Totals:
         """Exchange one step's gradients, in a replica context.
 
         The state advances only if the step is finite on all workers.
@@ -128,76 +160,111 @@ class GradientExchange(tf.Module):
             ValueError: under XLA compilation, and while the length of a warm-up is not known.
         """
         if collectives.compiling_with_xla():
-            raise ValueError(
-                "`jit_compile=True` is not supported: XLA has no all-gather for this strategy. "
-                "Received: jit_compile=True. Compile the model with jit_compile=False."
-            )
-        for length in self.lengths:
-            length.check_known()
+            raise _no_xla()
+        for check in self._before_steps:
+            check(positions)
         self.called = True
-        if self.instead is None:
-            self._check_present(set(positions))
-        masks.warn_of_waiting(self)
-        self.skips.note(self.strategy)
-        workers.enter_step(self.strategy, grads)
-        totals, finite = self._worker.run(
-            functools.partial(self.instead or self._exchange, positions),
-            self.switch.checked(gradients.dense(grads, [self.specs[p] for p in positions])),
-        )
-        sparse = (SparseTotal, EitherTotal)
-        return [
-            t if isinstance(t, sparse) else tf.cast(t, self.specs[p].dtype)
-            for p, t in zip(positions, totals, strict=True)
-        ], finite
+        self.nonfinite.watch(self.strategy, self.program.own_steps)
+        step_counters.reach_exchange(grads[:1], self._counts_steps)
+        checks = self._check_current()
+        with tf.control_dependencies(checks):
+            dense = [as_float(g, self.specs[p]) for g, p in zip(grads, positions, strict=True)]
+        exchange = functools.partial(self.instead or self._exchange, positions, checks)
+        meet = self._worker.meet
+        totals, finite = exchange(dense) if meet is None else meet(exchange, dense)
+        for i, total in enumerate(totals):
+            if isinstance(total, tf.Tensor):  # and no coordinates
+                totals[i] = tf.cast(total, self.specs[positions[i]].dtype)
+        return totals, finite
 
-    def _exchange(
-        self, positions: Sequence[int], sums: Sequence[tf.Tensor]
-    ) -> tuple[list[Any], tf.Tensor]:
+    def _exchange(self, positions: Positions, checks: list[Any], sums: list[tf.Tensor]) -> Totals:
         """Exchange this worker's gradients; return the totals in their order."""
-        present = dict(zip(positions, sums, strict=True))
-        dense = {
-            s.position: present[s.position]
-            if s.position in present
-            else tf.zeros(s.shape, tf.float32)
-            for s in self.specs
-        }
-        step = self.step.read_value()
-        flags = None if self.program.own_steps else self.skips.flags(list(dense.values()))
-        buckets = self.program.buckets
-        everything = [dense[s.position] for b in buckets for s in b.layout.specs]
-        scale = self.policy.default.clip_scale(widened(everything), self.workers)
-        states = self.switch.states(self.states)
-        outcome = self.program.run(
-            [[dense[s.position] for s in b.layout.specs] for b in buckets],
-            states,
-            scale,
-            step,
-            self.network,
-        )
-        if not self.program.own_steps:
-            workers.leave_exchange(outcome.finite)
-        self._keep_absent(outcome, states, set(present))
+        whole = list(positions) == list(range(len(self.specs)))
+        grads = sums if whole else self._by_variable(positions, sums)
+        program, step = self.program, self.step.read_value()
+        flags = None if program.own_steps else self.nonfinite.flags(grads)
+        by_bucket = [list(map(grads.__getitem__, own)) for own in self._positions]
+        with tf.control_dependencies(checks):  # with a delay, collectives wait for no gradient
+            states = [s.read(n) for s, n in zip(self.states, self._names_in_run, strict=True)]
+        scale = self._clip_scale(by_bucket) if self._clips else None
+        outcome = program.run(Inputs(by_bucket, states, scale, step, self.network, program.meter))
+        if not program.own_steps:
+            step_counters.note_meeting(outcome.finite)
+        if not whole:
+            self._keep_absent(outcome, states, set(positions))
         return self.stored(outcome, states, positions, flags)
 
-    def stored(
-        self,
-        outcome: Outcome,
-        states: Sequence[State],
-        positions: Sequence[int],
-        flags: tf.Tensor | None,
-    ) -> tuple[list[Any], tf.Tensor]:
-        """Store a step's new state; return the totals in the order of `positions`."""
-        self._commit(outcome, states, flags)
+    def stored(self, outcome: Outcome, states: States, positions: Positions, flags: Any) -> Totals:
+        """Store a step's new state; return the totals in the order of `positions`.
+
+        Args:
+            outcome: Of the exchange.
+            states: What the step started from.
+            positions: As in `__call__`.
+            flags: Which gradients are not finite, or `None` where workers count by themselves.
+        """
+
+        def advance() -> None:
+            for variables, (_, new), old in zip(self.states, outcome.results, states, strict=True):
+                variables.assign(new, old)
+            if flags is not None:
+                self.nonfinite.advance()
+
+        def skip() -> None:
+            if self.program.always_stored:
+                for variables, (_, new) in zip(self.states, outcome.results, strict=True):
+                    variables.assign({n: new[n] for n in self.program.always_stored if n in new})
+            if flags is not None:
+                self.nonfinite.skip(flags)
+
+        tf.cond(outcome.finite, advance, skip)
+        self.step.assign_add(1, read_value=False)
+        sent = tf.cast(outcome.bytes_sent, tf.float64)
+        self.bytes_sent.assign(sent, read_value=False)
+        self.bytes_in_all.assign_add(sent, read_value=False)
         if self.consensus is not None:
             self.program.before_update(self.consensus)
-        totals = {
-            spec.position: total
-            for bucket, (bucket_totals, _) in zip(
-                self.program.buckets, outcome.results, strict=True
-            )
-            for spec, total in zip(bucket.layout.specs, bucket_totals, strict=True)
-        }
-        return [totals[p] for p in positions], outcome.finite
+        totals: dict[int, Any] = {}
+        for own, (of_bucket, _) in zip(self._positions, outcome.results, strict=True):
+            totals.update(zip(own, of_bucket, strict=True))
+        return list(map(totals.__getitem__, positions)), outcome.finite
+
+    def _by_variable(self, positions: Sequence[int], grads: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Return a gradient for every variable, in their order; zeros where there is none."""
+        found: list[Any] = [None] * len(self.specs)
+        for position, grad in zip(positions, grads, strict=True):
+            found[position] = grad
+        return [tf.zeros(self.specs[i].shape) if g is None else g for i, g in enumerate(found)]
+
+    def _clip_scale(self, by_bucket: Sequence[Sequence[tf.Tensor]]) -> tf.Tensor | None:
+        everything = [grad for bucket in by_bucket for grad in bucket]
+        return self.policy.default.clip_scale(widened(everything), self.workers)
+
+    def _check_current(self) -> list[tf.Operation]:
+        """Check that the step that runs was traced after the last `switch`.
+
+        All else waits for it: a collective that has begun when a step fails never ends, and the
+        next step receives what is left of it.
+        """
+        switches, traced_at = self._switches.read_value(), tf.constant(self._switched, tf.int64)
+        check = tf.debugging.assert_equal(switches, traced_at, _TRACED_BEFORE_SWITCH)
+        return [] if check is None else [check]  # `None` in eager steps
+
+    def switch(self, off: bool) -> None:
+        """Switch compression off, or on again, between two steps; all workers must call it.
+
+        While it is off a step is one of a dense warm-up. Steps that were traced before must be
+        traced again: Keras's are, by `keras/fit_hook.py`; another one notices that it is stale.
+        """
+        if self.program.off == off:
+            return
+        what = "disable" if off else "enable"
+        self.to_consensus()
+        with self.agreed(f"{what} compression (`{what}()`)"):
+            self.program.off = off
+            self._switched += 1
+            for copy in state_variables.copies(self._switches, self.strategy):
+                copy.assign(self._switched)
 
     def agree_on_finite(self, finite: tf.Tensor, grads: Sequence[Any]) -> tf.Tensor:
         """Return whether gradients are finite on all workers, in a replica context.
@@ -218,18 +285,18 @@ class GradientExchange(tf.Module):
 
         def flags() -> tf.Tensor:
             tensors = [tf.zeros([]) if g is None else tf.convert_to_tensor(g) for g in grads]
-            return nonfinite.not_finite(tensors)
+            return not_finite(tensors)
 
         here = tf.cond(finite, lambda: tf.zeros([len(grads)]), flags)
-        self.skips.note(tf.distribute.get_strategy())
-        return self._worker.run(count, [1.0 - tf.cast(finite, tf.float32), here])
+        self.nonfinite.watch(tf.distribute.get_strategy(), self.program.own_steps)
+        return self.in_worker(count, [1.0 - tf.cast(finite, tf.float32), here])
 
     def _skip(self, flags: tf.Tensor) -> None:
         """Count a step that leaves the exchange out."""
         self.program.interrupt()
         if self.consensus is not None:
             self.program.before_update(self.consensus)
-        self.skips.skip(flags)
+        self.nonfinite.skip(flags)
 
     @property
     def lengths(self) -> tuple[FitSteps, ...]:
@@ -246,19 +313,59 @@ class GradientExchange(tf.Module):
         return agreement.agreed(self.strategy, f"{what} at step {int(self.step.numpy())}")
 
     def in_worker(self, function: Callable[[list[tf.Tensor]], Any], tensors: Sequence[tf.Tensor]):
-        """Call `function` once for this worker, in a replica context; see `workers.Replica.run`."""
-        return self._worker.run(function, tensors)
+        """Call `function` once for this worker, in a replica context.
 
-    def _check_present(self, present: set[int]) -> None:
+        Args:
+            function: Gets the sums of `tensors` over the replicas of this worker.
+            tensors: This replica's.
+
+        Returns:
+            What `function` returns.
+        """
+        meet = self._worker.meet
+        return function(list(tensors)) if meet is None else meet(function, tensors)
+
+    def count_elements(self) -> bool:
+        """Count the elements that are sent of each variable, from the next trace on; see `Meter`.
+
+        Nothing is asked of other workers.
+
+        Returns:
+            Whether a step was traced before, which must be traced again.
+        """
+        begins, self._counts_elements = not self._counts_elements, True
+        if begins:
+            self.program.count_elements(self.network)
+        return begins and self.called
+
+    def attach_optimizer(
+        self,
+        variables: Sequence[tf.Variable],
+        momenta: Mapping[int, tf.Variable],
+        iterations: tf.Variable | None,
+    ) -> None:
+        """With local steps: take part in the optimizer's state, of which each worker has its own.
+
+        Args:
+            variables: All of the optimizer's variables.
+            momenta: Those of its momentum, by position.
+            iterations: Its number of updates, which is made equal at the end of a round; or `None`.
+        """
+        self.own_variables = tuple(variables)
+        self.program.attach_optimizer(momenta, iterations)
+
+    def _check_present(self, positions: Sequence[int]) -> None:
         """With a delay, the totals of a step are those of the variables of the step before."""
-        if self.program.delay and self._present not in (None, present):
-            names = [self.specs[p].name for p in sorted(present ^ self._present)]
+        present = set(positions)
+        if self.instead is None and self._present not in (None, present):
+            names = [self.specs[p].name for p in sorted(present ^ (self._present or set()))]
             raise ValueError(
                 "with a delay of one step, all steps must have gradients of the same variables: "
                 "what is sent of one that is left out now could not be applied. Received: "
                 f"{', '.join(names)} in some steps only. Use a method without a delay."
             )
-        self._present = present
+        if self.instead is None:
+            self._present = present
 
     def _keep_absent(self, outcome, old_states, present: set[int]) -> None:
         """Keep the state of variables without a gradient: their totals go nowhere in this step."""
@@ -268,7 +375,7 @@ class GradientExchange(tf.Module):
             if new is old:
                 continue
             kept = [s.position not in present for s in bucket.layout.specs]
-            for name in set(old) - set(self.program.always_stored(old)):
+            for name in set(old) - set(self.program.always_stored):
                 values = old[name]
                 if len(values) == len(kept):  # one for each variable
                     new[name] = [
@@ -329,24 +436,6 @@ class GradientExchange(tf.Module):
             self._gather()
             collectives.average_statistics(self.strategy)
 
-    def _commit(self, outcome, old_states, flags) -> None:
-        new_states = [new for _, new in outcome.results]
-
-        def advance():
-            for variables, new, old in zip(self.states, new_states, old_states, strict=True):
-                variables.assign(new, old)
-
-        def skip():
-            for variables, new in zip(self.states, new_states, strict=True):
-                variables.assign(self.program.always_stored(new))
-
-        tf.cond(outcome.finite, advance, skip)
-        if flags is not None:
-            self.skips.count(outcome.finite, flags)
-        self.step.assign_add(1, read_value=False)
-        self.bytes_sent.assign(sent := tf.cast(outcome.bytes_sent, tf.float64), read_value=False)
-        self.bytes_in_all.assign_add(sent, read_value=False)
-
     def explain(self) -> explanation.Explanation:
         """Return a table of what happens to every variable."""
         begins = self.warm_up.describe() if self.warm_up else ""
@@ -365,3 +454,39 @@ class GradientExchange(tf.Module):
     def bytes_per_step(self) -> float:
         """Return the bytes that this worker sends in a step after warm-up, in ring collectives."""
         return self.program.bytes_per_step(self.workers)
+
+
+def as_float(grad: tf.Tensor | tf.IndexedSlices, spec: TensorSpec) -> tf.Tensor:
+    """Return a gradient as a dense tensor: float32, or bfloat16 where it was computed in it.
+
+    Args:
+        grad: The gradient.
+        spec: Its variable.
+
+    Raises:
+        TypeError: for a gradient that is not float32, bfloat16 or float16.
+    """
+    if grad.dtype not in GRADIENT_DTYPES:
+        raise _bad_dtype(grad, spec)
+    if isinstance(grad, tf.IndexedSlices):
+        # An embedding's. The residual is dense, so duplicates are summed here, in float32.
+        rows = tf.cast(grad.values, tf.float32)
+        grad = tf.IndexedSlices(rows, grad.indices, grad.dense_shape)
+    tensor = before_cast(tf.convert_to_tensor(grad))
+    if tensor.dtype != tf.bfloat16:
+        tensor = tf.cast(tensor, tf.float32)
+    return tf.ensure_shape(tensor, spec.shape)
+
+
+def _bad_dtype(grad: Any, spec: TensorSpec) -> TypeError:
+    return TypeError(
+        f"the gradient of {spec.name!r} must be float32, bfloat16 or float16. "
+        f"Received: dtype={grad.dtype.name}. Build the model in one of these dtypes."
+    )
+
+
+def _no_xla() -> ValueError:
+    return ValueError(
+        "`jit_compile=True` is not supported: XLA has no all-gather for this strategy. "
+        "Received: jit_compile=True. Compile the model with jit_compile=False."
+    )

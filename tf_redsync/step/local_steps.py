@@ -19,7 +19,7 @@ that the workers take the same steps, with equal optimizers, and rounds begin af
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -28,24 +28,25 @@ from typing_extensions import override
 from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.method import State
-from tf_redsync.ops.words import widened
+from tf_redsync.ops.wire import widened
 from tf_redsync.step.branches import choose
+from tf_redsync.step.changing_steps import ChangingSteps
 from tf_redsync.step.dense_warm_up import WarmUp
-from tf_redsync.step.every_step import EveryStep
-from tf_redsync.step.nonfinite import not_finite
-from tf_redsync.step.plan import Inputs
+from tf_redsync.step.every_step import Inputs
+from tf_redsync.step.nonfinite import NonFiniteCounter, not_finite
 from tf_redsync.step.state_variables import Consensus, StateVariables
 
 _OUTER = "outer_"  # what its names in a bucket's state begin with
 
 
-class LocalSteps(EveryStep):
+class LocalSteps(ChangingSteps):
     """An exchange of the weights' changes every so many steps.
 
     Args:
         buckets: The buckets, in the order in which they are exchanged.
         steps: Number of steps between two exchanges, k.
         warm_up: A dense warm-up, if there is one.
+        nonfinite: Counts skipped steps.
 
     Attributes:
         most_steps: Most steps since the weights were the consensus that a worker can have between
@@ -56,12 +57,22 @@ class LocalSteps(EveryStep):
     own_steps = True
     averages_statistics = True
 
-    def __init__(self, buckets: Sequence[Bucket], steps: int, warm_up: WarmUp | None = None):
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        steps: int,
+        warm_up: WarmUp | None = None,
+        nonfinite: NonFiniteCounter | None = None,
+    ):
         super().__init__(buckets, warm_up)
-        self.steps = steps
+        self.steps, self.nonfinite = steps, nonfinite
         self.most_steps: int | None = steps - 1
-        self.momenta: dict[int, list[tf.Variable]] = {}  # the optimizer's, by position
-        self.iterations: tf.Variable | None = None  # the optimizer's
+        self._momenta: Mapping[int, tf.Variable] = {}  # the optimizer's, by position
+        self._iterations: tf.Variable | None = None  # the optimizer's
+
+    @override
+    def attach_optimizer(self, momenta, iterations) -> None:
+        self._momenta, self._iterations = momenta, iterations
 
     @override
     def init(self, bucket: Bucket):
@@ -80,19 +91,19 @@ class LocalSteps(EveryStep):
         return bucket.method.state_kinds.keys()
 
     @override
-    def run(self, grads, states, scale, step, network) -> Outcome:
+    def run(self, inputs: Inputs) -> Outcome:
         """Return this worker's own gradients, times the workers: Keras has divided the loss."""
-        warming, _ = self.begun(step)
-        by_position = self._by_position(grads)
+        warming, _ = self.begun(inputs.step)
+        by_position = self._by_position(inputs.grads)
         if warming is None:
-            outcome = self._alone(grads, states, network)
+            outcome = self._alone(inputs)
             self._count(outcome, by_position)
             return outcome
         outcome = choose(
             warming,
-            lambda: self.alone.run(Inputs(grads, states, scale, step, network, self.meter)),
-            lambda: self._alone(grads, states, network),
-            network,
+            lambda: self.alone.run(inputs),
+            lambda: self._alone(inputs),
+            inputs.network,
         )
         tf.cond(
             warming,
@@ -101,23 +112,24 @@ class LocalSteps(EveryStep):
         )
         return outcome
 
-    def _alone(self, grads, states, network: Network) -> Outcome:
+    def _alone(self, inputs: Inputs) -> Outcome:
         """A step that this worker takes by itself."""
-        totals = [[network.workers * g for g in widened(bucket)] for bucket in grads]
+        workers = inputs.network.workers
+        totals = [[workers * g for g in widened(bucket)] for bucket in inputs.grads]
         finite = [tf.reduce_all(tf.math.is_finite(t)) for bucket in totals for t in bucket]
         results = [
             b.method.alone(own, state)
-            for b, own, state in zip(self.buckets, totals, states, strict=True)
+            for b, own, state in zip(self.buckets, totals, inputs.states, strict=True)
         ]
         return Outcome(results, tf.reduce_all(finite), 0.0)
 
     def _count(self, outcome: Outcome, grads: Sequence[tf.Tensor]) -> None:
-        if self.skips is not None:
-            self.skips.count_here(outcome.finite, lambda: not_finite(grads))
+        if self.nonfinite is not None:
+            self.nonfinite.count_here(outcome.finite, lambda: not_finite(grads))
 
     def _count_together(self, outcome: Outcome, grads: Sequence[tf.Tensor]) -> None:
-        if self.skips is not None:
-            self.skips.count_together(outcome.finite, self.skips.flags(grads))
+        if self.nonfinite is not None:
+            self.nonfinite.count_together(outcome.finite, self.nonfinite.flags(grads))
 
     def _by_position(self, by_bucket: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
         """What there is for each variable, in the order of the variables."""
@@ -190,8 +202,8 @@ class LocalSteps(EveryStep):
                     self._mask(bucket, change, before, new)
 
         tf.cond(outcome.finite, advance, consensus.restore)
-        if self.skips is not None:
-            self.skips.count_round(outcome.finite, self._by_position(changes), self.iterations)
+        if self.nonfinite is not None:
+            self.nonfinite.count_round(outcome.finite, self._by_position(changes), self._iterations)
         consensus.steps.assign(0)
         consensus.rounds.assign_add(1)
         return tf.cast(outcome.bytes_sent, tf.float64), outcome.finite
@@ -224,7 +236,8 @@ class LocalSteps(EveryStep):
             for change, old, new in zip(changes, before["residual"], after["residual"], strict=True)
         ]
         for spec, keep in zip(bucket.layout.specs, kept, strict=True):
-            for momentum in self.momenta.get(spec.position, ()):
+            momentum = self._momenta.get(spec.position)
+            if momentum is not None:
                 value = momentum.read_value()
                 momentum.assign(tf.where(keep, value, tf.zeros_like(value)))
 

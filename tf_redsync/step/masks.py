@@ -53,7 +53,7 @@ def write(exchange: Any, masks: Mapping[int, np.ndarray]) -> None:
 def warn_of_waiting(exchange: Any) -> None:
     """Warn, once, of methods that wait for masks where no pruning callback is registered."""
     methods = {b.method for b in exchange.program.buckets if b.method.cadence.waits_for}
-    if not methods or exchange.awaited or exchange.workers == 1:
+    if not methods or exchange.awaited:
         return
     exchange.awaited = True
     for method in methods:

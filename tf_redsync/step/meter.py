@@ -1,4 +1,4 @@
-"""How many elements of each variable a worker sends in a step, for who watches a training.
+"""How many elements of each variable a worker sends in a step: for metrics.
 
 Methods that select elements say in their messages how many there are; a step notes these numbers of
 its own message in a variable for each bucket. Nothing is asked of other workers. What methods send
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_redsync.exchange.layout import Bucket
-from tf_redsync.step.state_variables import Create
+from tf_redsync.step.state_variables import process_variable
 
 
 class Meter:
@@ -20,17 +20,15 @@ class Meter:
 
     Args:
         buckets: The program's.
-        create: Makes a variable of which each worker has its own; see `step/state_variables.py`.
 
     Attributes:
-        elements: By a bucket's index, a float32 variable `[tensors]`; -1 where that is not known.
+        elements: By a bucket's index, a float32 variable `[tensors]` of this process; -1 for
+            unknown.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], create: Create):
+    def __init__(self, buckets: Sequence[Bucket]):
         self.elements = {
-            b.layout.index: create(
-                tf.fill([len(b.layout.specs)], -1.0), "mean", f"elements_{b.layout.index}"
-            )
+            b.layout.index: process_variable(tf.fill([len(b.layout.specs)], -1.0))
             for b in buckets
             if type(b.method).exchange is not type(b.method).dense_exchange
         }

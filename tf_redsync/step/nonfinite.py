@@ -9,6 +9,7 @@ exchange: the residual could not reuse the memory of a gradient that is read aft
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,9 +18,8 @@ import tensorflow as tf
 
 from tf_redsync.errors import DistributedError
 from tf_redsync.exchange.driver import Network, gather
-from tf_redsync.exchange.layout import TensorSpec
-from tf_redsync.ops.words import widened
-from tf_redsync.step import state_variables, strategy_hooks
+from tf_redsync.ops.wire import widened
+from tf_redsync.step import state_variables
 
 WARN_AFTER = 10  # in a row
 DEFAULT_LIMIT = 100
@@ -38,7 +38,6 @@ class NonFiniteCounter:
         names: Of the variables, by position.
         network: What carries requests.
         limit: So many skipped steps in a row are an error; 0 for never.
-        own_steps: Whether each worker skips steps by itself.
 
     Attributes:
         total: int64 variable, skipped steps so far, the same on all workers. With local steps: of
@@ -47,9 +46,8 @@ class NonFiniteCounter:
         here: int64 variable, with local steps: this worker's, in a row.
     """
 
-    def __init__(self, names: Sequence[str], network: Network, limit: int, own_steps: bool):
+    def __init__(self, names: Sequence[str], network: Network, limit: int):
         self._names, self._network, self._limit = tuple(names), network, limit
-        self._own_steps = own_steps
         self.total = state_variables.counter("exchange_skipped")
         self.in_a_row = state_variables.counter("exchange_skipped_in_a_row")
         self.here = state_variables.counter("exchange_skipped_here")
@@ -65,10 +63,18 @@ class NonFiniteCounter:
             "here_first": self._here_first,
         }
 
-    def note(self, strategy: tf.distribute.Strategy) -> None:
-        """Let our strategy ask, after the step that is traced, whether it was skipped."""
-        streak = self.here if self._own_steps else self.in_a_row
-        strategy_hooks.note_skips(strategy, lambda: streak.read_value() > 0, not self._own_steps)
+    def watch(self, strategy: Any, own_steps: bool) -> None:
+        """Let our strategy ask, after the step that is traced, whether it was skipped.
+
+        It then puts BatchNormalization's statistics back.
+
+        Args:
+            strategy: The strategy; others than ours do not ask.
+            own_steps: Whether each worker skips steps by itself.
+        """
+        streak = self.here if own_steps else self.in_a_row
+        if hasattr(strategy, "skips"):
+            strategy.skips.append((lambda: streak.read_value() > 0, not own_steps))
 
     def flags(self, grads: Sequence[tf.Tensor]) -> tf.Tensor:
         """Return which of this worker's gradients are not finite, by position: float32 0 or 1.
@@ -77,8 +83,8 @@ class NonFiniteCounter:
         """
         return tf.cond(
             self._telling(self.in_a_row.read_value() + 1),
-            lambda: not_finite(grads),
-            lambda: tf.zeros([len(grads)]),
+            functools.partial(not_finite, grads),
+            functools.partial(tf.zeros, [len(grads)]),
         )
 
     def count(self, finite: tf.Tensor, flags: tf.Tensor) -> None:
@@ -88,18 +94,18 @@ class NonFiniteCounter:
             finite: Bool scalar, the same on all workers.
             flags: See `flags`.
         """
+        tf.cond(finite, self.advance, lambda: self.skip(flags))
 
-        def advance() -> None:
-            self.in_a_row.assign(0, read_value=False)
-
-        tf.cond(finite, advance, lambda: self.skip(flags))
+    def advance(self) -> None:
+        """Count a step that is not skipped."""
+        self.in_a_row.assign(0, read_value=False)
 
     def skip(self, flags: tf.Tensor) -> None:
         """Count a skipped step, in a branch that all workers take; see `count`."""
         streak = self.in_a_row.read_value() + 1
         self.in_a_row.assign_add(1, read_value=False)
         self.total.assign_add(1, read_value=False)
-        self._tell_when(self._telling(streak), streak, lambda: first(flags))
+        self._tell_when(self._telling(streak), streak, functools.partial(first, flags))
 
     def count_here(self, finite: tf.Tensor, flags: Callable[[], tf.Tensor]) -> None:
         """Count a local step that this worker may have skipped alone."""
@@ -165,8 +171,7 @@ class NonFiniteCounter:
 
     def _telling(self, streak: tf.Tensor) -> tf.Tensor:
         """Whether a streak of this length is told of."""
-        lengths = {WARN_AFTER, self._limit} - {0}
-        return tf.reduce_any([tf.equal(streak, length) for length in sorted(lengths)])
+        return tf.equal(streak, WARN_AFTER) | tf.equal(streak, self._limit)
 
     def _tell_when(
         self, due: tf.Tensor, streak: tf.Tensor, suspect: Callable[[], tf.Tensor]
@@ -205,14 +210,6 @@ class NonFiniteCounter:
         if not found:
             return "Each worker's own gradients are finite: they overflow when they are added up."
         return f"First seen {', '.join(found)}."
-
-
-def of_program(
-    program: Any, specs: Sequence[TensorSpec], network: Network, limit: int
-) -> NonFiniteCounter:
-    """Return what counts the steps of a program, which gets it too."""
-    program.skips = NonFiniteCounter([s.name for s in specs], network, limit, program.own_steps)
-    return program.skips
 
 
 def not_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -21,15 +21,15 @@ from typing_extensions import override
 
 from tf_redsync.exchange.driver import Outcome
 from tf_redsync.exchange.layout import Bucket
-from tf_redsync.ops.words import widened
+from tf_redsync.ops.wire import widened
 from tf_redsync.step.branches import choose
+from tf_redsync.step.changing_steps import ChangingSteps
 from tf_redsync.step.dense_warm_up import WarmUp
-from tf_redsync.step.every_step import EveryStep
-from tf_redsync.step.plan import Inputs
+from tf_redsync.step.every_step import Inputs
 from tf_redsync.step.state_variables import Consensus
 
 
-class PerturbedPoint(EveryStep):
+class PerturbedPoint(ChangingSteps):
     """An exchange of gradients in every step, perhaps one step late.
 
     Args:
@@ -39,6 +39,7 @@ class PerturbedPoint(EveryStep):
     """
 
     own_weights = True
+    always_stored = ("pending",)
 
     def __init__(self, buckets: Sequence[Bucket], delay: int, warm_up: WarmUp | None = None):
         super().__init__(buckets, warm_up)
@@ -56,19 +57,20 @@ class PerturbedPoint(EveryStep):
         return {**values, "pending": pending}, {**kinds, "pending": "sum"}
 
     @override
-    def run(self, grads, states, scale, step, network) -> Outcome:
+    def run(self, inputs: Inputs) -> Outcome:
         """In a warm-up there is no delay, and all work at the consensus."""
-        grads = self._grads = [widened(bucket) for bucket in grads]
-        warming, begun = self.begun(step)
+        grads = self._grads = [widened(bucket) for bucket in inputs.grads]
+        states, network = inputs.states, inputs.network
+        warming, begun = self.begun(inputs.step)
         own = begun < self.warm_up_steps if self.warm_up_steps else None  # the methods'
         found = [flag for flag in (warming, own) if flag is not None]
         self._warming = tf.reduce_any(found) if found else None
         if not self.delay:
-            return super().run(grads, states, scale, step, network)
+            return super().run(dataclasses.replace(inputs, grads=grads))
         step = begun
         pending = [state["pending"] for state in states]
         inner = [{n: v for n, v in state.items() if n != "pending"} for state in states]
-        now = Inputs(grads, inner, scale, step, network, self.meter)
+        now = dataclasses.replace(inputs, grads=grads, states=inner, step=step)
         late = dataclasses.replace(now, grads=pending)
         full = tf.equal(step % self.dense_every, 0) if self.dense_every else None
         if self._warming is None:
@@ -95,11 +97,6 @@ class PerturbedPoint(EveryStep):
         self._grads = [[tf.zeros(s.shape) for s in b.layout.specs] for b in self.buckets]
         self._warming = None
         return super().flush(states, network)
-
-    @override
-    def always_stored(self, state) -> dict[str, list[tf.Tensor]]:
-        """What of a new state is stored even if the step is not finite."""
-        return {n: v for n, v in state.items() if n == "pending"}
 
     @override
     def before_update(self, consensus: Consensus) -> None:

@@ -62,12 +62,11 @@ class StateVariables(tf.Module):
 
     def read(self, names: Collection[str] | None = None) -> dict[str, list[tf.Tensor]]:
         """Return this worker's state as tensors: all of it, or what has one of some names."""
-        wanted = self.variables_by_name.keys() if names is None else names
-        return {
-            n: [v.read_value() for v in vs]
-            for n, vs in self.variables_by_name.items()
-            if n in wanted
-        }
+        found = {}
+        for name, variables in self.variables_by_name.items():
+            if names is None or name in names:
+                found[name] = [v.read_value() for v in variables]
+        return found
 
     def assign(self, state: dict[str, Any], old: dict[str, Any] | None = None) -> None:
         """Store what is in `state`, of the structure of `read`'s result, for this worker.
@@ -227,6 +226,12 @@ def drawn(name: str) -> tf.Variable:
 def float_counter(name: str) -> tf.Variable:
     """A float64 variable that is equal on all replicas and starts at 0."""
     return tf.Variable(tf.zeros([], tf.float64), trainable=False, name=name)
+
+
+def process_variable(value: tf.Tensor) -> Any:
+    """Create a variable of this process alone, outside of graphs; other workers need none."""
+    with tf.init_scope():
+        return collectives.OneDeviceVariable(value, trainable=False)
 
 
 def replica_variable(value: tf.Tensor, kind: str, name: str) -> tf.Variable:

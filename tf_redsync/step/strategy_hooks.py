@@ -5,7 +5,6 @@ See `strategy.MultiWorkerMirroredStrategy.run`. Everything is said while a step 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -14,34 +13,6 @@ import tensorflow as tf
 def is_ours(strategy: Any) -> bool:
     """Whether this is a `tf_redsync.MultiWorkerMirroredStrategy`, which stands further up."""
     return hasattr(strategy, "skips")
-
-
-def note_skips(
-    strategy: tf.distribute.Strategy, skipped: Callable[[], tf.Tensor], agreed: bool
-) -> None:
-    """Let our strategy put BatchNormalization's statistics back after a step that was skipped.
-
-    Args:
-        strategy: The strategy.
-        skipped: Whether this step was, to be asked after it.
-        agreed: Whether all workers skip the same steps.
-    """
-    if is_ours(strategy):
-        strategy.skips.append((skipped, agreed))
-
-
-def after_step(strategy: tf.distribute.Strategy, key: Any, check: Callable[[], None]) -> None:
-    """Call `check` after the step that is traced, in our strategy once its statistics are equal.
-
-    Args:
-        strategy: The strategy.
-        key: The same one for all replicas of a process.
-        check: To be called in a replica context.
-    """
-    if hasattr(strategy, "checks"):
-        strategy.checks[key] = check
-    else:
-        check()
 
 
 def shared_statistics(strategy: tf.distribute.Strategy) -> list[Any]:

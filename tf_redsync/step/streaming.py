@@ -28,9 +28,11 @@ from typing_extensions import override
 from tf_redsync.exchange.driver import Network
 from tf_redsync.exchange.layout import Bucket, TensorSpec
 from tf_redsync.exchange.method import State
+from tf_redsync.step.changing_steps import whole
 from tf_redsync.step.dense_warm_up import WarmUp
+from tf_redsync.step.every_step import Inputs
 from tf_redsync.step.local_steps import LocalSteps, nothing_sent, outer_step
-from tf_redsync.step.plan import Inputs, whole
+from tf_redsync.step.nonfinite import NonFiniteCounter
 from tf_redsync.step.state_variables import Consensus, StateVariables
 
 _MOVING = "moving"  # its name in a bucket's state, float32 [delay, elements]
@@ -90,10 +92,17 @@ class Streaming(LocalSteps):
         buckets: The fragments, in any order.
         steps: Number of steps between two exchanges of a fragment, H.
         warm_up: A dense warm-up, if there is one.
+        nonfinite: Counts skipped steps.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], steps: int, warm_up: WarmUp | None = None):
-        super().__init__(buckets, steps, warm_up)
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        steps: int,
+        warm_up: WarmUp | None = None,
+        nonfinite: NonFiniteCounter | None = None,
+    ):
+        super().__init__(buckets, steps, warm_up, nonfinite)
         self.most_steps = None
         self.fragments = [Fragment(b) for b in self.buckets]
 
@@ -222,9 +231,9 @@ class Streaming(LocalSteps):
                 own.assign(agreed.read_value(), read_value=False)
 
         tf.cond(finite, advance, go_back)
-        if self.skips is not None:
+        if self.nonfinite is not None:
             everything = [changes.get(i, tf.zeros([])) for i in range(len(consensus.own))]
-            self.skips.count_round(finite, everything, self.iterations)
+            self.nonfinite.count_round(finite, everything, self._iterations)
         consensus.rounds.assign_add(1)
 
     @override

@@ -19,7 +19,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 from typing_extensions import override
@@ -31,15 +30,13 @@ from tf_redsync.exchange.method import Exchange, Method, State
 from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.explanation import dense_bytes
 from tf_redsync.step.branches import choose
+from tf_redsync.step.changing_steps import ChangingSteps, joined, split
 from tf_redsync.step.dense_warm_up import WarmUp
-from tf_redsync.step.every_step import EveryStep
-from tf_redsync.step.plan import (
+from tf_redsync.step.every_step import (
     Grads,
     Inputs,
     Plan,
     dense_plan,
-    joined,
-    split,
 )
 from tf_redsync.step.state_variables import Create, StepTimes
 
@@ -47,7 +44,7 @@ START_UP_STEPS = 3  # the first ones trace, allocate, and find their thresholds
 COMPRESSED, DENSE = 1, 2  # verdicts; 0 before there is one
 
 
-class Trial(EveryStep):
+class Trial(ChangingSteps):
     """Compressed and dense exchanges in turn at first, then whichever made the steps shorter.
 
     Args:
@@ -73,15 +70,9 @@ class Trial(EveryStep):
         self.times = StepTimes(self.measured, create)
 
     @override
-    def run(
-        self,
-        grads: Sequence[list[tf.Tensor]],
-        states: Sequence[dict[str, Any]],
-        scale: tf.Tensor | None,
-        step: tf.Tensor,
-        network: Network,
-    ) -> Outcome:
-        warming, step = self.begun(step)
+    def run(self, inputs: Inputs) -> Outcome:
+        grads, states, network = inputs.grads, inputs.states, inputs.network
+        warming, step = self.begun(inputs.step)
         count, verdict = self._judged(grads, network, warming)
         measured = (count >= START_UP_STEPS) & (count < self.end)
         turn = (count - START_UP_STEPS) // self.period
@@ -90,7 +81,7 @@ class Trial(EveryStep):
         delivered = self.times.delivered.read_value()
 
         is_dense = self._dense_at(step, states)
-        inputs = Inputs(grads, states, scale, step, network, self.meter)
+        inputs = dataclasses.replace(inputs, step=step)
         outcomes = []
         for part in self.parts:
             own = inputs.of(part.positions)

@@ -16,10 +16,9 @@ from typing import Any
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync.cluster import step_counters
 from tf_redsync.exchange.driver import Network
 from tf_redsync.network import collectives, groups
-from tf_redsync.ops.words import widened
+from tf_redsync.ops.wire import widened
 from tf_redsync.step import state_variables
 
 
@@ -32,24 +31,14 @@ class Replica:
     Attributes:
         network: The same.
         replicas: Number of replicas that are this worker together: 1.
+        meet: Brings those replicas together; `None` where there is one. See `Host.meet_replicas`.
     """
 
     replicas = 1
+    meet: Callable[[Callable[..., Any], Sequence[tf.Tensor]], Any] | None = None
 
     def __init__(self, network: Network):
         self.network = network
-
-    def run(self, function: Callable[[list[tf.Tensor]], Any], tensors: Sequence[tf.Tensor]) -> Any:
-        """Call `function` once for this worker, in a replica context.
-
-        Args:
-            function: Gets the sums of `tensors` over the replicas of this worker.
-            tensors: This replica's.
-
-        Returns:
-            What `function` returns.
-        """
-        return function(list(tensors))
 
     def variable(self, value: tf.Tensor, kind: str, name: str) -> Any:
         """Create a variable of which each worker has its own; see `step/state_variables.py`."""
@@ -71,12 +60,20 @@ class Host(Replica):
         self.replicas = collectives.local_replicas(strategy)
         self._strategy = strategy
         self._device = strategy.extended.worker_devices[0]
+        self.meet = self.meet_replicas
 
-    @override
-    def run(self, function, tensors):
-        """The replicas meet here, so they must not be in a branch of their own.
+    def meet_replicas(
+        self, function: Callable[[list[tf.Tensor]], Any], tensors: Sequence[tf.Tensor]
+    ) -> Any:
+        """Call `function` once for all replicas, which must not be in a branch of their own.
 
-        `function` runs on the host's first device and in no replica context.
+        Args:
+            function: Gets the sums of `tensors` over the replicas of this worker. It runs on the
+                host's first device and in no replica context.
+            tensors: This replica's.
+
+        Returns:
+            What `function` returns.
         """
 
         @tf.autograph.experimental.do_not_convert
@@ -116,24 +113,6 @@ def this_worker(strategy: tf.distribute.Strategy, two_levels: bool | None, direc
             "direct_collectives=False. Use direct_collectives=True."
         )
     return Host(strategy)
-
-
-def enter_step(strategy: tf.distribute.Strategy, gradients: Sequence[Any]) -> None:
-    """Count a step for the watchdog, once its first gradient is there.
-
-    The first variable's gradient comes last in most models. One that is always there, because an
-    edge from every gradient would cost a message each on a GPU. Our strategy has counted the step
-    itself before.
-    """
-    first = gradients[:1]
-    if not collectives.counts_steps(strategy):
-        step_counters.enter_step(first)
-    step_counters.reach_exchange(first)
-
-
-def leave_exchange(received: tf.Tensor) -> None:
-    """Note for the watchdog, once `received` is there, that all workers are in this step."""
-    step_counters.note_meeting(received)
 
 
 def check_together(strategy: tf.distribute.Strategy) -> None:

@@ -13,18 +13,22 @@ momentum begins anew, for that which led there is no worker's any more.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 from typing_extensions import override
 
+from tf_redsync.exchange.driver import Outcome
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.sync_schedule import Intervals
 from tf_redsync.step.branches import choose
 from tf_redsync.step.dense_warm_up import WarmUp
+from tf_redsync.step.every_step import Inputs, Plan
 from tf_redsync.step.fit_steps import TrainingLength
 from tf_redsync.step.local_steps import LocalSteps, nothing_sent
-from tf_redsync.step.plan import Inputs, Plan
+from tf_redsync.step.nonfinite import NonFiniteCounter
 
 
 class ZeroOne(LocalSteps):
@@ -43,8 +47,11 @@ class ZeroOne(LocalSteps):
         steps: int,
         warm_up: WarmUp | None = None,
         training: TrainingLength | None = None,
+        nonfinite: NonFiniteCounter | None = None,
+        clock: Any = None,
     ):
-        super().__init__(buckets, steps, warm_up)
+        super().__init__(buckets, steps, warm_up, nonfinite)
+        self._clock = clock
         self._training, self._asked = training, buckets[0].method.cadence.intervals
         runs, number = tuple(b.method.momentum_exchange for b in self.buckets), len(self.buckets)
         self.momenta_together = Plan(tuple(self.buckets), runs, (False,) * number, (True,) * number)
@@ -55,14 +62,14 @@ class ZeroOne(LocalSteps):
         return self._asked if self._training is None else self._asked.of(self._training.read())
 
     @override
-    def run(self, grads, states, scale, step, network):
+    def run(self, inputs: Inputs) -> Outcome:
         """Return momenta, this worker's own in a local step, and gradients in a dense one."""
-        warming, begun = self.begun(step)
-        inputs = Inputs(grads, states, scale, begun, network, self.meter)
+        warming, begun = self.begun(inputs.step)
+        inputs, network = dataclasses.replace(inputs, step=begun), inputs.network
         dense = self.intervals.dense(begun)
         if warming is not None:
             dense |= warming
-        together, by_position = self._together(warming, begun), self._by_position(grads)
+        together, by_position = self._together(warming, begun), self._by_position(inputs.grads)
         outcome = choose(
             together,
             lambda: choose(
@@ -71,7 +78,7 @@ class ZeroOne(LocalSteps):
                 lambda: self.momenta_together.run(inputs),
                 network,
             ),
-            lambda: self._alone(grads, states, network),
+            lambda: self._alone(inputs),
             network,
         )
         tf.cond(
@@ -88,15 +95,15 @@ class ZeroOne(LocalSteps):
     @override
     def warmed(self) -> tf.Tensor:
         """Return whether the step that has just been counted was one of all workers together."""
-        return self._together(*self.begun(self.clock.read_value() - 1))
+        return self._together(*self.begun(self._clock.read_value() - 1))
 
     @override
     def after_update(self, consensus, states, rate, network):
         """Count a local step, and exchange the changes when the round is over."""
-        warming, begun = self.begun(self.clock.read_value() - 1)
+        warming, begun = self.begun(self._clock.read_value() - 1)
         alone = ~self._together(warming, begun)
         consensus.steps.assign_add(tf.cast(alone, tf.int64), read_value=False)
-        steps = tf.cast(self.clock.read_value(), tf.float32)
+        steps = tf.cast(self._clock.read_value(), tf.float32)
         for bucket, state in zip(self.buckets, states, strict=True):
             (rates,) = state.read()["rates"]
             own = bucket.method.rate_of_step(rate, steps)

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tf_redsync.exchange import wire
+from tf_redsync.ops import wire
 from tf_redsync.ops.message_layout import signed, unsigned
-from tf_redsync.ops.words import cut, joined, moved
+from tf_redsync.ops.wire import cut, joined, moved
 
 PIECES = 64
 

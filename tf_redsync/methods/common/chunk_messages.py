@@ -16,13 +16,12 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_redsync import ops
-from tf_redsync.exchange import wire
 from tf_redsync.methods.common import two_bit_values
 from tf_redsync.methods.common.chunking import Chunks
-from tf_redsync.ops import MessageLayout
+from tf_redsync.ops import MessageLayout, wire
 from tf_redsync.ops.bits import packed, packed_words, unpacked
 from tf_redsync.ops.message_layout import Parts, signed
-from tf_redsync.ops.words import cut, moved
+from tf_redsync.ops.wire import cut, moved
 
 
 @dataclasses.dataclass(frozen=True)

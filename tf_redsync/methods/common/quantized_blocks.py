@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tf_redsync.exchange import wire
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.ops.words import moved
+from tf_redsync.ops import wire
+from tf_redsync.ops.wire import moved
 
 Blocks = list[tf.Tensor]  # for every tensor of the bucket, [workers, length]
 

@@ -10,7 +10,6 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks
-from tf_redsync.exchange import wire
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Method
@@ -19,6 +18,7 @@ from tf_redsync.methods.common.integer_sums import packed_digits, unpacked_digit
 from tf_redsync.methods.common.random_numbers import stream
 from tf_redsync.methods.common.sparsifier import DENSE_BELOW, flat, too_small
 from tf_redsync.methods.dense import Dense
+from tf_redsync.ops import wire
 from tf_redsync.ops.quantization import dequantize_sum, quantize
 
 VALUES = 2**22  # decoded at a time: 16 MiB

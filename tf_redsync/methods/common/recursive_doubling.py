@@ -18,10 +18,15 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tf_redsync.exchange import wire
+from tf_redsync.ops import wire
 from tf_redsync.ops.merging import sparse_merge
 from tf_redsync.ops.message_layout import MessageLayout, unsigned
-from tf_redsync.ops.words import all_ones, as_row, leading, moved
+from tf_redsync.ops.wire import (
+    all_ones,
+    as_row,
+    leading,
+    moved,
+)
 
 
 class Rounds(NamedTuple):

@@ -24,11 +24,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync.exchange import wire
 from tf_redsync.exchange.context import Context, Rounding
 from tf_redsync.exchange.method import Payloads
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, Request
-from tf_redsync.ops.words import joined, moved, only_row
+from tf_redsync.ops import wire
+from tf_redsync.ops.wire import joined, moved, only_row
 
 Tensors = list[tf.Tensor]
 

@@ -26,12 +26,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tf_redsync.exchange import wire
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.method import Payloads
 from tf_redsync.exchange.requests import AllGather, AllToAll, Request
+from tf_redsync.ops import wire
 from tf_redsync.ops.bits import packed, packed_words, unpacked
-from tf_redsync.ops.words import joined, moved, only_row
+from tf_redsync.ops.wire import joined, moved, only_row
 
 RUN = 256  # values that share a scale
 MANTISSA_BITS = {4: 0, 8: 3}

@@ -13,15 +13,16 @@ from typing_extensions import override
 from tf_redsync import checks, ops
 from tf_redsync.codings.message import MessageCoding
 from tf_redsync.codings.plain import Half
-from tf_redsync.exchange import wire
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Method, Payloads
 from tf_redsync.exchange.requests import AllGather, Request
 from tf_redsync.methods.dense import Dense
+from tf_redsync.ops import wire
 from tf_redsync.ops.message_layout import MessageLayout
-from tf_redsync.ops.sparse import coordinates, is_short
+from tf_redsync.ops.selection import coordinates
 
+SHORTER_BY = 16  # touching single elements costs about as much as streaming over a cache line
 DENSE_BELOW = 4096  # bytes; below, indices and a place in the message cost more than they save
 
 
@@ -72,7 +73,7 @@ class Sparsifier(Method):
 
     def counts(self, layout: BucketLayout) -> list[int]:
         """Return `k` of each tensor of a bucket."""
-        return [self.k(s) for s in layout.specs]
+        return list(map(self.k, layout.specs))
 
     @property
     @override
@@ -110,7 +111,8 @@ def deliver(
         For every tensor the sum over workers, dense or a `SparseTotal`; and the new residuals.
     """
     message, residuals, plain = selection.message, list(selection.residuals), selection.layout
-    coding, sent = coding_of(ctx), plain.counts(message)
+    coding = ctx.coding if ctx.rounding is None else coding_of(ctx)
+    sent = plain.counts(message)
     if coding is not None:
         message, residuals = coding.encode(message, residuals, plain)
     messages = yield AllGather(message, sent)
@@ -145,9 +147,10 @@ def delivered(
         like: Float32 tensors of the shapes of the totals. Residuals, best: gradients are done with,
             and may be in another dtype.
     """
-    sizes = [s.size for s in layout.specs]
-    if layout.sparse_totals and is_short(plain, sizes, layout.workers):
-        return coordinates(messages, plain)
+    if layout.sparse_totals and plain.is_static:
+        size = sum([s.size for s in layout.specs])
+        if SHORTER_BY * layout.workers * sum(plain.capacities) <= size:
+            return coordinates(messages, plain)
     return ops.decode(messages, plain, like)
 
 

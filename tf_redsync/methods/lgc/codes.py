@@ -8,10 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.codings.base import IndexCoding
-from tf_redsync.exchange import wire
 from tf_redsync.exchange.requests import AllGather, AllReduce, Request
 from tf_redsync.methods.lgc.autoencoder import Autoencoder
 from tf_redsync.methods.lgc.shared_values import Shape, largest, normalised, read, share, spread
+from tf_redsync.ops import wire
 
 NO_SEED = 0  # Codings of positions that lose none draw no random numbers.
 

@@ -14,7 +14,7 @@ from tf_redsync.methods.lgc.autoencoder import Autoencoder
 from tf_redsync.ops import MessageLayout
 from tf_redsync.ops.codecs import Positions
 from tf_redsync.ops.message_layout import unsigned
-from tf_redsync.ops.words import leading
+from tf_redsync.ops.wire import leading
 
 
 class Places(NamedTuple):

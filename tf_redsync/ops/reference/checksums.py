@@ -20,7 +20,7 @@ _HALF = 2**16
 
 
 def sealed(messages: tf.Tensor) -> tf.Tensor:
-    """See `tf_redsync.ops.checksums.sealed`."""
+    """See `tf_redsync.ops.wire.sealed`."""
     flags, words = messages[:, :1], messages[:, 1:]
     bad = (flags < 0) | (flags > 1)
     flags = after([assert_none("messages", "flag", bad, flags, None)], flags)
@@ -29,7 +29,7 @@ def sealed(messages: tf.Tensor) -> tf.Tensor:
 
 
 def opened(messages: tf.Tensor, senders: tf.Tensor, receiver: tf.Tensor) -> tf.Tensor:
-    """See `tf_redsync.ops.checksums.opened`."""
+    """See `tf_redsync.ops.wire.opened`."""
     seals, words = messages[:, :1], messages[:, 1:]
     terms = (_unsigned(seals) - _checksums(words)) % PRIME
     finite, not_finite = tf.equal(terms, FINITE_TERM), tf.equal(terms, NOT_FINITE_TERM)
