@@ -3,9 +3,9 @@
     python -m tf_redsync launch -n 2 examples/train_digits.py
     python -m tf_redsync launch -n 2 examples/train_digits.py --exchange=Dense --optimizer=momentum
 
-or, on several machines, the same script under a TF_CONFIG written by hand (see README.md); alone it
+On several machines start the same script under a TF_CONFIG on each (docs/launching.md). Alone it
 trains on one worker. Every worker reads its own share of the training set. Worker 0 prints the
-progress and, with --out, writes what it measured as JSON.
+progress and, with --out, writes its measurements as JSON.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def test_losses_with_adam_are_those_of_the_method(method, figures):
         ({}, rs.TopK(density=0.001)),
         ({}, rs.GMC(density=0.01)),
         (MOMENTUM, rs.TopK(density=0.1)),
-        (MOMENTUM, rs.SBC(steps=10)),  # README
+        (MOMENTUM, rs.SBC(steps=10)),
         (MOMENTUM, rs.CodedTopK(steps=10)),
         (MOMENTUM, rs.Dense()),
         (MOMENTUM, rs.Wangni(density=0.01)),  # nothing waits

@@ -103,7 +103,7 @@ def test_density_one_is_the_formula(name, method):
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_keras_alone_is_not(name):
-    """If this fails, Keras has changed: correct docs/adaptive.md and README.md."""
+    """If this fails, Keras has changed: correct docs/adaptive.md and docs/when-to-use.md."""
     one = tf.distribute.get_strategy()
     found, expected = by_keras(name, lambda inner: inner, one), by_numpy(FORMULAS[name])
     assert np.abs(found - expected)[:2].max() > 0.02  # rows that were looked up twice
