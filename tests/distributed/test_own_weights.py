@@ -146,7 +146,7 @@ def train(strategy, model, optimizer, same_inputs):
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
-    run = tf.function(lambda x, y: strategy.run(replica_step, (x, y)))
+    run = tf.function(lambda x, y: strategy.run(replica_step, (x, y)), autograph=False)
     consensus = optimizer.exchange.consensus
 
     def flat(variables):
