@@ -21,7 +21,7 @@ Tensors = list[tf.Tensor]
 
 def exchanges(method) -> list[str]:
     """Returns the names of all exchanges that a method goes through."""
-    return ["exchange", "dense_exchange", *(name for _, name in method.cadence.phases)]
+    return ["exchange", "dense_exchange", *(name for _, name in method.sync_schedule.phases)]
 
 
 def first_steps(method) -> int:
@@ -30,8 +30,10 @@ def first_steps(method) -> int:
     ramp_steps = 0
     if isinstance(ramp, ExponentialWarmUp):
         ramp_steps = ramp.steps_per_stage * len(ramp.densities)
-    until = [until for until, _ in method.cadence.phases]
-    return max([method.cadence.warm_up_steps, ramp_steps, *until, *method.cadence.stages])
+    until = [until for until, _ in method.sync_schedule.phases]
+    return max(
+        [method.sync_schedule.warm_up_steps, ramp_steps, *until, *method.sync_schedule.stages]
+    )
 
 
 class Exchange:
@@ -77,13 +79,13 @@ class Exchange:
 
     def waits(self, bucket: Bucket, states) -> bool:
         """Whether a method still waits for something."""
-        return bool(bucket.method.cadence.waits_for and not bucket.method.ready(states[0]))
+        return bool(bucket.method.sync_schedule.waits_for and not bucket.method.ready(states[0]))
 
     @property
     def fragments(self) -> list[list[int]]:
         """The positions of the tensors of each fragment of the model; all in one without any."""
         specs = [s for b in self.buckets for s in b.layout.specs]
-        count = max(1, self.buckets[0].method.cadence.fragments)
+        count = max(1, self.buckets[0].method.sync_schedule.fragments)
         return [sorted(s.position for s in specs if s.fragment == i) for i in range(count)]
 
     def run(self, tensors: Sequence[Tensors], number: int) -> Tensors | None:
@@ -149,9 +151,9 @@ class Exchange:
         return [totals[i] for i in range(len(totals))]
 
     def _phase(self, method: Any, number: int, waiting: bool) -> str:
-        cadence = method.cadence
-        full = cadence.dense_every and number % cadence.dense_every == 0
-        if full or number < cadence.warm_up_steps or (cadence.waits_for and waiting):
+        schedule = method.sync_schedule
+        full = schedule.dense_every and number % schedule.dense_every == 0
+        if full or number < schedule.warm_up_steps or (schedule.waits_for and waiting):
             return "dense_exchange"
         return phase_at(method, number)
 

@@ -189,11 +189,11 @@ def check_together(methods: Sequence[Method]) -> None:
             f"none. Received: momentum of {found}. Give all of them the same one, as in "
             "Dense(momentum=0.9), or none of them, and the momentum to the optimizer."
         )
-    cadences = {(m.cadence.local_steps, m.cadence.delay) for m in methods}
-    if len(cadences) > 1:
+    schedules = {(m.sync_schedule.local_steps, m.sync_schedule.delay) for m in methods}
+    if len(schedules) > 1:
         raise ValueError(
             "all methods of a policy must have the same number of local steps, and the same "
-            f"delay. Received: (local steps, delay) of {sorted(cadences)}"
+            f"delay. Received: (local steps, delay) of {sorted(schedules)}"
         )
     fragments = {m.fragmentation for m in methods}
     if len(fragments) > 1:
@@ -214,7 +214,7 @@ def _check_matches(name: str, pattern: str, specs: Sequence[TensorSpec]) -> None
 
 def _in_fragments(assignments: list[Assignment]) -> list[Assignment]:
     """Return assignments that say which fragment of the model each variable is in."""
-    if not assignments or not assignments[0].method.cadence.fragments:
+    if not assignments or not assignments[0].method.sync_schedule.fragments:
         return assignments
     numbers = assignments[0].method.fragments_of([a.spec for a in assignments])
     return [

@@ -33,13 +33,13 @@ class LocalTraining(Training):
 
     def __init__(self, settings: Settings, found: Data, what: Expression, seed: int):
         super().__init__(settings, found, what, seed)
-        cadence = self.policy.default.cadence
-        if cadence.masks_local_momentum:
+        schedule = self.policy.default.sync_schedule
+        if schedule.masks_local_momentum:
             raise ValueError(
                 "this method clears each worker's momentum where a change was sent: give --real. "
                 f"Received: {type(self.policy.default).__name__}"
             )
-        self.length, self.outer = cadence.local_steps, cadence.outer
+        self.length, self.outer = schedule.local_steps, schedule.outer
         self.slots = {
             name: [tf.zeros(v.shape) for v in self.variables]
             for name in (self.outer.slots if self.outer else ())
@@ -151,19 +151,19 @@ class StreamingTraining(LocalTraining):
         self._sent = 0.0
 
     def _exchange(self) -> None:
-        cadence, peak = self.policy.default.cadence, self.exchange.peak
+        schedule, peak = self.policy.default.sync_schedule, self.exchange.peak
         for number, positions in enumerate(self.fragments):
             if not positions:
                 continue
-            age = (self._since - cadence.offset(number)) % cadence.local_steps
+            age = (self._since - schedule.offset(number)) % schedule.local_steps
             if age == 0:
                 self._moving[number] = [
                     {p: (own[p] - self.agreed[p]) / len(self.own) for p in positions}
                     for own in self.own
                 ]
-            if age == cadence.delay and number in self._moving:
-                self._renew(number, self._moving.pop(number), cadence.mixing)
-                sent = (self.exchange.sent - self._sent) / max(1, cadence.delay)
+            if age == schedule.delay and number in self._moving:
+                self._renew(number, self._moving.pop(number), schedule.mixing)
+                sent = (self.exchange.sent - self._sent) / max(1, schedule.delay)
                 peak = max(peak, sent)
             self._sent = self.exchange.sent
         if self.number in self.settings.evaluated_at:
@@ -201,7 +201,7 @@ def make(settings: Settings, found: Data, what: Expression, seed: int) -> Traini
     """Returns the workers that a method asks for; see `Training`."""
     method = what.method
     methods = getattr(method, "methods", (method,))
-    local = any(one.cadence.local_steps for one in methods)
-    if any(one.cadence.fragments for one in methods):
+    local = any(one.sync_schedule.local_steps for one in methods)
+    if any(one.sync_schedule.fragments for one in methods):
         return StreamingTraining(settings, found, what, seed)
     return (LocalTraining if local else Training)(settings, found, what, seed)

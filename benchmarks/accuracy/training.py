@@ -91,10 +91,12 @@ class Training:
             if name not in ("warm_up", "flush", "rate_first", "last_statistics"):
                 raise ValueError(f"this argument needs --real. Received: {name}={value}")
         for one in self.policy.methods:
-            apart = one.cadence.own_weights and bool(one.cadence.local_steps) != self.local
-            late = one.cadence.delay and not one.cadence.fragments
-            late = late or one.cadence.own_point or one.cadence.intervals
-            if apart or late or one.cadence.waits_for:
+            apart = (
+                one.sync_schedule.own_weights and bool(one.sync_schedule.local_steps) != self.local
+            )
+            late = one.sync_schedule.delay and not one.sync_schedule.fragments
+            late = late or one.sync_schedule.own_point or one.sync_schedule.intervals
+            if apart or late or one.sync_schedule.waits_for:
                 raise ValueError(
                     "with this method workers have weights of their own, or wait for a callback: "
                     f"give --real. Received: {type(one).__name__}"

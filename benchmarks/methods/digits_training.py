@@ -44,9 +44,9 @@ class Training:
     def step(self, rows: tf.Tensor, number: int) -> None:
         """One step of all workers with the examples `rows`, `[workers, batch]`."""
         grads = self.task.grads(self.points, rows)
-        if self.method.cadence.local_steps:
+        if self.method.sync_schedule.local_steps:
             self._local_step(grads, number)
-        elif self.method.cadence.own_point or self.method.cadence.delay:
+        elif self.method.sync_schedule.own_point or self.method.sync_schedule.delay:
             self._step_at_own_points(grads, number)
         else:
             self._descend(self.exchange.run(grads, number))
@@ -55,7 +55,7 @@ class Training:
     def prune(self) -> None:
         """Prunes weights where a method waits for that, as `tf_redsync.callbacks.Prune` does."""
         for i, (method, layout) in enumerate((b.method, b.layout) for b in self.exchange.buckets):
-            if method.cadence.waits_for:
+            if method.sync_schedule.waits_for:
                 weights = {s.position: self.weights[s.position].numpy() for s in layout.specs}
                 masks = pruning.magnitude_masks(weights, method.sparsity, "layer")
                 state = method.with_masks(layout, list(masks.values()))
@@ -72,20 +72,20 @@ class Training:
             [w - factor * g for w, g in zip(point, own, strict=True)]
             for point, own in zip(self.points, grads, strict=True)
         ]
-        if (number + 1) % self.method.cadence.local_steps == 0:
+        if (number + 1) % self.method.sync_schedule.local_steps == 0:
             changes = [
                 [(w - agreed) / workers for w, agreed in zip(point, self.weights, strict=True)]
                 for point in self.points
             ]
-            totals = self.exchange.run(changes, number // self.method.cadence.local_steps)
+            totals = self.exchange.run(changes, number // self.method.sync_schedule.local_steps)
             if totals is not None:
                 self.weights = [w + t for w, t in zip(self.weights, totals, strict=True)]
             self.points = [self.weights] * workers
 
     def _step_at_own_points(self, grads: list[Tensors], number: int) -> None:
         """See `step/perturbed_point.py`."""
-        warming = number < self.method.cadence.warm_up_steps
-        late = self.method.cadence.delay and not warming
+        warming = number < self.method.sync_schedule.warm_up_steps
+        late = self.method.sync_schedule.delay and not warming
         self._descend(self.exchange.run(self.pending if late else grads, number))
         if warming:
             self.points = [self.weights] * self.task.workers

@@ -3,7 +3,7 @@
     python benchmarks/methods/frontier.py --json frontier.json --plot frontier.png
 
 trains `digits_task.Digits` by four workers in this process, as benchmarks/methods/methods.py does,
-with each contender at several densities, ranks or cadences. benchmarks/README.md says what the
+with each contender at several densities, ranks or intervals. benchmarks/README.md says what the
 columns mean.
 """
 

@@ -93,7 +93,7 @@ def message_bytes(method: Any, specs: Sequence[TensorSpec]) -> float:
 def compression(method: Any, specs: Sequence[TensorSpec]) -> float:
     """Returns how many times as much dense exchanges in every step would send."""
     dense = sum(s.bytes for s in specs)
-    return dense * max(1, method.cadence.local_steps) / message_bytes(method, specs)
+    return dense * max(1, method.sync_schedule.local_steps) / message_bytes(method, specs)
 
 
 def papers_compression(steps: int, density: float) -> float:
@@ -116,7 +116,9 @@ def counted(rows: Sequence[Row], specs: Sequence[TensorSpec]) -> list[dict[str, 
                 "method": row.key,
                 "bytes": message_bytes(method, specs),
                 "compression": compression(method, specs),
-                "formula": papers_compression(method.cadence.local_steps or 1, method.density),
+                "formula": papers_compression(
+                    method.sync_schedule.local_steps or 1, method.density
+                ),
             }
         )
     return found

@@ -156,7 +156,9 @@ def optimizer_for(name: str, density: float, bucket_bytes: int | None = None) ->
 def make_ready(optimizer: Any) -> None:
     """Prunes where a method waits for that. In the strategy's scope, after the build."""
     program = optimizer.exchange.program if hasattr(optimizer, "exchange") else None
-    waiting = [b.method for b in program.buckets if b.method.cadence.waits_for] if program else []
+    waiting = (
+        [b.method for b in program.buckets if b.method.sync_schedule.waits_for] if program else []
+    )
     if waiting:
         optimizer.prune(waiting[0].sparsity)
 

@@ -112,10 +112,10 @@ class Workers(saved_exchange.SavedExchange):
         ]
 
     def phase(self) -> str:
-        """What the method does in the next step, by its cadence."""
-        step, cadence = int(self.step.numpy()), self.method.cadence
-        phase = "dense_exchange" if step < cadence.warm_up_steps else "exchange"
-        return next((name for until, name in cadence.phases if step < until), phase)
+        """What the method does in the next step, by its sync schedule."""
+        step, schedule = int(self.step.numpy()), self.method.sync_schedule
+        phase = "dense_exchange" if step < schedule.warm_up_steps else "exchange"
+        return next((name for until, name in schedule.phases if step < until), phase)
 
     def train(self, grads: list[list[np.ndarray]], rate: float) -> loopback.LoopbackStep:
         """One step of all workers; one that is not finite changes nothing but a counter."""

@@ -22,12 +22,12 @@ N = SIDE * SIDE
 
 def payload_bits(method) -> float:
     """Bits for each element that a worker puts into its requests in a step, on average."""
-    cadence = method.cadence
-    dense = 1 / cadence.dense_every if cadence.dense_every else 0.0
+    schedule = method.sync_schedule
+    dense = 1 / schedule.dense_every if schedule.dense_every else 0.0
     bits = (1 - dense) * phase_bits(method, "exchange")
     if dense:
         bits += dense * phase_bits(method, "dense_exchange")
-    return bits / max(1, cadence.local_steps)
+    return bits / max(1, schedule.local_steps)
 
 
 def phase_bits(method, phase: str) -> float:

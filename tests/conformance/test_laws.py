@@ -75,7 +75,10 @@ def of_each_method(cases, test):
 
 
 def test_table_covers_every_public_method():
-    public = {getattr(rs.methods, n) for n in rs.methods.__all__} - {rs.Method, rs.methods.Cadence}
+    public = {getattr(rs.methods, n) for n in rs.methods.__all__} - {
+        rs.Method,
+        rs.methods.SyncSchedule,
+    }
     classes = {c for c in public if isinstance(c, type)}
     assert classes, "no public methods found"
     assert all(issubclass(c, rs.Method) for c in classes)
@@ -260,7 +263,7 @@ def test_bytes_and_messages(name, workers, phase):
 
 def has_a_formula(method) -> bool:
     """Whether what it sends is the same from the first step on."""
-    return not (method.density_changes or method.cadence.phases)
+    return not (method.density_changes or method.sync_schedule.phases)
 
 
 @loop("name, workers", cases([n for n, d in TABLE.items() if has_a_formula(d.method)], (3,)))
@@ -401,6 +404,6 @@ def test_interface(name):
         assert fallback.refuses(spec) is None
         assert method.refuses(spec) is None or isinstance(method.refuses(spec), str)
     assert fallback.momentum_in_exchange == method.momentum_in_exchange
-    assert fallback.cadence.local_steps == method.cadence.local_steps
-    assert fallback.cadence.delay == method.cadence.delay
-    assert method.cadence.warm_up_steps >= 0
+    assert fallback.sync_schedule.local_steps == method.sync_schedule.local_steps
+    assert fallback.sync_schedule.delay == method.sync_schedule.delay
+    assert method.sync_schedule.warm_up_steps >= 0

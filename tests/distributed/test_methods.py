@@ -30,14 +30,14 @@ STEPS_PER_EXECUTION = {"GTopK": 2}
 def kind(name):
     """What the optimizer's wrapper looks at: when a method exchanges, what, and in which stages."""
     method = registered()[name]()
-    cadence = method.cadence
-    form = (bool(cadence.local_steps), cadence.delay, cadence.own_point)
-    stages = (bool(cadence.warm_up_steps), bool(cadence.dense_every), bool(cadence.phases))
+    schedule = method.sync_schedule
+    form = (bool(schedule.local_steps), schedule.delay, schedule.own_point)
+    stages = (bool(schedule.warm_up_steps), bool(schedule.dense_every), bool(schedule.phases))
     return (
         *form,
-        cadence.masks_local_momentum,
+        schedule.masks_local_momentum,
         *stages,
-        cadence.waits_for,
+        schedule.waits_for,
         method.whole_model,
     )
 

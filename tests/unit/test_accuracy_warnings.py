@@ -236,7 +236,7 @@ def test_redsync_as_the_paper_trains_it():
         True,
         None,
     )
-    assert preset.cadence.warm_up_steps == 390 and not preset.quantized
+    assert preset.sync_schedule.warm_up_steps == 390 and not preset.quantized
     lstm = rs.RedSync.preset(390, recurrent=True, quantized=True)
     assert (lstm.momentum, lstm.clip_norm, lstm.quantized) == (0.0, 0.25, True)
     assert rs.RedSync.preset(390, momentum=0.5).momentum == 0.5

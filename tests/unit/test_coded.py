@@ -245,7 +245,7 @@ CONFIGURED = rs.Coded(
 def test_config_round_trip():
     again = from_config(json.loads(json.dumps(serialize(CONFIGURED))))
     assert again == CONFIGURED and hash(again) == hash(CONFIGURED)
-    assert again.cadence.warm_up_steps == 3 and again.momentum_in_exchange == 0.9
+    assert again.sync_schedule.warm_up_steps == 3 and again.momentum_in_exchange == 0.9
     rule = rs.Rule(pattern="embedding", method=CONFIGURED)
     policy = rs.Policy(default=rs.Dense(momentum=0.9), rules=(rule,))
     assert from_config(json.loads(json.dumps(serialize(policy)))) == policy

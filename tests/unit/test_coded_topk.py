@@ -106,11 +106,15 @@ def test_small_tensors_travel_in_the_same_message():
     assert rs.CodedTopK(density=0.5, small_density=0.1).k(specs[1]) == 32
 
 
-def test_local_steps_have_a_cadence():
+def test_local_steps_have_a_sync_schedule():
     """For small tensors that are sent densely, too."""
     method = rs.CodedTopK(steps=7, small_density=None)
-    assert method.cadence.local_steps == method.dense().cadence.local_steps == 7
-    assert rs.CodedTopK().cadence.local_steps == rs.CodedTopK().dense().cadence.local_steps == 0
+    assert method.sync_schedule.local_steps == method.dense().sync_schedule.local_steps == 7
+    assert (
+        rs.CodedTopK().sync_schedule.local_steps
+        == rs.CodedTopK().dense().sync_schedule.local_steps
+        == 0
+    )
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 3])

@@ -206,7 +206,7 @@ def test_no_warning_with_amsgrad(inner):
 )
 def test_no_warning_with_local_steps(method):
     """Each worker's optimizer sees its own gradient in every step."""
-    assert method.cadence.local_steps and not messages(keras.optimizers.Adam(0.01), method)
+    assert method.sync_schedule.local_steps and not messages(keras.optimizers.Adam(0.01), method)
 
 
 def test_a_warning_without_local_steps():

@@ -35,7 +35,7 @@ def excess_loss(method) -> float:
     def body(step, weights, states, late):
         points = [
             method.point([weights], [], s, tf.constant(RATE), WORKERS)[0]
-            if method.cadence.own_point
+            if method.sync_schedule.own_point
             else weights
             for s in states
         ]
@@ -122,7 +122,7 @@ def test_the_point_of_gmc_plus():
     state = {"residual": [tf.constant([2.0, -1.0])], "before": [tf.zeros([2])]}
     (point,) = method.point([tf.constant([10.0, 20.0])], [], state, tf.constant(0.1), 4)
     np.testing.assert_allclose(point, [10.0 - 0.5 * 0.1 * 4 * 2.0, 20.0 + 0.5 * 0.1 * 4 * 1.0])
-    assert method.cadence.own_point and not rs.GMC().cadence.own_point
+    assert method.sync_schedule.own_point and not rs.GMC().sync_schedule.own_point
 
 
 def test_dense_tensors_get_the_same_momentum():

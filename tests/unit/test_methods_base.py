@@ -8,11 +8,12 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
-from tf_redsync.exchange import method
+from tf_redsync.config import registered
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.loopback import run_step
-from tf_redsync.methods import Cadence, from_config, serialize
+from tf_redsync.methods import SyncSchedule, from_config, serialize
+from tf_redsync.methods.common.random_numbers import stream, uniform
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,11 @@ SPEC = TensorSpec("v", (2, 2))
 
 def test_defaults():
     method = Plain()
-    assert method.conserves and method.cadence == Cadence() and method.momentum_in_exchange == 0.0
+    assert (
+        method.conserves
+        and method.sync_schedule == SyncSchedule()
+        and method.momentum_in_exchange == 0.0
+    )
     assert method.refuses(SPEC) is None and method.describe(SPEC) == "Plain"
     assert method.clip_scale([tf.ones([2])], 2) is None
     assert method.init(BucketLayout((SPEC,), 2)) == {} and method.state_kinds == {}
@@ -57,7 +62,7 @@ def test_unknown_class(name):
 
 
 def test_every_public_configurable_is_registered():
-    known = method.registered()
+    known = registered()
     for cls in (rs.Dense, rs.NoExchange, rs.RedSync, rs.Policy, rs.Rule):
         assert known[cls.__name__] is cls
     assert known["DenseWarmUp"] is rs.DenseWarmUp
@@ -80,7 +85,7 @@ def test_streams_differ_by_seed_step_and_position():
     """Each number is another one in another stream, and the mean of all is 1/2."""
     keys = [(seed, step, at) for seed in (0, 1, 7) for step in range(10) for at in range(-1, 9)]
     draws = [
-        method.uniform([50], method.stream(seed, tf.constant(step, tf.int64), at)).numpy()
+        uniform([50], stream(seed, tf.constant(step, tf.int64), at)).numpy()
         for seed, step, at in keys
     ]
     numbers = np.concatenate(draws)
@@ -91,5 +96,5 @@ def test_streams_differ_by_seed_step_and_position():
     assert np.abs(correlation).max() < 6 / np.sqrt(50)
     np.testing.assert_array_equal(
         draws[keys.index((1, 3, 2))],
-        method.uniform([50], method.stream(1, tf.constant(3, tf.int64), 2)),
+        uniform([50], stream(1, tf.constant(3, tf.int64), 2)),
     )

@@ -220,8 +220,8 @@ def test_who_is_served_and_what_it_says():
     assert method.refuses(TensorSpec("w", (32, 32))) is None and method.dense() == rs.Dense()
     assert method.describe(TensorSpec("w", (100, 100))) == "once pruned, k = 2,500"
     assert "ternary" in rs.PacTrain(ternary=True).describe(TensorSpec("w", (100, 100)))
-    assert "tf_redsync.callbacks.Prune" in method.cadence.waits_for
-    assert rs.Dense().cadence.waits_for == ""
+    assert "tf_redsync.callbacks.Prune" in method.sync_schedule.waits_for
+    assert rs.Dense().sync_schedule.waits_for == ""
 
 
 @loop(

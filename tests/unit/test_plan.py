@@ -319,7 +319,7 @@ def test_auto_shows_its_candidates_and_its_choice():
 
 
 @pytest.mark.parametrize("method", [rs.CDSGD(), rs.NoExchange()])
-def test_methods_of_another_cadence_are_refused(method):
+def test_methods_with_another_sync_schedule_are_refused(method):
     with pytest.raises(PlanError, match=f"local steps, and {type(method).__name__} does not"):
         prediction.check([method])
 

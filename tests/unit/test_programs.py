@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_redsync as rs
 from tf_redsync.exchange.driver import DryRun
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
-from tf_redsync.methods import Cadence
+from tf_redsync.methods import SyncSchedule
 from tf_redsync.step.every_step import Inputs
 from tf_redsync.step.sync_schedules import ChangingSteps, Trial
 
@@ -97,7 +97,7 @@ def test_dense_warm_up_by_step(traced, in_branches):
 class Mixed(rs.TopK):
     """Dense until step 3, then coordinates."""
 
-    cadence = Cadence(phases=((3, "dense_exchange"),))
+    sync_schedule = SyncSchedule(phases=((3, "dense_exchange"),))
 
 
 @pytest.mark.parametrize("traced", [True, False])
@@ -106,9 +106,7 @@ def test_phases_by_step(traced):
     every_step = ChangingSteps(buckets)
 
     def step_fn(step):
-        outcome = every_step.run(
-            [[tf.ones([20, 30])]], [{"residual": [tf.zeros([20, 30])]}], None, step, Echo(2)
-        )
+        outcome = run(every_step, Echo(2), step)
         (total,), state = outcome.results[0]
         dense = total.is_dense if traced else tf.constant(isinstance(total, tf.Tensor))
         return dense, tf.reduce_sum(state["residual"][0]), outcome.bytes_sent
@@ -124,7 +122,7 @@ def test_totals_of_phases_inside_a_warm_up():
     """Two choices, and a total that is dense or coordinates by the inner one."""
 
     class Twice(Mixed):
-        cadence = dataclasses.replace(Mixed.cadence, warm_up_steps=1)
+        sync_schedule = dataclasses.replace(Mixed.sync_schedule, warm_up_steps=1)
 
     every_step = ChangingSteps(
         make_buckets([(SPECS[0], Twice(density=0.01))], 2, sparse_totals=True)

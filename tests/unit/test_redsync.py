@@ -100,7 +100,7 @@ def test_equals_the_oracle(name, workers):
     for number in range(STEPS if workers == 2 and (DEEP or "threshold" in name) else STEPS // 2):
         grads = gradients(rng, number, workers)
         inputs = [[tf.constant(g) for g in worker] for worker in grads]
-        phase = "dense_exchange" if number < method.cadence.warm_up_steps else "exchange"
+        phase = "dense_exchange" if number < method.sync_schedule.warm_up_steps else "exchange"
         step = loopback.run_step(method, layout, inputs, states, number, phase)
         states = step.states
         totals = reference.step(grads)
@@ -224,7 +224,7 @@ def test_masking_goes_by_the_density_unless_it_is_said():
     ramp = rs.ExponentialWarmUp(9)  # the final density counts
     assert rs.RedSync(warm_up=ramp).masks and not rs.RedSync(density=0.1, warm_up=ramp).masks
     local = [rs.CodedTopK(steps=4, density=0.5, masking=m) for m in (None, True, False)]
-    assert [m.cadence.masks_local_momentum for m in local] == [True, True, False]
+    assert [m.sync_schedule.masks_local_momentum for m in local] == [True, True, False]
 
 
 def test_configs_of_either_time_are_loaded():

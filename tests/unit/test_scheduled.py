@@ -41,7 +41,7 @@ def test_stages_hold_from_their_beginning_on():
     method = rs.Scheduled(method=rs.TopK(density=0.9), stages=STAGES)
     assert [method.at(step).density for step in (0, 1, 2, 3, 2**62)] == [0.5, 0.5, 0.01, 0.1, 0.1]
     assert method.at(0) == rs.TopK(density=0.5) and method.method == rs.TopK(density=0.1)
-    assert method.cadence.stages == method.cadence.changes == (2, 3)
+    assert method.sync_schedule.stages == method.sync_schedule.changes == (2, 3)
     told = method.describe(SPECS[0])
     assert told.endswith("; density 0.5, 0.01 from step 2 on, 0.1 from step 3 on")
     assert from_config(json.loads(json.dumps(serialize(method)))) == method

@@ -12,9 +12,9 @@ from tf_redsync.methods import from_config, serialize
 
 
 def test_dense_warm_up_is_read_by_redsync():
-    assert rs.RedSync(warm_up=rs.DenseWarmUp(7)).cadence.warm_up_steps == 7
-    assert rs.RedSync().cadence.warm_up_steps == 0
-    assert rs.RedSync(warm_up=rs.ExponentialWarmUp(3)).cadence.warm_up_steps == 0
+    assert rs.RedSync(warm_up=rs.DenseWarmUp(7)).sync_schedule.warm_up_steps == 7
+    assert rs.RedSync().sync_schedule.warm_up_steps == 0
+    assert rs.RedSync(warm_up=rs.ExponentialWarmUp(3)).sync_schedule.warm_up_steps == 0
 
 
 def test_stages():

@@ -207,5 +207,5 @@ def test_bad_input(cls, name, value):
 
 
 def test_dense_warm_up():
-    assert rs.OneBitSGD(warm_up=rs.DenseWarmUp(7)).cadence.warm_up_steps == 7
-    assert rs.OneBitSGD().cadence.warm_up_steps == 0
+    assert rs.OneBitSGD(warm_up=rs.DenseWarmUp(7)).sync_schedule.warm_up_steps == 7
+    assert rs.OneBitSGD().sync_schedule.warm_up_steps == 0

@@ -13,7 +13,10 @@ from tf_redsync.step.sync_schedules import for_buckets
 
 
 def classes():
-    public = {getattr(rs.methods, n) for n in rs.methods.__all__} - {rs.Method, rs.methods.Cadence}
+    public = {getattr(rs.methods, n) for n in rs.methods.__all__} - {
+        rs.Method,
+        rs.methods.SyncSchedule,
+    }
     return {c.__name__ for c in public if isinstance(c, type)}
 
 
@@ -66,7 +69,9 @@ def test_every_method_is_made_and_wrapped(name):
     made = step_methods.method_for(name, 0.125)
     if isinstance(made, rs.Method):
         assert getattr(made, "density", 0.125) == 0.125
-        assert made.cadence.warm_up_steps == 0  # the steps that are measured are those after it
+        assert (
+            made.sync_schedule.warm_up_steps == 0
+        )  # the steps that are measured are those after it
     else:
         assert isinstance(made, rs.Auto) and made.density == 0.125
     optimizer = step_methods.optimizer_for(name, 0.125, 4096)

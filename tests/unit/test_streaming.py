@@ -50,7 +50,7 @@ def test_defaults_fit_rounds_of_any_length():
     assert scaled == {
         1: (1, 0), 2: (2, 1), 3: (3, 1), 8: (4, 2), 19: (4, 4), 20: (4, 5), 50: (4, 5),
     }  # fmt: skip
-    assert rs.StreamingDiLoCo(steps=8).cadence.delay == 2
+    assert rs.StreamingDiLoCo(steps=8).sync_schedule.delay == 2
     assert "2 steps late" in rs.StreamingDiLoCo(steps=8).describe(SPECS[0])
     with pytest.raises(ValueError, match=r"`overlap`.*at most 1"):
         rs.StreamingDiLoCo(steps=8, fragments=8, overlap=2)

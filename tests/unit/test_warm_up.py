@@ -85,8 +85,8 @@ def test_bad_arguments(make, words):
 class Stages(rs.TopK):
     """Notes at which step of its own it runs; dense at its first two, in a phase until 4."""
 
-    cadence = dataclasses.replace(
-        rs.TopK().cadence, warm_up_steps=2, phases=((4, "training_exchange"),)
+    sync_schedule = dataclasses.replace(
+        rs.TopK().sync_schedule, warm_up_steps=2, phases=((4, "training_exchange"),)
     )
 
     def training_exchange(self, grads, state, ctx):
@@ -309,9 +309,9 @@ def test_a_fraction_of_the_training_is_saved_and_asked_for():
     assert from_config(json.loads(json.dumps(serialize(method)))) == method
     assert rs.PostLocalSGD(start=0.25).dense_start == rs.DenseWarmUp(fraction=0.25)
     assert rs.PostLocalSGD(start=25).dense_start == rs.DenseWarmUp(steps=25)
-    made = method.cadence.intervals.of(10)
+    made = method.sync_schedule.intervals.of(10)
     assert (made.local_start, made.local_double_after) == (3, 5)
-    traced = method.cadence.intervals.of(tf.constant(10, tf.int64))
+    traced = method.sync_schedule.intervals.of(tf.constant(10, tf.int64))
     assert (int(traced.local_start), int(traced.local_double_after)) == (3, 5)
     strategy = tf.distribute.get_strategy()
     exchange = build(strategy, method)

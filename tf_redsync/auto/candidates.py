@@ -77,19 +77,19 @@ def check_candidate(method: Method, alone: bool) -> None:
             f"`candidates` must be tf_redsync methods. Received: {method!r} in candidates"
             f"{checks.if_class(method)}"
         )
-    cadence = method.cadence
-    phases = cadence.warm_up_steps or cadence.dense_every or cadence.changes
+    schedule = method.sync_schedule
+    phases = schedule.warm_up_steps or schedule.dense_every or schedule.changes
     begins = phases or method.dense_start is not None
     if alone:
-        turns = cadence.fragments or cadence.intervals
-        if begins or turns or cadence.delay or cadence.own_point:
+        turns = schedule.fragments or schedule.intervals
+        if begins or turns or schedule.delay or schedule.own_point:
             raise ValueError(
                 "a candidate of Auto must exchange gradients in every step, or changes after the "
                 "same number of local steps, without warm-up or phases. Received: "
                 f"{method!r} in candidates"
             )
         return
-    if cadence.own_weights or begins or "residual" not in method.state_kinds:
+    if schedule.own_weights or begins or "residual" not in method.state_kinds:
         raise ValueError(
             "a candidate of Auto must exchange gradients in every step, without warm-up or phases, "
             "and keep a residual that a dense step can deliver, as RedSync, DGC, TopK, PowerSGD, "

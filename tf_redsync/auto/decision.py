@@ -41,7 +41,7 @@ class Measured:
         for m, part in ((method, served), (method.dense(), refused)):
             layout = BucketLayout(tuple(part), self.workers)
             total += cost.exchange_seconds(m, layout, self.link, self.work.get(m, cost.NO_WORK))
-        return total / max(1, method.cadence.local_steps)
+        return total / max(1, method.sync_schedule.local_steps)
 
 
 @dataclasses.dataclass(frozen=True)

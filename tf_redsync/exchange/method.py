@@ -13,7 +13,7 @@ from tf_redsync.exchange import feedback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce, Request
-from tf_redsync.exchange.sync_schedule import Cadence
+from tf_redsync.exchange.sync_schedule import SyncSchedule
 
 State = dict[str, list[tf.Tensor]]
 Payloads = list[tuple[type[Request], int]]
@@ -59,7 +59,7 @@ class Method(Configurable):
         return None
 
     def fragments_of(self, specs: Sequence[TensorSpec]) -> list[int]:
-        """Return the fragment of each tensor of a model, where `Cadence.fragments` has several."""
+        """Return the fragment of each tensor, where `SyncSchedule.fragments` has several."""
         return [0] * len(specs)
 
     @property
@@ -76,9 +76,9 @@ class Method(Configurable):
         return True
 
     @property
-    def cadence(self) -> Cadence:
+    def sync_schedule(self) -> SyncSchedule:
         """When it exchanges what, for the programs."""
-        return Cadence()
+        return SyncSchedule()
 
     @property
     def dense_start(self) -> Any:
@@ -86,7 +86,7 @@ class Method(Configurable):
         return None
 
     def at(self, step: int) -> Method:
-        """Return the method that runs at a step: another one in each of `Cadence.stages`.
+        """Return the method that runs at a step: another one in each of `SyncSchedule.stages`.
 
         Its state has the same form as this one's.
         """

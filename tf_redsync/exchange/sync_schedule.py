@@ -75,7 +75,7 @@ def _steps(asked: Any, total: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Cadence:
+class SyncSchedule:
     """When a method exchanges what. It decides which program runs; see `tf_redsync/step/`.
 
     The default: the gradients of every step, by `Method.exchange`.

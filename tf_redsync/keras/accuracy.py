@@ -103,7 +103,7 @@ def _of_short_memory(inner: Any, method: Method) -> str | None:
             f"{what} is made for AMSGrad. Received: {name}. Use tf_redsync.AMSGrad (Keras 3) "
             "or Adam(amsgrad=True)."
         )
-    if method.cadence.local_steps:
+    if method.sync_schedule.local_steps:
         return None
     beta_2 = momentum.of(inner).beta_2
     if beta_2 is not None and method.waiting_steps * (1.0 - beta_2) >= 1.0 - 1e-6:
@@ -131,25 +131,25 @@ def _of_one_mean(method: Method) -> str | None:
 
 def _of_long_rounds(method: Method) -> str | None:
     """Weights that go apart for long; 0/1 Adam's go on with the mean momentum."""
-    cadence = method.cadence
-    if not cadence.local_steps or method.adam:
+    schedule = method.sync_schedule
+    if not schedule.local_steps or method.adam:
         return None
     figure = measured.long_rounds(method)
     if figure is None:
         return None
     part = "a part of " if isinstance(innermost(method), SparseLoCo) else ""
-    momentum = getattr(cadence.outer, "momentum", 0.0)
+    momentum = getattr(schedule.outer, "momentum", 0.0)
     advice = "Use steps=10 or fewer, where accuracy matters"
     if part:
         advice = "Where messages are cheap, exchange in every step"
-    elif momentum > SMALL_OUTER_MOMENTUM and not cadence.fragments:
+    elif momentum > SMALL_OUTER_MOMENTUM and not schedule.fragments:
         advice = (
             "An outer momentum lasts for longer than a training of some dozen rounds: with 0.5 "
             "as with none it was 7.4 for 15 steps and 7.9 for 50. Use "
             "outer=tf_redsync.outer.Nesterov(learning_rate=0.7, momentum=0.5) there"
         )
     return (
-        f"{_name(method)} exchanges {part}the workers' changes every {cadence.local_steps} steps: "
+        f"{_name(method)} exchanges {part}the workers' changes every {schedule.local_steps} steps: "
         f"{figure}. {advice}; see docs/benchmarks.md#bytes-for-perplexity."
     )
 
@@ -158,7 +158,12 @@ def _of_late_momentum(inner: Any, method: Method) -> str | None:
     """Momentum of what arrives comes when the steps that it should have helped are long over."""
     found = momentum.of(inner)
     waits = method.waiting_steps > SHORT_WAIT and "residual" in method.state_kinds
-    if not found.values or not waits or method.cadence.local_steps or method.momentum_in_exchange:
+    if (
+        not found.values
+        or not waits
+        or method.sync_schedule.local_steps
+        or method.momentum_in_exchange
+    ):
         return None
     density, to_method = 1.0 / method.waiting_steps, ""
     cost = measured.late_beta_1(density)
@@ -219,7 +224,7 @@ def of_length(exchange: Any, so_far: int, epochs: int, steps: int) -> str | None
         return None
     wait, longest = max(late, key=lambda pair: pair[0])
     share = sum(a.spec.size for _, a in late) / max(1, sum(a.spec.size for _, a in waits))
-    local = longest.method.cadence.local_steps
+    local = longest.method.sync_schedule.local_steps
     each = f" rounds of {local} steps" if local else " steps"
     there = _exchanges(longest.method, compressed, steps)
     return (
@@ -232,9 +237,9 @@ def of_length(exchange: Any, so_far: int, epochs: int, steps: int) -> str | None
 
 def _exchanges(method: Method, steps: int, per_epoch: int) -> float:
     """How often a method exchanges in so many steps; rounds end with an epoch."""
-    local = method.cadence.local_steps
+    local = method.sync_schedule.local_steps
     rounds = steps / min(local, per_epoch) if local else steps
-    return rounds - method.cadence.warm_up_steps
+    return rounds - method.sync_schedule.warm_up_steps
 
 
 def _exchanges_between(assignment: Assignment) -> float:

@@ -52,14 +52,14 @@ def check_own_weights(inner: Any, policy: Policy | Auto) -> None:
     Raises:
         ValueError: for averages of the weights, and weight decay where points are a worker's own.
     """
-    own = [m for m in policy.methods if m.cadence.own_weights]
+    own = [m for m in policy.methods if m.sync_schedule.own_weights]
     config = dict(config_numbers(inner.get_config()))
     if own and config.get("use_ema"):
         raise ValueError(
             f"`use_ema` averages each worker's own weights with {type(own[0]).__name__}. Received: "
             "use_ema=True. Use use_ema=False, or another method."
         )
-    points = [m for m in own if m.cadence.own_point]
+    points = [m for m in own if m.sync_schedule.own_point]
     if points and (config.get("weight_decay") or type(innermost(inner)).__name__ != "SGD"):
         raise ValueError(
             f"{type(points[0]).__name__} moves each worker along its own gradient, which it can do "

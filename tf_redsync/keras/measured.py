@@ -77,17 +77,17 @@ def long_rounds(method: Method) -> str | None:
 
     `None` where the nearest one lost nothing.
     """
-    cadence, inside = method.cadence, innermost(method)
+    schedule, inside = method.sync_schedule, innermost(method)
     if isinstance(inside, SparseLoCo):
         near = min(_SPARSE, key=lambda at: (_far(at[0], inside.steps), _far(at[1], inside.top_k)))
         said, perplexity = f"SparseLoCo(steps={near[0]}, top_k={near[1]})", _SPARSE[near]
-    elif cadence.fragments:
-        at = _nearest(_STREAMING, cadence.local_steps)
+    elif schedule.fragments:
+        at = _nearest(_STREAMING, schedule.local_steps)
         said, perplexity = f"StreamingDiLoCo(steps={at})", _STREAMING[at]
     else:
-        momentum = float(getattr(cadence.outer, "momentum", 0.0))
+        momentum = float(getattr(schedule.outer, "momentum", 0.0))
         outer = min(_LOCAL, key=lambda known: abs(known - momentum))
-        at = _nearest(_LOCAL[outer], cadence.local_steps)
+        at = _nearest(_LOCAL[outer], schedule.local_steps)
         found = _LOCAL[outer][at]
         if found is None:
             return None

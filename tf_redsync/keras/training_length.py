@@ -163,14 +163,14 @@ def never_begins(exchange: Any, total: int) -> str | None:
 
 def _beginnings(method: Method) -> Iterator[tuple[str, int, str]]:
     """What a method does from some step of its own on, the step, and a way to have it earlier."""
-    cadence, ramp = method.cadence, getattr(innermost(method), "warm_up", None)
-    if cadence.warm_up_steps:
-        yield "compression", cadence.warm_up_steps, FRACTION
+    schedule, ramp = method.sync_schedule, getattr(innermost(method), "warm_up", None)
+    if schedule.warm_up_steps:
+        yield "compression", schedule.warm_up_steps, FRACTION
     if isinstance(ramp, ExponentialWarmUp):
         yield "the density", ramp.stages(0.0)[-1][0], "Use a smaller `steps_per_stage`"
-    if cadence.changes:
-        yield "the last stage", cadence.changes[-1], "Let the stages begin earlier"
-    intervals = cadence.intervals
+    if schedule.changes:
+        yield "the last stage", schedule.changes[-1], "Let the stages begin earlier"
+    intervals = schedule.intervals
     if intervals is not None and not intervals.of_training:
         fractions = "Use fractions of the training, as in start=0.1, double_after=0.2"
         yield "local steps", intervals.local_start, fractions

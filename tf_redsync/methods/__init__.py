@@ -2,7 +2,7 @@
 
 from tf_redsync.config import from_config, register, serialize
 from tf_redsync.exchange.method import Method
-from tf_redsync.exchange.sync_schedule import Cadence
+from tf_redsync.exchange.sync_schedule import SyncSchedule
 from tf_redsync.methods.catalogue import table
 from tf_redsync.methods.cd_sgd import CDSGD
 from tf_redsync.methods.coded import Coded, DeepReduce
@@ -48,7 +48,6 @@ from tf_redsync.methods.zero_one_adam import ZeroOneAdam
 __all__ = [
     "ACPSGD",
     "CDSGD",
-    "Cadence",
     "Coded",
     "CodedGMC",
     "CodedTopK",
@@ -95,6 +94,7 @@ __all__ = [
     "SphericalCompression",
     "StreamingDiLoCo",
     "Strom",
+    "SyncSchedule",
     "TernGrad",
     "TopK",
     "TwoBit",

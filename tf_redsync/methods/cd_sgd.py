@@ -13,7 +13,7 @@ from tf_redsync.config import register
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Exchange, Method, State
-from tf_redsync.exchange.sync_schedule import Cadence
+from tf_redsync.exchange.sync_schedule import SyncSchedule
 from tf_redsync.methods.two_bit import TwoBit
 from tf_redsync.schedules import DenseWarmUp, check_warm_up, dense_steps
 
@@ -81,8 +81,8 @@ class CDSGD(TwoBit):
 
     @property
     @override
-    def cadence(self) -> Cadence:
-        return Cadence(
+    def sync_schedule(self) -> SyncSchedule:
+        return SyncSchedule(
             warm_up_steps=dense_steps(self.warm_up),
             dense_every=self.full_every if self.full_every > 1 else 0,
             delay=1,

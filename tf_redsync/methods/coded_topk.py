@@ -18,7 +18,7 @@ from tf_redsync.exchange.method import (
     Payloads,
     State,
 )
-from tf_redsync.exchange.sync_schedule import Cadence
+from tf_redsync.exchange.sync_schedule import SyncSchedule
 from tf_redsync.methods.common.coded_selection import CodedSelection
 from tf_redsync.methods.common.momentum_correction import MomentumCorrected
 from tf_redsync.methods.local_sgd import LocalSGD
@@ -164,9 +164,9 @@ class CodedTopK(CodedSelection, MomentumCorrected):
 
     @property
     @override
-    def cadence(self) -> Cadence:
+    def sync_schedule(self) -> SyncSchedule:
         return dataclasses.replace(
-            super().cadence,
+            super().sync_schedule,
             local_steps=self.steps if self.steps > 1 else 0,
             masks_local_momentum=self.masking is not False,
             outer=self.outer,
@@ -178,8 +178,8 @@ class CodedTopK(CodedSelection, MomentumCorrected):
 
     @override
     def describe(self, spec: TensorSpec) -> str:
-        cadence = f", every {self.steps} steps" if self.steps > 1 else ""
-        return super().describe(spec) + cadence
+        schedule = f", every {self.steps} steps" if self.steps > 1 else ""
+        return super().describe(spec) + schedule
 
     @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:

@@ -16,7 +16,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, Method, Payloads, State
 from tf_redsync.exchange.requests import AllReduce, Request
-from tf_redsync.exchange.sync_schedule import Cadence
+from tf_redsync.exchange.sync_schedule import SyncSchedule
 from tf_redsync.methods.common.coded_selection import CodedSelection
 from tf_redsync.methods.common.own_momentum import OwnMomentum
 from tf_redsync.methods.common.sparsifier import Sparsifier, deliver
@@ -226,8 +226,8 @@ class GMCPlus(GMC):
 
     @property
     @override
-    def cadence(self) -> Cadence:
-        return Cadence(own_point=True)
+    def sync_schedule(self) -> SyncSchedule:
+        return SyncSchedule(own_point=True)
 
     @override
     def point(

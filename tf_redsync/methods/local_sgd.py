@@ -11,7 +11,7 @@ from tf_redsync import checks, outer
 from tf_redsync.config import register
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Method
-from tf_redsync.exchange.sync_schedule import Cadence
+from tf_redsync.exchange.sync_schedule import SyncSchedule
 from tf_redsync.outer import Nesterov, Outer
 from tf_redsync.schedules import DenseWarmUp
 
@@ -63,8 +63,8 @@ class LocalSGD(Method):
 
     @property
     @override
-    def cadence(self) -> Cadence:
-        return Cadence(local_steps=self.steps, outer=self.outer)
+    def sync_schedule(self) -> SyncSchedule:
+        return SyncSchedule(local_steps=self.steps, outer=self.outer)
 
     @property
     @override

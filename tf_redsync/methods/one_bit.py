@@ -14,7 +14,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.requests import AllGather, AllToAll
-from tf_redsync.exchange.sync_schedule import Cadence
+from tf_redsync.exchange.sync_schedule import SyncSchedule
 from tf_redsync.methods.common.quantized_blocks import (
     Blocks,
     by_tensor,
@@ -90,8 +90,8 @@ class OneBitSGD(Quantizer):
 
     @property
     @override
-    def cadence(self) -> Cadence:
-        return Cadence(warm_up_steps=dense_steps(self.warm_up))
+    def sync_schedule(self) -> SyncSchedule:
+        return SyncSchedule(warm_up_steps=dense_steps(self.warm_up))
 
     @override
     def describe(self, spec: TensorSpec) -> str:

@@ -20,7 +20,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, Method, State
 from tf_redsync.exchange.requests import AllReduce
-from tf_redsync.exchange.sync_schedule import Cadence
+from tf_redsync.exchange.sync_schedule import SyncSchedule
 from tf_redsync.methods.common.quantizer import deliver_ternary, largest, own_stream
 from tf_redsync.methods.common.sparsifier import DENSE_BELOW, marked, too_small
 from tf_redsync.methods.dense import Dense
@@ -137,8 +137,8 @@ class PacTrain(Method):
 
     @property
     @override
-    def cadence(self) -> Cadence:
-        return Cadence(
+    def sync_schedule(self) -> SyncSchedule:
+        return SyncSchedule(
             waits_for="the weights to be pruned: give tf_redsync.callbacks.Prune(sparsity, "
             "at_step=...) to `fit`, or call optimizer.prune(sparsity) in a custom loop"
         )

@@ -17,7 +17,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Exchange, Method, State
 from tf_redsync.exchange.requests import AllGather
-from tf_redsync.exchange.sync_schedule import Cadence
+from tf_redsync.exchange.sync_schedule import SyncSchedule
 from tf_redsync.methods.common.sparsifier import Sparsifier, capacity
 from tf_redsync.methods.local_sgd import LocalSGD
 from tf_redsync.ops import MessageLayout, wire
@@ -112,8 +112,10 @@ class SBC(Sparsifier):
 
     @property
     @override
-    def cadence(self) -> Cadence:
-        return Cadence(local_steps=self.steps, masks_local_momentum=self.masking, outer=self.outer)
+    def sync_schedule(self) -> SyncSchedule:
+        return SyncSchedule(
+            local_steps=self.steps, masks_local_momentum=self.masking, outer=self.outer
+        )
 
     @override
     def refuses(self, spec: TensorSpec) -> str | None:

@@ -18,7 +18,7 @@ from tf_redsync.exchange.method import (
     Payloads,
     State,
 )
-from tf_redsync.exchange.sync_schedule import Cadence
+from tf_redsync.exchange.sync_schedule import SyncSchedule
 from tf_redsync.methods.common.momentum_correction import MomentumCorrected
 from tf_redsync.methods.common.wrapper import MethodWrapper, innermost
 from tf_redsync.methods.redsync import RedSync
@@ -83,7 +83,7 @@ class Scheduled(MethodWrapper):
                 "Coded or HalfPrecision around one that has. Received: "
                 f"method={self.method!r}{checks.if_class(self.method)}"
             )
-        if self.method.density_changes or self.method.cadence.stages:
+        if self.method.density_changes or self.method.sync_schedule.stages:
             raise ValueError(
                 "`method` must not have a schedule of its own (ExponentialWarmUp). Received: "
                 f"method={self.method!r}. Give it warm_up=None, and the schedule to `stages`."
@@ -100,9 +100,9 @@ class Scheduled(MethodWrapper):
 
     @property
     @override
-    def cadence(self) -> Cadence:
+    def sync_schedule(self) -> SyncSchedule:
         begins = tuple(begin for begin, _ in self.begins[1:])
-        return dataclasses.replace(self.method.cadence, stages=begins)
+        return dataclasses.replace(self.method.sync_schedule, stages=begins)
 
     @override
     def at(self, step: int) -> Method:

@@ -20,7 +20,7 @@ from tf_redsync.exchange.method import (
     State,
 )
 from tf_redsync.exchange.requests import AllGather
-from tf_redsync.exchange.sync_schedule import Cadence
+from tf_redsync.exchange.sync_schedule import SyncSchedule
 from tf_redsync.methods.common.chunk_messages import ChunkMessages
 from tf_redsync.methods.common.chunking import SIDE, Chunks
 from tf_redsync.ops import wire
@@ -114,8 +114,8 @@ class SparseLoCo(Method):
 
     @property
     @override
-    def cadence(self) -> Cadence:
-        return Cadence(local_steps=self.steps, outer=self.outer)
+    def sync_schedule(self) -> SyncSchedule:
+        return SyncSchedule(local_steps=self.steps, outer=self.outer)
 
     @property
     @override

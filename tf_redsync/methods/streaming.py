@@ -17,7 +17,7 @@ from tf_redsync.exchange.context import Context, Rounding
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, Payloads, State
 from tf_redsync.exchange.requests import AllReduce
-from tf_redsync.exchange.sync_schedule import Cadence
+from tf_redsync.exchange.sync_schedule import SyncSchedule
 from tf_redsync.methods.common import rounded_all_reduce, small_floats
 from tf_redsync.methods.local_sgd import DiLoCo
 
@@ -136,8 +136,8 @@ class StreamingDiLoCo(DiLoCo):
 
     @property
     @override
-    def cadence(self) -> Cadence:
-        return Cadence(
+    def sync_schedule(self) -> SyncSchedule:
+        return SyncSchedule(
             local_steps=self.steps,
             outer=self.outer,
             fragments=self.count,
@@ -181,7 +181,7 @@ class StreamingDiLoCo(DiLoCo):
     def describe(self, spec: TensorSpec) -> str:
         late = f", {self.late} steps late" if self.late else ""
         then = "" if self.outer is None else f"; then {self.outer!r}"
-        start = self.cadence.offset(spec.fragment)
+        start = self.sync_schedule.offset(spec.fragment)
         return (
             f"{self.value_bits} bits in fragment {spec.fragment + 1} of {self.count}, every "
             f"{self.steps} steps from step {start}{late}{then}"

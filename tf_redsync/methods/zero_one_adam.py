@@ -15,7 +15,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, Method, State
 from tf_redsync.exchange.requests import AllReduce
-from tf_redsync.exchange.sync_schedule import Cadence, Intervals
+from tf_redsync.exchange.sync_schedule import Intervals, SyncSchedule
 from tf_redsync.methods.one_bit_adam import in_one_bit
 
 
@@ -117,13 +117,13 @@ class ZeroOneAdam(Method):
 
     @property
     @override
-    def cadence(self) -> Cadence:
+    def sync_schedule(self) -> SyncSchedule:
         intervals = Intervals(
             dense_double_after=self.variance_updates,
             local_start=self.start,
             local_double_after=self.double_after,
         )
-        return Cadence(local_steps=self.steps, intervals=intervals)
+        return SyncSchedule(local_steps=self.steps, intervals=intervals)
 
     @property
     @override

@@ -47,8 +47,8 @@ def of_bucket(bucket: Bucket, measured: Measured) -> Exchange:
         bucket: The bucket.
         measured: The network, and what the bucket's method computes.
     """
-    method, cadence, workers = bucket.method, bucket.method.cadence, measured.workers
-    parts = cadence.delay if cadence.fragments else 0
+    method, schedule, workers = bucket.method, bucket.method.sync_schedule, measured.workers
+    parts = schedule.delay if schedule.fragments else 0
     served = Fragment(bucket).parts if parts else bucket
     specs, share = served.layout.specs, max(1, parts) / steps_between(method)
     messages = cost.messages(method, BucketLayout(specs, workers))
@@ -60,7 +60,7 @@ def of_bucket(bucket: Bucket, measured: Measured) -> Exchange:
         network * share,
         computed * share,
         network + computed,
-        cadence.fragments > 0,
+        schedule.fragments > 0,
     )
 
 
@@ -72,7 +72,7 @@ def longest(exchanges: Sequence[Exchange]) -> float:
 
 def steps_between(method: Method) -> int:
     """Return the steps from one exchange to the next."""
-    return max(1, method.cadence.local_steps)
+    return max(1, method.sync_schedule.local_steps)
 
 
 def sent(method: Method, specs: tuple[TensorSpec, ...], workers: int) -> float:

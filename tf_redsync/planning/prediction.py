@@ -161,9 +161,9 @@ def check(methods: Sequence[Method]) -> None:
         PlanError: for delays of gradients, dense steps in between, and no exchange at all.
     """
     for method in methods:
-        cadence = method.cadence
-        late = cadence.delay and not cadence.fragments
-        if late or cadence.dense_every or isinstance(method, NoExchange):
+        schedule = method.sync_schedule
+        late = schedule.delay and not schedule.fragments
+        if late or schedule.dense_every or isinstance(method, NoExchange):
             raise PlanError(
                 "the cost model is one of methods that exchange in every step, or after some local "
                 f"steps, and {type(method).__name__} does not. Received: {method!r}. Measure it on "

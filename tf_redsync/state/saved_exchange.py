@@ -129,7 +129,9 @@ class SavedExchange(GradientExchange):
             self.policy.movable,
         }:
             return  # the optimizer is another one now
-        local = {bool(a.method.cadence.local_steps) for a in (*assignments, *self.assignments)}
+        local = {
+            bool(a.method.sync_schedule.local_steps) for a in (*assignments, *self.assignments)
+        }
         if len(local) > 1:  # other weights, too: the residuals have no place then, see `restore`
             return
         with agreement.agreed(self.strategy, "create the state that Auto chose in another run"):

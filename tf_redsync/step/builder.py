@@ -79,7 +79,9 @@ class ExchangeBuilder:
         self._max_skipped = max_skipped_steps or 0
         self.warm_up = None if warm_up is None else WarmUp(warm_up)
         parts = [
-            m for m in policy.methods if m.cadence.intervals and m.cadence.intervals.of_training
+            m
+            for m in policy.methods
+            if m.sync_schedule.intervals and m.sync_schedule.intervals.of_training
         ]
         self.training = TrainingLength(f"method={parts[0]!r}") if parts else None
         self._made: GradientExchange | None = None
@@ -130,7 +132,7 @@ class ExchangeBuilder:
                 self._bucket_bytes,
                 sparse_totals
                 and all(s.dtype == "float32" for s in specs)
-                and not any(a.method.cadence.local_steps for a in assigned),
+                and not any(a.method.sync_schedule.local_steps for a in assigned),
             )
 
         options = self._max_skipped, self.warm_up, self.training

@@ -52,7 +52,7 @@ def plan_of(buckets: Sequence[Bucket], dense: bool) -> Plan | Phases:
         buckets: The buckets.
         dense: Whether methods that have dense steps are in one.
     """
-    ends = sorted({step for b in buckets for step in b.method.cadence.changes})
+    ends = sorted({step for b in buckets for step in b.method.sync_schedule.changes})
     *earlier, found = (plan_at(buckets, dense, start) for start in (0, *ends))
     plan: Plan | Phases = found
     for until, before in zip(reversed(ends), reversed(earlier), strict=True):
@@ -144,8 +144,8 @@ class ChangingSteps(EveryStep):
     """An exchange in every step, not always the same.
 
     It is dense in a warm-up, at every k-th step if methods say so, and as long as methods wait for
-    something (`Cadence.waits_for`). Methods with `Cadence.phases` change from one exchange to the
-    next at a step, and those with `Cadence.stages` from one method to the next.
+    something (`SyncSchedule.waits_for`). Methods with `phases` change from one exchange to the next
+    at a step, and those with `stages` from one method to the next.
 
     Args:
         buckets: The buckets, in the order in which they are exchanged.
@@ -155,7 +155,7 @@ class ChangingSteps(EveryStep):
     def __init__(self, buckets: Sequence[Bucket], warm_up: WarmUp | None = None):
         super().__init__(buckets)
         self.warm_up = warm_up
-        may_be_dense = warm_up or any(b.method.cadence.may_be_dense for b in self.buckets)
+        may_be_dense = warm_up or any(b.method.sync_schedule.may_be_dense for b in self.buckets)
         self.whole = whole(self.buckets)
         self.parts = split(self.buckets) if may_be_dense else (self.whole,)
 
@@ -171,7 +171,7 @@ class ChangingSteps(EveryStep):
     def count_elements(self, network: Network) -> None:
         """Where collectives cannot stand in branches all plans run, so that nothing is counted."""
         if network.in_branches or not (
-            self.warm_up or any(b.method.cadence.may_be_dense for b in self.buckets)
+            self.warm_up or any(b.method.sync_schedule.may_be_dense for b in self.buckets)
         ):
             super().count_elements(network)
 
@@ -189,7 +189,7 @@ class ChangingSteps(EveryStep):
 
     def _check_stages(self, network: Network) -> None:
         """Check that not all stages would have to run in each step, for one of them to be kept."""
-        staged = [b.method for b in self.buckets if b.method.cadence.stages]
+        staged = [b.method for b in self.buckets if b.method.sync_schedule.stages]
         if staged and not network.in_branches:
             raise ValueError(
                 f"{type(staged[0]).__name__} needs collectives that can stand in branches: worker "
@@ -218,7 +218,7 @@ class ChangingSteps(EveryStep):
     def _dense_at(self, step: tf.Tensor, states: Sequence[State]) -> tf.Tensor | None:
         """Whether methods with a dense phase are in it, all together; `None` if there is none."""
         pairs = zip(self.buckets, states, strict=True)
-        when = [~b.method.ready(state) for b, state in pairs if b.method.cadence.waits_for]
+        when = [~b.method.ready(state) for b, state in pairs if b.method.sync_schedule.waits_for]
         if self.warm_up_steps:
             when.append(step < self.warm_up_steps)
         if self.dense_every:
@@ -232,7 +232,7 @@ class ChangingSteps(EveryStep):
         Raises:
             ValueError: when methods ask for dense warm-ups of different lengths.
         """
-        steps = [b.method.cadence.warm_up_steps for b in self.buckets]
+        steps = [b.method.sync_schedule.warm_up_steps for b in self.buckets]
         return self._common("DenseWarmUp.steps", steps)
 
     @property
@@ -242,7 +242,9 @@ class ChangingSteps(EveryStep):
         Raises:
             ValueError: when methods ask for different numbers.
         """
-        return self._common("full_every", [b.method.cadence.dense_every for b in self.buckets])
+        return self._common(
+            "full_every", [b.method.sync_schedule.dense_every for b in self.buckets]
+        )
 
     def _common(self, name: str, values: Sequence[int]) -> int:
         different = set(values) - {0}

@@ -2,7 +2,7 @@
 
 It is the one of `DistributedOptimizer(..., warm_up=...)`, for all programs alike. Methods know
 nothing of it: they begin after it, at step 0 of their own. What they say by
-`Cadence.warm_up_steps` is another matter, and counts from there.
+`SyncSchedule.warm_up_steps` is another matter, and counts from there.
 """
 
 from __future__ import annotations

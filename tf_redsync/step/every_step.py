@@ -101,7 +101,7 @@ def dense_plan(buckets: Sequence[Bucket]) -> Plan:
 
 def phase_at(method: Method, step: int) -> str:
     """Return the name of the exchange that a method runs at a step that is not dense."""
-    return next((name for until, name in method.cadence.phases if step < until), "exchange")
+    return next((name for until, name in method.sync_schedule.phases if step < until), "exchange")
 
 
 def plan_at(buckets: Sequence[Bucket], dense: bool, start: int) -> Plan:
@@ -114,7 +114,10 @@ def plan_at(buckets: Sequence[Bucket], dense: bool, start: int) -> Plan:
     """
     runs, looked_at, full = [], [], []
     for bucket in buckets:
-        method, is_dense = bucket.method.at(start), dense and bucket.method.cadence.may_be_dense
+        method, is_dense = (
+            bucket.method.at(start),
+            dense and bucket.method.sync_schedule.may_be_dense,
+        )
         name = "dense_exchange" if is_dense else phase_at(method, start)
         runs.append(getattr(method, name))
         looked_at.append(method.totals_may_overflow and not is_dense)
@@ -266,7 +269,7 @@ class EveryStep:
     def bytes_of(self, bucket: Bucket, workers: int) -> float:
         """Those of one bucket, on two workers or more."""
         method, layout = bucket.method, dataclasses.replace(bucket.layout, workers=workers)
-        every = method.cadence.dense_every
+        every = method.sync_schedule.dense_every
         share = 1.0 / every if every else 0.0
         sent = (1.0 - share) * cost.bytes_sent(cost.messages(method, layout))
         if share:

@@ -44,7 +44,7 @@ class GradientExchange(tf.Module):
         setup: What the workers have agreed on.
         weights: The trainable variables as TensorFlow has them.
         rate: Returns the optimizer's learning rate.
-        awaited: Whether a pruning callback is registered; see `Cadence.waits_for`.
+        awaited: Whether a pruning callback is registered; see `SyncSchedule.waits_for`.
 
     Attributes:
         step: int64 variable, number of steps so far, skipped ones included.
@@ -134,7 +134,7 @@ class GradientExchange(tf.Module):
         ]
         if self.program.delay:
             self._before_steps.append(self._check_present)
-        if any(b.method.cadence.waits_for for b in buckets) and self.workers > 1:
+        if any(b.method.sync_schedule.waits_for for b in buckets) and self.workers > 1:
             self._before_steps.append(lambda _: masks.warn_of_waiting(self))
         self.states = [
             state_variables.StateVariables(*self.program.init(b), b.layout.index, create)

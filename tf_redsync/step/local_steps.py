@@ -78,7 +78,7 @@ class LocalSteps(ChangingSteps):
     def init(self, bucket: Bucket):
         """The outer optimizer's slots are state too."""
         values, kinds = super().init(bucket)
-        outer = bucket.method.cadence.outer
+        outer = bucket.method.sync_schedule.outer
         if outer is None:
             return values, kinds
         own = {n: [tf.zeros(s.shape) for s in bucket.layout.specs] for n in outer.slots}
@@ -198,7 +198,7 @@ class LocalSteps(ChangingSteps):
                 for spec, total in zip(bucket.layout.specs, totals, strict=True):
                     own = consensus.own[spec.position]
                     own.assign(tf.cast(agreed[spec.position] + total, own.dtype))
-                if bucket.method.cadence.masks_local_momentum:
+                if bucket.method.sync_schedule.masks_local_momentum:
                     self._mask(bucket, change, before, new)
 
         tf.cond(outcome.finite, advance, consensus.restore)
@@ -249,7 +249,7 @@ class LocalSteps(ChangingSteps):
 
 def outer_step(bucket: Bucket, means: list[tf.Tensor], state: State) -> tuple[Any, State]:
     """Return what to add to the weights, and the outer optimizer's new state."""
-    outer = bucket.method.cadence.outer
+    outer = bucket.method.sync_schedule.outer
     if outer is None:
         return means, {}
     (steps,) = state[_OUTER + "steps"]

@@ -52,14 +52,14 @@ def write(exchange: Any, masks: Mapping[int, np.ndarray]) -> None:
 
 def warn_of_waiting(exchange: Any) -> None:
     """Warn, once, of methods that wait for masks where no pruning callback is registered."""
-    methods = {b.method for b in exchange.program.buckets if b.method.cadence.waits_for}
+    methods = {b.method for b in exchange.program.buckets if b.method.sync_schedule.waits_for}
     if not methods or exchange.awaited:
         return
     exchange.awaited = True
     for method in methods:
         warnings.warn(
             f"{type(method).__name__} exchanges densely, for it waits for "
-            f"{method.cadence.waits_for}. Nothing of the kind has been announced (it may still "
-            "come from a checkpoint).",
+            f"{method.sync_schedule.waits_for}. Nothing of the kind has been announced (it may "
+            "still come from a checkpoint).",
             stacklevel=2,
         )

@@ -52,10 +52,10 @@ class Fragment:
     """
 
     def __init__(self, bucket: Bucket):
-        self.bucket, self.cadence = bucket, bucket.method.cadence
+        self.bucket, self.sync_schedule = bucket, bucket.method.sync_schedule
         self.parts = bucket
-        if self.cadence.delay:
-            spec = TensorSpec("part", (-(-self.size // self.cadence.delay),))
+        if self.sync_schedule.delay:
+            spec = TensorSpec("part", (-(-self.size // self.sync_schedule.delay),))
             layout = dataclasses.replace(bucket.layout, specs=(spec,))
             self.parts = Bucket(bucket.method, layout)
         self.exchange = whole([self.parts])
@@ -67,16 +67,16 @@ class Fragment:
 
     def age(self, steps: tf.Tensor) -> tf.Tensor:
         """Return how many steps ago its turn came; the length of a round if it never has."""
-        offset = self.cadence.offset(self.bucket.layout.specs[0].fragment)
-        age = (steps - offset) % self.cadence.local_steps
-        return tf.where(age < steps, age, self.cadence.local_steps)
+        offset = self.sync_schedule.offset(self.bucket.layout.specs[0].fragment)
+        age = (steps - offset) % self.sync_schedule.local_steps
+        return tf.where(age < steps, age, self.sync_schedule.local_steps)
 
     def in_parts(self, changes: Sequence[tf.Tensor]) -> tf.Tensor:
         """Return changes of the weights as `[delay, elements of a part]`, the last filled up."""
         (part,) = self.parts.layout.specs
         vector = tf.concat([tf.reshape(c, [-1]) for c in changes], axis=0)
-        padded = tf.pad(vector, [[0, self.cadence.delay * part.size - self.size]])
-        return tf.reshape(padded, [self.cadence.delay, part.size])
+        padded = tf.pad(vector, [[0, self.sync_schedule.delay * part.size - self.size]])
+        return tf.reshape(padded, [self.sync_schedule.delay, part.size])
 
     def by_tensor(self, parts: tf.Tensor) -> list[tf.Tensor]:
         """Undo `in_parts`."""
@@ -110,7 +110,7 @@ class Streaming(LocalSteps):
     def init(self, bucket: Bucket):
         """With a delay what is on its way is state too."""
         values, kinds = super().init(bucket)
-        delay = bucket.method.cadence.delay
+        delay = bucket.method.sync_schedule.delay
         if not delay:
             return values, kinds
         (part,) = Fragment(bucket).parts.layout.specs
@@ -129,18 +129,18 @@ class Streaming(LocalSteps):
         pairs = list(zip(self.fragments, states, strict=True))
         outcomes = [
             tf.cond(
-                fragment.age(before) < fragment.cadence.delay,
+                fragment.age(before) < fragment.sync_schedule.delay,
                 functools.partial(self._send, fragment, consensus, state, network, before),
                 nothing_sent,
             )
             for fragment, state in pairs
-            if fragment.cadence.delay
+            if fragment.sync_schedule.delay
         ]
         warmed = self.warmed()
         steps = before + (1 if warmed is None else tf.cast(~warmed, tf.int64))
         consensus.steps.assign(steps)
         for fragment, state in pairs:
-            delay = fragment.cadence.delay
+            delay = fragment.sync_schedule.delay
             turn = tf.equal(fragment.age(steps), 0)
             if not delay:
                 at_once = functools.partial(self._exchange, fragment, consensus, state, network)
@@ -207,7 +207,7 @@ class Streaming(LocalSteps):
         finite: tf.Tensor,
     ) -> None:
         """Move a fragment's weights on, or, if its changes are not finite, back."""
-        specs, mixing = fragment.bucket.layout.specs, fragment.cadence.mixing
+        specs, mixing = fragment.bucket.layout.specs, fragment.sync_schedule.mixing
         pairs = [(consensus.agreed[s.position], consensus.own[s.position]) for s in specs]
         changes = dict(
             zip(
@@ -239,5 +239,5 @@ class Streaming(LocalSteps):
     @override
     def bytes_of(self, bucket: Bucket, workers: int) -> float:
         """Mean over a round."""
-        parts = max(1, bucket.method.cadence.delay)
+        parts = max(1, bucket.method.sync_schedule.delay)
         return parts * super().bytes_of(Fragment(bucket).parts, workers)

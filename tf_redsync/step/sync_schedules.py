@@ -67,14 +67,14 @@ def for_buckets(
     """
     if workers > 1 and trial_steps:
         return Trial(buckets, trial_steps, create, warm_up)
-    cadences = [b.method.cadence for b in buckets]
-    if workers > 1 and cadences and cadences[0].local_steps:
-        if cadences[0].intervals:
-            return ZeroOne(buckets, cadences[0].local_steps, warm_up, training, nonfinite, clock)
-        local = Streaming if cadences[0].fragments else LocalSteps
-        return local(buckets, cadences[0].local_steps, warm_up, nonfinite)
-    if workers > 1 and any(c.own_point or c.delay for c in cadences):
-        return PerturbedPoint(buckets, cadences[0].delay, warm_up)
-    if workers > 1 and (warm_up or any(c.may_be_dense or c.changes for c in cadences)):
+    schedules = [b.method.sync_schedule for b in buckets]
+    if workers > 1 and schedules and schedules[0].local_steps:
+        if schedules[0].intervals:
+            return ZeroOne(buckets, schedules[0].local_steps, warm_up, training, nonfinite, clock)
+        local = Streaming if schedules[0].fragments else LocalSteps
+        return local(buckets, schedules[0].local_steps, warm_up, nonfinite)
+    if workers > 1 and any(c.own_point or c.delay for c in schedules):
+        return PerturbedPoint(buckets, schedules[0].delay, warm_up)
+    if workers > 1 and (warm_up or any(c.may_be_dense or c.changes for c in schedules)):
         return ChangingSteps(buckets, warm_up)
     return EveryStep(buckets)

@@ -1,6 +1,6 @@
 """0/1 Adam's way: steps together, in which momenta are exchanged, and then local steps.
 
-With t the step, from 0; k the dense steps so far; s and H of `Intervals` and `Cadence.local_steps`:
+With t the step, from 0; k the dense steps so far; s of `Intervals`, H the local steps:
 
     t < s:   in dense steps, at distances of 1, 2, 4 and so on    `dense_exchange`, of gradients
              in the others                                        `momentum_exchange`
@@ -52,7 +52,7 @@ class ZeroOne(LocalSteps):
     ):
         super().__init__(buckets, steps, warm_up, nonfinite)
         self._clock = clock
-        self._training, self._asked = training, buckets[0].method.cadence.intervals
+        self._training, self._asked = training, buckets[0].method.sync_schedule.intervals
         runs, number = tuple(b.method.momentum_exchange for b in self.buckets), len(self.buckets)
         self.momenta_together = Plan(tuple(self.buckets), runs, (False,) * number, (True,) * number)
 

@@ -1,4 +1,4 @@
-"""What methods share. Nothing here is public but `Cadence`.
+"""What methods share. Nothing here is public but `SyncSchedule`.
 
 * `sparsifier`: base class and delivery of methods that send selected elements;
   `momentum_correction`: those of them with momentum before the selection;
@@ -10,6 +10,6 @@
   `rounded_all_reduce`: sums in 16 bits;
 * `matrix_factors`: tensors as products of two factors;
 * `random_numbers`: equal on all workers, or of a worker's own;
-* `cadence`: when a method exchanges what;
+* `sync_schedule`: when a method exchanges what;
 * `wrapper`: a method around another one.
 """

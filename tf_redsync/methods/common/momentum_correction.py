@@ -14,7 +14,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, Method, State
 from tf_redsync.exchange.requests import AllReduce
-from tf_redsync.exchange.sync_schedule import Cadence
+from tf_redsync.exchange.sync_schedule import SyncSchedule
 from tf_redsync.methods.common.own_momentum import OwnMomentum
 from tf_redsync.methods.common.sparsifier import Sparsifier, element_count
 from tf_redsync.methods.dense import Dense
@@ -84,8 +84,8 @@ class MomentumCorrected(OwnMomentum, Sparsifier):
 
     @property
     @override
-    def cadence(self) -> Cadence:
-        return Cadence(warm_up_steps=dense_steps(self.warm_up))
+    def sync_schedule(self) -> SyncSchedule:
+        return SyncSchedule(warm_up_steps=dense_steps(self.warm_up))
 
     @override
     def dense(self) -> Method:

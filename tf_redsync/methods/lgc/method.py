@@ -17,7 +17,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.requests import AllGather, AllReduce
-from tf_redsync.exchange.sync_schedule import Cadence
+from tf_redsync.exchange.sync_schedule import SyncSchedule
 from tf_redsync.methods.common.broadcast import from_leader
 from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, flat, split
 from tf_redsync.methods.lgc import codes, shared_values
@@ -163,9 +163,11 @@ class LGC(Sparsifier):
 
     @property
     @override
-    def cadence(self) -> Cadence:
+    def sync_schedule(self) -> SyncSchedule:
         trained = self.dense_steps + self.training_steps
-        return Cadence(warm_up_steps=self.dense_steps, phases=((trained, "training_exchange"),))
+        return SyncSchedule(
+            warm_up_steps=self.dense_steps, phases=((trained, "training_exchange"),)
+        )
 
     @override
     def refuses(self, spec: TensorSpec) -> str | None:

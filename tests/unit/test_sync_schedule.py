@@ -148,7 +148,7 @@ def test_cd_sgd_sends_what_is_known_before_the_step(method):
         state, _ = runs.init(bucket)
         runs.run(Inputs([[gradient]], [state], None, step, network))
         waits = [gradient.op in ancestors(message) for message in network.sent]
-    assert waits == [not method.cadence.delay]
+    assert waits == [not method.sync_schedule.delay]
 
 
 def test_bytes_per_step_are_means_over_a_round():
