@@ -14,7 +14,7 @@ from tf_redsync.exchange import driver, loopback
 from tf_redsync.exchange.layout import Bucket, TensorSpec, make_buckets
 from tf_redsync.policy import Policy
 from tf_redsync.schedules import ExponentialWarmUp
-from tf_redsync.step.changing_steps import phase_at
+from tf_redsync.step.every_step import phase_at
 
 Tensors = list[tf.Tensor]
 

@@ -16,10 +16,11 @@ from tf_redsync.ops import native
 @pytest.fixture(autouse=True)
 def fresh_choice(monkeypatch):
     monkeypatch.delenv("TF_REDSYNC_BACKEND", raising=False)
-    monkeypatch.setattr(native, "_automatic", None)
+    native._try_native.cache_clear()
     ops.set_backend(None)
     yield
     ops.set_backend(None)
+    native._try_native.cache_clear()
 
 
 @needs_native

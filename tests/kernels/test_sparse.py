@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tf_redsync import ops
-from tf_redsync.ops import sparse
+from tf_redsync.ops import selection, sparse
 
 SIZES = ((7, 30), (400,), (3, 5, 11))
 FORM = {"selectors": ("exact", "threshold", "trimmed"), "quantized": (False, True, False)}
@@ -44,7 +44,7 @@ def test_coordinates_add_up_to_the_decoded_total(backend):
     received, layout = messages(), ops.MessageLayout.of(K, FORM["quantized"])
     like = [tf.zeros(s) for s in SIZES]
     dense = ops.decode(received, layout, like)
-    found = sparse.coordinates(received, layout)
+    found = selection.coordinates(received, layout)
     for total, expected in zip(found, dense, strict=True):
         summed = np.zeros(expected.shape.num_elements(), np.float32)
         np.add.at(summed, total.indices.numpy().view(np.int32), total.values.numpy())

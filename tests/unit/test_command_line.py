@@ -257,7 +257,7 @@ for part in sys.argv[1:]:
 
 
 def test_parts_may_be_imported_first():
-    parts = ("ops", "methods", "keras.keras3", "exchange.wire", "codings")
+    parts = ("ops", "methods", "keras.keras3", "exchange.driver", "codings")
     command = [sys.executable, "-c", PARTS_FIRST, *parts]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr[-500:]

@@ -99,7 +99,7 @@ def test_pruned_weights_stay_zero(name):
     kept[1] = np.ones(SHAPES[1], bool)  # a bias
     for v, b, mask in zip(variables, before, kept, strict=True):
         np.testing.assert_array_equal(v.numpy(), np.where(mask, b, 0))
-    slots = wrapped._adapter.slots()
+    slots = wrapped._adapter.access.slots(wrapped._adapter._variables)
     if name in SLOTS:
         assert len(slots) == SLOTS[name]
     for round_ in (0, 1):
@@ -126,7 +126,7 @@ def test_slots_of_kept_weights_and_of_biases_are_left_alone():
     assert int(inner.iterations.numpy()) == 1 and float(inner.learning_rate.numpy()) > 0
     changed = [np.any(v.numpy() != b) for v, b in zip(inner.variables, before, strict=True)]
     assert sum(changed) == 2 * 3  # both moments of the three kernels
-    for kind in wrapped._adapter.slots():
+    for kind in wrapped._adapter.access.slots(wrapped._adapter._variables):
         for slot, mask in zip(kind, kept, strict=True):
             assert np.all(slot.numpy()[mask] != 0)
 

@@ -120,11 +120,13 @@ def test_collectives_that_cannot_branch_are_refused():
     program = ChangingSteps(make_buckets([(SPECS[0], method)], 2))
     with pytest.raises(ValueError, match="direct_collectives=False, or replicas of one process"):
         program.run(
-            [[tf.ones(SPECS[0].shape)]],
-            [method.init(program.buckets[0].layout)],
-            None,
-            tf.constant(0, tf.int64),
-            Echo(2, in_branches=False),
+            Inputs(
+                [[tf.ones(SPECS[0].shape)]],
+                [method.init(program.buckets[0].layout)],
+                None,
+                tf.constant(0, tf.int64),
+                Echo(2, in_branches=False),
+            )
         )
 
 
