@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-HANDSHAKE = "TF_REDSYNC_HANDSHAKE"  # "0": workers start without a meeting; for all of them or none
+HANDSHAKE = "TF_REDSYNC_HANDSHAKE"  # "0": no rendezvous; set it for all workers or none
 JOB = "TF_REDSYNC_JOB"  # the job's secret, the same for all its workers; may be missing
 RESTART = "TF_REDSYNC_RESTART"  # how often the launcher has started the job anew, from 0
 START_TIMEOUT = "TF_REDSYNC_START_TIMEOUT"  # seconds

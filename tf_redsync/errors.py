@@ -1,19 +1,57 @@
-"""The base of the errors by which training on several workers ends."""
+"""The base class of errors in distributed training, and the main line of error messages."""
 
 from __future__ import annotations
 
+import re
+import sys
+
 
 class DistributedError(RuntimeError):
-    """Training on several workers cannot go on.
+    """Training on several workers cannot continue.
 
     Raised by `fit`, `evaluate`, `predict`, every `tf.function` and `strategy.run` when a worker is
-    lost or stays away, when a message arrives corrupted, or when too many steps were skipped. The
-    message says which worker, and where each one is. An error that TensorFlow has raised in the
-    step is the `__cause__`, and its class is a base of this error's class: `except
-    tf.errors.UnavailableError` catches it, too.
+    lost or stalled, a message is corrupted, or too many steps were skipped. The message names the
+    worker and every worker's step. TensorFlow's own error of the step, if any, is the `__cause__`,
+    and its class is a base of this error's class: `except tf.errors.UnavailableError` catches it,
+    too.
 
     Attributes:
-        original: TensorFlow's error, or `None` where the library found the problem itself.
+        original: TensorFlow's error; `None` if the library found the problem itself.
     """
 
     original: Exception | None = None
+
+
+_NODE = re.compile(r"^\{\{function_node .*?\}\} ")
+_FIRST_OF_SEVERAL = re.compile(r"^\s*\(0\) [A-Z_]+: +(.+)")  # root errors
+
+
+def main_line(message: str) -> str:
+    """Return the line of a message that has the reason; TensorFlow hides it below the stack."""
+    lines = message.splitlines() or [""]
+    found = lines[0]
+    if found.startswith("Graph execution error"):
+        below = []
+        for line in lines[1:]:
+            if line.lstrip().startswith("[[{{node"):
+                break
+            several = _FIRST_OF_SEVERAL.match(line)
+            if several:
+                below.append(several[1])
+                break
+            if line and not line[0].isspace() and not line.startswith(("Detected at", "Node:")):
+                below.append(line)
+        found = below[-1] if below else found
+    return _NODE.sub("", found)
+
+
+def uncaught() -> str:
+    """Return the uncaught error that ends this program; empty in interactive sessions."""
+    if sys.flags.interactive or hasattr(sys, "ps1"):
+        return ""
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if error is None:
+        return ""
+    message = main_line(str(error))
+    kind = type(error).__name__
+    return f"{kind}: {message}" if message else kind

@@ -29,8 +29,7 @@ from tf_redsync.cluster import (
     step_errors,
     watchdog,
 )
-from tf_redsync.cluster.tasks import Cluster
-from tf_redsync.cluster.tf_config import check_tf_config
+from tf_redsync.cluster.tf_config import Cluster, check_tf_config
 from tf_redsync.keras import batch_rows, first_batch, fit_hook, statistics
 from tf_redsync.network import (
     collectives,
@@ -102,7 +101,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         options = transport.copied(communication_options)
         number = collectives.separate_keys(self)
         times = f"timeout_seconds={timeout_seconds}, heartbeat_seconds={heartbeat_seconds}"
-        with meeting as seconds, coordination.limits(cluster, lost_after, seconds, times):
+        with meeting as seconds, coordination.time_limits(cluster, lost_after, seconds, times):
             super().__init__(cluster_resolver, options)
         if collectives.worker_count(self) > 1:
             self._start_together(number, options, timeout_seconds, heartbeat_seconds)
@@ -134,7 +133,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         which = "the strategy" if number == 1 else f"strategy {number} of the process"
         start = f"start with {which}'s {times}, {transport.described(options)}"
         gpus = transport.told(transport.own_gpus())
-        transport.choose(options, agreement.everyones(self, start, gpus))
+        transport.choose(options, agreement.gather_texts(self, start, gpus))
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
         """Reduce `value` over replicas; also structures, and scalars with `axis=0`.

@@ -80,7 +80,7 @@ def test_a_worker_that_stays_away_is_named_after_the_limit():
         run_workers(leave_out_one_step, timeout=90, grace=1)
     text = str(error.value)
     assert "worker 0, exit code 1" in text
-    assert "worker 1 did not come to where others wait, for 4 s" in text
+    assert "worker 1 did not reach the others within 4 s" in text
     assert "worker 1 is at step 2" in text
     assert "worker 0 is at step 2 and waits for all workers to: reduce int64 by SUM" in text
 

@@ -72,6 +72,6 @@ def test_a_worker_whose_data_stall_is_named_and_ends(family, amount, loop):
     env = LEGACY if family == "tf_keras" else None
     outputs = fail_workers(stall, args=(family, amount, loop), env=env, timeout=90)
     for output in outputs:
-        assert "worker 1 did not come to where others wait, for 8 s; worker 1 waited for" in output
+        assert "worker 1 did not reach the others within 8 s; worker 1 waited for" in output
     for output in outputs:
         assert "worker 1 has waited 2 s for data" in output or "waited 3 s for data" in output

@@ -14,7 +14,8 @@ from tests.distributed.cluster import ENVIRONMENT, run_workers
 from tests.unit.test_rendezvous import second
 from tf_redsync import launch
 from tf_redsync.cluster import rendezvous
-from tf_redsync.cluster.tasks import Cluster, StartError
+from tf_redsync.cluster.rendezvous import StartError
+from tf_redsync.cluster.tf_config import Cluster
 
 pytestmark = pytest.mark.distributed
 
@@ -80,7 +81,7 @@ def test_one_too_many_ends_alone(tmp_path):
         text = second(dataclasses.replace(workers, rank=rank))
         assert f"running already: TensorFlow's server answers at {workers.addresses[rank]}" in text
     # That was from another machine; on this one:
-    with pytest.raises(StartError, match="another process of this machine has its port"):
+    with pytest.raises(StartError, match="another process of this machine"):
         rendezvous.meet(workers, 5.0)
     assert thread.is_alive()
     (tmp_path / "go").touch()
@@ -100,7 +101,7 @@ def test_a_missing_worker_is_named_and_ends_the_wait():
     assert f"waiting for {missing} (3 s): nothing listens there" in text
     assert f"missing:\n{missing}: nothing listens there\nStart them" in text
     assert job.message.splitlines()[-1].startswith(
-        "worker 0 failed first: StartError: the workers did not all come within 4 s"
+        "worker 0 failed first: StartError: some workers did not start within 4 s"
     )
 
 
@@ -138,7 +139,7 @@ def test_a_worker_may_be_stopped_for_20_seconds(tmp_path):
     os.kill(pid, signal.SIGSTOP)
     try:
         # While it cannot answer, a second one waits, and harms nobody.
-        with pytest.raises(StartError, match="did not all come"):
+        with pytest.raises(StartError, match="start_timeout="):
             raise StartError(second(dataclasses.replace(workers, rank=1)))
         time.sleep(15)
     finally:

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from tf_redsync.cluster import connections
+from tf_redsync.cluster import tcp_timeout
 
 USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", 18)
 
@@ -35,10 +35,10 @@ def test_only_grpcs_timeout_on_the_servers_port_is_replaced(pair):
     port = server.getsockname()[1]
     client.setsockopt(socket.IPPROTO_TCP, USER_TIMEOUT, 20_000)  # of another port
     files = len(os.listdir("/proc/self/fd"))
-    assert connections.extend(port + 1, 240_000) == 0 and timeout(accepted) == 20_000
-    assert connections.extend(port, 240_000) == 1
+    assert tcp_timeout.extend(port + 1, 240_000) == 0 and timeout(accepted) == 20_000
+    assert tcp_timeout.extend(port, 240_000) == 1
     assert (timeout(accepted), timeout(client)) == (240_000, 20_000)
-    assert connections.extend(port, 300_000) == 0 and timeout(accepted) == 240_000  # no more gRPC's
+    assert tcp_timeout.extend(port, 300_000) == 0 and timeout(accepted) == 240_000  # no more gRPC's
     assert len(os.listdir("/proc/self/fd")) == files and accepted.getblocking()
     client.sendall(b"x")
     assert accepted.recv(1) == b"x"

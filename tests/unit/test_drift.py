@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_redsync as rs
-from tf_redsync.cluster.differences import differences
+from tf_redsync.cluster.agreement import differences
 from tf_redsync.keras import consistency
 from tf_redsync.ops import native
 from tf_redsync.step import drift

@@ -18,7 +18,7 @@ LAYERS = (
         "checks.py",
         "config.py",
         "environment.py",
-        "error_texts.py",
+        "errors.py",
         "errors.py",
         "requirements.py",
         "stopping.py",

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tf_redsync.cluster.stall_detector import StallDetector
-from tf_redsync.cluster.worker_report import Report
+from tf_redsync.cluster.stall_detector import StallDetector, WorkerReport
 
 
 class Room:
@@ -11,7 +10,7 @@ class Room:
 
     def __init__(self, workers, timeout_seconds=60.0, dead=()):
         self.judge = StallDetector(range(workers), timeout_seconds, lambda rank: rank not in dead)
-        self.reports = [Report() for _ in range(workers)]
+        self.reports = [WorkerReport() for _ in range(workers)]
         self.silent = set()
         self.now = 0.0
 
@@ -30,7 +29,7 @@ class Room:
 
 def at(step, waits=None, ended=False, agreements=3, error=""):
     waiting = agreements + (waits is not None)
-    return Report(step, waiting, waits, "begin epoch 1", ended, error=error, supplied=step)
+    return WorkerReport(step, waiting, waits, "begin epoch 1", ended, error=error, supplied=step)
 
 
 def test_equal_steps_never_fire():
@@ -44,7 +43,7 @@ def test_a_worker_that_stays_behind_is_named_after_the_limit():
     room.reports = [at(813), at(813), at(812)]
     found, seconds = room.pass_seconds(1000)
     assert 60 <= seconds <= 62
-    assert found.startswith("worker 2 did not come to where others wait, for 60 s.")
+    assert found.startswith("worker 2 did not reach the others within 60 s.")
     assert "larger `timeout_seconds`. Received: timeout_seconds=60" in found
     assert "worker 2 is at step 812, after: begin epoch 1\nworker 0 is at step 813" in found
 
@@ -92,7 +91,7 @@ def test_a_worker_that_was_stopped_in_an_agreement_is_not_told_to_do_something_e
 
 
 def creates(what, size=100, agreements=2):
-    return Report(0, agreements, what, "", broadcasts=size)
+    return WorkerReport(0, agreements, what, "", broadcasts=size)
 
 
 @pytest.mark.parametrize(("size", "seconds"), [(100, 10), (200_000_000, 30)])
@@ -108,10 +107,10 @@ def test_a_broadcast_that_fails_is_told_at_once():
     room = Room(2)
     room.reports = [
         creates("create variable kernel (3, 4)"),
-        Report(failed="create variable kernel (3, 5): Shape mismatch"),
+        WorkerReport(failed="create variable kernel (3, 5): Shape mismatch"),
     ]
     found, after = room.pass_seconds(100)
-    assert after == 1 and found.startswith("the workers disagree: all must create the same")
+    assert after == 1 and found.startswith("the workers disagree: create the same variables")
     assert "worker 0 is at step 0 and waits for all workers to: create variable kernel (3" in found
     assert "worker 1 could not create variable kernel (3, 5): Shape mismatch" in found
 
@@ -124,14 +123,16 @@ def test_a_slow_broadcast_to_all_is_none():
     assert room.pass_seconds(9)[0] is None
     room.reports = [creates("create variable bias")] * 3
     found, after = room.pass_seconds(100)
-    assert 50 <= after <= 62 and found.startswith("the workers wait for each other, for 60 s:")
+    assert 50 <= after <= 62 and found.startswith(
+        "the workers have waited for each other for 60 s:"
+    )
 
 
 def test_a_worker_that_creates_no_variable_is_named():
     room = Room(2)
     room.reports = [creates("create variable kernel"), at(0, agreements=2)]
     found, after = room.pass_seconds(100)
-    assert 60 <= after <= 62 and found.startswith("worker 1 did not come to where others wait")
+    assert 60 <= after <= 62 and found.startswith("worker 1 did not reach the others")
 
 
 def test_a_worker_may_come_late_to_an_agreement():
@@ -139,7 +140,7 @@ def test_a_worker_may_come_late_to_an_agreement():
     room.reports = [at(812, "begin epoch 2"), at(812)]  # a slow callback of worker 1
     assert room.pass_seconds(59)[0] is None
     found, _ = room.pass_seconds(3)
-    assert found.startswith("worker 1 did not come to where others wait, for 60 s")
+    assert found.startswith("worker 1 did not reach the others within 60 s")
 
 
 def test_a_worker_with_more_steps_of_its_own_may_come_late():
@@ -187,7 +188,7 @@ def test_a_dead_worker_is_named_soon():
     found, seconds = room.pass_seconds(1000)
     assert 30 <= seconds <= 32
     assert found.startswith("worker 2 does not answer")
-    assert "worker 2 is at step 812, after: begin epoch 1; last heard of 30 s ago" in found
+    assert "worker 2 is at step 812, after: begin epoch 1; last report 30 s ago" in found
 
 
 def test_a_silent_worker_that_answers_has_the_whole_limit():
@@ -198,7 +199,7 @@ def test_a_silent_worker_that_answers_has_the_whole_limit():
     assert room.pass_seconds(5000)[0] is None  # while nobody waits for it
     room.reports[0] = at(813)
     found, seconds = room.pass_seconds(5000)
-    assert found.startswith("worker 1 did not come") and 600 <= seconds <= 602
+    assert found.startswith("worker 1 did not reach") and 600 <= seconds <= 602
 
 
 def test_many_workers_make_a_short_text():
@@ -210,13 +211,13 @@ def test_many_workers_make_a_short_text():
 
 
 def test_a_report_survives_the_wire():
-    report = Report(5, 3, "save the exchange's state", "begin", True, error="OSError: full")
-    assert Report.from_text(report.to_text()) == report
+    report = WorkerReport(5, 3, "save the exchange's state", "begin", True, error="OSError: full")
+    assert WorkerReport.from_text(report.to_text()) == report
 
 
 def gets(step, *, asked, answered, arrived=812):
     """A step of `fit` over a finite dataset: its batches are asked for before it has them."""
-    return Report(step, 3, supplied=812, asked=asked, answered=answered, arrived=arrived)
+    return WorkerReport(step, 3, supplied=812, asked=asked, answered=answered, arrived=arrived)
 
 
 def test_a_worker_whose_data_do_not_come_is_warned_of_and_named():
@@ -232,15 +233,15 @@ def test_a_worker_whose_data_do_not_come_is_warned_of_and_named():
         assert [i for i, texts in enumerate(told) if texts] == [15, 30, 45]
         assert list(told[15]) == [1] and "worker 1 has waited 15 s for data" in told[15][1]
         found, seconds = room.pass_seconds(10)
-        assert seconds <= 3 and found.startswith("worker 1 did not come to where others wait")
+        assert seconds <= 3 and found.startswith("worker 1 did not reach the others")
         assert "worker 1 waited for data" in found
         assert f"worker 1 is at step {step} and waits for data\n" in found
 
 
 def test_data_of_an_infinite_dataset_are_missing_too():
     room = Room(2)
-    waits = Report(813, 3, supplied=812, arrived=812)
-    room.reports = [Report(813, 3, supplied=813, arrived=813), waits]
+    waits = WorkerReport(813, 3, supplied=812, arrived=812)
+    room.reports = [WorkerReport(813, 3, supplied=813, arrived=813), waits]
     assert room.pass_seconds(20)[0] is None
     assert "worker 1 has waited 19 s for data" in room.judge.warnings(room.now)[1]
 

@@ -16,10 +16,9 @@ from tests.loops import loop
 from tests.unit.stranger import Stranger
 from tf_redsync import environment
 from tf_redsync.cli.launch import free_ports
-from tf_redsync.cluster import handshake, meeting, rendezvous
-from tf_redsync.cluster import tasks as clusters
-from tf_redsync.cluster.member import Member
-from tf_redsync.cluster.tasks import Cluster, StartError
+from tf_redsync.cluster import handshake, rendezvous
+from tf_redsync.cluster.rendezvous import Member, StartError
+from tf_redsync.cluster.tf_config import Cluster
 
 # What servers and clients of gRPC say first.
 SETTINGS = b"\x00\x00\x12\x04\x00\x00\x00\x00\x00\x00\x03\x7f\xff\xff\xff"
@@ -35,7 +34,7 @@ def no_environment(monkeypatch):
 @pytest.fixture
 def soon(monkeypatch):
     """Missing workers are named after tenths of seconds."""
-    monkeypatch.setattr(meeting, "_moments", lambda: (0.1, 0.2, 0.4, 0.8))
+    monkeypatch.setattr(rendezvous, "_report_times", lambda: (0.1, 0.2, 0.4, 0.8))
 
 
 @pytest.fixture
@@ -159,10 +158,10 @@ def test_a_second_process_with_an_index_ends_alone(started, rank):
 def second(one):
     """What ends a process that listens elsewhere than TF_CONFIG says, as on another machine."""
     port = free_ports(1)[0]
-    listener = clusters.listener
+    listen = rendezvous.listen
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor() as pool:
-        patch.setattr(rendezvous, "hold", lambda cluster: None)
-        patch.setattr(clusters, "listener", lambda c: listener(elsewhere(c, c.rank, port)))
+        patch.setattr(rendezvous, "reserve_port", lambda cluster: None)
+        patch.setattr(rendezvous, "listen", lambda c: listen(elsewhere(c, c.rank, port)))
         return problem(pool.submit(rendezvous.meet, one, 5.0))
 
 
@@ -225,7 +224,7 @@ def test_workers_of_other_clusters_are_refused(started):
     two = cluster(2)
     three = Cluster((*two.addresses, "127.0.0.1:1"), ("worker:0", "worker:1", "worker:2"), 0)
     chief = started(two, 0)
-    assert "is not worker 0: it is of a cluster of 2 workers" in problem(started(three, 1))
+    assert "is not worker 0: its cluster has 2 workers" in problem(started(three, 1))
     assert not chief.done()
     started(two, 1).result(10)
     chief.result(10)
@@ -237,8 +236,8 @@ def test_two_that_do_not_reach_each_other_are_named(started, soon, caplog):
     futures = [started(three, 0, 1.5), started(elsewhere(three, 2, closed), 1, 2.0)]
     for future in (*futures, started(three, 2, 2.0)):
         text = problem(future)
-        assert f"worker 1, which has to reach worker 2 at 127.0.0.1:{closed}: nothing" in text
-    assert f"waiting for worker 1, which has to reach worker 2 at 127.0.0.1:{closed}" in caplog.text
+        assert f"worker 1, which cannot reach worker 2 at 127.0.0.1:{closed}: nothing" in text
+    assert f"waiting for worker 1, which cannot reach worker 2 at 127.0.0.1:{closed}" in caplog.text
 
 
 def test_wrong_addresses_are_said(started):

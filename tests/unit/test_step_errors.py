@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tf_redsync as rs
 from tf_redsync.cluster import step_errors, watchdog
-from tf_redsync.error_texts import main_line
+from tf_redsync.errors import main_line
 from tf_redsync.step.nonfinite import SkippedSteps
 
 OF_SEVERAL = (

@@ -14,7 +14,7 @@ import numpy as np
 
 from tf_redsync import checks, stopping
 from tf_redsync.callbacks.common import OfBothKeras, exchange_of
-from tf_redsync.cluster.step_barrier import CommonStep
+from tf_redsync.cluster.step_barrier import StepBarrier
 from tf_redsync.keras import saved_values, training_state
 from tf_redsync.keras.fit_resume import Position
 from tf_redsync.network import collectives
@@ -93,7 +93,7 @@ class Checkpoint(OfBothKeras):
         checks.integer("keep", keep, low=1)
         self.directory, self.every, self.keep = os.fspath(directory), every, keep
         self.when_saved: Callable[[str, bool], None] | None = None
-        self._at: CommonStep | None = None  # in `fit`
+        self._at: StepBarrier | None = None  # in `fit`
         self._early = ""  # a reason that was given before it
         self._signals = stopping.Requests()
         self._next_time = math.inf  # when the chief's clock asks for a checkpoint
@@ -134,7 +134,7 @@ class Checkpoint(OfBothKeras):
         self._restart_clocks()
         if self._at is not None:  # of a `fit` that did not end
             self._end()
-        self._at = CommonStep(strategy)
+        self._at = StepBarrier(strategy)
         if self._early:
             self._at.ask(self._early)
             self._early = ""

@@ -14,7 +14,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from tf_redsync.error_texts import main_line
+from tf_redsync.errors import main_line
 
 TRACEBACK = "Traceback (most recent call last):"
 _MAX_TEXT = 300
@@ -26,9 +26,10 @@ _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<|__autogra
 _VICTIMS = ("AbortedError", "UnavailableError", "CancelledError", "DeadlineExceededError")
 _OF_VICTIMS = re.compile(
     r"worker \d+ has failed: |has ended its program, and worker|does not answer: its process"
-    r"|did not come to where others"
+    r"|did not reach the others within"
     r"|[Cc]ollective ops is aborted|[Cc]oordination service|heartbeat|[Ss]ocket closed"
-    r"|[Cc]onnection (?:reset|refused)|failed to connect to all addresses|did not all come within"
+    r"|[Cc]onnection (?:reset|refused)|failed to connect to all addresses"
+    r"|some workers did not start within"
 )
 
 

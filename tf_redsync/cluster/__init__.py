@@ -1,4 +1,4 @@
-"""The worker processes of a job: who they are, whether they agree, and whether they still answer.
+"""The worker processes of a job: membership, agreement, and failure detection.
 
 Here live TF_CONFIG, the rendezvous before TensorFlow starts, the agreement on configurations, the
 watchdog with its stall detector, the step barrier and the errors of a step. Nothing here exchanges

@@ -1,6 +1,6 @@
-"""Workers that disagree get an error message and not a deadlock.
+"""Agreement: workers that are about to do different things raise instead of deadlocking.
 
-They compare texts through the coordination service, without a collective.
+The workers compare texts through the coordination service, without a collective.
 """
 
 from __future__ import annotations
@@ -10,60 +10,58 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
 from tf_redsync.cluster import coordination, watchdog
-from tf_redsync.cluster.differences import differences
 from tf_redsync.errors import DistributedError
 from tf_redsync.network import collectives
 
 _logger = logging.getLogger("tf_redsync")
-_SLICE_SECONDS = 5  # of waiting, between two looks at what the watchdog found
+_SLICE_SECONDS = 5  # of waiting, between two checks of the watchdog's verdict
 _WARN_SECONDS = 20
 _PREFIX = "tf_redsync/agree"
 _sequence = itertools.count()
-_covered: list[str] = []  # what an outer agreement covers
-_created: list[str] = []  # variables of which no agreement knows yet
+_covered: list[str] = []  # the outer agreements that are open
+_created: list[str] = []  # variables since the last agreement
 
 
 class Disagreement(DistributedError, ValueError):
-    """Workers do different things, or were started with different models or configurations."""
+    """The workers run different programs, models, methods or configurations."""
 
 
 def agree(strategy: tf.distribute.Strategy, what: str) -> None:
-    """Compare `what` with every other worker, without a collective.
+    """Check that all workers are about to do `what`, without a collective.
 
-    Every call is numbered, the same on all workers, so a worker that does *something else* than
-    the others at this point is found as well, and so is one that has created other variables since
-    the last call. The chief compares and publishes the verdict, hence
-    either all workers return or all raise. A worker that comes late is waited for, with a warning
-    now and then, until the watchdog finds that it will not come.
+    Calls are numbered, so the check also finds a worker that makes *another* call at this point,
+    or has created other variables since the last call. The chief compares the texts and publishes
+    the verdict, hence either all workers return or all raise. The others wait for a late worker,
+    with regular warnings, until the watchdog gives it up.
 
     Args:
-        strategy: A multi-worker strategy; with one worker nothing happens.
+        strategy: A multi-worker strategy. With one worker this is a no-op.
         what: A text that describes what this worker is about to do.
 
     Raises:
-        Disagreement: on every worker, with the differing texts, when they are not all equal.
+        Disagreement: on every worker, with the differing texts.
     """
     if collectives.worker_count(strategy) > 1 and not _covered:
         _agree_and_tell(strategy, what, "")
 
 
-def everyones(strategy: tf.distribute.Strategy, what: str, text: str) -> list[str]:
-    """Agree on `what`, and return the texts of all workers, by rank; without a collective.
+def gather_texts(strategy: tf.distribute.Strategy, what: str, text: str) -> list[str]:
+    """Agree on `what`, and return the texts of all workers by rank, without a collective.
 
     Args:
         strategy: As in `agree`.
-        what: What all of them are about to do; see `agree`.
-        text: This worker's, of a few kilobytes: the chief's process holds them all.
+        what: As in `agree`.
+        text: This worker's text, of a few kilobytes: the chief's process holds all of them.
 
     Raises:
-        Disagreement: on every worker, where they are not about to do the same.
+        Disagreement: as in `agree`.
     """
     if collectives.worker_count(strategy) == 1:
         return [text]
@@ -71,7 +69,7 @@ def everyones(strategy: tf.distribute.Strategy, what: str, text: str) -> list[st
 
 
 def _agree_and_tell(strategy: tf.distribute.Strategy, what: str, told: str) -> list[str]:
-    if not collectives.counts_steps(strategy):  # ours is watched since it was made
+    if not collectives.counts_steps(strategy):  # ours starts its watchdog itself
         watchdog.start(strategy, watchdog.DEFAULT_TIMEOUT_SECONDS)
     with watchdog.waiting_for_agreement(what):
         verdict, all_told = _exchange(strategy, what, told)
@@ -83,7 +81,7 @@ def _agree_and_tell(strategy: tf.distribute.Strategy, what: str, told: str) -> l
 
 @contextmanager
 def agreed(strategy: tf.distribute.Strategy, what: str) -> Iterator[None]:
-    """Agree on `what`, and let that cover all further agreements within this context."""
+    """Context that agrees on `what` once, instead of the agreements made within it."""
     agree(strategy, what)
     _covered.append(what)
     try:
@@ -93,23 +91,23 @@ def agreed(strategy: tf.distribute.Strategy, what: str) -> Iterator[None]:
 
 
 def create_variable(create: Callable[..., tf.Variable], arguments: dict[str, Any]) -> tf.Variable:
-    """Create a variable of the chief's initial value, to be compared in the next agreement.
+    """Create a variable with the chief's initial value; the next agreement compares it.
 
-    A round for each variable would cost more than its broadcast. A worker that creates another one
-    is found by a broadcast that fails, by the watchdog where one stays away, or in the next round.
+    One agreement per variable would cost more than its broadcast. A worker that creates another
+    variable shows in a failing broadcast, to the watchdog, or in the next agreement.
 
     Args:
         create: Creates the variable and broadcasts its value.
-        arguments: Of `create`, by name.
+        arguments: Keyword arguments of `create`.
 
     Raises:
-        Disagreement: on all workers, where the broadcast fails for what they create.
+        Disagreement: on all workers, if the broadcast fails because their variables differ.
     """
     initial_value = arguments["initial_value"]
 
-    def described():
+    def described() -> Any:
         value = initial_value() if callable(initial_value) else initial_value
-        if not hasattr(value, "wrapped_value"):  # a checkpoint's value is checked by its own
+        if not hasattr(value, "wrapped_value"):  # a checkpoint checks its values itself
             value = tf.convert_to_tensor(value, arguments.get("dtype"))
             name = arguments.get("name")
             what = f"create variable {name} {value.dtype.name}{value.shape}"
@@ -130,7 +128,7 @@ def create_variable(create: Callable[..., tf.Variable], arguments: dict[str, Any
 
 
 def _exchange(strategy: tf.distribute.Strategy, what: str, told: str) -> tuple[str, list[str]]:
-    """Publish this worker's text; return the chief's verdict, and what all have told."""
+    """Publish this worker's text; return the chief's verdict and the texts of all workers."""
     what = json.dumps([what, _created, told])
     number, rank = next(_sequence), collectives.worker_rank(strategy)
     store = coordination.key_value_store()
@@ -142,14 +140,14 @@ def _exchange(strategy: tf.distribute.Strategy, what: str, told: str) -> tuple[s
     texts = {r: _wait_for(f"{number}/{r}", r) for r in range(1, workers)}
     reports = [json.loads(text) for text in (what, *texts.values())]
     verdict, all_told = _verdict(reports), [said[-1] for said in reports]
-    if number:  # everyone is here, so everyone has read the last verdict
+    if number:  # all have come here, so all have read the last verdict
         store.delete_config_key_value(f"{_PREFIX}/{number - 1}")
     store.set_config_key_value(f"{_PREFIX}/{number}/verdict", json.dumps([verdict, all_told]))
     return verdict, all_told
 
 
 def _verdict(reports: list[list[Any]]) -> str:
-    """Compare the reports of all workers, by rank: what they do, and what they have created."""
+    """Compare the workers' reports, by rank: their next action and their new variables."""
     own, others = reports[0], dict(enumerate(reports[1:], 1))
     different = {r: said for r, said in others.items() if _compared(said) != _compared(own)}
     if not different:
@@ -158,18 +156,18 @@ def _verdict(reports: list[list[Any]]) -> str:
     lines = [f"worker {r}: {text}" for r, text in zip([0, *different], shown, strict=True)]
     return (
         "the workers disagree; start all of them with the same script, flags, model and method, "
-        "and let all do the same, whatever their rank:\n" + "\n".join(lines)
+        "and make the same calls on every rank:\n" + "\n".join(lines)
     )
 
 
 def _compared(said: list[Any]) -> tuple[str, list[str]]:
-    """Return what must be equal."""
+    """Return the part of a report that must be equal on all workers."""
     what, created, _ = said
     return what, [_without_numbers(text) for text in created]
 
 
 def _first_difference(all_said: list[list[Any]]) -> list[str]:
-    """Return the first variable that is not the same for all, or what all are about to do."""
+    """Return the first variable that differs, by worker, or else every worker's next action."""
     rows = itertools.zip_longest(*(created for _, created, _ in all_said))
     for row in rows:
         if len({text and _without_numbers(text) for text in row}) > 1:
@@ -178,7 +176,7 @@ def _first_difference(all_said: list[list[Any]]) -> list[str]:
 
 
 def _without_numbers(text: str) -> str:
-    """Keras numbers names, also by layers that one worker has alone."""
+    """Strip Keras's numbering of names, which layers of one worker alone can shift."""
     return re.sub(r"_\d+\b", "", text)
 
 
@@ -194,4 +192,39 @@ def _wait_for(key: str, rank: int) -> str:
             waited = time.monotonic() - started
         if waited - warned >= _WARN_SECONDS:
             warned = waited
-            _logger.warning("waiting for worker %d since %.0f s", rank, waited)
+            _logger.warning("waiting for worker %d for %.0f s", rank, waited)
+
+
+_MOST = 10
+
+
+def differences(texts: Sequence[str]) -> list[str]:
+    """Return the texts reduced to the entries that differ, if all of them are JSON objects."""
+    try:
+        values = [json.loads(text) for text in texts]
+    except ValueError:
+        return list(texts)
+    if not all(isinstance(value, dict) for value in values):
+        return list(texts)
+    flat = [dict(_leaves(value)) for value in values]
+    keys = dict.fromkeys(key for leaves in flat for key in leaves)
+    different = [
+        k for k in keys if any(f.get(k, _MISSING) != flat[0].get(k, _MISSING) for f in flat)
+    ]
+    more = f", and {len(different) - _MOST} more" if len(different) > _MOST else ""
+    return [", ".join(f"{k}={f.get(k, _MISSING)}" for k in different[:_MOST]) + more for f in flat]
+
+
+_MISSING = "(none)"
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the leaves of a structure with their paths."""
+    if isinstance(value, dict) and value:
+        for key, one in value.items():
+            yield from _leaves(one, f"{path}.{key}" if path else key)
+    elif isinstance(value, list) and any(isinstance(v, (dict, list)) for v in value):
+        for i, one in enumerate(value):
+            yield from _leaves(one, f"{path}[{i}]")
+    else:
+        yield path, json.dumps(value)

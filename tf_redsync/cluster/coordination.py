@@ -1,7 +1,7 @@
-"""TensorFlow's coordination service: texts by key, who still answers, and the end of collectives.
+"""TensorFlow's coordination service: a key-value store, liveness checks, aborted collectives.
 
-It runs in the chief's process, and every worker talks to it beside the collectives, so it works
-where these are stuck. Private names of TensorFlow are allowed here.
+The service runs in the chief's process. The workers reach it without collectives, so it works
+while those are stuck. Private names of TensorFlow are allowed here.
 """
 
 from __future__ import annotations
@@ -10,35 +10,50 @@ import functools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 import tensorflow as tf
 from tensorflow.python.eager import context as _context
 
-from tf_redsync.cluster import connections
-from tf_redsync.cluster.tasks import Cluster
+from tf_redsync.cluster import tcp_timeout
+from tf_redsync.cluster.tf_config import Cluster
 
 ANSWER_SECONDS = 3.0
-_A_DAY = 24 * 3600.0
-# The cluster that a process takes part in until its end, with `limits` of it; by process.
+_DAY_SECONDS = 24 * 3600.0
+# By process, the cluster that it belongs to until it ends, with the arguments of `time_limits`.
 _joined: dict[int, tuple[Cluster, float | None, str]] = {}
 
 
-def key_value_store():
-    """The coordination service, as an object that sets and gets texts by key."""
-    return _context.context()
+class KeyValueStore(Protocol):
+    """Texts by key, shared by all workers; a key can be set once."""
+
+    def set_config_key_value(self, key: str, value: str) -> None:
+        """Publish a text."""
+
+    def get_config_key_value(self, key: str, timeout_in_ms: int) -> str:
+        """Wait for a text."""
+
+    def delete_config_key_value(self, key: str) -> None:
+        """Delete a key, and all keys below it."""
+
+
+def key_value_store() -> KeyValueStore:
+    """Return the store of the coordination service."""
+    store: KeyValueStore = _context.context()
+    return store
 
 
 def abort_collectives(message: str) -> None:
     """End all collectives of this process, now and from now on, with an error.
 
     Args:
-        message: Its text; the main thread gets it in a `tf.errors.AbortedError`.
+        message: Text of the `tf.errors.AbortedError` that the main thread gets.
     """
     _context.context().abort_collective_ops(tf.errors.ABORTED, message)
 
 
-def answers(task: str) -> bool:
-    """Whether a worker's process answers: its server does so beside all that Python does."""
+def is_alive(task: str) -> bool:
+    """Whether a worker's process is alive: its server answers whatever Python is doing."""
     try:
         _context.context().check_collective_ops_peer_health(task, int(1000 * ANSWER_SECONDS))
     except tf.errors.OpError:
@@ -47,36 +62,36 @@ def answers(task: str) -> bool:
 
 
 def joined() -> bool:
-    """Whether a strategy of this process has started TensorFlow's server, which the next share."""
+    """Whether this process has started TensorFlow's server, which later strategies share."""
     return os.getpid() in _joined
 
 
 @contextmanager
-def limits(
+def time_limits(
     cluster: Cluster | None, heartbeat: float | None, start: float, given: str
 ) -> Iterator[None]:
-    """Within this context, let a strategy start the service with other time limits.
+    """Context in which a strategy starts the service with these time limits.
 
-    A later strategy of the process shares the service, and so the cluster and the limits.
+    Later strategies of the process share the service, hence its cluster and limits.
 
     Args:
-        cluster: The workers; `None` for one.
-        heartbeat: Seconds without a sign of life of a process, after which TensorFlow itself ends
-            the collectives of all workers, by a text that says nothing of steps; `None` for a pause
-            of any length. Its own limit is 10 s.
-        start: Seconds that it waits for all processes to come. Its own limit is an hour.
-        given: What `heartbeat` follows from, as the user knows it.
+        cluster: The workers; `None` for one worker.
+        heartbeat: Seconds without a heartbeat of some process after which TensorFlow itself aborts
+            the collectives of all workers, with a message that names no steps. `None`: never.
+            TensorFlow's default is 10 s.
+        start: Seconds to wait for all processes to start. TensorFlow's default is one hour.
+        given: The user's arguments that `heartbeat` follows from, for the error message.
 
     Raises:
-        ValueError: for another cluster or `heartbeat` than the first strategy's.
+        ValueError: if the cluster or `heartbeat` differs from the first strategy's.
     """
     if joined():
         _check_same(cluster, heartbeat, given)
     runtime = _context.context()
     runtime.configure_coordination_service = functools.partial(
         runtime.configure_coordination_service,
-        heartbeat_timeout_in_ms=int(1000 * min(heartbeat or _A_DAY, _A_DAY)),
-        cluster_register_timeout_in_ms=int(1000 * min(start, _A_DAY)),
+        heartbeat_timeout_in_ms=int(1000 * min(heartbeat or _DAY_SECONDS, _DAY_SECONDS)),
+        cluster_register_timeout_in_ms=int(1000 * min(start, _DAY_SECONDS)),
     )
     try:
         yield
@@ -84,7 +99,7 @@ def limits(
         del runtime.configure_coordination_service
     if cluster is not None and not joined():
         port = int(cluster.addresses[cluster.rank].rpartition(":")[2])
-        connections.keep(port, min(heartbeat or _A_DAY, _A_DAY))
+        tcp_timeout.keep(port, min(heartbeat or _DAY_SECONDS, _DAY_SECONDS))
         _joined[os.getpid()] = cluster, heartbeat, given
 
 
@@ -92,14 +107,14 @@ def _check_same(cluster: Cluster | None, heartbeat: float | None, given: str) ->
     first, running, given_first = _joined[os.getpid()]
     if cluster != first:
         raise ValueError(
-            "a process takes part in one cluster until it ends: this one is worker "
-            f"{first.rank} of {', '.join(first.addresses)}. Start another process for another "
-            f"TF_CONFIG. Received: {cluster}"
+            f"a process belongs to one cluster until it ends: this process is worker {first.rank} "
+            f"of {', '.join(first.addresses)}. Start another process for another TF_CONFIG. "
+            f"Received: {cluster}"
         )
     if heartbeat != running:
         raise ValueError(
-            "`heartbeat_seconds` and a `timeout_seconds` of None or below 30 must be given to the "
-            "first strategy of a process: TensorFlow's service, which the others share, runs with "
-            f"what follows from them. The first one had {given_first}. Restart the process (the "
-            f"kernel of a notebook), or leave them as they are. Received: {given}"
+            "`heartbeat_seconds`, and a `timeout_seconds` of None or below 30, belong to the first "
+            "strategy of a process: they configure TensorFlow's service, which later strategies "
+            f"share. The first one had {given_first}. Pass the same values, or restart the process "
+            f"(the kernel of a notebook). Received: {given}"
         )

@@ -1,12 +1,12 @@
-"""Two processes tell each other who they are: lines of JSON over TCP, before TensorFlow starts.
+"""Authenticated handshake of two processes: JSON lines over TCP, before TensorFlow starts.
 
-The other end may be anything: TensorFlow's server, which speaks HTTP/2, a program of another kind,
-or a stranger. Whatever it is, an answer comes within seconds, or a reason in words.
+The peer may be a worker, TensorFlow's server (HTTP/2), another program, or an attacker. A call ends
+within seconds, with an answer or with a reason.
 
 Both sides first send a random challenge and nothing else. Every later line carries an HMAC-SHA256
-of the job's secret, both challenges, the direction and the line's number. So a stranger learns
-nothing from a worker that it calls, and cannot replay, reflect or change what workers have said.
-Without a secret the key is empty, and anyone can sign.
+keyed by the job's secret and both challenges, over the direction, the line number and the text. So
+an attacker learns nothing from a worker and cannot replay, reflect or change its lines. Without a
+secret the key is empty, and any process can sign.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from typing import Any
 from tf_redsync import environment
 
 ANSWER_SECONDS = 3.0
-LIMIT = 1 << 20  # bytes of a line: the names of some thousand workers
+LIMIT = 1 << 20  # bytes in a line: enough for the names of some thousand workers
 _MAGIC = b"tf_redsync "
 _CHALLENGE = re.compile(r"[0-9a-f]{32}")
-_OTHER_VERSION = "what answers there speaks otherwise: another version of tf_redsync?"
-_HTTP2_CALL = b"PRI * HTTP/"  # what a client of gRPC says first
-_HTTP2_SETTINGS = b"\x04\x00\x00\x00\x00\x00"  # from the fourth byte of what its server says first
+_OTHER_VERSION = "the process there speaks another protocol: another version of tf_redsync?"
+_HTTP2_CALL = b"PRI * HTTP/"  # first bytes of a gRPC client
+_HTTP2_SETTINGS = b"\x04\x00\x00\x00\x00\x00"  # bytes 3 to 9 of a gRPC server
 
 
 class NoAnswer(Exception):
-    """Nobody of ours answers; the text says why, in words for people.
+    """No worker of this job answers; the message gives the reason to the user.
 
     Attributes:
-        serves: Whether a server of gRPC answers there, as TensorFlow's.
-        calls: Whether a client of gRPC has called, as TensorFlow's.
-        unsigned: Whether a line is not signed by this job's secret.
+        serves: Whether the peer is a gRPC server, such as TensorFlow's.
+        calls: Whether the peer is a gRPC client, such as TensorFlow's.
+        unsigned: Whether a line lacks the signature of this job's secret.
     """
 
     def __init__(self, why: str, serves: bool = False, calls: bool = False, unsigned: bool = False):
@@ -51,12 +51,12 @@ class NoAnswer(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """A process of a job.
+    """Identity of a worker process.
 
     Attributes:
-        rank: Its worker's.
-        tasks: The names of all tasks, by rank; addresses may differ, where there are proxies.
-        nonce: Of this process alone.
+        rank: Rank of the worker.
+        tasks: Names of all tasks, by rank. Addresses are left out: behind proxies they differ.
+        nonce: Random text that is unique to this process.
     """
 
     rank: int
@@ -65,7 +65,7 @@ class Identity:
 
     @classmethod
     def of(cls, words: dict[str, Any]) -> Identity:
-        """Return the sender of a greeting; raise `NoAnswer` for what is none."""
+        """Return the identity in a received line; raise `NoAnswer` for a malformed one."""
         rank, tasks, nonce = (words.get(f.name) for f in dataclasses.fields(cls))
         if not (
             isinstance(rank, int)
@@ -78,7 +78,7 @@ class Identity:
 
 
 class _Signer:
-    """Signs the lines of one direction of a connection, in order."""
+    """Signs the lines of one direction of a connection in order."""
 
     def __init__(self, key: bytes, direction: str):
         self._mac = hmac.new(key, direction.encode(), "sha256")
@@ -92,55 +92,55 @@ class _Signer:
         return mac.hexdigest().encode()
 
 
-class Line:
-    """A connection, on which both sides tell words by name."""
+class Connection:
+    """A connection on which both sides send signed lines of JSON."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self._reader = reader
         self._writer = writer
-        self._mine: _Signer | None = None  # before `open`, lines are not signed
-        self._theirs: _Signer | None = None
+        self._sent: _Signer | None = None  # before `open`, lines are not signed
+        self._received: _Signer | None = None
 
     async def open(self, secret: str, calls: bool) -> None:
-        """Exchange challenges; from then on lines are signed, and the other side's are checked.
+        """Exchange challenges; sign and verify all later lines.
 
         Args:
-            secret: The job's; may be empty.
-            calls: Whether this side has called.
+            secret: The job's secret; may be empty.
+            calls: Whether this side has opened the connection.
 
         Raises:
-            NoAnswer: if no challenge comes.
+            NoAnswer: if no challenge arrives.
         """
         mine = os.urandom(16).hex()
-        if calls:  # TensorFlow's server may be there, which has spoken first
-            self.tell(challenge=mine)
-        theirs = (await self.hear()).get("challenge")
+        if calls:  # first: TensorFlow's server would send at once
+            self.send(challenge=mine)
+        theirs = (await self.receive()).get("challenge")
         if not isinstance(theirs, str) or not _CHALLENGE.fullmatch(theirs):
             raise NoAnswer(_OTHER_VERSION)
         if not calls:
-            self.tell(challenge=mine)
+            self.send(challenge=mine)
         both = f"{mine} {theirs}" if calls else f"{theirs} {mine}"
         key = hmac.digest(secret.encode(), both.encode(), "sha256")
         directions = ("call", "answer") if calls else ("answer", "call")
-        self._mine, self._theirs = (_Signer(key, direction) for direction in directions)
+        self._sent, self._received = (_Signer(key, direction) for direction in directions)
 
-    def tell(self, **words: Any) -> None:
-        """Send words; whether they arrive shows in what comes back."""
+    def send(self, **words: Any) -> None:
+        """Send one line; a lost connection shows in the next `receive`."""
         if not self._writer.is_closing():
             text = json.dumps(words).encode()
-            signature = self._mine.next(text) + b" " if self._mine else b""
+            signature = self._sent.next(text) + b" " if self._sent else b""
             self._writer.write(_MAGIC + signature + text + b"\n")
 
-    async def hear(self, seconds: float | None = ANSWER_SECONDS) -> dict[str, Any]:
-        """Return what the other side tells next; raise `NoAnswer` if it does not."""
+    async def receive(self, seconds: float | None = ANSWER_SECONDS) -> dict[str, Any]:
+        """Return the peer's next line; raise `NoAnswer` if none arrives."""
         try:
-            return await asyncio.wait_for(self._hear(), seconds)
+            return await asyncio.wait_for(self._receive(), seconds)
         except asyncio.TimeoutError:
-            raise NoAnswer("something accepts the connection there, and says nothing") from None
+            raise NoAnswer("a program accepts the connection there and sends nothing") from None
         except OSError as error:
             raise _unreachable(error) from error
 
-    async def _hear(self) -> dict[str, Any]:
+    async def _receive(self) -> dict[str, Any]:
         try:
             head = await self._reader.readexactly(len(_MAGIC))
         except asyncio.IncompleteReadError as error:
@@ -155,48 +155,48 @@ class Line:
             raise NoAnswer("another kind of program answers there")
         try:
             words = json.loads(self._checked(await self._reader.readline()))
-        except (ValueError, RecursionError):  # of JSON, or of a line that is too long
+        except (ValueError, RecursionError):  # malformed JSON, or a line that is too long
             words = None
         if not isinstance(words, dict):
-            raise NoAnswer("the answer from there is broken")
+            raise NoAnswer("the answer from there is malformed")
         return words
 
     def _checked(self, text: bytes) -> bytes:
-        """Return a line without its signature; raise `NoAnswer` if that is not of this job."""
-        if self._theirs is None:
+        """Return a line without its signature; raise `NoAnswer` if the signature is wrong."""
+        if self._received is None:
             return text
         signature, _, text = text.rstrip(b"\n").partition(b" ")
-        if not hmac.compare_digest(signature, self._theirs.next(text)):
+        if not hmac.compare_digest(signature, self._received.next(text)):
             raise NoAnswer(
-                f"the process there has another {environment.JOB} than this one, or is a stranger; "
-                "all workers of a job need the same",
+                f"the process there has another {environment.JOB} than this one, or none; set the "
+                "same for all workers of a job",
                 unsigned=True,
             )
         return text
 
     async def flush(self) -> None:
-        """Wait, but not for ever, until all is sent."""
+        """Wait some seconds until all lines are sent."""
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             await asyncio.wait_for(self._writer.drain(), ANSWER_SECONDS)
 
-    def kept(self) -> socket.socket:
-        """Return the connection as a socket of its own, which stays open when this is closed."""
+    def duplicate_socket(self) -> socket.socket:
+        """Return a duplicate socket, which stays open when this connection is closed."""
         return self._writer.get_extra_info("socket").dup()
 
     def close(self) -> None:
-        """Close the connection, after what is still to be sent."""
+        """Close the connection after pending lines are sent."""
         self._writer.close()
 
 
-async def call(address: str, secret: str, **words: Any) -> Line:
-    """Connect to "host:port" and tell words; raise `NoAnswer`, with the reason, if that fails."""
+async def call(address: str, secret: str, **words: Any) -> Connection:
+    """Connect to "host:port" and send `words`; raise `NoAnswer` with the reason if that fails."""
     host, _, port = address.rpartition(":")
     connecting = asyncio.open_connection(host.strip("[]"), int(port), limit=LIMIT)
     try:
-        line = Line(*await asyncio.wait_for(connecting, ANSWER_SECONDS))
+        line = Connection(*await asyncio.wait_for(connecting, ANSWER_SECONDS))
     except asyncio.TimeoutError:
         raise NoAnswer(
-            f"no answer within {ANSWER_SECONDS:g} s: a firewall, or no machine"
+            f"no answer within {ANSWER_SECONDS:g} s: a firewall, or the machine is down"
         ) from None
     except OSError as error:
         raise _unreachable(error) from error
@@ -205,21 +205,21 @@ async def call(address: str, secret: str, **words: Any) -> Line:
     except BaseException:
         line.close()
         raise
-    line.tell(**words)
+    line.send(**words)
     return line
 
 
 async def ask(address: str, identity: Identity, secret: str) -> Identity:
-    """Return who is at "host:port"; raise `NoAnswer` if that is nobody of ours."""
+    """Return the identity of the worker at "host:port"; raise `NoAnswer` without one."""
     line = await call(address, secret, **vars(identity))
     try:
-        return Identity.of(await line.hear())
+        return Identity.of(await line.receive())
     finally:
         line.close()
 
 
 def _unreachable(error: OSError) -> NoAnswer:
-    # asyncio gives the numbers of all addresses of a name in one text, and texts of its own.
+    # asyncio puts the error numbers of all addresses of a host into one text.
     numbers = [int(number) for number in re.findall(r"\[Errno (\d+)\]", str(error))]
     if errno.ECONNREFUSED in numbers:
         return NoAnswer("nothing listens there")

@@ -1,61 +1,73 @@
-"""Workers meet before TensorFlow's servers start: who is there, who is missing, who is too many.
+"""Rendezvous of the workers before TensorFlow starts its servers.
 
-TensorFlow waits for workers without a word, and a second process with an index that is taken ends
-the job of the first one. So each worker first listens itself on its port of TF_CONFIG, the one that
-TensorFlow's server gets afterwards, and tells whoever calls who it is.
+TensorFlow waits for workers silently, and a second process with the same task index ends the first
+one's job. So each worker first listens on its own port of TF_CONFIG, which TensorFlow's server
+takes over afterwards, and identifies itself to every caller (`handshake.py`).
 
-They prove to each other that they know the job's secret, TF_REDSYNC_JOB (`greetings.py`).
+1. Each worker calls its own address. If another process answers, this process is a duplicate.
+2. Each worker joins the chief, which calls back at the worker's address, for the same reason.
+3. When all have joined, each worker calls all others: collectives need every pair.
+4. When every worker reaches every other one, the chief says so. All close their ports and start
+   TensorFlow, under the eyes of `startup_monitor.py`.
 
-1. Each calls its own address. If another process answers, this one is one too many.
-2. Each joins the chief, which calls it back at its address of TF_CONFIG, for the same reason.
-3. When all have joined, each calls all others: collectives need every pair.
-4. When all have reached all, the chief says so, and all close their ports and start TensorFlow.
-   While it starts, `witness.py` looks after them.
-
-Until then everyone says whom it waits for and why. A worker that finds TensorFlow's server at the
-chief's address waits too: an earlier run of the job may have to end.
+Until then every worker logs which workers are missing and why. A worker that finds TensorFlow's
+server at the chief's address waits, too: an earlier run of the job may be about to end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import logging
 import os
 import socket
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
+
+from typing_extensions import override
 
 from tf_redsync import environment
-from tf_redsync.cluster import startup_monitor
-from tf_redsync.cluster.chief import Chief
-from tf_redsync.cluster.meeting import Meeting
-from tf_redsync.cluster.member import Member
-from tf_redsync.cluster.tasks import Cluster, hold
+from tf_redsync.cluster import handshake, startup_monitor
+from tf_redsync.cluster.handshake import Connection, Identity, NoAnswer
+from tf_redsync.cluster.tf_config import Cluster
+from tf_redsync.errors import DistributedError
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 _logger = logging.getLogger("tf_redsync")
 
 
+_held: dict[tuple[int, str], socket.socket] = {}  # by process and port, see `reserve_port`
+
+
+class StartError(DistributedError):
+    """Some worker is missing, unreachable, started twice, or of another job."""
+
+
 @contextmanager
 def met(cluster: Cluster | None, start_timeout: float | None = None) -> Iterator[float]:
-    """When all workers are there and reach each other, let TensorFlow start in this context.
+    """Context in which TensorFlow starts, entered when all workers reach each other.
 
-    Says meanwhile who is missing, and ends the process if a worker is lost while TensorFlow starts.
+    Logs the missing workers meanwhile. Ends the process if another worker is lost while TensorFlow
+    starts.
 
     Args:
-        cluster: The same tasks on all workers; `None`, or with the handshake switched off: there is
-            no meeting.
-        start_timeout: Seconds until it ends with an error; may be infinite. Default: the
-            environment's, else 600.
+        cluster: The same tasks on all workers. With `None`, or without the handshake, there is no
+            rendezvous.
+        start_timeout: Seconds to wait, may be infinite. Default: the environment variable's, else
+            600.
 
     Yields:
         `start_timeout`.
 
     Raises:
-        StartError: when the time is over, naming who is missing; or if this process is one too
-            many, or of another job.
-        ValueError: for a bad time.
+        StartError: after `start_timeout`, with the missing workers; or if this process is a
+            duplicate or belongs to another job.
+        ValueError: if `start_timeout` is not positive.
     """
     seconds = environment.seconds("start_timeout", start_timeout, environment.START_TIMEOUT)
     seconds = seconds or DEFAULT_TIMEOUT_SECONDS
@@ -64,34 +76,34 @@ def met(cluster: Cluster | None, start_timeout: float | None = None) -> Iterator
 
 
 def meet(cluster: Cluster | None, start_timeout: float | None = None) -> float:
-    """Meet as for `met`, without a look at what follows; return `start_timeout`."""
+    """Wait for all workers as `met` does, without watching TensorFlow; return `start_timeout`."""
     with met(cluster, start_timeout) as seconds:
         return seconds
 
 
 def _meet(cluster: Cluster | None, seconds: float) -> dict[str, socket.socket]:
-    """Return when all are there: connections to some of them."""
+    """Wait for all workers; return open connections, by worker, for `startup_monitor`."""
     if cluster is None or not environment.switched_on(environment.HANDSHAKE):
         return {}
-    hold(cluster)
+    reserve_port(cluster)
     if cluster.rank == 0 and not os.environ.get(environment.JOB):
         _logger.warning(
-            "%s is not set: any process that reaches a worker's port can take part in the start of "
-            "this job. Set it to the same random text for all workers (docs/security.md)",
+            "%s is not set: any process that reaches a worker's port can join this job while it "
+            "starts. Set it to the same random text for all workers (docs/security.md)",
             environment.JOB,
         )
-    meeting = (Chief if cluster.rank == 0 else Member)(cluster, seconds)
-    _run(meeting)
-    return meeting.kept
+    rendezvous = (Chief if cluster.rank == 0 else Member)(cluster, seconds)
+    _run(rendezvous)
+    return rendezvous.connections
 
 
-def _run(meeting: Meeting) -> None:
-    """Run it in a thread: the program may have an event loop of its own in this one."""
+def _run(rendezvous: Rendezvous) -> None:
+    """Run the rendezvous in a thread: the main thread may have an event loop of its own."""
     failures: list[BaseException] = []
 
     def run() -> None:
         try:
-            asyncio.run(meeting.run())
+            asyncio.run(rendezvous.run())
         except BaseException as error:
             failures.append(error)
 
@@ -100,8 +112,517 @@ def _run(meeting: Meeting) -> None:
     try:
         thread.join()
     except BaseException:  # Ctrl-C
-        meeting.cancel()
+        rendezvous.cancel()
         thread.join()
         raise
     if failures:
         raise failures[0]
+
+
+_EARLIER_RUN = (
+    "an earlier run that has not ended, a worker of an older tf_redsync, or one with "
+    f"{environment.HANDSHAKE}=0, which must then be set for all workers"
+)
+_SAME_TASKS = "Start all workers with the same tasks in TF_CONFIG."
+_MAX_NAMES = 8
+_logger = logging.getLogger("tf_redsync")
+
+
+def reserve_port(cluster: Cluster) -> None:
+    """Reserve this worker's port on this machine until the process ends.
+
+    The port itself is free for an instant, after our socket closes and before TensorFlow's opens.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    port = cluster.addresses[cluster.rank].rpartition(":")[2]
+    if (os.getpid(), port) in _held:
+        return
+    place = socket.socket(socket.AF_UNIX)
+    try:
+        place.bind(
+            f"\0tf_redsync/port/{port}"
+        )  # abstract name: one per network namespace, as ports
+    except OSError:
+        place.close()
+        raise already_running(cluster, "another process of this machine uses its port") from None
+    _held[os.getpid(), port] = place
+
+
+def listen(cluster: Cluster) -> socket.socket:
+    """Return a socket that listens on the port of TensorFlow's server."""
+    address = cluster.addresses[cluster.rank]
+    port = int(address.rpartition(":")[2])
+    try:
+        if socket.has_dualstack_ipv6():
+            with contextlib.suppress(OSError):  # IPv6 is off, or the port is in use
+                return socket.create_server(
+                    ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
+                )
+        return socket.create_server(("", port), backlog=1024)
+    except OSError as error:
+        raise already_running(cluster, f"its port {port} is in use ({error.strerror})") from None
+
+
+def already_running(cluster: Cluster, how: str) -> StartError:
+    """Return the error of a process whose task already runs elsewhere."""
+    return StartError(
+        f"{cluster.name(cluster.rank)} is running already: {how}. Two processes were started with "
+        "the same task, or an earlier run has not ended; this process ends, the other one goes on. "
+        f"Received: task={cluster.tasks[cluster.rank]} in TF_CONFIG"
+    )
+
+
+class Rendezvous:
+    """One worker's side: listens, answers, checks its own address, logs the missing workers."""
+
+    def __init__(self, cluster: Cluster, timeout: float):
+        self.cluster = cluster
+        self.timeout = timeout
+        self.connections: dict[str, socket.socket] = {}  # by worker, for the startup monitor
+        self.me = Identity(cluster.rank, cluster.tasks)
+        self._secret = os.environ.get(environment.JOB, "")
+        self._strangers: set[str] = set()  # hosts that were reported
+        self._started = time.monotonic()
+        self._main: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
+
+    async def run(self) -> None:
+        """Return when all workers reach each other."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._main = asyncio.get_running_loop(), task
+        beside: list[asyncio.Task[Any]] = []
+        try:
+            with listen(self.cluster) as port:
+                server = await asyncio.start_server(self._answer, sock=port, limit=handshake.LIMIT)
+                beside = [asyncio.create_task(self._log_missing())]
+                await self._within_timeout(self._first_of([self.meet(), self._call_myself()]))
+                server.close()
+        finally:
+            for one in beside:
+                one.cancel()
+
+    def cancel(self) -> None:
+        """Cancel `run` from another thread."""
+        if self._main is not None:
+            loop, task = self._main
+            with contextlib.suppress(RuntimeError):  # `run` has ended
+                loop.call_soon_threadsafe(task.cancel)
+
+    async def meet(self) -> None:
+        """Do this role's part until all workers reach each other."""
+        raise NotImplementedError
+
+    def end(self, text: str) -> None:
+        """Tell the other workers that the rendezvous has failed, with the reason."""
+        raise NotImplementedError
+
+    def waits(self) -> list[tuple[str, str]]:
+        """Return the missing workers, each with the reason."""
+        raise NotImplementedError
+
+    async def ask(self, address: str) -> Identity:
+        """Return the identity of the worker at "host:port"; raise `NoAnswer` without one."""
+        return await handshake.ask(address, self.me, self._secret)
+
+    async def call(self, address: str, **words: Any) -> Connection:
+        """Connect to "host:port", send this identity and `words`; raise `NoAnswer` as `ask`."""
+        return await handshake.call(address, self._secret, **vars(self.me), **words)
+
+    async def greet(self, words: dict[str, Any], line: Connection) -> None:
+        """Answer a caller that has sent more than its identity."""
+
+    async def _within_timeout(self, rendezvous: Coroutine[Any, Any, None]) -> None:
+        seconds = None if self.timeout == float("inf") else self.timeout
+        task = asyncio.ensure_future(rendezvous)
+        try:
+            await asyncio.wait((task,), timeout=seconds)
+            if not task.done():
+                raise StartError(
+                    f"some workers did not start within {self.timeout:g} s; missing:\n"
+                    + "\n".join(f"{who}: {why}" for who, why in self.waits())
+                    + "\nStart them, or give the strategy a larger `start_timeout`. Received: "
+                    f"start_timeout={self.timeout:g}"
+                )
+            task.result()
+        except StartError as error:
+            self.end(str(error))
+            raise
+        finally:
+            await _cancelled(task)
+
+    async def _first_of(self, both: Sequence[Coroutine[Any, Any, None]]) -> None:
+        """Return when the first of two coroutines returns; raise the error of either."""
+        main, beside = (asyncio.ensure_future(one) for one in both)
+        try:
+            await asyncio.wait((main, beside), return_when=asyncio.FIRST_COMPLETED)
+            if beside.done():
+                beside.result()
+            await main
+        finally:
+            await _cancelled(main, beside)
+
+    async def _call_myself(self) -> None:
+        address = self.cluster.addresses[self.cluster.rank]
+        try:
+            other = await self.ask(address)
+        except NoAnswer as error:
+            if error.serves:
+                raise already_running(
+                    self.cluster, f"TensorFlow's server answers at {address}"
+                ) from None
+            _logger.warning(
+                "this process does not reach itself at %s, its address in TF_CONFIG (%s): is that "
+                "another machine's?",
+                address,
+                error,
+            )
+        else:
+            if other.nonce != self.me.nonce:
+                raise already_running(self.cluster, f"another process answers at {address}")
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = Connection(reader, writer)
+        try:
+            await line.open(self._secret, calls=False)
+            words = await line.receive()
+            line.send(**vars(self.me))
+            await self.greet(words, line)
+            await line.flush()
+        except NoAnswer as error:
+            if error.calls:
+                self.heard_of_tensorflow()
+            if error.unsigned:
+                line.send()  # signed, so that a worker with another secret detects it
+                self._report(writer.get_extra_info("peername")[0].removeprefix("::ffff:"))
+        except asyncio.CancelledError:  # the rendezvous is over
+            pass
+        finally:
+            line.close()
+
+    def _report(self, host: str) -> None:
+        """Warn of an unauthenticated caller, once for each of the first few hosts."""
+        if host not in self._strangers and len(self._strangers) < _MAX_NAMES:
+            self._strangers.add(host)
+            _logger.warning(
+                "a process at %s has called this worker with another %s or without one; it got no "
+                "answer",
+                host,
+                environment.JOB,
+            )
+
+    def heard_of_tensorflow(self) -> None:
+        """Note that some worker has started TensorFlow without a rendezvous."""
+
+    async def _log_missing(self) -> None:
+        for seconds in _report_times():
+            await asyncio.sleep(max(0.0, self._started + seconds - time.monotonic()))
+            waits = self.waits()
+            for who, why in waits[:_MAX_NAMES]:
+                _logger.warning("waiting for %s (%d s): %s", who, seconds, why)
+            if len(waits) > _MAX_NAMES:
+                _logger.warning("and for %d more workers", len(waits) - _MAX_NAMES)
+
+    def differs(self, other: Identity) -> str:
+        """Return why another process belongs to another job; empty if it does not."""
+        if other.tasks != self.me.tasks:
+            return (
+                f"its cluster has {len(other.tasks)} workers ({_shortened(other.tasks)}), and this "
+                f"process's has {len(self.me.tasks)} ({_shortened(self.me.tasks)})"
+            )
+        return ""
+
+
+async def _unreachable_reason(rendezvous: Rendezvous, rank: int) -> str:
+    """Return why a worker is unreachable; empty if it is reachable."""
+    try:
+        other = await rendezvous.ask(rendezvous.cluster.addresses[rank])
+    except NoAnswer as error:
+        return f"{error}: {_EARLIER_RUN}" if error.serves else str(error)
+    if other.rank != rank:
+        return f"worker {other.rank} answers there: is `task` or `cluster` in TF_CONFIG wrong?"
+    return rendezvous.differs(other)
+
+
+async def _cancelled(*tasks: asyncio.Future[None]) -> None:
+    """Cancel tasks until they have ended.
+
+    One cancellation is not enough: before Python 3.12 `asyncio.wait_for` swallows a cancellation
+    that arrives just when its awaitable has finished.
+    """
+    while left := [task for task in tasks if not task.done()]:
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=0.1)
+
+
+def _retry_delays() -> Iterator[float]:
+    """Yield seconds between attempts: short at first, since local workers start within a second."""
+    seconds = 0.05
+    while True:
+        yield seconds
+        seconds = min(1.2 * seconds, 1.0)
+
+
+def _report_times() -> Iterator[int]:
+    """Yield the seconds since the start at which missing workers are logged."""
+    yield from (3, 10, 20)
+    seconds = 30
+    while True:
+        yield seconds
+        seconds += 30
+
+
+def _shortened(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MAX_NAMES])
+    return shown if len(names) <= _MAX_NAMES else f"{shown}, ..."
+
+
+_STATUS_SECONDS = 1.0
+
+
+@dataclasses.dataclass
+class _JoinedWorker:
+    """A worker that has joined the chief.
+
+    Attributes:
+        line: The connection to it.
+        unreached: The workers that it cannot reach, with reasons; `None` before it has tried.
+    """
+
+    line: Connection
+    unreached: list[Any] | None = None
+
+
+class Chief(Rendezvous):
+    """Worker 0: accepts each other worker once, and tells all when everyone reaches everyone."""
+
+    def __init__(self, cluster: Cluster, timeout: float):
+        super().__init__(cluster, timeout)
+        others = range(1, len(cluster.addresses))
+        self._reasons = dict.fromkeys(others, "it has not called yet")
+        self._joined: dict[int, _JoinedWorker] = {}
+        self._changed = asyncio.Event()
+        self._cancelled = ""
+
+    @override
+    async def meet(self) -> None:
+        searches = [asyncio.create_task(self._search(rank)) for rank in self._reasons]
+        try:
+            while True:
+                if self._cancelled:
+                    raise StartError(self._cancelled)
+                joined = len(self._joined) == len(self._reasons)
+                if joined and all(one.unreached == [] for one in self._joined.values()):
+                    return await self._go()
+                for one in self._joined.values():
+                    one.line.send(waits=self.waits(), joined=joined)
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), _STATUS_SECONDS)
+                self._changed.clear()
+        finally:
+            for search in searches:
+                search.cancel()
+
+    async def _go(self) -> None:
+        for one in self._joined.values():
+            one.line.send(go=True)
+        await asyncio.gather(*(one.line.flush() for one in self._joined.values()))
+        self.connections = {
+            self.cluster.name(r): one.line.duplicate_socket() for r, one in self._joined.items()
+        }
+
+    @override
+    def end(self, text: str) -> None:
+        for one in self._joined.values():
+            one.line.send(end=text)
+
+    @override
+    def heard_of_tensorflow(self) -> None:
+        for rank in set(self._reasons) - set(self._joined):
+            if not self._reasons[rank].startswith("TensorFlow"):
+                self._reasons[rank] += f"; TensorFlow calls from somewhere: {_EARLIER_RUN}"
+
+    @override
+    def waits(self) -> list[tuple[str, str]]:
+        missing = [r for r in self._reasons if r not in self._joined]
+        if missing:
+            return [(self.cluster.name(rank), self._reasons[rank]) for rank in missing]
+        return [
+            (f"worker {rank}, which cannot reach {who}", why)
+            for rank, one in sorted(self._joined.items())
+            for who, why in one.unreached or [("all others", "it has not answered yet")]
+            if one.unreached != []
+        ]
+
+    async def _search(self, rank: int) -> None:
+        """Call a worker until it joins, to learn why it is missing and to announce the chief."""
+        seconds = _retry_delays()
+        while True:
+            if rank not in self._joined:
+                self._reasons[rank] = (
+                    await _unreachable_reason(self, rank) or "it has not joined yet"
+                )
+            await asyncio.sleep(next(seconds))
+
+    @override
+    async def greet(self, words: dict[str, Any], line: Connection) -> None:
+        if not words.get("join"):
+            return
+        other = Identity.of(words)
+        refused = self._refused(other)
+        if not refused:
+            try:
+                there = await self.ask(self.cluster.addresses[other.rank])
+            except NoAnswer as error:
+                if not error.serves:
+                    self._reasons[other.rank] = f"it has called, but at its address {error}"
+                    line.send(unreached=str(error))
+                    return
+                refused = self._duplicate(other, "TensorFlow's server answers")
+            else:
+                if there.nonce != other.nonce:
+                    refused = self._duplicate(other, "another process answers")
+        if refused:
+            line.send(refused=refused)
+            return
+        await self._accept(other, line)
+
+    async def _accept(self, other: Identity, line: Connection) -> None:
+        if other.rank in self._joined:  # its earlier process has ended
+            self._joined[other.rank].line.close()
+        one = self._joined[other.rank] = _JoinedWorker(line)
+        line.send(joined=False)
+        self._changed.set()
+        try:
+            while True:
+                words = await line.receive(None)
+                if "end" in words:
+                    self._cancelled = str(words["end"])
+                if "unreached" in words:
+                    one.unreached = words["unreached"]
+                self._changed.set()
+        except NoAnswer as error:
+            if self._joined.get(other.rank) is one:
+                del self._joined[other.rank]
+                self._reasons[other.rank] = f"it had joined, and {error}"
+                self._changed.set()
+
+    def _refused(self, other: Identity) -> str:
+        differs = self.differs(other)
+        if differs:
+            return (
+                f"worker 0 at {self.cluster.addresses[0]} refuses this process: {differs} (seen "
+                f"from worker 0). {_SAME_TASKS}"
+            )
+        if not 0 < other.rank < len(self.cluster.addresses):
+            return f"worker 0 is the chief, not this process. Received: rank={other.rank}"
+        return ""
+
+    def _duplicate(self, other: Identity, how: str) -> str:
+        cluster = dataclasses.replace(self.cluster, rank=other.rank)
+        address = self.cluster.addresses[other.rank]
+        return str(
+            already_running(cluster, f"worker 0 finds that {how} at {address}, not this one")
+        )
+
+
+_LOST_SECONDS = 10.0  # without a status from the chief
+
+
+class Member(Rendezvous):
+    """Any other worker: joins the chief, then calls all others when all have joined."""
+
+    def __init__(self, cluster: Cluster, timeout: float):
+        super().__init__(cluster, timeout)
+        self._called = asyncio.Event()  # by the chief
+        self._line: Connection | None = None
+        self._waits = [(cluster.name(0), "it has not answered yet")]
+
+    @override
+    def waits(self) -> list[tuple[str, str]]:
+        return self._waits
+
+    @override
+    async def meet(self) -> None:
+        seconds = _retry_delays()
+        while True:
+            try:
+                self._line = await self._join()
+                await self._stay(self._line)
+                return
+            except NoAnswer as error:
+                why = f"{error}: {_EARLIER_RUN}" if error.serves else str(error)
+                self._waits = [(self.cluster.name(0), why)]
+                if self._line is not None:
+                    self._line.close()
+                    self._line = None
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._called.wait(), next(seconds))
+            self._called.clear()
+
+    @override
+    def end(self, text: str) -> None:
+        if self._line is not None:
+            self._line.send(end=text)
+
+    @override
+    async def greet(self, words: dict[str, Any], line: Connection) -> None:
+        if words.get("rank") == 0:
+            self._called.set()
+
+    async def _join(self) -> Connection:
+        line = await self.call(self.cluster.addresses[0], join=True)
+        try:
+            chief = Identity.of(await line.receive())
+            differs = self.differs(chief) or (
+                "" if chief.rank == 0 else f"it is worker {chief.rank}"
+            )
+            if differs:
+                raise StartError(
+                    f"The process at {self.cluster.addresses[0]} is not worker 0: {differs}. "
+                    f"{_SAME_TASKS}"
+                )
+            words = await line.receive(2 * handshake.ANSWER_SECONDS)
+            if "refused" in words:
+                raise StartError(str(words["refused"]))
+            if "unreached" in words:
+                raise NoAnswer(
+                    f"it does not reach this worker at {self.cluster.addresses[self.me.rank]}: "
+                    f"{words['unreached']}"
+                )
+        except BaseException:
+            line.close()
+            raise
+        return line
+
+    async def _stay(self, line: Connection) -> None:
+        """Follow the chief's messages until it says that everyone reaches everyone."""
+        reaching: asyncio.Task[Any] | None = None
+        try:
+            while True:
+                words = await line.receive(_LOST_SECONDS)
+                if "end" in words:
+                    self._line = None
+                    raise StartError(str(words["end"]))
+                if "go" in words:
+                    self.connections = {self.cluster.name(0): line.duplicate_socket()}
+                    return
+                self._waits = [(str(who), str(why)) for who, why in words.get("waits", ())]
+                if words.get("joined") and reaching is None:
+                    reaching = asyncio.create_task(self._reach_all(line))
+        finally:
+            if reaching is not None:
+                reaching.cancel()
+
+    async def _reach_all(self, line: Connection) -> None:
+        left = set(range(1, len(self.cluster.addresses))) - {self.me.rank}
+        seconds = _retry_delays()
+        while True:
+            whys = await asyncio.gather(*(_unreachable_reason(self, rank) for rank in sorted(left)))
+            unreached = {r: why for r, why in zip(sorted(left), whys, strict=True) if why}
+            line.send(unreached=[[self.cluster.name(r), why] for r, why in unreached.items()])
+            left = set(unreached)
+            if not left:
+                return
+            await asyncio.sleep(next(seconds))

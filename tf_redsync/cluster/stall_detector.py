@@ -1,42 +1,113 @@
-"""Detects deadlocked and stalled workers from the reports of all workers.
+"""Detects deadlocked, stalled and lost workers from the reports of all workers.
 
-Knows no network and no clock: `watchdog.py` brings the reports and the time.
+Pure logic: `watchdog.py` provides the reports and the time.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from tf_redsync.cluster.worker_report import Report
+from typing_extensions import override
 
-STALLED_SECONDS = 10.0  # what two workers that wait for each other do not move in
-GONE_SECONDS = 5.0  # how long a worker may wait for one that has ended its program
+
+@dataclasses.dataclass(frozen=True)
+class WorkerReport:
+    """A worker's progress, as it reports it to the chief.
+
+    Attributes:
+        step: Number of steps of any kind that its process has begun.
+        agreements: Number of `agree` calls that it has begun.
+        waits: The action that it waits to agree on, if any.
+        last: The last action that was agreed on.
+        ended: Whether its program has ended.
+        broadcasts: Size in bytes of the variable that it broadcasts, if any.
+        failed: The broadcast that failed, with the reason.
+        error: The uncaught error that ended its program, if any.
+        broken: Whether a collective has failed there for an unknown reason.
+        met: The last step in which it received the messages of all others.
+        supplied: Number of steps whose arguments, the batch included, were available.
+        asked: Number of batches that it has requested from finite datasets.
+        answered: Number of those requests that its dataset has answered.
+        arrived: Number of steps whose gradients were available.
+    """
+
+    step: int = 0
+    agreements: int = 0
+    waits: str | None = None
+    last: str = ""
+    ended: bool = False
+    broadcasts: int | None = None
+    failed: str = ""
+    error: str = ""
+    broken: bool = False
+    met: int = 0
+    supplied: int = 0
+    asked: int = 0
+    answered: int = 0
+    arrived: int = 0
+
+    @property
+    def place(self) -> int:
+        """Progress within the program; comparable, since all workers run the same program."""
+        return self.step + self.supplied + self.asked + self.answered + self.arrived
+
+    @property
+    def lacks_data(self) -> bool:
+        """Whether its step has no batch: its own, or another worker's if it is not behind."""
+        return self.asked > self.answered or self.step > self.supplied
+
+    def to_text(self) -> str:
+        """Return this as JSON."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> WorkerReport:
+        """Return what `to_text` wrote."""
+        return cls(**json.loads(text))
+
+    @override
+    def __str__(self) -> str:
+        if self.ended:
+            how = f", by {self.error}" if self.error else ""
+            return f"has ended its program, at step {self.step}{how}"
+        if self.failed:
+            return f"could not {self.failed}"
+        if self.waits is not None:
+            return f"is at step {self.step} and waits for all workers to: {self.waits}"
+        data = " and waits for data" if self.asked > self.answered else ""
+        after = f", after: {self.last}" if self.last else ""
+        return f"is at step {self.step}{data}{after}"
+
+
+STALLED_SECONDS = 10.0  # two workers that wait for each other are deadlocked after it
+GONE_SECONDS = 5.0  # limit of a wait for a worker whose program has ended
 SLOW_NETWORK = 10e6  # bytes a second
-SILENT_SECONDS = 30.0  # after which a worker that does not answer is lost
+SILENT_SECONDS = 30.0  # a worker without a report for as long is checked
 _MAX_LINES = 16
 
 
 @dataclasses.dataclass
-class _Worker:
-    report: Report = Report()
+class _WorkerState:
+    report: WorkerReport = WorkerReport()
     heard: float | None = None  # when it last reported
-    moved: float = 0.0  # when what it reported last changed
-    lost: bool = False  # does not answer
-    behind: float | None = None  # since when another one has come to where it has not
-    warned: int = 0  # after how many quarters of the limit others were told so
+    moved: float = 0.0  # when its report last changed
+    lost: bool = False  # its process does not answer
+    behind: float | None = None  # since when another worker has been ahead
+    warned: int = 0  # quarters of the limit that have been warned of
 
 
 class StallDetector:
-    """Finds workers that wait for each other, or for one that does not come.
+    """Detects workers that wait for each other, or for a worker that does not come.
 
     Args:
-        ranks: Of the workers that will report.
-        timeout_seconds: How long one may wait for another; `None` for ever, and then there is
-            never a verdict.
-        answers: Whether the process of a rank answers; takes some seconds.
-        silent_seconds: After how many seconds without a report a worker has to answer.
+        ranks: Ranks of the workers that report.
+        timeout_seconds: Seconds that one worker may wait for another; `None`: no limit, hence no
+            verdict.
+        answers: Returns whether the process of a rank is alive; takes some seconds.
+        silent_seconds: Seconds without a report after which the detector calls `answers`.
     """
 
     def __init__(
@@ -49,17 +120,17 @@ class StallDetector:
         self.timeout_seconds = timeout_seconds
         self.silent_seconds = silent_seconds
         self._answers = answers
-        self._workers = {rank: _Worker() for rank in ranks}
+        self._workers = {rank: _WorkerState() for rank in ranks}
 
-    def hear(self, rank: int, report: Report, now: float) -> None:
-        """Take note of a report."""
+    def hear(self, rank: int, report: WorkerReport, now: float) -> None:
+        """Record a worker's report."""
         worker = self._workers[rank]
         if report != worker.report or worker.heard is None:
             worker.moved = now
         worker.report, worker.heard = report, now
 
     def verdict(self, now: float) -> str | None:
-        """Return why the workers cannot go on, with the place of each one, or `None`."""
+        """Return why the workers cannot continue, with each one's step, or `None`."""
         if self.timeout_seconds is None:
             return None
         self._mark_behind(now)
@@ -68,16 +139,16 @@ class StallDetector:
             self._ended,
             self._silent,
             self._mismatch,
-            self._other_variables,
-            self._late,
+            self._different_variables,
+            self._behind,
         ):
             found = finding(now, self.timeout_seconds)
             if found is not None:
-                return f"{found}\n{self._everyone(now)}"
+                return f"{found}\n{self._steps_of_all(now)}"
         return None
 
     def warnings(self, now: float) -> dict[int, str]:
-        """Return what to say, by rank, of workers for which others wait: at each quarter of it."""
+        """Return warnings of late workers, by rank: one at each quarter of the limit."""
         if self.timeout_seconds is None:
             return {}
         self._mark_behind(now)
@@ -103,10 +174,10 @@ class StallDetector:
             elif worker.behind is None or worker.moved > worker.behind:
                 worker.behind = now
 
-    def _still(self, rank: int, seconds: float, now: float) -> bool:
-        """Whether a worker is in its program, and reports that it has not moved for some time.
+    def _stopped(self, rank: int, seconds: float, now: float) -> bool:
+        """Whether a worker's recent reports show no progress for `seconds`.
 
-        The last report of a process that was stopped is about the past.
+        The last report of a stopped process does not count, since it is stale.
         """
         worker = self._workers[rank]
         reports = worker.heard is not None and now - worker.heard < GONE_SECONDS
@@ -116,18 +187,18 @@ class StallDetector:
         del now, limit
         if any(worker.report.failed for worker in self._workers.values()):
             return (
-                "the workers disagree: all must create the same variables in the strategy's scope, "
-                "from the same script, flags and model, whatever their rank:"
+                "the workers disagree: create the same variables in the strategy's scope on every "
+                "rank, with the same script, flags and model:"
             )
         return None
 
     def _ended(self, now: float, limit: float) -> str | None:
         for gone, other in self._pairs():
             end, rest = self._workers[gone].report, self._workers[other].report
-            if end.ended and end.error and not rest.ended:  # perhaps in a step that all have begun
+            if end.ended and end.error and not rest.ended:  # even within a step that all have begun
                 return f"worker {gone} has failed: {end.error}"
             needed = rest.waits is not None or rest.place > end.place
-            if end.ended and needed and self._still(other, min(GONE_SECONDS, limit), now):
+            if end.ended and needed and self._stopped(other, min(GONE_SECONDS, limit), now):
                 return f"worker {gone} has ended its program, and worker {other} waits for it:"
         return None
 
@@ -140,7 +211,7 @@ class StallDetector:
                 worker.lost = True
                 return (
                     f"worker {rank} does not answer: its process was stopped or killed, or its "
-                    "machine is gone:"
+                    "machine is down:"
                 )
         return None
 
@@ -149,74 +220,80 @@ class StallDetector:
         for waiting, other in self._pairs():
             here, there = self._workers[waiting].report, self._workers[other].report
             apart = here.waits is not None and there.waits is None and there.place > here.place
-            if apart and self._still(waiting, seconds, now) and self._still(other, seconds, now):
+            if (
+                apart
+                and self._stopped(waiting, seconds, now)
+                and self._stopped(other, seconds, now)
+            ):
                 return (
                     f"the workers do different things: worker {waiting} is about to: {here.waits}; "
-                    f"worker {other} has entered a further step. What all workers must do, saving "
-                    "and evaluating among them, must not depend on the rank, and all need the same "
-                    "number of batches:"
+                    f"worker {other} has entered a further step. All workers must make the same "
+                    "calls, such as saving and evaluating, on every rank, with the same number of "
+                    "batches:"
                 )
         return None
 
-    def _other_variables(self, now: float, limit: float) -> str | None:
+    def _different_variables(self, now: float, limit: float) -> str | None:
         for waiting, other in self._pairs():
             here, there = self._workers[waiting].report, self._workers[other].report
             agrees = here.waits is not None and here.broadcasts is None
             if not agrees or there.broadcasts is None or there.agreements >= here.agreements:
                 continue
             seconds = min(STALLED_SECONDS + there.broadcasts / SLOW_NETWORK, limit)
-            if self._still(waiting, seconds, now) and self._still(other, seconds, now):
+            if self._stopped(waiting, seconds, now) and self._stopped(other, seconds, now):
                 return (
                     f"the workers do different things: worker {waiting} is about to: {here.waits}; "
-                    f"worker {other} is about to: {there.waits}. All must create the same "
-                    "variables in the strategy's scope, whatever their rank:"
+                    f"worker {other} is about to: {there.waits}. Create the same variables in the "
+                    "strategy's scope on every rank:"
                 )
         return None
 
-    def _late(self, now: float, limit: float) -> str | None:
+    def _behind(self, now: float, limit: float) -> str | None:
         workers = self._workers.items()
         late = [r for r, w in workers if w.behind is not None and now - w.behind >= limit]
-        if not late:  # no worker has gone on, but one waits
-            if not any(self._waits_in_vain(r, limit, now) for r, _ in workers):
+        if not late:  # all have made equal progress, but one waits
+            if not any(self._waits_too_long(r, limit, now) for r, _ in workers):
                 return None
             begun = max(w.report.agreements for _, w in workers)
             late = [r for r, w in workers if w.report.agreements < begun or not w.report.waits]
         if not late:
-            return f"the workers wait for each other, for {limit:g} s:"
-        hungry = [rank for rank in late if self._workers[rank].report.lacks_data]
-        data = f"; {_names(hungry)} waited for data, look at the input there" if hungry else ""
+            return f"the workers have waited for each other for {limit:g} s:"
+        starved = [rank for rank in late if self._workers[rank].report.lacks_data]
+        data = (
+            f"; {_workers_text(starved)} waited for data, check the input there" if starved else ""
+        )
         return (
-            f"{_names(late)} did not come to where others wait, for {limit:g} s{data}. If that is "
-            f"only slow, give the strategy a larger `timeout_seconds`. Received: timeout_seconds="
+            f"{_workers_text(late)} did not reach the others within {limit:g} s{data}. If training "
+            "is only slow, give the strategy a larger `timeout_seconds`. Received: timeout_seconds="
             f"{limit:g}"
         )
 
-    def _waits_in_vain(self, rank: int, limit: float, now: float) -> bool:
+    def _waits_too_long(self, rank: int, limit: float, now: float) -> bool:
         report = self._workers[rank].report
         seconds = limit + (report.broadcasts or 0) / SLOW_NETWORK
-        return bool(report.waits) and self._still(rank, seconds, now)
+        return bool(report.waits) and self._stopped(rank, seconds, now)
 
     def _pairs(self) -> Iterator[tuple[int, int]]:
         return itertools.permutations(self._workers, 2)
 
-    def _everyone(self, now: float) -> str:
+    def _steps_of_all(self, now: float) -> str:
         last = min(w.report.place for w in self._workers.values())
         met = max(w.report.met for w in self._workers.values())
         lines = []
         for rank, worker in self._workers.items():
             silence = now - worker.heard if worker.heard is not None else 0.0
             quiet = worker.lost or (silence >= GONE_SECONDS and not worker.report.ended)
-            heard = f"; last heard of {silence:.0f} s ago" if quiet else ""
-            known = Report(met) if quiet and met > worker.report.step else worker.report
+            heard = f"; last report {silence:.0f} s ago" if quiet else ""
+            known = WorkerReport(met) if quiet and met > worker.report.step else worker.report
             special = quiet or worker.report.waits is not None or worker.report.place == last
             lines.append((not special, f"worker {rank} {known}{heard}"))
         shown = [text for _, text in sorted(lines, key=lambda line: line[0])]
         if len(shown) > _MAX_LINES:
             shown[_MAX_LINES:] = [f"and {len(shown) - _MAX_LINES} more workers"]
-        note = "(Steps are those of a process, of evaluation and prediction as well.)"
+        note = "(Steps count all steps of a process, also of evaluation and prediction.)"
         return "\n".join([*shown, note])
 
 
-def _names(ranks: Sequence[int]) -> str:
+def _workers_text(ranks: Sequence[int]) -> str:
     numbers = ", ".join(map(str, ranks))
     return f"worker {numbers}" if len(ranks) == 1 else f"workers {numbers or '?'}"

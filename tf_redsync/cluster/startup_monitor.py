@@ -1,13 +1,13 @@
-"""Speaks for a process while TensorFlow starts in it, and ends it if it waits in vain.
+"""Monitors TensorFlow start-up and reports failures to the other workers.
 
-When the workers have met, TensorFlow's servers wait for each other once more: for an hour, without
-a word, deaf to SIGTERM and Ctrl-C, and without letting any thread of Python run. A worker whose
-process ends just then, for want of a GPU, say, would keep the others for that hour.
+After the rendezvous TensorFlow's servers wait for each other once more: for an hour, silently, deaf
+to SIGTERM and Ctrl-C, and holding Python's lock. If a worker failed just then, for lack of a GPU,
+say, the others would hang for that hour.
 
-So the connections of the meeting stay open meanwhile, from the chief to each of the others, and a
-process of its own looks at them: one that ends before its worker has said that TensorFlow has
-started is that of a process that has ended. This file is that process's program; it imports nothing
-but Python's own modules.
+So the connections of the rendezvous, from the chief to every other worker, stay open, and a
+separate process monitors them. A connection that closes before its worker has reported a started
+TensorFlow means that the worker has ended. This file is the program of that process; it imports
+only Python's standard library.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 
-GRACE_SECONDS = 10.0  # for a process whose other worker is gone: it may end by an error of its own
-_FIRST_SECONDS, _EVERY_SECONDS = 10, 30  # of waiting, after which it says for whom
+GRACE_SECONDS = 10.0  # after the loss of another worker: TensorFlow may raise by itself
+_FIRST_SECONDS, _EVERY_SECONDS = 10, 30  # of waiting, between reports
 _STARTED = b'"started"'
 _LOST = re.compile(rb'{"lost": "(.*?)"}')
 _logger = logging.getLogger("tf_redsync")
@@ -34,11 +34,11 @@ _logger = logging.getLogger("tf_redsync")
 
 @contextlib.contextmanager
 def watching(lines: Mapping[str, socket.socket], seconds: float) -> Iterator[None]:
-    """Within this context, TensorFlow starts; without a line to any worker, nothing happens.
+    """Context in which TensorFlow starts under the monitor; a no-op without connections.
 
     Args:
-        lines: By the other workers' names, connections that are closed at the end.
-        seconds: After which a process that still waits is ended.
+        lines: Connections by the names of the other workers; closed at the end.
+        seconds: Limit, after which the monitor ends a process that still waits.
     """
     process = _start(lines, seconds) if lines else None
     try:
@@ -52,7 +52,7 @@ def watching(lines: Mapping[str, socket.socket], seconds: float) -> Iterator[Non
             line.close()
         if process is not None:
             assert process.stdin is not None
-            process.stdin.close()  # its end
+            process.stdin.close()  # ends the monitor
             process.wait()
 
 
@@ -63,16 +63,16 @@ def _start(lines: Mapping[str, socket.socket], seconds: float) -> subprocess.Pop
     try:
         return subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=files)
     except OSError as error:
-        _logger.debug("no witness of TensorFlow's start: %s", error)
+        _logger.debug("TensorFlow starts without a monitor: %s", error)
         return None
 
 
 def main(text: str) -> None:
-    """Look until the parent's end of the pipe is closed, or until it has to be ended."""
+    """Monitor until the parent closes the pipe, or until the parent must be killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     parent, seconds, names = json.loads(text)
     began = time.monotonic()
-    heard = {int(number): b"" for number in names}  # by those that are not known to have started
+    heard = {int(number): b"" for number in names}  # without those whose TensorFlow has started
     end, says = began + seconds, began + _FIRST_SECONDS
     with selectors.DefaultSelector() as selector:
         for number in (0, *heard):
@@ -101,12 +101,12 @@ def main(text: str) -> None:
                 says += _EVERY_SECONDS
                 waits, waited = ", ".join(names[str(n)] for n in heard), time.monotonic() - began
                 _say(f"waiting for TensorFlow to start on {waits} ({waited:.0f} s)")
-    _say("TensorFlow waits in vain: this process is ended by SIGKILL, for it hears nothing else")
+    _say("TensorFlow does not start: this process ends by SIGKILL, since it ignores other signals")
     os.kill(parent, signal.SIGKILL)
 
 
 def _read(number: int) -> bytes:
-    """What has come on a connection; nothing at its end, however it ends."""
+    """Return the bytes received on a connection; none once it is closed or broken."""
     try:
         return os.read(number, 1 << 16)
     except OSError:
@@ -114,7 +114,7 @@ def _read(number: int) -> bytes:
 
 
 def _tell(number: int, name: str) -> None:
-    """Pass on who is lost."""
+    """Forward the name of a lost worker."""
     with contextlib.suppress(OSError):
         os.write(number, f'{{"lost": "{name}"}}\n'.encode())
 

@@ -1,16 +1,15 @@
-"""All workers do something at the end of the same step, whoever asks for it, and whenever.
+"""Step barrier: on request, all workers act at the end of the same step.
 
-Without a collective, a request over the network, or a clock in any step:
+Ordinary steps need no collective, no network and no clock for it:
 
-1. Who asks publishes a request in the coordination service, where a thread of every worker waits.
-2. That thread notes the request and publishes how many steps its worker has ended. From now on this
-   worker waits at the end of a step until it knows at which one it is to act; so it has ended one
-   step more at most.
-3. The chief's thread takes the largest number of all, plus one, and publishes it: no worker has
-   gone beyond that step, and each of them acts at its end.
+1. A worker publishes a request in the coordination service, where a thread of every worker listens.
+2. That thread publishes how many steps its worker has ended. From then on the worker waits at the
+   end of its step until it knows the target step, so it ends at most one more step.
+3. The chief's thread publishes the largest count plus one as the target. No worker has passed that
+   step, and all act at its end.
 
-The threads answer whatever their workers are doing, so a worker that waits in step 3 does not wait
-for one that waits for it in a collective.
+The threads answer whatever their workers do. So a worker that waits for the target cannot deadlock
+with a worker that waits for it in a collective.
 """
 
 from __future__ import annotations
@@ -27,21 +26,22 @@ import tensorflow as tf
 from tf_redsync.cluster import agreement, coordination, watchdog
 from tf_redsync.network import collectives
 
-# A question that is given up is not forgotten in the service, so there should be few of them.
+# The service keeps a query whose client has given up, so there should be few of them.
 _SLICE_SECONDS = 30.0
 _RETRY_SECONDS = 0.2
-_PREFIX = "tf_redsync/common_step"
-_instances = itertools.count()  # made in the same order on all workers
+_PREFIX = "tf_redsync/step_barrier"
+_instances = itertools.count()  # created in the same order on all workers
 _logger = logging.getLogger("tf_redsync")
 
 
-class CommonStep:
-    """Requests to act at the end of a step, the same one on all workers.
+class StepBarrier:
+    """Barrier at the end of a step that all workers agree on.
 
-    All workers make one, call `step` at the ends of the same steps, and `stop` after they have met.
+    All workers create one, call `step` at the end of every step, and call `stop` after their last
+    common synchronization.
 
     Args:
-        strategy: Whose workers they are.
+        strategy: Strategy of the workers.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
@@ -50,33 +50,33 @@ class CommonStep:
         self._prefix = f"{_PREFIX}/{next(_instances)}"
         self._changed = threading.Condition()
         self._steps = 0  # ended by this worker
-        self._number = 0  # of the request that comes next
-        self._reason: str | None = None  # of the one that is being agreed on
+        self._number = 0  # of the next request
+        self._reason: str | None = None  # of the request that is being agreed on
         self._target: int | None = None  # the step at whose end to act
-        self._acted = ""  # the reason of the last one
-        self._asked: deque[str] = deque()  # with one worker
+        self._acted = ""  # reason of the last request
+        self._asked: deque[str] = deque()  # used with one worker only
         self._over = threading.Event()
         if self._workers > 1:
             self._store = coordination.key_value_store()
             threading.Thread(target=self._listen, name=_PREFIX, daemon=True).start()
 
     def ask(self, reason: str) -> None:
-        """Ask all workers to act; returns at once, in signal handlers and threads, too.
+        """Ask all workers to act; returns at once, also in signal handlers and threads.
 
         Args:
-            reason: What `step` returns to all of them. Of several requests of the same reason at
-                the same time one is enough.
+            reason: The value that `step` returns on all workers. Simultaneous requests with the
+                same reason count once.
         """
         if self._workers == 1:
             self._asked.append(reason)
-        else:  # a handler may interrupt whatever holds the lock
+        else:  # a signal handler may interrupt the holder of the lock
             threading.Thread(target=self._publish, args=(reason,), daemon=True).start()
 
     def step(self) -> str | None:
-        """A step has ended; return the reason if all workers are to act now.
+        """Count the end of a step; return the reason if all workers must act now, else `None`.
 
         Raises:
-            Disagreement: when the watchdog finds that some worker will not come.
+            Disagreement: if the watchdog finds that some worker will not come.
         """
         if self._workers == 1:
             return self._asked.popleft() if self._asked else None
@@ -94,7 +94,7 @@ class CommonStep:
             return self._acted
 
     def stop(self) -> None:
-        """No step follows; all workers have met since their last one."""
+        """End the barrier: no step follows, and all workers have synchronized since the last."""
         self._over.set()
 
     def _publish(self, reason: str) -> None:
@@ -103,7 +103,7 @@ class CommonStep:
             with contextlib.suppress(tf.errors.AlreadyExistsError):
                 if self._set(f"request/{number}", reason):
                     return
-            while self._number == number and not self._over.is_set():  # another one came first
+            while self._number == number and not self._over.is_set():  # another request came first
                 time.sleep(_RETRY_SECONDS)
             if self._acted == reason:
                 return
@@ -130,7 +130,7 @@ class CommonStep:
                     self._changed.wait(1.0)
 
     def _set(self, key: str, value: str) -> bool:
-        """Publish something; whether the service took it."""
+        """Publish a text; return whether the service accepted it."""
         try:
             self._store.set_config_key_value(f"{self._prefix}/{key}", value)
         except tf.errors.AlreadyExistsError:
@@ -141,7 +141,7 @@ class CommonStep:
         return True
 
     def _get(self, key: str) -> str | None:
-        """Wait for what another worker publishes; `None` when there is nothing to wait for."""
+        """Wait for a text of another worker; `None` after `stop` or a verdict."""
         while not self._over.is_set() and watchdog.verdict() is None:
             try:
                 return self._store.get_config_key_value(

@@ -1,8 +1,8 @@
-"""Counts how far this worker has come in its steps; the watchdog reports the numbers.
+"""Counters of this worker's progress within its steps, which the watchdog reports.
 
-Each counter is a variable of its own, because TensorFlow orders all ops on one variable. A counter
-advances in a step that is running, either as soon as the step begins or once a tensor is there. So
-a worker whose next batch does not come differs from a worker that waits for it in a collective.
+Each counter is a separate variable, because TensorFlow orders all ops on one variable. A counter
+advances in the running step, either at once or when a tensor is available. So a worker that lacks a
+batch looks different from a worker that waits in a collective.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import tensorflow as tf
 
 from tf_redsync.network import collectives
 
-BEGUN = "step"  # steps that have begun, whether or not their batch is there
-SUPPLIED = "supplied"  # steps whose arguments are there
-ASKED = "asked"  # batches of finite datasets that a step has asked for
-ANSWERED = "answered"  # requests of `ASKED` that this worker's dataset has answered
-ARRIVED = "arrived"  # steps whose gradients are there
-MET = "met"  # the number of the last step in which the messages of all workers came
+BEGUN = "step"  # steps that have begun, with or without their batch
+SUPPLIED = "supplied"  # steps whose arguments are available
+ASKED = "asked"  # batches requested from finite datasets
+ANSWERED = "answered"  # requests of `ASKED` answered by this worker's dataset
+ARRIVED = "arrived"  # steps whose gradients are available
+MET = "met"  # the last step that has received the messages of all workers
 _NAMES = (BEGUN, SUPPLIED, ASKED, ANSWERED, ARRIVED, MET)
 
 _counters: dict[str, tf.Variable] = {}
 
 
 def create() -> None:
-    """Create the counters of this process; a second call does nothing."""
+    """Create the counters of this process; a second call is a no-op."""
     if not _counters:
         with tf.init_scope(), tf.device("CPU:0"):
             for name in _NAMES:
@@ -34,25 +34,25 @@ def create() -> None:
 
 
 def values() -> dict[str, int]:
-    """Return the counters, by the names of a `Report`'s fields; all are 0 before `create`."""
+    """Return the counters by the field names of `WorkerReport`; empty before `create`."""
     return {name: int(counter.numpy()) for name, counter in _counters.items()}
 
 
 @tf.autograph.experimental.do_not_convert
 def enter_step(arguments: Any) -> None:
-    """Count a step, in a function or eagerly: as it begins, and when its arguments are there."""
+    """Count a step, traced or eager: once as it begins, once when its arguments are available."""
     _count(BEGUN)
     _count(SUPPLIED, arguments)
 
 
 @tf.autograph.experimental.do_not_convert
 def reach_exchange(gradient: Any, begins: bool) -> None:
-    """Count a step whose backward pass has come to `gradient`.
+    """Count a step whose backward pass has produced `gradient`.
 
     Args:
-        gradient: The first variable's, which comes last in most models. An edge from every gradient
-            would cost a message each on a GPU.
-        begins: Whether this is the step's first count: our strategy has counted its step before.
+        gradient: Gradient of the first variable, which comes last in most models. An edge from
+            every gradient would cost one message each on a GPU.
+        begins: Whether this is the step's first count. Our own strategy has counted it before.
     """
     if begins:
         enter_step(gradient)
@@ -61,7 +61,7 @@ def reach_exchange(gradient: Any, begins: bool) -> None:
 
 @tf.autograph.experimental.do_not_convert
 def note_meeting(received: tf.Tensor) -> None:
-    """Note, once `received` is there, that all workers have come to this step."""
+    """Record, when `received` is available, that all workers have reached this step."""
     if _counters:
         with tf.control_dependencies([received]):
             _counters[MET].assign(_counters[BEGUN].read_value(), read_value=False)
@@ -69,10 +69,10 @@ def note_meeting(received: tf.Tensor) -> None:
 
 @tf.autograph.experimental.do_not_convert
 def note_reduce(value: Any, axis: Any) -> None:
-    """Count a request for a batch, if it is for one that a step is about to reduce `value`.
+    """Count a batch request, if reducing `value` is part of one.
 
-    In a function, an iterator over a finite dataset adds up how many replicas still have data,
-    `[1, 1]` of int64, before any of them gets its batch.
+    In a function, an iterator over a finite dataset sums how many replicas still have data, an
+    int64 tensor of one element, before any replica gets its batch.
     """
     if tf.executing_eagerly() or axis is not None or not isinstance(value, tf.Tensor):
         return
@@ -82,7 +82,7 @@ def note_reduce(value: Any, axis: Any) -> None:
 
 
 def watch_batches(strategy: tf.distribute.Strategy) -> None:
-    """Count the requests for batches of a strategy that is not ours, which does so itself."""
+    """Count the batch requests of TensorFlow's strategy; our own counts its requests itself."""
     reduce = strategy.reduce
     if hasattr(reduce, "counts_batches"):
         return

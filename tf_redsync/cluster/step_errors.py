@@ -1,9 +1,9 @@
-"""Errors of a step in the library's own words, with TensorFlow's error as their cause.
+"""Translates TensorFlow's errors of a step into `DistributedError`, with the original as cause.
 
-What fails inside of a step comes out of TensorFlow as "Graph execution error", with the stack of
-the graph before the reason. And where a worker is lost, TensorFlow knows a socket. So a call of a
-step raises a `DistributedError` in its place: with the watchdog's verdict for a lost worker, with
-the text alone for what the library itself has raised in the step. Other errors pass unchanged.
+TensorFlow reports a failure in a step as "Graph execution error", with the graph's stack before the
+reason; for a lost worker it names a socket only. So a step raises a `DistributedError` instead:
+with the watchdog's verdict for a lost worker, or with the plain message of an error that this
+library has raised in the step. Other errors pass unchanged.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.cluster import watchdog
-from tf_redsync.error_texts import main_line
-from tf_redsync.errors import DistributedError
+from tf_redsync.errors import DistributedError, main_line
 
-# By which a collective ends when it is aborted, or when the process of another worker is gone.
+# Errors of a collective that is aborted, or whose peer has died.
 _OF_COLLECTIVES = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
@@ -28,16 +27,16 @@ _OF_COLLECTIVES = (
     tf.errors.InternalError,
     tf.errors.UnavailableError,
 )
-# Of checks in the graph.
+# Messages of this library's assertions in the graph.
 _OF_CHECKS = ("arrived changed", "traced before compression was switched")
 _ASSERTED = re.compile(r"\[(.*?)\]")
-_MARK = "in_words_of_tf_redsync"
+_MARK = "translates_errors"
 
 
 def install() -> None:
-    """Let every `tf.function` raise errors in these words; a second call does nothing.
+    """Translate the errors of every `tf.function`; a second call is a no-op.
 
-    A custom loop calls its step as a `tf.function`, and nothing of the library's is around that.
+    A custom loop calls its step as a `tf.function`, without any of the library's code around it.
     """
     kind = type(tf.function(lambda: None))
     call = kind.__call__
@@ -45,45 +44,45 @@ def install() -> None:
         return
 
     @functools.wraps(call)
-    def in_words(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def translating(self: Any, *args: Any, **kwargs: Any) -> Any:
         with translated():
             return call(self, *args, **kwargs)
 
-    setattr(in_words, _MARK, True)
-    kind.__call__ = in_words
+    setattr(translating, _MARK, True)
+    kind.__call__ = translating
 
 
-class translated:  # noqa: N801  # in every call of a function: a generator would cost more
-    """A context that raises errors of a step in these words."""
+class translated:  # noqa: N801  # entered in every call: a generator would cost more
+    """Context that translates the errors of a step."""
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         if isinstance(error, tf.errors.OpError):
-            found = in_our_words(error)
+            found = library_error(error)
             if found is not None:
                 raise found from error
 
 
-def in_our_words(error: tf.errors.OpError) -> DistributedError | None:
-    """Return the error to raise in the place of one of TensorFlow's; `None` to leave it.
+def library_error(error: tf.errors.OpError) -> DistributedError | None:
+    """Return the error to raise instead of TensorFlow's; `None` to leave it unchanged.
 
-    Where a collective has failed, waits some seconds until it is known which worker is lost.
+    After a failed collective, waits some seconds for the watchdog to find the lost worker.
     """
     if isinstance(error, DistributedError):
         return None
     if isinstance(error, _OF_COLLECTIVES):
         found = watchdog.verdict_after_loss()
         if found is not None:
-            return _made(DistributedError, found, error)
+            return _combined_error(DistributedError, found, error)
     for kind in _kinds(DistributedError):  # raised by a `py_function`
         raised = re.search(rf"(?:^|[ .]){kind.__name__}: (.+)", error.message, re.MULTILINE)
         if raised:
-            return _made(kind, raised[1], error)
+            return _combined_error(kind, raised[1], error)
     text = main_line(error.message)
     if any(words in text for words in _OF_CHECKS):
-        return _made(DistributedError, _without_assertion(text), error)
+        return _combined_error(DistributedError, _without_assertion(text), error)
     return None
 
 
@@ -95,29 +94,31 @@ def _kinds(kind: type[DistributedError]) -> Iterator[type[DistributedError]]:
 
 
 def _without_assertion(text: str) -> str:
-    """Take the text of `tf.debugging.Assert` out of what TensorFlow makes of it."""
+    """Extract the message of `tf.debugging.Assert` from TensorFlow's text."""
     if not text.startswith("assertion failed: "):
         return text
     said = itertools.takewhile(lambda s: not s.startswith("Condition "), _ASSERTED.findall(text))
     return " ".join(said)
 
 
-def _made(kind: type[DistributedError], text: str, error: tf.errors.OpError) -> DistributedError:
-    """Return an error of `kind` that is also one of TensorFlow's class."""
-    made = _again(kind, type(error), text, error.error_code)
+def _combined_error(
+    kind: type[DistributedError], text: str, error: tf.errors.OpError
+) -> DistributedError:
+    """Return an error of `kind` that is also an instance of TensorFlow's class."""
+    made = _build(kind, type(error), text, error.error_code)
     made.original = error
     return made
 
 
-def _again(
+def _build(
     kind: type[DistributedError], theirs: type[tf.errors.OpError], text: str, code: int
 ) -> DistributedError:
-    """Return an error without a cause, as `pickle` asks for it."""
+    """Return an error without a cause; `pickle` calls this again to restore it."""
     arguments = kind, theirs, text, code
     own = {
         "__module__": kind.__module__,
         "__doc__": kind.__doc__,
-        "__reduce__": lambda self: (_again, arguments),
+        "__reduce__": lambda self: (_build, arguments),
     }
     both: Any = type(kind.__name__, (theirs, kind), own)
     made = both.__new__(both)

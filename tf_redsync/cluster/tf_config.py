@@ -1,7 +1,8 @@
-"""TF_CONFIG: checked before TensorFlow starts a server from it, and who this process is in it."""
+"""TF_CONFIG: its validation, the workers that it names, and this process's rank."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import socket
@@ -12,10 +13,45 @@ _TASK_TYPES = ("chief", "worker", "evaluator", "ps")
 _TRAINS = ("chief", "worker")  # in the order of ranks
 
 
-def rank() -> int:
-    """Return this worker's rank, from 0: the chief's, where TF_CONFIG has one, then by `index`.
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The workers that train together, and this process's rank.
 
-    It needs no strategy, so it may choose files or data before one is made.
+    Attributes:
+        addresses: "host:port" of each worker, by rank.
+        tasks: Names in TF_CONFIG, such as "worker:0", by rank.
+        rank: Rank of this process.
+    """
+
+    addresses: tuple[str, ...]
+    tasks: tuple[str, ...]
+    rank: int
+
+    @classmethod
+    def of(cls, resolver: Any) -> Cluster | None:
+        """Return the cluster of a `ClusterResolver`; `None` if this process trains alone."""
+        spec = resolver.cluster_spec()
+        trains = [job for job in ("chief", "worker") if job in spec.jobs]
+        if resolver.task_type not in trains:  # an evaluator
+            return None
+        tasks = [(job, index) for job in trains for index in spec.task_indices(job)]
+        if len(tasks) == 1:
+            return None
+        return cls(
+            tuple(spec.task_address(*task) for task in tasks),
+            tuple(f"{job}:{index}" for job, index in tasks),
+            tasks.index((resolver.task_type, int(resolver.task_id))),
+        )
+
+    def name(self, rank: int) -> str:
+        """Return a worker's name for messages."""
+        return f"worker {rank} at {self.addresses[rank]}"
+
+
+def rank() -> int:
+    """Return this worker's rank: 0 for the chief if TF_CONFIG has one, then workers by `index`.
+
+    Needs no strategy, so a script can choose files or data before it creates one.
 
     Returns:
         0 without TF_CONFIG.
@@ -31,16 +67,17 @@ def rank() -> int:
         return 0
     if task not in workers:
         raise ValueError(
-            f"only {' and '.join(_TRAINS)} have a rank. Received: the task {task[0]!r} in TF_CONFIG"
+            f"only {' and '.join(_TRAINS)} tasks have a rank. Received: task {task[0]!r} "
+            "in TF_CONFIG"
         )
     return workers.index(task)
 
 
 def size() -> int:
-    """Return the number of workers in TF_CONFIG, chief included; 1 without it.
+    """Return the number of workers in TF_CONFIG, including the chief; 1 without TF_CONFIG.
 
-    A worker with several GPUs counts once here and several times in
-    `strategy.num_replicas_in_sync`, by which batches are divided.
+    A worker with several GPUs counts once here, and once per GPU in
+    `strategy.num_replicas_in_sync`, which divides the batches.
 
     Raises:
         ValueError: for a malformed TF_CONFIG.
@@ -49,7 +86,7 @@ def size() -> int:
 
 
 def _workers() -> tuple[list[tuple[str, int]], tuple[str, int] | None]:
-    """Return the tasks that train, by rank, and this process's own, if there is a cluster."""
+    """Return the tasks that train, by rank, and this process's task; no tasks without TF_CONFIG."""
     text = os.environ.get("TF_CONFIG")
     check_tf_config(text, serves=True)
     config = json.loads(text) if text else {}
@@ -68,7 +105,7 @@ def check_tf_config(text: str | None, serves: bool = False) -> None:
         serves: Whether this process has started the server already.
 
     Raises:
-        ValueError: naming what is wrong and how it should look.
+        ValueError: with the problem and an example of a valid TF_CONFIG.
     """
     if not text:
         return
@@ -81,7 +118,7 @@ def check_tf_config(text: str | None, serves: bool = False) -> None:
     cluster = config.get("cluster")
     if not cluster:
         unknown = sorted(set(config) - set(_TOP_LEVEL_KEYS))
-        if unknown:  # a misspelt `cluster`, most likely: not one worker without a word
+        if unknown:  # most likely a misspelt `cluster`
             raise _bad_config(f"there is no `cluster`, but an unknown key {unknown[0]!r}", text)
         return
     if not isinstance(cluster, dict) or not set(cluster) <= set(_TASK_TYPES):

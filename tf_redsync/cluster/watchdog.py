@@ -1,12 +1,12 @@
-"""Finds workers that wait for each other in vain, and ends that with a text about all of them.
+"""Watchdog: detects deadlocked workers and reports every worker's step.
 
-A collective that some worker does not join waits for ever. So each process has one thread that
-tells the chief's every two seconds how many steps it has entered and what it waits for, through the
-coordination service. The chief's judges (`progress.py`) and answers everyone; by a verdict, the
-thread of every worker ends the collectives of its process, and what waits in them gets the text.
+A collective that some worker does not join never returns. So a thread of each process reports its
+steps and waits to the chief every two seconds, through the coordination service. The chief's thread
+runs the `StallDetector` and answers all workers. After a verdict every worker's thread aborts the
+collectives of its process, and the waiting step raises with the verdict.
 
-Keys are numbered and deleted when they are read: the service does not overwrite, and a question
-that is given up is not forgotten there. So no thread asks for a key that will not come.
+Keys are numbered and deleted after reading: the service does not overwrite keys, and keeps a query
+whose client has given up. So no thread asks for a key that will not come.
 """
 
 from __future__ import annotations
@@ -28,17 +28,16 @@ from typing_extensions import override
 
 from tf_redsync import environment
 from tf_redsync.cluster import coordination, step_counters
-from tf_redsync.cluster.stall_detector import SILENT_SECONDS, StallDetector
-from tf_redsync.cluster.worker_report import Report
-from tf_redsync.error_texts import uncaught
+from tf_redsync.cluster.stall_detector import SILENT_SECONDS, StallDetector, WorkerReport
+from tf_redsync.errors import uncaught
 from tf_redsync.network import collectives, groups
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 PERIOD_SECONDS = 2.0
-_ALONE_SECONDS = 5.0  # without an answer of the chief, a worker judges by itself
-_READ_SECONDS = 0.25  # the chief's patience with a report that should be there
+_NO_ANSWER_SECONDS = 5.0  # without the chief's answer, a worker runs its own detector
+_READ_SECONDS = 0.25  # the chief's wait for a report that should be there
 _LINGER_SECONDS = 2.0  # for the others to read a verdict before the chief ends
-_FAILURE_SECONDS = 15.0  # for a report, a verdict and its way to everyone
+_FAILURE_SECONDS = 15.0  # for a report, a verdict, and its delivery to all
 _STUCK_SECONDS = 20.0  # for a step to end by itself after a verdict
 _MAX_TEXT = 300
 _PREFIX = "tf_redsync/watchdog"
@@ -46,9 +45,9 @@ _logger = logging.getLogger("tf_redsync")
 
 
 class _Process:
-    """What this process reports, and what was found. One for all strategies."""
+    """State that this process reports, and the verdict; shared by all strategies."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.agreements = 0
         self.waits: str | None = None
         self.broadcasts: int | None = None
@@ -58,8 +57,8 @@ class _Process:
         self.verdict: str | None = None
         self.thread: _Thread | None = None
 
-    def report(self, ended: bool) -> Report:
-        return Report(
+    def report(self, ended: bool) -> WorkerReport:
+        return WorkerReport(
             agreements=self.agreements,
             waits=self.waits,
             last=self.last,
@@ -72,8 +71,8 @@ class _Process:
         )
 
 
-def _in_a_step() -> bool:
-    """Whether the main thread waits inside of TensorFlow, where no exception reaches it."""
+def _inside_tensorflow() -> bool:
+    """Whether the main thread is inside TensorFlow, where no exception reaches it."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return frame is not None and frame.f_globals.get("__name__", "").startswith("tensorflow.")
 
@@ -86,13 +85,13 @@ def start(
     timeout_seconds: float | None,
     heartbeat_seconds: float | None = None,
 ) -> None:
-    """Watch the workers of a strategy; with one worker, or without a limit, nothing happens.
+    """Watch the workers of a strategy; a no-op with one worker or without a limit.
 
     Args:
         strategy: A strategy, the same on all workers.
-        timeout_seconds: How long a worker may be behind the others, equal on all workers. That of
-            the last strategy counts.
-        heartbeat_seconds: As of `lost_after`.
+        timeout_seconds: Seconds that a worker may be behind the others, equal on all workers. The
+            last strategy's value applies. `None`: no limit.
+        heartbeat_seconds: As in `lost_after`.
     """
     silent_seconds = SILENT_SECONDS if heartbeat_seconds is None else heartbeat_seconds / 2
     if collectives.worker_count(strategy) == 1:
@@ -101,8 +100,8 @@ def start(
     if not collectives.counts_steps(strategy):
         step_counters.watch_batches(strategy)
     if _process.thread is not None:
-        _process.thread.judge.timeout_seconds = timeout_seconds
-        _process.thread.judge.silent_seconds = silent_seconds
+        _process.thread.detector.timeout_seconds = timeout_seconds
+        _process.thread.detector.silent_seconds = silent_seconds
     elif timeout_seconds is not None:
         _process.thread = _Thread(strategy, timeout_seconds, silent_seconds)
         _process.thread.start()
@@ -110,10 +109,10 @@ def start(
 
 
 def heartbeat(heartbeat_seconds: float | None) -> float | None:
-    """Return what the user has given, here or in the environment, if anything.
+    """Return the heartbeat seconds of the argument or the environment variable, if any.
 
     Raises:
-        ValueError: for what is no time above 10 s.
+        ValueError: if they are not at least 10 s.
     """
     return environment.seconds(
         "heartbeat_seconds", heartbeat_seconds, environment.HEARTBEAT, low=5 * PERIOD_SECONDS
@@ -121,17 +120,17 @@ def heartbeat(heartbeat_seconds: float | None) -> float | None:
 
 
 def lost_after(timeout_seconds: float | None, heartbeat_seconds: float | None) -> float | None:
-    """After how many seconds without a sign of life TensorFlow itself may end a training.
+    """Return after how many seconds without a heartbeat TensorFlow itself ends a training.
 
-    Only what has no watchdog any more: it says what happened, and at which step. So it speaks
-    earlier, after half of `heartbeat_seconds` if they are given.
+    TensorFlow is the fallback when the watchdog is gone. The watchdog, whose message names causes
+    and steps, comes earlier: after half of `heartbeat_seconds` if they are given.
 
     Args:
-        timeout_seconds: The watchdog's; `None` without one.
-        heartbeat_seconds: What the user has given, if anything.
+        timeout_seconds: The watchdog's limit; `None` without a watchdog.
+        heartbeat_seconds: The user's value, if any.
 
     Returns:
-        The seconds; `None` for ever.
+        Seconds; `None` for no limit.
     """
     if heartbeat_seconds is not None or timeout_seconds is None:
         return heartbeat_seconds
@@ -140,7 +139,7 @@ def lost_after(timeout_seconds: float | None, heartbeat_seconds: float | None) -
 
 @contextmanager
 def waiting_for_agreement(what: str) -> Iterator[None]:
-    """Within this context, this worker waits for all others to do `what`."""
+    """Context in which this worker waits for all others to agree on `what`."""
     _process.agreements += 1
     _process.waits = what[:_MAX_TEXT]
     try:
@@ -151,24 +150,24 @@ def waiting_for_agreement(what: str) -> Iterator[None]:
 
 
 def begin_broadcast(what: str, size: int) -> None:
-    """Note that this worker waits for all others to do `what`, and to take `size` bytes."""
+    """Record that this worker broadcasts `size` bytes with all others, to do `what`."""
     _process.waits, _process.broadcasts = what[:_MAX_TEXT], size
 
 
 def end_broadcast() -> None:
-    """Note that the broadcast is over, if there was one."""
+    """Record that the broadcast is over, if there was one."""
     _process.waits, _process.broadcasts = None, None
 
 
 def verdict_after_failure(error: str) -> str | None:
-    """Say that the broadcast failed, and return what was found, if that is so within seconds."""
+    """WorkerReport a failed broadcast; return the verdict if one comes within seconds."""
     _process.failed = f"{_process.waits}: {error}"[: 2 * _MAX_TEXT]
     end_broadcast()
     return _awaited_verdict()
 
 
 def verdict_after_loss() -> str | None:
-    """Say that a collective failed, and return what was found, if that is so within seconds."""
+    """WorkerReport a failed collective; return the verdict if one comes within seconds."""
     _process.broken = True
     try:
         return _awaited_verdict()
@@ -185,12 +184,12 @@ def _awaited_verdict() -> str | None:
 
 
 def verdict() -> str | None:
-    """Return why the workers cannot go on, if that was found."""
+    """Return the verdict, the reason why the workers cannot continue, if there is one."""
     return _process.verdict
 
 
 class _Thread(threading.Thread):
-    """Reports, judges or asks the chief, and ends collectives."""
+    """Thread that reports, runs the detector or asks the chief, and aborts collectives."""
 
     def __init__(
         self, strategy: tf.distribute.Strategy, timeout_seconds: float, silent_seconds: float
@@ -204,51 +203,51 @@ class _Thread(threading.Thread):
         self._now = 0.0
         self._tick = time.monotonic()
         ranks = range(workers) if self._rank == 0 else (0, self._rank)
-        self.judge = StallDetector(
+        self.detector = StallDetector(
             ranks,
             timeout_seconds,
-            lambda rank: coordination.answers(self._tasks[rank]),
+            lambda rank: coordination.is_alive(self._tasks[rank]),
             silent_seconds,
         )
         self._others = range(1, workers)
 
     def end(self) -> None:
-        """At the end of the program: say so to the others."""
-        if os.getpid() == self._pid:  # a forked process has no such thread
+        """WorkerReport the end of the program to the other workers."""
+        if os.getpid() == self._pid:  # a fork does not have the thread
             self._over.set()
             self.join(_LINGER_SECONDS + PERIOD_SECONDS)
 
     @override
-    def run(self):
+    def run(self) -> None:
         try:
             if self._rank == 0:
-                self._lead()
+                self._run_chief()
             else:
-                self._follow()
-        except Exception as error:  # not for users: it is their program that counts
+                self._run_member()
+        except Exception as error:  # must not disturb the user's program
             _logger.debug("the watchdog ends: %s", error)
 
     def _clock(self) -> float:
-        """Seconds that this thread has run: a pause of the process does not count."""
+        """Return the seconds that this thread has run, without pauses of the process."""
         before, self._tick = self._tick, time.monotonic()
         self._now += min(self._tick - before, 2 * PERIOD_SECONDS)
         return self._now
 
-    def _lead(self) -> None:
-        numbers = dict.fromkeys(self._others, 0)  # of the next report; none after the last one
+    def _run_chief(self) -> None:
+        numbers = dict.fromkeys(self._others, 0)  # of each worker's next report, until its last one
         while True:
             over = self._over.is_set()
             own = _process.report(over)
-            self.judge.hear(0, own, self._clock())
+            self.detector.hear(0, own, self._clock())
             told = {r: self._read(r, n) for r, n in numbers.items()}
-            found = self.judge.verdict(self._clock())
-            for text in self.judge.warnings(self._now).values():
+            found = self.detector.verdict(self._clock())
+            for text in self.detector.warnings(self._now).values():
                 _logger.warning("%s", text)
             for rank, report in told.items():
-                # The last word is an answer to what some have still to ask.
+                # The last answer is for workers that have still to ask.
                 if report is not None or found or over:
                     words = {"verdict": found, **vars(own)}
-                    self._tell(f"answer/{rank}/{numbers[rank]}", words)
+                    self._publish(f"answer/{rank}/{numbers[rank]}", words)
                 if report is not None:
                     numbers[rank] += 1
                     if report.ended:
@@ -262,42 +261,42 @@ class _Thread(threading.Thread):
                 return
             self._over.wait(PERIOD_SECONDS)
 
-    def _read(self, rank: int, number: int) -> Report | None:
-        """Return a worker's next report, if it is there."""
+    def _read(self, rank: int, number: int) -> WorkerReport | None:
+        """Return a worker's next report, if it has arrived."""
         key = f"report/{rank}/{number}"
-        text = self._ask(key, _READ_SECONDS)
+        text = self._query(key, _READ_SECONDS)
         if text is None:
             return None
-        self._forget(key)
-        report = Report.from_text(text)
-        self.judge.hear(rank, report, self._clock())
+        self._delete(key)
+        report = WorkerReport.from_text(text)
+        self.detector.hear(rank, report, self._clock())
         return report
 
-    def _follow(self) -> None:
-        number, pending, heard, chief = 0, False, self._clock(), Report()
+    def _run_member(self) -> None:
+        number, pending, heard, chief = 0, False, self._clock(), WorkerReport()
         while True:
             over = self._over.is_set()
             own, now = _process.report(over), self._clock()
-            self.judge.hear(self._rank, own, now)
-            if over and pending:  # the last word is a report after one that is still to be read
+            self.detector.hear(self._rank, own, now)
+            if over and pending:  # the last report follows one that is still unread
                 number, pending = number + 1, False
             if not pending and not chief.ended:
-                pending = self._tell(f"report/{self._rank}/{number}", vars(own))
+                pending = self._publish(f"report/{self._rank}/{number}", vars(own))
             if over:
                 return
             text, found = None, None
             if pending:
-                text = self._ask(f"answer/{self._rank}/{number}", PERIOD_SECONDS)
+                text = self._query(f"answer/{self._rank}/{number}", PERIOD_SECONDS)
             if text is not None:
-                self._forget(f"answer/{self._rank}/{number}")
+                self._delete(f"answer/{self._rank}/{number}")
                 number, pending, heard = number + 1, False, self._clock()
                 answer = json.loads(text)
-                found, chief = answer.pop("verdict"), Report(**answer)
-                self.judge.hear(0, chief, heard)
-                if self._rank in (late := self.judge.warnings(heard)):  # the chief names others
+                found, chief = answer.pop("verdict"), WorkerReport(**answer)
+                self.detector.hear(0, chief, heard)
+                if self._rank in (late := self.detector.warnings(heard)):
                     _logger.warning("%s", late[self._rank])
-            elif chief.ended or now - heard >= _ALONE_SECONDS:
-                found = self.judge.verdict(now)
+            elif chief.ended or now - heard >= _NO_ANSWER_SECONDS:
+                found = self.detector.verdict(now)
             if found:
                 self._abort(found)
                 return
@@ -308,23 +307,27 @@ class _Thread(threading.Thread):
         _process.verdict = found
         _logger.error("%s", found)
         coordination.abort_collectives(found)
-        self._end_without_data()
+        self._exit_if_stuck_for_data()
 
-    def _end_without_data(self) -> None:
-        """End the process if its step goes on waiting for data, which an abort does not end."""
+    def _exit_if_stuck_for_data(self) -> None:
+        """End the process if its step still waits for data, which no abort reaches."""
         before, ends = _process.report(False), time.monotonic() + _STUCK_SECONDS
         while time.monotonic() < ends:
-            if not before.lacks_data or _process.report(False) != before or not _in_a_step():
+            if (
+                not before.lacks_data
+                or _process.report(False) != before
+                or not _inside_tensorflow()
+            ):
                 return
             if self._over.wait(PERIOD_SECONDS):
                 return
-        _logger.critical("the input of this worker does not answer: its process ends")
+        _logger.critical("the input pipeline of this worker does not respond: its process ends")
         sys.stdout.flush()
         logging.shutdown()
         os._exit(1)
 
-    def _tell(self, key: str, values: dict[str, Any]) -> bool:
-        """Publish something; return whether the service took it."""
+    def _publish(self, key: str, values: dict[str, Any]) -> bool:
+        """Publish a report or an answer; return whether the service accepted it."""
         try:
             self._store.set_config_key_value(f"{_PREFIX}/{key}", json.dumps(values))
         except tf.errors.OpError as error:
@@ -332,8 +335,8 @@ class _Thread(threading.Thread):
             return False
         return True
 
-    def _ask(self, key: str, seconds: float) -> str | None:
-        """Wait for what another worker publishes."""
+    def _query(self, key: str, seconds: float) -> str | None:
+        """Return a text that another worker publishes within `seconds`, if any."""
         try:
             return self._store.get_config_key_value(f"{_PREFIX}/{key}", int(1000 * seconds))
         except tf.errors.DeadlineExceededError:
@@ -343,6 +346,6 @@ class _Thread(threading.Thread):
             self._over.wait(seconds)
             return None
 
-    def _forget(self, key: str) -> None:
+    def _delete(self, key: str) -> None:
         with contextlib.suppress(tf.errors.OpError):
             self._store.delete_config_key_value(f"{_PREFIX}/{key}")

@@ -45,7 +45,7 @@ def check(model: Any, callbacks: Sequence[Any], what: str) -> bool:
     """
     strategy = model.distribute_strategy
     found = [entry for c in callbacks for entry in _entry(c)]
-    all_found = [json.loads(t) for t in agreement.everyones(strategy, what, json.dumps(found))]
+    all_found = [json.loads(t) for t in agreement.gather_texts(strategy, what, json.dumps(found))]
     if any(kind == BACKUP for kind, *_ in found) and any(map(_restores, callbacks)):
         raise ValueError(
             "`BackupAndRestore` and `Checkpoint` both restore when `fit` begins. Give it one of "
@@ -80,7 +80,7 @@ def check_equal(model: Any, epoch: int) -> None:
     for weight in model.trainable_variables:
         digest.update(np.ascontiguousarray(weight.numpy()).tobytes())
     own = [epoch + 1, digest.hexdigest()]
-    told = agreement.everyones(model.distribute_strategy, "compare backups", json.dumps(own))
+    told = agreement.gather_texts(model.distribute_strategy, "compare backups", json.dumps(own))
     if len(set(told)) > 1:
         lines = [
             f"worker {rank}: epoch {number}, weights {weights}"

@@ -43,7 +43,7 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
     steps = _validation_steps(model) if in_fit else params.get("steps")
     batches, digest = strategy_hooks.taken_data(strategy)
     own = None if steps is None else int(steps), batches, digest
-    told = agreement.everyones(strategy, f"begin `{method}` with its data", json.dumps(own))
+    told = agreement.gather_texts(strategy, f"begin `{method}` with its data", json.dumps(own))
     amounts = [json.loads(text) for text in told]
     found = conflict([amount[:2] for amount in amounts], params.get("epochs") or 1, method)
     if found is not None:

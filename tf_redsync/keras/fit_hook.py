@@ -212,7 +212,7 @@ class FitHook(ForTfKeras):
         rows = self._rows()
         told = "" if rows is None else rows.told()
         strategy = self.model.distribute_strategy
-        all_told = agreement.everyones(strategy, self._at_a_step(what), told)
+        all_told = agreement.gather_texts(strategy, self._at_a_step(what), told)
         if rows is not None:
             rows.compare(all_told)
 

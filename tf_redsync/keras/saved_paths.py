@@ -44,7 +44,7 @@ def _compare(strategy: tf.distribute.Strategy, path: str, method: str) -> None:
         return
     place = path if "://" in path else f"{platform.node()}:{os.path.realpath(path)}"
     key = f"{_PREFIX}/{hashlib.sha256(place.encode()).hexdigest()}"
-    store: Any = coordination.key_value_store()  # type: ignore[no-untyped-call]
+    store: Any = coordination.key_value_store()
     try:
         store.set_config_key_value(f"{key}/{rank}", path)
     except tf.errors.AlreadyExistsError:

@@ -54,7 +54,7 @@ def begin(model: Any, exchange: Any, params: Mapping[str, Any], epoch: int) -> N
         return
     epochs, steps = ahead(params, epoch)
     own = str(epochs * steps)
-    told = agreement.everyones(model.distribute_strategy, "begin a training of this length", own)
+    told = agreement.gather_texts(model.distribute_strategy, "begin a training of this length", own)
     lengths = [int(text) for text in told]
     if min(lengths) <= 0:
         ranks = ", ".join(str(rank) for rank, length in enumerate(lengths) if length <= 0)

@@ -95,7 +95,7 @@ class Checkpoints:
         return self._leaders[self._rank] == self._rank
 
     def _gather(self, what: str, told: str) -> list[str]:
-        return agreement.everyones(self._strategy, what, told)
+        return agreement.gather_texts(self._strategy, what, told)
 
     def _tidy(self, remove: Callable[[], Any]) -> None:
         """Remove files that are in nobody's way; whether that works concerns nobody else."""

@@ -229,7 +229,7 @@ def _told(exchange: Any, report: Callable[[], dict[str, Any]]) -> list[dict[str,
     except (ValueError, OSError, KeyError) as error:
         own = {"error": str(error), "another": isinstance(error, snapshot_checks.AnotherState)}
     what = f"restore the exchange's state at step {int(exchange.step.numpy())}"
-    texts = agreement.everyones(exchange.strategy, what, json.dumps(own))
+    texts = agreement.gather_texts(exchange.strategy, what, json.dumps(own))
     reports = [json.loads(text) for text in texts]
     for rank, found in enumerate(reports):
         if "error" in found:

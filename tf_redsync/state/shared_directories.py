@@ -26,11 +26,11 @@ def leaders(strategy: tf.distribute.Strategy, store: Store, what: str) -> list[i
         OSError: on all workers, if one of them cannot write there.
     """
     rank = collectives.worker_rank(strategy)
-    job = agreement.everyones(strategy, what, uuid.uuid4().hex)[0]
+    job = agreement.gather_texts(strategy, what, uuid.uuid4().hex)[0]
     failed = failure(lambda: store.leave_token(job, rank))
-    all_failed = agreement.everyones(strategy, f"{what}: write", failed)
+    all_failed = agreement.gather_texts(strategy, f"{what}: write", failed)
     first = min([rank, *store.tokens(job)]) if not failed else rank
-    found = [int(text) for text in agreement.everyones(strategy, f"{what}: look", str(first))]
+    found = [int(text) for text in agreement.gather_texts(strategy, f"{what}: look", str(first))]
     with contextlib.suppress(OSError):
         store.remove_token(job, rank)
     if any(all_failed):

@@ -1,9 +1,9 @@
-"""Keeps TCP connections of TensorFlow's server open as long as the job waits for a broken link.
+"""Raises the TCP timeout of TensorFlow's server, so that a job survives a broken link.
 
-gRPC's servers set TCP_USER_TIMEOUT to 20 s on every connection that they accept: the kernel resets
-a connection whose data stay unacknowledged for longer. TensorFlow passes no channel argument that
+gRPC servers set TCP_USER_TIMEOUT to 20 s on every connection that they accept: the kernel resets a
+connection whose data stay unacknowledged for longer. TensorFlow passes no channel argument that
 changes it, and gRPC has no environment variable for it. So a thread sets the option on the sockets
-of this process. On other systems than Linux nothing happens.
+of this process. On systems other than Linux this is a no-op.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import threading
 import time
 
 GRPC_MILLISECONDS = 20_000
-_EVERY_SECONDS = 2.0  # connections are made at the first collective, and again after an error
-_TCP_USER_TIMEOUT = 18  # of Linux; Python 3.11 has no name for it on all systems
+_EVERY_SECONDS = 2.0  # connections open at the first collective and after an error
+_TCP_USER_TIMEOUT = 18  # Linux's number; Python lacks the name on some systems
 _MAX_MILLISECONDS = 2**31 - 1
 
 
 def keep(port: int, seconds: float) -> None:
-    """Let connections that this process accepts on `port` wait until the process ends.
+    """Raise the timeout of all connections accepted on `port`, until the process ends.
 
     Args:
-        port: Of TensorFlow's server.
+        port: The port of TensorFlow's server.
         seconds: How long data may stay unacknowledged.
     """
     if sys.platform.startswith("linux"):
@@ -41,12 +41,12 @@ def _keep(port: int, milliseconds: int) -> None:
 
 
 def extend(port: int, milliseconds: int) -> int:
-    """Replace gRPC's timeout on connections that were accepted on `port`; return on how many."""
+    """Replace gRPC's timeout on the connections accepted on `port`; return their number."""
     return sum(_extended(int(file), port, milliseconds) for file in os.listdir("/proc/self/fd"))
 
 
 def _extended(file: int, port: int, milliseconds: int) -> bool:
-    # By libc: a `socket` object of a file may change whether it blocks, and would close it.
+    # Through libc: a `socket` object could change the blocking mode, and would close the file.
     libc = ctypes.CDLL(None)
     value, size = ctypes.c_int(), ctypes.c_uint(ctypes.sizeof(ctypes.c_int))
     option = file, socket.IPPROTO_TCP, _TCP_USER_TIMEOUT
@@ -57,7 +57,7 @@ def _extended(file: int, port: int, milliseconds: int) -> bool:
 
 
 def _port(libc: ctypes.CDLL, file: int) -> int:
-    """Return the local port of a TCP socket: the same two bytes of IPv4's and IPv6's addresses."""
+    """Return the local port of a TCP socket: the same two bytes for IPv4 and IPv6."""
     address = ctypes.create_string_buffer(128)
     size = ctypes.c_uint(len(address))
     libc.getsockname(file, address, ctypes.byref(size))
