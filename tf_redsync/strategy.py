@@ -30,7 +30,7 @@ from tf_redsync.cluster import (
     watchdog,
 )
 from tf_redsync.cluster.tf_config import Cluster, check_tf_config
-from tf_redsync.keras import batch_rows, first_batch, fit_hook, statistics
+from tf_redsync.keras import data_amounts, first_batch, fit_hook, statistics
 from tf_redsync.network import (
     collectives,
     dtypes,
@@ -128,7 +128,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         dtypes.allow_all(self)
         watchdog.start(self, timeout, heartbeat)
         step_errors.install()
-        self.batch_rows = batch_rows.BatchRows()
+        self.batch_rows = data_amounts.BatchRows()
         times = f"timeout_seconds={timeout}, heartbeat_seconds={heartbeat}"
         which = "the strategy" if number == 1 else f"strategy {number} of the process"
         start = f"start with {which}'s {times}, {transport.described(options)}"

@@ -15,7 +15,7 @@ import numpy as np
 from tf_redsync import checks, stopping
 from tf_redsync.callbacks.common import OfBothKeras, exchange_of
 from tf_redsync.cluster.step_barrier import StepBarrier
-from tf_redsync.keras import saved_values, training_state
+from tf_redsync.keras import training_state
 from tf_redsync.keras.fit_resume import Position
 from tf_redsync.network import collectives
 from tf_redsync.state.checkpoint_manifest import Manifest
@@ -244,12 +244,12 @@ class Checkpoint(OfBothKeras):
             training_state.shared(model),
             training_state.own(model, with_metrics=batch > 0),
             training_state.perhaps_own(model),
-            lambda values: saved_values.problem(model, values),
+            lambda values: training_state.problem(model, values),
         )
 
     def _check(self, found: Found) -> None:
         """Refuse values that the model cannot take over."""
-        saved_values.check(self.model, found)
+        training_state.check(self.model, found)
 
     def _use(self, found: Found) -> None:
         """Take over what a checkpoint holds."""

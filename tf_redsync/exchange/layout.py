@@ -59,7 +59,7 @@ class TensorSpec:
         return 4 * self.size
 
 
-def tensor_spec(variable, position: int) -> TensorSpec:
+def tensor_spec(variable: Any, position: int) -> TensorSpec:
     """Return a trainable variable as the exchange sees it.
 
     Raises:

@@ -44,14 +44,14 @@ class LoopbackStep:
     requests: list[Request]
 
 
-def initial_states(method, layout: BucketLayout) -> list[Any]:
+def initial_states(method: Any, layout: BucketLayout) -> list[Any]:
     """Fresh states, one for each of `layout.workers` workers; all start with the same tensors."""
     state = method.init(layout)
     return [{name: list(tensors) for name, tensors in state.items()} for _ in range(layout.workers)]
 
 
 def run_step(
-    method,
+    method: Any,
     layout: BucketLayout,
     grads: Sequence[Sequence[tf.Tensor]],
     states: Sequence[Any],
@@ -78,7 +78,9 @@ def run_step(
     return _result(outcome, states)
 
 
-def traced_step(method, layout: BucketLayout, phase: str = "exchange") -> Callable:
+def traced_step(
+    method: Any, layout: BucketLayout, phase: str = "exchange"
+) -> Callable[..., LoopbackStep]:
     """Return `run_step` as a graph, for many steps of one method and layout.
 
     The step number is a tensor in it, as in training. Tracing costs as much as several eager steps.
@@ -93,23 +95,23 @@ def traced_step(method, layout: BucketLayout, phase: str = "exchange") -> Callab
     """
     of_stage = functools.cache(lambda staged: _traced_stage(staged, layout, phase))
 
-    def run(grads, states, step: int) -> LoopbackStep:
+    def run(grads: Any, states: Any, step: int) -> LoopbackStep:
         staged = method.at(step) if hasattr(method, "at") else method
         return of_stage(staged)(grads, states, step)
 
     return run
 
 
-def _traced_stage(method, layout: BucketLayout, phase: str) -> Callable:
+def _traced_stage(method: Any, layout: BucketLayout, phase: str) -> Callable[..., LoopbackStep]:
     kinds: list[tuple[type[Request], dict[str, Any]]] = []
 
     @tf.function(autograph=False)
-    def graph(grads, states, step):
+    def graph(grads: Any, states: Any, step: tf.Tensor) -> tuple[Any, ...]:
         *rest, log = _exchange(method, layout, grads, states, step, phase)
         kinds[:] = [(type(r), _fields(r, numbers=True)) for r in log]
         return *rest, [_fields(r, numbers=False) for r in log]
 
-    def run(grads, states, step: int) -> LoopbackStep:
+    def run(grads: Any, states: Any, step: int) -> LoopbackStep:
         *rest, log = graph(grads, states, tf.constant(step, tf.int64))
         requests = [
             kind(**numbers, **tensors) for (kind, numbers), tensors in zip(kinds, log, strict=True)
@@ -120,8 +122,14 @@ def _traced_stage(method, layout: BucketLayout, phase: str) -> Callable:
 
 
 def _exchange(
-    method, layout, grads, states, step: tf.Tensor, phase: str, fault: Fault | None = None
-):
+    method: Any,
+    layout: BucketLayout,
+    grads: Any,
+    states: Any,
+    step: tf.Tensor,
+    phase: str,
+    fault: Fault | None = None,
+) -> tuple[Any, ...]:
     """All workers' totals and new states; finiteness and bytes as tensors; requests."""
     workers = [
         getattr(method, phase)(list(g), s, Context(layout, tf.constant(rank), step))
@@ -153,7 +161,7 @@ def _fields(request: Request, numbers: bool) -> dict[str, Any]:
     return {n: value for n, value in found.items() if isinstance(value, int) == numbers}
 
 
-def _result(outcome, old_states) -> LoopbackStep:
+def _result(outcome: tuple[Any, ...], old_states: Any) -> LoopbackStep:
     """A step's outcome as numbers; a step that is not finite leaves the states as they were."""
     totals, states, finite, bytes_sent, requests = outcome
     finite = bool(finite)
@@ -161,7 +169,7 @@ def _result(outcome, old_states) -> LoopbackStep:
     return LoopbackStep(totals, states, finite, float(bytes_sent), requests)
 
 
-def _advance(workers, replies) -> tuple[list[Request], list[Any]]:
+def _advance(workers: Any, replies: Any) -> tuple[list[Request], list[Any]]:
     requests, results = [], []
     for worker, reply in zip(workers, replies, strict=True):
         try:
@@ -174,7 +182,7 @@ def _advance(workers, replies) -> tuple[list[Request], list[Any]]:
 
 
 def _check_same(requests: Sequence[Request]) -> None:
-    def signature(request):
+    def signature(request: Request) -> tuple[Any, ...]:
         tensors = tf.nest.flatten(_fields(request, numbers=False))
         shapes = [(tuple(t.shape), t.dtype) for t in tensors]
         return type(request), _fields(request, numbers=True), shapes

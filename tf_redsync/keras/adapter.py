@@ -187,7 +187,7 @@ class Adapter:
 
     def flush(self, apply_gradients: Callable[..., Any]) -> None:
         """Deliver what waits in residuals; see `Wrapper.flush`."""
-        if not self.exchange.built:
+        if isinstance(self.exchange, ExchangeBuilder):
             raise RuntimeError("`flush` comes after training: nothing waits before the first step.")
 
         def apply(positions: Sequence[int]) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_redsync.cluster import agreement
+from tf_redsync.cluster import agreement, coordination
 from tf_redsync.network import collectives
 from tf_redsync.state.checkpoint_store import Store
 from tf_redsync.state.shared_directories import leaders
+from tf_redsync.step import strategy_hooks
 
 BACKUP, MODEL, TABLE = "BackupAndRestore", "ModelCheckpoint", "CSVLogger"
 # What writes, and the attribute with its path.
@@ -166,3 +169,50 @@ def _check_place(strategy: tf.distribute.Strategy, kind: str, entries: list[Any]
 
 def _names(ranks: Sequence[int]) -> str:
     return f"worker{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+_PREFIX = "tf_redsync/saved"
+_LOOK_MS = 1  # how long a note that is not there is waited for
+
+
+def compare(model: Any, path: Any, method: str) -> None:
+    """Note the path that a model is saved to, and warn of other workers that have noted it.
+
+    Args:
+        model: Of either Keras.
+        path: What the method was given, if that is a path.
+        method: Its name.
+    """
+    strategy = getattr(model, "distribute_strategy", None)
+    if isinstance(path, (str, os.PathLike)) and strategy_hooks.is_ours(strategy):
+        _compare(strategy, os.fspath(path), method)
+
+
+def _compare(strategy: tf.distribute.Strategy, path: str, method: str) -> None:
+    """Note a path, and warn of other workers of this machine that have noted it."""
+    workers, rank = collectives.worker_count(strategy), collectives.worker_rank(strategy)
+    if workers == 1:
+        return
+    place = path if "://" in path else f"{platform.node()}:{os.path.realpath(path)}"
+    key = f"{_PREFIX}/{hashlib.sha256(place.encode()).hexdigest()}"
+    store: Any = coordination.key_value_store()
+    try:
+        store.set_config_key_value(f"{key}/{rank}", path)
+    except tf.errors.AlreadyExistsError:
+        return  # it has looked before
+    others = [r for r in range(workers) if r != rank and _is_noted(store, f"{key}/{r}")]
+    if others:
+        warnings.warn(
+            f"worker {rank} saves to {path!r} by `{method}`, and so does worker {others[0]}: one "
+            "file is written by several. Give each worker a path of its own, or save on the "
+            "chief alone; see docs/saving.md.",
+            stacklevel=3,
+        )
+
+
+def _is_noted(store: Any, key: str) -> bool:
+    try:
+        store.get_config_key_value(key, _LOOK_MS)
+    except tf.errors.DeadlineExceededError:
+        return False
+    return True

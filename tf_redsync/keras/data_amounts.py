@@ -19,6 +19,8 @@ import tensorflow as tf
 
 from tf_redsync.cluster import agreement
 from tf_redsync.keras import generators
+from tf_redsync.keras.accuracy import AccuracyWarning
+from tf_redsync.network import collectives
 from tf_redsync.step import strategy_hooks
 
 _INFINITE = int(tf.data.INFINITE_CARDINALITY)
@@ -98,3 +100,64 @@ def _validation_steps(model: Any) -> int | None:
     if iterator is not None:
         return iterator.num_batches
     return getattr(getattr(model, "_eval_data_handler", None), "inferred_steps", None)
+
+
+_MOST = tf.int64.max
+
+
+class BatchRows:
+    """This worker's smallest batch in the steps of `fit`."""
+
+    def __init__(self) -> None:
+        with tf.init_scope(), tf.device("CPU:0"):
+            most = tf.constant(_MOST, tf.int64)
+            self._least = collectives.OneDeviceVariable(most, trainable=False)
+        self._warned = False
+
+    def begin(self) -> None:
+        """Forget the batches of an earlier `fit`."""
+        self._least.assign(_MOST)
+
+    @tf.autograph.experimental.do_not_convert
+    def note(self, batch: Any) -> None:
+        """Note the rows of a batch, in the step that trains on it."""
+        rows = next(
+            (tf.shape(t, tf.int64)[0] for t in tf.nest.flatten(batch) if _has_rows(t)), None
+        )
+        if rows is not None:
+            least = tf.minimum(self._least.read_value(), rows)
+            self._least.assign(least, read_value=False)
+
+    def told(self) -> str:
+        """Return what to tell the other workers: the number, or nothing before the first step."""
+        least = int(self._least.numpy())
+        return "" if least == _MOST else str(least)
+
+    def compare(self, all_told: Sequence[str]) -> None:
+        """Warn once where the smallest batches of all workers, by rank, are not alike."""
+        if self._warned or len(set(all_told)) < 2 or "" in all_told:
+            return
+        self._warned = True
+        warnings.warn(_text([int(rows) for rows in all_told]), AccuracyWarning, stacklevel=2)
+
+
+def _has_rows(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and value.shape.rank is not None and value.shape.rank > 0
+
+
+def _text(rows: Sequence[int]) -> str:
+    some = ", ".join(f"worker {rank}: {n}" for rank, n in list(enumerate(rows))[:8])
+    without = sum(n == 0 for n in rows)
+    effect = (
+        f"{without} of {len(rows)} workers had no rows and sent a gradient of 0, so that step was "
+        f"{len(rows) - without}/{len(rows)} as long."
+        if without
+        else "Each worker's gradient is the mean over its own rows, and all workers count alike: "
+        "the rows of a worker with fewer of them counted for more."
+    )
+    return (
+        f"workers had different numbers of rows in a batch. {effect} Use batches of a multiple of "
+        f"{len(rows)} rows and leave out the rest: `dataset.batch(size, drop_remainder=True)`, or "
+        "arrays whose length is a multiple of `batch_size`. Received: rows in the smallest batch: "
+        f"{some}{', ...' if len(rows) > 8 else ''}"
+    )

@@ -15,7 +15,9 @@ import functools
 import weakref
 from typing import Any
 
+from tf_redsync import stopping
 from tf_redsync.cluster import agreement
+from tf_redsync.errors import DistributedError
 from tf_redsync.keras import (
     backups,
     consistency,
@@ -23,6 +25,7 @@ from tf_redsync.keras import (
     loading,
     model_exchanges,
     own_weights,
+    replacing,
     saved_exchange,
     training_length,
 )
@@ -239,3 +242,26 @@ def method_of_a_model() -> str:
     """Name the method of a Keras model that is being called, for a text about what it does."""
     found = next((name for name in loading.keras_functions() if name in _METHODS), None)
     return f" in `{found}`" if found else ""
+
+
+def watch_ends(model_class: Any) -> None:
+    """Watch how a family's methods end; a second call does nothing.
+
+    Args:
+        model_class: `keras.Model` or `tf_keras.Model`.
+    """
+
+    def watching(method: Any) -> Any:
+        def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                with stopping.given_back_by_errors():
+                    return method(self, *args, **kwargs)
+            except DistributedError as error:
+                if error.original is None:
+                    raise
+                raise error from error.original
+
+        return watched
+
+    for name in ("fit", "evaluate", "predict"):
+        replacing.once(model_class, name, watching)

@@ -24,8 +24,7 @@ from tf_redsync.keras import (
     saved_exchange,
 )
 from tf_redsync.keras.delegation import Inner
-from tf_redsync.keras.installation import install
-from tf_redsync.keras.wrapper import Wrapper
+from tf_redsync.keras.wrapper import Wrapper, install
 from tf_redsync.network import collectives
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal, descend
 

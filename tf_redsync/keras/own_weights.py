@@ -13,7 +13,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from tf_redsync.keras import replacing, saved_paths
+from tf_redsync.keras import backups, replacing
 from tf_redsync.keras.slots import tf_variable
 
 SAVING = ("save", "save_weights", "export")
@@ -68,7 +68,7 @@ def install(model_class: type) -> None:
 def _after_bringing_together(method: Any) -> Any:
     def save(self: Any, *args: Any, **kwargs: Any) -> Any:
         bring_together(self)
-        saved_paths.compare(self, args[0] if args else kwargs.get("filepath"), method.__name__)
+        backups.compare(self, args[0] if args else kwargs.get("filepath"), method.__name__)
         return method(self, *args, **kwargs)
 
     return save

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import threading
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, ClassVar
+
+import tensorflow as tf
 
 from tf_redsync import summary
 from tf_redsync.auto import Auto
 from tf_redsync.config import from_config, serialize
 from tf_redsync.exchange.method import Method
 from tf_redsync.explanation import Explanation
-from tf_redsync.keras import accuracy, conflicts, first_step, fit_hook, saved_exchange
+from tf_redsync.keras import (
+    accuracy,
+    conflicts,
+    fit_hook,
+    loss_scaling,
+    own_weights,
+    saved_exchange,
+)
 from tf_redsync.keras.adapter import Adapter
 from tf_redsync.keras.delegation import PassingOn
 from tf_redsync.keras.slots import Access
@@ -77,7 +87,7 @@ class Wrapper(PassingOn):
     def build_once(self, variables: Sequence[Any]) -> None:
         """Build with the variables of the first step, unless `build` was called before it."""
         if variables and not self.exchange.built:
-            first_step.outside_of_replicas(lambda: self.build(variables))
+            outside_of_replicas(lambda: self.build(variables))
 
     @property
     def method(self) -> Method | Policy | Auto:
@@ -254,3 +264,42 @@ class Wrapper(PassingOn):
             lambda name: cls.saving.get_registered_object(name, custom_objects=custom_objects),
         )
         return cls(inner, method, **config)  # type: ignore[call-arg]
+
+
+def outside_of_replicas(function: Callable[[], None]) -> None:
+    """Call `function` eagerly, in the scope of the strategy of the calling replica.
+
+    The replicas of a process run, or are traced, one after the other, so that the first one's call
+    is over when the next one asks whether it is needed.
+    """
+    with tf.init_scope():
+        if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
+            function()
+            return
+    strategy = tf.distribute.get_strategy()
+    errors: list[BaseException] = []
+
+    def in_scope() -> None:
+        try:
+            with strategy.scope():
+                function()
+        except BaseException as error:  # raised again below
+            errors.append(error)
+
+    thread = threading.Thread(target=in_scope, name="tf_redsync_build")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+def install(library: Any) -> None:
+    """Let tf_redsync take part in a library's models: methods of their classes are replaced, once.
+
+    Args:
+        library: `keras` or `tf_keras`.
+    """
+    fit_hook.install(library.callbacks)
+    fit_hook.watch_ends(library.Model)
+    loss_scaling.install(library.Model)
+    own_weights.install(library.Model)

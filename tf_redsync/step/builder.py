@@ -22,8 +22,7 @@ from tf_redsync.policy import Assignment, Policy, Undecided
 from tf_redsync.schedules import DenseWarmUp
 from tf_redsync.step import nonfinite, workers
 from tf_redsync.step.fit_steps import FitSteps
-from tf_redsync.step.gradient_exchange import GradientExchange
-from tf_redsync.step.setup import Setup
+from tf_redsync.step.gradient_exchange import GradientExchange, Setup
 from tf_redsync.step.sync_schedules import TrainingLength, WarmUp
 
 # What `GradientExchange` tells of a model's variables.

@@ -16,7 +16,6 @@ from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.method import State
 from tf_redsync.step.branches import choose
-from tf_redsync.step.dense_warm_up import WarmUp
 from tf_redsync.step.every_step import (
     EveryStep,
     Inputs,
@@ -25,6 +24,7 @@ from tf_redsync.step.every_step import (
     dense_plan,
     plan_at,
 )
+from tf_redsync.step.fit_steps import WarmUp
 
 
 @dataclasses.dataclass(frozen=True)

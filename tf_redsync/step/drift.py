@@ -114,7 +114,7 @@ class Drift:
         for copy in shared.copies:
             copy.assign(_from_int32(received, value), read_value=False)
 
-    def _tell(self, rows, names: Sequence[str], numbers: int) -> None:
+    def _tell(self, rows: np.ndarray, names: Sequence[str], numbers: int) -> None:
         pairs = rows.reshape(len(rows), -1, _WORDS)  # [workers, numbers and weights, words]
         differ = (pairs != pairs[:1]).any(axis=-1)
         lines = []
@@ -167,7 +167,7 @@ def _from_int32(words: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(tf.cast(words, tf.int16) if like.dtype.size == 2 else words, like.dtype)
 
 
-def _text(words, is_number: bool) -> str:
+def _text(words: np.ndarray, is_number: bool) -> str:
     data: Any = words.astype("<i4").tobytes()
     if not is_number:
         return data.hex()

@@ -9,10 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.step.every_step import WAITING
+from tf_redsync.step.gradient_exchange import GradientExchange
 from tf_redsync.step.local_steps import LocalSteps
 
 
-def deliver(exchange: Any, apply: Callable[[Sequence[int]], None]) -> None:
+def deliver(exchange: GradientExchange, apply: Callable[[Sequence[int]], None]) -> None:
     """Deliver on all workers what waits in their residuals, which are then empty.
 
     Between two steps and outside of any replica; all workers must call it.
@@ -39,6 +40,7 @@ def deliver(exchange: Any, apply: Callable[[Sequence[int]], None]) -> None:
         return
     step: Callable[[], None] = functools.partial(apply, served)
     if isinstance(exchange.program, LocalSteps):
+        assert exchange.consensus is not None
         flush_changes = exchange.program.flush_changes
         step = functools.partial(
             flush_changes, exchange.consensus, exchange.states, exchange.network
@@ -57,7 +59,7 @@ def waits(states: Sequence[Mapping[str, Sequence[Any]]]) -> list[bool]:
 
 
 def _totals(
-    exchange: Any,
+    exchange: GradientExchange,
     positions: Sequence[int],
     checks: Sequence[Any],
     nothing: Sequence[tf.Tensor],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -12,18 +13,17 @@ import tensorflow as tf
 from tf_redsync import explanation
 from tf_redsync.cluster import agreement, step_counters
 from tf_redsync.exchange.driver import Outcome
-from tf_redsync.exchange.layout import GRADIENT_DTYPES, TensorSpec
+from tf_redsync.exchange.layout import GRADIENT_DTYPES, Bucket, TensorSpec
 from tf_redsync.exchange.method import State
 from tf_redsync.network import collectives, groups
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal
 from tf_redsync.ops.wire import before_cast, widened
-from tf_redsync.policy import Assignment, Resolved
-from tf_redsync.step import masks, state_variables
+from tf_redsync.policy import Assignment, Policy, Resolved, Undecided
+from tf_redsync.step import masks, state_variables, workers
 from tf_redsync.step.every_step import Inputs
 from tf_redsync.step.fit_steps import FitSteps
 from tf_redsync.step.nonfinite import NonFiniteCounter, not_finite
-from tf_redsync.step.setup import Setup
-from tf_redsync.step.sync_schedules import for_buckets
+from tf_redsync.step.sync_schedules import TrainingLength, WarmUp, for_buckets
 
 _TRACED_BEFORE_SWITCH = (
     "this step was traced before compression was switched off or on. Make a new `tf.function` of "
@@ -312,7 +312,9 @@ class GradientExchange(tf.Module):
         """Agree with all workers on `what`, at the same step; see `agreement.agreed`."""
         return agreement.agreed(self.strategy, f"{what} at step {int(self.step.numpy())}")
 
-    def in_worker(self, function: Callable[[list[tf.Tensor]], Any], tensors: Sequence[tf.Tensor]):
+    def in_worker(
+        self, function: Callable[[list[tf.Tensor]], Any], tensors: Sequence[tf.Tensor]
+    ) -> Any:
         """Call `function` once for this worker, in a replica context.
 
         Args:
@@ -367,7 +369,7 @@ class GradientExchange(tf.Module):
         if self.instead is None:
             self._present = present
 
-    def _keep_absent(self, outcome, old_states, present: set[int]) -> None:
+    def _keep_absent(self, outcome: Outcome, old_states: States, present: set[int]) -> None:
         """Keep the state of variables without a gradient: their totals go nowhere in this step."""
         for bucket, old, (_, new) in zip(
             self.program.buckets, old_states, outcome.results, strict=True
@@ -490,3 +492,32 @@ def _no_xla() -> ValueError:
         "`jit_compile=True` is not supported: XLA has no all-gather for this strategy. "
         "Received: jit_compile=True. Compile the model with jit_compile=False."
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What the workers have agreed to exchange, and how; see `ExchangeBuilder.build`.
+
+    Attributes:
+        strategy: In whose scope the exchange is built.
+        worker: What a worker is, and its network.
+        specs: The trainable variables, in the optimizer's order.
+        policy: What was given for a policy.
+        resolved: What the methods are assigned by: the policy, or what `Auto` decided.
+        assignments: The variables' methods.
+        buckets: Makes the buckets of assignments, in the order in which they are exchanged.
+        max_skipped: See `step/nonfinite.py`; 0 for no limit.
+        warm_up: A dense warm-up of all methods, if there is one.
+        training: The training's length, where settings are fractions of it.
+    """
+
+    strategy: tf.distribute.Strategy
+    worker: workers.Replica
+    specs: tuple[TensorSpec, ...]
+    policy: Policy | Undecided
+    resolved: Resolved
+    assignments: list[Assignment]
+    buckets: Callable[[list[Assignment]], list[Bucket]]
+    max_skipped: int
+    warm_up: WarmUp | None = None
+    training: TrainingLength | None = None

@@ -19,7 +19,7 @@ that the workers take the same steps, with equal optimizers, and rounds begin af
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -31,11 +31,12 @@ from tf_redsync.exchange.method import State
 from tf_redsync.ops.wire import widened
 from tf_redsync.step.branches import choose
 from tf_redsync.step.changing_steps import ChangingSteps
-from tf_redsync.step.dense_warm_up import WarmUp
 from tf_redsync.step.every_step import Inputs
+from tf_redsync.step.fit_steps import WarmUp
 from tf_redsync.step.nonfinite import NonFiniteCounter, not_finite
 from tf_redsync.step.state_variables import Consensus, StateVariables
 
+Sent = tuple[tf.Tensor, tf.Tensor]  # bytes, and whether all was finite
 _OUTER = "outer_"  # what its names in a bucket's state begin with
 
 
@@ -71,11 +72,13 @@ class LocalSteps(ChangingSteps):
         self._iterations: tf.Variable | None = None  # the optimizer's
 
     @override
-    def attach_optimizer(self, momenta, iterations) -> None:
+    def attach_optimizer(
+        self, momenta: Mapping[int, tf.Variable], iterations: tf.Variable | None
+    ) -> None:
         self._momenta, self._iterations = momenta, iterations
 
     @override
-    def init(self, bucket: Bucket):
+    def init(self, bucket: Bucket) -> tuple[State, dict[str, str]]:
         """The outer optimizer's slots are state too."""
         values, kinds = super().init(bucket)
         outer = bucket.method.sync_schedule.outer
@@ -86,7 +89,7 @@ class LocalSteps(ChangingSteps):
         return {**values, **own}, {**kinds, **dict.fromkeys(own, "shared")}
 
     @override
-    def names_in_run(self, bucket: Bucket):
+    def names_in_run(self, bucket: Bucket) -> Collection[str]:
         """What is of its method: the rest waits for the end of a round."""
         return bucket.method.state_kinds.keys()
 
@@ -146,7 +149,13 @@ class LocalSteps(ChangingSteps):
         consensus.capture()
 
     @override
-    def after_update(self, consensus, states, rate, network):
+    def after_update(
+        self,
+        consensus: Consensus,
+        states: Sequence[StateVariables],
+        rate: tf.Tensor,
+        network: Network,
+    ) -> Sent:
         """Exchange the changes when the round is over."""
         warmed = self.warmed()
         alone = tf.constant(1, tf.int64) if warmed is None else tf.cast(~warmed, tf.int64)
@@ -163,7 +172,9 @@ class LocalSteps(ChangingSteps):
         return tf.equal(consensus.steps.read_value(), 0)
 
     @override
-    def to_consensus(self, consensus, states, network) -> None:
+    def to_consensus(
+        self, consensus: Consensus, states: Sequence[StateVariables], network: Network
+    ) -> None:
         """End the round now, if one has begun."""
         tf.cond(
             consensus.steps.read_value() > 0,
@@ -189,7 +200,7 @@ class LocalSteps(ChangingSteps):
         rounds = consensus.rounds.read_value()
         outcome = self.exchanged(Inputs(changes, old, None, rounds, network, self.meter))
 
-        def advance():
+        def advance() -> None:
             for bucket, variables, change, before, (means, new) in zip(
                 self.buckets, states, changes, read, outcome.results, strict=True
             ):
@@ -229,7 +240,9 @@ class LocalSteps(ChangingSteps):
 
         tf.cond(outcome.finite, add, lambda: None)
 
-    def _mask(self, bucket: Bucket, changes, before, after) -> None:
+    def _mask(
+        self, bucket: Bucket, changes: Sequence[tf.Tensor], before: State, after: State
+    ) -> None:
         """Clear the optimizer's momentum where this worker's change was sent."""
         kept = [
             tf.equal(change + old, new)

@@ -8,12 +8,23 @@ optimizer does. `method.with_masks(layout, masks)` makes the state for new ones.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
+from tf_redsync.step.every_step import EveryStep
+from tf_redsync.step.state_variables import StateVariables
+
 NAME = "mask"
+
+
+class Masked(Protocol):
+    """What this module needs of a `GradientExchange`; see there."""
+
+    program: EveryStep
+    states: Sequence[StateVariables]
+    awaited: bool
 
 
 def has_masks(method: Any) -> bool:
@@ -21,7 +32,7 @@ def has_masks(method: Any) -> bool:
     return NAME in method.state_kinds
 
 
-def variables(exchange: Any) -> dict[int, Any]:
+def variables(exchange: Masked) -> dict[int, Any]:
     """Return the masks of an exchange, as variables, by the position of what they are masks of."""
     return {
         spec.position: mask
@@ -31,12 +42,12 @@ def variables(exchange: Any) -> dict[int, Any]:
     }
 
 
-def any_pruned(exchange: Any) -> bool:
+def any_pruned(exchange: Masked) -> bool:
     """Whether a mask leaves out anything."""
     return not all(np.all(mask.numpy()) for mask in variables(exchange).values())
 
 
-def write(exchange: Any, masks: Mapping[int, np.ndarray]) -> None:
+def write(exchange: Masked, masks: Mapping[int, np.ndarray]) -> None:
     """Replace all masks, between two steps and in the strategy's scope; all workers must do it.
 
     Args:
@@ -50,7 +61,7 @@ def write(exchange: Any, masks: Mapping[int, np.ndarray]) -> None:
             states.assign(bucket.method.with_masks(bucket.layout, own))
 
 
-def warn_of_waiting(exchange: Any) -> None:
+def warn_of_waiting(exchange: Masked) -> None:
     """Warn, once, of methods that wait for masks where no pruning callback is registered."""
     methods = {b.method for b in exchange.program.buckets if b.method.sync_schedule.waits_for}
     if not methods or exchange.awaited:

@@ -187,7 +187,7 @@ class NonFiniteCounter:
 
         tf.cond(due, tell, lambda: None)
 
-    def _tell(self, streak, total, ranks, suspects) -> None:
+    def _tell(self, streak: Any, total: Any, ranks: Any, suspects: Any) -> None:
         streak, total = int(streak), int(total)
         text = (
             f"{streak} steps in a row were skipped, for something in them was not finite ({total} "
@@ -201,7 +201,7 @@ class NonFiniteCounter:
         limit = f" {self._limit} in a row are an error." if self._limit else ""
         _logger.warning("%s%s", text, limit)
 
-    def _at_fault(self, ranks, suspects) -> str:
+    def _at_fault(self, ranks: Any, suspects: Any) -> str:
         found = [
             f"on worker {rank} in the gradient of {self._names[position]!r}"
             for rank, position in zip(ranks, suspects, strict=True)

@@ -19,14 +19,15 @@ from collections.abc import Sequence
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync.exchange.driver import Outcome
+from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
+from tf_redsync.exchange.method import State
 from tf_redsync.ops.wire import widened
 from tf_redsync.step.branches import choose
 from tf_redsync.step.changing_steps import ChangingSteps
-from tf_redsync.step.dense_warm_up import WarmUp
 from tf_redsync.step.every_step import Inputs
-from tf_redsync.step.state_variables import Consensus
+from tf_redsync.step.fit_steps import WarmUp
+from tf_redsync.step.state_variables import Consensus, StateVariables
 
 
 class PerturbedPoint(ChangingSteps):
@@ -48,7 +49,7 @@ class PerturbedPoint(ChangingSteps):
         self._warming: tf.Tensor | None = None
 
     @override
-    def init(self, bucket: Bucket):
+    def init(self, bucket: Bucket) -> tuple[State, dict[str, str]]:
         """With a delay the gradients that wait for their exchange are state too."""
         values, kinds = super().init(bucket)
         if not self.delay:
@@ -92,7 +93,7 @@ class PerturbedPoint(ChangingSteps):
         return dataclasses.replace(outcome, results=results)
 
     @override
-    def flush(self, states, network) -> Outcome:
+    def flush(self, states: Sequence[State], network: Network) -> Outcome:
         """All work at the consensus after it, for nothing waits and there are no gradients."""
         self._grads = [[tf.zeros(s.shape) for s in b.layout.specs] for b in self.buckets]
         self._warming = None
@@ -105,7 +106,13 @@ class PerturbedPoint(ChangingSteps):
         consensus.restore()
 
     @override
-    def after_update(self, consensus, states, rate, network) -> None:
+    def after_update(
+        self,
+        consensus: Consensus,
+        states: Sequence[StateVariables],
+        rate: tf.Tensor,
+        network: Network,
+    ) -> None:
         """Keep the new consensus and go to the own point."""
         for agreed, own in zip(consensus.agreed, consensus.own, strict=True):
             agreed.assign(own.read_value(), read_value=False)
@@ -119,7 +126,13 @@ class PerturbedPoint(ChangingSteps):
                 lambda: self._go(consensus, states, rate, network.workers),
             )
 
-    def _go(self, consensus: Consensus, states, rate: tf.Tensor, workers: int) -> None:
+    def _go(
+        self,
+        consensus: Consensus,
+        states: Sequence[StateVariables],
+        rate: tf.Tensor,
+        workers: int,
+    ) -> None:
         for bucket, variables, grads in zip(self.buckets, states, self._grads, strict=True):
             specs = bucket.layout.specs
             weights = [tf.cast(consensus.agreed[s.position], tf.float32) for s in specs]
@@ -130,7 +143,9 @@ class PerturbedPoint(ChangingSteps):
                 own.assign(tf.cast(tf.where(usable, point, weight), own.dtype), read_value=False)
 
     @override
-    def to_consensus(self, consensus, states, network) -> None:
+    def to_consensus(
+        self, consensus: Consensus, states: Sequence[StateVariables], network: Network
+    ) -> None:
         """Go back to the consensus; the next step starts from there."""
         tf.cond(consensus.steps > 0, consensus.restore, lambda: None)
         consensus.steps.assign(0)

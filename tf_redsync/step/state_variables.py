@@ -123,10 +123,10 @@ class HostVariable(collectives.OneDeviceVariable):
     def _share(self, total: tf.Tensor) -> tf.Tensor:
         return tf.cast(total / self._network.workers, self.dtype)
 
-    def _serialize_to_tensors(self):
+    def _serialize_to_tensors(self) -> dict[str, Any]:
         return {_CHECKPOINT_KEY: collectives.when_saved(self.total, self)}
 
-    def _restore_from_tensors(self, tensors):
+    def _restore_from_tensors(self, tensors: dict[str, tf.Tensor]) -> Any:
         return self.restore_total(tensors[_CHECKPOINT_KEY])
 
 
@@ -149,7 +149,8 @@ class Consensus(tf.Module):
         super().__init__(name="consensus")
         strategy = tf.distribute.get_strategy()
         own = tuple(strategy.experimental_local_results(v)[0] for v in weights)
-        self._own = lambda: own  # not a list: these are the model's, which saves them
+        # Not a list: these are the model's, which saves them.
+        self._own: Callable[[], tuple[Any, ...]] = lambda: own
         self.agreed = [
             tf.Variable(v.read_value(), trainable=False, name=f"agreed_{i}")
             for i, v in enumerate(own)
@@ -172,7 +173,7 @@ class Consensus(tf.Module):
     def capture(self) -> None:
         """Take over the model's variables if they are the consensus."""
 
-        def take_over():
+        def take_over() -> None:
             for agreed, own in zip(self.agreed, self.own, strict=True):
                 agreed.assign(own.read_value(), read_value=False)
 

@@ -29,14 +29,13 @@ from tf_redsync.exchange.driver import Network
 from tf_redsync.exchange.layout import Bucket, TensorSpec
 from tf_redsync.exchange.method import State
 from tf_redsync.step.changing_steps import whole
-from tf_redsync.step.dense_warm_up import WarmUp
 from tf_redsync.step.every_step import Inputs
-from tf_redsync.step.local_steps import LocalSteps, nothing_sent, outer_step
+from tf_redsync.step.fit_steps import WarmUp
+from tf_redsync.step.local_steps import LocalSteps, Sent, nothing_sent, outer_step
 from tf_redsync.step.nonfinite import NonFiniteCounter
 from tf_redsync.step.state_variables import Consensus, StateVariables
 
 _MOVING = "moving"  # its name in a bucket's state, float32 [delay, elements]
-Sent = tuple[tf.Tensor, tf.Tensor]  # bytes, and whether all was finite
 
 
 class Fragment:
@@ -107,7 +106,7 @@ class Streaming(LocalSteps):
         self.fragments = [Fragment(b) for b in self.buckets]
 
     @override
-    def init(self, bucket: Bucket):
+    def init(self, bucket: Bucket) -> tuple[State, dict[str, str]]:
         """With a delay what is on its way is state too."""
         values, kinds = super().init(bucket)
         delay = bucket.method.sync_schedule.delay
@@ -123,7 +122,13 @@ class Streaming(LocalSteps):
         return tf.equal(consensus.steps.read_value() % self.steps, 0)
 
     @override
-    def after_update(self, consensus, states, rate, network) -> Sent:
+    def after_update(
+        self,
+        consensus: Consensus,
+        states: Sequence[StateVariables],
+        rate: tf.Tensor,
+        network: Network,
+    ) -> Sent:
         """Exchange what is due."""
         before = consensus.steps.read_value()
         pairs = list(zip(self.fragments, states, strict=True))
@@ -217,7 +222,7 @@ class Streaming(LocalSteps):
             )
         )
 
-        def advance():
+        def advance() -> None:
             totals, slots = outer_step(fragment.bucket, list(means), state.read())
             state.assign({**new, **slots})
             for (agreed, own), total in zip(pairs, totals, strict=True):
@@ -226,7 +231,7 @@ class Streaming(LocalSteps):
                 agreed.assign(tf.cast(renewed, agreed.dtype), read_value=False)
                 own.assign(tf.cast(mixing * kept + (1.0 - mixing) * renewed, own.dtype))
 
-        def go_back():
+        def go_back() -> None:
             for agreed, own in pairs:
                 own.assign(agreed.read_value(), read_value=False)
 

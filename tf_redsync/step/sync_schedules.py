@@ -18,9 +18,8 @@ from typing import Any
 
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.step.changing_steps import ChangingSteps
-from tf_redsync.step.dense_warm_up import WarmUp
 from tf_redsync.step.every_step import EveryStep
-from tf_redsync.step.fit_steps import TrainingLength
+from tf_redsync.step.fit_steps import TrainingLength, WarmUp
 from tf_redsync.step.local_steps import LocalSteps
 from tf_redsync.step.nonfinite import NonFiniteCounter
 from tf_redsync.step.perturbed_point import PerturbedPoint

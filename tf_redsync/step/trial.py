@@ -31,13 +31,13 @@ from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.explanation import dense_bytes
 from tf_redsync.step.branches import choose
 from tf_redsync.step.changing_steps import ChangingSteps, joined, split
-from tf_redsync.step.dense_warm_up import WarmUp
 from tf_redsync.step.every_step import (
     Grads,
     Inputs,
     Plan,
     dense_plan,
 )
+from tf_redsync.step.fit_steps import WarmUp
 from tf_redsync.step.state_variables import Create, StepTimes
 
 START_UP_STEPS = 3  # the first ones trace, allocate, and find their thresholds
@@ -178,7 +178,7 @@ def _with_residual(exchange: Exchange, residual: list[tf.Tensor], delivered: tf.
         raise TypeError("a dense exchange must be one all-reduce of all tensors of its bucket")
     tensors = list(request.tensors)
 
-    def add():
+    def add() -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         sums = [t + r for t, r in zip(tensors, residual, strict=True)]
         return sums, [tf.zeros_like(r) for r in residual]
 
@@ -198,7 +198,7 @@ def _report(rank: tf.Tensor, compressed: tf.Tensor, dense: tf.Tensor) -> None:
     verdict = tf.where(dense < compressed, "dense", "compressed")
     line = tf.strings.format(text, (compressed, dense, verdict))
 
-    def show():
+    def show() -> tf.Tensor:
         tf.print(tf.strings.regex_replace(line, '"', ""))
         return tf.constant(0)
 

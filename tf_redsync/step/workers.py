@@ -77,7 +77,7 @@ class Host(Replica):
         """
 
         @tf.autograph.experimental.do_not_convert
-        def met(strategy, tensors):
+        def met(strategy: Any, tensors: Any) -> Any:
             parts = [strategy.experimental_local_results(t) for t in tensors]
             with tf.device(self._device):
                 return function([tf.add_n(widened(p)) for p in parts])

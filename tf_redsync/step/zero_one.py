@@ -20,15 +20,15 @@ from typing import Any
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync.exchange.driver import Outcome
+from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.sync_schedule import Intervals
 from tf_redsync.step.branches import choose
-from tf_redsync.step.dense_warm_up import WarmUp
 from tf_redsync.step.every_step import Inputs, Plan
-from tf_redsync.step.fit_steps import TrainingLength
-from tf_redsync.step.local_steps import LocalSteps, nothing_sent
+from tf_redsync.step.fit_steps import TrainingLength, WarmUp
+from tf_redsync.step.local_steps import LocalSteps, Sent, nothing_sent
 from tf_redsync.step.nonfinite import NonFiniteCounter
+from tf_redsync.step.state_variables import Consensus, StateVariables
 
 
 class ZeroOne(LocalSteps):
@@ -98,7 +98,13 @@ class ZeroOne(LocalSteps):
         return self._together(*self.begun(self._clock.read_value() - 1))
 
     @override
-    def after_update(self, consensus, states, rate, network):
+    def after_update(
+        self,
+        consensus: Consensus,
+        states: Sequence[StateVariables],
+        rate: tf.Tensor,
+        network: Network,
+    ) -> Sent:
         """Count a local step, and exchange the changes when the round is over."""
         warming, begun = self.begun(self._clock.read_value() - 1)
         alone = ~self._together(warming, begun)
@@ -112,7 +118,9 @@ class ZeroOne(LocalSteps):
         return tf.cond(due, lambda: self.exchange_changes(consensus, states, network), nothing_sent)
 
     @override
-    def exchange_changes(self, consensus, states, network):
+    def exchange_changes(
+        self, consensus: Consensus, states: Sequence[StateVariables], network: Network
+    ) -> Sent:
         """The same; after changes that were not finite nothing is left of the round."""
         sent, finite = super().exchange_changes(consensus, states, network)
 
