@@ -32,169 +32,75 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tf_redsync import requirements
 from tf_redsync.version import __version__ as __version__
 
-if TYPE_CHECKING:
-    from tf_redsync import addons, callbacks, codings, methods, ops, outer
-    from tf_redsync.auto import Auto
-    from tf_redsync.cluster.tf_config import rank, size
-    from tf_redsync.errors import DistributedError
-    from tf_redsync.keras.accuracy import AccuracyWarning
-    from tf_redsync.keras.amsgrad import AMSGrad
-    from tf_redsync.methods import (
-        ACPSGD,
-        CDSGD,
-        DGC,
-        EF21,
-        GMC,
-        LGC,
-        QSGD,
-        SBC,
-        Coded,
-        CodedGMC,
-        CodedTopK,
-        CompAMS,
-        DeepReduce,
-        DeMo,
-        Dense,
-        DiLoCo,
-        DoReFa,
-        EFSignSGD,
-        FixedThreshold,
-        GMCPlus,
-        GTopK,
-        HalfPrecision,
-        LocalSGD,
-        Method,
-        MSTopK,
-        NaturalCompression,
-        NoExchange,
-        OkTopk,
-        OneBitAdam,
-        OneBitSGD,
-        PacTrain,
-        PostLocalSGD,
-        PowerSGD,
-        QuantizedFW,
-        RandomBlock,
-        RandomK,
-        RedSync,
-        Scheduled,
-        SIDCo,
-        SignSGD,
-        Signum,
-        SparCML,
-        SparDL,
-        SparseDithering,
-        SparseLoCo,
-        SphericalCompression,
-        StreamingDiLoCo,
-        Strom,
-        TernGrad,
-        TopK,
-        TwoBit,
-        Wangni,
-        ZeroOneAdam,
-    )
-    from tf_redsync.metrics.page import report
-    from tf_redsync.optimizer import DistributedOptimizer
-    from tf_redsync.policy import Policy, Rule
-    from tf_redsync.saving import read_worker_state
-    from tf_redsync.schedules import DenseWarmUp, DensityStages, ExponentialWarmUp
-    from tf_redsync.sharding import already_sharded
-    from tf_redsync.strategy import MultiWorkerMirroredStrategy
+if TYPE_CHECKING:  # tests/unit/test_exports.py holds this to what there is
+    from tf_redsync import addons as addons
+    from tf_redsync import callbacks as callbacks
+    from tf_redsync import codings as codings
+    from tf_redsync import contrib as contrib
+    from tf_redsync import methods as methods
+    from tf_redsync import ops as ops
+    from tf_redsync import outer as outer
+    from tf_redsync.auto import Auto as Auto
+    from tf_redsync.cluster.tf_config import rank as rank
+    from tf_redsync.cluster.tf_config import size as size
+    from tf_redsync.errors import DistributedError as DistributedError
+    from tf_redsync.exchange.method import Method as Method
+    from tf_redsync.keras.accuracy import AccuracyWarning as AccuracyWarning
+    from tf_redsync.keras.amsgrad import AMSGrad as AMSGrad
+    from tf_redsync.methods.cd_sgd import CDSGD as CDSGD
+    from tf_redsync.methods.coded import Coded as Coded
+    from tf_redsync.methods.coded_topk import CodedTopK as CodedTopK
+    from tf_redsync.methods.demo import DeMo as DeMo
+    from tf_redsync.methods.dense import Dense as Dense
+    from tf_redsync.methods.dense import NoExchange as NoExchange
+    from tf_redsync.methods.dgc import DGC as DGC
+    from tf_redsync.methods.gmc import GMC as GMC
+    from tf_redsync.methods.gmc import CodedGMC as CodedGMC
+    from tf_redsync.methods.half import HalfPrecision as HalfPrecision
+    from tf_redsync.methods.local_sgd import DiLoCo as DiLoCo
+    from tf_redsync.methods.local_sgd import LocalSGD as LocalSGD
+    from tf_redsync.methods.low_rank import ACPSGD as ACPSGD
+    from tf_redsync.methods.low_rank import PowerSGD as PowerSGD
+    from tf_redsync.methods.quantized import QSGD as QSGD
+    from tf_redsync.methods.quantized import TernGrad as TernGrad
+    from tf_redsync.methods.random_sparse import RandomBlock as RandomBlock
+    from tf_redsync.methods.random_sparse import RandomK as RandomK
+    from tf_redsync.methods.redsync import RedSync as RedSync
+    from tf_redsync.methods.sbc import SBC as SBC
+    from tf_redsync.methods.scheduled import Scheduled as Scheduled
+    from tf_redsync.methods.signs import EFSignSGD as EFSignSGD
+    from tf_redsync.methods.signs import SignSGD as SignSGD
+    from tf_redsync.methods.sparse_loco import SparseLoCo as SparseLoCo
+    from tf_redsync.methods.streaming import StreamingDiLoCo as StreamingDiLoCo
+    from tf_redsync.methods.topk import TopK as TopK
+    from tf_redsync.metrics.page import report as report
+    from tf_redsync.optimizer import DistributedOptimizer as DistributedOptimizer
+    from tf_redsync.policy import Policy as Policy
+    from tf_redsync.policy import Rule as Rule
+    from tf_redsync.saving import read_worker_state as read_worker_state
+    from tf_redsync.schedules import DenseWarmUp as DenseWarmUp
+    from tf_redsync.schedules import DensityStages as DensityStages
+    from tf_redsync.schedules import ExponentialWarmUp as ExponentialWarmUp
+    from tf_redsync.sharding import already_sharded as already_sharded
+    from tf_redsync.strategy import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
 
-
-__all__ = [
-    "ACPSGD",
-    "AMSGrad",
-    "AccuracyWarning",
-    "Auto",
-    "CDSGD",
-    "Coded",
-    "CodedGMC",
-    "CodedTopK",
-    "CompAMS",
-    "DGC",
-    "DeMo",
-    "DeepReduce",
-    "DiLoCo",
-    "Dense",
-    "DenseWarmUp",
-    "DensityStages",
-    "DistributedError",
-    "DistributedOptimizer",
-    "DoReFa",
-    "EF21",
-    "EFSignSGD",
-    "ExponentialWarmUp",
-    "FixedThreshold",
-    "GMC",
-    "GMCPlus",
-    "GTopK",
-    "HalfPrecision",
-    "LGC",
-    "LocalSGD",
-    "MSTopK",
-    "Method",
-    "MultiWorkerMirroredStrategy",
-    "NaturalCompression",
-    "NoExchange",
-    "OkTopk",
-    "OneBitAdam",
-    "OneBitSGD",
-    "PacTrain",
-    "Policy",
-    "PostLocalSGD",
-    "PowerSGD",
-    "QSGD",
-    "QuantizedFW",
-    "RandomBlock",
-    "RandomK",
-    "RedSync",
-    "Rule",
-    "SBC",
-    "SIDCo",
-    "Scheduled",
-    "SignSGD",
-    "Signum",
-    "SparCML",
-    "SparDL",
-    "SparseDithering",
-    "SparseLoCo",
-    "SphericalCompression",
-    "StreamingDiLoCo",
-    "Strom",
-    "TernGrad",
-    "TopK",
-    "TwoBit",
-    "Wangni",
-    "ZeroOneAdam",
-    "addons",
-    "already_sharded",
-    "callbacks",
-    "codings",
-    "methods",
-    "ops",
-    "outer",
-    "rank",
-    "read_worker_state",
-    "report",
-    "size",
-]
-
-# Where the public names live; all that are not here are methods. They are loaded at first use: the
-# command line needs no TensorFlow.
-_HOMES = {name: f"{__name__}.methods" for name in __all__} | {
+# Where the public names live; those that are not here are methods, each registered by its module in
+# `methods`. All are loaded at first use: the command line needs no TensorFlow.
+_HOMES = {
     "addons": "tf_redsync.addons",
     "callbacks": "tf_redsync.callbacks",
     "codings": "tf_redsync.codings",
+    "contrib": "tf_redsync.contrib",
+    "methods": "tf_redsync.methods",
     "ops": "tf_redsync.ops",
     "outer": "tf_redsync.outer",
     "AMSGrad": "tf_redsync.keras.amsgrad",
@@ -203,6 +109,7 @@ _HOMES = {name: f"{__name__}.methods" for name in __all__} | {
     "already_sharded": "tf_redsync.sharding",
     "DistributedError": "tf_redsync.errors",
     "DistributedOptimizer": "tf_redsync.optimizer",
+    "Method": "tf_redsync.exchange.method",
     "Policy": "tf_redsync.policy",
     "Rule": "tf_redsync.policy",
     "DenseWarmUp": "tf_redsync.schedules",
@@ -217,22 +124,42 @@ _HOMES = {name: f"{__name__}.methods" for name in __all__} | {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        folded = {known.lower(): known for known in _HOMES}
-        close = difflib.get_close_matches(name.lower(), folded, 1)
-        hint = f". Did you mean {folded[close[0]]}?" if close else ""
-        # With `obj` Python would add a hint of its own to a traceback, and only there.
-        text = f"module {__name__!r} has no attribute {name!r}{hint}"
-        raise AttributeError(text, name=name, obj=None)
+    if name == "__all__":
+        return __dir__()
+    if name not in _HOMES and (name.startswith("_") or _is_module(name)):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=None)
     _prepare()
-    module = importlib.import_module(_HOMES[name])
-    value = module if _HOMES[name] == f"{__name__}.{name}" else getattr(module, name)
+    if name in _HOMES:
+        module = importlib.import_module(_HOMES[name])
+        value = module if _HOMES[name] == f"{__name__}.{name}" else getattr(module, name)
+    else:
+        value = _methods().get(name) or _refuse(name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*_HOMES, *_methods()})
+
+
+def _is_module(name: str) -> bool:
+    """Whether `from tf_redsync import name` will import it, and asks for an attribute before."""
+    return importlib.util.find_spec(f"{__name__}.{name}") is not None
+
+
+def _methods() -> dict[str, type]:
+    return importlib.import_module("tf_redsync.methods.catalogue").methods_in("tf_redsync.methods")
+
+
+def _refuse(name: str) -> NoReturn:
+    """Raise the error of a name that there is not."""
+    more = importlib.import_module("tf_redsync.contrib").__all__
+    folded = {n.lower(): f"rs.contrib.{n}" for n in more} | {n.lower(): n for n in __dir__()}
+    close = difflib.get_close_matches(name.lower(), folded, 1)
+    hint = f". Did you mean {folded[close[0]]}?" if close else ""
+    # With `obj` Python would add a hint of its own to a traceback, and only there.
+    text = f"module {__name__!r} has no attribute {name!r}{hint}"
+    raise AttributeError(text, name=name, obj=None)
 
 
 def _check_backend(backend: str) -> None:

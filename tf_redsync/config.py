@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import numbers
+import pkgutil
 import reprlib
 import sys
 from collections.abc import Callable
@@ -17,6 +19,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tf_redsync import checks
+
+# Imported when a name is looked up: a file may name a method that the program has not imported.
+_PACKAGES = ("tf_redsync.methods", "tf_redsync.contrib")
 
 _REGISTRY: dict[str, type] = {}
 _T = TypeVar("_T")
@@ -29,7 +34,8 @@ def register(cls: type[_T]) -> type[_T]:
     Raises:
         ValueError: for the name of a class of tf_redsync, or of another module's class.
     """
-    known = _REGISTRY.get(cls.__name__)
+    ours = cls.__module__.startswith("tf_redsync.")
+    known = (_REGISTRY if ours else registered()).get(cls.__name__)
     if known is not None and (known.__module__, known.__qualname__) != (
         cls.__module__,
         cls.__qualname__,
@@ -75,8 +81,18 @@ def _takes_number(cls: type, name: str) -> bool:
 
 
 def registered() -> dict[str, type]:
-    """Return all registered classes by name."""
+    """Return all registered classes by name, the methods of `contrib` among them."""
+    for package in _PACKAGES:
+        importlib.import_module(package)
     return dict(_REGISTRY)
+
+
+def registered_in(package: str) -> dict[str, type]:
+    """Import all modules of a package, and return the classes that they register, by name."""
+    folder = importlib.import_module(package).__path__
+    for module in pkgutil.iter_modules(folder, f"{package}."):
+        importlib.import_module(module.name)
+    return {n: c for n, c in _REGISTRY.items() if c.__module__.startswith(f"{package}.")}
 
 
 class Configurable:
@@ -123,7 +139,7 @@ def from_config(config: dict[str, Any], lookup: Lookup | None = None) -> Any:
             f"a config must be a dict with 'class_name' and 'config'. Received: {config!r}"
         )
     name = config["class_name"]
-    found = _REGISTRY.get(name) or (lookup(name) if lookup else None)
+    found = _REGISTRY.get(name) or registered().get(name) or (lookup(name) if lookup else None)
     if found is None:
         raise ValueError(
             f"`class_name` must be one of {sorted(_REGISTRY)}; classes of your own are known once "

@@ -118,11 +118,9 @@ def _named(node: ast.Call, text: str, known: Known) -> dict[str, Any]:
 
 def _known(others: Known) -> Known:
     """The classes that a user may name."""
-    from tf_redsync import auto, codings, methods, outer, policy, schedules
     from tf_redsync.config import registered
 
-    homes = (methods, codings, schedules, policy, auto, outer)
-    found = {n: c for n, c in registered().items() if any(hasattr(h, n) for h in homes)}
+    found = {n: c for n, c in registered().items() if c.__module__.startswith("tf_redsync.")}
     return {**others, **found}
 
 
@@ -131,10 +129,9 @@ def _class(node: ast.expr, text: str, known: Known) -> type:
     from tf_redsync.exchange.method import Method
 
     parts = ast.unparse(node).split(".")
-    if parts[0] in ("rs", "tf_redsync"):
-        parts = parts[1:]
-    if parts[:1] in (["codings"], ["methods"], ["outer"]):
-        parts = parts[1:]
+    for folders in (("rs", "tf_redsync"), ("contrib",), ("codings", "methods", "outer")):
+        if parts[0] in folders:
+            parts = parts[1:] or parts
     name = ".".join(parts)
     if name not in known:
         close = difflib.get_close_matches(name, known, 1)

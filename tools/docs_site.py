@@ -5,7 +5,9 @@
   they become plain text;
 * a link whose text is the name of a page, as `[auto.md](auto.md)`, reads as that page's title;
 * equations become MathML, which browsers draw without a script or a network;
-* `<!-- all other public names -->` becomes a reference entry for each name that no page describes.
+* `<!-- all other public names -->` becomes a reference entry for each name that no page describes;
+* a registered method without a page gets one of its docstring, and without a row in the list of
+  methods, a row there.
 
 Imports nothing of tf_redsync: building the site needs no TensorFlow.
 """
@@ -13,6 +15,8 @@ Imports nothing of tf_redsync: building the site needs no TensorFlow.
 from __future__ import annotations
 
 import ast
+import dataclasses
+import functools
 import html
 import posixpath
 import re
@@ -26,6 +30,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[1]
 OWN_PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 OTHER_NAMES = "<!-- all other public names -->"
+FOLDERS = ("methods", "contrib")  # of methods, in the package and in docs/
 
 _CODE = re.compile(r"^( *)```.*?^\1```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s]+)\)")
@@ -37,6 +42,9 @@ def on_files(files: Files, config: Any) -> Files:
     for source, page in OWN_PAGES.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=text))
+    for method in registered_methods():
+        if files.get_file_from_path(method.page) is None:
+            files.append(File.generated(config, method.page, content=method.as_page()))
     return files
 
 
@@ -46,6 +54,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
         entries = "\n\n".join(f"::: tf_redsync.{name}" for name in undescribed())
         markdown = markdown.replace(OTHER_NAMES, entries)
     path = page.file.src_uri
+    if path in [f"{folder}/README.md" for folder in FOLDERS]:
+        markdown += _further_rows(markdown, posixpath.dirname(path))
     outside = {page: source for source, page in OWN_PAGES.items()}
     folder = posixpath.dirname(outside.get(path) or f"docs/{path}")
 
@@ -61,19 +71,81 @@ def on_page_content(content: str, **_: Any) -> str:
     return _MATH.sub(_mathml, content)
 
 
-def public_names(module: str = "tf_redsync") -> list[str]:
-    """Returns a module's `__all__`, read off its source."""
-    folder = ROOT / module.replace(".", "/")
-    path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+def public_names() -> list[str]:
+    """Returns the public names of the package that are no methods, read off its source."""
+    path = ROOT / "tf_redsync" / "__init__.py"
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        targets = getattr(node, "targets", [getattr(node, "target", None)])
-        if any(isinstance(t, ast.Name) and t.id == "__all__" for t in targets):
-            return list(ast.literal_eval(node.value))  # type: ignore[attr-defined]
-    raise PluginError(f"{path} has no `__all__`")
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_HOMES":
+            return list(ast.literal_eval(node.value))
+    raise PluginError(f"{path} has no `_HOMES`")
+
+
+@dataclasses.dataclass(frozen=True)
+class RegisteredMethod:
+    """A class with `@register`, read off its source.
+
+    Attributes:
+        name: The class's.
+        module: Where it is.
+        summary: The first line of its docstring.
+        bits: That it sends per element.
+    """
+
+    name: str
+    module: str
+    summary: str
+    bits: str
+
+    @property
+    def page(self) -> str:
+        """Its page in docs/."""
+        return f"{self.module.split('.')[1]}/{self.name}.md"
+
+    def as_page(self) -> str:
+        """Returns a page of its docstring, for a method that has none with equations."""
+        return f"# {self.name}\n\n::: {self.module}.{self.name}\n"
+
+    def as_row(self) -> str:
+        """Returns a row for the list of methods."""
+        cells = (c.replace("|", "\\|") for c in (self.summary, self.bits))
+        return f"| [`{self.name}`]({self.name}.md) | {' | '.join(cells)} |\n"
+
+
+@functools.cache
+def registered_methods() -> tuple[RegisteredMethod, ...]:
+    """Returns the methods with `@register`, by name; codings have a page of their own."""
+    found = []
+    for path in [p for f in FOLDERS for p in (ROOT / "tf_redsync" / f).rglob("*.py")]:
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            marks = [ast.unparse(d) for d in getattr(node, "decorator_list", [])]
+            if isinstance(node, ast.ClassDef) and "register" in marks and ".codings." not in module:
+                summary = (ast.get_docstring(node) or "").partition("\n")[0].rstrip(".")
+                found.append(RegisteredMethod(node.name, module, summary, _bits(node)))
+    return tuple(sorted(found, key=lambda m: m.name))
+
+
+def _bits(node: ast.ClassDef) -> str:
+    """Returns what a class declares to send per element, "" where it has that from its base."""
+    for line in node.body:
+        if isinstance(line, ast.AnnAssign) and ast.unparse(line.target) == "bits" and line.value:
+            return str(ast.literal_eval(line.value))
+    return ""
+
+
+def _further_rows(markdown: str, folder: str) -> str:
+    """Returns a table of the methods of a folder that its list of methods has no row for."""
+    rows = [
+        method.as_row()
+        for method in registered_methods()
+        if method.page.startswith(f"{folder}/") and f"| [`{method.name}`]" not in markdown
+    ]
+    head = "\n## More\n\n| method | | bits per element |\n|---|---|---|\n"
+    return head + "".join(rows) if rows else ""
 
 
 def undescribed() -> list[str]:
-    """Returns the names of `tf_redsync.__all__` that no page has an entry for."""
+    """Returns the public names that no page has an entry for."""
     pages = "\n".join(p.read_text(encoding="utf-8") for p in (ROOT / "docs").rglob("*.md"))
     described = set(re.findall(r"^::: tf_redsync\.(\w+)", pages, flags=re.MULTILINE))
     return [name for name in public_names() if name not in described]

@@ -53,7 +53,7 @@ def index_bits(density: float) -> float:
 def coded_bits(method) -> float:
     """Of a position and a value; `DeepReduce` sends those of false positives too."""
     density = method.method.density
-    if not isinstance(method, rs.DeepReduce):
+    if not isinstance(method, rs.contrib.DeepReduce):
         return index_bits(density) + 32
     value = math.ceil(math.log2(2 * method.values.levels + 1)) + 32 / method.values.bucket_size
     return math.log2(10 / density) / math.log(2) + 1.1 * value

@@ -65,7 +65,7 @@ def _cases() -> dict[str, Descriptor]:
             cases[name] = dataclasses.replace(descriptor, method=with_density(method))
     # Few tensors: most codings have no native op, and policies of filters are slow.
     policies = ("p1", "p2", "leftmost") if DEEP else ("p1", "leftmost")  # p2 takes long to trace
-    for indices in (*LOSSLESS, *(rs.codings.Bloom(policy=p) for p in policies)):
+    for indices in (*LOSSLESS, *(rs.contrib.codings.Bloom(policy=p) for p in policies)):
         lossless = indices in LOSSLESS
         inside = rs.TopK(density=DENSITY, dense_below=3000 if lossless else 20_000)
         name = type(indices).__name__ if lossless else f"Bloom_{indices.policy}"

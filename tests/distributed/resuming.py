@@ -45,17 +45,21 @@ def cases():
         "dense": rs.Dense(momentum=0.9),
         "power_sgd": rs.PowerSGD(rank=2, min_compression_rate=0),
         "acp_sgd": rs.ACPSGD(rank=2, min_compression_rate=0),
-        "ok_topk": rs.OkTopk(density=0.1, threshold_interval=4, partition_interval=8, **small),
+        "ok_topk": rs.contrib.OkTopk(
+            density=0.1, threshold_interval=4, partition_interval=8, **small
+        ),
         "cd_sgd": rs.CDSGD(full_every=3, warm_up=rs.DenseWarmUp(5), **small),
         "local_sgd": rs.LocalSGD(steps=4),
         # Saved with a part of a message on its way, and in either stage.
         "streaming": rs.StreamingDiLoCo(steps=6, fragments=2, overlap=3),
-        "one_bit_adam": rs.OneBitAdam(warm_up=rs.DenseWarmUp(8), **small),
-        "adam_at_first": rs.OneBitAdam(warm_up=rs.DenseWarmUp(16), **small),
-        "zero_one_adam": rs.ZeroOneAdam(start=9, steps=4, double_after=3, variance_updates=2),
+        "one_bit_adam": rs.contrib.OneBitAdam(warm_up=rs.DenseWarmUp(8), **small),
+        "adam_at_first": rs.contrib.OneBitAdam(warm_up=rs.DenseWarmUp(16), **small),
+        "zero_one_adam": rs.contrib.ZeroOneAdam(
+            start=9, steps=4, double_after=3, variance_updates=2
+        ),
         "sbc": rs.SBC(steps=3, density=0.3, **small),
-        "pruned": rs.PacTrain(stable_steps=4, **small),
-        "lgc": rs.LGC(
+        "pruned": rs.contrib.PacTrain(stable_steps=4, **small),
+        "lgc": rs.contrib.LGC(
             density=0.1,
             dense_steps=3,
             training_steps=15,

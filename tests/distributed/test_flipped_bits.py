@@ -32,8 +32,8 @@ def train(kind, victim, sender, checked):
     setattr(network, kind, faulty)
     method = {
         "all_gather": rs.TopK(density=0.2, dense_below=1),
-        "all_to_all": rs.OneBitSGD(dense_below=1),
-        "pair_gather": rs.GTopK(density=0.2, dense_below=1),
+        "all_to_all": rs.contrib.OneBitSGD(dense_below=1),
+        "pair_gather": rs.contrib.GTopK(density=0.2, dense_below=1),
     }[kind]
     with strategy.scope():
         model = problems.network(keras)

@@ -68,10 +68,10 @@ METHODS = {
     "DeepReduce()": True,
     f"{TOP_K} indices=rs.codings.Golomb())": True,
     f"{TOP_K} indices=rs.codings.Bitmap())": True,
-    f"{TOP_K} indices=rs.codings.Bloom())": True,
+    f"{TOP_K} indices=rs.contrib.codings.Bloom())": True,
     f"{TOP_K} indices=rs.codings.EliasFano())": True,
     f"{TOP_K} indices=rs.codings.RawIndices(), values=rs.codings.Half())": True,
-    f"{TOP_K} values=rs.codings.QSGDValues())": True,
+    f"{TOP_K} values=rs.contrib.codings.QSGDValues())": True,
     "Dense()": True,
     f"{TOP_K} indices=rs.codings.Huffman())": False,  # codes are looked up and shifted as int32
     f"{TOP_K} values=rs.codings.SignedLevels())": False,

@@ -50,13 +50,13 @@ def made(rs, name):
     small = {"dense_below": 16}
     return {
         "LocalSGD": lambda: rs.LocalSGD(steps=ROUND),
-        "PostLocalSGD": lambda: rs.PostLocalSGD(start=WARM_UP, steps=ROUND),
+        "PostLocalSGD": lambda: rs.contrib.PostLocalSGD(start=WARM_UP, steps=ROUND),
         "DiLoCo": lambda: rs.DiLoCo(steps=ROUND),
         "StreamingDiLoCo": lambda: rs.StreamingDiLoCo(steps=6, fragments=2, overlap=3),
         "SparseLoCo": lambda: rs.SparseLoCo(steps=ROUND),
         "SBC": lambda: rs.SBC(steps=ROUND, density=0.3, **small),
         "CodedTopK": lambda: rs.CodedTopK(steps=10, density=0.3, **small),
-        "ZeroOneAdam": lambda: rs.ZeroOneAdam(start=WARM_UP, steps=ROUND, double_after=2),
+        "ZeroOneAdam": lambda: rs.contrib.ZeroOneAdam(start=WARM_UP, steps=ROUND, double_after=2),
     }[name]()
 
 

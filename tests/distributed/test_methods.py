@@ -18,6 +18,7 @@ import tf_redsync as rs
 from benchmarks import method_settings
 from tests.deep import DEEP
 from tests.distributed.cluster import LEGACY, run_workers
+from tests.methods import METHODS
 from tf_redsync.config import registered
 
 # Workers do not agree on anything, so their weights differ; all else holds.
@@ -68,7 +69,6 @@ def train_methods(family, names):
     import time
     import traceback
 
-    import tf_redsync as rs
     from benchmarks import method_settings
     from tests.distributed import problems
 
@@ -151,14 +151,11 @@ def test_methods_train_with_equal_weights(family, part):
 
 
 def test_no_kind_is_left_out():
-    public = [getattr(rs.methods, name) for name in rs.methods.__all__]
-    classes = {c.__name__ for c in public if isinstance(c, type) and issubclass(c, rs.Method)}
-    classes -= {"Method"}
-    assert set(method_settings.names()) == classes
+    assert set(method_settings.names()) == METHODS.keys()
     parts = [names_of("keras3")[part::PARTS] for part in range(PARTS)]
     chosen = [name for part in parts for name in part]
     assert sorted(chosen) == sorted(names_of("keras3"))
-    assert {kind(name) for name in chosen} == {kind(name) for name in classes}
+    assert {kind(name) for name in chosen} == {kind(name) for name in METHODS}
     assert {"CDSGD", "CodedTopK"} < set(names_of("tf_keras"))
 
 

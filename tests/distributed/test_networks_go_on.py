@@ -46,7 +46,9 @@ def embedding(keras, rs):
     rows = layers.Input([12], dtype="int32")
     x = layers.GlobalAveragePooling1D()(layers.Embedding(TOKENS, 16)(rows))
     logits = layers.Dense(CLASSES)(layers.Dense(16, activation="relu")(x))
-    method = rs.OkTopk(density=0.002, threshold_interval=3, partition_interval=5, dense_below=64)
+    method = rs.contrib.OkTopk(
+        density=0.002, threshold_interval=3, partition_interval=5, dense_below=64
+    )
     return keras.Model(rows, logits), keras.optimizers.Adam(0.01), method
 
 
@@ -70,7 +72,9 @@ def small(keras, rs):
     model = keras.Sequential(
         [layers.Input([12]), layers.Dense(16, activation="relu"), layers.Dense(CLASSES)]
     )
-    method = rs.OkTopk(density=0.1, threshold_interval=3, partition_interval=5, dense_below=16)
+    method = rs.contrib.OkTopk(
+        density=0.1, threshold_interval=3, partition_interval=5, dense_below=16
+    )
     return model, keras.optimizers.Adam(0.01), method
 
 
@@ -107,8 +111,8 @@ def adam(optimizers):
 
 STREAMING = "rs.StreamingDiLoCo(steps=4, fragments=3, overlap=1)"
 SPARSE = "rs.SparseLoCo(steps=3, top_k=16)"
-ONE_BIT = "rs.OneBitAdam(warm_up=rs.DenseWarmUp(4), dense_below=64)"
-ZERO_ONE = "rs.ZeroOneAdam(start=4, steps=2, double_after=3, variance_updates=2)"
+ONE_BIT = "rs.contrib.OneBitAdam(warm_up=rs.DenseWarmUp(4), dense_below=64)"
+ZERO_ONE = "rs.contrib.ZeroOneAdam(start=4, steps=2, double_after=3, variance_updates=2)"
 
 
 # The network, its inputs, how many workers, and what else is asked for.

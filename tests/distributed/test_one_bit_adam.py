@@ -60,7 +60,7 @@ def of_fit(strategy):
     ):
         with strategy.scope():
             model = problems.network(keras)
-            method = rs.ZeroOneAdam(steps=4, variance_updates=1, **given)
+            method = rs.contrib.ZeroOneAdam(steps=4, variance_updates=1, **given)
             model.compile(rs.DistributedOptimizer(keras.optimizers.Adam(0.01), method), "mse")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -80,7 +80,7 @@ def straight(strategy):
 
     with strategy.scope():
         variable = keras.Variable(np.zeros([8], np.float32))
-        method = rs.ZeroOneAdam(start=3, steps=4, double_after=4, variance_updates=2)
+        method = rs.contrib.ZeroOneAdam(start=3, steps=4, double_after=4, variance_updates=2)
         optimizer = rs.DistributedOptimizer(keras.optimizers.Adam(RATE), method)
         optimizer.build([variable])
     share = tf.ones([8]) / strategy.num_replicas_in_sync
@@ -108,9 +108,9 @@ def train_one(strategy, family, name, zero_one=False):
         inner = getattr(home, name)(
             learning_rate=RATE, beta_1=BETA_1, beta_2=BETA_2, epsilon=EPSILON, **decay
         )
-        method = rs.OneBitAdam(warm_up=rs.DenseWarmUp(DENSE), beta_1=BETA_1, dense_below=0)
+        method = rs.contrib.OneBitAdam(warm_up=rs.DenseWarmUp(DENSE), beta_1=BETA_1, dense_below=0)
         if zero_one:
-            method = rs.ZeroOneAdam(
+            method = rs.contrib.ZeroOneAdam(
                 start=START, steps=2, double_after=DOUBLE, variance_updates=2,
                 beta_1=BETA_1, beta_2=BETA_2, epsilon=EPSILON,
             )  # fmt: skip
@@ -141,7 +141,7 @@ def refused(strategy):
     for inner in (keras.optimizers.SGD(0.1), keras.optimizers.Adam(amsgrad=True)):
         with strategy.scope():
             try:
-                rs.DistributedOptimizer(inner, rs.OneBitAdam())
+                rs.DistributedOptimizer(inner, rs.contrib.OneBitAdam())
             except ValueError as error:
                 found.append(str(error))
     return "\n".join(found)

@@ -56,7 +56,7 @@ def cases(rs):
         "outer_adam": (rs.LocalSGD(steps=2, outer=rs.outer.Adam(**ADAM)), 0.0, False),
         "outer_rate": (rs.LocalSGD(steps=2, outer=rs.outer.SGD(learning_rate=fall)), 0.0, False),
         "one_step": (rs.DiLoCo(steps=1, outer=rs.outer.SGD()), 0.0, False),
-        "post_local": (rs.PostLocalSGD(start=3, steps=2), 0.0, False),
+        "post_local": (rs.contrib.PostLocalSGD(start=3, steps=2), 0.0, False),
         "one_fragment": (streaming(rs, steps=3, fragments=1), MOMENTUM, False),
         "fragments": (streaming(rs, steps=4), MOMENTUM, False),
         "late": (streaming(rs, steps=4, overlap=2, mixing=0.25), MOMENTUM, False),

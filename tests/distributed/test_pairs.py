@@ -45,7 +45,7 @@ def gather_and_train(training):
             model = problems.network(keras)
             optimizer = rs.DistributedOptimizer(
                 keras.optimizers.SGD(0.05),
-                rs.GTopK(density=0.1, dense_below=0),
+                rs.contrib.GTopK(density=0.1, dense_below=0),
                 direct_collectives=name == "direct",
             )
             model.compile(optimizer=optimizer, loss="mse", steps_per_execution=steps)

@@ -71,7 +71,7 @@ def train_both(family, folder):
         said = " ".join(str(w.message) for w in caught if "tf_redsync" in str(w.message))
         return model.get_weights(), count.seen, said
 
-    method = rs.PacTrain(sparsity=SPARSITY, stable_steps=STABLE, dense_below=16)
+    method = rs.contrib.PacTrain(sparsity=SPARSITY, stable_steps=STABLE, dense_below=16)
     prune = rs.callbacks.Prune(SPARSITY, at_step=AT_STEP)
     model = compiled(method)
     start = model.get_weights()

@@ -20,8 +20,8 @@ RARE = {
     "StreamingDiLoCo": "rs.StreamingDiLoCo(steps=20, fragments=2, overlap=3)",
     "SparseLoCo": "rs.SparseLoCo(steps=10, top_k=16)",
     "DeMo": "rs.DeMo()",
-    "OneBitAdam": "rs.OneBitAdam(warm_up=rs.DenseWarmUp(50), dense_below=64)",
-    "ZeroOneAdam": "rs.ZeroOneAdam(start=200, steps=16, double_after=300)",
+    "OneBitAdam": "rs.contrib.OneBitAdam(warm_up=rs.DenseWarmUp(50), dense_below=64)",
+    "ZeroOneAdam": "rs.contrib.ZeroOneAdam(start=200, steps=16, double_after=300)",
 }
 LONG = (*itertools.product(WAYS, METHODS), *(("keras3", name) for name in RARE))
 FEW = (("keras3", "RedSync"), ("tf_keras", "Dense"), ("legacy", "RedSync"), ("loop", "plain"))

@@ -68,8 +68,8 @@ def train_everything(folder):
         # So sparse that plain SGD takes the totals as coordinates, after two dense steps.
         warm_up = rs.DenseWarmUp(steps=2)
         both("switching", wrapped(rs.RedSync(density=0.01, dense_below=16, warm_up=warm_up)))
-        both("all-to-all", wrapped(rs.SparDL(density=0.1)))
-        both("pairs", wrapped(rs.GTopK(density=0.1)))
+        both("all-to-all", wrapped(rs.contrib.SparDL(density=0.1)))
+        both("pairs", wrapped(rs.contrib.GTopK(density=0.1)))
     both("tf_keras", wrapped(redsync, lambda: tf_keras.optimizers.SGD(0.05)), tf_keras)
 
     # On a network so slow that Auto compresses, and tries dense steps from the fifth one on.

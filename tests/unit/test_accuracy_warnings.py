@@ -76,7 +76,7 @@ NESTEROV = {m: rs.outer.Nesterov(learning_rate=0.7, momentum=m) for m in (0.4, 0
         (rs.DiLoCo(steps=50, outer=None), "7.89 with LocalSGD(steps=50)"),
         (rs.LocalSGD(steps=16), "7.45 with LocalSGD(steps=15)"),
         (rs.LocalSGD(steps=16, outer=NESTEROV[0.9]), "11.06 with DiLoCo(steps=15)"),
-        (rs.PostLocalSGD(steps=32), "7.89 with LocalSGD(steps=50)"),
+        (rs.contrib.PostLocalSGD(steps=32), "7.89 with LocalSGD(steps=50)"),
         (rs.StreamingDiLoCo(), "7.96 with StreamingDiLoCo(steps=50)"),
         (rs.SparseLoCo(), "9.1 with SparseLoCo(steps=50, top_k=128)"),
         (rs.SparseLoCo(steps=15, top_k=40), "9.25 with SparseLoCo(steps=15, top_k=32)"),
@@ -134,8 +134,8 @@ def test_losses_with_adam_are_those_of_the_method(method, figures):
         (MOMENTUM, rs.SBC(steps=10)),
         (MOMENTUM, rs.CodedTopK(steps=10)),
         (MOMENTUM, rs.Dense()),
-        (MOMENTUM, rs.Wangni(density=0.01)),  # nothing waits
-        (MOMENTUM, rs.EF21(density=0.01)),  # all of its total is in every step
+        (MOMENTUM, rs.contrib.Wangni(density=0.01)),  # nothing waits
+        (MOMENTUM, rs.contrib.EF21(density=0.01)),  # all of its total is in every step
         (MOMENTUM, rs.PowerSGD()),
         (MOMENTUM, None),
     ],

@@ -278,11 +278,11 @@ def test_what_following_the_advice_would_gain():
         ({"max_overhead": 0.1, "step_seconds": -1.0}, "`step_seconds` must be in (0, inf)"),
         ({"max_overhead": 0.1, "step_seconds": 1.0, "momentum": 0.9}, "momentum is the optimizer"),
         (
-            {"max_overhead": 0.1, "step_seconds": 1.0, "candidates": (rs.OneBitAdam(),)},
+            {"max_overhead": 0.1, "step_seconds": 1.0, "candidates": (rs.contrib.OneBitAdam(),)},
             "without warm-up or phases",
         ),
         (
-            {"max_overhead": 0.1, "step_seconds": 1.0, "candidates": (rs.ZeroOneAdam(),)},
+            {"max_overhead": 0.1, "step_seconds": 1.0, "candidates": (rs.contrib.ZeroOneAdam(),)},
             "without warm-up or phases",
         ),
         (  # `Policy` alone says which tensors a fragment has

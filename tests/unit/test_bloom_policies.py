@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 
 from tests.oracle.deep_reduce import BloomFilter
-from tf_redsync import codings
+from tf_redsync import contrib
 from tf_redsync.codings.base import Capacity
-from tf_redsync.codings.bloom import draws
+from tf_redsync.contrib.codings.bloom import draws
 
 SIZES, SLOTS = (200, 5, 0, 40), (8, 5, 0, 1)
 POLICIES = ("p0", "p1", "p2", "leftmost")
@@ -59,7 +59,10 @@ def expected(policy, chosen, seed, rate):
 )
 def test_policies(policy, rate):
     """Words and positions of the oracle, the sender's as well as those of all receivers."""
-    coding, rng = codings.Bloom(policy=policy, false_positive_rate=rate), np.random.default_rng(0)
+    coding, rng = (
+        contrib.codings.Bloom(policy=policy, false_positive_rate=rate),
+        np.random.default_rng(0),
+    )
     rows, sent = [], []
     for counts in (SLOTS, (5, 2, 0, 0)):
         chosen = chosen_positions(rng, counts)
@@ -82,7 +85,7 @@ def test_policies(policy, rate):
 def test_false_positives_are_as_many_as_set(rate):
     """Of the rate, on average of ten filters; and all that was selected is among the positives."""
     size, k, rng = 20_000, 200, np.random.default_rng(1)
-    coding, false = codings.Bloom(false_positive_rate=rate), []
+    coding, false = contrib.codings.Bloom(false_positive_rate=rate), []
     for seed in range(10):
         chosen = np.int32(np.sort(rng.choice(size, k, replace=False)))
         coded = encoded(coding, [chosen], seed, (size,), (k,))
@@ -96,7 +99,7 @@ def test_false_positives_are_as_many_as_set(rate):
 def hits(policy, seed, k=40, rate=0.05):
     """Selected ones among the positions that a policy takes of 50 k, and these."""
     chosen = np.int32(np.sort(np.random.default_rng(2).choice(50 * k, k, replace=False)))
-    coding = codings.Bloom(policy=policy, false_positive_rate=rate)
+    coding = contrib.codings.Bloom(policy=policy, false_positive_rate=rate)
     coded = encoded(coding, [chosen], seed, (50 * k,), (k,))
     taken = np.array(coded.indices[0])
     assert coded.counts[0] == k == len(np.unique(taken))
@@ -119,7 +122,7 @@ def test_p2_finds_more_of_what_was_selected():
 @pytest.mark.parametrize("policy", ["p2"])
 def test_in_a_graph(policy):
     """All shapes are known there, as a collective needs; equal rows give equal positions."""
-    coding, capacity = codings.Bloom(policy=policy), Capacity((100,), (4,))
+    coding, capacity = contrib.codings.Bloom(policy=policy), Capacity((100,), (4,))
     chosen = tf.constant([3, 30, 31, 99])
 
     @tf.function
@@ -142,7 +145,7 @@ def test_in_a_graph(policy):
 def test_malformed_words_are_harmless(policy):
     """Every word is a filter: positions that the tensors have, and no more than there is room."""
     coding, capacity, rng = (
-        codings.Bloom(policy=policy),
+        contrib.codings.Bloom(policy=policy),
         Capacity((200, 50), (8, 4)),
         np.random.default_rng(4),
     )
@@ -163,9 +166,12 @@ def test_malformed_words_are_harmless(policy):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: codings.Bloom(policy="P0"), "`policy` must be one of"),
-        (lambda: codings.Bloom(false_positive_rate=0.0), "`false_positive_rate` must be in"),
-        (lambda: codings.Bloom(false_positive_rate=1), "`false_positive_rate` must be in"),
+        (lambda: contrib.codings.Bloom(policy="P0"), "`policy` must be one of"),
+        (
+            lambda: contrib.codings.Bloom(false_positive_rate=0.0),
+            "`false_positive_rate` must be in",
+        ),
+        (lambda: contrib.codings.Bloom(false_positive_rate=1), "`false_positive_rate` must be in"),
     ],
 )
 def test_bad_arguments(make, words):
@@ -176,6 +182,6 @@ def test_bad_arguments(make, words):
 def test_a_tensor_of_too_many_elements_is_refused():
     capacity = Capacity((2**31,), (100,))
     with pytest.raises(ValueError, match="at most 2147483647 elements.*RawIndices"):
-        codings.Bloom().decode(
-            tf.zeros([1, codings.Bloom().words(capacity)], tf.int32), capacity, 0
+        contrib.codings.Bloom().decode(
+            tf.zeros([1, contrib.codings.Bloom().words(capacity)], tf.int32), capacity, 0
         )

@@ -64,11 +64,11 @@ INSIDE = {
     "TopK of the model": rs.TopK(density=0.05, scope="model"),
     "RedSync": rs.RedSync(density=0.05, dense_below=0, threshold_above=4000),
     "DGC": rs.DGC(density=0.05, momentum=0.0),
-    "SIDCo": rs.SIDCo(density=0.05),
+    "SIDCo": rs.contrib.SIDCo(density=0.05),
     "GMC": rs.GMC(density=0.05, momentum=0.0),
-    "FixedThreshold": rs.FixedThreshold(threshold=2.0, density=0.2),
-    "CompAMS": rs.CompAMS(density=0.05),
-    "SparDL": rs.SparDL(density=0.05),
+    "FixedThreshold": rs.contrib.FixedThreshold(threshold=2.0, density=0.2),
+    "CompAMS": rs.contrib.CompAMS(density=0.05),
+    "SparDL": rs.contrib.SparDL(density=0.05),
 }
 
 
@@ -81,18 +81,21 @@ def test_every_sparsifier_conserves(name):
 @pytest.mark.parametrize("name", ["SparDL", "FixedThreshold"])
 def test_deep_reduce_conserves(name):
     """Where a message is about a block, and where fewer elements are sent than there is room."""
-    method = rs.DeepReduce(method=INSIDE[name])
+    method = rs.contrib.DeepReduce(method=INSIDE[name])
     assert method.conserves and surplus(method) < 5e-6
 
 
 def test_p2_conserves():
     method = rs.Coded(
-        method=rs.TopK(density=0.02), indices=codings.Bloom(policy="p2", false_positive_rate=0.1)
+        method=rs.TopK(density=0.02),
+        indices=rs.contrib.codings.Bloom(policy="p2", false_positive_rate=0.1),
     )
     assert surplus(method, specs=(TensorSpec("w", (20, 15)),), steps=2) < 5e-6
 
 
-@pytest.mark.parametrize("indices", [codings.Golomb(), codings.Bloom(), codings.Bitmap()])
+@pytest.mark.parametrize(
+    "indices", [codings.Golomb(), rs.contrib.codings.Bloom(), codings.Bitmap()]
+)
 def test_without_error_feedback_only_rounding_is_lost(indices):
     """An exact value is delivered once, also that of a false position."""
     method = rs.Coded(method=rs.TopK(density=0.05), indices=indices, error_feedback=False)
@@ -101,11 +104,11 @@ def test_without_error_feedback_only_rounding_is_lost(indices):
     assert not rounded.conserves and 1e-3 < surplus(rounded) < 0.1
 
 
-@pytest.mark.parametrize("indices", [codings.Golomb(), codings.Bloom()])
+@pytest.mark.parametrize("indices", [codings.Golomb(), rs.contrib.codings.Bloom()])
 def test_one_mean_for_every_tensor(indices):
     """Of a bucket without the output layer no tensor has values of its own."""
     inside = rs.RedSync(density=0.05, quantized=True, selection="exact")
-    method = rs.Coded(method=inside, indices=indices, values=codings.QSGDValues())
+    method = rs.Coded(method=inside, indices=indices, values=rs.contrib.codings.QSGDValues())
     grads = gradients(0, 2, SPECS[:1])
     layout = BucketLayout(SPECS[:1], 2)
     step = loopback.run_step(method, layout, grads, loopback.initial_states(method, layout), 0)
@@ -121,8 +124,13 @@ def test_one_mean_for_every_tensor(indices):
 
 
 def test_a_bucket_of_empty_tensors():
-    for indices in (codings.Cheapest(), codings.Bloom(), codings.Golomb(), codings.RunLength()):
-        method = rs.DeepReduce(method=rs.TopK(), indices=indices)
+    for indices in (
+        codings.Cheapest(),
+        rs.contrib.codings.Bloom(),
+        codings.Golomb(),
+        codings.RunLength(),
+    ):
+        method = rs.contrib.DeepReduce(method=rs.TopK(), indices=indices)
         layout = BucketLayout(SPECS[2:3], 2)
         states = loopback.initial_states(method, layout)
         step = loopback.run_step(method, layout, gradients(0, 2, SPECS[2:3]), states, 0)
@@ -148,14 +156,14 @@ def test_short_totals_stay_coordinates():
 def test_spardl_rounds_each_message_by_numbers_of_its_own():
     """The same block twice: the codes of its values differ."""
     block = tf.reshape(tf.constant(np.random.default_rng(0).laplace(size=600), tf.float32), [600])
-    inside = rs.SparDL(density=0.2)
-    method = rs.DeepReduce(method=inside, values=codings.QSGDValues(levels=3))
+    inside = rs.contrib.SparDL(density=0.2)
+    method = rs.contrib.DeepReduce(method=inside, values=rs.contrib.codings.QSGDValues(levels=3))
     spec = TensorSpec("w", (1200,))
     layout = BucketLayout((spec,), 2)
     grads = [[tf.concat([block, block], 0)]] * 2
     states = loopback.initial_states(method, layout)
     rows = loopback.run_step(method, layout, grads, states, 0).requests[0].messages.numpy()
-    words = codings.QSGDValues(levels=3).words(
+    words = rs.contrib.codings.QSGDValues(levels=3).words(
         method.indices.received(Capacity((600,), (120,))).slots
     )
     first, second = rows[:, :-words], rows[:, -words:]
@@ -178,9 +186,15 @@ def test_a_falling_density():
     ("options", "names"),
     [
         ({}, "Cheapest must"),
-        ({"indices": codings.Golomb(), "values": codings.QSGDValues()}, "Golomb and QSGDValues"),
-        ({"indices": codings.RawIndices(), "values": codings.PolynomialFit()}, "PolynomialFit"),
-        ({"indices": codings.Bloom()}, "Bloom"),
+        (
+            {"indices": codings.Golomb(), "values": rs.contrib.codings.QSGDValues()},
+            "Golomb and QSGDValues",
+        ),
+        (
+            {"indices": codings.RawIndices(), "values": rs.contrib.codings.PolynomialFit()},
+            "PolynomialFit",
+        ),
+        ({"indices": rs.contrib.codings.Bloom()}, "Bloom"),
     ],
 )
 @pytest.mark.parametrize("inside", [rs.RedSync(warm_up=RAMP), rs.DGC(warm_up=RAMP)])
@@ -202,7 +216,10 @@ def test_a_falling_density_needs_codes_of_any_length(inside, options, names):
         (lambda: rs.Coded(method=None), "`method` must send selected elements.*None"),
         (lambda: rs.Coded(method=rs.SBC()), "`method` must send selected elements.*SBC"),
         (lambda: rs.Coded(method=rs.GMC(selection="random_block")), "`method` must send"),
-        (lambda: rs.Coded(method=rs.CompAMS(compressor="block_sign")), "`method` must send"),
+        (
+            lambda: rs.Coded(method=rs.contrib.CompAMS(compressor="block_sign")),
+            "`method` must send",
+        ),
         (lambda: rs.Coded(method=rs.Coded()), "`method` must send selected elements.*Coded"),
         (lambda: rs.Coded(method=rs.HalfPrecision(method=rs.TopK())), "`method` must send"),
         (lambda: rs.Coded(indices="golomb"), r"`indices` must be a coding.*Golomb\(\).*'golomb'"),
@@ -236,8 +253,8 @@ def test_clipping_inside_a_rule_is_refused():
 
 CONFIGURED = rs.Coded(
     method=rs.RedSync(density=0.01, momentum=0.9, warm_up=rs.DenseWarmUp(3)),
-    indices=codings.Bloom(policy="p2", false_positive_rate=0.01),
-    values=codings.QSGDValues(levels=7, bucket_size=64),
+    indices=rs.contrib.codings.Bloom(policy="p2", false_positive_rate=0.01),
+    values=rs.contrib.codings.QSGDValues(levels=7, bucket_size=64),
     seed=3,
 )
 
@@ -249,8 +266,8 @@ def test_config_round_trip():
     rule = rs.Rule(pattern="embedding", method=CONFIGURED)
     policy = rs.Policy(default=rs.Dense(momentum=0.9), rules=(rule,))
     assert from_config(json.loads(json.dumps(serialize(policy)))) == policy
-    for name in codings.__all__:
-        coding = getattr(codings, name)
+    contrib = rs.contrib.codings
+    for coding in (getattr(home, n) for home in (codings, contrib) for n in home.__all__):
         kinds = (codings.IndexCoding, codings.ValueCoding)
         if isinstance(coding, type) and issubclass(coding, kinds) and coding not in kinds:
             assert from_config(serialize(coding())) == coding()
@@ -318,13 +335,14 @@ def test_coded_top_k_takes_few_bits():
 VOLUMES = {
     "raw": (rs.TopK(density=0.1), 0.20, 0.01),
     "Bloom P0": (
-        rs.Coded(method=rs.TopK(density=0.1), indices=codings.Bloom()), 0.1425, 0.005
+        rs.Coded(method=rs.TopK(density=0.1), indices=rs.contrib.codings.Bloom()), 0.1425, 0.005
     ),
-    "Bloom P0 + QSGD": (rs.DeepReduce(method=rs.TopK(density=0.1)), 0.0621, 0.007),
+    "Bloom P0 + QSGD": (rs.contrib.DeepReduce(method=rs.TopK(density=0.1)), 0.0621, 0.007),
     "raw, 1 %": (rs.TopK(density=0.01), 0.020, 0.001),
     "Bloom P0, 1 %": (
         rs.Coded(
-            method=rs.TopK(density=0.01), indices=codings.Bloom(false_positive_rate=0.001)
+            method=rs.TopK(density=0.01),
+            indices=rs.contrib.codings.Bloom(false_positive_rate=0.001),
         ), 0.015, 0.001
     ),
 }  # fmt: skip
@@ -342,12 +360,12 @@ def test_relative_volumes_are_those_of_the_paper(name):
 def test_fitted_values_take_less_than_in_the_paper():
     """.1039 there: raw indices in the order of the values. Here Golomb codes, and places."""
     size, inside = 2**18, rs.TopK(density=0.1)
-    fitted = codings.PolynomialFit()
+    fitted = rs.contrib.codings.PolynomialFit()
     volume = message_bits(
-        rs.DeepReduce(method=inside, values=fitted, indices=codings.Golomb()), size
+        rs.contrib.DeepReduce(method=inside, values=fitted, indices=codings.Golomb()), size
     )
     assert volume[0] / (32 * size) == pytest.approx(0.0635, abs=0.001)
-    raw = rs.DeepReduce(method=inside, values=fitted, indices=codings.RawIndices())
+    raw = rs.contrib.DeepReduce(method=inside, values=fitted, indices=codings.RawIndices())
     assert message_bits(raw, size)[0] / (32 * size) == pytest.approx(0.1 + 0.047, abs=0.001)
 
 

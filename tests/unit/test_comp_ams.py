@@ -52,7 +52,7 @@ def test_the_whole_algorithm_is_that_of_the_paper(density):
     rng, workers, shape, k = np.random.default_rng(1), 4, (40, 30), int(1200 * density)
     start = rng.standard_normal(shape)
     weights, reference = tf.Variable(start, dtype=tf.float32), AMSGradOracle(start, 0.001)
-    method, amsgrad = rs.CompAMS(density=density, dense_below=0), rs.AMSGrad(0.001)
+    method, amsgrad = rs.contrib.CompAMS(density=density, dense_below=0), rs.AMSGrad(0.001)
     layout = BucketLayout((TensorSpec("w", shape),), workers)
     step = loopback.traced_step(method, layout)
     states = loopback.initial_states(method, layout)
@@ -191,7 +191,7 @@ def test_a_warning_where_elements_wait_longer_than_the_second_moment_lasts(adam)
 )
 def test_no_warning_with_amsgrad(inner):
     assert not messages(inner(), rs.TopK(density=0.0001))
-    assert not messages(inner(), rs.CompAMS(density=0.0001))
+    assert not messages(inner(), rs.contrib.CompAMS(density=0.0001))
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_a_warning_without_local_steps():
 
 def test_comp_ams_is_made_for_amsgrad():
     for inner in (keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.1)):
-        (text,) = messages(inner, rs.CompAMS())
+        (text,) = messages(inner, rs.contrib.CompAMS())
         assert f"Received: {type(inner).__name__}" in text
     assert not messages(keras.optimizers.SGD(0.1), rs.TopK(density=0.0001))
 
@@ -246,7 +246,7 @@ def test_comp_ams_follows_amsgrad_without_compression():
     start = 4.0
     full = train(rs.Dense())
     assert full < 0.01 * start
-    for method in (rs.CompAMS(density=0.05), rs.CompAMS(compressor="block_sign")):
+    for method in (rs.contrib.CompAMS(density=0.05), rs.contrib.CompAMS(compressor="block_sign")):
         assert train(method) < 0.02 * start
 
 
@@ -254,7 +254,10 @@ def test_bits():
     """Two words for 1 % of the elements, or a bit for each, where 32 bits were."""
     spec = TensorSpec("w", (1000, 1000))
     layout, grads = BucketLayout((spec,), 2), [tf.zeros(spec.shape)]
-    for method, bits in ((rs.CompAMS(), 0.64), (rs.CompAMS(compressor="block_sign"), 1.0)):
+    for method, bits in (
+        (rs.contrib.CompAMS(), 0.64),
+        (rs.contrib.CompAMS(compressor="block_sign"), 1.0),
+    ):
         ctx = Context(layout, 0, tf.constant(0, tf.int64))
         request = next(method.exchange(grads, method.init(layout), ctx))
         assert 32 * request.message.shape[0] / spec.size == pytest.approx(bits, rel=1e-3)
@@ -264,4 +267,4 @@ def test_bits():
 def test_bad_input(options):
     ((name, value),) = options.items()
     with pytest.raises(ValueError, match=f"`{name}`.*Received: {name}={value!r}"):
-        rs.CompAMS(**options)
+        rs.contrib.CompAMS(**options)

@@ -140,7 +140,7 @@ def test_a_sample_sees_what_was_really_sent(mirrored, tmp_path):
     """A threshold that nothing reaches, or all: not what the settings let expect."""
     densities = {}
     for threshold in (1e-9, 1e9):
-        method = rs.FixedThreshold(threshold=threshold, density=0.9, dense_below=0)
+        method = rs.contrib.FixedThreshold(threshold=threshold, density=0.9, dense_below=0)
         folder = tmp_path / str(threshold)
         fitted(model_of(mirrored(2), keras, method), CompressionMetrics(folder, 5, False))
         densities[threshold] = lines(folder, "sample")[-1]["layers"]["density"][2]

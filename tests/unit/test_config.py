@@ -38,7 +38,7 @@ OLD = {
 @pytest.fixture
 def own_method(monkeypatch):
     """A user's method, which needs an argument; the registry is as before afterwards."""
-    monkeypatch.setattr(config, "_REGISTRY", dict(config._REGISTRY))
+    monkeypatch.setattr(config, "_REGISTRY", config.registered())
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Mine(rs.Dense):

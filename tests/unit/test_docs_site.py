@@ -6,8 +6,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from tests.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
 # `tests/run.sh` installs the extra `docs`; the tests also run where only `test` is installed.
@@ -45,11 +48,12 @@ def test_no_public_name_is_missing(site):
         name for page in site.values() for name in re.findall(r'id="(tf_redsync[\w.]*)"', page)
     }
     wanted = {f"tf_redsync.{name}" for name in rs.__all__}
-    for module in (rs.callbacks, rs.codings, rs.ops):
+    for module in (rs.callbacks, rs.codings, rs.contrib.codings, rs.ops):
         wanted |= {f"{module.__name__}.{name}" for name in module.__all__}
-    # Methods and the base class are described once, under the package's own name.
+    # Methods and the base class are described once.
     others = set(rs.methods.__all__) - set(rs.__all__)
     wanted |= {f"tf_redsync.methods.{name}" for name in others}
+    wanted |= {f"{m.__module__}.{m.__name__}" for m in map(METHODS.get, rs.contrib.__all__) if m}
     assert wanted <= found, sorted(wanted - found)
 
 
@@ -95,10 +99,11 @@ class Config:
     repo_url = None
 
 
-def rendered(text, repo_url=None):
-    config = Config()
+def rendered(text, repo_url=None, path=Page.file.src_uri):
+    config, page = Config(), Page()
     config.repo_url = repo_url
-    return docs_site.on_page_markdown(text, page=Page, config=config)
+    page.file = SimpleNamespace(src_uri=path)
+    return docs_site.on_page_markdown(text, page=page, config=config)
 
 
 def test_links_out_of_the_folder():
@@ -124,3 +129,23 @@ def test_an_equation_that_is_not_understood_is_an_error():
 def test_names_that_no_page_describes_are_added():
     text = rendered(docs_site.OTHER_NAMES)
     assert "::: tf_redsync.AMSGrad" in text and "::: tf_redsync.TopK" not in text
+
+
+def test_a_method_without_a_page_gets_one_and_a_row(tmp_path, monkeypatch):
+    """Of the sources alone: a new file with `@register` needs nothing else."""
+    source = ROOT / "tf_redsync" / "contrib" / "sidco.py"
+    for folder in docs_site.FOLDERS:
+        (tmp_path / "tf_redsync" / folder).mkdir(parents=True)
+    new = source.read_text().replace("class SIDCo", "class Fresh")
+    (tmp_path / "tf_redsync" / "contrib" / "fresh.py").write_text(new)
+    monkeypatch.setattr(docs_site, "ROOT", tmp_path)
+    docs_site.registered_methods.cache_clear()
+    try:
+        (found,) = docs_site.registered_methods()
+        text = rendered("# More methods", path="contrib/README.md")
+        assert rendered("# Methods", path="methods/README.md") == "# Methods"
+    finally:
+        docs_site.registered_methods.cache_clear()
+    assert found.page == "contrib/Fresh.md"
+    assert found.as_page() == "# Fresh\n\n::: tf_redsync.contrib.fresh.Fresh\n"
+    assert "\n| [`Fresh`](Fresh.md) | " in text and text.endswith(f" | {found.bits} |\n")

@@ -12,7 +12,7 @@ SPECS = (TensorSpec("w", (20, 10)),)
 
 
 def test_constant_gradients_are_learned_in_one_over_density_steps():
-    method, layout = rs.EF21(density=0.25), BucketLayout(SPECS, 3)
+    method, layout = rs.contrib.EF21(density=0.25), BucketLayout(SPECS, 3)
     rng = np.random.default_rng(3)
     grads = [rng.normal(size=(20, 10)).astype("f4") for _ in range(3)]
     states, wrong = loopback.initial_states(method, layout), []
@@ -25,7 +25,7 @@ def test_constant_gradients_are_learned_in_one_over_density_steps():
 
 
 def test_the_total_is_the_sum_of_the_estimates():
-    method, layout = rs.EF21(density=0.1), BucketLayout(SPECS, 2)
+    method, layout = rs.contrib.EF21(density=0.1), BucketLayout(SPECS, 2)
     rng, states = np.random.default_rng(5), loopback.initial_states(method, layout)
     for number in range(10):
         grads = [[tf.constant(rng.normal(size=(20, 10)), tf.float32)] for _ in range(2)]
@@ -38,7 +38,11 @@ def test_the_total_is_the_sum_of_the_estimates():
 
 def test_after_dense_steps_estimates_begin_with_the_last_gradient():
     """As in the paper, g_i = the gradient at the first point; the oracle begins there."""
-    method, layout, rng = rs.EF21(density=0.1), BucketLayout(SPECS, 2), np.random.default_rng(7)
+    method, layout, rng = (
+        rs.contrib.EF21(density=0.1),
+        BucketLayout(SPECS, 2),
+        np.random.default_rng(7),
+    )
     steps = [[[rng.normal(size=(20, 10)).astype("f4")] for _ in range(2)] for _ in range(6)]
     reference, states = EF21Oracle([(20, 10)], 2, 0.1), loopback.initial_states(method, layout)
     for number, grads in enumerate(steps):

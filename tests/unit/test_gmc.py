@@ -67,7 +67,7 @@ LOCAL = rs.RedSync(selection="exact", masking=False, **SPARSE)
 def test_global_momentum_is_better_than_local_on_unequal_data():
     """The ordering of the paper: local momentum, DGC's masked momentum, GMC, GMC+."""
     local, dgc = excess_loss(LOCAL), excess_loss(rs.DGC(**SPARSE))
-    gmc, plus = excess_loss(rs.GMC(**SPARSE)), excess_loss(rs.GMCPlus(**SPARSE))
+    gmc, plus = excess_loss(rs.GMC(**SPARSE)), excess_loss(rs.contrib.GMCPlus(**SPARSE))
     assert local > 1.3 * dgc
     assert dgc > 5 * gmc
     assert gmc > plus > 0
@@ -75,9 +75,9 @@ def test_global_momentum_is_better_than_local_on_unequal_data():
 
 def test_with_random_blocks_only_the_detached_point_is_stable():
     gmc = excess_loss(rs.GMC(selection="random_block", **SPARSE))
-    plus = excess_loss(rs.GMCPlus(selection="random_block", **SPARSE))
+    plus = excess_loss(rs.contrib.GMCPlus(selection="random_block", **SPARSE))
     assert gmc > 5 * plus
-    assert plus < excess_loss(rs.GMCPlus(**SPARSE))  # no worse than top-k
+    assert plus < excess_loss(rs.contrib.GMCPlus(**SPARSE))  # no worse than top-k
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.875])
@@ -118,7 +118,7 @@ def test_momentum_is_that_of_the_total(selection):
 
 def test_the_point_of_gmc_plus():
     """w - lambda e, the residual in updates: learning rate times workers times the state's."""
-    method = rs.GMCPlus(detached=0.5)
+    method = rs.contrib.GMCPlus(detached=0.5)
     state = {"residual": [tf.constant([2.0, -1.0])], "before": [tf.zeros([2])]}
     (point,) = method.point([tf.constant([10.0, 20.0])], [], state, tf.constant(0.1), 4)
     np.testing.assert_allclose(point, [10.0 - 0.5 * 0.1 * 4 * 2.0, 20.0 + 0.5 * 0.1 * 4 * 1.0])
@@ -132,7 +132,7 @@ def test_dense_tensors_get_the_same_momentum():
     assert rs.GMC().describe(TensorSpec("w", (100, 100))) == "top_k, 100 elements"
 
 
-@pytest.mark.parametrize("cls", [rs.GMC, rs.GMCPlus])
+@pytest.mark.parametrize("cls", [rs.GMC, rs.contrib.GMCPlus])
 @pytest.mark.parametrize(
     "options", [{"density": 0.0}, {"momentum": 1.0}, {"selection": "random_k"}, {"seed": -1}]
 )
@@ -144,4 +144,4 @@ def test_bad_input(cls, options):
 
 def test_bad_detached():
     with pytest.raises(ValueError, match="`detached` must be in \\[0, 1\\).*detached=1.0"):
-        rs.GMCPlus(detached=1.0)
+        rs.contrib.GMCPlus(detached=1.0)

@@ -144,16 +144,16 @@ SELECT = (
     rs.RedSync(density=0.2, dense_below=0, selection="threshold"),
     rs.RedSync(density=0.2, dense_below=0, warm_up=rs.ExponentialWarmUp(2)),
     rs.DGC(density=0.2, dense_below=0, momentum=0.0),
-    rs.SIDCo(density=0.2, dense_below=0),
+    rs.contrib.SIDCo(density=0.2, dense_below=0),
     rs.GMC(density=0.2, dense_below=0, momentum=0.0),
-    rs.GMCPlus(density=0.2, dense_below=0, momentum=0.0, selection="random_block"),
-    rs.FixedThreshold(threshold=0.1, density=0.2, dense_below=0),
-    rs.SparDL(density=0.2, dense_below=0),
-    rs.CompAMS(density=0.2, dense_below=0),
-    rs.MSTopK(density=0.2, dense_below=0),
+    rs.contrib.GMCPlus(density=0.2, dense_below=0, momentum=0.0, selection="random_block"),
+    rs.contrib.FixedThreshold(threshold=0.1, density=0.2, dense_below=0),
+    rs.contrib.SparDL(density=0.2, dense_below=0),
+    rs.contrib.CompAMS(density=0.2, dense_below=0),
+    rs.contrib.MSTopK(density=0.2, dense_below=0),
     rs.LocalSGD(steps=3),
     rs.DiLoCo(steps=3),
-    rs.PostLocalSGD(start=2, steps=3),
+    rs.contrib.PostLocalSGD(start=2, steps=3),
 )
 
 

@@ -31,7 +31,7 @@ LAYERS = (
     ("exchange/",),
     ("network/", "codings/", "schedules.py"),
     ("cluster/", "methods/"),
-    ("policy.py",),
+    ("contrib/", "policy.py"),
     ("explanation.py", "summary.py", "auto/"),
     ("step/",),
     ("state/", "metrics/"),
@@ -103,6 +103,8 @@ def test_no_import_runs_upwards():
     found = imports(texts)
     assert "exchange/driver.py" in found["step/gradient_exchange.py"] | found["step/workers.py"]
     assert "strategy.py" in found["__init__.py"]  # for types only
+    of_contrib = {m for m, others in found.items() if any(o.startswith("contrib/") for o in others)}
+    assert {m for m in of_contrib if not m.startswith("contrib/")} == {"__init__.py"}
 
 
 @pytest.mark.parametrize(
@@ -111,6 +113,7 @@ def test_no_import_runs_upwards():
         ("ops/wire.py", "from tf_redsync.network import groups"),
         ("ops/selection.py", "def f():\n    from tf_redsync import exchange"),
         ("methods/common/sparsifier.py", "from tf_redsync.step import plan"),
+        ("methods/topk.py", "from tf_redsync.contrib import SIDCo"),
         ("step/masks.py", "import tf_redsync.keras.keras3"),
         ("policy.py", "if TYPE_CHECKING:\n    from tf_redsync import DistributedOptimizer"),
     ],

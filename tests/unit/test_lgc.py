@@ -15,12 +15,12 @@ from tests.loops import loop
 from tests.oracle.lgc import Network
 from tests.oracle.sparse import MemoryOracle, top_k_by_layer
 from tf_redsync import codings
+from tf_redsync.contrib.lgc import shared_values
+from tf_redsync.contrib.lgc.autoencoder import Autoencoder
 from tf_redsync.exchange import driver, loopback
 from tf_redsync.exchange.driver import DryRun
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.exchange.requests import AllGather, AllReduce
-from tf_redsync.methods.lgc import shared_values
-from tf_redsync.methods.lgc.autoencoder import Autoencoder
 from tf_redsync.ops.codecs import Positions
 from tf_redsync.step.every_step import Inputs
 from tf_redsync.step.sync_schedules import ChangingSteps
@@ -31,7 +31,9 @@ both = pytest.mark.parametrize("variant", ["ring", "server"])
 
 
 def lgc(**options):
-    return rs.LGC(**{"density": 0.1, "innovation": 0.01, "dense_ends": False, **SMALL, **options})
+    return rs.contrib.LGC(
+        **{"density": 0.1, "innovation": 0.01, "dense_ends": False, **SMALL, **options}
+    )
 
 
 def draw(seed, workers, shapes=SHAPES):
@@ -84,7 +86,7 @@ def test_autoencoder_equals_convolutions_in_numpy(innovation, widths):
 
 def test_the_papers_autoencoder():
     """16 values become a code of 4, through 64, 128, 256 and 64 channels."""
-    model = rs.LGC().autoencoder
+    model = rs.contrib.LGC().autoencoder
     assert (model.stride, model.padded(1), model.padded(16), model.padded(17)) == (16, 16, 16, 32)
     parameters = model.initial(0)
     codes = model.encode(parameters, tf.zeros([2, 160]))
@@ -93,7 +95,7 @@ def test_the_papers_autoencoder():
     back = 3 * (4 * 32 + 32 * 64 + 64 * 128 + 128 * 32) + 32
     biases = 64 + 128 + 256 + 64 + 4 + 32 + 64 + 128 + 32 + 1
     assert model.size == taps + back + biases
-    assert rs.LGC(variant="server").autoencoder.size == model.size + 1
+    assert rs.contrib.LGC(variant="server").autoencoder.size == model.size + 1
     # Activations keep about their size on the way.
     x = tf.random.stateless_normal([4, 1600], (0, 1), alg="philox")
     code = model.encode(parameters, x)
@@ -337,7 +339,7 @@ def test_stages_by_step(traced, in_branches):
         outcome = every_step.run(Inputs(grads, states, None, step, network))
         logs.append(network.asked)
         by_method = {type(b.method): r for b, r in zip(buckets, outcome.results, strict=True)}
-        (total,), state = by_method[rs.LGC]
+        (total,), state = by_method[rs.contrib.LGC]
         (sparse,), _ = by_method[rs.TopK]
         left = tf.reduce_sum(tf.abs(state["residual"][0]))
         moved = tf.norm(state["autoencoder"][0] - method.autoencoder.initial(0))
@@ -358,7 +360,7 @@ def test_stages_by_step(traced, in_branches):
 
 def test_bytes_per_step_are_those_of_the_last_stage():
     spec = TensorSpec("w", (2000, 1000), position=3)
-    method = rs.LGC(indices=codings.RawIndices())
+    method = rs.contrib.LGC(indices=codings.RawIndices())
     found = ChangingSteps(make_buckets([(spec, method)], 4)).bytes_per_step(4)
     positions, codes = 16 * (2001 // 3), 4 * (2000 // 16 * 4 + 1)
     assert found == 1.5 * (positions + codes + 4)
@@ -407,10 +409,10 @@ def test_trains(variant):
     ],
 )
 def test_what_is_all_reduced_densely(spec, words):
-    assert words in rs.LGC().refuses(spec)
-    assert rs.LGC().refuses(TensorSpec("w", (64, 64), position=2)) is None
+    assert words in rs.contrib.LGC().refuses(spec)
+    assert rs.contrib.LGC().refuses(TensorSpec("w", (64, 64), position=2)) is None
     if "dense" not in words and "rank" not in words:
-        assert rs.LGC(dense_ends=False).refuses(spec) is None
+        assert rs.contrib.LGC(dense_ends=False).refuses(spec) is None
 
 
 @loop(
@@ -433,21 +435,24 @@ def test_what_is_all_reduced_densely(spec, words):
         ({"code_channels": 0}, "`code_channels` must be an integer >= 1"),
         ({"dense_ends": 1}, "`dense_ends` must be True or False"),
         ({"seed": -1}, "`seed` must be an integer >= 0"),
-        ({"indices": codings.Bloom()}, "`indices` must be a lossless coding of positions"),
+        (
+            {"indices": rs.contrib.codings.Bloom()},
+            "`indices` must be a lossless coding of positions",
+        ),
         ({"indices": "golomb"}, "indices='golomb'"),
     ],
 )
 def test_bad_input(options, words):
     with pytest.raises(ValueError, match=re.escape(words)):
-        rs.LGC(**options)
+        rs.contrib.LGC(**options)
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: rs.Coded(method=rs.LGC()),
-        lambda: rs.HalfPrecision(method=rs.LGC()),
-        lambda: rs.Auto(candidates=(rs.LGC(),)),
+        lambda: rs.Coded(method=rs.contrib.LGC()),
+        lambda: rs.HalfPrecision(method=rs.contrib.LGC()),
+        lambda: rs.Auto(candidates=(rs.contrib.LGC(),)),
     ],
 )
 def test_what_it_cannot_be_combined_with(make):

@@ -151,8 +151,8 @@ def test_a_traced_step_is_the_same_step(phase):
     [
         (rs.TopK(density=0.1, dense_below=1), {"AllGather"}),
         (rs.QSGD(dense_below=1), {"AllGather"}),
-        (rs.OneBitSGD(dense_below=1), {"AllToAll", "AllGather"}),
-        (rs.GTopK(density=0.1, dense_below=1), {"PairGather"}),
+        (rs.contrib.OneBitSGD(dense_below=1), {"AllToAll", "AllGather"}),
+        (rs.contrib.GTopK(density=0.1, dense_below=1), {"PairGather"}),
     ],
 )
 def test_a_bit_that_flips_on_any_link_is_found(method, kinds):

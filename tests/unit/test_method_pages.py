@@ -1,45 +1,56 @@
-"""docs/methods/ has every method: equations and a line in the list; docstrings stand alone."""
+"""Methods' pages have equations and a row in a list; methods' docstrings stand alone."""
 
 import dataclasses
 import inspect
 import re
 from pathlib import Path
 
-import tf_redsync as rs
+import pytest
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "methods"
-ENTRIES = rs.methods.table().entries
-INDEX = (FOLDER / "README.md").read_text(encoding="utf-8")
+import tf_redsync as rs
+from tests.methods import METHODS
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+ENTRIES = {e.name: e for e in rs.methods.table().entries}
+PAGES = {p.stem: p for f in ("methods", "contrib") for p in (DOCS / f).glob("[A-Z]*.md")}
+del PAGES["README"]
 
 
 def cell(text):
     return text.replace("|", "\\|")
 
 
-def test_every_method_has_a_page_with_equations_and_nothing_else_has():
-    for entry in ENTRIES:
-        page = (FOLDER / f"{entry.name}.md").read_text(encoding="utf-8")
-        assert page.startswith(f"# {entry.name}\n") and f"\n::: tf_redsync.{entry.name}\n" in page
+def test_pages_have_equations_and_the_docstring():
+    """The site makes a page of the docstring for a method that has none."""
+    assert set(PAGES) <= set(ENTRIES) and len(PAGES) > 50
+    for name, path in PAGES.items():
+        page = path.read_text(encoding="utf-8")
+        assert path.parent.name == ("contrib" if ENTRIES[name].contrib else "methods")
+        described = {f"::: tf_redsync.{name}", f"::: {METHODS[name].__module__}.{name}"}
+        assert page.startswith(f"# {name}\n") and described & set(page.splitlines()), name
         equations = re.search(r"^\$\$\n(.*?)\n\$\$$", page, flags=re.MULTILINE | re.DOTALL)
-        assert equations and "=" in equations.group(1), entry.name
-    pages = {path.stem for path in FOLDER.glob("*.md")}
-    assert pages == {entry.name for entry in ENTRIES} | {"README", "codings"}
-    navigation = (FOLDER / ".nav.yml").read_text(encoding="utf-8")
-    assert sorted(re.findall(r"(\w+)\.md", navigation)) == sorted(pages)
+        assert equations and "=" in equations.group(1), name
 
 
-def test_the_list_has_every_method_with_its_bits():
-    rows = {row.split("`")[1]: row for row in INDEX.splitlines() if row.startswith("| [`")}
-    assert rows.keys() == {entry.name for entry in ENTRIES}
-    for entry in ENTRIES:
-        assert rows[entry.name].endswith(f" | {cell(entry.bits)} |"), entry.name
+@pytest.mark.parametrize("folder", ["methods", "contrib"])
+def test_lists_have_every_page_with_its_bits(folder):
+    """The site adds what they leave out."""
+    text = (DOCS / folder / "README.md").read_text(encoding="utf-8")
+    rows = {row.split("`")[1]: row for row in text.splitlines() if row.startswith("| [`")}
+    pages = {name for name, path in PAGES.items() if path.parent.name == folder}
+    assert rows.keys() == pages
+    for name in rows:
+        assert rows[name].endswith(f" | {cell(ENTRIES[name].bits)} |"), name
+    navigation = (DOCS / folder / ".nav.yml").read_text(encoding="utf-8")
+    assert set(re.findall(r"(\w+)\.md", navigation)) >= pages | {"README", "codings"}
 
 
 def classes():
-    codings = [getattr(rs.codings, name) for name in rs.codings.__all__]
+    homes = (rs.codings, rs.contrib.codings)
+    codings = [getattr(home, name) for home in homes for name in home.__all__]
     bases = (rs.codings.IndexCoding, rs.codings.ValueCoding)
     return [
-        *(getattr(rs, entry.name) for entry in ENTRIES),
+        *METHODS.values(),
         *(c for c in codings if isinstance(c, type) and issubclass(c, bases) and c not in bases),
     ]
 
@@ -62,13 +73,12 @@ def test_docstrings_describe_all_arguments():
 
 def test_docstrings_stand_alone():
     """`help(rs.TopK)` has the paper and the formulas, and refers to no docstring of a module."""
-    methods = {getattr(rs, entry.name) for entry in ENTRIES}
     for cls in classes():
         text = re.split(r"^(?:Args|Raises|Returns|Example):\n", inspect.getdoc(cls), flags=re.M)[0]
         assert "module's docstring" not in text, cls
         paper = getattr(cls, "paper", "-")
         if re.search(r"\d{4}", paper):
             assert re.split(r"[, ]", paper)[0] in text, f"{cls}: no {paper}"
-        if cls in methods and cls not in (rs.NoExchange, rs.DeepReduce):
+        if issubclass(cls, rs.Method) and cls not in (rs.NoExchange, rs.contrib.DeepReduce):
             formulas = r"`.+ <- .+`|^ {4,}\S.*( <-| =|:|to all workers)"
             assert re.search(formulas, text, flags=re.M), f"{cls}: no formula"

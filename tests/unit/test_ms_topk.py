@@ -19,7 +19,7 @@ INPUTS = {
 
 
 def selected(x, k, samplings, u):
-    method = rs.MSTopK(samplings=samplings)
+    method = rs.contrib.MSTopK(samplings=samplings)
     chosen = method.select(tf.abs(tf.constant(x, tf.float32)), k, tf.constant(u, tf.float64))
     return np.flatnonzero(chosen.numpy())
 

@@ -12,7 +12,7 @@ from tests.oracle.pactrain import PrunedOracle, capacity
 from tests.unit.test_gradient_exchange import SHAPES, build, gradients, make_step
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.pactrain import kept_elements
+from tf_redsync.methods.common.sparsifier import kept_elements
 from tf_redsync.step import masks
 
 PRUNED = ("embedding", "kernel", "out")  # of SHAPES, in the order of the positions
@@ -49,7 +49,7 @@ def everything(found):
 
 def test_all_workers_switch_in_the_same_step(mirrored):
     """Dense, masked, T steps later compact; a step that is not finite does not count."""
-    method = rs.PacTrain(sparsity=0.6, stable_steps=2, dense_below=0)
+    method = rs.contrib.PacTrain(sparsity=0.6, stable_steps=2, dense_below=0)
     strategy = mirrored(2)
     exchange = build(strategy, method)
     exchange.awaited = True
@@ -78,7 +78,7 @@ def test_all_workers_switch_in_the_same_step(mirrored):
 
 def test_other_methods_of_a_policy_go_on_while_it_waits(mirrored):
     policy = rs.Policy(
-        default=rs.PacTrain(sparsity=0.5, stable_steps=1, dense_below=0),
+        default=rs.contrib.PacTrain(sparsity=0.5, stable_steps=1, dense_below=0),
         rules=(rs.Rule(pattern="^kernel", method=rs.TopK(density=0.1, dense_below=0)),),
     )
     strategy = mirrored(2)
@@ -99,7 +99,7 @@ def test_other_methods_of_a_policy_go_on_while_it_waits(mirrored):
 
 
 def test_a_mask_that_does_not_fit_is_obeyed_densely(mirrored):
-    method = rs.PacTrain(sparsity=0.5, stable_steps=0, dense_below=0)
+    method = rs.contrib.PacTrain(sparsity=0.5, stable_steps=0, dense_below=0)
     strategy = mirrored(2)
     exchange = build(strategy, method)
     found = random_masks(0.5, more=5)
@@ -116,13 +116,13 @@ def test_a_mask_that_does_not_fit_is_obeyed_densely(mirrored):
         for position, mask in found.items():
             np.testing.assert_array_equal(totals[0][position] != 0, mask)
     # As it was told: with this sparsity it fits.
-    again = rs.PacTrain(sparsity=0.4916, stable_steps=0, dense_below=0)
+    again = rs.contrib.PacTrain(sparsity=0.4916, stable_steps=0, dense_below=0)
     layout = BucketLayout((TensorSpec("kernel", (30, 20)),), 2)
     assert bool(again.ready(again.with_masks(layout, [found[1]])))
 
 
 def test_one_worker_prunes_without_a_network(mirrored):
-    method = rs.PacTrain(sparsity=0.5, stable_steps=0, dense_below=0)
+    method = rs.contrib.PacTrain(sparsity=0.5, stable_steps=0, dense_below=0)
     strategy = mirrored(1)
     exchange = build(strategy, method)
     write(strategy, exchange, random_masks(0.5))
@@ -158,7 +158,7 @@ def test_compact_sums_have_the_bits_of_dense_ones(workers):
     inputs = [[tf.constant(g)] for g in grads]
     dense = loopback.run_step(rs.Dense(), layout, inputs, [{"velocity": []}] * workers, 0)
     for phase in ("exchange", "dense_exchange"):
-        step = one_step(rs.PacTrain(sparsity=0.5), mask, grads, phase=phase)
+        step = one_step(rs.contrib.PacTrain(sparsity=0.5), mask, grads, phase=phase)
         np.testing.assert_array_equal(step.totals[0][0], np.where(mask, dense.totals[0][0], 0))
 
 
@@ -169,7 +169,7 @@ def test_ternary_is_right_on_average(workers):
     row, samples = rng.standard_normal(32).astype("f4"), 4000
     mask = np.tile(np.arange(32) % 2 == 0, (samples, 1))
     row[1] = 1e6  # pruned, so it must not become the scaler
-    method = rs.PacTrain(sparsity=0.5, ternary=True)
+    method = rs.contrib.PacTrain(sparsity=0.5, ternary=True)
     step = one_step(method, mask, [np.tile(row, (samples, 1))] * workers)
     total = np.array(step.totals[0][0])
     assert not total[~mask].any()
@@ -186,7 +186,9 @@ def test_bits_of_the_ternary_form():
     """With K = 4 workers 7 codes in a float32, below 2^24: 32 / 7 bits for each kept element."""
     size = 70_000
     mask = np.arange(size).reshape(700, 100) % 5 == 0
-    step = one_step(rs.PacTrain(sparsity=0.8, ternary=True), mask, [np.ones((700, 100))] * 4)
+    step = one_step(
+        rs.contrib.PacTrain(sparsity=0.8, ternary=True), mask, [np.ones((700, 100))] * 4
+    )
     assert step.bytes_sent == 3 * 4 * 2 + 1.5 * 4 * (size // 5) / 7
 
 
@@ -195,7 +197,7 @@ def test_bits_of_the_ternary_form():
 def test_a_bad_value_under_the_mask_stops_the_step(ternary, phase):
     mask = np.arange(40).reshape(8, 5) % 2 == 0
     grads = [np.ones((8, 5)), np.ones((8, 5))]
-    method = rs.PacTrain(ternary=ternary)
+    method = rs.contrib.PacTrain(ternary=ternary)
     assert one_step(method, mask, grads, phase=phase).finite
     grads[1][0, 1] = np.inf
     assert not mask[0, 1]
@@ -208,18 +210,18 @@ def test_a_bad_value_under_the_mask_stops_the_step(ternary, phase):
 def test_scalars_and_nothing(shape, ternary):
     for kept in (True, False):
         mask = np.full(shape, kept)
-        step = one_step(rs.PacTrain(ternary=ternary), mask, [np.full(shape, 2.0)] * 3)
+        step = one_step(rs.contrib.PacTrain(ternary=ternary), mask, [np.full(shape, 2.0)] * 3)
         np.testing.assert_array_equal(step.totals[0][0], np.full(shape, 6.0 if kept else 0.0))
         assert step.finite
 
 
 def test_who_is_served_and_what_it_says():
-    method = rs.PacTrain(sparsity=0.75)
+    method = rs.contrib.PacTrain(sparsity=0.75)
     assert "rank 1" in method.refuses(TensorSpec("bias", (5000,)))
     assert "dense_below" in method.refuses(TensorSpec("w", (31, 33)))
     assert method.refuses(TensorSpec("w", (32, 32))) is None and method.dense() == rs.Dense()
     assert method.describe(TensorSpec("w", (100, 100))) == "once pruned, k = 2,500"
-    assert "ternary" in rs.PacTrain(ternary=True).describe(TensorSpec("w", (100, 100)))
+    assert "ternary" in rs.contrib.PacTrain(ternary=True).describe(TensorSpec("w", (100, 100)))
     assert "tf_redsync.callbacks.Prune" in method.sync_schedule.waits_for
     assert rs.Dense().sync_schedule.waits_for == ""
 
@@ -240,4 +242,4 @@ def test_who_is_served_and_what_it_says():
 )
 def test_bad_input(name, value):
     with pytest.raises(ValueError, match=f"`{name}` must be .*Received: {name}="):
-        rs.PacTrain(**{name: value})
+        rs.contrib.PacTrain(**{name: value})

@@ -7,11 +7,11 @@ import tensorflow as tf
 import tf_redsync as rs
 from tests.loops import loop
 from tf_redsync.auto import cost
+from tf_redsync.contrib.common import recursive_doubling
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.driver import DryRun, drive
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import PairGather
-from tf_redsync.methods.common import recursive_doubling
 from tf_redsync.network.collectives import Alone, PublicCollectives
 from tf_redsync.ops import wire
 
@@ -129,7 +129,7 @@ def test_cost_of_a_pair_is_one_hop_of_an_all_gather():
     link = cost.Link(cost.Line(0.001, 1e6), cost.Line(1.0, 1.0), cost.Line(1.0, 1.0))
     assert link.seconds([cost.Message("pair_gather", 1e4)], 8) == pytest.approx(0.001 + 0.01)
     layout = BucketLayout((TensorSpec("w", (40, 50)),), 8)
-    messages = cost.messages(rs.GTopK(density=0.01), layout)
+    messages = cost.messages(rs.contrib.GTopK(density=0.01), layout)
     assert [[(m.kind, m.sent) for m in step] for step in messages] == [
         [("pair_gather", 4 * (2 + 2 * 20))] * 3
     ]

@@ -17,7 +17,7 @@ from tests.oracle.pactrain import capacity, masks_by_magnitude
 from tests.unit.test_optimizer_errors import refused
 from tf_redsync.keras.pruning import magnitude_masks
 
-METHOD = rs.PacTrain(sparsity=0.5, stable_steps=2, dense_below=16)
+METHOD = rs.contrib.PacTrain(sparsity=0.5, stable_steps=2, dense_below=16)
 SHAPES = [(16, 8), (8,), (8, 8), (8, 8)]
 
 
@@ -216,7 +216,7 @@ def test_fit_prunes_switches_saves_and_goes_on(mirrored, tmp_path):
 
 def test_epochs_and_portions(mirrored):
     """Also a second `fit` with the same callbacks, which have done their work."""
-    method = rs.PacTrain(sparsity=0.25, stable_steps=1, dense_below=16)
+    method = rs.contrib.PacTrain(sparsity=0.25, stable_steps=1, dense_below=16)
     model = small_model(keras, mirrored(2), lambda: keras.optimizers.SGD(0.01), method)
     seen = Bytes()
     prunes = [rs.callbacks.Prune(0.25, at_step=2), rs.callbacks.Prune(0.75, epoch=1)]
@@ -232,7 +232,7 @@ def test_epochs_and_portions(mirrored):
 
 def test_tf_keras_prunes_before_its_first_step(mirrored):
     strategy = mirrored(2)
-    method = rs.PacTrain(sparsity=0.5, stable_steps=0, dense_below=16)
+    method = rs.contrib.PacTrain(sparsity=0.5, stable_steps=0, dense_below=16)
     model = small_model(tf_keras, strategy, lambda: tf_keras.optimizers.SGD(0.01), method)
     start = kernels(model)
     sent_in = []
@@ -293,11 +293,14 @@ def test_wrong_optimizers(when):
         refused(
             ValueError,
             lambda m=method: fit(wrapped(m), prune),
-            "`Prune` needs an optimizer whose method is tf_redsync.PacTrain",
+            "`Prune` needs an optimizer whose method is tf_redsync.contrib.PacTrain",
             f"method={type(method).__name__}",
         )
     refused(
-        ValueError, lambda: fit(wrapped(rs.PacTrain()), prune), "nothing can be pruned", "explain"
+        ValueError,
+        lambda: fit(wrapped(rs.contrib.PacTrain()), prune),
+        "nothing can be pruned",
+        "explain",
     )
 
 

@@ -116,7 +116,7 @@ def test_clipping_bounds_what_an_outlier_does():
 
 def test_a_constant_tensor_is_exact():
     g = np.full((20, 30), -0.3, np.float32)
-    for method in (rs.TernGrad(), rs.TernGrad(shared_scaler=True), rs.TwoBit()):
+    for method in (rs.TernGrad(), rs.TernGrad(shared_scaler=True), rs.contrib.TwoBit()):
         np.testing.assert_allclose(total_of(method, [g, g])[0], 2 * g, rtol=1e-6)
 
 
@@ -151,7 +151,7 @@ def test_shared_scalers_pay_from_five_workers_on():
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-6, 1e6, 1e30])
 def test_norms_neither_overflow_nor_vanish(magnitude):
     g = (magnitude * np.random.default_rng(6).standard_normal((10, 64))).astype("f4")
-    for method in (rs.QSGD(levels=64), rs.TernGrad(), rs.TwoBit()):
+    for method in (rs.QSGD(levels=64), rs.TernGrad(), rs.contrib.TwoBit()):
         total, _ = total_of(method, [g])
         assert np.corrcoef(total.ravel(), g.ravel())[0, 1] > 0.5
         assert 0.3 < np.abs(total).mean() / np.abs(g).mean() < 3
@@ -165,7 +165,7 @@ def test_the_default_threshold_leaves_a_third_of_a_normal_gradient():
     g = np.random.default_rng(7).standard_normal((300, 400)).astype("f4")
 
     def left(threshold):
-        _, states = total_of(rs.TwoBit(threshold=threshold), [g])
+        _, states = total_of(rs.contrib.TwoBit(threshold=threshold), [g])
         return np.square(states[0]["residual"][0]).sum() / np.square(g).sum()
 
     assert left(1.0) == pytest.approx(0.350, abs=0.01)
@@ -175,9 +175,11 @@ def test_the_default_threshold_leaves_a_third_of_a_normal_gradient():
 
 def test_relative_thresholds_follow_the_gradient_absolute_ones_do_not():
     g = np.random.default_rng(8).standard_normal((30, 40)).astype("f4")
-    total, _ = total_of(rs.TwoBit(), [g])
-    np.testing.assert_allclose(total_of(rs.TwoBit(), [1e-5 * g])[0], 1e-5 * total, rtol=1e-5)
-    absolute = rs.TwoBit(threshold=0.5, unit="absolute")
+    total, _ = total_of(rs.contrib.TwoBit(), [g])
+    np.testing.assert_allclose(
+        total_of(rs.contrib.TwoBit(), [1e-5 * g])[0], 1e-5 * total, rtol=1e-5
+    )
+    absolute = rs.contrib.TwoBit(threshold=0.5, unit="absolute")
     np.testing.assert_array_equal(np.unique(np.abs(total_of(absolute, [g])[0])), [0.0, 0.5])
     total, states = total_of(absolute, [1e-5 * g])
     assert not total.any()
@@ -186,7 +188,7 @@ def test_relative_thresholds_follow_the_gradient_absolute_ones_do_not():
 
 def test_one_element_of_many_is_delivered():
     """A gradient in one element only: far above the mean square, and delivered all the same."""
-    method, layout = rs.TwoBit(), BucketLayout((TensorSpec("w", (50,)),), 1)
+    method, layout = rs.contrib.TwoBit(), BucketLayout((TensorSpec("w", (50,)),), 1)
     g = np.zeros(50, np.float32)
     g[7] = 1.0
     states, delivered = loopback.initial_states(method, layout), 0.0
@@ -198,7 +200,12 @@ def test_one_element_of_many_is_delivered():
 
 @pytest.mark.parametrize(
     "method",
-    [rs.QSGD(), rs.TernGrad(), rs.TwoBit(), rs.TwoBit(threshold=1.5, unit="absolute")],
+    [
+        rs.QSGD(),
+        rs.TernGrad(),
+        rs.contrib.TwoBit(),
+        rs.contrib.TwoBit(threshold=1.5, unit="absolute"),
+    ],
     ids=str,
 )
 def test_descent_finds_the_optimum_of_unequal_workers(method):
@@ -227,13 +234,13 @@ def test_bits_of_an_element():
 
     assert bits(rs.QSGD()) == 4 * n + 32 * n / 512 + 32
     assert bits(rs.QSGD(levels=127, bucket_size=None)) == 8 * n + 64
-    assert bits(rs.TernGrad()) == bits(rs.TwoBit()) == 2 * n + 64
+    assert bits(rs.TernGrad()) == bits(rs.contrib.TwoBit()) == 2 * n + 64
     shared = 64 + 2 / workers * 32 * (n / 6)
     assert bits(rs.TernGrad(shared_scaler=True)) == pytest.approx(shared)
 
 
 def test_who_is_served():
-    for method in (rs.QSGD(), rs.TernGrad(), rs.TwoBit()):
+    for method in (rs.QSGD(), rs.TernGrad(), rs.contrib.TwoBit()):
         assert "rank 1" in method.refuses(TensorSpec("bias", (5000,)))
         assert "dense_below" in method.refuses(TensorSpec("w", (10, 10)))
         assert method.refuses(TensorSpec("w", (100, 100))) is None
@@ -257,9 +264,9 @@ def test_who_is_served():
         (rs.TernGrad, "shared_scaler", 1),
         (rs.TernGrad, "output_layer", "no"),
         (rs.TernGrad, "seed", 1.5),
-        (rs.TwoBit, "threshold", 0.0),
-        (rs.TwoBit, "unit", "sigma"),
-        (rs.TwoBit, "dense_below", -1),
+        (rs.contrib.TwoBit, "threshold", 0.0),
+        (rs.contrib.TwoBit, "unit", "sigma"),
+        (rs.contrib.TwoBit, "dense_below", -1),
     ],
 )
 def test_bad_input(cls, name, value):

@@ -68,7 +68,9 @@ def test_bytes_are_those_of_a_dry_run(name, workers):
                 assert payload.sent(workers) == pytest.approx(message.sent, rel=0.03)
 
 
-@pytest.mark.parametrize(("cls", "workers"), [(rs.GTopK, (2, 16)), (rs.SparCML, (4, 32))])
+@pytest.mark.parametrize(
+    ("cls", "workers"), [(rs.contrib.GTopK, (2, 16)), (rs.contrib.SparCML, (4, 32))]
+)
 def test_rounds_of_pairs_are_those_of_a_dry_run(cls, workers):
     """SparCML at 4 %: sparse in four rounds, dense in the fifth."""
     assignments = [(SPECS[0], cls(density=0.04))]

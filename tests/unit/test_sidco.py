@@ -8,9 +8,9 @@ import tf_redsync as rs
 from tests.deep import DEEP
 from tests.loops import loop
 from tests.oracle.sidco import gamma_quantile, lower_gamma, threshold_numpy
+from tf_redsync.contrib.sidco import DISTRIBUTIONS
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.sidco import DISTRIBUTIONS
 
 SIZE = 100_000
 SPEC = TensorSpec("w", (250, 400))
@@ -44,7 +44,7 @@ def run(method, gradient, steps, workers=1):
 def test_achieved_density(name, density, distribution):
     """Within 20 % of what is wanted, once the number of stages has settled."""
     rng, wanted = np.random.default_rng(5), density * SIZE
-    method = rs.SIDCo(density=density, distribution=distribution, adapt_every=2)
+    method = rs.contrib.SIDCo(density=density, distribution=distribution, adapt_every=2)
     fit, ratios = method.init(BucketLayout((SPEC,), 1))["stages"][0], []
     for _ in range(24):
         values = tf.constant(np.abs(INPUTS[name](rng)), tf.float32)
@@ -59,7 +59,7 @@ def test_achieved_density(name, density, distribution):
 def test_achieved_density_with_memory():
     """In training the residual changes the distribution: small elements pile up."""
     rng = np.random.default_rng(6)
-    method = rs.SIDCo(density=0.01)
+    method = rs.contrib.SIDCo(density=0.01)
     history = run(method, lambda step: INPUTS["student"](rng), 25)
     sent = [np.count_nonzero(step.totals[0][0]) / (0.01 * SIZE) for step in history]
     assert 0.8 <= np.mean(sent[-10:]) <= 1.2
@@ -68,7 +68,7 @@ def test_achieved_density_with_memory():
 @every_distribution
 @loop("stages", [2, 3, 5])
 def test_threshold_is_that_of_numpy(distribution, stages):
-    method = rs.SIDCo(density=0.004, distribution=distribution)
+    method = rs.contrib.SIDCo(density=0.004, distribution=distribution)
     for name, inputs in INPUTS.items():
         values = np.float32(np.abs(inputs(np.random.default_rng(7))))
         found, _ = method.threshold(SIZE, tf.constant(values), tf.constant(float(stages)))
@@ -89,7 +89,7 @@ def test_the_oracles_gamma_quantile():
 def test_scale_does_not_matter(distribution, scale):
     """Squares of these values are not float32 numbers."""
     values = INPUTS["laplace"](np.random.default_rng(8))
-    method = rs.SIDCo(density=0.01, distribution=distribution)
+    method = rs.contrib.SIDCo(density=0.01, distribution=distribution)
     one = run(method, lambda step: values, 1)[0].totals[0][0]
     other = run(method, lambda step: scale * values, 1)[0].totals[0][0]
     assert np.mean(np.equal(one, 0) == np.equal(other, 0)) > 1 - 1e-4
@@ -109,13 +109,13 @@ def test_scale_does_not_matter(distribution, scale):
     ],
 )
 def test_inputs_that_no_distribution_fits(values, low, high, distribution):
-    method = rs.SIDCo(density=0.01, distribution=distribution)
+    method = rs.contrib.SIDCo(density=0.01, distribution=distribution)
     for step in run(method, lambda number: values, 3):
         assert step.finite and low <= np.count_nonzero(step.totals[0][0]) <= high
 
 
 def test_a_miss_adds_a_stage_at_the_end_of_an_interval():
-    method = rs.SIDCo(density=0.01, adapt_every=3)
+    method = rs.contrib.SIDCo(density=0.01, adapt_every=3)
     fit, stages = tf.constant([2.0, 0.0, 0.0]), []
     for reached in (1000, 1100, 1300, 1300, 1300, 1300, 900, 800, 600) + (0,) * 30:
         fit = method.adapted(SIZE, fit, tf.constant(float(reached)))
@@ -125,7 +125,7 @@ def test_a_miss_adds_a_stage_at_the_end_of_an_interval():
 
 
 def test_what_a_message_cannot_hold_waits():
-    method = rs.SIDCo(density=0.01)
+    method = rs.contrib.SIDCo(density=0.01)
     assert method.describe(SPEC) == "generalized_pareto, about 1000 elements"
     values = np.random.default_rng(9).permutation(SIZE) + 1.0  # constant density: a bounded tail
     values[values > 0.9 * SIZE] = 2.0 * SIZE  # ten times the wanted number at the very top
@@ -141,9 +141,9 @@ def test_what_a_message_cannot_hold_waits():
 def test_bad_input(options):
     ((name, value),) = options.items()
     with pytest.raises(ValueError, match=f"`{name}`.*Received: {name}={value!r}"):
-        rs.SIDCo(**options)
+        rs.contrib.SIDCo(**options)
 
 
 def test_small_tensors_and_biases_are_refused():
-    assert "rank 1" in rs.SIDCo().refuses(TensorSpec("bias", (5000,)))
-    assert "dense_below" in rs.SIDCo().refuses(TensorSpec("w", (31, 33)))
+    assert "rank 1" in rs.contrib.SIDCo().refuses(TensorSpec("bias", (5000,)))
+    assert "dense_below" in rs.contrib.SIDCo().refuses(TensorSpec("w", (31, 33)))

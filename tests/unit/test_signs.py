@@ -12,7 +12,7 @@ from tf_redsync.network.collectives import Alone
 from tf_redsync.step.every_step import Inputs
 from tf_redsync.step.sync_schedules import EveryStep
 
-FEEDBACK = (rs.EFSignSGD, rs.OneBitSGD)
+FEEDBACK = (rs.EFSignSGD, rs.contrib.OneBitSGD)
 
 
 def run(method, grads, steps=1, first=0):
@@ -35,7 +35,7 @@ def test_the_majority_decides_and_a_tie_is_zero():
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
-@pytest.mark.parametrize("method", [rs.SignSGD(), rs.Signum()])
+@pytest.mark.parametrize("method", [rs.SignSGD(), rs.contrib.Signum()])
 def test_weights_without_a_gradient_do_not_drift(method, workers):
     zeros = np.float32([0.0, -0.0, 0.0])
     totals, _, _ = run(method, [zeros] * workers, steps=2)
@@ -60,13 +60,15 @@ def rare_gradients():
     return found
 
 
-@pytest.mark.parametrize("method", [rs.OneBitAdam(beta_1=0.1), rs.ZeroOneAdam(beta_1=0.1)])
+@pytest.mark.parametrize(
+    "method", [rs.contrib.OneBitAdam(beta_1=0.1), rs.contrib.ZeroOneAdam(beta_1=0.1)]
+)
 def test_an_element_whose_momentum_has_underflowed_still_moves(method):
     grads = rare_gradients()
     layout = BucketLayout((TensorSpec("w", (40,)),), 2)
     oracle = OneBitAdamOracle.after(grads[:LONG].sum(axis=1)[:, np.newaxis], 2, beta_1=0.1)
     states = loopback.initial_states(method, layout)
-    second = "exchange" if isinstance(method, rs.OneBitAdam) else "momentum_exchange"
+    second = "exchange" if isinstance(method, rs.contrib.OneBitAdam) else "momentum_exchange"
     for number, rows in enumerate(grads):
         phase = "dense_exchange" if number < LONG else second
         inputs = [[tf.constant(g)] for g in rows]
@@ -85,14 +87,16 @@ def test_signum_votes_with_the_average():
     """Two small gradients after a large one do not turn the sign; without momentum they do."""
     layout = BucketLayout((TensorSpec("w", ()),), 1)
     for momentum, expected in ((0.9, [1, 1, 1]), (0.0, [1, -1, -1])):
-        method = rs.Signum(momentum=momentum)
+        method = rs.contrib.Signum(momentum=momentum)
         states, signs = loopback.initial_states(method, layout), []
         for number, g in enumerate((1.0, -0.1, -0.1)):
             step = loopback.run_step(method, layout, [[tf.constant(g)]], states, number)
             states = step.states
             signs.append(float(step.totals[0][0]))
         assert signs == expected
-    assert rs.Signum().momentum_in_exchange == 0.9 and rs.SignSGD().momentum_in_exchange == 0.0
+    assert (
+        rs.contrib.Signum().momentum_in_exchange == 0.9 and rs.SignSGD().momentum_in_exchange == 0.0
+    )
 
 
 def test_one_worker_takes_signs_too():
@@ -116,7 +120,7 @@ def test_one_bit_recovers_what_two_values_say():
     """Workers whose gradients have two values at the same places: nothing is left."""
     pattern = np.random.default_rng(1).random((30, 41)) < 0.3
     grads = [np.where(pattern, -0.5 * (i + 1), 0.25 * (i + 2)) for i in range(3)]
-    (total,), states, _ = run(rs.OneBitSGD(), grads)
+    (total,), states, _ = run(rs.contrib.OneBitSGD(), grads)
     np.testing.assert_allclose(total, sum(grads), rtol=1e-5)
     for state in states:
         np.testing.assert_allclose(state["residual"][0], 0.0, atol=1e-5)
@@ -125,7 +129,7 @@ def test_one_bit_recovers_what_two_values_say():
 def test_one_bit_has_the_best_two_values():
     """With one worker: the means of both sides, and so the least error that a bit can leave."""
     p = np.random.default_rng(2).standard_normal((50, 20)).astype("f4") + 0.2
-    (total,), states, _ = run(rs.OneBitSGD(), [p])
+    (total,), states, _ = run(rs.contrib.OneBitSGD(), [p])
     low, high = p[p < 0].mean(), p[p >= 0].mean()
     np.testing.assert_allclose(total, np.where(p < 0, low, high), rtol=1e-5)
     np.testing.assert_allclose(states[0]["residual"][0], p - total, atol=1e-6)
@@ -135,7 +139,7 @@ def test_what_a_worker_tells_itself_is_exact():
     """Block b's residual of worker b is the error of the second quantisation alone."""
     rng = np.random.default_rng(3)
     grads = [rng.standard_normal(64).astype("f4") for _ in range(2)]
-    (total,), states, _ = run(rs.OneBitSGD(), grads)
+    (total,), states, _ = run(rs.contrib.OneBitSGD(), grads)
 
     def two(x):
         return np.where(x < 0, x[x < 0].mean(), x[x >= 0].mean())
@@ -178,7 +182,7 @@ def test_bits_of_an_element(workers):
     header = 32 * 2  # flag and scale
     assert bits(rs.SignSGD()) == bits(rs.EFSignSGD()) == (workers - 1) * (n + header)
     header = 32 * 3  # flag and two means
-    assert bits(rs.OneBitSGD()) == 2 * (workers - 1) * (n / workers + header)
+    assert bits(rs.contrib.OneBitSGD()) == 2 * (workers - 1) * (n / workers + header)
 
 
 def test_who_is_served():
@@ -187,18 +191,18 @@ def test_who_is_served():
         assert "dense_below" in cls().refuses(TensorSpec("w", (10, 10)))
         assert cls(dense_below=0).refuses(TensorSpec("w", (10, 10))) is None
         assert cls().dense() == rs.Dense()
-    for method in (rs.SignSGD(), rs.Signum()):
+    for method in (rs.SignSGD(), rs.contrib.Signum()):
         assert method.refuses(TensorSpec("bias", (5,))) is None and method.dense() is method
 
 
 @pytest.mark.parametrize(
     ("cls", "name", "value"),
     [
-        (rs.Signum, "momentum", 1.0),
-        (rs.Signum, "momentum", -0.1),
+        (rs.contrib.Signum, "momentum", 1.0),
+        (rs.contrib.Signum, "momentum", -0.1),
         (rs.EFSignSGD, "dense_below", -1),
-        (rs.OneBitSGD, "dense_below", 1.5),
-        (rs.OneBitSGD, "warm_up", 3),
+        (rs.contrib.OneBitSGD, "dense_below", 1.5),
+        (rs.contrib.OneBitSGD, "warm_up", 3),
     ],
 )
 def test_bad_input(cls, name, value):
@@ -207,5 +211,5 @@ def test_bad_input(cls, name, value):
 
 
 def test_dense_warm_up():
-    assert rs.OneBitSGD(warm_up=rs.DenseWarmUp(7)).sync_schedule.warm_up_steps == 7
-    assert rs.OneBitSGD().sync_schedule.warm_up_steps == 0
+    assert rs.contrib.OneBitSGD(warm_up=rs.DenseWarmUp(7)).sync_schedule.warm_up_steps == 7
+    assert rs.contrib.OneBitSGD().sync_schedule.warm_up_steps == 0

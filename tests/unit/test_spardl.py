@@ -54,7 +54,7 @@ def in_blocks(vectors, workers):
 @all_workers
 def test_nothing_is_lost_and_the_total_has_k_elements_in_every_block(workers):
     rng = np.random.default_rng(workers)
-    method = rs.SparDL(density=0.05)
+    method = rs.contrib.SparDL(density=0.05)
     k = count(0.05, -(-SIZE // workers))
     for grads, old, step in train(method, [draw(rng, workers) for _ in range(4)]):
         total = vector(step.totals[0])
@@ -76,7 +76,7 @@ def test_nothing_is_lost_and_the_total_has_k_elements_in_every_block(workers):
 def test_equals_the_oracle(workers):
     """Worker counts that the conformance tests leave out."""
     rng = np.random.default_rng(workers)
-    method, reference = rs.SparDL(density=0.03), SparDLOracle(SHAPES, workers, 0.03)
+    method, reference = rs.contrib.SparDL(density=0.03), SparDLOracle(SHAPES, workers, 0.03)
     for grads, _, step in train(method, [draw(rng, workers) for _ in range(5)]):
         for found, expected in zip(step.totals[-1], reference.step(grads), strict=True):
             np.testing.assert_array_equal(found, expected)
@@ -92,7 +92,7 @@ def test_captures_as_much_as_the_rounds_of_the_paper(workers):
     errors = {"paper": 0.0, "ours": 0.0, "best": 0.0}
     k = count(0.05, -(-SIZE // workers))
     for _ in range(5):
-        ((grads, _, step),) = train(rs.SparDL(density=0.05), [draw(rng, workers)])
+        ((grads, _, step),) = train(rs.contrib.SparDL(density=0.05), [draw(rng, workers)])
         sums = np.stack([in_blocks(vector(g), workers) for g in grads])
         paper, residuals = paper_rounds(sums, k)
         np.testing.assert_allclose(paper + residuals.sum(0), sums.sum(0), rtol=0, atol=1e-9)
@@ -115,7 +115,7 @@ def test_captures_as_much_as_the_rounds_of_the_paper(workers):
 def test_equal_gradients_deliver_the_largest_of_every_block(workers):
     rng = np.random.default_rng(0)
     grads = [draw(rng, 1)[0]] * workers
-    ((_, _, step),) = train(rs.SparDL(density=0.1), [grads])
+    ((_, _, step),) = train(rs.contrib.SparDL(density=0.1), [grads])
     blocks = in_blocks(vector(grads[0]), workers)
     k = count(0.1, blocks.shape[1])
     largest = np.sort(np.abs(blocks), axis=1)[:, -k:]
@@ -129,7 +129,7 @@ def test_trains_to_the_optimum_of_all_workers():
     rng = np.random.default_rng(3)
     optima = rng.standard_normal((workers, *shapes[0])).astype(np.float32)
     distances = {}
-    for method in (rs.SparDL(density=0.05), rs.TopK(density=0.05 / workers), rs.Dense()):
+    for method in (rs.contrib.SparDL(density=0.05), rs.TopK(density=0.05 / workers), rs.Dense()):
         layout = BucketLayout(specs_of(shapes), workers)
         run = loopback.traced_step(method, layout)
         weights, states = np.zeros(shapes[0], np.float32), loopback.initial_states(method, layout)
@@ -139,16 +139,18 @@ def test_trains_to_the_optimum_of_all_workers():
         distances[type(method)] = np.linalg.norm(weights - optima.mean(0))
     far = np.linalg.norm(optima.mean(0))
     assert distances[rs.Dense] < 0.01 * far
-    assert distances[rs.SparDL] < min(0.2 * far, 1.1 * distances[rs.TopK])
+    assert distances[rs.contrib.SparDL] < min(0.2 * far, 1.1 * distances[rs.TopK])
 
 
 @pytest.mark.parametrize("workers", [2, 4, 14])
 def test_volume(workers):
     """4 k (K - 1) / K words of 4 bytes, and 4 words of heads for every other worker."""
-    ((_, _, step),) = train(rs.SparDL(density=0.05), [draw(np.random.default_rng(0), workers)])
+    ((_, _, step),) = train(
+        rs.contrib.SparDL(density=0.05), [draw(np.random.default_rng(0), workers)]
+    )
     k = workers * count(0.05, -(-SIZE // workers))
     assert step.bytes_sent == pytest.approx(4 * (workers - 1) * (4 * k / workers + 4))
-    assert rs.SparDL.bits == "64 density (1 + 1 / K)"
+    assert rs.contrib.SparDL.bits == "64 density (1 + 1 / K)"
     payloads = sum(int(driver.payload_bytes(r)) for r in step.requests)
     assert payloads == 4 * (2 * k * (1 + 1 / workers) + 2 * workers + 2)
 
@@ -157,7 +159,7 @@ def test_volume(workers):
 @pytest.mark.parametrize("shapes", [((),), ((2,), (0, 4)), ((0,),), ((7,), (1, 1))])
 def test_fewer_elements_than_workers(workers, shapes):
     rng = np.random.default_rng(0)
-    for grads, old, step in train(rs.SparDL(), [draw(rng, workers, shapes)] * 3, shapes):
+    for grads, old, step in train(rs.contrib.SparDL(), [draw(rng, workers, shapes)] * 3, shapes):
         assert step.finite
         put_in = sum(vector(g) + vector(s["residual"]) for g, s in zip(grads, old, strict=True))
         kept = sum(vector(s["residual"]) for s in step.states)
@@ -169,7 +171,7 @@ def test_a_sum_that_overflows_stops_the_step():
     grads = draw(np.random.default_rng(0), 3)
     for own in grads[:2]:
         own[0][0, 0] = 2.5e38
-    ((_, old, step),) = train(rs.SparDL(density=0.05), [grads])
+    ((_, old, step),) = train(rs.contrib.SparDL(density=0.05), [grads])
     assert not step.finite and step.states == old
     flags = [
         np.asarray(r.message if hasattr(r, "message") else r.messages[:, 0]) for r in step.requests
@@ -179,7 +181,7 @@ def test_a_sum_that_overflows_stops_the_step():
 
 def test_the_graph_gives_the_bits_of_eager_steps():
     rng = np.random.default_rng(1)
-    method, layout = rs.SparDL(density=0.05), BucketLayout(specs_of(SHAPES), 3)
+    method, layout = rs.contrib.SparDL(density=0.05), BucketLayout(specs_of(SHAPES), 3)
     run = loopback.traced_step(method, layout)
     for grads, old, step in train(method, [draw(rng, 3) for _ in range(2)]):
         again = run(constants(grads), old, 0)
@@ -194,11 +196,11 @@ def test_the_graph_gives_the_bits_of_eager_steps():
 def test_bad_input(options):
     ((name, value),) = options.items()
     with pytest.raises(ValueError, match=f"`{name}`.*Received: {name}={value!r}"):
-        rs.SparDL(**options)
+        rs.contrib.SparDL(**options)
 
 
 def test_small_tensors_and_biases_are_refused():
-    method = rs.SparDL()
+    method = rs.contrib.SparDL()
     assert "rank 1" in method.refuses(TensorSpec("bias", (5000,)))
     assert "dense_below" in method.refuses(TensorSpec("w", (31, 33)))
     assert method.refuses(TensorSpec("w", (32, 32))) is None

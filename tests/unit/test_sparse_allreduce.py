@@ -11,13 +11,13 @@ from tests.loops import loop
 from tests.oracle.ok_topk import OkTopkOracle
 from tests.oracle.sparse import count
 from tests.oracle.trees import GTopKOracle, SparCMLOracle, largest, paper_tree
+from tf_redsync.contrib.common import balanced_regions
 from tf_redsync.exchange import driver, loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.common import balanced_regions
 
 SHAPES = ((30, 40), (70, 10), (97,))
 SIZE = 1200 + 700 + 97
-METHODS = (rs.GTopK, rs.SparCML, rs.OkTopk)
+METHODS = (rs.contrib.GTopK, rs.contrib.SparCML, rs.contrib.OkTopk)
 every_method = loop("cls", METHODS)
 
 
@@ -58,9 +58,9 @@ def surplus(grads, old, step):
 
 
 ORACLES = {
-    rs.GTopK: lambda workers: GTopKOracle(SHAPES, workers, 0.03),
-    rs.SparCML: lambda workers: SparCMLOracle(SHAPES, workers, 0.03),
-    rs.OkTopk: lambda workers: OkTopkOracle(SHAPES, workers, 0.03, 32, 64),
+    rs.contrib.GTopK: lambda workers: GTopKOracle(SHAPES, workers, 0.03),
+    rs.contrib.SparCML: lambda workers: SparCMLOracle(SHAPES, workers, 0.03),
+    rs.contrib.OkTopk: lambda workers: OkTopkOracle(SHAPES, workers, 0.03, 32, 64),
 }
 
 
@@ -84,7 +84,7 @@ def test_equals_the_oracle_and_conserves(cls, workers):
 @pytest.mark.parametrize("workers", [2, 4, 8, 16])
 def test_gtopk_is_the_papers_tree(workers):
     ((grads, _, step),) = train(
-        rs.GTopK(density=0.05), [draw(np.random.default_rng(workers), workers)]
+        rs.contrib.GTopK(density=0.05), [draw(np.random.default_rng(workers), workers)]
     )
     k = count(0.05, SIZE)
     sent = [largest(np.concatenate([t.ravel() for t in g]), k) for g in grads]
@@ -100,7 +100,7 @@ def test_gtopk_closes_the_papers_leak():
     values = np.zeros((4, 8), np.float32)
     values[0, [0, 1]], values[1, [2, 3]] = (5, 1), (6, 7)  # element 1 is dropped here
     values[2, [1, 4]], values[3, [1, 5]] = (9, 2), (9, 3)  # and wins here
-    ((grads, old, step),) = train(rs.GTopK(density=0.25), [[[v] for v in values]], ((8,),))
+    ((grads, old, step),) = train(rs.contrib.GTopK(density=0.25), [[[v] for v in values]], ((8,),))
     total, kept = vector(step.totals[0]), [vector(s["residual"]) for s in step.states]
     np.testing.assert_array_equal(total, [0, 18, 0, 7, 0, 0, 0, 0])
     np.testing.assert_array_equal(kept[0], [5, 1, 0, 0, 0, 0, 0, 0])
@@ -116,7 +116,7 @@ def test_gtopk_closes_the_papers_leak():
 def test_sparcml_has_the_total_of_top_k(workers, density):
     rng = np.random.default_rng(0)
     steps = [draw(rng, workers) for _ in range(2)]
-    both = [train(cls(density=density), steps) for cls in (rs.SparCML, rs.TopK)]
+    both = [train(cls(density=density), steps) for cls in (rs.contrib.SparCML, rs.TopK)]
     for (_, _, ours), (_, _, plain) in zip(*both, strict=True):
         for found, expected in zip(ours.totals[0], plain.totals[0], strict=True):
             scale = np.abs(expected).max()
@@ -130,7 +130,7 @@ def test_sparcml_turns_dense_when_that_is_shorter():
     """At 10 % and 8 workers: 0.2 n and 0.4 n words, then 0.8 n; at 30 % 0.6 n, then n."""
     for density, lengths in ((0.1, (0.2, 0.4, 0.8)), (0.3, (0.6, 1, 1)), (0.6, (1, 1, 1))):
         ((_, _, step),) = train(
-            rs.SparCML(density=density), [draw(np.random.default_rng(0), 8, ((40, 50),))],
+            rs.contrib.SparCML(density=density), [draw(np.random.default_rng(0), 8, ((40, 50),))],
             ((40, 50),),
         )  # fmt: skip
         words = [driver.payload_bytes(r) / 4 for r in step.requests]
@@ -146,7 +146,7 @@ def test_sparcml_turns_dense_when_that_is_shorter():
 def test_ok_topk_sends_less_than_6_k_words(workers):
     k = 1400
     ((_, _, step),) = train(
-        rs.OkTopk(density=0.1), [draw(np.random.default_rng(0), workers, ((100, 140),))],
+        rs.contrib.OkTopk(density=0.1), [draw(np.random.default_rng(0), workers, ((100, 140),))],
         ((100, 140),),
     )  # fmt: skip
     slots = math.ceil(1.25 * k / workers)
@@ -154,13 +154,16 @@ def test_ok_topk_sends_less_than_6_k_words(workers):
     assert step.bytes_sent / 4 < 6 * k * (workers - 1) / workers
     payloads = sum(int(driver.payload_bytes(r)) for r in step.requests)
     assert payloads == 4 * (workers + 1) * (3 + 2 * slots)
-    assert rs.OkTopk.bits == "80 density (1 + 1 / K)"
+    assert rs.contrib.OkTopk.bits == "80 density (1 + 1 / K)"
 
 
 @pytest.mark.parametrize("workers", [2, 7])
 def test_ok_topk_captures_what_top_k_does(workers):
     """Of the k largest sums of all that top-k would send; two of six steps evaluate thresholds."""
-    rng, method = np.random.default_rng(workers), rs.OkTopk(density=0.03, threshold_interval=5)
+    rng, method = (
+        np.random.default_rng(workers),
+        rs.contrib.OkTopk(density=0.03, threshold_interval=5),
+    )
     k, shares, counts = count(0.03, SIZE), [], []
     for grads, old, step in train(method, [draw(rng, workers) for _ in range(6)]):
         sums = [vector(g) + vector(s["residual"]) for g, s in zip(grads, old, strict=True)]
@@ -179,7 +182,7 @@ def test_ok_topk_moves_the_regions_to_where_the_large_elements_are():
     steps = [
         [[np.float32(scale * rng.standard_normal(2000))] for _ in range(workers)] for _ in range(4)
     ]
-    method = rs.OkTopk(density=0.05, threshold_interval=1, partition_interval=2)
+    method = rs.contrib.OkTopk(density=0.05, threshold_interval=1, partition_interval=2)
     delivered, points = [], []
     for _, _, step in train(method, steps, ((2000,),)):
         delivered.append(np.count_nonzero(step.totals[0][0]))
@@ -196,7 +199,7 @@ def test_ok_topk_reuses_and_moves_its_thresholds():
     """After an evaluation with large gradients small ones do not reach it; it sinks by 1.2 %."""
     rng = np.random.default_rng(0)
     large, small = [draw(rng, 1)[0]] * 2, [[0.01 * t for t in g] for g in draw(rng, 2)]
-    method = rs.OkTopk(density=0.03, threshold_interval=4)
+    method = rs.contrib.OkTopk(density=0.03, threshold_interval=4)
     found = []
     for _, _, step in train(method, [large, *[small] * 4]):
         state = step.states[0]
@@ -271,8 +274,8 @@ def test_the_graph_gives_the_bits_of_eager_steps(cls, workers):
     [
         *[(cls, {"density": d}) for cls in METHODS for d in (0.0, 1.5, "x")],
         *[(cls, {"dense_below": -1}) for cls in METHODS],
-        (rs.OkTopk, {"threshold_interval": 0}),
-        (rs.OkTopk, {"partition_interval": 2.5}),
+        (rs.contrib.OkTopk, {"threshold_interval": 0}),
+        (rs.contrib.OkTopk, {"partition_interval": 2.5}),
     ],
 )
 def test_bad_input(cls, options):

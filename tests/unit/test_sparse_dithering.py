@@ -63,7 +63,7 @@ def hard(alpha, size=4000):
 @every_alpha
 def test_no_vector_leaves_more_than_alpha_and_every_code_fits(alpha):
     """A code that does not fit raises; the error holds for any vector."""
-    method = rs.SparseDithering(alpha=alpha)
+    method = rs.contrib.SparseDithering(alpha=alpha)
     for x in hard(alpha):
         assert error_of(method, np.float32(x)) <= alpha * (1 + 1e-3) + 1e-12
 
@@ -72,7 +72,9 @@ def test_no_vector_leaves_more_than_alpha_and_every_code_fits(alpha):
 def test_a_normal_vector_leaves_a_third_of_alpha(alpha):
     """Errors are uniform in a step of 2 h: h^2 / 3 each."""
     g = np.random.default_rng(1).standard_normal((200, 300)).astype("f4")
-    assert error_of(rs.SparseDithering(alpha=alpha), g) == pytest.approx(alpha / 3, rel=0.05)
+    assert error_of(rs.contrib.SparseDithering(alpha=alpha), g) == pytest.approx(
+        alpha / 3, rel=0.05
+    )
 
 
 @pytest.mark.parametrize("alpha", [0.5, 0.1, 0.01])
@@ -106,7 +108,7 @@ def test_bits_beside_those_of_the_paper():
     alpha, size = 0.1, 300_000
     assert enumerated(alpha, np.linspace(0.5, 1, 1000)) == pytest.approx(3.35, abs=0.03)
     spec = TensorSpec("w", (size,))
-    program = EveryStep(make_buckets([(spec, rs.SparseDithering(alpha=alpha))], 2))
+    program = EveryStep(make_buckets([(spec, rs.contrib.SparseDithering(alpha=alpha))], 2))
     assert 8 * program.bytes_per_step(2) / size == pytest.approx(3.58, abs=0.005)
     # Low bit, a one, and zeros: what a normal vector fills of them.
     g = np.random.default_rng(2).standard_normal(size)
@@ -121,7 +123,7 @@ def test_bits_beside_those_of_the_paper():
 @every_alpha
 def test_the_low_bits_make_the_shortest_bound(alpha):
     lengths = [r + 1 + 1 / (2**r * np.sqrt(alpha)) for r in range(1, 14)]
-    method = rs.SparseDithering(alpha=alpha)
+    method = rs.contrib.SparseDithering(alpha=alpha)
     assert lengths[method.rice - 1] == pytest.approx(min(lengths))
     assert method.describe(TensorSpec("w", (1000, 1000))).startswith(f"{min(lengths):.3g} bits")
 
@@ -129,24 +131,27 @@ def test_the_low_bits_make_the_shortest_bound(alpha):
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-6, 1e6, 1e30])
 def test_norms_neither_overflow_nor_vanish(magnitude):
     g = (magnitude * np.random.default_rng(3).standard_normal((20, 30))).astype("f4")
-    assert error_of(rs.SparseDithering(), g) < 0.05
+    assert error_of(rs.contrib.SparseDithering(), g) < 0.05
 
 
 def test_denormal_gradients_wait():
     g = np.full((20, 30), 1e-42, np.float32)
-    step = run(rs.SparseDithering(), [g, g])
+    step = run(rs.contrib.SparseDithering(), [g, g])
     assert step.finite and not np.array(step.totals[0][0]).any()
 
 
 def test_the_sign_that_is_commoner_does_not_matter():
     g = np.abs(np.random.default_rng(4).standard_normal((30, 40))).astype("f4")
-    first, second = (run(rs.SparseDithering(), [x]).totals[0][0] for x in (g, -g))
+    first, second = (run(rs.contrib.SparseDithering(), [x]).totals[0][0] for x in (g, -g))
     np.testing.assert_array_equal(first, -second)
 
 
 def test_what_is_left_is_sent_later():
     """After t steps the totals are t times the gradient, but for one residual."""
-    g, method = np.random.default_rng(5).standard_normal((16, 16)).astype("f4"), rs.SparseDithering
+    g, method = (
+        np.random.default_rng(5).standard_normal((16, 16)).astype("f4"),
+        rs.contrib.SparseDithering,
+    )
     layout = BucketLayout((TensorSpec("w", g.shape),), 1)
     states, delivered = loopback.initial_states(method(alpha=0.9), layout), 0.0
     run_step = loopback.traced_step(method(alpha=0.9), layout)
@@ -159,7 +164,7 @@ def test_what_is_left_is_sent_later():
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_groups_of_workers_add_up_to_the_same_bits(workers, monkeypatch):
     g = np.random.default_rng(8).standard_normal((9, 32))
-    grads, method = [(i + 1) * g for i in range(workers)], rs.SparseDithering()
+    grads, method = [(i + 1) * g for i in range(workers)], rs.contrib.SparseDithering()
     expected = np.array(run(method, grads).totals[0][0])
     assert np.abs(expected).max() > 0
     monkeypatch.setattr("tf_redsync.methods.common.quantizer.VALUES", 2 * g.size)
@@ -167,7 +172,7 @@ def test_groups_of_workers_add_up_to_the_same_bits(workers, monkeypatch):
 
 
 def test_a_broken_code_is_found():
-    method, spec = rs.SparseDithering(), TensorSpec("w", (50,))
+    method, spec = rs.contrib.SparseDithering(), TensorSpec("w", (50,))
     message = np.array(run(method, [np.ones(50, np.float32)]).requests[0].message)
     assert method._read(tf.constant([message]), [50]).shape == [1, 50]
     message[-1] ^= 1
@@ -177,8 +182,8 @@ def test_a_broken_code_is_found():
 
 def test_a_bucket_that_is_too_large():
     specs = tuple(TensorSpec(str(i), (2**15, 2**13), position=i) for i in range(4))
-    assert all(rs.SparseDithering().refuses(s) is None for s in specs)
-    exchange = rs.SparseDithering().exchange(
+    assert all(rs.contrib.SparseDithering().refuses(s) is None for s in specs)
+    exchange = rs.contrib.SparseDithering().exchange(
         [], {}, Context(BucketLayout(specs, 2), 0, tf.constant(0))
     )
     with pytest.raises(ValueError, match="Use a smaller `bucket_bytes`"):
@@ -187,7 +192,7 @@ def test_a_bucket_that_is_too_large():
 
 @pytest.mark.parametrize("shape", [(), (0, 4), (1,)])
 def test_scalars_and_empty_tensors(shape):
-    step = run(rs.SparseDithering(), [np.full(shape, -2.0)] * 2)
+    step = run(rs.contrib.SparseDithering(), [np.full(shape, -2.0)] * 2)
     np.testing.assert_allclose(step.totals[0][0], np.full(shape, -4.0), rtol=1e-6)
 
 
@@ -196,11 +201,11 @@ def test_what_is_not_finite_stops_the_step(bad):
     """So does a norm that is too large for float32."""
     g = np.ones((20, 30), np.float32)
     g[7] = bad
-    assert not run(rs.SparseDithering(), [np.ones_like(g), g]).finite
+    assert not run(rs.contrib.SparseDithering(), [np.ones_like(g), g]).finite
 
 
 def test_who_is_served():
-    method = rs.SparseDithering()
+    method = rs.contrib.SparseDithering()
     assert "rank 1" in method.refuses(TensorSpec("bias", (5000,)))
     assert "dense_below" in method.refuses(TensorSpec("w", (10, 10)))
     assert "code may have" in method.refuses(TensorSpec("w", (2**15, 2**15)))
@@ -212,4 +217,4 @@ def test_who_is_served():
 )
 def test_bad_input(name, value):
     with pytest.raises(ValueError, match=f"`{name}`.*Received: {name}={value!r}"):
-        rs.SparseDithering(**{name: value})
+        rs.contrib.SparseDithering(**{name: value})

@@ -6,9 +6,9 @@ import tensorflow as tf
 
 import tf_redsync as rs
 from tests.loops import loop
+from tf_redsync.contrib.spherical import FACTORS, index_cost
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
-from tf_redsync.methods.spherical import FACTORS, index_cost
 from tf_redsync.step.sync_schedules import EveryStep
 
 ZERO = tf.constant(0, tf.int64)
@@ -57,7 +57,7 @@ def test_index_costs_of_the_paper():
 @pytest.mark.parametrize(("alpha", "d", "index_bits", "cost"), FEASIBLE)
 def test_measured_index_bits(alpha, d, index_bits, cost):
     """The first near vector: a geometric number, of mean 1 / q; Rice's code and the entropy."""
-    method = rs.SphericalCompression(alpha=alpha, block_size=d, index_bits=index_bits)
+    method = rs.contrib.SphericalCompression(alpha=alpha, block_size=d, index_bits=index_bits)
     rows, q = unit_rows(1000, d), 2.0 ** -index_cost(alpha, d)
     codebook = method.codebook(layout_of((d,)), ZERO).numpy()
     near = rows @ codebook.T >= np.sqrt(1 - alpha)
@@ -76,7 +76,7 @@ def test_measured_index_bits(alpha, d, index_bits, cost):
 
 
 def test_directions_are_uniform_and_new_in_every_step():
-    method = rs.SphericalCompression(block_size=16, index_bits=13)
+    method = rs.contrib.SphericalCompression(block_size=16, index_bits=13)
     layout = layout_of((100, 100))
     codebook = method.codebook(layout, ZERO).numpy()
     assert codebook.shape == (8192, 16) and codebook.dtype == np.float32
@@ -86,7 +86,7 @@ def test_directions_are_uniform_and_new_in_every_step():
     # The fourth moment of an element of a uniform direction is 3 / (d (d + 2)).
     assert (codebook**4).mean() == pytest.approx(3 / (16 * 18), rel=0.03)
     np.testing.assert_array_equal(method.codebook(layout, ZERO), codebook)
-    other = rs.SphericalCompression(block_size=16, index_bits=13, seed=1)
+    other = rs.contrib.SphericalCompression(block_size=16, index_bits=13, seed=1)
     for book in (method.codebook(layout, ZERO + 1), other.codebook(layout, ZERO)):
         assert np.abs(book - codebook).max() > 0.1
 
@@ -94,7 +94,7 @@ def test_directions_are_uniform_and_new_in_every_step():
 @pytest.mark.parametrize("index_bits", [4, 5, 9])
 def test_near_vectors_leave_at_most_alpha(index_bits):
     """And a block without one gets its nearest vector, at the best factor."""
-    method = rs.SphericalCompression(index_bits=index_bits)
+    method = rs.contrib.SphericalCompression(index_bits=index_bits)
     rows = unit_rows(3000, 16, seed=2)
     codebook = method.codebook(layout_of((16,)), ZERO)
     index, factors = (t.numpy() for t in method.search(tf.constant(rows), codebook))
@@ -112,7 +112,7 @@ def test_the_nearest_of_a_codebook_delivers_more():
     """Of the squared norm of normal blocks, at the same number of bits."""
     rows, taken = tf.constant(unit_rows(4000, 16, seed=6)), []
     for nearest in (False, True):
-        method = rs.SphericalCompression(nearest=nearest)
+        method = rs.contrib.SphericalCompression(nearest=nearest)
         codebook = method.codebook(layout_of((16,)), ZERO)
         index, factors = method.search(rows, codebook)
         taken.append(np.square(factors).mean())
@@ -121,10 +121,10 @@ def test_the_nearest_of_a_codebook_delivers_more():
 
 
 def test_searching_in_parts_finds_the_same(monkeypatch):
-    method, rows = rs.SphericalCompression(), tf.constant(unit_rows(101, 16))
+    method, rows = rs.contrib.SphericalCompression(), tf.constant(unit_rows(101, 16))
     codebook = method.codebook(layout_of((16,)), ZERO)
     whole = method.search(rows, codebook)
-    monkeypatch.setattr("tf_redsync.methods.spherical.PRODUCTS", 7 * 32)
+    monkeypatch.setattr("tf_redsync.contrib.spherical.PRODUCTS", 7 * 32)
     for found, expected in zip(method.search(rows, codebook), whole, strict=True):
         assert found.shape == [101]
         np.testing.assert_allclose(found, expected, rtol=1e-6)
@@ -134,7 +134,7 @@ def test_rounding_the_factors_costs_little():
     """31 factors, four to a factor of two: at most 9 % off, of which the square is lost."""
     assert FACTORS[0] == 0 and FACTORS[-1] == 1 and len(FACTORS) == 32
     np.testing.assert_allclose(FACTORS[2:] / FACTORS[1:-1], 2**0.25, rtol=1e-6)
-    method = rs.SphericalCompression()
+    method = rs.contrib.SphericalCompression()
     g = np.random.default_rng(3).standard_normal((500, 64)).astype("f4")
     step = run(method, [g])
     left = np.square(np.float64(step.states[0]["residual"][0])).sum()
@@ -151,7 +151,7 @@ def test_rounding_the_factors_costs_little():
 def test_what_is_left_is_sent_later():
     """A codebook of a step misses many directions; those of all steps miss none."""
     g = np.random.default_rng(4).standard_normal((8, 20)).astype("f4")
-    method = rs.SphericalCompression()
+    method = rs.contrib.SphericalCompression()
     layout = layout_of(g.shape)
     states, delivered = loopback.initial_states(method, layout), 0.0
     run_step = loopback.traced_step(method, layout)
@@ -166,7 +166,7 @@ def test_bits_of_an_element():
     spec = TensorSpec("w", (256, 256))
 
     def bits(**options):
-        program = EveryStep(make_buckets([(spec, rs.SphericalCompression(**options))], 2))
+        program = EveryStep(make_buckets([(spec, rs.contrib.SphericalCompression(**options))], 2))
         return 8 * program.bytes_per_step(2) / spec.size
 
     assert bits() == pytest.approx((5 + 5) / 16, rel=2e-3)
@@ -176,20 +176,20 @@ def test_bits_of_an_element():
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-6, 1e6, 1e30])
 def test_norms_neither_overflow_nor_vanish(magnitude):
     g = (magnitude * np.random.default_rng(5).standard_normal((20, 32))).astype("f4")
-    total = np.array(run(rs.SphericalCompression(), [g]).totals[0][0])
+    total = np.array(run(rs.contrib.SphericalCompression(), [g]).totals[0][0])
     assert 0.25 < np.corrcoef(total.ravel(), g.ravel())[0, 1] < 0.6
 
 
 @pytest.mark.parametrize("shape", [(), (0, 4), (1,), (17,)])
 def test_scalars_and_empty_tensors(shape):
-    step = run(rs.SphericalCompression(), [np.full(shape, 2.0)] * 2)
+    step = run(rs.contrib.SphericalCompression(), [np.full(shape, 2.0)] * 2)
     assert step.finite
     kept = sum(np.array(s["residual"][0]) for s in step.states)
     np.testing.assert_allclose(step.totals[0][0] + kept, np.full(shape, 4.0), rtol=1e-6)
 
 
 def test_zeros_are_exact():
-    step = run(rs.SphericalCompression(), [np.zeros((40, 40))] * 2)
+    step = run(rs.contrib.SphericalCompression(), [np.zeros((40, 40))] * 2)
     assert not np.array(step.totals[0][0]).any()
 
 
@@ -197,7 +197,7 @@ def test_zeros_are_exact():
 def test_a_bad_value_stops_the_step(bad):
     g = np.ones((20, 30), np.float32)
     g[7, 7] = bad
-    assert not run(rs.SphericalCompression(), [np.ones_like(g), g]).finite
+    assert not run(rs.contrib.SphericalCompression(), [np.ones_like(g), g]).finite
 
 
 @loop(
@@ -216,9 +216,9 @@ def test_a_bad_value_stops_the_step(bad):
 )
 def test_bad_input(options, name):
     with pytest.raises(ValueError, match=f"`{name}`.*Received: {name}={options[name]!r}"):
-        rs.SphericalCompression(**options)
+        rs.contrib.SphericalCompression(**options)
 
 
 def test_an_error_that_no_codebook_can_reach():
     with pytest.raises(ValueError, match=r"at least 36 .* at most 16"):
-        rs.SphericalCompression(alpha=0.5, block_size=64, index_bits=16)
+        rs.contrib.SphericalCompression(alpha=0.5, block_size=64, index_bits=16)

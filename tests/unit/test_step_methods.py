@@ -8,20 +8,13 @@ import pytest
 import tf_redsync as rs
 from benchmarks.step import step_methods, step_report
 from tests.loops import loop
+from tests.methods import METHODS
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
 from tf_redsync.step.sync_schedules import for_buckets
 
 
-def classes():
-    public = {getattr(rs.methods, n) for n in rs.methods.__all__} - {
-        rs.Method,
-        rs.methods.SyncSchedule,
-    }
-    return {c.__name__ for c in public if isinstance(c, type)}
-
-
 def test_every_method_has_a_name():
-    covered = {step_methods.ALIASES.get(name, name) for name in classes()}
+    covered = {step_methods.ALIASES.get(name, name) for name in METHODS}
     assert covered <= set(step_methods.names())
     assert step_methods.parse("all") == step_methods.names()
 

@@ -270,6 +270,8 @@ def test_no_global_random_generator():
 FORBIDDEN = {
     "methods/": ("tf.distribute", "tf.Variable", "keras", "tf_keras",
                  "tf_redsync.network.collectives", "tf_redsync.step.state_variables"),
+    "contrib/": ("tf.distribute", "tf.Variable", "keras", "tf_keras",
+                 "tf_redsync.network.collectives", "tf_redsync.step.state_variables"),
     "codings/": ("tf.distribute", "tf.Variable", "keras", "tf_keras"),
     "schedules.py": ("tf.distribute", "tf.Variable", "keras"),
     "policy.py": ("tf.distribute", "tf.Variable", "keras"),

@@ -137,7 +137,7 @@ def ancestors(tensor) -> set:
     return found
 
 
-@pytest.mark.parametrize("method", [rs.CDSGD(full_every=4, warm_up=None), rs.TwoBit()])
+@pytest.mark.parametrize("method", [rs.CDSGD(full_every=4, warm_up=None), rs.contrib.TwoBit()])
 def test_cd_sgd_sends_what_is_known_before_the_step(method):
     """So the network works while gradients are computed; 2-bit codes have to wait for them."""
     runs, network = program(method), Recorder(2)

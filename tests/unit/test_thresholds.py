@@ -9,7 +9,7 @@ from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 
 SPEC = TensorSpec("w", (40, 50))
-BOTH = (rs.FixedThreshold, rs.Strom)
+BOTH = (rs.contrib.FixedThreshold, rs.contrib.Strom)
 
 
 def one_step(method, values, states=None, workers=1, **options):
@@ -30,7 +30,7 @@ def test_all_that_reaches_the_threshold_is_sent(cls):
     values[7] = 1.5  # equal to the threshold: reaches it
     step = one_step(cls(threshold=1.5, density=0.3), values, workers=2)
     reach = np.abs(values) >= 1.5
-    each = np.where(reach, values if cls is rs.FixedThreshold else 1.5 * np.sign(values), 0)
+    each = np.where(reach, values if cls is rs.contrib.FixedThreshold else 1.5 * np.sign(values), 0)
     assert 0.1 * SPEC.size < reach.sum() < 0.3 * SPEC.size
     np.testing.assert_array_equal(np.reshape(step.totals[0][0], -1), 2 * np.float32(each))
     kept = np.reshape(step.states[0]["residual"][0], -1)
@@ -50,7 +50,7 @@ def test_what_a_message_cannot_hold_waits(cls):
 def test_strom_packs_index_and_sign():
     values = np.zeros(SPEC.size, np.float32)
     values[[0, 3, 1999]] = -2.0, 2.5, -7.0
-    step = one_step(rs.Strom(threshold=2.0, density=0.002), values)
+    step = one_step(rs.contrib.Strom(threshold=2.0, density=0.002), values)
     words = step.requests[0].message.numpy().view(np.uint32)
     assert list(words) == [1, 3, 2**31, 3, 2**31 + 1999, 0]  # flag, count, three of four slots
 
@@ -58,7 +58,7 @@ def test_strom_packs_index_and_sign():
 def test_strom_delivers_everything_in_time():
     """A constant gradient: what was delivered follows the sum, off by less than tau and a step."""
     gradient = np.clip(0.3 * normal(2), -0.9, 0.9)
-    method, states, delivered = rs.Strom(threshold=1.0, density=1.0), None, 0.0
+    method, states, delivered = rs.contrib.Strom(threshold=1.0, density=1.0), None, 0.0
     for _ in range(40):
         step = one_step(method, gradient, states)
         states, delivered = step.states, delivered + np.reshape(step.totals[0][0], -1)
@@ -69,7 +69,7 @@ def test_strom_delivers_everything_in_time():
 
 def test_strom_drains_a_large_element_tau_by_tau():
     values = np.eye(1, SPEC.size, 5, dtype=np.float32)[0] * 3.25
-    method, states, got = rs.Strom(threshold=1.0, density=0.01), None, []
+    method, states, got = rs.contrib.Strom(threshold=1.0, density=0.01), None, []
     for grads in (values, 0 * values, 0 * values, 0 * values):
         step = one_step(method, grads, states)
         states = step.states
@@ -89,7 +89,7 @@ def test_totals_in_coordinates_are_the_same(cls):
 
 
 def test_description():
-    assert rs.Strom(threshold=0.01).describe(SPEC) == ">= 0.01, at most 20 elements"
+    assert rs.contrib.Strom(threshold=0.01).describe(SPEC) == ">= 0.01, at most 20 elements"
 
 
 @pytest.mark.parametrize("cls", BOTH)
@@ -104,7 +104,7 @@ def test_bad_input(cls, options):
 
 def test_strom_needs_a_threshold():
     with pytest.raises(ValueError, match="`threshold` must be in \\(0, inf\\).*threshold=0.0"):
-        rs.Strom(threshold=0.0)
+        rs.contrib.Strom(threshold=0.0)
 
 
 @pytest.mark.parametrize("cls", BOTH)

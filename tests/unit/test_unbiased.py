@@ -12,11 +12,11 @@ from tf_redsync.ops.quantized_format import code_bits
 from tf_redsync.step.sync_schedules import EveryStep
 
 METHODS = (
-    rs.NaturalCompression(),
-    rs.DoReFa(bitwidth=2),
-    rs.DoReFa(bitwidth=6),
-    rs.QuantizedFW(levels=1, sum_levels=3),
-    rs.QuantizedFW(),
+    rs.contrib.NaturalCompression(),
+    rs.contrib.DoReFa(bitwidth=2),
+    rs.contrib.DoReFa(bitwidth=6),
+    rs.contrib.QuantizedFW(levels=1, sum_levels=3),
+    rs.contrib.QuantizedFW(),
 )
 every_method = pytest.mark.parametrize("method", METHODS, ids=str)
 SAMPLES = 4000
@@ -78,7 +78,7 @@ def test_random_numbers_depend_on_seed_step_and_tensor_alone(method):
     np.testing.assert_array_equal(rounding(), first)
     for other in (rounding(seed=1), rounding(number=1), rounding(position=1)):
         assert 0.1 < np.mean(other != first) <= 1.0
-    if not isinstance(method, rs.DoReFa):  # whose levels go from -c to c, so a sign is data
+    if not isinstance(method, rs.contrib.DoReFa):  # whose levels go from -c to c, so a sign is data
         np.testing.assert_array_equal(rounding(flip=-2.0), 2 * first)
 
 
@@ -88,7 +88,7 @@ def test_random_numbers_depend_on_seed_step_and_tensor_alone(method):
 def test_natural_takes_a_power_of_two_next_to_each_element():
     g = np.random.default_rng(3).standard_t(2, (50, 60)).astype("f4")
     g[0, :4] = 0.0, -0.5, 4.0, -1.5
-    total = total_of(rs.NaturalCompression(), [g])
+    total = total_of(rs.contrib.NaturalCompression(), [g])
     np.testing.assert_array_equal(total[0, :3], g[0, :3])  # these are exact
     assert total[0, 3] in (-1, -2)
     sent, true = np.abs(total[g != 0]), np.abs(g[g != 0])
@@ -101,7 +101,7 @@ def test_natural_takes_a_power_of_two_next_to_each_element():
 def test_variance_of_natural_is_at_most_an_eighth(mantissa, exponent, variance):
     """(t - 1) (2 - t) / t^2, which has its maximum of 1/8 at t = 4/3."""
     t = np.float32(mantissa * 2.0**exponent)
-    total = total_of(rs.NaturalCompression(), [np.full((100, 300), t)])
+    total = total_of(rs.contrib.NaturalCompression(), [np.full((100, 300), t)])
     found = np.square(np.float64(total) / np.float64(t) - 1).mean()
     assert found == pytest.approx(variance, rel=0.04, abs=1e-9)
 
@@ -109,9 +109,9 @@ def test_variance_of_natural_is_at_most_an_eighth(mantissa, exponent, variance):
 def test_what_natural_rounds_up_to_infinity_stops_the_step():
     g = np.ones((10, 10), np.float32)
     g[0] = 3.4e38  # 2^128 with a probability of 0.998
-    assert not run(rs.NaturalCompression(), [g, g]).finite
+    assert not run(rs.contrib.NaturalCompression(), [g, g]).finite
     g[0] = 2.0**127
-    assert total_of(rs.NaturalCompression(), [g])[0, 0] == 2.0**127
+    assert total_of(rs.contrib.NaturalCompression(), [g])[0, 0] == 2.0**127
 
 
 # ------------------------------------------------------------------------------------- DoReFa
@@ -123,7 +123,7 @@ def test_levels_of_dorefa(bitwidth):
     g = np.random.default_rng(4).standard_normal((80, 90)).astype("f4")
     g[:5] = 0.0
     c = np.abs(g).max()
-    total = total_of(rs.DoReFa(bitwidth=bitwidth), [g])
+    total = total_of(rs.contrib.DoReFa(bitwidth=bitwidth), [g])
     levels = c * np.linspace(-1, 1, 2**bitwidth)
     nearest = np.abs(total[..., np.newaxis] - levels).min(axis=-1)
     assert nearest.max() <= 1e-6 * c and np.abs(total).min() > 0
@@ -135,7 +135,7 @@ def test_levels_of_dorefa(bitwidth):
 def test_one_maximum_for_each_tensor():
     specs = (TensorSpec("a", (20, 20)), TensorSpec("b", (3, 7), position=1))
     grads = [[tf.fill(s.shape, value) for s, value in zip(specs, (1e-3, -5.0), strict=True)]]
-    step = loopback.run_step(rs.DoReFa(bitwidth=4), BucketLayout(specs, 1), grads, [{}], 0)
+    step = loopback.run_step(rs.contrib.DoReFa(bitwidth=4), BucketLayout(specs, 1), grads, [{}], 0)
     for total, g in zip(step.totals[0], grads[0], strict=True):
         np.testing.assert_allclose(total, g, rtol=1e-6)  # the largest elements are levels
 
@@ -147,7 +147,7 @@ def test_one_maximum_for_each_tensor():
 def test_variance_of_both_roundings(levels, sum_levels):
     """At most a quarter of a squared step: those of all but one worker, then that of the sum."""
     workers, (_, rows) = 4, samples(5)
-    method = rs.QuantizedFW(levels=levels, sum_levels=sum_levels)
+    method = rs.contrib.QuantizedFW(levels=levels, sum_levels=sum_levels)
     total = total_of(method, [rows] * workers)
     c, top = np.abs(rows).max(), np.abs(total).max()
     bound = ((workers - 1) * (c / levels) ** 2 + (top / sum_levels) ** 2) / 4
@@ -157,7 +157,7 @@ def test_variance_of_both_roundings(levels, sum_levels):
 def test_the_sum_has_so_many_levels():
     """A block of each worker, and levels of the largest of its sums."""
     g = np.random.default_rng(6).standard_normal((40, 50)).astype("f4")
-    total = total_of(rs.QuantizedFW(levels=2, sum_levels=5), [g, 2 * g])
+    total = total_of(rs.contrib.QuantizedFW(levels=2, sum_levels=5), [g, 2 * g])
     for block in total.reshape(2, -1):
         parts = 5 * np.abs(block) / np.abs(block).max()
         np.testing.assert_allclose(parts, np.round(parts), atol=1e-5)
@@ -180,11 +180,11 @@ def test_bits_of_an_element():
     def bits(method):
         return 8 * EveryStep(make_buckets([(spec, method)], workers)).bytes_per_step(workers)
 
-    assert bits(rs.NaturalCompression()) == 7 * (9 * n + 32)
-    assert bits(rs.DoReFa(bitwidth=6)) == 7 * (6 * n + 64)
+    assert bits(rs.contrib.NaturalCompression()) == 7 * (9 * n + 32)
+    assert bits(rs.contrib.DoReFa(bitwidth=6)) == 7 * (6 * n + 64)
     # Two phases: each 7 of 8 blocks of 4 bits, or of 8 bits on the way back.
-    assert bits(rs.QuantizedFW()) == 7 / 8 * 8 * n + 2 * 7 * 64
-    assert bits(rs.QuantizedFW(sum_levels=127)) == 7 / 8 * 12 * n + 2 * 7 * 64
+    assert bits(rs.contrib.QuantizedFW()) == 7 / 8 * 8 * n + 2 * 7 * 64
+    assert bits(rs.contrib.QuantizedFW(sum_levels=127)) == 7 / 8 * 12 * n + 2 * 7 * 64
 
 
 @loop("bad", [np.nan, np.inf, -np.inf])
@@ -213,15 +213,15 @@ def test_who_is_served():
 @loop(
     ("cls", "name", "value"),
     [
-        (rs.NaturalCompression, "seed", -1),
-        (rs.NaturalCompression, "dense_below", 0.5),
-        (rs.DoReFa, "bitwidth", 0),
-        (rs.DoReFa, "bitwidth", 17),
-        (rs.QuantizedFW, "levels", 0),
-        (rs.QuantizedFW, "levels", 32768),
-        (rs.QuantizedFW, "sum_levels", 0),
-        (rs.QuantizedFW, "sum_levels", 32768),
-        (rs.QuantizedFW, "seed", 1.5),
+        (rs.contrib.NaturalCompression, "seed", -1),
+        (rs.contrib.NaturalCompression, "dense_below", 0.5),
+        (rs.contrib.DoReFa, "bitwidth", 0),
+        (rs.contrib.DoReFa, "bitwidth", 17),
+        (rs.contrib.QuantizedFW, "levels", 0),
+        (rs.contrib.QuantizedFW, "levels", 32768),
+        (rs.contrib.QuantizedFW, "sum_levels", 0),
+        (rs.contrib.QuantizedFW, "sum_levels", 32768),
+        (rs.contrib.QuantizedFW, "seed", 1.5),
     ],
 )
 def test_bad_input(cls, name, value):

@@ -6,16 +6,16 @@ import tensorflow as tf
 
 from tests.loops import loop
 from tests.oracle import deep_reduce as oracle
-from tf_redsync import codings
+from tf_redsync import codings, contrib
 
 STREAM = tf.constant([1, 2, 3])
 CODINGS = {
     "float32": codings.Float32(),
     "float16": codings.Half(dtype="float16"),
     "bfloat16": codings.Half(),
-    "qsgd": codings.QSGDValues(levels=7, bucket_size=32),
-    "polynomial": codings.PolynomialFit(least=0),
-    "exponential": codings.DoubleExponentialFit(least=0),
+    "qsgd": contrib.codings.QSGDValues(levels=7, bucket_size=32),
+    "polynomial": contrib.codings.PolynomialFit(least=0),
+    "exponential": contrib.codings.DoubleExponentialFit(least=0),
 }
 every_coding = loop("name", CODINGS)
 
@@ -162,7 +162,7 @@ def test_qsgd_workers_round_on_their_own():
 def test_polynomials_are_the_least_squares_of_numpy(kind, k):
     """Of every segment, positive and negative values apart."""
     values = largest(kind, k)
-    (found,) = encoded(codings.PolynomialFit(least=0), [values]).values
+    (found,) = encoded(contrib.codings.PolynomialFit(least=0), [values]).values
     if oracle.polynomial_words(k, 0) == k:
         np.testing.assert_array_equal(found, values)
     else:
@@ -175,7 +175,7 @@ def test_two_exponentials_are_found():
     x, rng = np.arange(4000) / 3999, np.random.default_rng(1)
     curve = 3.0 * np.exp(-20.0 * x) + 0.5 * np.exp(-1.5 * x)
     values = np.float32(rng.permutation(curve) * rng.choice([-1, 1], 4000))
-    coded = encoded(codings.DoubleExponentialFit(), [values])
+    coded = encoded(contrib.codings.DoubleExponentialFit(), [values])
     a, b, c, d = np.array(tf.bitcast(coded.words[:4], tf.float32))
     np.testing.assert_allclose([a, b, c, d], [0.5, -1.5, 3.0, -20.0], rtol=2e-3)
     np.testing.assert_allclose(coded.values[0], values, rtol=0, atol=1e-3)
@@ -194,8 +194,8 @@ def test_two_exponentials_are_found():
 def test_quality_of_the_fits(kind, density, polynomial, exponential):
     values = largest(kind, 8000, density)
     for coding, bound in (
-        (codings.PolynomialFit(), polynomial),
-        (codings.DoubleExponentialFit(), exponential),
+        (contrib.codings.PolynomialFit(), polynomial),
+        (contrib.codings.DoubleExponentialFit(), exponential),
     ):
         (found,) = encoded(coding, [values]).values
         assert error(found, values) < bound
@@ -203,7 +203,7 @@ def test_quality_of_the_fits(kind, density, polynomial, exponential):
 
 def test_small_tensors_are_left_alone():
     values = [largest("normal", 999), largest("normal", 1000)]
-    for coding in (codings.PolynomialFit(), codings.DoubleExponentialFit()):
+    for coding in (contrib.codings.PolynomialFit(), contrib.codings.DoubleExponentialFit()):
         small, large = encoded(coding, values).values
         np.testing.assert_array_equal(small, values[0])
         assert 0 < error(large, values[1]) < 0.1
@@ -214,11 +214,11 @@ def test_small_tensors_are_left_alone():
     ("make", "words"),
     [
         (lambda: codings.Half(dtype="float32"), "`dtype` must be one of"),
-        (lambda: codings.QSGDValues(levels=0), "`levels` must be"),
-        (lambda: codings.QSGDValues(levels=32768), "`levels` must be at most 32767"),
-        (lambda: codings.QSGDValues(bucket_size=33), "a multiple of 32"),
-        (lambda: codings.PolynomialFit(least=-1), "`least` must be"),
-        (lambda: codings.DoubleExponentialFit(least=1.5), "`least` must be"),
+        (lambda: contrib.codings.QSGDValues(levels=0), "`levels` must be"),
+        (lambda: contrib.codings.QSGDValues(levels=32768), "`levels` must be at most 32767"),
+        (lambda: contrib.codings.QSGDValues(bucket_size=33), "a multiple of 32"),
+        (lambda: contrib.codings.PolynomialFit(least=-1), "`least` must be"),
+        (lambda: contrib.codings.DoubleExponentialFit(least=1.5), "`least` must be"),
     ],
 )
 def test_bad_arguments(make, words):

@@ -8,9 +8,9 @@ import tf_redsync as rs
 from tests.loops import loop
 from tests.oracle.unbiased import greedy_probabilities
 from tf_redsync import codings
+from tf_redsync.contrib.wangni import ROUNDS, probabilities, sampled
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.methods.wangni import ROUNDS, probabilities, sampled
 
 RNG = np.random.default_rng(0)
 INPUTS = {
@@ -75,8 +75,8 @@ def test_fewer_non_zero_elements_than_are_sent():
     g[[3, 50, 99]] = 1, -2, 3
     p = probabilities(tf.constant(g), 10).numpy()
     np.testing.assert_array_equal(p, g != 0)
-    np.testing.assert_array_equal(total_of(rs.Wangni(density=0.1), [g])[0], g)
-    np.testing.assert_array_equal(total_of(rs.Wangni(density=0.1), [0 * g])[0], 0 * g)
+    np.testing.assert_array_equal(total_of(rs.contrib.Wangni(density=0.1), [g])[0], g)
+    np.testing.assert_array_equal(total_of(rs.contrib.Wangni(density=0.1), [0 * g])[0], 0 * g)
 
 
 @every_input
@@ -93,7 +93,7 @@ def test_marginals_of_many_draws(name):
 
 def test_totals_are_right_on_average_and_of_the_least_variance():
     g, draws = INPUTS["normal"][:300].astype("f4"), 400
-    method, workers = rs.Wangni(density=0.1), 2
+    method, workers = rs.contrib.Wangni(density=0.1), 2
     layout = BucketLayout((TensorSpec("w", g.shape),), workers)
     step, inputs = loopback.traced_step(method, layout), [[tf.constant(g)]] * workers
     totals = [step(inputs, [{}] * workers, number).totals[0][0] for number in range(draws)]
@@ -107,12 +107,12 @@ def test_totals_are_right_on_average_and_of_the_least_variance():
 
 def test_draws_differ_by_worker_seed_and_step():
     g = np.ones((20, 50), np.float32)
-    first = total_of(rs.Wangni(density=0.01), [g])[0] != 0
+    first = total_of(rs.contrib.Wangni(density=0.01), [g])[0] != 0
     assert first.sum() == 10
     for other in (
-        total_of(rs.Wangni(density=0.01, seed=1), [g])[0],
-        total_of(rs.Wangni(density=0.01), [g], number=1)[0],
-        total_of(rs.Wangni(density=0.01), [0 * g, g])[0],
+        total_of(rs.contrib.Wangni(density=0.01, seed=1), [g])[0],
+        total_of(rs.contrib.Wangni(density=0.01), [g], number=1)[0],
+        total_of(rs.contrib.Wangni(density=0.01), [0 * g, g])[0],
     ):
         assert not np.array_equal(other != 0, first)
 
@@ -127,7 +127,7 @@ def test_draws_differ_by_worker_seed_and_step():
 def test_coded_messages_lose_nothing(indices, values):
     """With a residual, what a code changes is made up for; without one there is nothing else."""
     g = INPUTS["heavy"].reshape(40, 50).astype("f4")
-    inner = rs.Wangni(density=0.05)
+    inner = rs.contrib.Wangni(density=0.05)
     plain, states = total_of(inner, [g, -2 * g])
     assert states == [{}, {}]
     method = rs.Coded(method=inner, indices=indices, values=values)
@@ -148,7 +148,7 @@ def test_clusters_leave_no_residual():
     """Positions in a few clusters have long gaps, and Golomb's code has room for them."""
     g = np.zeros((400, 100), np.float32)
     g[::40, :40] = 1.0 + np.arange(40)
-    method = rs.Coded(method=rs.Wangni(density=0.01), indices=codings.Golomb())
+    method = rs.Coded(method=rs.contrib.Wangni(density=0.01), indices=codings.Golomb())
     coded, states = total_of(method, [g])
     plain, _ = total_of(method.method, [g])
     np.testing.assert_array_equal(coded, plain)
@@ -157,12 +157,12 @@ def test_clusters_leave_no_residual():
 
 def test_half_precision_has_no_residual_to_use():
     with pytest.raises(ValueError, match="no numbers to round"):
-        rs.HalfPrecision(method=rs.Wangni())
+        rs.HalfPrecision(method=rs.contrib.Wangni())
 
 
 @pytest.mark.parametrize("shape", [(), (0, 4), (1,)])
 def test_scalars_and_empty_tensors(shape):
-    total, _ = total_of(rs.Wangni(), [np.full(shape, 2.0)] * 2)
+    total, _ = total_of(rs.contrib.Wangni(), [np.full(shape, 2.0)] * 2)
     np.testing.assert_array_equal(total, np.full(shape, 4.0))
 
 
@@ -171,7 +171,7 @@ def test_a_bad_value_stops_the_step(bad):
     g = np.ones((20, 30), np.float32)
     g[7, 7] = bad
     layout = BucketLayout((TensorSpec("w", g.shape),), 1)
-    assert not loopback.run_step(rs.Wangni(), layout, [[tf.constant(g)]], [{}], 0).finite
+    assert not loopback.run_step(rs.contrib.Wangni(), layout, [[tf.constant(g)]], [{}], 0).finite
 
 
 @pytest.mark.parametrize(
@@ -179,4 +179,4 @@ def test_a_bad_value_stops_the_step(bad):
 )
 def test_bad_input(name, value):
     with pytest.raises(ValueError, match=f"`{name}`.*Received: {name}={value!r}"):
-        rs.Wangni(**{name: value})
+        rs.contrib.Wangni(**{name: value})

@@ -267,21 +267,21 @@ def test_its_length_is_saved(mirrored):
 @loop(
     ("method", "total", "words"),
     [
-        (rs.PostLocalSGD(start=1000), 80, ["compression begins after 1,000", "start=1000"]),
-        (rs.OneBitAdam(warm_up=rs.DenseWarmUp(90)), 80, ["after 90", "fraction="]),
+        (rs.contrib.PostLocalSGD(start=1000), 80, ["compression begins after 1,000", "start=1000"]),
+        (rs.contrib.OneBitAdam(warm_up=rs.DenseWarmUp(90)), 80, ["after 90", "fraction="]),
         (rs.CDSGD(), 80, ["compression of CDSGD begins after 1,000", "ends after 80"]),
-        (rs.ZeroOneAdam(), 12_000, ["local steps of ZeroOneAdam begin", "start=0.1"]),
-        (rs.ZeroOneAdam(), 40_000, ["rounds of more than one local step", "45,268"]),
-        (rs.LGC(), 450, ["the last stage of LGC", "500"]),
+        (rs.contrib.ZeroOneAdam(), 12_000, ["local steps of ZeroOneAdam begin", "start=0.1"]),
+        (rs.contrib.ZeroOneAdam(), 40_000, ["rounds of more than one local step", "45,268"]),
+        (rs.contrib.LGC(), 450, ["the last stage of LGC", "500"]),
         (rs.RedSync(warm_up=rs.ExponentialWarmUp(50)), 150, ["the density of RedSync", "200"]),
         (
             rs.Scheduled(method=rs.TopK(), stages=rs.DensityStages((0, 99), (0.1, 0.01))),
             80,
             ["the last stage of TopK begins after 99"],
         ),
-        (rs.ZeroOneAdam(start=0.1, double_after=0.2), 10, []),
-        (rs.PostLocalSGD(start=0.1), 10, []),
-        (rs.LGC(), 501, []),
+        (rs.contrib.ZeroOneAdam(start=0.1, double_after=0.2), 10, []),
+        (rs.contrib.PostLocalSGD(start=0.1), 10, []),
+        (rs.contrib.LGC(), 501, []),
         (rs.CodedTopK(), 1, []),
     ],
 )
@@ -300,15 +300,15 @@ def test_what_never_begins_is_said(method, total, words):
 
 def test_a_fraction_of_the_training_is_saved_and_asked_for():
     """Of 0/1 Adam, whose intervals are no warm-up."""
-    method = rs.ZeroOneAdam(start=0.25, double_after=0.5)
+    method = rs.contrib.ZeroOneAdam(start=0.25, double_after=0.5)
     for bad in (0, 1.0, 1.5, 0.0, -3, True, "10 %"):
         with pytest.raises(ValueError, match="`start` must be"):
-            rs.ZeroOneAdam(start=bad)
+            rs.contrib.ZeroOneAdam(start=bad)
         with pytest.raises(ValueError, match="`start` must be"):
-            rs.PostLocalSGD(start=bad)
+            rs.contrib.PostLocalSGD(start=bad)
     assert from_config(json.loads(json.dumps(serialize(method)))) == method
-    assert rs.PostLocalSGD(start=0.25).dense_start == rs.DenseWarmUp(fraction=0.25)
-    assert rs.PostLocalSGD(start=25).dense_start == rs.DenseWarmUp(steps=25)
+    assert rs.contrib.PostLocalSGD(start=0.25).dense_start == rs.DenseWarmUp(fraction=0.25)
+    assert rs.contrib.PostLocalSGD(start=25).dense_start == rs.DenseWarmUp(steps=25)
     made = method.sync_schedule.intervals.of(10)
     assert (made.local_start, made.local_double_after) == (3, 5)
     traced = method.sync_schedule.intervals.of(tf.constant(10, tf.int64))
@@ -321,7 +321,7 @@ def test_a_fraction_of_the_training_is_saved_and_asked_for():
     again = build(strategy, method)
     again.restore_worker_states([exchange.worker_state()])
     assert again.training.steps == int(again.training.variable.numpy()) == 40
-    assert build(strategy, rs.ZeroOneAdam()).lengths == ()
+    assert build(strategy, rs.contrib.ZeroOneAdam()).lengths == ()
 
 
 def compiled(family, **options):

@@ -19,7 +19,7 @@ SHAPES = {"kernel": (30, 20), "bias": (20,), "out": (20, 11)}
 METHODS = {
     "redsync": rs.RedSync(density=0.05, dense_below=0, threshold_above=0, momentum=0.9),
     "power": rs.PowerSGD(rank=2, min_compression_rate=0),
-    "ok_topk": rs.OkTopk(density=0.1, dense_below=0),
+    "ok_topk": rs.contrib.OkTopk(density=0.1, dense_below=0),
 }
 
 
@@ -248,9 +248,9 @@ def test_refused_by_name_and_nothing_is_changed(known, case):
 
 def test_what_a_method_counts_may_begin_below_zero(mirrored):
     """As that of PacTrain does, which waits for weights to be pruned."""
-    saved = build(mirrored(2), rs.PacTrain(dense_below=0), filled=False).worker_state()
+    saved = build(mirrored(2), rs.contrib.PacTrain(dense_below=0), filled=False).worker_state()
     assert any(not a.shape and a < 0 for a in saved.values())
-    other = build(mirrored(2), rs.PacTrain(dense_below=0), filled=False)
+    other = build(mirrored(2), rs.contrib.PacTrain(dense_below=0), filled=False)
     other.restore_worker_states([saved])
     equal(other.worker_state(), saved)
 

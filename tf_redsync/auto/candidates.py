@@ -18,7 +18,6 @@ from tf_redsync.methods.dense import Dense
 from tf_redsync.methods.half import HalfPrecision
 from tf_redsync.methods.local_sgd import DiLoCo, LocalSGD
 from tf_redsync.methods.low_rank import PowerSGD
-from tf_redsync.methods.one_bit_adam import OneBitAdam
 from tf_redsync.methods.sparse_loco import SparseLoCo
 
 
@@ -44,7 +43,6 @@ def candidates() -> tuple[Candidate, ...]:
         Candidate(CodedTopK(density=0.03), 0.93, "beta_1 = 0"),
         Candidate(Dense(), 1.0),
         Candidate(HalfPrecision(), 1.0),
-        Candidate(OneBitAdam(), 1.0, "Adam, after a dense fifth"),
         Candidate(DeMo(), 1.04, "SGD, at Adam's learning rate"),
         Candidate(DiLoCo(steps=15, outer=short), 1.13),
         Candidate(PowerSGD(), 1.15),

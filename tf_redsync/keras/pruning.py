@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tf_redsync import checks
 from tf_redsync.cluster.agreement import agree
-from tf_redsync.methods.pactrain import kept_elements
+from tf_redsync.methods.common.sparsifier import kept_elements
 from tf_redsync.step import masks as exchange_masks
 
 SCOPES = ("layer", "model")
@@ -41,9 +41,9 @@ def check_methods(policy: Any, what: str) -> None:
     if not any(exchange_masks.has_masks(m) for m in policy.methods):
         names = ", ".join(type(m).__name__ for m in policy.methods)
         raise ValueError(
-            f"`{what}` needs an optimizer whose method is tf_redsync.PacTrain, which keeps pruned "
-            f"weights at 0. Received: method={names}. For dense training of a pruned model use "
-            "PacTrain with more `stable_steps` than the training has."
+            f"`{what}` needs an optimizer whose method is tf_redsync.contrib.PacTrain, which keeps "
+            f"pruned weights at 0. Received: method={names}. For dense training of a pruned model "
+            "use PacTrain with more `stable_steps` than the training has."
         )
 
 

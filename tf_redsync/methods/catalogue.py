@@ -6,7 +6,7 @@ import dataclasses
 
 from typing_extensions import override
 
-from tf_redsync.config import registered, required
+from tf_redsync.config import registered, registered_in, required
 from tf_redsync.exchange.method import Method
 from tf_redsync.tables import aligned
 
@@ -22,6 +22,12 @@ class Entry:
     requests: str
     bits: str
     conserves: bool | None  # `None`: without arguments there is no such method to ask
+    contrib: bool = False
+
+    @property
+    def called(self) -> str:
+        """The method's name in `tf_redsync`."""
+        return f"contrib.{self.name}" if self.contrib else self.name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +40,14 @@ class Catalogue:
     def __str__(self) -> str:
         head = ("method", "paper", "requests", "bits per element", "conserves")
         lines = [head] + [
-            (e.name, e.paper, e.requests, e.bits, _YES_NO[e.conserves]) for e in self.entries
+            (e.called, e.paper, e.requests, e.bits, _YES_NO[e.conserves]) for e in self.entries
         ]
         return "\n".join(aligned(lines))
+
+
+def methods_in(package: str) -> dict[str, type[Method]]:
+    """Import all modules of a package, and return the methods that they register, by name."""
+    return {n: c for n, c in registered_in(package).items() if issubclass(c, Method)}
 
 
 def table() -> Catalogue:
@@ -53,5 +64,6 @@ def table() -> Catalogue:
     for name, cls in sorted(registered().items()):
         if issubclass(cls, Method):
             conserves = None if required(cls) else cls().conserves
-            entries.append(Entry(name, cls.paper, cls.requests, cls.bits, conserves))
-    return Catalogue(tuple(entries))
+            contrib = cls.__module__.startswith("tf_redsync.contrib.")
+            entries.append(Entry(name, cls.paper, cls.requests, cls.bits, conserves, contrib))
+    return Catalogue(tuple(sorted(entries, key=lambda e: e.contrib)))

@@ -14,13 +14,13 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Exchange, Method, State
 from tf_redsync.exchange.sync_schedule import SyncSchedule
-from tf_redsync.methods.two_bit import TwoBit
+from tf_redsync.methods.common.threshold_codes import ThresholdCodes
 from tf_redsync.schedules import DenseWarmUp, check_warm_up, dense_steps
 
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CDSGD(TwoBit):
+class CDSGD(ThresholdCodes):
     """CD-SGD: compression with a delay of one step, which a local update makes up for.
 
     The inner optimizer must be SGD, with or without momentum. The model's weights are each worker's

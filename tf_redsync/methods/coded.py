@@ -10,11 +10,9 @@ from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.codings.base import IndexCoding, ValueCoding
-from tf_redsync.codings.bloom import Bloom
 from tf_redsync.codings.choice import Cheapest
 from tf_redsync.codings.message import MessageCoding
 from tf_redsync.codings.plain import Float32
-from tf_redsync.codings.quantized_values import QSGDValues
 from tf_redsync.config import register
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -164,34 +162,3 @@ class Coded(MethodWrapper):
         )
         ctx = dataclasses.replace(ctx, coding=coding)
         return (yield from self.method.exchange(grads, state, ctx))
-
-
-@register
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DeepReduce(Coded):
-    """`Coded` with DeepReduce's best pair: Bloom filters, policy P0, and QSGD values.
-
-    Hang Xu, Kelly Kostopoulou, Aritra Dutta, Xin Li, Alexandros Ntoulas, Panos Kalnis (2021),
-    "DeepReduce: A Sparse-tensor Communication Framework for Federated Deep Learning", NeurIPS. See
-    `Coded` for what is sent, and for what differs from the paper.
-
-    Args:
-        method: See `Coded`.
-        indices: See `Coded`; the paper's are `Bloom`, `RunLength` and `Huffman`.
-        values: See `Coded`; the paper's are `QSGDValues`, `PolynomialFit`, `DoubleExponentialFit`.
-        error_feedback: See `Coded`.
-        seed: See `Coded`.
-
-    Raises:
-        ValueError: as `Coded`.
-
-    Example:
-        >>> import tf_redsync as rs
-        >>> rs.DeepReduce(method=rs.TopK(density=0.1), values=rs.codings.PolynomialFit()).conserves
-        True
-    """
-
-    indices: IndexCoding = dataclasses.field(default_factory=Bloom)
-    values: ValueCoding = dataclasses.field(default_factory=QSGDValues)
-
-    paper: ClassVar[str] = "Xu, Kostopoulou, Dutta, Li, Ntoulas, Kalnis 2021"

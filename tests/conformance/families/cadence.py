@@ -48,7 +48,9 @@ def _streaming(bits):
 TABLE = {
     "local_sgd": Descriptor(rs.LocalSGD(steps=5), rs.LocalSGD(steps=1)),
     "diloco": Descriptor(rs.DiLoCo(steps=5), rs.DiLoCo(steps=1)),
-    "post_local_sgd": Descriptor(rs.PostLocalSGD(steps=5), rs.PostLocalSGD(steps=1)),
+    "post_local_sgd": Descriptor(
+        rs.contrib.PostLocalSGD(steps=5), rs.contrib.PostLocalSGD(steps=1)
+    ),
     "streaming_diloco": _streaming(4),
     "streaming_diloco_32": Descriptor(rs.StreamingDiLoCo(value_bits=32)),
     "streaming_diloco_8": _streaming(8),

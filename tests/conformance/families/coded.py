@@ -24,7 +24,7 @@ def filters(method, specs):
 
 def index_words(method, sizes, k):
     """Words of the positions, and places for values of each tensor."""
-    if isinstance(method.indices, codings.Bloom):
+    if isinstance(method.indices, rs.contrib.codings.Bloom):
         blooms = [deep_reduce.BloomFilter(n, m, None) for n, m in zip(sizes, k, strict=True)]
         words = sum(b.words for b in blooms)
         if method.indices.policy == "p0":
@@ -36,7 +36,7 @@ def index_words(method, sizes, k):
 def value_words(method, k):
     """Words of so many values of each tensor."""
     coding = method.values
-    if isinstance(coding, codings.QSGDValues):
+    if isinstance(coding, rs.contrib.codings.QSGDValues):
         return deep_reduce.qsgd_words(k, coding.levels, coding.bucket_size)
     return {
         "Float32": sum(k),
@@ -86,7 +86,7 @@ def with_false_positives(choose, method, specs):
 
 def oracle(method, specs, workers):
     choose = sparse_oracle.top_k_by_layer(method.method.density)
-    if isinstance(method.indices, codings.Bloom):
+    if isinstance(method.indices, rs.contrib.codings.Bloom):
         choose = with_false_positives(choose, method, specs)
     rounded = {"rounded": lambda v: v}
     if isinstance(method.values, codings.Half):
@@ -114,31 +114,31 @@ TABLE = {
         codings.Huffman(), inside=rs.TopK(density=0.05, **FEW), served_only=True, steps=2
     ),
     "coded_bloom": _coded(
-        codings.Bloom(), inside=rs.TopK(density=0.05, **FEW), served_only=True, steps=2
+        rs.contrib.codings.Bloom(), inside=rs.TopK(density=0.05, **FEW), served_only=True, steps=2
     ),
     "coded_bitmap_polynomial": _coded(
         codings.Bitmap(),
-        codings.PolynomialFit(least=0),
+        rs.contrib.codings.PolynomialFit(least=0),
         inside=rs.TopK(density=0.3, **ONE),
         served_only=True,
         exact=False,
     ),
     "coded_run_length_exponential": _coded(
         codings.RunLength(),
-        codings.DoubleExponentialFit(least=0),
+        rs.contrib.codings.DoubleExponentialFit(least=0),
         inside=rs.TopK(density=0.1, **ONE),
         served_only=True,
         exact=False,
     ),
     "coded_dgc": _coded(
         codings.DeltaPacking(),
-        codings.QSGDValues(),
+        rs.contrib.codings.QSGDValues(),
         inside=rs.DGC(density=0.1, sample_ratio=0.1, **FEW),
         served_only=True,
         exact=False,
     ),
     "deep_reduce": Descriptor(
-        rs.DeepReduce(method=rs.TopK(density=0.1, **FEW)),
+        rs.contrib.DeepReduce(method=rs.TopK(density=0.1, **FEW)),
         requests=(AllGather,),
         payload=message,
         served_only=True,
@@ -155,7 +155,7 @@ TABLE = {
     "coded_spardl": _coded(
         patience=5.0,
         values=codings.Half(),
-        inside=rs.SparDL(density=0.1),
+        inside=rs.contrib.SparDL(density=0.1),
         form=blocks,
         exact=False,
         requests=(AllToAll, AllGather),

@@ -27,11 +27,11 @@ def sign_oracle(method, specs, workers):
 
 TABLE = {
     "comp_ams_top_k": Descriptor(
-        rs.CompAMS(density=0.1), rs.CompAMS(density=1.0), True, (AllGather,), elements,
-        top_k_oracle, steps=10,
+        rs.contrib.CompAMS(density=0.1), rs.contrib.CompAMS(density=1.0), True, (AllGather,),
+        elements, top_k_oracle, steps=10,
     ),
     "comp_ams_block_sign": Descriptor(
-        rs.CompAMS(compressor="block_sign"), None, True, (AllGather,), signs,
+        rs.contrib.CompAMS(compressor="block_sign"), None, True, (AllGather,), signs,
         sign_oracle, 1e-5, steps=10,
     ),
 }  # fmt: skip

@@ -18,11 +18,11 @@ def oracle(method, specs, workers):
 
 def _ef21(full=None, tolerance=0.0, **options):
     requests = (AllGather,)
-    return Descriptor(rs.EF21(**options), full, True, requests, payload, oracle, tolerance)
+    return Descriptor(rs.contrib.EF21(**options), full, True, requests, payload, oracle, tolerance)
 
 
 TABLE = {
     "ef21": _ef21(density=0.1),
     # Estimates come close to a gradient in two roundings, that of a difference to one before.
-    "ef21_full": _ef21(full=rs.EF21(density=1.0), tolerance=1e-5, density=0.3),
+    "ef21_full": _ef21(full=rs.contrib.EF21(density=1.0), tolerance=1e-5, density=0.3),
 }

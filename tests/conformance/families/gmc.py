@@ -42,5 +42,5 @@ def _gmc(method, requests, payload):
 TABLE = {
     "gmc": _gmc(rs.GMC(density=0.1), (AllGather,), message),
     "gmc_block": _gmc(rs.GMC(density=0.3, selection="random_block"), (AllReduce,), values),
-    "gmc_plus": _gmc(rs.GMCPlus(density=0.1, momentum=0.0), (AllGather,), message),
+    "gmc_plus": _gmc(rs.contrib.GMCPlus(density=0.1, momentum=0.0), (AllGather,), message),
 }

@@ -56,7 +56,9 @@ def oracle(method, specs, workers):
 
 
 def _lgc(requests, payload, **options):
-    method = rs.LGC(density=0.1, dense_ends=False, indices=codings.RawIndices(), **SMALL, **options)
+    method = rs.contrib.LGC(
+        density=0.1, dense_ends=False, indices=codings.RawIndices(), **SMALL, **options
+    )
     return Descriptor(method, None, True, requests, payload, oracle, 1e-4, steps=4, patience=None)
 
 

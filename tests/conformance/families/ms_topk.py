@@ -31,8 +31,10 @@ def oracle(method, specs, workers):
 
 
 def _ms(**options):
-    full = rs.MSTopK(**{**options, "density": 1.0})
-    return Descriptor(rs.MSTopK(**options), full, True, (AllGather,), payload, oracle, steps=15)
+    full = rs.contrib.MSTopK(**{**options, "density": 1.0})
+    return Descriptor(
+        rs.contrib.MSTopK(**options), full, True, (AllGather,), payload, oracle, steps=15
+    )
 
 
 TABLE = {

@@ -27,9 +27,11 @@ def oracle(method, specs, workers):
 
 def _ok_topk(density, thresholds, partitions):
     return Descriptor(
-        rs.OkTopk(density=density, threshold_interval=thresholds, partition_interval=partitions),
+        rs.contrib.OkTopk(
+            density=density, threshold_interval=thresholds, partition_interval=partitions
+        ),
         # Thresholds of another step would let what is smaller wait.
-        rs.OkTopk(density=1.0, threshold_interval=1),
+        rs.contrib.OkTopk(density=1.0, threshold_interval=1),
         requests=(AllToAll, AllGather),
         payload=messages,
         oracle=oracle,

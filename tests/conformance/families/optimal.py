@@ -7,9 +7,9 @@ import tensorflow as tf
 import tf_redsync as rs
 from tests.conformance.descriptor import Descriptor
 from tests.oracle.optimal import DitheringOracle, SphericalOracle
+from tf_redsync.contrib.spherical import FACTORS
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import AllGather
-from tf_redsync.methods.spherical import FACTORS
 
 
 def dithering_message(method, specs, step):
@@ -47,13 +47,13 @@ def _optimal(method, payload, oracle, tolerance=1e-5):
 
 
 TABLE = {
-    "sparse_dithering": _optimal(rs.SparseDithering(), dithering_message, dithering_oracle),
+    "sparse_dithering": _optimal(rs.contrib.SparseDithering(), dithering_message, dithering_oracle),
     "sparse_dithering_fine": _optimal(
-        rs.SparseDithering(alpha=0.003), dithering_message, dithering_oracle, 1e-4
+        rs.contrib.SparseDithering(alpha=0.003), dithering_message, dithering_oracle, 1e-4
     ),
-    "spherical": _optimal(rs.SphericalCompression(), spherical_message, spherical_oracle),
+    "spherical": _optimal(rs.contrib.SphericalCompression(), spherical_message, spherical_oracle),
     "spherical_half": _optimal(
-        rs.SphericalCompression(alpha=0.5, block_size=8, index_bits=8, seed=2),
+        rs.contrib.SphericalCompression(alpha=0.5, block_size=8, index_bits=8, seed=2),
         spherical_message,
         spherical_oracle,
     ),

@@ -52,8 +52,8 @@ def ternary_oracle(method, specs, workers):
 
 
 def _compact(sparsity, stable_steps=0):
-    method = rs.PacTrain(sparsity=sparsity, stable_steps=stable_steps)
-    full = rs.PacTrain(sparsity=0.0)
+    method = rs.contrib.PacTrain(sparsity=sparsity, stable_steps=stable_steps)
+    full = rs.contrib.PacTrain(sparsity=0.0)
     return Descriptor(
         method, full, payload=kept_values, oracle=pruned_oracle, tolerance=1e-6, start=pruned
     )
@@ -63,7 +63,7 @@ TABLE = {
     "pactrain": _compact(0.5),
     "pactrain_sparse": _compact(0.9, stable_steps=3),
     "pactrain_ternary": Descriptor(
-        rs.PacTrain(sparsity=0.7, ternary=True, seed=3),
+        rs.contrib.PacTrain(sparsity=0.7, ternary=True, seed=3),
         requests=(AllGather, AllReduce),
         payload=scalers_and_kept_sums,
         oracle=ternary_oracle,

@@ -50,10 +50,10 @@ def _pairs(cls, density, payload, oracle):
 
 
 # The workers' elements share the places of one, with GTopK.
-PATIENCE = {rs.GTopK: 5.0, rs.SparCML: 2.0}
+PATIENCE = {rs.contrib.GTopK: 5.0, rs.contrib.SparCML: 2.0}
 
 TABLE = {
-    "gtopk": _pairs(rs.GTopK, 0.05, k_elements, GTopKOracle),
+    "gtopk": _pairs(rs.contrib.GTopK, 0.05, k_elements, GTopKOracle),
     # Sparse in two rounds, dense from then on.
-    "sparcml": _pairs(rs.SparCML, 0.2, union, SparCMLOracle),
+    "sparcml": _pairs(rs.contrib.SparCML, 0.2, union, SparCMLOracle),
 }

@@ -74,8 +74,8 @@ TABLE = {
         stochastic_oracle,
         (AllGather, AllReduce),
     ),
-    "two_bit": _gathers(rs.TwoBit(), two_bits),
+    "two_bit": _gathers(rs.contrib.TwoBit(), two_bits),
     "two_bit_absolute": _gathers(
-        rs.TwoBit(threshold=0.5, unit="absolute"), two_bits, threshold_oracle
+        rs.contrib.TwoBit(threshold=0.5, unit="absolute"), two_bits, threshold_oracle
     ),
 }

@@ -22,7 +22,7 @@ def oracle(method, specs, workers):
 
 
 def _sidco(**options):
-    method = rs.SIDCo(**options)
+    method = rs.contrib.SIDCo(**options)
     full = dataclasses.replace(method, density=1.0)
     return Descriptor(method, full, True, (AllGather,), payload, oracle, steps=11)
 

@@ -26,7 +26,7 @@ def two_phases(method, specs, step):
 
 
 def votes(method, specs, workers):
-    momentum = method.momentum if isinstance(method, rs.Signum) else 0.0
+    momentum = method.momentum if isinstance(method, rs.contrib.Signum) else 0.0
     return VoteOracle([s.shape for s in specs], workers, momentum)
 
 
@@ -109,7 +109,7 @@ def zero_one_adam(method, specs, workers):
 
 TABLE = {
     "one_bit_adam": Descriptor(
-        rs.OneBitAdam(),
+        rs.contrib.OneBitAdam(),
         None,
         True,
         (AllToAll, AllGather),
@@ -121,7 +121,7 @@ TABLE = {
         patience=None,
     ),
     "zero_one_adam": Descriptor(
-        rs.ZeroOneAdam(),
+        rs.contrib.ZeroOneAdam(),
         None,
         True,
         (AllReduce, AllToAll, AllGather),
@@ -133,12 +133,12 @@ TABLE = {
         patience=None,
     ),
     "sign_sgd": Descriptor(rs.SignSGD(), None, True, (AllGather,), message, votes, steps=15),
-    "signum": Descriptor(rs.Signum(), None, True, (AllGather,), message, votes, steps=15),
+    "signum": Descriptor(rs.contrib.Signum(), None, True, (AllGather,), message, votes, steps=15),
     "ef_sign_sgd": Descriptor(
         rs.EFSignSGD(), None, True, (AllGather,), message, _oracle(ScaledSignOracle), 1e-5, 15
     ),
     "one_bit_sgd": Descriptor(
-        rs.OneBitSGD(),
+        rs.contrib.OneBitSGD(),
         None,
         True,
         (AllToAll, AllGather),

@@ -25,8 +25,8 @@ def oracle(method, specs, workers):
 
 def _spardl(density):
     return Descriptor(
-        rs.SparDL(density=density),
-        rs.SparDL(density=1.0),
+        rs.contrib.SparDL(density=density),
+        rs.contrib.SparDL(density=1.0),
         requests=(AllToAll, AllGather),
         payload=messages,
         oracle=oracle,

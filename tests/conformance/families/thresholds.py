@@ -9,13 +9,13 @@ from tf_redsync.exchange.requests import AllGather
 
 def payload(method, specs, step):
     """A flag, then for each tensor a count, and for each element one word (Strom) or two."""
-    words = 1 if isinstance(method, rs.Strom) else 2
+    words = 1 if isinstance(method, rs.contrib.Strom) else 2
     return [4 * (1 + sum(1 + words * count(method.density, s.size) for s in specs))]
 
 
 def oracle(method, specs, workers):
     capacities = [count(method.density, s.size) for s in specs]
-    signs = isinstance(method, rs.Strom)
+    signs = isinstance(method, rs.contrib.Strom)
     return ThresholdOracle([s.shape for s in specs], workers, method.threshold, capacities, signs)
 
 
@@ -25,7 +25,8 @@ def _threshold(method, full=None):
 
 TABLE = {
     "fixed_threshold": _threshold(
-        rs.FixedThreshold(threshold=1.5, density=0.2), rs.FixedThreshold(threshold=0.0, density=1.0)
+        rs.contrib.FixedThreshold(threshold=1.5, density=0.2),
+        rs.contrib.FixedThreshold(threshold=0.0, density=1.0),
     ),
-    "strom": _threshold(rs.Strom(threshold=0.7, density=0.3)),
+    "strom": _threshold(rs.contrib.Strom(threshold=0.7, density=0.3)),
 }

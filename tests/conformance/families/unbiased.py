@@ -9,9 +9,9 @@ import tf_redsync as rs
 from tests.conformance.descriptor import Descriptor
 from tests.oracle.sparse import count
 from tests.oracle.unbiased import QuantizedFWOracle, RoundedOracle, WangniOracle
+from tf_redsync.contrib.wangni import ROUNDS
 from tf_redsync.exchange.requests import AllGather, AllToAll
 from tf_redsync.methods.common.random_numbers import stream, uniform
-from tf_redsync.methods.wangni import ROUNDS
 
 
 def words(bits: int) -> int:
@@ -92,15 +92,15 @@ def _unbiased(method, payload, oracle, requests=(AllGather,), tolerance=0.0):
 
 
 TABLE = {
-    "natural": _unbiased(rs.NaturalCompression(), nine_bits, natural_oracle),
-    "dorefa": _unbiased(rs.DoReFa(), k_bits, dorefa_oracle),
-    "dorefa_two_bits": _unbiased(rs.DoReFa(bitwidth=2, seed=4), k_bits, dorefa_oracle),
-    "wangni": _unbiased(rs.Wangni(density=0.1), elements, wangni_oracle, tolerance=1e-6),
+    "natural": _unbiased(rs.contrib.NaturalCompression(), nine_bits, natural_oracle),
+    "dorefa": _unbiased(rs.contrib.DoReFa(), k_bits, dorefa_oracle),
+    "dorefa_two_bits": _unbiased(rs.contrib.DoReFa(bitwidth=2, seed=4), k_bits, dorefa_oracle),
+    "wangni": _unbiased(rs.contrib.Wangni(density=0.1), elements, wangni_oracle, tolerance=1e-6),
     "quantized_fw": _unbiased(
-        rs.QuantizedFW(), two_phases, quantized_fw_oracle, (AllToAll, AllGather)
+        rs.contrib.QuantizedFW(), two_phases, quantized_fw_oracle, (AllToAll, AllGather)
     ),
     "quantized_fw_ternary": _unbiased(
-        rs.QuantizedFW(levels=1, sum_levels=20, seed=3),
+        rs.contrib.QuantizedFW(levels=1, sum_levels=20, seed=3),
         two_phases,
         quantized_fw_oracle,
         (AllToAll, AllGather),

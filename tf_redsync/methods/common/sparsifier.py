@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Generator, Sequence
+from fractions import Fraction
 from typing import Any, ClassVar
 
 import tensorflow as tf
@@ -29,6 +30,16 @@ DENSE_BELOW = 4096  # bytes; below, indices and a place in the message cost more
 def element_count(density: float, size: int) -> int:
     """Number of elements to send: `density * size`, rounded, at least 1 and at most `size`."""
     return min(max(1, int(density * size + 0.5)), size)
+
+
+def kept_elements(sparsity: float, size: int) -> int:
+    """Number of elements that are kept of `size`: ceil((1 - sparsity) size), in exact decimals.
+
+    Example:
+        >>> kept_elements(0.7, 10), kept_elements(0.29, 100), kept_elements(0.5, 3)
+        (3, 71, 2)
+    """
+    return math.ceil((1 - Fraction(str(float(sparsity)))) * size)
 
 
 def capacity(count: float, size: int) -> int:

@@ -1,0 +1,5 @@
+"""All methods that a user may name, by name: those of `rs` and those of `rs.contrib`."""
+
+from tf_redsync.methods.catalogue import methods_in
+
+METHODS = {**methods_in("tf_redsync.methods"), **methods_in("tf_redsync.contrib")}

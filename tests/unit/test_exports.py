@@ -1,0 +1,112 @@
+"""What `rs.` and `rs.contrib.` export derives from `@register`; saved names are found in both."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tf_redsync as rs
+from tests.methods import METHODS
+from tf_redsync import config, expressions
+
+SOURCE = Path(rs.__file__).read_text(encoding="utf-8")
+CHOICES = (
+    "Dense NoExchange HalfPrecision RedSync DGC TopK RandomK RandomBlock GMC CodedGMC CodedTopK "
+    "Coded Scheduled SBC CDSGD PowerSGD ACPSGD SignSGD EFSignSGD QSGD TernGrad LocalSGD DiLoCo "
+    "StreamingDiLoCo SparseLoCo DeMo"
+).split()
+
+
+def test_users_choose_from_few_methods():
+    assert {n for n in rs.__all__ if n in METHODS} == set(CHOICES)
+    assert {n for n in rs.contrib.__all__ if n in METHODS} == METHODS.keys() - set(CHOICES)
+    for name in CHOICES:
+        assert getattr(rs, name) is METHODS[name] is getattr(rs.methods, name)
+        assert METHODS[name].__module__.startswith("tf_redsync.methods.")
+    assert dir(rs) == sorted(rs.__all__)
+
+
+def test_type_checkers_see_what_is_exported():
+    """A new name in `tf_redsync/methods/` needs a line there, for its type."""
+    (block,) = (
+        node
+        for node in ast.parse(SOURCE).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    seen = {}
+    for line in block.body:
+        (alias,) = line.names
+        assert alias.asname == alias.name  # else it would not be exported
+        seen[alias.name] = line.module
+    assert sorted(seen) == sorted(rs.__all__)
+    for name in METHODS.keys() & seen.keys():
+        assert seen[name] == METHODS[name].__module__
+
+
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - set(CHOICES)))
+def test_methods_of_contrib_say_where_they_are(name):
+    with pytest.raises(AttributeError, match=rf"rs\.contrib\.{name}\b"):
+        getattr(rs, name)
+    assert getattr(rs.contrib, name) is METHODS[name]
+
+
+def test_a_new_file_is_exported(tmp_path, monkeypatch):
+    """As `contrib/__init__.py` finds its own."""
+    (tmp_path / "some_methods").mkdir()
+    (tmp_path / "some_methods" / "__init__.py").write_text("")
+    (tmp_path / "some_methods" / "fresh.py").write_text(
+        "from tf_redsync.config import register\n"
+        "from tf_redsync.methods import Dense\n"
+        "@register\nclass Fresh(Dense): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(config, "_REGISTRY", config.registered())
+    found = rs.methods.catalogue.methods_in("some_methods")
+    assert list(found) == ["Fresh"]
+    assert "Fresh" in {entry.name for entry in rs.methods.table().entries}
+
+
+FRESH = """
+import json, sys
+import tf_redsync as rs
+from tf_redsync.config import from_config
+assert not [m for m in sys.modules if m.startswith("tf_redsync.contrib")]
+made = from_config(json.loads(sys.argv[1]))
+assert type(made.method).__module__ == "tf_redsync.contrib.sidco"
+print(made)
+"""
+
+
+def test_a_saved_method_of_contrib_is_found_by_a_program_that_never_imported_it():
+    method = rs.Coded(
+        method=rs.contrib.SIDCo(density=0.02), indices=rs.contrib.codings.Bloom(policy="p2")
+    )
+    saved = json.dumps(config.serialize(method))
+    assert "contrib" not in saved
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH, saved], capture_output=True, text=True, timeout=100
+    )
+    assert done.stdout.strip() == str(method), done.stderr
+
+
+@pytest.mark.parametrize("text", ["SIDCo(density=0.5)", "rs.contrib.SIDCo(density=0.5)"])
+def test_the_command_line_knows_methods_of_contrib(text):
+    assert expressions.evaluate(text).method == rs.contrib.SIDCo(density=0.5)
+    coded = expressions.evaluate("Coded(indices=contrib.codings.Bloom())").method
+    assert coded.indices == rs.contrib.codings.Bloom()
+
+
+def test_a_user_may_not_take_the_name_of_a_method_of_contrib():
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import tf_redsync as rs\n"
+            "@rs.methods.register\nclass SIDCo(rs.Dense): pass",
+        ],
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert "ValueError" in done.stderr and "tf_redsync.contrib.sidco.SIDCo" in done.stderr

@@ -1,0 +1,193 @@
+"""Bloom filters of positions, and what to send for the positions that they add."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import tensorflow as tf
+from typing_extensions import override
+
+from tf_redsync import checks
+from tf_redsync.codings.base import Capacity, CodedPositions, IndexCoding, used
+from tf_redsync.config import register
+from tf_redsync.contrib.codings.bloom_conflict_sets import by_conflicts
+from tf_redsync.ops.codecs import Positions, bloom_build, bloom_parameters, bloom_query
+from tf_redsync.ops.message_layout import MAX_COUNT
+from tf_redsync.ops.wire import (
+    as_row,
+    cut,
+    joined,
+    leading,
+    only_row,
+)
+
+POLICIES = ("p0", "p1", "p2", "leftmost")
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bloom(IndexCoding):
+    """Bloom filters of positions, and what to send for the positions that they add.
+
+    A Bloom filter for each tensor: `[filters]`.
+
+    Policies other than p0 send `[counts]` before them.
+
+    Burton H. Bloom (1970), "Space/time trade-offs in hash coding with allowable errors", CACM 13;
+    for gradients, with the policies below: Xu et al. (2021), "DeepReduce", NeurIPS.
+
+    Of r positions among n, a filter with a rate e of false positives has r log2(1 / e) / ln 2 bits
+    and log2(1 / e) hashes. Sender and receivers query it for every element: P, all that it holds,
+    has r elements and about e (n - r) false ones. The policy says which of them get values:
+
+        p0         all of P, true values, also of the false ones: |P| values
+        p1         r random elements of P, others in every step
+        p2         r elements of P, by conflicts: for each bit of the filter the elements of P that
+                   set it; from the smallest of these sets on, one of each that is not taken yet
+        leftmost   the first r elements of P from a random place on, another one in every step
+
+    All values are the true ones of these elements, so the total has no wrong ones; what was
+    selected and gets no value waits in the residual. Only where one mean stands for all values of a
+    tensor do false positives get it too, and the residual has to make up for that.
+
+    A position costs 1.44 log2(1 / e) bits, which for small e is more than a Golomb code takes, and
+    p0 pays for its false positives with values.
+
+    Differences from the paper
+
+    * P1 draws others in every step, where a fixed seed would repeat itself. Hashes change as well.
+    * Leftmost begins at another place in every step, and goes on at the beginning. From the
+      beginning on, a tensor's last elements would never be sent: there are always false positives
+      before them.
+    * Messages have room for the false positives that are to be expected and six standard deviations
+      more; what is beyond that waits.
+
+    Args:
+        policy: `"p0"`, `"p1"`, `"p2"` or `"leftmost"`.
+        false_positive_rate: e, in (0, 1); `None`: a tenth of the density.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+    """
+
+    policy: str = "p0"
+    false_positive_rate: float | None = None
+
+    lossless: ClassVar[bool] = False
+    paper: ClassVar[str] = "Xu, Kostopoulou, Dutta, Li, Ntoulas, Kalnis 2021"
+
+    def __post_init__(self) -> None:
+        checks.choice("policy", self.policy, POLICIES)
+        rate = self.false_positive_rate
+        if rate is not None:
+            bounds: dict[str, Any] = {"low": 0.0, "high": 1.0, "low_open": True, "high_open": True}
+            checks.real("false_positive_rate", rate, **bounds)
+
+    @override
+    def received(self, capacity: Capacity) -> Capacity:
+        """With p0 a tensor gets room for its false positives too."""
+        if self.policy != "p0":
+            return capacity
+        return Capacity(capacity.sizes, tuple(map(self._positives, capacity.sizes, capacity.slots)))
+
+    @override
+    def words(self, capacity: Capacity) -> Any:
+        return self._heads(capacity) + sum(self._filters(capacity).words)
+
+    @override
+    def encode(
+        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, capacity: Capacity, seed: tf.Tensor
+    ) -> CodedPositions:
+        of = self._filters(capacity)
+        filters = bloom_build(
+            indices, counts, seed, sizes=capacity.sizes, words=of.words, hashes=of.hashes
+        )
+        words = joined(counts[: self._heads(capacity)], filters)
+        positions = self.decode(as_row(words), capacity, seed)
+        found = [only_row(at) for at in positions.indices]
+        return CodedPositions(words, found, only_row(positions.counts))
+
+    @override
+    def decode(self, words: tf.Tensor, capacity: Capacity, seed: tf.Tensor) -> Positions:
+        of = self._filters(capacity)
+        if max(capacity.sizes) > MAX_COUNT:
+            raise ValueError(
+                f"`indices=Bloom(..)` takes tensors of at most {MAX_COUNT} elements. "
+                f"Received: sizes={capacity.sizes}. Use RawIndices, or split the variable."
+            )
+        lengths = [self._heads(capacity), sum(of.words)]
+        heads, filters = cut(words, lengths)
+        places = list(map(self._positives, capacity.sizes, capacity.slots))
+        positives = bloom_query(
+            filters, seed, sizes=capacity.sizes, slots=places, words=of.words, hashes=of.hashes
+        )
+        if self.policy == "p0":
+            return positives
+        counts = tf.minimum(heads, positives.counts)
+        indices = []
+        for i, (at, slots) in enumerate(zip(positives.indices, capacity.slots, strict=True)):
+            found, count = positives.counts[:, i : i + 1], counts[:, i : i + 1]
+            chosen = self._ordered(at, found, seed, i, capacity)[:, :slots]
+            valid = leading(count, slots)
+            indices.append(used(tf.sort(tf.where(valid, chosen, tf.int32.max)), count))
+        return Positions(indices, counts)
+
+    def _ordered(
+        self, at: tf.Tensor, count: tf.Tensor, seed: tf.Tensor, number: int, capacity: Capacity
+    ) -> tf.Tensor:
+        """Positives of tensor `number`, those to take first in front; int32 `[workers, slots]`."""
+        noise = draws(seed, number, at.shape[1])
+        if self.policy == "leftmost":
+            first = tf.cast(noise[:1] * tf.cast(count, tf.float32), tf.int32)
+            place = (first + tf.range(at.shape[1])) % tf.maximum(count, 1)
+            return tf.gather(at, place, batch_dims=1)
+        if self.policy == "p2":
+            of, limit = self._filters(capacity), capacity.slots[number]
+            words, hashes = of.words[number], of.hashes[number]
+            return by_conflicts(at, count, noise, seed, words=words, hashes=hashes, limit=limit)
+        order = tf.argsort(tf.where(leading(count, at.shape[1]), noise, 2.0), stable=True)
+        return tf.gather(at, order, batch_dims=1)
+
+    def _rate(self, size: int, slots: int) -> float:
+        if self.false_positive_rate is not None:
+            return self.false_positive_rate
+        return min(max(0.1 * slots / max(size, 1), 1e-9), 0.5)
+
+    def _positives(self, size: int, slots: int) -> int:
+        """Slots for positives: six standard deviations above their average."""
+        words, hashes = bloom_parameters(slots, self._rate(size, slots))
+        load = hashes * max(slots, 1) / (32 * words)
+        held = 1.0 - math.exp(-load)  # share of the bits that are set, and its deviation
+        spread = math.sqrt(max(math.exp(-load) - (1 + load) * math.exp(-2 * load), 0) / 32 / words)
+        # A little more than was set, since there is no fraction of a hash.
+        false = held**hashes * max(size - slots, 0)
+        deviation = math.sqrt(false + (false * hashes * spread / held) ** 2)
+        return min(slots + math.ceil(false + 6 * deviation) + 4, size)
+
+    def _heads(self, capacity: Capacity) -> int:
+        """Words that tell how many positions were selected, which P0 does not ask."""
+        return 0 if self.policy == "p0" else len(capacity.slots)
+
+    def _filters(self, capacity: Capacity) -> _Filters:
+        """How long the filters are."""
+        both = [
+            bloom_parameters(slots, self._rate(size, slots))
+            for size, slots in zip(capacity.sizes, capacity.slots, strict=True)
+        ]
+        return _Filters([words for words, _ in both], [hashes for _, hashes in both])
+
+
+class _Filters(NamedTuple):
+    """One filter for each tensor, as the ops want them."""
+
+    words: list[int]
+    hashes: list[int]
+
+
+def draws(seed: tf.Tensor, number: int, count: int) -> tf.Tensor:
+    """Random numbers in [0, 1) for tensor `number`, equal on all workers, others in every step."""
+    key = tf.stack([tf.convert_to_tensor(seed, tf.int32), tf.constant(number)])
+    return tf.random.stateless_uniform([count], key, alg="philox")

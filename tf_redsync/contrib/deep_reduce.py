@@ -1,0 +1,44 @@
+"""`Coded` with the codings of DeepReduce."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from tf_redsync.codings.base import IndexCoding, ValueCoding
+from tf_redsync.config import register
+from tf_redsync.contrib.codings.bloom import Bloom
+from tf_redsync.contrib.codings.quantized_values import QSGDValues
+from tf_redsync.methods.coded import Coded
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeepReduce(Coded):
+    """`Coded` with DeepReduce's best pair: Bloom filters, policy P0, and QSGD values.
+
+    Hang Xu, Kelly Kostopoulou, Aritra Dutta, Xin Li, Alexandros Ntoulas, Panos Kalnis (2021),
+    "DeepReduce: A Sparse-tensor Communication Framework for Federated Deep Learning", NeurIPS. See
+    `Coded` for what is sent, and for what differs from the paper.
+
+    Args:
+        method: See `Coded`.
+        indices: See `Coded`; the paper's are `Bloom`, `RunLength` and `Huffman`.
+        values: See `Coded`; the paper's are `QSGDValues`, `PolynomialFit`, `DoubleExponentialFit`.
+        error_feedback: See `Coded`.
+        seed: See `Coded`.
+
+    Raises:
+        ValueError: as `Coded`.
+
+    Example:
+        >>> import tf_redsync as rs
+        >>> values = rs.contrib.codings.PolynomialFit()
+        >>> rs.contrib.DeepReduce(method=rs.TopK(density=0.1), values=values).conserves
+        True
+    """
+
+    indices: IndexCoding = dataclasses.field(default_factory=Bloom)
+    values: ValueCoding = dataclasses.field(default_factory=QSGDValues)
+
+    paper: ClassVar[str] = "Xu, Kostopoulou, Dutta, Li, Ntoulas, Kalnis 2021"

@@ -1,0 +1,5 @@
+"""LGC: learned gradient compression. See `LGC`."""
+
+from tf_redsync.contrib.lgc.method import LGC
+
+__all__ = ["LGC"]

@@ -1,0 +1,158 @@
+"""1-bit SGD in two quantised phases."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import tensorflow as tf
+from typing_extensions import override
+
+from tf_redsync.config import register
+from tf_redsync.contrib.common.quantized_blocks import (
+    Blocks,
+    by_tensor,
+    by_worker,
+    cut,
+    for_each_worker,
+    joined,
+    one_message,
+)
+from tf_redsync.exchange import feedback
+from tf_redsync.exchange.context import Context
+from tf_redsync.exchange.layout import TensorSpec
+from tf_redsync.exchange.method import Exchange, State
+from tf_redsync.exchange.requests import AllGather, AllToAll
+from tf_redsync.exchange.sync_schedule import SyncSchedule
+from tf_redsync.methods.common.quantizer import Quantizer
+from tf_redsync.ops.quantization import dequantize_sum, quantize
+from tf_redsync.schedules import DenseWarmUp, check_warm_up, dense_steps
+
+MODE = "two_level"
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OneBitSGD(Quantizer):
+    """1-bit SGD: two values a tensor, a bit an element, and the error added to the next gradient.
+
+    Frank Seide, Hao Fu, Jasha Droppo, Gang Li, Dong Yu (2014), "1-Bit Stochastic Gradient Descent
+    and its Application to Data-Parallel Distributed Training of Speech DNNs", Interspeech.
+
+    Q replaces every element of a block by the mean of the block's negative elements or by that of
+    the others, whichever it belongs to. Every tensor is cut into K blocks, one for each of the K
+    workers; of block b, worker b adds up what all have sent and quantises once more. On worker w,
+    with gradient g and residual e:
+
+        p = g + e
+        Q(p[b]) goes to worker b, for every block b             one all-to-all
+        e[b] <- p[b] - Q(p[b])                                  for every b other than w
+        s = p[w] + sum over the other workers of their Q(p[w])
+        Q(s) goes to all workers                                one all-gather
+        e[w] <- s - Q(s)
+        total = the K blocks Q(s)
+
+    A worker sends 2 (K - 1) / K bits an element, where an all-gather of codes takes K - 1.
+
+    Differences from the paper
+
+    * The owner of a block has one residual for it: what it would send to itself is not quantised,
+      so the only error there is that of the second quantisation. The paper has a residual for each.
+    * The means are of the blocks of a tensor, not of the columns of a matrix.
+    * Biases, norms and small tensors are all-reduced densely.
+    * The residual is that of the gradient; AdaGrad, momentum and the like follow, in the optimizer.
+
+    Args:
+        dense_below: Tensors of fewer float32 bytes are all-reduced densely.
+        warm_up: `None` or `DenseWarmUp(steps)`: dense first steps, which the paper recommends.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+    """
+
+    warm_up: DenseWarmUp | None = None
+
+    paper: ClassVar[str] = "Seide, Fu, Droppo, Li, Yu 2014"
+    requests: ClassVar[str] = "all-to-all, then all-gather, of signs and means"
+    bits: ClassVar[str] = "1 + 1 / K"
+    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum"}
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_warm_up(self.warm_up, DenseWarmUp)
+
+    @property
+    @override
+    def totals_may_overflow(self) -> bool:
+        """They are means that one worker has sent, and it has looked at them."""
+        return False
+
+    @property
+    @override
+    def sync_schedule(self) -> SyncSchedule:
+        return SyncSchedule(warm_up_steps=dense_steps(self.warm_up))
+
+    @override
+    def describe(self, spec: TensorSpec) -> str:
+        return "signs and two means, twice"
+
+    @override
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        grads, workers, rank = feedback.scaled(grads, ctx.scale), ctx.layout.workers, ctx.rank
+        sums = [e + g for e, g in zip(state["residual"], grads, strict=True)]
+        counts = tf.constant([_counts(s, workers) for s in ctx.layout.specs])  # [tensors, workers]
+        blocks = [cut(x, s, workers) for x, s in zip(sums, ctx.layout.specs, strict=True)]
+
+        message, errors = _quantized(blocks, counts)
+        rows = yield AllToAll(for_each_worker(message, 2 * len(blocks), workers))
+        own_counts = tf.gather(counts, [rank], axis=1)
+        received = dequantize_sum(rows, [b[0] for b in blocks], mode=MODE)
+        own = []  # of the worker's block: what arrived, and what it did not tell itself
+        for i, (total, error) in enumerate(zip(received, errors, strict=True)):
+            count = tf.cast(own_counts[i, 0], tf.int64)
+            inside = tf.range(total.shape[0], dtype=tf.int64) < count
+            own.append(tf.where(inside, total + tf.gather(error, rank), 0.0)[tf.newaxis])
+
+        message, own_errors = _quantized(own, own_counts)
+        messages = yield AllGather(message)
+        together = one_message(messages, 2 * len(blocks))
+        parts = dequantize_sum(together, by_worker(blocks), mode=MODE)
+        totals = by_tensor(parts, len(blocks))
+        mine = tf.equal(tf.range(workers), rank)[:, tf.newaxis]
+        residuals = [
+            tf.where(mine, second, first) for first, second in zip(errors, own_errors, strict=True)
+        ]
+        return joined(totals, ctx.layout), {"residual": joined(residuals, ctx.layout)}
+
+
+def _counts(spec: TensorSpec, workers: int) -> list[int]:
+    """Elements of a tensor in each of its blocks; all but the last ones are full."""
+    length = -(-spec.size // workers)
+    return [min(max(spec.size - b * length, 0), length) for b in range(workers)]
+
+
+def _quantized(blocks: Blocks, counts: tf.Tensor) -> tuple[tf.Tensor, Blocks]:
+    """Replace elements by means.
+
+    Args:
+        blocks: For every tensor some of its blocks, `[blocks, length]`, filled up with zeros.
+        counts: int32 `[tensors, blocks]`, numbers of elements without these zeros.
+
+    Returns:
+        The message, in the order of `by_worker`, and the errors in the form of `blocks`.
+    """
+    scales = tf.stack([_means(b, counts[i]) for i, b in enumerate(blocks)], axis=1)
+    coded = quantize(by_worker(blocks), tf.reshape(scales, [-1]), mode=MODE, errors=True)
+    errors = by_tensor(coded.errors, len(blocks))
+    return coded.message, errors
+
+
+def _means(rows: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+    """Means of the negative and of the other elements of each row `[rows, n]`: `[rows, 2]`."""
+    negative = rows < 0.0
+    below = tf.math.count_nonzero(negative, axis=1, dtype=tf.int32)
+    numbers = tf.cast(tf.stack([below, counts - below], axis=1), tf.float32)
+    low = tf.reduce_sum(tf.minimum(rows, 0.0), axis=1)
+    high = tf.reduce_sum(tf.maximum(rows, 0.0), axis=1)
+    return tf.math.divide_no_nan(tf.stack([low, high], axis=1), numbers)

@@ -1,0 +1,229 @@
+"""All-reduce of the gradients of unpruned weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import tensorflow as tf
+from typing_extensions import override
+
+from tf_redsync import checks
+from tf_redsync.config import register
+from tf_redsync.exchange import feedback
+from tf_redsync.exchange.context import Context
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.method import Exchange, Method, State
+from tf_redsync.exchange.requests import AllReduce
+from tf_redsync.exchange.sync_schedule import SyncSchedule
+from tf_redsync.methods.common.quantizer import deliver_ternary, largest, own_stream
+from tf_redsync.methods.common.sparsifier import DENSE_BELOW, kept_elements, marked, too_small
+from tf_redsync.methods.dense import Dense
+
+# What the state has in place of a number of steps.
+NO_MASK, TOO_MANY_KEPT = -1, -2
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PacTrain(Method):
+    """PacTrain: only the gradients of weights that are not pruned are exchanged.
+
+    It needs something that prunes: give `tf_redsync.callbacks.Prune` to `fit`. Without it, and
+    until it has pruned, all exchanges are dense.
+
+    Yisu Wang, Ruilong Wu, Xinjiao Li, Dirk Kutscher (2025), "PacTrain: Pruning and Adaptive Sparse
+    Gradient Compression for Efficient Collective Communication in Distributed Deep Learning", arXiv
+    2505.18563.
+
+    A share s of each weight matrix is pruned during training. With its mask m, 1 where a weight is
+    kept and 0 where it is pruned, the same on all workers, and a gradient g of n elements, on every
+    worker:
+
+        until the mask has been the same for T steps:
+            total = m * sum over workers of g                   one all-reduce of 32 n bits
+        from then on, with p the positions where m is 1:
+            compact = g[p]                                      ceil((1 - s) n) elements
+            total[p] = sum over workers of compact              one all-reduce of 32 (1 - s) n bits
+            total = 0 elsewhere
+
+    That totals are 0 where weights are pruned is what the paper calls gradient sparsity
+    enforcement: these weights stay 0. Of the pruned model nothing is lost, so there is no residual,
+    and the totals are those of dense exchanges. Codes of three values are optional: with c = max
+    |compact| over all workers, -c, 0 or c, right on average, as TernGrad's with a shared scaler
+    (`quantized.py`).
+
+    The masks come from `tf_redsync.callbacks.Prune`, or from `optimizer.prune(...)` in a custom
+    loop.
+
+    Differences from the paper, of which only the abstract was at hand
+
+    * The tracker watches the mask of the weights: it counts the steps since it was written. Zeros
+      that are seen in gradients say less. Where a ReLU is dead or no batch had the row of an
+      embedding, the gradient is 0 for a while, and what comes later would be lost.
+    * A mask is agreed on when it is written, outside of the steps, so that in a step the tracker
+      has nothing to ask and all workers switch in the same one.
+    * When to prune, by layer or over the model, and T are the user's choice.
+    * Biases, norms and small tensors are neither pruned nor compressed.
+
+    Args:
+        sparsity: s, the fraction of each tensor that is pruned at least, in [0, 1). Messages have
+            room for the rest. If a mask keeps more of any tensor, it is obeyed, but everything is
+            exchanged densely, with a warning that says which sparsity would do.
+        stable_steps: T, dense steps with the same mask before the first compact one. With more
+            than the training has, it is the dense training of the pruned model.
+        ternary: Whether values travel as -1, 0 or 1 times the largest one.
+        seed: Of the rounding of `ternary`; the same on all workers, who draw different numbers
+            even so.
+        dense_below: Tensors of fewer float32 bytes are neither pruned nor compressed.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+
+    Example:
+        >>> import tf_redsync as rs
+        >>> method = rs.contrib.PacTrain(sparsity=0.8)
+        >>> prune = rs.callbacks.Prune(0.8, at_step=100)  # model.fit(..., callbacks=[prune])
+    """
+
+    sparsity: float = 0.5
+    stable_steps: int = 10
+    ternary: bool = False
+    seed: int = 0
+    dense_below: int = DENSE_BELOW
+
+    paper: ClassVar[str] = "Wang, Wu, Li, Kutscher 2025"
+    requests: ClassVar[str] = "all-reduce of values; ternary: all-gather of scalers and all-reduce"
+    bits: ClassVar[str] = "32 (1 - s); ternary 32 (1 - s) / floor(log(2^25) / log(2 K + 1))"
+    state_kinds: ClassVar[dict[str, str]] = {
+        "mask": "shared",
+        "positions": "shared",
+        "stable": "shared",
+    }
+
+    def __post_init__(self) -> None:
+        checks.real("sparsity", self.sparsity, low=0.0, high=1.0, high_open=True)
+        checks.integer("stable_steps", self.stable_steps, low=0)
+        checks.boolean("ternary", self.ternary)
+        checks.integer("seed", self.seed, low=0)
+        checks.integer("dense_below", self.dense_below, low=0)
+
+    @property
+    @override
+    def conserves(self) -> bool:
+        """What lies outside of the mask is dropped."""
+        return False
+
+    @property
+    @override
+    def totals_may_overflow(self) -> bool:
+        """They are what the all-reduce returned, or integers times the scaler."""
+        return self.ternary
+
+    @property
+    @override
+    def sync_schedule(self) -> SyncSchedule:
+        return SyncSchedule(
+            waits_for="the weights to be pruned: give tf_redsync.callbacks.Prune(sparsity, "
+            "at_step=...) to `fit`, or call optimizer.prune(sparsity) in a custom loop"
+        )
+
+    @override
+    def ready(self, state: State) -> tf.Tensor:
+        """The mask has been the same for long enough, and it fits."""
+        return state["stable"][0] >= self.stable_steps
+
+    @override
+    def refuses(self, spec: TensorSpec) -> str | None:
+        return too_small(spec, self.dense_below)
+
+    @override
+    def dense(self) -> Method:
+        return Dense()
+
+    @override
+    def describe(self, spec: TensorSpec) -> str:
+        kept = kept_elements(self.sparsity, spec.size)
+        return f"once pruned, k = {kept:,}" + (", ternary" if self.ternary else "")
+
+    @override
+    def init(self, layout: BucketLayout) -> State:
+        """All is kept; the positions are of no use yet."""
+        counts = [kept_elements(self.sparsity, s.size) for s in layout.specs]
+        return {
+            "mask": [tf.ones(s.shape, tf.bool) for s in layout.specs],
+            # 64 bits: variables of int32 have no place on a GPU.
+            "positions": [tf.range(k, dtype=tf.int64) for k in counts],
+            "stable": [tf.constant(NO_MASK, tf.int64)],
+        }
+
+    def with_masks(self, layout: BucketLayout, masks: Sequence[np.ndarray]) -> State:
+        """Return the state after the weights have been pruned. Warns of masks that keep too many.
+
+        Args:
+            layout: The bucket.
+            masks: For each tensor, bool of its shape: `True` where weights are kept.
+        """
+        positions, fits = [], True
+        for spec, mask in zip(layout.specs, masks, strict=True):
+            flat, capacity = np.ravel(mask), kept_elements(self.sparsity, spec.size)
+            kept = np.flatnonzero(flat)
+            if kept.size > capacity:
+                fits = False
+                warnings.warn(
+                    f"PacTrain goes on with dense exchanges: {kept.size:,} of the {spec.size:,} "
+                    f"weights of {spec.name!r} are kept, and sparsity={self.sparsity} has room for "
+                    f"{capacity:,}. Prune more of this variable, or use a smaller sparsity in "
+                    "PacTrain (here at most "
+                    f"{math.floor(1e4 * (1 - kept.size / spec.size)) / 1e4}).",
+                    stacklevel=2,
+                )
+            # Where fewer are kept, pruned ones fill up: the positions are distinct at any rate.
+            positions.append(np.concatenate([kept, np.flatnonzero(~flat)])[:capacity])
+        return {
+            "mask": [tf.convert_to_tensor(m, tf.bool) for m in masks],
+            "positions": [tf.convert_to_tensor(p, tf.int64) for p in positions],
+            "stable": [tf.constant(0 if fits else TOO_MANY_KEPT, tf.int64)],
+        }
+
+    @override
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        """Only where the state is `ready`."""
+        grads = feedback.scaled(grads, ctx.scale)
+        compact = [
+            _gathered(g, m, p)
+            for g, m, p in zip(grads, state["mask"], state["positions"], strict=True)
+        ]
+        values = marked(compact, grads)
+        if self.ternary:
+            scalers = tf.concat([largest(v[tf.newaxis]) for v in values], axis=0)
+            stream = own_stream(self.seed, ctx)
+            sums = yield from deliver_ternary(values, scalers, stream, ctx.layout.workers)
+        else:
+            sums = yield AllReduce(values)
+        totals = [
+            tf.reshape(tf.scatter_nd(p[:, tf.newaxis], t, [spec.size]), spec.shape)
+            for spec, t, p in zip(ctx.layout.specs, sums, state["positions"], strict=True)
+        ]
+        return totals, state
+
+    @override
+    def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        """Before there is a mask, and the tracker's steps."""
+        totals = yield AllReduce(feedback.scaled(grads, ctx.scale))
+        kept = [
+            tf.where(m, t, tf.zeros_like(t)) for m, t in zip(state["mask"], totals, strict=True)
+        ]
+        stable = state["stable"][0]
+        return kept, {**state, "stable": [tf.where(stable < 0, stable, stable + 1)]}
+
+
+def _gathered(grad: tf.Tensor, mask: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
+    """Elements of `grad` at `positions`, 0 for those that the mask does not keep."""
+    values = tf.gather(tf.reshape(grad, [-1]), positions)
+    is_kept = tf.gather(tf.reshape(mask, [-1]), positions)
+    return tf.where(is_kept, values, tf.zeros_like(values))

@@ -1,0 +1,63 @@
+"""Codes of three values: a threshold, its negative and zero."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import tensorflow as tf
+from typing_extensions import override
+
+from tf_redsync import checks
+from tf_redsync.exchange import feedback
+from tf_redsync.exchange.context import Context
+from tf_redsync.exchange.layout import TensorSpec
+from tf_redsync.exchange.method import Exchange, State
+from tf_redsync.methods.common.quantizer import Quantizer, deliver_codes, largest, rms
+
+UNITS = ("rms", "absolute")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ThresholdCodes(Quantizer):
+    """Sends every element as a positive threshold, its negative, or zero, with error feedback.
+
+    Args:
+        threshold: What is sent of an element that reaches it, above 0.
+        unit: `"rms"`: in units of the root mean square of gradient plus residual, of each tensor in
+            each step. `"absolute"`: of the gradient as the optimizer gets it.
+        dense_below: Tensors of fewer float32 bytes are all-reduced densely.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+    """
+
+    threshold: float = 1.0
+    unit: str = "rms"
+
+    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum"}
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.real("threshold", self.threshold, low=0.0, high=1e30, low_open=True)
+        checks.choice("unit", self.unit, UNITS)
+
+    @override
+    def describe(self, spec: TensorSpec) -> str:
+        return f"2 bits, threshold {self.threshold:g} {self.unit}"
+
+    @override
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        grads = feedback.scaled(grads, ctx.scale)
+        sums = [e + g for e, g in zip(state["residual"], grads, strict=True)]
+        thresholds = tf.fill([len(sums)], tf.constant(self.threshold, tf.float32))
+        if self.unit == "rms":
+            rows = [tf.reshape(p, [1, -1]) for p in sums]
+            units = [rms(r, s.size) for r, s in zip(rows, ctx.layout.specs, strict=True)]
+            most = tf.concat([largest(r) for r in rows], axis=0)
+            thresholds = tf.minimum(thresholds * tf.concat(units, axis=0), most)
+        totals, residuals = yield from deliver_codes(
+            sums, thresholds, errors=True, mode="threshold"
+        )
+        return totals, {"residual": residuals}
