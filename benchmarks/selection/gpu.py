@@ -128,7 +128,9 @@ class Arrays:
 
         def run(_keep=(messages, total, part)):
             pointer = d.Pointer(self._pointer(record))
-            assert self.device.library.redsync_gpu_decode(ctypes.byref(call), pointer, None) == 0
+            assert (
+                self.device.library.redsync_gpu_sum_messages(ctypes.byref(call), pointer, None) == 0
+            )
 
         return run
 

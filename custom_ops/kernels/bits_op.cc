@@ -3,10 +3,10 @@
 
 #include "custom_ops/core/cpu/bits.h"
 #include "custom_ops/core/cpu/rice.h"
-#include "custom_ops/kernels/bits.h"
+#include "custom_ops/kernels/bits_args.h"
 #include "custom_ops/kernels/call_op.h"
-#include "custom_ops/kernels/codec.h"
-#include "custom_ops/kernels/layout.h"
+#include "custom_ops/kernels/op_support.h"
+#include "custom_ops/kernels/select_args.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {

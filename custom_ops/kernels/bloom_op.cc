@@ -2,9 +2,9 @@
 #include <vector>
 
 #include "custom_ops/core/cpu/bloom.h"
-#include "custom_ops/kernels/codec.h"
-#include "custom_ops/kernels/layout.h"
-#include "custom_ops/kernels/position_layouts.h"
+#include "custom_ops/kernels/op_support.h"
+#include "custom_ops/kernels/position_args.h"
+#include "custom_ops/kernels/select_args.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {

@@ -1,9 +1,9 @@
 #include <vector>
 
 #include "custom_ops/core/cpu/checksum.h"
-#include "custom_ops/kernels/checksum.h"
-#include "custom_ops/kernels/codec.h"
-#include "custom_ops/kernels/layout.h"
+#include "custom_ops/kernels/checksum_args.h"
+#include "custom_ops/kernels/op_support.h"
+#include "custom_ops/kernels/select_args.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {

@@ -1,7 +1,7 @@
 #include <vector>
 
-#include "custom_ops/core/cpu/decode.h"
-#include "custom_ops/kernels/layout.h"
+#include "custom_ops/core/cpu/sum_messages.h"
+#include "custom_ops/kernels/select_args.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {
@@ -13,7 +13,7 @@ using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 using ::tensorflow::errors::InvalidArgument;
 
-// Validates the messages and calls DecodeTensor() for one tensor after the other.
+// Validates the messages and calls SumMessages() for one tensor after the other.
 class DecodeOp : public tensorflow::OpKernel {
  public:
   explicit DecodeOp(OpKernelConstruction* context) : OpKernel(context) {
@@ -44,7 +44,7 @@ class DecodeOp : public tensorflow::OpKernel {
       Tensor* total;
       OP_REQUIRES_OK(context, context->forward_input_or_allocate_output(
                                   {2 + static_cast<int>(i)}, i, like[i].shape(), &total));
-      DecodeTensor(messages, parts[i], threads, total->flat<float>().data());
+      SumMessages(messages, parts[i], threads, total->flat<float>().data());
     }
   }
 

@@ -1,8 +1,8 @@
 #include <utility>
 
 #include "custom_ops/core/cpu/descend.h"
-#include "custom_ops/kernels/codec.h"
-#include "custom_ops/kernels/layout.h"
+#include "custom_ops/kernels/op_support.h"
+#include "custom_ops/kernels/select_args.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"

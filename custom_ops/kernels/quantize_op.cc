@@ -3,9 +3,9 @@
 #include <vector>
 
 #include "custom_ops/core/cpu/quantize.h"
-#include "custom_ops/kernels/codec.h"
-#include "custom_ops/kernels/layout.h"
-#include "custom_ops/kernels/quantize_format.h"
+#include "custom_ops/kernels/op_support.h"
+#include "custom_ops/kernels/quantize_args.h"
+#include "custom_ops/kernels/select_args.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {
@@ -106,8 +106,8 @@ class DequantizeSumOp : public tensorflow::OpKernel {
   }
 
  private:
-  static CodedTensor Part(const Tensor& messages, const QuantizeLayout& layout,
-                          const OpInputList& like, int i) {
+  static QuantizedTensor Part(const Tensor& messages, const QuantizeLayout& layout,
+                              const OpInputList& like, int i) {
     return {messages.flat<int32_t>().data(),
             messages.dim_size(0),
             layout.words,

@@ -1,13 +1,13 @@
 #include <algorithm>
 #include <vector>
 
-#include "custom_ops/core/cpu/coded_message.h"
 #include "custom_ops/core/cpu/select.h"
+#include "custom_ops/core/cpu/topk_codec.h"
 #include "custom_ops/kernels/call_op.h"
-#include "custom_ops/kernels/codec.h"
-#include "custom_ops/kernels/coded.h"
-#include "custom_ops/kernels/layout.h"
-#include "custom_ops/kernels/position_layouts.h"
+#include "custom_ops/kernels/op_support.h"
+#include "custom_ops/kernels/position_args.h"
+#include "custom_ops/kernels/select_args.h"
+#include "custom_ops/kernels/topk_args.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {
@@ -21,7 +21,7 @@ using ::tensorflow::TensorShape;
 constexpr int64_t kSlotCost = 16;  // Cycles to decode one.
 
 // Validates, allocates, and calls AccumulateAndSelect() for one tensor after the other, then
-// EncodeSelected() for what they selected together.
+// EncodeTopK() for what they selected together.
 class SelectAndCodeOp : public tensorflow::OpKernel {
  public:
   explicit SelectAndCodeOp(OpKernelConstruction* context) : OpKernel(context) {
@@ -32,7 +32,7 @@ class SelectAndCodeOp : public tensorflow::OpKernel {
     Call call;
     OP_REQUIRES_OK(context, call.Read(context, attributes_));
     OP_REQUIRES_OK(context, attributes_.Lay(call.grads, &call.format, &call.tensors));
-    for (const SelectedTensor& tensor : call.tensors) call.slots += tensor.slots;
+    for (const TopKTensor& tensor : call.tensors) call.slots += tensor.slots;
     OP_REQUIRES_OK(context, Allocate(context, &call));
     bool finite = true;
     for (size_t i = 0; i < call.tensors.size(); ++i) {
@@ -44,17 +44,17 @@ class SelectAndCodeOp : public tensorflow::OpKernel {
       std::fill(message, message + call.message->NumElements(), 0);
       return;
     }
-    const Status status = EncodeSelected(
-        call.format, call.tensors.data(), call.tensors.size(),
-        reinterpret_cast<uint32_t*>(call.codes.flat<int32_t>().data()), message, &finite, &error);
+    const Status status = EncodeTopK(call.format, call.tensors.data(), call.tensors.size(),
+                                     reinterpret_cast<uint32_t*>(call.codes.flat<int32_t>().data()),
+                                     message, &finite, &error);
     OP_REQUIRES(context, status == Status::kOk, Describe("indices", error));
   }
 
  private:
   // What one execution works on.
   struct Call : AccumulateInputs {
-    CodedFormat format;
-    std::vector<SelectedTensor> tensors;
+    TopKFormat format;
+    std::vector<TopKTensor> tensors;
     int64_t slots = 0;  // Of all tensors.
     std::vector<Tensor*> new_residuals, new_velocities;
     Tensor *message, indices, values, codes, scratch;
@@ -67,7 +67,7 @@ class SelectAndCodeOp : public tensorflow::OpKernel {
     TF_RETURN_IF_ERROR(context->allocate_output("message", TensorShape({words}), &call->message));
     TF_RETURN_IF_ERROR(NewState(context, &call->new_residuals, &call->new_velocities));
     int64_t bytes = 0;
-    for (const SelectedTensor& tensor : call->tensors) {
+    for (const TopKTensor& tensor : call->tensors) {
       bytes = std::max(bytes, SelectScratchBytes(tensor.size, tensor.slots, Selector::kExact));
     }
     for (Tensor* buffer : {&call->indices, &call->values, &call->codes}) {
@@ -79,7 +79,7 @@ class SelectAndCodeOp : public tensorflow::OpKernel {
     call->threads = IntraOpThreads(context);
     int64_t first = 0;
     for (int64_t i = 0; i < n; ++i) {
-      SelectedTensor& tensor = call->tensors[i];
+      TopKTensor& tensor = call->tensors[i];
       tensor.indices = Words(&call->indices) + first;
       tensor.values = call->values.flat<int32_t>().data() + first;
       tensor.residual = call->new_residuals[i]->flat<float>().data();
@@ -89,7 +89,7 @@ class SelectAndCodeOp : public tensorflow::OpKernel {
   }
 
   tensorflow::Status Select(int i, Call* call, bool* finite) const {
-    SelectedTensor& tensor = call->tensors[i];
+    TopKTensor& tensor = call->tensors[i];
     SelectOptions options;
     SelectBuffers buffers;
     call->Set(i, attributes_, call->new_residuals, call->new_velocities, &options, &buffers);
@@ -112,15 +112,15 @@ class SelectAndCodeOp : public tensorflow::OpKernel {
   SelectAndCodeAttributes attributes_;
 };
 
-// UncodeSelected() for the messages of all workers.
-tensorflow::Status Uncode(OpKernelContext* context, const UncodeCall& call) {
+// DecodeTopK() for the messages of all workers.
+tensorflow::Status Uncode(OpKernelContext* context, const DecodeTopKCall& call) {
   std::vector<CodecError> errors(call.ranks);
   IntraOpThreads(context)(call.ranks, kSlotCost * call.slots, [&](int64_t first, int64_t last) {
     std::vector<uint32_t> scratch(call.slots);
     for (int64_t rank = first; rank < last; ++rank) {
-      UncodeSelected(call.format, call.tensors.data(), static_cast<int64_t>(call.tensors.size()),
-                     call.messages + rank * call.words, scratch.data(),
-                     call.plain + rank * call.plain_words, &errors[rank]);
+      DecodeTopK(call.format, call.tensors.data(), static_cast<int64_t>(call.tensors.size()),
+                 call.messages + rank * call.words, scratch.data(),
+                 call.plain + rank * call.plain_words, &errors[rank]);
       errors[rank].rank = rank;
     }
   });
@@ -129,8 +129,9 @@ tensorflow::Status Uncode(OpKernelContext* context, const UncodeCall& call) {
 
 REGISTER_KERNEL_BUILDER(Name("RedsyncSelectAndCode").Device(tensorflow::DEVICE_CPU),
                         SelectAndCodeOp);
-REGISTER_KERNEL_BUILDER(Name("RedsyncUncode").Device(tensorflow::DEVICE_CPU),
-                        CallOp<UncodeCall, &UncodeCall::Read, &UncodeCall::Prepare, Uncode>);
+REGISTER_KERNEL_BUILDER(
+    Name("RedsyncUncode").Device(tensorflow::DEVICE_CPU),
+    CallOp<DecodeTopKCall, &DecodeTopKCall::Read, &DecodeTopKCall::Prepare, Uncode>);
 
 }  // namespace
 }  // namespace redsync

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "custom_ops/core/cpu/select.h"
-#include "custom_ops/kernels/layout.h"
+#include "custom_ops/kernels/select_args.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {

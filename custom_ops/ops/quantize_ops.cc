@@ -1,4 +1,4 @@
-#include "custom_ops/kernels/quantize_format.h"
+#include "custom_ops/kernels/quantize_args.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 

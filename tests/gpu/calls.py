@@ -100,10 +100,10 @@ def decode(device, messages, k, shapes, *, selectors, quantized):
     call = d.Decode(device.pointer(received), *messages.shape, parts, len(sizes))
     place = device.array(np.zeros(ctypes.sizeof(d.Record), np.uint8))
     pointer = d.Pointer(device.pointer(place))
-    assert device.library.redsync_gpu_decode(ctypes.byref(call), pointer, None) == d.OK
+    assert device.library.redsync_gpu_sum_messages(ctypes.byref(call), pointer, None) == d.OK
     record = d.Record.from_buffer_copy(device.get(place).tobytes())
     error = d.Error()
-    explain = device.library.redsync_gpu_explain
+    explain = device.library.redsync_gpu_explain_sum_messages
     found = explain(ctypes.byref(call), ctypes.byref(record), ctypes.byref(error))
     out = [device.get(t).reshape(s) for t, s in zip(totals, shapes, strict=True)]
     return out, error if found else None

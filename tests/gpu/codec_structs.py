@@ -1,4 +1,4 @@
-"""Structures of custom_ops/core/gpu/codecs_api.h."""
+"""Structures of custom_ops/core/gpu/compression_api.h."""
 
 from __future__ import annotations
 

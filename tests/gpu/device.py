@@ -63,7 +63,7 @@ class Part(ctypes.Structure):
 
 
 class Decode(ctypes.Structure):
-    """RedsyncGpuDecode."""
+    """RedsyncGpuSumMessages."""
 
     _fields_ = [("messages", Pointer), ("ranks", Int64), ("words", Int64)]
     _fields_ += [("parts", ctypes.POINTER(Part)), ("count", Int64)]
@@ -180,7 +180,7 @@ def _c_type(text: str):
 def prototypes() -> dict[str, tuple]:
     """Of every function of the C interface, from its headers: type of the result, parameters."""
     found = {}
-    for header in ("c_api.h", "codecs_api.h", "bits_api.h", "coded_api.h"):
+    for header in ("c_api.h", "compression_api.h", "bits_api.h", "topk_api.h"):
         text = (ROOT / "custom_ops" / "core" / "gpu" / header).read_text(encoding="utf-8")
         for result, name, parameters in PROTOTYPE.findall(text):
             listed = re.split(r",(?![^(]*\))", parameters)

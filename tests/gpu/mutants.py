@@ -22,11 +22,12 @@ SYNCHRONISATION = re.compile(r"__(syncthreads|syncwarp|threadfence)\(\);")
 TESTS = {
     "accumulate": "select", "choose": "select", "digits": "select", "keep": "select",
     "place": "select", "select": "select", "finish": "select", "source": "select",
-    "descend": "decode", "runs": "decode", "decode": "decode",
-    "dequantize": "quantize", "quantizer": "quantize",
-    "bloom_build": "bloom", "bloom_query": "bloom", "golomb_decode": "golomb",
-    "golomb_encode": "golomb", "groups": "select", "bits": "bits", "bitmaps": "bits",
-    "rice": "bits", "code": "coded", "uncode": "coded", "coded": "coded",
+    "descend": "decode", "runs": "decode", "sum_messages": "decode",
+    "dequantize": "quantize", "quantized_format": "quantize",
+    "bloom_build": "bloom", "bloom_query": "bloom", "golomb_stream": "golomb",
+    "golomb_decode": "golomb", "golomb_encode": "golomb", "groups": "select", "bits": "bits",
+    "bitmaps": "bits", "rice": "bits", "encode_topk": "topk", "decode_topk": "topk",
+    "topk_plan": "topk",
 }  # fmt: skip
 ALL = (
     "chunks",
@@ -35,7 +36,7 @@ ALL = (
     "bloom",
     "golomb",
     "merge",
-    "coded",
+    "topk",
     "decode",
     "quantize",
     "select",

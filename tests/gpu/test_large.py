@@ -60,9 +60,11 @@ def decoded(emulator, indices):
     call = d.Decode(emulator.pointer(messages), 2, row.size, parts, 1)
     record, error = d.Record(), d.Error()
     with window(emulator):
-        status = emulator.library.redsync_gpu_decode(ctypes.byref(call), ctypes.byref(record), None)
+        status = emulator.library.redsync_gpu_sum_messages(
+            ctypes.byref(call), ctypes.byref(record), None
+        )
     assert status == d.OK
-    found = emulator.library.redsync_gpu_explain(
+    found = emulator.library.redsync_gpu_explain_sum_messages(
         ctypes.byref(call), ctypes.byref(record), ctypes.byref(error)
     )
     return total, error if found else None

@@ -14,13 +14,13 @@
 #include "custom_ops/core/cpu/bits.h"
 #include "custom_ops/core/cpu/bloom.h"
 #include "custom_ops/core/cpu/checksum.h"
-#include "custom_ops/core/cpu/coded_message.h"
 #include "custom_ops/core/cpu/golomb.h"
 #include "custom_ops/core/cpu/levels.h"
 #include "custom_ops/core/cpu/merge.h"
 #include "custom_ops/core/cpu/quantize.h"
 #include "custom_ops/core/cpu/rice.h"
 #include "custom_ops/core/cpu/simd.h"
+#include "custom_ops/core/cpu/topk_codec.h"
 #include "tests/kernels/core_testing.h"
 
 namespace redsync {
@@ -110,7 +110,7 @@ void TestQuantize(const ParallelFor& threads) {
           std::memcpy(row + 1, scales.data(), scales.size() * sizeof(float));
           std::copy(words.begin(), words.end(), row + 1 + scales.size());
         }
-        const CodedTensor coded = {messages.data(), 2, stride, 1, 1 + scales.size(), size};
+        const QuantizedTensor coded = {messages.data(), 2, stride, 1, 1 + scales.size(), size};
         CodecError error;
         Check(DequantizeSum(format, coded, threads, total.data(), &error) == Status::kOk,
               name + ": decodes");
@@ -159,7 +159,7 @@ void TestQuantizeErrors(const ParallelFor& threads) {
     messages[66 * rank + 1] = BitsOf(2.0f);
   }
   Buffer<float> total(1000);
-  const CodedTensor coded = {messages.data(), 3, 66, 1, 2, 1000};
+  const QuantizedTensor coded = {messages.data(), 3, 66, 1, 2, 1000};
   CodecError error;
   Check(DequantizeSum(ternary, coded, threads, total.data(), &error) == Status::kOk, "ternary");
   messages[66 + 2 + 10] |= 3 << 6;
@@ -313,7 +313,7 @@ void TestLevels() {
 // ------------------------------------------------------------------------------ coded messages
 
 // The positions that the codes of a message hold are those of the tensors, stream by stream.
-void CheckPositions(const CodedFormat& format, const std::vector<SelectedTensor>& tensors,
+void CheckPositions(const TopKFormat& format, const std::vector<TopKTensor>& tensors,
                     const int32_t* part) {
   for (size_t s = 0; s < format.streams.size(); ++s) {
     Buffer<uint32_t> found(format.streams[s].slots);
@@ -322,7 +322,7 @@ void CheckPositions(const CodedFormat& format, const std::vector<SelectedTensor>
     Check(GolombDecode(format.streams[s], part, found.data(), &count, &error) == Status::kOk,
           "coded: positions");
     int64_t start = 0, next = 0;
-    for (const SelectedTensor& t : tensors) {
+    for (const TopKTensor& t : tensors) {
       if (t.stream != static_cast<int64_t>(s)) continue;
       for (int64_t j = 0; j < t.count; ++j) {
         Check(next < count && found[next++] == start + t.indices[j], "coded: a position");
@@ -338,7 +338,7 @@ void TestCodedMessage() {
   const int64_t sizes[] = {0, 1, 3000, 70, 5000}, slots[] = {0, 1, 100, 70, 33};
   for (int bits : {1, 2, 3, 4, kHalfBits}) {
     for (int streams : {1, 2, 3}) {  // Tensor i is in stream i % streams.
-      CodedFormat format;
+      TopKFormat format;
       format.streams.assign(streams, {0, 0, 5});
       format.value_bits = bits;
       for (int i = 0; i < 5; ++i) {
@@ -347,7 +347,7 @@ void TestCodedMessage() {
       }
       std::mt19937 random(bits);
       std::normal_distribution<float> normal;
-      std::vector<SelectedTensor> tensors(5);
+      std::vector<TopKTensor> tensors(5);
       std::vector<std::vector<uint32_t>> indices;
       std::vector<std::vector<int32_t>> values(5);
       std::vector<std::vector<float>> residuals(5);
@@ -364,8 +364,8 @@ void TestCodedMessage() {
       Buffer<int32_t> message(format.words(tensors.data(), 5));
       bool finite = false;
       CodecError error;
-      Check(EncodeSelected(format, tensors.data(), 5, scratch.data(), message.data(), &finite,
-                           &error) == Status::kOk &&
+      Check(EncodeTopK(format, tensors.data(), 5, scratch.data(), message.data(), &finite,
+                       &error) == Status::kOk &&
                 finite && message[0] == 1,
             "coded: status");
       message.MixAll();
@@ -407,15 +407,14 @@ void TestCodedMessageErrors() {
   float residual[10];
   uint32_t scratch[2];
   for (int bits : {1, kHalfBits}) {
-    CodedFormat format;
+    TopKFormat format;
     format.streams = {{10, 2, 1}};
     format.value_bits = bits;
-    SelectedTensor tensor = {10, 2, 2, good, large, residual, 0};
+    TopKTensor tensor = {10, 2, 2, good, large, residual, 0};
     Buffer<int32_t> message(format.words(&tensor, 1));
     bool finite = true;
     CodecError error;
-    Check(EncodeSelected(format, &tensor, 1, scratch, message.data(), &finite, &error) ==
-                  Status::kOk &&
+    Check(EncodeTopK(format, &tensor, 1, scratch, message.data(), &finite, &error) == Status::kOk &&
               finite == (bits == 1) && message[0] == finite,
           "coded: too large for bfloat16");
     if (!finite) {
@@ -423,7 +422,7 @@ void TestCodedMessageErrors() {
             "coded: not finite, all zero");
     }
     tensor.indices = descending;
-    Check(EncodeSelected(format, &tensor, 1, scratch, message.data(), &finite, &error) ==
+    Check(EncodeTopK(format, &tensor, 1, scratch, message.data(), &finite, &error) ==
                   Status::kInvalidMessage &&
               std::string(error.field) == "index",
           "coded: descending");

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "custom_ops/core/cpu/decode.h"
 #include "custom_ops/core/cpu/select.h"
+#include "custom_ops/core/cpu/sum_messages.h"
 #include "tests/kernels/core_testing.h"
 
 namespace redsync {
@@ -295,7 +295,7 @@ void TestDecode(const ParallelFor& threads) {
   DecodeError error;
   Check(Validate(messages, &part, 1, &error) == Status::kOk, "valid");
   std::fill(out.begin(), out.end(), NAN);
-  DecodeTensor(messages, part, threads, out.data());
+  SumMessages(messages, part, threads, out.data());
   Check(out == expected, "decoded");
   Mix(out.data(), n * sizeof(float));
   data[messages.words + 2 + 7] = n;

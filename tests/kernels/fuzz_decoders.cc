@@ -13,12 +13,12 @@
 #include "custom_ops/core/cpu/bits.h"
 #include "custom_ops/core/cpu/bloom.h"
 #include "custom_ops/core/cpu/checksum.h"
-#include "custom_ops/core/cpu/coded_message.h"
-#include "custom_ops/core/cpu/decode.h"
 #include "custom_ops/core/cpu/golomb.h"
 #include "custom_ops/core/cpu/merge.h"
 #include "custom_ops/core/cpu/quantize.h"
 #include "custom_ops/core/cpu/rice.h"
+#include "custom_ops/core/cpu/sum_messages.h"
+#include "custom_ops/core/cpu/topk_codec.h"
 #include "tests/kernels/core_testing.h"
 
 namespace redsync {
@@ -104,7 +104,7 @@ void FuzzDecode(Outcomes* outcomes) {
   if (status != Status::kOk) return;
   for (const Part& part : parts) {
     Heap<float> out(part.size);
-    DecodeTensor(messages, part, alone, out.data());
+    SumMessages(messages, part, alone, out.data());
   }
 }
 
@@ -130,7 +130,7 @@ void FuzzDequantize(Outcomes* outcomes) {
     status = CheckScales(format, own.data(), size, true, &error);
   }
   Heap<float> out(size);
-  const CodedTensor coded = {data.data(), ranks, stride, 1, 1 + scales, size};
+  const QuantizedTensor coded = {data.data(), ranks, stride, 1, 1 + scales, size};
   if (status == Status::kOk) status = DequantizeSum(format, coded, alone, out.data(), &error);
   outcomes->Note(status, error.field);
 }
@@ -157,14 +157,14 @@ void FuzzGolomb(Outcomes* outcomes) {
   }
 }
 
-void FuzzUncode(Outcomes* outcomes) {
+void FuzzDecodeTopK(Outcomes* outcomes) {
   const int bits[] = {1, 2, 3, 4, kHalfBits};
-  CodedFormat format;
+  TopKFormat format;
   format.value_bits = bits[Random(5)];
-  std::vector<SelectedTensor> tensors(4);
+  std::vector<TopKTensor> tensors(4);
   format.streams = {{0, 0, static_cast<int>(Random(5))}, {0, 0, static_cast<int>(Random(5))}};
   int64_t slots = 0, plain_words = kFlagWords;
-  for (SelectedTensor& t : tensors) {
+  for (TopKTensor& t : tensors) {
     t.size = Random(60);
     t.slots = Random(t.size + 1);
     t.stream = Random(2);
@@ -184,8 +184,8 @@ void FuzzUncode(Outcomes* outcomes) {
   }
   if (Random(4)) Mutate(&message);
   Heap<uint32_t> scratch(slots);
-  const Status status = UncodeSelected(format, tensors.data(), 4, message.data(), scratch.data(),
-                                       plain.data(), &error);
+  const Status status =
+      DecodeTopK(format, tensors.data(), 4, message.data(), scratch.data(), plain.data(), &error);
   outcomes->Note(status, error.field);
 }
 
@@ -300,7 +300,7 @@ int main(int argc, char** argv) {
     const char* name;
     void (*fuzz)(Outcomes*);
   } decoders[] = {{"decode", redsync::FuzzDecode}, {"dequantize", redsync::FuzzDequantize},
-                  {"golomb", redsync::FuzzGolomb}, {"uncode", redsync::FuzzUncode},
+                  {"golomb", redsync::FuzzGolomb}, {"decode_topk", redsync::FuzzDecodeTopK},
                   {"bloom", redsync::FuzzBloom},   {"rice", redsync::FuzzRice},
                   {"bits", redsync::FuzzBits},     {"merge", redsync::FuzzMerge},
                   {"seal", redsync::FuzzSeal}};

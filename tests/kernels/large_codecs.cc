@@ -56,7 +56,7 @@ void CheckZeros(const Sent& sent, const std::vector<uint32_t>& word) {
 
 void Decode(const Sent& sent, const ParallelFor& threads, float* total,
             const std::vector<float>& expected, float zero) {
-  const CodedTensor coded = {
+  const QuantizedTensor coded = {
       sent.row.data(), 1, static_cast<int64_t>(sent.row.size()), 1, 2, kSize};
   CodecError error;
   Check(DequantizeSum(sent.format, coded, threads, total, &error) == Status::kOk, "decodes");

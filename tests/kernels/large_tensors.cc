@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "custom_ops/core/cpu/decode.h"
 #include "custom_ops/core/cpu/descend.h"
 #include "custom_ops/core/cpu/select.h"
+#include "custom_ops/core/cpu/sum_messages.h"
 #include "tests/kernels/core_testing.h"
 
 namespace redsync {
@@ -54,7 +54,7 @@ void Decode(std::vector<int32_t> row, const ParallelFor& threads, float* total) 
   const Messages messages = {row.data(), 2, static_cast<int64_t>(row.size()) / 2};
   DecodeError error;
   Check(Validate(messages, &part, 1, &error) == Status::kOk, "a good message");
-  DecodeTensor(messages, part, threads, total);
+  SumMessages(messages, part, threads, total);
   for (int64_t i = 0; i < kK; ++i) Check(total[kWinners[i]] == 2 * kValues[i], "totals");
   Check(total[kTie] == 0 && total[kSmall] == 0, "the rest of the total is zero");
   const_cast<uint32_t*>(part.indices(row.data()))[kK - 1] = static_cast<uint32_t>(kSize);

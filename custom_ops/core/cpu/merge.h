@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "custom_ops/core/cpu/codec.h"
+#include "custom_ops/core/cpu/codec_error.h"
 #include "custom_ops/core/cpu/common.h"
 
 namespace redsync {

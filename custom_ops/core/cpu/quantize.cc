@@ -115,7 +115,7 @@ int64_t FirstWord(int64_t element, int bits) { return element / kBucketUnit * bi
 int Groups(int count) { return (count + 31) / 32; }
 
 // The first code of a rank that is out of range, if there is one.
-void FindBadCode(const QuantizeFormat& format, const CodedTensor& coded, int64_t rank,
+void FindBadCode(const QuantizeFormat& format, const QuantizedTensor& coded, int64_t rank,
                  CodecError* error) {
   const int bits = format.bits();
   const auto* words =
@@ -212,7 +212,7 @@ bool QuantizeTensor(const QuantizeFormat& format, const float* x, const float* s
   return finite;
 }
 
-Status DequantizeSum(const QuantizeFormat& format, const CodedTensor& coded,
+Status DequantizeSum(const QuantizeFormat& format, const QuantizedTensor& coded,
                      const ParallelFor& parallel_for, float* out, CodecError* error) {
   const Loops& loops = BestLoops();
   const int bits = format.bits();

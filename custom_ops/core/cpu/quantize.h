@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "custom_ops/core/cpu/codec.h"
+#include "custom_ops/core/cpu/codec_error.h"
 #include "custom_ops/core/cpu/common.h"
 #include "custom_ops/core/cpu/simd.h"
 
@@ -66,7 +66,7 @@ bool QuantizeTensor(const QuantizeFormat& format, const float* x, const float* s
                     int32_t* words, float* errors);
 
 // One tensor's part of a message of all ranks.
-struct CodedTensor {
+struct QuantizedTensor {
   const int32_t* messages;  // [ranks, stride]; word 0 of a row is the flag: 0 contributes nothing.
   int64_t ranks;
   int64_t stride;
@@ -77,7 +77,7 @@ struct CodedTensor {
 
 // out = sum over ranks, in their order, of the decoded values. Scales have been checked. If a code
 // is out of range `out` is unspecified, and the error names it.
-Status DequantizeSum(const QuantizeFormat& format, const CodedTensor& coded,
+Status DequantizeSum(const QuantizeFormat& format, const QuantizedTensor& coded,
                      const ParallelFor& parallel_for, float* out, CodecError* error);
 
 }  // namespace redsync

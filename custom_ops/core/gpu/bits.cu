@@ -7,7 +7,7 @@ namespace gpu {
 namespace {
 
 // A thread a code.
-__global__ void __launch_bounds__(kThreads) Unpack(REDSYNC_PARAMETER RedsyncGpuCodes call) {
+__global__ void __launch_bounds__(kThreads) Unpack(REDSYNC_PARAMETER RedsyncGpuPackedCodes call) {
   const int64_t words = PackedWords(call.count, call.bits);
   const int bits = static_cast<int>(call.bits);
   const int64_t stride = int64_t{gridDim.x} * kThreads;
@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kThreads) Unpack(REDSYNC_PARAMETER RedsyncGpuC
   }
 }
 
-bool IsValid(const RedsyncGpuCodes& call) {
+bool IsValid(const RedsyncGpuPackedCodes& call) {
   return call.rows >= 0 && call.count >= 0 && call.bits >= 0 && call.bits <= kMaxCodeBits;
 }
 
@@ -57,13 +57,13 @@ __global__ void ReadBad(REDSYNC_PARAMETER GivenLengths source) {
 
 using namespace redsync::gpu;  // NOLINT: the C interface below is this file's other half.
 
-int redsync_gpu_pack_bits(const RedsyncGpuCodes* call, void* stream_pointer) {
+int redsync_gpu_pack_bits(const RedsyncGpuPackedCodes* call, void* stream_pointer) {
   if (!IsValid(*call)) return REDSYNC_GPU_INVALID_ARGUMENT;
   LaunchPack(*call, Plain(), static_cast<cudaStream_t>(stream_pointer));
   return LaunchStatus();
 }
 
-int redsync_gpu_unpack_bits(const RedsyncGpuCodes* call, void* stream_pointer) {
+int redsync_gpu_unpack_bits(const RedsyncGpuPackedCodes* call, void* stream_pointer) {
   if (!IsValid(*call)) return REDSYNC_GPU_INVALID_ARGUMENT;
   const auto stream = static_cast<cudaStream_t>(stream_pointer);
   const int64_t codes = call->rows * call->count;

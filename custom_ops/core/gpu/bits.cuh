@@ -48,7 +48,7 @@ struct ZigZag {
 // Packs the low bits of map(code), a thread a word.
 template <class Map>
 __global__ void __launch_bounds__(kThreads)
-    Pack(REDSYNC_PARAMETER RedsyncGpuCodes call, REDSYNC_PARAMETER Map map) {
+    Pack(REDSYNC_PARAMETER RedsyncGpuPackedCodes call, REDSYNC_PARAMETER Map map) {
   const int64_t words = PackedWords(call.count, call.bits), bits = call.bits;
   const uint64_t low = (uint64_t{1} << bits) - 1;
   const int64_t stride = int64_t{gridDim.x} * kThreads;
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class Map>
-inline void LaunchPack(const RedsyncGpuCodes& call, Map map, cudaStream_t stream) {
+inline void LaunchPack(const RedsyncGpuPackedCodes& call, Map map, cudaStream_t stream) {
   const int64_t words = call.rows * PackedWords(call.count, call.bits);
   if (words > 0) REDSYNC_LAUNCH(Pack<Map>, GridFor(words), kThreads, stream, call, map);
 }

@@ -1,11 +1,11 @@
-/* Bits in words on a GPU, behind a C interface; the rules of c_api.h and codecs_api.h hold here
-   too.
+/* Bits in words on a GPU, behind a C interface; the rules of c_api.h and compression_api.h hold
+   here too.
 
    Bit t is bit t % 32 of word t / 32, and the low bit of a code comes first. */
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_BITS_API_H_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_BITS_API_H_
 
-#include "custom_ops/core/gpu/codecs_api.h"
+#include "custom_ops/core/gpu/compression_api.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -19,10 +19,10 @@ typedef struct {
   int64_t bits;       /* Of a code, its low ones, in [0, 32]. */
   const uint32_t* in; /* Device: codes to pack, or words to unpack. */
   uint32_t* out;      /* Device: the other. */
-} RedsyncGpuCodes;
+} RedsyncGpuPackedCodes;
 
-REDSYNC_GPU_API int redsync_gpu_pack_bits(const RedsyncGpuCodes* call, void* stream);
-REDSYNC_GPU_API int redsync_gpu_unpack_bits(const RedsyncGpuCodes* call, void* stream);
+REDSYNC_GPU_API int redsync_gpu_pack_bits(const RedsyncGpuPackedCodes* call, void* stream);
+REDSYNC_GPU_API int redsync_gpu_unpack_bits(const RedsyncGpuPackedCodes* call, void* stream);
 
 /* ---------------------------------------------------------------- codes of varying lengths */
 

@@ -98,12 +98,12 @@ typedef struct {
   int64_t words;
   const RedsyncGpuPart* parts; /* Host, [count]. */
   int64_t count;
-} RedsyncGpuDecode;
+} RedsyncGpuSumMessages;
 
 /* totals = sum over ranks, in the order of the ranks; all of `record` is overwritten. If the record
    names a bad word nothing is written to the totals. */
-REDSYNC_GPU_API int redsync_gpu_decode(const RedsyncGpuDecode* call, RedsyncGpuRecord* record,
-                                       void* stream);
+REDSYNC_GPU_API int redsync_gpu_sum_messages(const RedsyncGpuSumMessages* call,
+                                             RedsyncGpuRecord* record, void* stream);
 
 /* What a bad word is. `field` is "flag", "count", "index", "value" or "mean" (the bits of a float);
    `tensor` is -1 for a flag. */
@@ -114,8 +114,9 @@ typedef struct {
 } RedsyncGpuError;
 
 /* Fills `error` from a record on the host; returns 0 if the record names none. */
-REDSYNC_GPU_API int redsync_gpu_explain(const RedsyncGpuDecode* call,
-                                        const RedsyncGpuRecord* record, RedsyncGpuError* error);
+REDSYNC_GPU_API int redsync_gpu_explain_sum_messages(const RedsyncGpuSumMessages* call,
+                                                     const RedsyncGpuRecord* record,
+                                                     RedsyncGpuError* error);
 
 /* -------------------------------------------------------------------------------- descend */
 

@@ -1,6 +1,6 @@
 // The sum of what codes of a few bits stand for: a thread adds up four neighbours, rank after rank.
 #include "custom_ops/core/gpu/block.cuh"
-#include "custom_ops/core/gpu/quantizer.cuh"
+#include "custom_ops/core/gpu/quantized_format.cuh"
 #include "custom_ops/core/gpu/records.cuh"
 
 namespace redsync {
@@ -9,7 +9,7 @@ namespace {
 
 constexpr uint32_t kTile = kThreads * 4;  // Elements of a block.
 
-struct Call : CodedGroup {
+struct Call : QuantizedGroup {
   const int32_t* messages;
   int64_t ranks, words;
   RedsyncGpuRecord* record;  // Positions are of bits in the messages.

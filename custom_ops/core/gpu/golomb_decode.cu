@@ -13,7 +13,8 @@ namespace {
 constexpr int kAhead = 8;  // Chunks that the walk loads at once.
 
 // One warp: finds where the chunks begin, and whether all bits belong to the codes.
-__device__ inline void Walk(const DecodeGroup& call, const DecodeItem& item, const Received& code) {
+__device__ inline void Walk(const DecodeGroup& call, const DecodeItem& item,
+                            const ReceivedStream& code) {
   const int states = item.rice + 1, state_of_lane = static_cast<int>(Lane());
   const int64_t first = int64_t{blockIdx.y} * item.chunks();
   Start start = {-1, 0, 0};
@@ -49,7 +50,7 @@ __device__ inline void Walk(const DecodeGroup& call, const DecodeItem& item, con
 __global__ void __launch_bounds__(kThreads) ReadChunks(REDSYNC_PARAMETER DecodeGroup call) {
   const int which = call.Find();
   const DecodeItem& item = call.items[which];
-  const Received code(call, item);
+  const ReceivedStream code(call, item);
   if (!code.valid) {
     const bool bad_count = code.count > item.slots;
     if (threadIdx.x == 0) {
@@ -72,7 +73,7 @@ __global__ void __launch_bounds__(kThreads) ReadChunks(REDSYNC_PARAMETER DecodeG
 __global__ void __launch_bounds__(kThreads) WritePositions(REDSYNC_PARAMETER DecodeGroup call) {
   const int which = call.Find();
   const DecodeItem& item = call.items[which];
-  const Received code(call, item);
+  const ReceivedStream code(call, item);
   if (!code.valid) return;
   const int64_t rank = blockIdx.y;
   uint32_t* positions = item.positions + rank * item.slots;

@@ -2,7 +2,7 @@
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_GOLOMB_DECODE_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_GOLOMB_DECODE_CUH_
 
-#include "custom_ops/core/gpu/golomb.cuh"
+#include "custom_ops/core/gpu/golomb_stream.cuh"
 #include "custom_ops/core/gpu/groups.cuh"
 #include "custom_ops/core/gpu/records.cuh"
 
@@ -44,11 +44,11 @@ enum Kind { kIndex, kTooFew, kTooMany };
 __host__ __device__ inline int64_t GolombPlaces(int64_t slots) { return 2 + 3 * (slots + 1); }
 
 // One rank's code of a tensor, if its header is right.
-struct Received : Code {
+struct ReceivedStream : GolombStream {
   uint32_t count;
   bool valid;
 
-  __device__ Received(const DecodeGroup& call, const DecodeItem& item) {
+  __device__ ReceivedStream(const DecodeGroup& call, const DecodeItem& item) {
     const int32_t* part = call.messages + blockIdx.y * call.stride + item.offset;
     words = reinterpret_cast<const uint32_t*>(part + 2);
     count = static_cast<uint32_t>(part[0]);  // Negative ones are too large.

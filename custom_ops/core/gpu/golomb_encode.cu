@@ -3,7 +3,7 @@
 // its run of ones is.
 #include "custom_ops/core/gpu/block.cuh"
 #include "custom_ops/core/gpu/divider.cuh"
-#include "custom_ops/core/gpu/golomb.cuh"
+#include "custom_ops/core/gpu/golomb_stream.cuh"
 #include "custom_ops/core/gpu/groups.cuh"
 #include "custom_ops/core/gpu/records.cuh"
 

@@ -2,7 +2,7 @@
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_MERGE_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_MERGE_CUH_
 
-#include "custom_ops/core/gpu/codecs_api.h"
+#include "custom_ops/core/gpu/compression_api.h"
 #include "custom_ops/core/gpu/digits.cuh"
 #include "custom_ops/core/gpu/groups.cuh"
 

@@ -1,7 +1,7 @@
 // Codes of a few bits. A thread codes four neighbours, which share a bucket and one block of random
 // numbers; a warp's 128 codes fill whole words, so nothing is written by two warps.
 #include "custom_ops/core/gpu/block.cuh"
-#include "custom_ops/core/gpu/quantizer.cuh"
+#include "custom_ops/core/gpu/quantized_format.cuh"
 #include "custom_ops/core/gpu/records.cuh"
 
 namespace redsync {
@@ -12,7 +12,7 @@ constexpr uint32_t kPerWarp = 32 * 4;           // Elements that a warp codes to
 constexpr uint32_t kRound = kWarps * kPerWarp;  // That a block codes together.
 constexpr uint32_t kTile = 4 * kRound;          // That a block codes.
 
-struct Call : CodedGroup {
+struct Call : QuantizedGroup {
   const float* scales;
   const int32_t* stream;
   int32_t* message;

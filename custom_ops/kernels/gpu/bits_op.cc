@@ -1,8 +1,8 @@
 // Bits in words, bitmaps and Rice codes.
 #include "custom_ops/core/gpu/bits_api.h"
-#include "custom_ops/kernels/bits.h"
+#include "custom_ops/kernels/bits_args.h"
 #include "custom_ops/kernels/call_op.h"
-#include "custom_ops/kernels/gpu/codec_op.h"
+#include "custom_ops/kernels/gpu/checked_op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {
@@ -11,12 +11,12 @@ namespace {
 using ::tensorflow::OpKernelContext;
 
 tensorflow::Status Pack(OpKernelContext* context, const PackedCodes& codes) {
-  const RedsyncGpuCodes call = {codes.rows, codes.count, codes.bits, codes.in, codes.out};
+  const RedsyncGpuPackedCodes call = {codes.rows, codes.count, codes.bits, codes.in, codes.out};
   return FromCode(redsync_gpu_pack_bits(&call, StreamOf(context)), "Packing bits");
 }
 
 tensorflow::Status Unpack(OpKernelContext* context, const PackedCodes& codes) {
-  const RedsyncGpuCodes call = {codes.rows, codes.count, codes.bits, codes.in, codes.out};
+  const RedsyncGpuPackedCodes call = {codes.rows, codes.count, codes.bits, codes.in, codes.out};
   return FromCode(redsync_gpu_unpack_bits(&call, StreamOf(context)), "Unpacking bits");
 }
 

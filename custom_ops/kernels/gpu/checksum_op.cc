@@ -1,10 +1,10 @@
 #include <memory>
 #include <utility>
 
-#include "custom_ops/kernels/checksum.h"
-#include "custom_ops/kernels/codec.h"
+#include "custom_ops/kernels/checksum_args.h"
 #include "custom_ops/kernels/gpu/stream.h"
-#include "custom_ops/kernels/layout.h"
+#include "custom_ops/kernels/op_support.h"
+#include "custom_ops/kernels/select_args.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {

@@ -1,6 +1,6 @@
-#include "custom_ops/kernels/chunks.h"
-#include "custom_ops/kernels/codec.h"
+#include "custom_ops/kernels/chunks_args.h"
 #include "custom_ops/kernels/gpu/stream.h"
+#include "custom_ops/kernels/op_support.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {

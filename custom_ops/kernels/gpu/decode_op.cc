@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "custom_ops/kernels/gpu/stream.h"
-#include "custom_ops/kernels/layout.h"
+#include "custom_ops/kernels/select_args.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {
@@ -15,9 +15,9 @@ using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 using ::tensorflow::errors::InvalidArgument;
 
-// Queues redsync_gpu_decode(). The device validates the messages, so whether they are valid is
-// known when it gets there only: asynchronous, so that no thread waits for that, and the error is
-// still raised by this op and before anything uses its outputs.
+// Queues redsync_gpu_sum_messages(). The device validates the messages, so whether they are valid
+// is known when it gets there only: asynchronous, so that no thread waits for that, and the error
+// is still raised by this op and before anything uses its outputs.
 class GpuDecodeOp : public tensorflow::AsyncOpKernel {
  public:
   explicit GpuDecodeOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
@@ -31,7 +31,7 @@ class GpuDecodeOp : public tensorflow::AsyncOpKernel {
         context, &work->record,
         [context, work]() {
           RedsyncGpuError error;
-          if (redsync_gpu_explain(&work->call, &work->record.host(), &error)) {
+          if (redsync_gpu_explain_sum_messages(&work->call, &work->record.host(), &error)) {
             context->SetStatus(InvalidMessage(error.field, error.tensor, error.rank, error.slot,
                                               error.value, error.limit));
           }
@@ -42,7 +42,7 @@ class GpuDecodeOp : public tensorflow::AsyncOpKernel {
  private:
   struct Work {
     std::vector<RedsyncGpuPart> parts;
-    RedsyncGpuDecode call;
+    RedsyncGpuSumMessages call;
     RecordPair record;
   };
 
@@ -69,7 +69,7 @@ class GpuDecodeOp : public tensorflow::AsyncOpKernel {
     work->call = {received->flat<int32_t>().data(), received->dim_size(0), received->dim_size(1),
                   work->parts.data(), static_cast<int64_t>(work->parts.size())};
     TF_RETURN_IF_ERROR(work->record.Allocate(context));
-    return FromCode(redsync_gpu_decode(&work->call, work->record.device(), StreamOf(context)),
+    return FromCode(redsync_gpu_sum_messages(&work->call, work->record.device(), StreamOf(context)),
                     "Decoding");
   }
 

@@ -1,9 +1,9 @@
 #include <memory>
 #include <utility>
 
-#include "custom_ops/kernels/codec.h"
 #include "custom_ops/kernels/gpu/stream.h"
-#include "custom_ops/kernels/layout.h"
+#include "custom_ops/kernels/op_support.h"
+#include "custom_ops/kernels/select_args.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"

@@ -1,7 +1,7 @@
 #include <vector>
 
-#include "custom_ops/kernels/gpu/codec_op.h"
-#include "custom_ops/kernels/merge_inputs.h"
+#include "custom_ops/kernels/gpu/checked_op.h"
+#include "custom_ops/kernels/merge_args.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {

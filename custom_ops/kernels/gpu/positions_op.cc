@@ -2,9 +2,9 @@
 // than they do.
 #include <vector>
 
-#include "custom_ops/kernels/gpu/codec_op.h"
-#include "custom_ops/kernels/layout.h"
-#include "custom_ops/kernels/position_layouts.h"
+#include "custom_ops/kernels/gpu/checked_op.h"
+#include "custom_ops/kernels/position_args.h"
+#include "custom_ops/kernels/select_args.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {

@@ -1,8 +1,8 @@
 #include <vector>
 
-#include "custom_ops/kernels/gpu/codec_op.h"
-#include "custom_ops/kernels/layout.h"
-#include "custom_ops/kernels/quantize_format.h"
+#include "custom_ops/kernels/gpu/checked_op.h"
+#include "custom_ops/kernels/quantize_args.h"
+#include "custom_ops/kernels/select_args.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {

@@ -1,8 +1,8 @@
 #include <atomic>
 #include <vector>
 
-#include "custom_ops/kernels/gpu/selection.h"
-#include "custom_ops/kernels/layout.h"
+#include "custom_ops/kernels/gpu/select_call.h"
+#include "custom_ops/kernels/select_args.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {

@@ -1,6 +1,6 @@
 // What the kernels of checksums share.
-#ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_CHECKSUM_H_
-#define TF_REDSYNC_CUSTOM_OPS_KERNELS_CHECKSUM_H_
+#ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_CHECKSUM_ARGS_H_
+#define TF_REDSYNC_CUSTOM_OPS_KERNELS_CHECKSUM_ARGS_H_
 
 #include "custom_ops/core/message_layout.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -29,4 +29,4 @@ inline tensorflow::Status ChangedMessage(int64_t words, int32_t receiver, int32_
 
 }  // namespace redsync
 
-#endif  // TF_REDSYNC_CUSTOM_OPS_KERNELS_CHECKSUM_H_
+#endif  // TF_REDSYNC_CUSTOM_OPS_KERNELS_CHECKSUM_ARGS_H_

@@ -1,13 +1,13 @@
 // Attributes and messages of the ops on positions, the same on all devices.
-#ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_POSITION_LAYOUTS_H_
-#define TF_REDSYNC_CUSTOM_OPS_KERNELS_POSITION_LAYOUTS_H_
+#ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_POSITION_ARGS_H_
+#define TF_REDSYNC_CUSTOM_OPS_KERNELS_POSITION_ARGS_H_
 
 #include <vector>
 
 #include "custom_ops/core/cpu/bits.h"
 #include "custom_ops/core/cpu/bloom.h"
 #include "custom_ops/core/cpu/golomb.h"
-#include "custom_ops/kernels/codec.h"
+#include "custom_ops/kernels/op_support.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {
@@ -94,4 +94,4 @@ inline tensorflow::Status AllocatePositions(tensorflow::OpKernelContext* context
 
 }  // namespace redsync
 
-#endif  // TF_REDSYNC_CUSTOM_OPS_KERNELS_POSITION_LAYOUTS_H_
+#endif  // TF_REDSYNC_CUSTOM_OPS_KERNELS_POSITION_ARGS_H_

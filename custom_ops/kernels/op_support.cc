@@ -1,4 +1,4 @@
-#include "custom_ops/kernels/codec.h"
+#include "custom_ops/kernels/op_support.h"
 
 #include <cmath>
 

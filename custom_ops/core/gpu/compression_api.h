@@ -4,8 +4,8 @@
    equal those of the CPU, bit for bit. Calls that read what may be wrong take a record: all of it
    is overwritten, and if it names something bad in the end the outputs are unspecified. Ranks: at
    most 65535. */
-#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_CODECS_API_H_
-#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_CODECS_API_H_
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_COMPRESSION_API_H_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_COMPRESSION_API_H_
 
 #include "custom_ops/core/gpu/c_api.h"
 
@@ -216,4 +216,4 @@ REDSYNC_GPU_API int redsync_gpu_bloom_query(const RedsyncGpuBloomQuery* call, vo
 }
 #endif
 
-#endif /* TF_REDSYNC_CUSTOM_OPS_CORE_GPU_CODECS_API_H_ */
+#endif /* TF_REDSYNC_CUSTOM_OPS_CORE_GPU_COMPRESSION_API_H_ */

@@ -1,10 +1,10 @@
-#include "custom_ops/kernels/coded.h"
+#include "custom_ops/kernels/topk_args.h"
 
 #include <algorithm>
 
 #include "custom_ops/core/cpu/bits.h"
 #include "custom_ops/core/message_layout.h"
-#include "custom_ops/kernels/codec.h"
+#include "custom_ops/kernels/op_support.h"
 
 namespace redsync {
 
@@ -14,7 +14,7 @@ using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
 using ::tensorflow::errors::InvalidArgument;
 
-tensorflow::Status CodedAttributes::Read(OpKernelConstruction* context, size_t n) {
+tensorflow::Status TopKAttributes::Read(OpKernelConstruction* context, size_t n) {
   TF_RETURN_IF_ERROR(context->GetAttr("k", &k));
   TF_RETURN_IF_ERROR(context->GetAttr("streams", &streams));
   TF_RETURN_IF_ERROR(context->GetAttr("rice", &rice));
@@ -30,12 +30,12 @@ tensorflow::Status CodedAttributes::Read(OpKernelConstruction* context, size_t n
                          ". Received: value_bits=", value_bits, ".");
 }
 
-tensorflow::Status CodedAttributes::Lay(const std::vector<int64_t>& sizes, CodedFormat* format,
-                                        std::vector<SelectedTensor>* tensors) const {
+tensorflow::Status TopKAttributes::Lay(const std::vector<int64_t>& sizes, TopKFormat* format,
+                                       std::vector<TopKTensor>* tensors) const {
   format->value_bits = value_bits;
   for (const int64_t bits : rice) format->streams.push_back({0, 0, static_cast<int>(bits)});
   for (size_t i = 0; i < sizes.size(); ++i) {
-    SelectedTensor tensor;
+    TopKTensor tensor;
     tensor.size = sizes[i];
     tensor.slots = k[i];
     tensor.stream = streams[i];
@@ -62,19 +62,19 @@ tensorflow::Status SelectAndCodeAttributes::Read(OpKernelConstruction* context) 
   int n;
   TF_RETURN_IF_ERROR(MomentumAttributes::Read(context));
   TF_RETURN_IF_ERROR(context->GetAttr("N", &n));
-  return CodedAttributes::Read(context, n);
+  return TopKAttributes::Read(context, n);
 }
 
 tensorflow::Status SelectAndCodeAttributes::Lay(const tensorflow::OpInputList& grads,
-                                                CodedFormat* format,
-                                                std::vector<SelectedTensor>* tensors) const {
+                                                TopKFormat* format,
+                                                std::vector<TopKTensor>* tensors) const {
   std::vector<int64_t> sizes;
   for (const Tensor& grad : grads) sizes.push_back(grad.NumElements());
-  return CodedAttributes::Lay(sizes, format, tensors);
+  return TopKAttributes::Lay(sizes, format, tensors);
 }
 
-tensorflow::Status UncodeCall::Read(OpKernelConstruction* context) {
-  CodedAttributes attributes;
+tensorflow::Status DecodeTopKCall::Read(OpKernelConstruction* context) {
+  TopKAttributes attributes;
   std::vector<int64_t> sizes;
   TF_RETURN_IF_ERROR(context->GetAttr("sizes", &sizes));
   TF_RETURN_IF_ERROR(CheckList("sizes", sizes, sizes.size(), 0, INT32_MAX));
@@ -82,14 +82,14 @@ tensorflow::Status UncodeCall::Read(OpKernelConstruction* context) {
   TF_RETURN_IF_ERROR(attributes.Lay(sizes, &format, &tensors));
   words = format.words(tensors.data(), static_cast<int64_t>(tensors.size()));
   plain_words = kFlagWords;
-  for (const SelectedTensor& tensor : tensors) {
+  for (const TopKTensor& tensor : tensors) {
     plain_words += PartWords(false, tensor.slots);
     slots += tensor.slots;
   }
   return tensorflow::OkStatus();
 }
 
-tensorflow::Status UncodeCall::Prepare(OpKernelContext* context) {
+tensorflow::Status DecodeTopKCall::Prepare(OpKernelContext* context) {
   const Tensor& input = context->input(0);
   TF_RETURN_IF_ERROR(CheckShape("messages", input, -1, words));
   ranks = input.dim_size(0);

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from tests.gpu.calls import select
-from tests.gpu.coded_calls import code, uncode
 from tests.gpu.inputs import KINDS, assert_same_bits, make_inputs
 from tests.gpu.test_fuzz import check_both, mutate
+from tests.gpu.topk_calls import decode_topk, encode_topk
 from tests.loops import loop
 from tests.oracle.coded import GolombStreams
 from tests.oracle.coded_top_k import (
@@ -52,13 +52,13 @@ def test_codes_are_the_oracle_s(device, kind, bits):
     plain, residuals = selected(device, inputs, SLOTS)
     zero = [np.zeros_like(g) for g in inputs]
     expected = select_and_code_numpy(inputs, zero, [], SLOTS, value_bits=bits)
-    message, kept = code(device, plain, residuals, SLOTS, bits)
+    message, kept = encode_topk(device, plain, residuals, SLOTS, bits)
     assert_same_bits(message, expected[0], "message")
     if expected[0][0] == 1:
         assert_same_bits(kept, [r.reshape(-1) for r in expected[1]], "residuals")
     other = np.zeros_like(message)  # of a worker with something that was not finite
     messages = np.stack([message, other, message])
-    back, error = uncode(device, messages, SIZES, SLOTS, bits)
+    back, error = decode_topk(device, messages, SIZES, SLOTS, bits)
     assert error is None
     assert_same_bits(back, plain_numpy(messages, SIZES, SLOTS, bits), "plain")
 
@@ -70,12 +70,12 @@ def test_many_tensors(device, bits):
     slots = [3, 30, 45] * 40
     inputs = make_inputs("normal", sizes)[0]
     plain, residuals = selected(device, inputs, slots)
-    message, kept = code(device, plain, residuals, slots, bits)
+    message, kept = encode_topk(device, plain, residuals, slots, bits)
     zero = [np.zeros_like(g) for g in inputs]
     expected = select_and_code_numpy(inputs, zero, [], slots, value_bits=bits)
     assert_same_bits(message, expected[0], "message")
     assert_same_bits(kept, expected[1], "residuals")
-    back, error = uncode(device, message[np.newaxis], sizes, slots, bits)
+    back, error = decode_topk(device, message[np.newaxis], sizes, slots, bits)
     assert error is None
     assert_same_bits(back, plain_numpy(message[np.newaxis], sizes, slots, bits), "plain")
 
@@ -83,15 +83,15 @@ def test_many_tensors(device, bits):
 @pytest.mark.parametrize("bits", [1, 16])
 def test_nothing_is_sent_of_what_is_not_finite(device, bits):
     plain = np.zeros(1 + 2 * 4 + 1, np.int32)
-    message, _ = code(device, plain, [np.ones(9, np.float32)], [4], bits)
+    message, _ = encode_topk(device, plain, [np.ones(9, np.float32)], [4], bits)
     assert not message.any()
 
 
 def test_too_large_for_16_bits(device):
     inputs = [np.float32([3.4e38, 1, 2])]
     plain, residuals = selected(device, inputs, [2])
-    assert not code(device, plain, residuals, [2], 16)[0].any()
-    assert code(device, plain, residuals, [2], 1)[0][0] == 1
+    assert not encode_topk(device, plain, residuals, [2], 16)[0].any()
+    assert encode_topk(device, plain, residuals, [2], 1)[0][0] == 1
 
 
 @pytest.mark.parametrize("bits", [1, 3, 16])
@@ -105,7 +105,7 @@ def test_any_message_is_refused_or_decoded(device, bits):
         rows.append(select_and_code_numpy(inputs, zero, [], slots, value_bits=bits)[0])
     for _ in range(100):
         messages = mutate(rng, np.stack(rows), 2)
-        plain, error = uncode(device, messages, sizes, slots, bits)
+        plain, error = decode_topk(device, messages, sizes, slots, bits)
         try:
             expected = plain_numpy(messages, sizes, slots, bits)
         except Malformed as malformed:
@@ -124,9 +124,9 @@ def test_arguments_out_of_range(device):
     x, plain = [np.ones(9, np.float32)], np.zeros(10, np.int32)
     for slots, bits in (([4], 5), ([4], 0), ([10], 1)):
         with pytest.raises(ValueError, match="invalid"):
-            code(device, plain, x, slots, bits)
+            encode_topk(device, plain, x, slots, bits)
     with pytest.raises(ValueError, match="invalid"):
-        uncode(device, np.zeros((2, 5), np.int32), [9], [4], 1)
+        decode_topk(device, np.zeros((2, 5), np.int32), [9], [4], 1)
 
 
 @pytest.mark.parametrize("form", [("threshold", False), ("fixed", False), ("exact", True)])

@@ -1,11 +1,11 @@
 // The call of redsync_gpu_select() that the inputs and outputs of an op make.
-#ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_GPU_SELECTION_H_
-#define TF_REDSYNC_CUSTOM_OPS_KERNELS_GPU_SELECTION_H_
+#ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_GPU_SELECT_CALL_H_
+#define TF_REDSYNC_CUSTOM_OPS_KERNELS_GPU_SELECT_CALL_H_
 
 #include <vector>
 
-#include "custom_ops/kernels/gpu/codec_op.h"
-#include "custom_ops/kernels/layout.h"
+#include "custom_ops/kernels/gpu/checked_op.h"
+#include "custom_ops/kernels/select_args.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {
@@ -52,4 +52,4 @@ struct GpuSelection {
 
 }  // namespace redsync
 
-#endif  // TF_REDSYNC_CUSTOM_OPS_KERNELS_GPU_SELECTION_H_
+#endif  // TF_REDSYNC_CUSTOM_OPS_KERNELS_GPU_SELECT_CALL_H_

@@ -1,11 +1,11 @@
 // The format of coded messages of selected elements, as the host sees it.
-#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_CODED_CUH_
-#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_CODED_CUH_
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_TOPK_PLAN_CUH_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_TOPK_PLAN_CUH_
 
 #include <vector>
 
 #include "custom_ops/core/gpu/bits.cuh"
-#include "custom_ops/core/gpu/coded_api.h"
+#include "custom_ops/core/gpu/topk_api.h"
 #include "custom_ops/core/message_layout.h"
 
 namespace redsync {
@@ -17,7 +17,7 @@ constexpr int kMaxCells = 1 << (kMaxLevelBits - 1);  // Magnitudes of a tensor.
 constexpr int64_t kSlotTile = 4096;                  // Slots of a block.
 
 // Where things are in a coded message and in the plain one.
-struct CodedPlan {
+struct TopKPlan {
   std::vector<RedsyncGpuPositions> streams;
   std::vector<int64_t> starts;  // Of each tensor's positions in its stream.
   std::vector<int64_t> firsts;  // Of its slots among those of all tensors.
@@ -29,14 +29,14 @@ struct CodedPlan {
   int64_t words = -1;    // Of the coded message; -1 if the format is not valid.
   int64_t cells = 0;     // Levels of a tensor.
 
-  explicit CodedPlan(const RedsyncGpuCodedFormat& format) {
+  explicit TopKPlan(const RedsyncGpuTopKFormat& format) {
     const int64_t bits = format.value_bits;
     if ((bits < 1 || bits > kMaxLevelBits) && bits != kHalfBits) return;
     for (int64_t s = 0; s < format.streams; ++s) {
       streams.push_back({0, 0, format.rice[s], nullptr, nullptr});
     }
     for (int64_t i = 0; i < format.count; ++i) {
-      const RedsyncGpuCodedTensor& t = format.tensors[i];
+      const RedsyncGpuTopKTensor& t = format.tensors[i];
       if (t.size < 0 || t.slots < 0 || t.slots > t.size || t.stream < 0 ||
           t.stream >= format.streams) {
         return;
@@ -66,4 +66,4 @@ struct CodedPlan {
 }  // namespace gpu
 }  // namespace redsync
 
-#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_GPU_CODED_CUH_
+#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_GPU_TOPK_PLAN_CUH_

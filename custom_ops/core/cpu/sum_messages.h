@@ -1,6 +1,6 @@
 // Adds the messages of all ranks into dense tensors.
-#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_CPU_DECODE_H_
-#define TF_REDSYNC_CUSTOM_OPS_CORE_CPU_DECODE_H_
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_CPU_SUM_MESSAGES_H_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_CPU_SUM_MESSAGES_H_
 
 #include <cstdint>
 
@@ -49,9 +49,9 @@ struct DecodeError {
 Status Validate(const Messages& messages, const Part* parts, int64_t tensors, DecodeError* error);
 
 // out = sum over ranks, in the order of the ranks. The messages have passed Validate().
-void DecodeTensor(const Messages& messages, const Part& part, const ParallelFor& parallel_for,
-                  float* out);
+void SumMessages(const Messages& messages, const Part& part, const ParallelFor& parallel_for,
+                 float* out);
 
 }  // namespace redsync
 
-#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_CPU_DECODE_H_
+#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_CPU_SUM_MESSAGES_H_

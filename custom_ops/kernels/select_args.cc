@@ -1,4 +1,4 @@
-#include "custom_ops/kernels/layout.h"
+#include "custom_ops/kernels/select_args.h"
 
 #include <algorithm>
 #include <cmath>

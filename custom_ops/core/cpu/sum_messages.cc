@@ -1,4 +1,4 @@
-#include "custom_ops/core/cpu/decode.h"
+#include "custom_ops/core/cpu/sum_messages.h"
 
 #include <algorithm>
 
@@ -72,8 +72,8 @@ Status Validate(const Messages& messages, const Part* parts, int64_t tensors, De
   return Status::kOk;
 }
 
-void DecodeTensor(const Messages& messages, const Part& part, const ParallelFor& parallel_for,
-                  float* out) {
+void SumMessages(const Messages& messages, const Part& part, const ParallelFor& parallel_for,
+                 float* out) {
   // Indices ascend, so they can be cut at the borders of shards.
   const int64_t shard = std::max(kShard, CeilDiv(part.size, kMaxShards));
   const int64_t shards = CeilDiv(part.size, shard);

@@ -1,9 +1,9 @@
 // From coded messages to plain ones: Golomb codes give the positions of a stream, a bisection those
 // of each tensor, and the codes of values are looked up among the tensor's levels.
-#include "custom_ops/core/gpu/coded.cuh"
 #include "custom_ops/core/gpu/groups.cuh"
 #include "custom_ops/core/gpu/records.cuh"
 #include "custom_ops/core/gpu/runs.cuh"
+#include "custom_ops/core/gpu/topk_plan.cuh"
 
 namespace redsync {
 namespace gpu {
@@ -67,15 +67,15 @@ __global__ void __launch_bounds__(kThreads) Separate(REDSYNC_PARAMETER Call call
 
 // Divides scratch memory.
 struct Maker {
-  const RedsyncGpuUncode& call;
-  CodedPlan plan;
+  const RedsyncGpuDecodeTopK& call;
+  TopKPlan plan;
   Divider divider;
   int32_t* counts;
   RedsyncGpuGolombDecode golomb;
   int64_t golomb_bytes;
   char* golomb_scratch;
 
-  Maker(const RedsyncGpuUncode& call, void* scratch)
+  Maker(const RedsyncGpuDecodeTopK& call, void* scratch)
       : call(call), plan(call.format), divider(scratch) {
     if (!is_valid()) return;
     const int64_t streams = call.format.streams;
@@ -95,7 +95,7 @@ struct Maker {
   }
 
   Item operator()(int64_t i) {
-    const RedsyncGpuCodedTensor& from = call.format.tensors[i];
+    const RedsyncGpuTopKTensor& from = call.format.tensors[i];
     const RedsyncGpuPositions& stream = plan.streams[from.stream];
     Item item = {};
     item.positions = stream.out;
@@ -117,13 +117,13 @@ struct Maker {
 
 using namespace redsync::gpu;  // NOLINT: the C interface below is this file's other half.
 
-int64_t redsync_gpu_uncode_scratch_bytes(const RedsyncGpuUncode* call) {
+int64_t redsync_gpu_decode_topk_scratch_bytes(const RedsyncGpuDecodeTopK* call) {
   const Maker make(*call, nullptr);
   return make.is_valid() ? make.divider.bytes() : -1;
 }
 
-int redsync_gpu_uncode(const RedsyncGpuUncode* call, RedsyncGpuRecord* record, void* scratch,
-                       int64_t scratch_bytes, void* stream_pointer) {
+int redsync_gpu_decode_topk(const RedsyncGpuDecodeTopK* call, RedsyncGpuRecord* record,
+                            void* scratch, int64_t scratch_bytes, void* stream_pointer) {
   Maker make(*call, scratch);
   if (!make.is_valid()) return REDSYNC_GPU_INVALID_ARGUMENT;
   if (scratch_bytes < make.divider.bytes()) return REDSYNC_GPU_SCRATCH_TOO_SMALL;
@@ -147,9 +147,9 @@ int redsync_gpu_uncode(const RedsyncGpuUncode* call, RedsyncGpuRecord* record, v
   return LaunchStatus();
 }
 
-int redsync_gpu_explain_uncode(const RedsyncGpuUncode* call, const RedsyncGpuRecord* record,
-                               RedsyncGpuCodecError* error) {
-  const CodedPlan plan(call->format);
+int redsync_gpu_explain_decode_topk(const RedsyncGpuDecodeTopK* call,
+                                    const RedsyncGpuRecord* record, RedsyncGpuCodecError* error) {
+  const TopKPlan plan(call->format);
   RedsyncGpuGolombDecode golomb = {};
   golomb.tensors = plan.streams.data();
   golomb.count = call->format.streams;

@@ -1,6 +1,6 @@
 // Attributes and message of the quantisation ops, the same on all devices.
-#ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_QUANTIZE_FORMAT_H_
-#define TF_REDSYNC_CUSTOM_OPS_KERNELS_QUANTIZE_FORMAT_H_
+#ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_QUANTIZE_ARGS_H_
+#define TF_REDSYNC_CUSTOM_OPS_KERNELS_QUANTIZE_ARGS_H_
 
 #include <algorithm>
 #include <iterator>
@@ -58,4 +58,4 @@ struct QuantizeLayout {
 
 }  // namespace redsync
 
-#endif  // TF_REDSYNC_CUSTOM_OPS_KERNELS_QUANTIZE_FORMAT_H_
+#endif  // TF_REDSYNC_CUSTOM_OPS_KERNELS_QUANTIZE_ARGS_H_

@@ -1,4 +1,4 @@
-"""Whole calls of coded_api.h, with numpy arrays; see codec_calls."""
+"""Whole calls of topk_api.h, with numpy arrays; see codec_calls."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from tests.oracle.coded import GolombStreams
 
 
 class Tensor(ctypes.Structure):
-    """RedsyncGpuCodedTensor."""
+    """RedsyncGpuTopKTensor."""
 
     _fields_ = [(n, d.Int64) for n in ("size", "slots", "stream")] + [("residual", d.Pointer)]
 
 
 class Format(ctypes.Structure):
-    """RedsyncGpuCodedFormat."""
+    """RedsyncGpuTopKFormat."""
 
     _fields_ = [("tensors", ctypes.POINTER(Tensor)), ("count", d.Int64)]
     _fields_ += [("rice", ctypes.POINTER(d.Int64)), ("streams", d.Int64), ("value_bits", d.Int64)]
 
 
-class Code(ctypes.Structure):
-    """RedsyncGpuCode."""
+class EncodeTopK(ctypes.Structure):
+    """RedsyncGpuEncodeTopK."""
 
     _fields_ = [("format", Format), ("plain", d.Pointer), ("message", d.Pointer)]
 
 
-class Uncode(ctypes.Structure):
-    """RedsyncGpuUncode."""
+class DecodeTopK(ctypes.Structure):
+    """RedsyncGpuDecodeTopK."""
 
     _fields_ = [("format", Format), ("messages", d.Pointer), ("ranks", d.Int64)]
     _fields_ += [("words", d.Int64), ("plain", d.Pointer)]
@@ -54,25 +54,33 @@ def _words(device, name: str, form: Format) -> int:
     return words
 
 
-def code(device, plain, residuals, slots, value_bits):
-    """Codes a plain message; returns (message, residuals)."""
+def encode_topk(device, plain, residuals, slots, value_bits):
+    """Encodes a plain message; returns (message, residuals)."""
     there = [device.array(r) for r in residuals]
     sizes, pointers = [r.size for r in residuals], [device.pointer(t) for t in there]
     form = _format(sizes, slots, value_bits, pointers)
     given = device.array(np.asarray(plain, np.int32))
     assert given.size == _words(device, "plain", form)
-    message = garbage(device, _words(device, "coded", form), np.int32)
-    call = Code(form, device.pointer(given), device.pointer(message))
-    run(device, "code", call, record=False, scratch=scratch_bytes(device, "code", call))
+    message = garbage(device, _words(device, "topk", form), np.int32)
+    call = EncodeTopK(form, device.pointer(given), device.pointer(message))
+    run(
+        device,
+        "encode_topk",
+        call,
+        record=False,
+        scratch=scratch_bytes(device, "encode_topk", call),
+    )
     return device.get(message), [device.get(t) for t in there]
 
 
-def uncode(device, messages, sizes, slots, value_bits):
-    """Undoes it for the messages of all workers; returns (plain messages, `Error` or None)."""
+def decode_topk(device, messages, sizes, slots, value_bits):
+    """Decodes the messages of all workers; returns (plain messages, `Error` or None)."""
     messages = np.asarray(messages, np.int32)
     form, received = _format(sizes, slots, value_bits), device.array(messages)
     words = _words(device, "plain", form)
     plain = garbage(device, len(messages) * words, np.int32)
-    call = Uncode(form, device.pointer(received), *messages.shape, device.pointer(plain))
-    error = run(device, "uncode", call, record=True, scratch=scratch_bytes(device, "uncode", call))
+    call = DecodeTopK(form, device.pointer(received), *messages.shape, device.pointer(plain))
+    error = run(
+        device, "decode_topk", call, record=True, scratch=scratch_bytes(device, "decode_topk", call)
+    )
     return device.get(plain).reshape(len(messages), words), error

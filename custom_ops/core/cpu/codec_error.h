@@ -1,6 +1,6 @@
 // What the codecs of messages share: how they name what is wrong with a received message.
-#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_CPU_CODEC_H_
-#define TF_REDSYNC_CUSTOM_OPS_CORE_CPU_CODEC_H_
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_CPU_CODEC_ERROR_H_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_CPU_CODEC_ERROR_H_
 
 #include <cstdint>
 
@@ -45,4 +45,4 @@ inline Status CheckAscending(uint32_t position, int64_t last, int64_t size, int6
 
 }  // namespace redsync
 
-#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_CPU_CODEC_H_
+#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_CPU_CODEC_ERROR_H_

@@ -1,10 +1,10 @@
 // Formats of quantised messages, and what codes stand for.
-#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_QUANTIZER_CUH_
-#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_QUANTIZER_CUH_
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_QUANTIZED_FORMAT_CUH_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_QUANTIZED_FORMAT_CUH_
 
 #include <algorithm>
 
-#include "custom_ops/core/gpu/codecs_api.h"
+#include "custom_ops/core/gpu/compression_api.h"
 #include "custom_ops/core/gpu/four.cuh"
 #include "custom_ops/core/gpu/groups.cuh"
 
@@ -71,7 +71,7 @@ __device__ inline uint32_t PartSize(int64_t size, int64_t base, uint32_t most) {
   return size - base < most ? static_cast<uint32_t>(size - base) : most;
 }
 
-struct CodedGroup : Group<Coded, 48> {
+struct QuantizedGroup : Group<Coded, 48> {
   RedsyncGpuQuantizer quantizer;
   int bits;
 };
@@ -137,4 +137,4 @@ __device__ inline float ValueOf(const RedsyncGpuQuantizer& q, const Levels& leve
 }  // namespace gpu
 }  // namespace redsync
 
-#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_GPU_QUANTIZER_CUH_
+#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_GPU_QUANTIZED_FORMAT_CUH_

@@ -1,4 +1,4 @@
-#include "custom_ops/core/cpu/coded_message.h"
+#include "custom_ops/core/cpu/topk_codec.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,12 +11,12 @@ namespace redsync {
 namespace {
 
 // Leaves in the residual what a value and its code differ by.
-void Keep(const SelectedTensor& t, int64_t i, float sent) {
+void Keep(const TopKTensor& t, int64_t i, float sent) {
   t.residual[t.indices[i]] = FloatOf(t.values[i]) - sent;
 }
 
 // Codes the values of a tensor that has the slots from `first` on.
-void SendByMeans(const SelectedTensor& t, int bits, int64_t first, uint32_t* codes, float* levels,
+void SendByMeans(const TopKTensor& t, int bits, int64_t first, uint32_t* codes, float* levels,
                  uint32_t* words) {
   CodeByMeans(t.values, t.count, bits, levels, codes);
   BitWriter writer(words, first * bits);
@@ -29,7 +29,7 @@ void SendByMeans(const SelectedTensor& t, int bits, int64_t first, uint32_t* cod
 }
 
 // The same for bfloat16, two in a word; returns whether all are finite.
-bool SendHalves(const SelectedTensor& t, uint32_t* words) {
+bool SendHalves(const TopKTensor& t, uint32_t* words) {
   bool finite = true;
   for (int64_t i = 0; i < t.count; ++i) {
     const uint32_t half = HalfOf(t.values[i]);
@@ -42,7 +42,7 @@ bool SendHalves(const SelectedTensor& t, uint32_t* words) {
 }
 
 // Codes the positions of all tensors that share a stream.
-Status SendPositions(const GolombFormat& format, int64_t stream, const SelectedTensor* tensors,
+Status SendPositions(const GolombFormat& format, int64_t stream, const TopKTensor* tensors,
                      int64_t count, uint32_t* scratch, int32_t* part, CodecError* error) {
   int64_t start = 0, selected = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -76,13 +76,13 @@ void ReadHalves(BitReader halves, int64_t count, int32_t* values) {
 
 }  // namespace
 
-int64_t CodedFormat::position_words() const {
+int64_t TopKFormat::position_words() const {
   int64_t words = 0;
   for (const GolombFormat& stream : streams) words += 2 + stream.words();
   return words;
 }
 
-int64_t CodedFormat::words(const SelectedTensor* tensors, int64_t count) const {
+int64_t TopKFormat::words(const TopKTensor* tensors, int64_t count) const {
   int64_t words = 1 + position_words(), slots = 0;
   for (int64_t i = 0; i < count; ++i) {
     words += value_bits == kHalfBits ? CeilDiv(tensors[i].slots, 2) : LevelCount(value_bits);
@@ -91,8 +91,8 @@ int64_t CodedFormat::words(const SelectedTensor* tensors, int64_t count) const {
   return words + (value_bits == kHalfBits ? 0 : CeilDiv(slots * value_bits, 32));
 }
 
-Status EncodeSelected(const CodedFormat& format, const SelectedTensor* tensors, int64_t count,
-                      uint32_t* scratch, int32_t* message, bool* finite, CodecError* error) {
+Status EncodeTopK(const TopKFormat& format, const TopKTensor* tensors, int64_t count,
+                  uint32_t* scratch, int32_t* message, bool* finite, CodecError* error) {
   const ScopedFlushDenormals flush;
   const int64_t words = format.words(tensors, count);
   std::fill(message, message + words, 0);
@@ -110,7 +110,7 @@ Status EncodeSelected(const CodedFormat& format, const SelectedTensor* tensors, 
   int64_t first = 0;
   *finite = true;
   for (int64_t i = 0; i < count; ++i) {
-    const SelectedTensor& t = tensors[i];
+    const TopKTensor& t = tensors[i];
     if (halves) {
       *finite = SendHalves(t, out) && *finite;
       out += CeilDiv(t.slots, 2);
@@ -127,9 +127,8 @@ Status EncodeSelected(const CodedFormat& format, const SelectedTensor* tensors, 
   return Status::kOk;
 }
 
-Status UncodeSelected(const CodedFormat& format, const SelectedTensor* tensors, int64_t count,
-                      const int32_t* message, uint32_t* scratch, int32_t* plain,
-                      CodecError* error) {
+Status DecodeTopK(const TopKFormat& format, const TopKTensor* tensors, int64_t count,
+                  const int32_t* message, uint32_t* scratch, int32_t* plain, CodecError* error) {
   std::vector<Share> left;  // Of each stream.
   const int32_t* part = message + kFlagWords;
   for (size_t s = 0; s < format.streams.size(); ++s) {
@@ -150,7 +149,7 @@ Status UncodeSelected(const CodedFormat& format, const SelectedTensor* tensors, 
   plain += kFlagWords;
   int64_t first = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const SelectedTensor& t = tensors[i];
+    const TopKTensor& t = tensors[i];
     Share& share = left[t.stream];
     const auto end = static_cast<uint32_t>(share.start + t.size);
     const uint32_t* last = std::lower_bound(share.begin, share.end, end);

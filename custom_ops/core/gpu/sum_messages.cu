@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads) AddRanks(REDSYNC_PARAMETER Parts all
   for (int64_t i = threadIdx.x; i < end - begin; i += kThreads) part.total[begin + i] = sums[i];
 }
 
-bool IsValid(const RedsyncGpuDecode& call) {
+bool IsValid(const RedsyncGpuSumMessages& call) {
   if (call.ranks < 0 || call.ranks > 65535 || call.words < 1) return false;
   for (int64_t i = 0; i < call.count; ++i) {
     const RedsyncGpuPart& part = call.parts[i];
@@ -109,8 +109,8 @@ bool IsValid(const RedsyncGpuDecode& call) {
 
 using namespace redsync::gpu;  // NOLINT: the C interface below is this file's other half.
 
-int redsync_gpu_decode(const RedsyncGpuDecode* call, RedsyncGpuRecord* record,
-                       void* stream_pointer) {
+int redsync_gpu_sum_messages(const RedsyncGpuSumMessages* call, RedsyncGpuRecord* record,
+                             void* stream_pointer) {
   if (!IsValid(*call)) return REDSYNC_GPU_INVALID_ARGUMENT;
   const auto stream = static_cast<cudaStream_t>(stream_pointer);
   ClearRecord(record, stream);
@@ -132,8 +132,8 @@ int redsync_gpu_decode(const RedsyncGpuDecode* call, RedsyncGpuRecord* record,
   return LaunchStatus();
 }
 
-int redsync_gpu_explain(const RedsyncGpuDecode* call, const RedsyncGpuRecord* record,
-                        RedsyncGpuError* error) {
+int redsync_gpu_explain_sum_messages(const RedsyncGpuSumMessages* call,
+                                     const RedsyncGpuRecord* record, RedsyncGpuError* error) {
   if (IsClear(*record)) return 0;
   const int64_t position = static_cast<int64_t>(record->position);
   const int64_t word = position % call->words;

@@ -1,11 +1,11 @@
 // What the kernels of the codecs share.
-#ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_CODEC_H_
-#define TF_REDSYNC_CUSTOM_OPS_KERNELS_CODEC_H_
+#ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_OP_SUPPORT_H_
+#define TF_REDSYNC_CUSTOM_OPS_KERNELS_OP_SUPPORT_H_
 
 #include <string>
 #include <vector>
 
-#include "custom_ops/core/cpu/codec.h"
+#include "custom_ops/core/cpu/codec_error.h"
 #include "custom_ops/core/cpu/common.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -47,4 +47,4 @@ tensorflow::Status FirstError(const char* name, const std::vector<CodecError>& e
 
 }  // namespace redsync
 
-#endif  // TF_REDSYNC_CUSTOM_OPS_KERNELS_CODEC_H_
+#endif  // TF_REDSYNC_CUSTOM_OPS_KERNELS_OP_SUPPORT_H_

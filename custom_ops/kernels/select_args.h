@@ -1,13 +1,13 @@
 // Layout of a message, checks of inputs, and what else the kernels share.
-#ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_LAYOUT_H_
-#define TF_REDSYNC_CUSTOM_OPS_KERNELS_LAYOUT_H_
+#ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_SELECT_ARGS_H_
+#define TF_REDSYNC_CUSTOM_OPS_KERNELS_SELECT_ARGS_H_
 
 #include <string>
 #include <vector>
 
 #include "custom_ops/core/cpu/common.h"
-#include "custom_ops/core/cpu/decode.h"
 #include "custom_ops/core/cpu/select.h"
+#include "custom_ops/core/cpu/sum_messages.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {
@@ -106,4 +106,4 @@ tensorflow::Status InvalidMessage(const std::string& field, int64_t tensor, int6
 
 }  // namespace redsync
 
-#endif  // TF_REDSYNC_CUSTOM_OPS_KERNELS_LAYOUT_H_
+#endif  // TF_REDSYNC_CUSTOM_OPS_KERNELS_SELECT_ARGS_H_

@@ -1,17 +1,17 @@
 // What the kernels for coded messages of selected elements do on every device.
-#ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_CODED_H_
-#define TF_REDSYNC_CUSTOM_OPS_KERNELS_CODED_H_
+#ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_TOPK_ARGS_H_
+#define TF_REDSYNC_CUSTOM_OPS_KERNELS_TOPK_ARGS_H_
 
 #include <vector>
 
-#include "custom_ops/core/cpu/coded_message.h"
-#include "custom_ops/kernels/layout.h"
+#include "custom_ops/core/cpu/topk_codec.h"
+#include "custom_ops/kernels/select_args.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {
 
 // The attributes `k`, `streams`, `rice` and `value_bits`.
-struct CodedAttributes {
+struct TopKAttributes {
   std::vector<int64_t> k, streams, rice;
   int value_bits = 1;
 
@@ -20,21 +20,21 @@ struct CodedAttributes {
 
   // The format for tensors of these sizes, which are sizes and slots of `tensors` then; checks
   // them.
-  tensorflow::Status Lay(const std::vector<int64_t>& sizes, CodedFormat* format,
-                         std::vector<SelectedTensor>* tensors) const;
+  tensorflow::Status Lay(const std::vector<int64_t>& sizes, TopKFormat* format,
+                         std::vector<TopKTensor>* tensors) const;
 };
 
 // The attributes of RedsyncSelectAndCode.
-struct SelectAndCodeAttributes : MomentumAttributes, CodedAttributes {
+struct SelectAndCodeAttributes : MomentumAttributes, TopKAttributes {
   tensorflow::Status Read(tensorflow::OpKernelConstruction* context);
-  tensorflow::Status Lay(const tensorflow::OpInputList& grads, CodedFormat* format,
-                         std::vector<SelectedTensor>* tensors) const;
+  tensorflow::Status Lay(const tensorflow::OpInputList& grads, TopKFormat* format,
+                         std::vector<TopKTensor>* tensors) const;
 };
 
 // The inputs and the output of RedsyncUncode.
-struct UncodeCall {
-  CodedFormat format;
-  std::vector<SelectedTensor> tensors;
+struct DecodeTopKCall {
+  TopKFormat format;
+  std::vector<TopKTensor> tensors;
   int64_t ranks = 0, words = 0, plain_words = 0;
   int64_t slots = 0;  // Of all tensors.
   const int32_t* messages;
@@ -46,4 +46,4 @@ struct UncodeCall {
 
 }  // namespace redsync
 
-#endif  // TF_REDSYNC_CUSTOM_OPS_KERNELS_CODED_H_
+#endif  // TF_REDSYNC_CUSTOM_OPS_KERNELS_TOPK_ARGS_H_

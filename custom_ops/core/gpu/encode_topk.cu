@@ -1,9 +1,9 @@
 // From selected elements to a coded message: positions of all tensors of a stream one after the
 // other, which are Golomb coded; magnitudes that are conditional means, and a code for each value.
 // See core/cpu/levels.h: the sums are integers, so that they are the same in any order.
-#include "custom_ops/core/gpu/coded.cuh"
 #include "custom_ops/core/gpu/groups.cuh"
 #include "custom_ops/core/gpu/records.cuh"
+#include "custom_ops/core/gpu/topk_plan.cuh"
 
 namespace redsync {
 namespace gpu {
@@ -169,8 +169,8 @@ __global__ void __launch_bounds__(kThreads)
 
 // Divides scratch memory: what is zero at first comes first.
 struct Maker {
-  const RedsyncGpuCode& call;
-  CodedPlan plan;
+  const RedsyncGpuEncodeTopK& call;
+  TopKPlan plan;
   Divider divider;
   int32_t *not_finite, *totals;
   Magnitudes* magnitudes;
@@ -181,7 +181,7 @@ struct Maker {
   int64_t golomb_bytes;
   char* golomb_scratch;
 
-  Maker(const RedsyncGpuCode& call, void* scratch)
+  Maker(const RedsyncGpuEncodeTopK& call, void* scratch)
       : call(call), plan(call.format), divider(scratch) {
     if (plan.words < 0) return;
     not_finite = divider.Take<int32_t>(1);
@@ -200,7 +200,7 @@ struct Maker {
   }
 
   Item operator()(int64_t i) {
-    const RedsyncGpuCodedTensor& from = call.format.tensors[i];
+    const RedsyncGpuTopKTensor& from = call.format.tensors[i];
     Item item = {};
     item.part = call.plain + plan.parts[i];
     item.residual = from.residual;
@@ -221,22 +221,22 @@ struct Maker {
 
 using namespace redsync::gpu;  // NOLINT: the C interface below is this file's other half.
 
-int64_t redsync_gpu_coded_words(const RedsyncGpuCodedFormat* format) {
-  return CodedPlan(*format).words;
+int64_t redsync_gpu_topk_words(const RedsyncGpuTopKFormat* format) {
+  return TopKPlan(*format).words;
 }
 
-int64_t redsync_gpu_plain_words(const RedsyncGpuCodedFormat* format) {
-  const CodedPlan plan(*format);
+int64_t redsync_gpu_plain_words(const RedsyncGpuTopKFormat* format) {
+  const TopKPlan plan(*format);
   return plan.words < 0 ? -1 : plan.plain_words;
 }
 
-int64_t redsync_gpu_code_scratch_bytes(const RedsyncGpuCode* call) {
+int64_t redsync_gpu_encode_topk_scratch_bytes(const RedsyncGpuEncodeTopK* call) {
   const Maker make(*call, nullptr);
   return make.plan.words < 0 ? -1 : make.divider.bytes();
 }
 
-int redsync_gpu_code(const RedsyncGpuCode* call, void* scratch, int64_t scratch_bytes,
-                     void* stream_pointer) {
+int redsync_gpu_encode_topk(const RedsyncGpuEncodeTopK* call, void* scratch, int64_t scratch_bytes,
+                            void* stream_pointer) {
   Maker make(*call, scratch);
   if (make.plan.words < 0) return REDSYNC_GPU_INVALID_ARGUMENT;
   if (scratch_bytes < make.divider.bytes()) return REDSYNC_GPU_SCRATCH_TOO_SMALL;

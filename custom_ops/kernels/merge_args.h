@@ -1,12 +1,12 @@
 // Attributes, inputs and outputs of the sparse merge, the same on all devices.
-#ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_MERGE_INPUTS_H_
-#define TF_REDSYNC_CUSTOM_OPS_KERNELS_MERGE_INPUTS_H_
+#ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_MERGE_ARGS_H_
+#define TF_REDSYNC_CUSTOM_OPS_KERNELS_MERGE_ARGS_H_
 
 #include <string>
 #include <vector>
 
 #include "custom_ops/core/cpu/merge.h"
-#include "custom_ops/kernels/codec.h"
+#include "custom_ops/kernels/op_support.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {
@@ -70,4 +70,4 @@ inline tensorflow::Status AllocateSparse(tensorflow::OpKernelContext* context,
 
 }  // namespace redsync
 
-#endif  // TF_REDSYNC_CUSTOM_OPS_KERNELS_MERGE_INPUTS_H_
+#endif  // TF_REDSYNC_CUSTOM_OPS_KERNELS_MERGE_ARGS_H_

@@ -1,6 +1,6 @@
 // What the kernels for bits in words do on every device: attributes, shapes, outputs.
-#ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_BITS_H_
-#define TF_REDSYNC_CUSTOM_OPS_KERNELS_BITS_H_
+#ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_BITS_ARGS_H_
+#define TF_REDSYNC_CUSTOM_OPS_KERNELS_BITS_ARGS_H_
 
 #include <cstdint>
 
@@ -74,4 +74,4 @@ struct RiceCodes {
 
 }  // namespace redsync
 
-#endif  // TF_REDSYNC_CUSTOM_OPS_KERNELS_BITS_H_
+#endif  // TF_REDSYNC_CUSTOM_OPS_KERNELS_BITS_ARGS_H_

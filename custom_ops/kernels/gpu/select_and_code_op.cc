@@ -2,9 +2,9 @@
 #include <memory>
 #include <vector>
 
-#include "custom_ops/core/gpu/coded_api.h"
-#include "custom_ops/kernels/coded.h"
-#include "custom_ops/kernels/gpu/selection.h"
+#include "custom_ops/core/gpu/topk_api.h"
+#include "custom_ops/kernels/gpu/select_call.h"
+#include "custom_ops/kernels/topk_args.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {
@@ -17,12 +17,12 @@ using ::tensorflow::TensorShape;
 
 // The format as the C interface has it; residuals only where there are some.
 struct GpuFormat {
-  std::vector<RedsyncGpuCodedTensor> tensors;
+  std::vector<RedsyncGpuTopKTensor> tensors;
   std::vector<int64_t> rice;
-  RedsyncGpuCodedFormat format;
+  RedsyncGpuTopKFormat format;
 
-  GpuFormat(const CodedFormat& from, const std::vector<SelectedTensor>& selected) {
-    for (const SelectedTensor& t : selected) {
+  GpuFormat(const TopKFormat& from, const std::vector<TopKTensor>& selected) {
+    for (const TopKTensor& t : selected) {
       tensors.push_back({t.size, t.slots, t.stream, t.residual});
     }
     for (const GolombFormat& stream : from.streams) rice.push_back(stream.rice);
@@ -33,7 +33,8 @@ struct GpuFormat {
   GpuFormat& operator=(const GpuFormat&) = delete;
 };
 
-// Queues redsync_gpu_select() for a plain message, and redsync_gpu_code() for the one that is sent.
+// Queues redsync_gpu_select() for a plain message, and redsync_gpu_encode_topk() for the one that
+// is sent.
 class GpuSelectAndCodeOp : public tensorflow::OpKernel {
  public:
   explicit GpuSelectAndCodeOp(OpKernelConstruction* context) : OpKernel(context) {
@@ -43,8 +44,8 @@ class GpuSelectAndCodeOp : public tensorflow::OpKernel {
   void Compute(OpKernelContext* context) override {
     AccumulateInputs in;
     OP_REQUIRES_OK(context, in.Read(context, attributes_));
-    CodedFormat format;
-    std::vector<SelectedTensor> selected;
+    TopKFormat format;
+    std::vector<TopKTensor> selected;
     OP_REQUIRES_OK(context, attributes_.Lay(in.grads, &format, &selected));
     std::vector<Tensor*> new_residuals, new_velocities;
     Tensor* message;
@@ -63,13 +64,13 @@ class GpuSelectAndCodeOp : public tensorflow::OpKernel {
     selection.call.message = plain.flat<int32_t>().data();
     OP_REQUIRES_OK(context, selection.Queue(context));
     const GpuFormat on_gpu(format, selected);
-    const RedsyncGpuCode call = {on_gpu.format, selection.call.message,
-                                 message->flat<int32_t>().data()};
-    OP_REQUIRES(context, redsync_gpu_coded_words(&on_gpu.format) == words,
+    const RedsyncGpuEncodeTopK call = {on_gpu.format, selection.call.message,
+                                       message->flat<int32_t>().data()};
+    OP_REQUIRES(context, redsync_gpu_topk_words(&on_gpu.format) == words,
                 tensorflow::errors::Internal("The layouts of CPU and GPU differ."));
-    const int64_t bytes = redsync_gpu_code_scratch_bytes(&call);
+    const int64_t bytes = redsync_gpu_encode_topk_scratch_bytes(&call);
     OP_REQUIRES_OK(context, AllocateScratch(context, bytes, &scratch));
-    const int code = redsync_gpu_code(&call, scratch.data(), bytes, StreamOf(context));
+    const int code = redsync_gpu_encode_topk(&call, scratch.data(), bytes, StreamOf(context));
     OP_REQUIRES_OK(context, FromCode(code, "Coding"));
   }
 
@@ -78,18 +79,18 @@ class GpuSelectAndCodeOp : public tensorflow::OpKernel {
   std::atomic<uint32_t> calls_{0};
 };
 
-struct UncodeWork {
+struct DecodeTopKWork {
   static constexpr const char* kWhat = "Decoding of coded messages";
   static constexpr const char* kName = "messages";
-  static constexpr auto Bytes = redsync_gpu_uncode_scratch_bytes;
-  static constexpr auto Function = redsync_gpu_uncode;
-  static constexpr auto Explain = redsync_gpu_explain_uncode;
+  static constexpr auto Bytes = redsync_gpu_decode_topk_scratch_bytes;
+  static constexpr auto Function = redsync_gpu_decode_topk;
+  static constexpr auto Explain = redsync_gpu_explain_decode_topk;
 
   std::unique_ptr<GpuFormat> format;
-  RedsyncGpuUncode call;
+  RedsyncGpuDecodeTopK call;
   RecordPair record;
 
-  void Fill(const UncodeCall& from) {
+  void Fill(const DecodeTopKCall& from) {
     format = std::make_unique<GpuFormat>(from.format, from.tensors);
     call = {format->format, from.messages, from.ranks, from.words, from.plain};
   }
@@ -99,7 +100,7 @@ REGISTER_KERNEL_BUILDER(Name("RedsyncSelectAndCode").Device(tensorflow::DEVICE_G
                         GpuSelectAndCodeOp);
 REGISTER_KERNEL_BUILDER(
     Name("RedsyncUncode").Device(tensorflow::DEVICE_GPU),
-    CheckedCallOp<UncodeWork, UncodeCall, &UncodeCall::Read, &UncodeCall::Prepare>);
+    CheckedCallOp<DecodeTopKWork, DecodeTopKCall, &DecodeTopKCall::Read, &DecodeTopKCall::Prepare>);
 
 }  // namespace
 }  // namespace redsync

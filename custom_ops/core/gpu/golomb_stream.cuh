@@ -1,9 +1,9 @@
 // Golomb codes: how long they can be, and how a chunk of them is read.
-#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_GOLOMB_CUH_
-#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_GOLOMB_CUH_
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_GOLOMB_STREAM_CUH_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_GOLOMB_STREAM_CUH_
 
 #include "custom_ops/core/gpu/bits.cuh"
-#include "custom_ops/core/gpu/codecs_api.h"
+#include "custom_ops/core/gpu/compression_api.h"
 #include "custom_ops/core/gpu/platform.cuh"
 
 namespace redsync {
@@ -21,8 +21,8 @@ inline int64_t GolombWords(const RedsyncGpuPositions& p) {
 
 constexpr uint32_t kChunkBits = 1024;  // Bits that are read together.
 
-// A stream of codes.
-struct Code {
+// The codes of one tensor, as bits in words.
+struct GolombStream {
   const uint32_t* words;
   uint32_t bits;
 
@@ -39,7 +39,8 @@ struct Step {
 
 // Reads a chunk from a state on. Calls visit(advance) where a code ends, until it returns false.
 template <class Visit>
-__device__ inline Step Read(const Code& code, uint32_t chunk, int rice, int state, Visit visit) {
+__device__ inline Step Read(const GolombStream& code, uint32_t chunk, int rice, int state,
+                            Visit visit) {
   const uint32_t begin = chunk * kChunkBits;
   const uint32_t end = begin + kChunkBits < code.bits ? begin + kChunkBits : code.bits;
   Step step = {0, 0, 0, 0};
@@ -78,4 +79,4 @@ __device__ inline Step Read(const Code& code, uint32_t chunk, int rice, int stat
 }  // namespace gpu
 }  // namespace redsync
 
-#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_GPU_GOLOMB_CUH_
+#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_GPU_GOLOMB_STREAM_CUH_

@@ -1,6 +1,6 @@
 // What the kernels of top-k in chunks share.
-#ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_CHUNKS_H_
-#define TF_REDSYNC_CUSTOM_OPS_KERNELS_CHUNKS_H_
+#ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_CHUNKS_ARGS_H_
+#define TF_REDSYNC_CUSTOM_OPS_KERNELS_CHUNKS_ARGS_H_
 
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -42,4 +42,4 @@ struct ChunkedTopK {
 
 }  // namespace redsync
 
-#endif  // TF_REDSYNC_CUSTOM_OPS_KERNELS_CHUNKS_H_
+#endif  // TF_REDSYNC_CUSTOM_OPS_KERNELS_CHUNKS_ARGS_H_

@@ -1,14 +1,14 @@
 // What the GPU kernels of the codecs share.
-#ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_GPU_CODEC_OP_H_
-#define TF_REDSYNC_CUSTOM_OPS_KERNELS_GPU_CODEC_OP_H_
+#ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_GPU_CHECKED_OP_H_
+#define TF_REDSYNC_CUSTOM_OPS_KERNELS_GPU_CHECKED_OP_H_
 
 #include <memory>
 #include <type_traits>
 #include <utility>
 
-#include "custom_ops/core/gpu/codecs_api.h"
-#include "custom_ops/kernels/codec.h"
+#include "custom_ops/core/gpu/compression_api.h"
 #include "custom_ops/kernels/gpu/stream.h"
+#include "custom_ops/kernels/op_support.h"
 
 namespace redsync {
 
@@ -93,4 +93,4 @@ class CheckedCallOp : public CheckedOp<Work> {
 
 }  // namespace redsync
 
-#endif  // TF_REDSYNC_CUSTOM_OPS_KERNELS_GPU_CODEC_OP_H_
+#endif  // TF_REDSYNC_CUSTOM_OPS_KERNELS_GPU_CHECKED_OP_H_

@@ -1,7 +1,7 @@
-#include "custom_ops/kernels/bits.h"
+#include "custom_ops/kernels/bits_args.h"
 
-#include "custom_ops/kernels/codec.h"
-#include "custom_ops/kernels/layout.h"
+#include "custom_ops/kernels/op_support.h"
+#include "custom_ops/kernels/select_args.h"
 
 namespace redsync {
 

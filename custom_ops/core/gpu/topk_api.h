@@ -1,0 +1,75 @@
+/* Coded messages of selected elements on a GPU, behind a C interface; the rules of c_api.h and
+   compression_api.h hold here too. What the words are is said in custom_ops/core/cpu/topk_codec.h.
+ */
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_TOPK_API_H_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_TOPK_API_H_
+
+#include "custom_ops/core/gpu/compression_api.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+  int64_t size;    /* Elements. */
+  int64_t slots;   /* Elements that may be selected, in [0, size]. */
+  int64_t stream;  /* Whose positions are coded together; below the number of streams. */
+  float* residual; /* Device, [size]. Not used by decoding. */
+} RedsyncGpuTopKTensor;
+
+typedef struct {
+  const RedsyncGpuTopKTensor* tensors; /* Host, [count]. */
+  int64_t count;
+  const int64_t* rice; /* Host, [streams]: bits of a gap that are sent as they are, in [0, 30]. */
+  int64_t streams;
+  int64_t value_bits; /* In [1, 4], or 16. */
+} RedsyncGpuTopKFormat;
+
+/* Words of a coded message; -1 if an argument is out of its range, or elements of a stream are too
+   many. */
+REDSYNC_GPU_API int64_t redsync_gpu_topk_words(const RedsyncGpuTopKFormat* format);
+
+/* Words of the message that it was before: [flag], and [count, index * slots, value * slots] of
+   each tensor. */
+REDSYNC_GPU_API int64_t redsync_gpu_plain_words(const RedsyncGpuTopKFormat* format);
+
+typedef struct {
+  RedsyncGpuTopKFormat format;
+  const int32_t*
+      plain;        /* Device, [redsync_gpu_plain_words()], as redsync_gpu_select() leaves it. */
+  int32_t* message; /* Device, [redsync_gpu_topk_words()]. */
+} RedsyncGpuEncodeTopK;
+
+REDSYNC_GPU_API int64_t redsync_gpu_encode_topk_scratch_bytes(const RedsyncGpuEncodeTopK* call);
+
+/* Codes a message, and leaves in the residuals, at the selected elements, what is not sent. The
+   message is all zero, and the residuals are unspecified, if the plain one is, or if a value is too
+   large for 16 bits. */
+REDSYNC_GPU_API int redsync_gpu_encode_topk(const RedsyncGpuEncodeTopK* call, void* scratch,
+                                            int64_t scratch_bytes, void* stream);
+
+typedef struct {
+  RedsyncGpuTopKFormat format;
+  const int32_t* messages; /* Device, [ranks, words]. */
+  int64_t ranks;           /* At most 65535. */
+  int64_t words;           /* redsync_gpu_topk_words() */
+  int32_t* plain;          /* Device, [ranks, redsync_gpu_plain_words()]. */
+} RedsyncGpuDecodeTopK;
+
+REDSYNC_GPU_API int64_t redsync_gpu_decode_topk_scratch_bytes(const RedsyncGpuDecodeTopK* call);
+
+/* Undoes it. Checks the codes of positions; flags, counts and values are for
+ * redsync_gpu_sum_messages().
+ */
+REDSYNC_GPU_API int redsync_gpu_decode_topk(const RedsyncGpuDecodeTopK* call,
+                                            RedsyncGpuRecord* record, void* scratch,
+                                            int64_t scratch_bytes, void* stream);
+REDSYNC_GPU_API int redsync_gpu_explain_decode_topk(const RedsyncGpuDecodeTopK* call,
+                                                    const RedsyncGpuRecord* record,
+                                                    RedsyncGpuCodecError* error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TF_REDSYNC_CUSTOM_OPS_CORE_GPU_TOPK_API_H_ */
