@@ -174,7 +174,8 @@ def period_of(optimizer: Any) -> int:
         return 1
     program = optimizer.exchange.program
     local = program.steps if isinstance(program, LocalSteps) else 1
-    period = max(1, program.dense_every, local)
+    dense = [b.method.sync_schedule.dense_every for b in program.buckets]
+    period = max(1, local, *dense)
     return period if period <= LONGEST_PERIOD else 1
 
 
