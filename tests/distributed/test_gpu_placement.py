@@ -102,7 +102,8 @@ def traced(methods, policy):
         with strategy.scope():
             layers = [keras.layers.Dense(256), keras.layers.Dense(4)]
             model = keras.Sequential([keras.layers.Input((128,)), *layers])
-            method = eval(f"rs.{text}", {"rs": rs})
+            home = "rs" if hasattr(rs, text.partition("(")[0]) else "rs.contrib"
+            method = eval(f"{home}.{text}", {"rs": rs})
             inner = keras.optimizers.Adam if method.adam else keras.optimizers.SGD
             optimizer = rs.DistributedOptimizer(inner(0.1, **(method.adam or {})), method)
             optimizer.build(model.trainable_variables)

@@ -31,7 +31,7 @@ KERNEL = re.compile(
 INSTRUCTIONS = {
     "accumulate": {"AccumulateILi0E": 2900, "AccumulateILi1E": 3150, "AccumulateILi2E": 3170},
     "finish": {"Finish": 6620},
-    "decode": {"AddRanks": 1330},
+    "sum_messages": {"AddRanks": 1330},
 }
 
 

@@ -267,7 +267,7 @@ class _Thread(threading.Thread):
         text = self._query(key, _READ_SECONDS)
         if text is None:
             return None
-        self._delete(key)
+        self._delete_key(key)
         report = WorkerReport.from_text(text)
         self.detector.hear(rank, report, self._clock())
         return report
@@ -288,7 +288,7 @@ class _Thread(threading.Thread):
             if pending:
                 text = self._query(f"answer/{self._rank}/{number}", PERIOD_SECONDS)
             if text is not None:
-                self._delete(f"answer/{self._rank}/{number}")
+                self._delete_key(f"answer/{self._rank}/{number}")
                 number, pending, heard = number + 1, False, self._clock()
                 answer = json.loads(text)
                 found, chief = answer.pop("verdict"), WorkerReport(**answer)
@@ -346,6 +346,6 @@ class _Thread(threading.Thread):
             self._over.wait(seconds)
             return None
 
-    def _delete(self, key: str) -> None:
+    def _delete_key(self, key: str) -> None:
         with contextlib.suppress(tf.errors.OpError):
             self._store.delete_config_key_value(f"{_PREFIX}/{key}")
