@@ -16,7 +16,7 @@
 
 namespace redsync {
 
-constexpr int64_t kFlagWords = 1;
+constexpr int64_t kHeaderWords = 1;
 constexpr int64_t kCountWords = 1;
 constexpr int64_t kMeanWords = 1;
 

@@ -1,7 +1,6 @@
 #include "custom_ops/kernels/bits_args.h"
 
 #include "custom_ops/kernels/op_support.h"
-#include "custom_ops/kernels/select_args.h"
 
 namespace redsync {
 
@@ -15,16 +14,6 @@ namespace {
 
 constexpr int64_t kMaxLength = INT64_MAX / 64;
 
-// Allocates the output `name`.
-template <class T>
-tensorflow::Status Allocate(OpKernelContext* context, const char* name, const TensorShape& shape,
-                            T** memory) {
-  Tensor* output;
-  TF_RETURN_IF_ERROR(context->allocate_output(name, shape, &output));
-  *memory = reinterpret_cast<T*>(output->flat<int32_t>().data());
-  return tensorflow::OkStatus();
-}
-
 tensorflow::Status ReadRice(OpKernelConstruction* context, RiceFormat* format) {
   int64_t rice;
   TF_RETURN_IF_ERROR(ReadInt(context, "rice", 0, kMaxRice, &rice));
@@ -34,19 +23,15 @@ tensorflow::Status ReadRice(OpKernelConstruction* context, RiceFormat* format) {
 
 }  // namespace
 
-tensorflow::Status PackedCodes::ReadToPack(OpKernelConstruction* context) {
+tensorflow::Status PackCall::ReadAttributes(OpKernelConstruction* context) {
   return ReadInt(context, "bits", 0, kMaxCodeBits, &bits);
 }
 
-tensorflow::Status PackedCodes::ReadToUnpack(OpKernelConstruction* context) {
-  TF_RETURN_IF_ERROR(ReadToPack(context));
-  return ReadInt(context, "count", 0, kMaxLength, &count);
-}
-
-tensorflow::Status PackedCodes::PrepareToPack(OpKernelContext* context) {
+tensorflow::Status PackCall::Prepare(OpKernelContext* context) {
   const Tensor& codes = context->input(0);
-  if (codes.dims() < 1)
+  if (codes.dims() < 1) {
     return InvalidArgument("`codes` must have a last axis. Received: a scalar.");
+  }
   const int last = codes.dims() - 1;
   count = codes.dim_size(last);
   rows = 1;
@@ -54,50 +39,55 @@ tensorflow::Status PackedCodes::PrepareToPack(OpKernelContext* context) {
   TensorShape shape = codes.shape();
   shape.set_dim(last, words());
   in = Words(codes);
-  return Allocate(context, "words", shape, &out);
+  return AllocateOutput(context, "words", shape, &out);
 }
 
-tensorflow::Status PackedCodes::PrepareToUnpack(OpKernelContext* context) {
+tensorflow::Status UnpackCall::ReadAttributes(OpKernelConstruction* context) {
+  TF_RETURN_IF_ERROR(ReadInt(context, "bits", 0, kMaxCodeBits, &bits));
+  return ReadInt(context, "count", 0, kMaxLength, &count);
+}
+
+tensorflow::Status UnpackCall::Prepare(OpKernelContext* context) {
   const Tensor& given = context->input(0);
-  TF_RETURN_IF_ERROR(CheckShape("words", given, -1, words()));
+  TF_RETURN_IF_ERROR(CheckMatrix("words", given, kAnyRows, words()));
   rows = given.dim_size(0);
   in = Words(given);
-  return Allocate(context, "codes", TensorShape({rows, count}), &out);
+  return AllocateOutput(context, "codes", TensorShape({rows, count}), &out);
 }
 
-tensorflow::Status WrittenBits::Read(OpKernelConstruction* context) {
+tensorflow::Status WriteBitsCall::ReadAttributes(OpKernelConstruction* context) {
   return ReadInt(context, "size", 0, kMaxLength, &size);
 }
 
-tensorflow::Status WrittenBits::Prepare(OpKernelContext* context) {
+tensorflow::Status WriteBitsCall::Prepare(OpKernelContext* context) {
   const Tensor &given = context->input(0), &of_each = context->input(1);
   count = given.NumElements();
-  TF_RETURN_IF_ERROR(CheckShape("codes", given, -2, count));
-  TF_RETURN_IF_ERROR(CheckShape("lengths", of_each, -2, count));
+  TF_RETURN_IF_ERROR(CheckVector("codes", given, count));
+  TF_RETURN_IF_ERROR(CheckVector("lengths", of_each, count));
   codes = given.flat<int64_t>().data();
   lengths = of_each.flat<int32_t>().data();
-  return Allocate(context, "words", TensorShape({size}), &words);
+  return AllocateOutput(context, "words", TensorShape({size}), &words);
 }
 
-tensorflow::Status BitmapOfPositions::Read(OpKernelConstruction* context) {
+tensorflow::Status BitmapCall::ReadAttributes(OpKernelConstruction* context) {
   return ReadInt(context, "size", 0, kMaxBitmapWords, &size);
 }
 
-tensorflow::Status BitmapOfPositions::Prepare(OpKernelContext* context) {
+tensorflow::Status BitmapCall::Prepare(OpKernelContext* context) {
   const Tensor &given = context->input(0), *number;
   slots = given.NumElements();
-  TF_RETURN_IF_ERROR(CheckShape("positions", given, -2, slots));
-  TF_RETURN_IF_ERROR(Scalar(context, "count", &number));
+  TF_RETURN_IF_ERROR(CheckVector("positions", given, slots));
+  TF_RETURN_IF_ERROR(ReadScalar(context, "count", &number));
   positions = Words(given);
   count = number->flat<int32_t>().data();
-  return Allocate(context, "words", TensorShape({size}), &words);
+  return AllocateOutput(context, "words", TensorShape({size}), &words);
 }
 
-tensorflow::Status PositionsOfBits::Read(OpKernelConstruction* context) {
+tensorflow::Status SetBitsCall::ReadAttributes(OpKernelConstruction* context) {
   return ReadInt(context, "slots", 0, INT32_MAX, &slots);
 }
 
-tensorflow::Status PositionsOfBits::Prepare(OpKernelContext* context) {
+tensorflow::Status SetBitsCall::Prepare(OpKernelContext* context) {
   const Tensor& given = context->input(0);
   if (given.dims() != 2 || given.dim_size(1) > kMaxBitmapWords) {
     return InvalidArgument("`words` must have shape [rows, words], with at most ", kMaxBitmapWords,
@@ -106,33 +96,33 @@ tensorflow::Status PositionsOfBits::Prepare(OpKernelContext* context) {
   rows = given.dim_size(0);
   size = given.dim_size(1);
   words = Words(given);
-  TF_RETURN_IF_ERROR(Allocate(context, "positions", TensorShape({rows, slots}), &positions));
-  return Allocate(context, "counts", TensorShape({rows, 1}), &counts);
+  TF_RETURN_IF_ERROR(AllocateOutput(context, "positions", TensorShape({rows, slots}), &positions));
+  return AllocateOutput(context, "counts", TensorShape({rows, 1}), &counts);
 }
 
-tensorflow::Status RiceCodes::ReadToEncode(OpKernelConstruction* context) {
+tensorflow::Status RiceEncodeCall::ReadAttributes(OpKernelConstruction* context) {
   return ReadRice(context, &format);
 }
 
-tensorflow::Status RiceCodes::ReadToDecode(OpKernelConstruction* context) {
+tensorflow::Status RiceEncodeCall::Prepare(OpKernelContext* context) {
+  const Tensor& given = context->input(0);
+  format.count = given.NumElements();
+  TF_RETURN_IF_ERROR(CheckVector("numbers", given, format.count));
+  numbers = given.flat<int32_t>().data();
+  return AllocateOutput(context, "code", TensorShape({format.words()}), &code);
+}
+
+tensorflow::Status RiceDecodeCall::ReadAttributes(OpKernelConstruction* context) {
   TF_RETURN_IF_ERROR(ReadRice(context, &format));
   return ReadInt(context, "count", 0, INT32_MAX, &format.count);
 }
 
-tensorflow::Status RiceCodes::PrepareToEncode(OpKernelContext* context) {
-  const Tensor& numbers = context->input(0);
-  format.count = numbers.NumElements();
-  TF_RETURN_IF_ERROR(CheckShape("numbers", numbers, -2, format.count));
-  in = numbers.flat<int32_t>().data();
-  return Allocate(context, "code", TensorShape({format.words()}), &out);
-}
-
-tensorflow::Status RiceCodes::PrepareToDecode(OpKernelContext* context) {
-  const Tensor& codes = context->input(0);
-  TF_RETURN_IF_ERROR(CheckShape("codes", codes, -1, format.words()));
-  rows = codes.dim_size(0);
-  in = codes.flat<int32_t>().data();
-  return Allocate(context, "numbers", TensorShape({rows, format.count}), &out);
+tensorflow::Status RiceDecodeCall::Prepare(OpKernelContext* context) {
+  const Tensor& given = context->input(0);
+  TF_RETURN_IF_ERROR(CheckMatrix("codes", given, kAnyRows, format.words()));
+  rows = given.dim_size(0);
+  codes = given.flat<int32_t>().data();
+  return AllocateOutput(context, "numbers", TensorShape({rows, format.count}), &numbers);
 }
 
 }  // namespace redsync

@@ -1,4 +1,4 @@
-// What the kernels for bits in words do on every device: attributes, shapes, outputs.
+// Attributes, inputs and outputs of the ops on bits, bitmaps and Rice codes; see call_op.h.
 #ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_BITS_ARGS_H_
 #define TF_REDSYNC_CUSTOM_OPS_KERNELS_BITS_ARGS_H_
 
@@ -9,7 +9,7 @@
 
 namespace redsync {
 
-// Codes of a fixed number of bits, and the words that they fill.
+// Rows of codes with a fixed number of bits, and the words that they fill.
 struct PackedCodes {
   int64_t bits = 0;
   int64_t count = 0;  // Codes of a row.
@@ -18,36 +18,41 @@ struct PackedCodes {
   uint32_t* out;
 
   int64_t words() const { return PackedWords(count, bits); }
-
-  tensorflow::Status ReadToPack(tensorflow::OpKernelConstruction* context);
-  tensorflow::Status ReadToUnpack(tensorflow::OpKernelConstruction* context);
-  tensorflow::Status PrepareToPack(tensorflow::OpKernelContext* context);
-  tensorflow::Status PrepareToUnpack(tensorflow::OpKernelContext* context);
 };
 
-struct WrittenBits {
+struct PackCall : PackedCodes {
+  tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
+  tensorflow::Status Prepare(tensorflow::OpKernelContext* context);
+};
+
+struct UnpackCall : PackedCodes {
+  tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
+  tensorflow::Status Prepare(tensorflow::OpKernelContext* context);
+};
+
+struct WriteBitsCall {
   int64_t size = 0;   // Words.
   int64_t count = 0;  // Codes.
   const int64_t* codes;
   const int32_t* lengths;
   uint32_t* words;
 
-  tensorflow::Status Read(tensorflow::OpKernelConstruction* context);
+  tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context);
 };
 
-struct BitmapOfPositions {
+struct BitmapCall {
   int64_t size = 0;  // Words.
   int64_t slots = 0;
   const uint32_t* positions;
   const int32_t* count;
   uint32_t* words;
 
-  tensorflow::Status Read(tensorflow::OpKernelConstruction* context);
+  tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context);
 };
 
-struct PositionsOfBits {
+struct SetBitsCall {
   int64_t slots = 0;  // Of a row.
   int64_t rows = 0;
   int64_t size = 0;  // Words of a row.
@@ -55,21 +60,27 @@ struct PositionsOfBits {
   uint32_t* positions;
   int32_t* counts;
 
-  tensorflow::Status Read(tensorflow::OpKernelConstruction* context);
+  tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context);
 };
 
-// Numbers and their Rice codes.
-struct RiceCodes {
+struct RiceEncodeCall {
   RiceFormat format;
-  int64_t rows = 1;
-  const int32_t* in;
-  int32_t* out;
+  const int32_t* numbers;
+  int32_t* code;
 
-  tensorflow::Status ReadToEncode(tensorflow::OpKernelConstruction* context);
-  tensorflow::Status ReadToDecode(tensorflow::OpKernelConstruction* context);
-  tensorflow::Status PrepareToEncode(tensorflow::OpKernelContext* context);
-  tensorflow::Status PrepareToDecode(tensorflow::OpKernelContext* context);
+  tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
+  tensorflow::Status Prepare(tensorflow::OpKernelContext* context);
+};
+
+struct RiceDecodeCall {
+  RiceFormat format;
+  int64_t rows = 0;
+  const int32_t* codes;
+  int32_t* numbers;
+
+  tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
+  tensorflow::Status Prepare(tensorflow::OpKernelContext* context);
 };
 
 }  // namespace redsync

@@ -1,4 +1,18 @@
-// Kernels whose attributes, inputs and outputs a structure reads: all that is left is a function.
+// The kernel class of most ops. An op is a struct, the same on all devices, and a function for each
+// device:
+//
+//   struct PackCall {
+//     // Reads and checks attributes. Called once.
+//     tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
+//     // Reads inputs, checks shapes and allocates outputs. Called in every step, on a copy of what
+//     // ReadAttributes() has filled. Inputs and outputs may be on a GPU: it keeps their pointers.
+//     tensorflow::Status Prepare(tensorflow::OpKernelContext* context);
+//   };
+//   tensorflow::Status Pack(tensorflow::OpKernelContext* context, PackCall& call);
+//
+//   REGISTER_KERNEL_BUILDER(Name("RedsyncPackBits").Device(DEVICE_CPU), CallOp<PackCall, Pack>);
+//
+// GPU kernels that check their input on the device are a CheckedOp, see gpu/checked_op.h.
 #ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_CALL_OP_H_
 #define TF_REDSYNC_CUSTOM_OPS_KERNELS_CALL_OP_H_
 
@@ -6,18 +20,16 @@
 
 namespace redsync {
 
-// kRead, of the attributes, and kPrepare, of inputs and outputs, are members of `Call`; kRun takes
-// the context and the call. All return a Status.
-template <class Call, auto kRead, auto kPrepare, auto kRun>
+template <class Call, auto kRun>
 class CallOp : public tensorflow::OpKernel {
  public:
   explicit CallOp(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, (attributes_.*kRead)(context));
+    OP_REQUIRES_OK(context, attributes_.ReadAttributes(context));
   }
 
   void Compute(tensorflow::OpKernelContext* context) override {
     Call call = attributes_;
-    OP_REQUIRES_OK(context, (call.*kPrepare)(context));
+    OP_REQUIRES_OK(context, call.Prepare(context));
     OP_REQUIRES_OK(context, kRun(context, call));
   }
 

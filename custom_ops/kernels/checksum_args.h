@@ -1,31 +1,63 @@
-// What the kernels of checksums share.
+// Inputs and outputs of RedsyncSeal and RedsyncOpen; see call_op.h.
 #ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_CHECKSUM_ARGS_H_
 #define TF_REDSYNC_CUSTOM_OPS_KERNELS_CHECKSUM_ARGS_H_
 
 #include "custom_ops/core/message_layout.h"
+#include "custom_ops/kernels/op_support.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {
 
-// Checks the shape of the messages, and gives the output their memory if nothing else needs that.
-inline tensorflow::Status AllocateMessages(tensorflow::OpKernelContext* context,
-                                           tensorflow::Tensor** messages) {
-  const tensorflow::Tensor& input = context->input(0);
-  if (input.dims() != 2 || input.dim_size(1) < kFlagWords) {
-    return tensorflow::errors::InvalidArgument(
-        "`messages` must have shape [rows, words], with at least the flag. ",
-        "Received: ", input.shape().DebugString(), ".");
-  }
-  return context->forward_input_or_allocate_output({0}, 0, input.shape(), messages);
-}
+struct SealCall {
+  int64_t rows, words;
+  const uint32_t* in;
+  uint32_t* out;  // May be `in`.
 
-inline tensorflow::Status ChangedMessage(int64_t words, int32_t receiver, int32_t sender) {
-  return tensorflow::errors::InvalidArgument(
-      "a message arrived changed: its checksum is not that of its ", words,
-      " words. Received by worker ", receiver, " from worker ", sender,
-      ". The memory or the network of one of them is at fault. Start again from the last "
-      "checkpoint, without that machine if it happens again.");
-}
+  tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction*) {
+    return tensorflow::OkStatus();
+  }
+
+  tensorflow::Status Prepare(tensorflow::OpKernelContext* context) {
+    const tensorflow::Tensor& messages = context->input(0);
+    if (messages.dims() != 2 || messages.dim_size(1) < kHeaderWords) {
+      return tensorflow::errors::InvalidArgument(
+          "`messages` must have shape [rows, words], with at least the flag. ",
+          "Received: ", messages.shape().DebugString(), ".");
+    }
+    rows = messages.dim_size(0);
+    words = messages.dim_size(1);
+    in = Words(messages);
+    tensorflow::Tensor* output;
+    TF_RETURN_IF_ERROR(
+        context->forward_input_or_allocate_output({0}, 0, messages.shape(), &output));
+    out = Words(output);
+    return tensorflow::OkStatus();
+  }
+};
+
+struct OpenCall : SealCall {
+  const int32_t* senders;   // [rows]; below 0: the row has no sender and stays as it is.
+  const int32_t* receiver;  // Scalar, in host memory.
+
+  tensorflow::Status Prepare(tensorflow::OpKernelContext* context) {
+    const tensorflow::Tensor &ranks = context->input(1), *rank;
+    TF_RETURN_IF_ERROR(SealCall::Prepare(context));
+    TF_RETURN_IF_ERROR(CheckVector("senders", ranks, rows));
+    TF_RETURN_IF_ERROR(ReadScalar(context, "receiver", &rank));
+    senders = ranks.flat<int32_t>().data();
+    receiver = rank->scalar<int32_t>().data();
+    return tensorflow::OkStatus();
+  }
+
+  // The error of a message from `sender` whose checksum is wrong.
+  tensorflow::Status Corrupted(int32_t sender) const {
+    return tensorflow::errors::InvalidArgument(
+        "a message arrived changed: its checksum is not that of its ", words,
+        " words. Received by worker ", *receiver, " from worker ", sender,
+        ". The memory or the network of one of them is at fault. Start again from the last "
+        "checkpoint, without that machine if it happens again.");
+  }
+};
 
 }  // namespace redsync
 

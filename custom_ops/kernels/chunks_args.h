@@ -1,20 +1,24 @@
-// What the kernels of top-k in chunks share.
+// Attributes, input and outputs of RedsyncChunkedTopK; see call_op.h.
 #ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_CHUNKS_ARGS_H_
 #define TF_REDSYNC_CUSTOM_OPS_KERNELS_CHUNKS_ARGS_H_
 
+#include "custom_ops/kernels/op_support.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {
 
-// Arguments and outputs of a call.
-struct ChunkedTopK {
-  int64_t number, size, k;
+struct ChunkedTopKCall {
+  int64_t k = 0;
+  int64_t number, size;  // Of the chunks.
   const float* chunks;
   int32_t* positions;
   float* values;
 
-  // Checks the arguments, and allocates the outputs.
-  tensorflow::Status Read(tensorflow::OpKernelContext* context, int64_t given_k) {
+  tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context) {
+    return ReadInt(context, "k", 0, INT32_MAX, &k);
+  }
+
+  tensorflow::Status Prepare(tensorflow::OpKernelContext* context) {
     const tensorflow::Tensor& input = context->input(0);
     if (input.dims() != 2) {
       return tensorflow::errors::InvalidArgument(
@@ -22,20 +26,16 @@ struct ChunkedTopK {
     }
     number = input.dim_size(0);
     size = input.dim_size(1);
-    k = given_k;
     if (k > size || size > INT32_MAX || number > INT32_MAX) {
       return tensorflow::errors::InvalidArgument(
           "`k` must be at most the size of a chunk, which is less than 2^31, as is the number of "
           "chunks. Received: k=",
           k, ", ", number, " chunks of size ", size, ".");
     }
-    tensorflow::Tensor *at, *of;
     const tensorflow::TensorShape shape({number, k});
-    TF_RETURN_IF_ERROR(context->allocate_output("positions", shape, &at));
-    TF_RETURN_IF_ERROR(context->allocate_output("values", shape, &of));
+    TF_RETURN_IF_ERROR(AllocateOutput(context, "positions", shape, &positions));
+    TF_RETURN_IF_ERROR(AllocateOutput(context, "values", shape, &values));
     chunks = input.flat<float>().data();
-    positions = at->flat<int32_t>().data();
-    values = of->flat<float>().data();
     return tensorflow::OkStatus();
   }
 };

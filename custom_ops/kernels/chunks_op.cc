@@ -1,44 +1,32 @@
 #include <vector>
 
 #include "custom_ops/core/cpu/chunks.h"
+#include "custom_ops/kernels/call_op.h"
 #include "custom_ops/kernels/chunks_args.h"
 #include "custom_ops/kernels/op_support.h"
-#include "custom_ops/kernels/select_args.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {
 namespace {
 
-using ::tensorflow::OpKernelConstruction;
-using ::tensorflow::OpKernelContext;
-
 constexpr int64_t kElementCost = 2;  // Cycles to look at one.
 
-class ChunkedTopKOp : public tensorflow::OpKernel {
- public:
-  explicit ChunkedTopKOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, ReadInt(context, "k", 0, INT32_MAX, &k_));
-  }
+tensorflow::Status SelectInChunks(tensorflow::OpKernelContext* context,
+                                  const ChunkedTopKCall& call) {
+  const int64_t size = call.size, k = call.k;
+  if (call.number * k == 0) return tensorflow::OkStatus();
+  IntraOpThreads(context)(call.number, kElementCost * size, [&](int64_t first, int64_t last) {
+    std::vector<int32_t> scratch(ChunkScratch(size));
+    for (int64_t c = first; c < last; ++c) {
+      TopOfChunk(call.chunks + c * size, size, k, scratch.data(), call.positions + c * k,
+                 call.values + c * k);
+    }
+  });
+  return tensorflow::OkStatus();
+}
 
-  void Compute(OpKernelContext* context) override {
-    ChunkedTopK call;
-    OP_REQUIRES_OK(context, call.Read(context, k_));
-    if (call.number * call.k == 0) return;
-    const int64_t size = call.size, k = call.k;
-    IntraOpThreads(context)(call.number, kElementCost * size, [&](int64_t first, int64_t last) {
-      std::vector<int32_t> scratch(ChunkScratch(size));
-      for (int64_t c = first; c < last; ++c) {
-        TopOfChunk(call.chunks + c * size, size, k, scratch.data(), call.positions + c * k,
-                   call.values + c * k);
-      }
-    });
-  }
-
- private:
-  int64_t k_;
-};
-
-REGISTER_KERNEL_BUILDER(Name("RedsyncChunkedTopK").Device(tensorflow::DEVICE_CPU), ChunkedTopKOp);
+REGISTER_KERNEL_BUILDER(Name("RedsyncChunkedTopK").Device(tensorflow::DEVICE_CPU),
+                        CallOp<ChunkedTopKCall, SelectInChunks>);
 
 }  // namespace
 }  // namespace redsync

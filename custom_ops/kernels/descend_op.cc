@@ -1,8 +1,7 @@
 #include <utility>
 
 #include "custom_ops/core/cpu/descend.h"
-#include "custom_ops/kernels/op_support.h"
-#include "custom_ops/kernels/select_args.h"
+#include "custom_ops/kernels/descend_args.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
@@ -12,38 +11,33 @@ namespace {
 
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
-using ::tensorflow::errors::InvalidArgument;
 
-// Validates and calls Descend() on the variable's own memory.
+// Calls Descend() on the variable's own memory.
 class DescendOp : public tensorflow::OpKernel {
  public:
-  explicit DescendOp(tensorflow::OpKernelConstruction* context) : OpKernel(context) {}
+  using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* context) override {
-    const Tensor &indices = context->input(1), &values = context->input(2),
-                 &learning_rate = context->input(3);
-    OP_REQUIRES_OK(context, CheckDescend(indices, values, learning_rate));
+    DescendInputs in;
+    OP_REQUIRES_OK(context, in.Read(context));
     tensorflow::core::RefCountPtr<tensorflow::Var> variable;
     OP_REQUIRES_OK(context, tensorflow::LookupResource(
                                 context, tensorflow::HandleFromInput(context, 0), &variable));
     tensorflow::mutex_lock lock(*variable->mu());
     Tensor* tensor = variable->tensor();
-    OP_REQUIRES(context, tensor->dtype() == tensorflow::DT_FLOAT && tensor->IsInitialized(),
-                InvalidArgument("`variable` must be an initialized float32 variable."));
-    const uint32_t* positions = Words(indices);
-    const int64_t entries = indices.NumElements();
-    const int64_t bad = FirstOutOfRange(positions, entries, tensor->NumElements());
-    OP_REQUIRES(context, bad < 0,
-                InvalidArgument(
-                    "`indices` must be in [0, ", tensor->NumElements(), "). Received: indices[",
-                    bad, "]=", bad < 0 ? 0 : Shown(positions[bad], tensor->NumElements()), "."));
+    OP_REQUIRES_OK(context, in.CheckVariable(*tensor));
+    const int64_t size = tensor->NumElements();
+    const int64_t bad = FirstOutOfRange(in.indices, in.entries, size);
+    if (bad >= 0) {
+      context->SetStatus(in.OutOfRange(size, bad, Shown(in.indices[bad], size)));
+      return;
+    }
     OP_REQUIRES_OK(context, MakeSoleOwner(context, tensor));
-    Descend(positions, values.flat<float>().data(), entries, learning_rate.scalar<float>()(),
-            tensor->flat<float>().data());
+    Descend(in.indices, in.values, in.entries, *in.learning_rate, tensor->flat<float>().data());
   }
 
  private:
-  // Whoever has read the variable before keeps the values that it read.
+  // Copies the variable if an op that has read it still holds its memory.
   static tensorflow::Status MakeSoleOwner(OpKernelContext* context, Tensor* tensor) {
     if (tensor->RefCountIsOne()) return tensorflow::OkStatus();
     Tensor copy;

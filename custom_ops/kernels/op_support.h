@@ -1,4 +1,4 @@
-// What the kernels of the codecs share.
+// Checks of attributes and shapes, outputs, threads and error messages, for the kernels of all ops.
 #ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_OP_SUPPORT_H_
 #define TF_REDSYNC_CUSTOM_OPS_KERNELS_OP_SUPPORT_H_
 
@@ -11,30 +11,44 @@
 
 namespace redsync {
 
-// InvalidArgument that says what of the argument `name` is wrong, and where.
-tensorflow::Status Describe(const char* name, const CodecError& error);
+// ------------------------------------------------------------------------------------ attributes
 
-// That the argument has the shape [rows, columns], or [columns] if rows is -2; rows -1: any number.
-tensorflow::Status CheckShape(const char* name, const tensorflow::Tensor& tensor, int64_t rows,
-                              int64_t columns);
-
-// That an attribute has `n` entries, all in [low, high].
-tensorflow::Status CheckList(const char* name, const std::vector<int64_t>& values, size_t n,
-                             int64_t low, int64_t high);
-
-// The attribute `name`, in [low, high].
+// Reads the attribute `name`, an integer in [low, high].
 tensorflow::Status ReadInt(tensorflow::OpKernelConstruction* context, const char* name, int64_t low,
                            int64_t high, int64_t* value);
 
-// The inputs `indices`, vectors, and `counts`, with one entry a vector.
+// Checks that the list attribute `name` has `n` entries, all in [low, high].
+tensorflow::Status CheckList(const char* name, const std::vector<int64_t>& values, size_t n,
+                             int64_t low, int64_t high);
+
+// Reads the list attribute `name` and checks it, see CheckList().
+tensorflow::Status ReadList(tensorflow::OpKernelConstruction* context, const char* name, size_t n,
+                            int64_t low, int64_t high, std::vector<int64_t>* values);
+
+// ---------------------------------------------------------------------------------------- inputs
+
+constexpr int64_t kAnyRows = -1;
+
+// Checks that the input `name` has the shape [columns].
+tensorflow::Status CheckVector(const char* name, const tensorflow::Tensor& tensor, int64_t columns);
+
+// Checks that the input `name` has the shape [rows, columns]; `rows` may be kAnyRows.
+tensorflow::Status CheckMatrix(const char* name, const tensorflow::Tensor& tensor, int64_t rows,
+                               int64_t columns);
+
+// Reads the input `name`, a scalar.
+tensorflow::Status ReadScalar(tensorflow::OpKernelContext* context, const char* name,
+                              const tensorflow::Tensor** tensor);
+
+// Reads the inputs `indices`, vectors, and `counts`, with one entry for each vector.
 tensorflow::Status ReadPositions(tensorflow::OpKernelContext* context,
                                  tensorflow::OpInputList* indices,
                                  const tensorflow::Tensor** counts);
 
-// That so many entries of indices[i] can be counted in int32.
+// Checks that an int32 can count the entries of indices[i].
 tensorflow::Status CheckEntries(int i, const tensorflow::Tensor& tensor, int64_t entries);
 
-// The words of a tensor of int32, taken without a sign: positions, or codes.
+// Returns the words of an int32 tensor, positions or codes, as unsigned integers.
 inline uint32_t* Words(tensorflow::Tensor* tensor) {
   return reinterpret_cast<uint32_t*>(tensor->flat<int32_t>().data());
 }
@@ -42,7 +56,38 @@ inline const uint32_t* Words(const tensorflow::Tensor& tensor) {
   return reinterpret_cast<const uint32_t*>(tensor.flat<int32_t>().data());
 }
 
-// Describes the first of the errors that was found, if any was.
+// --------------------------------------------------------------------------------------- outputs
+
+// Allocates the output `name`; T is a 32-bit type.
+template <class T>
+tensorflow::Status AllocateOutput(tensorflow::OpKernelContext* context, const std::string& name,
+                                  const tensorflow::TensorShape& shape, T** memory) {
+  static_assert(sizeof(T) == 4, "a word");
+  tensorflow::Tensor* output;
+  TF_RETURN_IF_ERROR(context->allocate_output(name, shape, &output));
+  *memory = static_cast<T*>(output->data());
+  return tensorflow::OkStatus();
+}
+
+// Allocates output number `output` as float32 in the shape of input number `input`, in that input's
+// memory if nothing else needs it.
+tensorflow::Status ForwardOrAllocate(tensorflow::OpKernelContext* context, int input, int output,
+                                     float** memory);
+
+// --------------------------------------------------------------------------------------- running
+
+// TensorFlow's intra-op threads.
+ParallelFor IntraOpThreads(tensorflow::OpKernelContext* context);
+
+// InvalidArgument that says what is wrong with the argument `name`, and where.
+tensorflow::Status Describe(const char* name, const CodecError& error);
+
+// Describes `error` if the core has returned a failure.
+inline tensorflow::Status StatusOf(Status status, const char* name, const CodecError& error) {
+  return status == Status::kOk ? tensorflow::OkStatus() : Describe(name, error);
+}
+
+// Describes the first error, if any.
 tensorflow::Status FirstError(const char* name, const std::vector<CodecError>& errors);
 
 }  // namespace redsync

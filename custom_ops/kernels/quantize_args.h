@@ -1,4 +1,4 @@
-// Attributes and message of the quantisation ops, the same on all devices.
+// Attributes, inputs and outputs of the quantisation ops; see call_op.h.
 #ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_QUANTIZE_ARGS_H_
 #define TF_REDSYNC_CUSTOM_OPS_KERNELS_QUANTIZE_ARGS_H_
 
@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "custom_ops/core/cpu/quantize.h"
+#include "custom_ops/core/message_layout.h"
+#include "custom_ops/kernels/op_support.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace redsync {
@@ -38,22 +40,83 @@ tensorflow::Status ReadFormat(Context* context, QuantizeFormat* format) {
   return tensorflow::OkStatus();
 }
 
-// Where the scales and codes of the tensors lie in a message: [flag, scales.., codes..].
-struct QuantizeLayout {
-  std::vector<int64_t> scales_at, words_at;
-  int64_t words = 1;
+// The message [flag, scales.., codes..] of several tensors.
+struct QuantizedLayout {
+  QuantizeFormat format;
+  std::vector<int64_t> sizes, scale_offsets, code_offsets;  // Of each tensor.
+  int64_t words = kHeaderWords;
 
-  QuantizeLayout(const QuantizeFormat& format, const tensorflow::OpInputList& tensors) {
-    for (int i = 0; i < tensors.size(); ++i) {
-      scales_at.push_back(words);
-      words += format.scales(tensors[i].NumElements());
+  tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context) {
+    return ReadFormat(context, &format);
+  }
+
+  void ComputeOffsets(const tensorflow::OpInputList& tensors) {
+    for (const tensorflow::Tensor& tensor : tensors) {
+      sizes.push_back(tensor.NumElements());
+      scale_offsets.push_back(words);
+      words += format.scales(sizes.back());
     }
-    for (int i = 0; i < tensors.size(); ++i) {
-      words_at.push_back(words);
-      words += format.words(tensors[i].NumElements());
+    for (const int64_t size : sizes) {
+      code_offsets.push_back(words);
+      words += format.words(size);
     }
   }
-  int64_t scales() const { return words_at[0] - 1; }
+
+  // Number of tensors.
+  int count() const { return static_cast<int>(sizes.size()); }
+  // Scales of all tensors.
+  int64_t scales() const { return code_offsets[0] - kHeaderWords; }
+};
+
+struct QuantizeCall : QuantizedLayout {
+  std::vector<const float*> tensors;
+  const float* scales_in;
+  const int32_t* stream;  // Seed, worker and step of the random numbers.
+  int32_t* message;
+  std::vector<float*> errors;  // Null where they are not asked for.
+
+  tensorflow::Status Prepare(tensorflow::OpKernelContext* context) {
+    tensorflow::OpInputList inputs;
+    const tensorflow::Tensor *given, *numbers;
+    TF_RETURN_IF_ERROR(context->input_list("tensors", &inputs));
+    TF_RETURN_IF_ERROR(context->input("scales", &given));
+    TF_RETURN_IF_ERROR(context->input("stream", &numbers));
+    ComputeOffsets(inputs);
+    TF_RETURN_IF_ERROR(CheckVector("scales", *given, scales()));
+    TF_RETURN_IF_ERROR(CheckVector("stream", *numbers, 3));
+    scales_in = given->flat<float>().data();
+    stream = numbers->flat<int32_t>().data();
+    TF_RETURN_IF_ERROR(
+        AllocateOutput(context, "message", tensorflow::TensorShape({words}), &message));
+    errors.assign(count(), nullptr);
+    for (int i = 0; i < count(); ++i) {
+      tensors.push_back(inputs[i].flat<float>().data());
+      if (context->num_outputs() == 1) continue;
+      TF_RETURN_IF_ERROR(ForwardOrAllocate(context, i, 1 + i, &errors[i]));
+    }
+    return tensorflow::OkStatus();
+  }
+};
+
+struct DequantizeSumCall : QuantizedLayout {
+  const int32_t* messages;
+  int64_t ranks;
+  std::vector<float*> totals;
+
+  tensorflow::Status Prepare(tensorflow::OpKernelContext* context) {
+    tensorflow::OpInputList like;
+    const tensorflow::Tensor& given = context->input(0);
+    TF_RETURN_IF_ERROR(context->input_list("like", &like));
+    ComputeOffsets(like);
+    TF_RETURN_IF_ERROR(CheckMatrix("messages", given, kAnyRows, words));
+    messages = given.flat<int32_t>().data();
+    ranks = given.dim_size(0);
+    totals.resize(count());
+    for (int i = 0; i < count(); ++i) {
+      TF_RETURN_IF_ERROR(ForwardOrAllocate(context, 1 + i, i, &totals[i]));
+    }
+    return tensorflow::OkStatus();
+  }
 };
 
 }  // namespace redsync

@@ -3,16 +3,105 @@
 #include <algorithm>
 #include <cmath>
 
-#include "tensorflow/core/util/work_sharder.h"
+#include "custom_ops/kernels/op_support.h"
 
 namespace redsync {
 
 using ::tensorflow::OpInputList;
+using ::tensorflow::OpKernelConstruction;
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 using ::tensorflow::errors::InvalidArgument;
 
-tensorflow::Status TensorAttributes::Read(tensorflow::OpKernelConstruction* context) {
+namespace {
+
+// Checks that `tensors` have the shapes of `grads`, one by one.
+tensorflow::Status CheckShapes(const char* name, const OpInputList& tensors,
+                               const OpInputList& grads) {
+  if (tensors.size() != grads.size()) {
+    return InvalidArgument("`", name,
+                           "` must have one tensor per gradient. Received: ", tensors.size(), " ",
+                           name, ", ", grads.size(), " grads.");
+  }
+  for (int i = 0; i < grads.size(); ++i) {
+    if (tensors[i].shape() == grads[i].shape()) continue;
+    return InvalidArgument("`", name, "` must have the shapes of `grads`. Received: ", name, "[", i,
+                           "] of shape ", tensors[i].shape().DebugString(), " and grads[", i,
+                           "] of shape ", grads[i].shape().DebugString(), ".");
+  }
+  return tensorflow::OkStatus();
+}
+
+// Allocates an output list. Each tensor takes the memory of the input at its place in one of the
+// lists `inputs`, the first that nothing else needs.
+tensorflow::Status AllocateList(OpKernelContext* context, const std::vector<const char*>& inputs,
+                                const char* output, std::vector<Tensor*>* tensors) {
+  int begin, end, output_begin, output_end;
+  std::vector<int> candidates;
+  for (const char* input : inputs) {
+    TF_RETURN_IF_ERROR(context->op_kernel().InputRange(input, &begin, &end));
+    candidates.push_back(begin);
+  }
+  TF_RETURN_IF_ERROR(context->op_kernel().OutputRange(output, &output_begin, &output_end));
+  tensors->resize(output_end - output_begin);
+  for (Tensor*& tensor : *tensors) {
+    TF_RETURN_IF_ERROR(context->forward_input_or_allocate_output(
+        candidates, output_begin++, context->input(candidates[0]).shape(), &tensor));
+    for (int& candidate : candidates) ++candidate;
+  }
+  return tensorflow::OkStatus();
+}
+
+}  // namespace
+
+tensorflow::Status AccumulateCall::ReadAttributes(OpKernelConstruction* context) {
+  bool nesterov;
+  TF_RETURN_IF_ERROR(context->GetAttr("momentum", &factor));
+  TF_RETURN_IF_ERROR(context->GetAttr("nesterov", &nesterov));
+  TF_RETURN_IF_ERROR(context->GetAttr("masking", &masking));
+  momentum = factor == 0 ? Momentum::kNone : nesterov ? Momentum::kNesterov : Momentum::kPlain;
+  if (std::isfinite(factor) && factor >= 0) return tensorflow::OkStatus();
+  return InvalidArgument("`momentum` must be finite and >= 0. Received: momentum=", factor, ".");
+}
+
+tensorflow::Status AccumulateCall::ReadInputs(OpKernelContext* context) {
+  TF_RETURN_IF_ERROR(context->input_list("grads", &grads));
+  TF_RETURN_IF_ERROR(context->input_list("residuals", &residuals));
+  TF_RETURN_IF_ERROR(context->input_list("velocities", &velocities));
+  TF_RETURN_IF_ERROR(ReadScalar(context, "scale", &scale));
+  TF_RETURN_IF_ERROR(CheckShapes("residuals", residuals, grads));
+  if (momentum == Momentum::kNone && velocities.size() == 0) {
+    return tensorflow::OkStatus();
+  }
+  return CheckShapes("velocities", velocities, grads);
+}
+
+tensorflow::Status AccumulateCall::AllocateState(OpKernelContext* context) {
+  TF_RETURN_IF_ERROR(
+      AllocateList(context, {"residuals", "grads"}, "new_residuals", &new_residuals));
+  return AllocateList(context, {"velocities", "grads"}, "new_velocities", &new_velocities);
+}
+
+void AccumulateCall::Set(int i, SelectOptions* options, SelectBuffers* buffers) const {
+  options->size = grads[i].NumElements();
+  options->momentum = momentum;
+  options->factor = factor;
+  options->masking = masking;
+  options->scale = scale->scalar<float>()();
+  if (IsBfloat16(grads[i])) {
+    static_assert(sizeof(tensorflow::bfloat16) == sizeof(uint16_t), "its bits alone");
+    buffers->bfloat16_grad = static_cast<const uint16_t*>(grads[i].data());
+  } else {
+    buffers->grad = grads[i].flat<float>().data();
+  }
+  buffers->residual = residuals[i].flat<float>().data();
+  buffers->new_residual = new_residuals[i]->flat<float>().data();
+  if (momentum == Momentum::kNone) return;
+  buffers->velocity = velocities[i].flat<float>().data();
+  buffers->new_velocity = new_velocities[i]->flat<float>().data();
+}
+
+tensorflow::Status PartsCall::ReadAttributes(OpKernelConstruction* context) {
   std::vector<std::string> names;
   int n;
   TF_RETURN_IF_ERROR(context->GetAttr("N", &n));
@@ -32,78 +121,13 @@ tensorflow::Status TensorAttributes::Read(tensorflow::OpKernelConstruction* cont
   return tensorflow::OkStatus();
 }
 
-tensorflow::Status SelectAttributes::Read(tensorflow::OpKernelConstruction* context) {
-  TF_RETURN_IF_ERROR(TensorAttributes::Read(context));
-  return MomentumAttributes::Read(context);
-}
-
-tensorflow::Status MomentumAttributes::Read(tensorflow::OpKernelConstruction* context) {
-  bool nesterov;
-  TF_RETURN_IF_ERROR(context->GetAttr("momentum", &factor));
-  TF_RETURN_IF_ERROR(context->GetAttr("nesterov", &nesterov));
-  TF_RETURN_IF_ERROR(context->GetAttr("masking", &masking));
-  momentum = factor == 0 ? Momentum::kNone : nesterov ? Momentum::kNesterov : Momentum::kPlain;
-  if (std::isfinite(factor) && factor >= 0) return tensorflow::OkStatus();
-  return InvalidArgument("`momentum` must be finite and >= 0. Received: momentum=", factor, ".");
-}
-
-tensorflow::Status AccumulateInputs::Read(OpKernelContext* context,
-                                          const MomentumAttributes& attributes) {
-  TF_RETURN_IF_ERROR(context->input_list("grads", &grads));
-  TF_RETURN_IF_ERROR(context->input_list("residuals", &residuals));
-  TF_RETURN_IF_ERROR(context->input_list("velocities", &velocities));
-  TF_RETURN_IF_ERROR(Scalar(context, "scale", &scale));
-  TF_RETURN_IF_ERROR(CheckShapes("residuals", residuals, grads));
-  if (attributes.momentum == Momentum::kNone && velocities.size() == 0) {
-    return tensorflow::OkStatus();
-  }
-  return CheckShapes("velocities", velocities, grads);
-}
-
-void AccumulateInputs::Set(int i, const MomentumAttributes& attributes,
-                           const std::vector<Tensor*>& new_residuals,
-                           const std::vector<Tensor*>& new_velocities, SelectOptions* options,
-                           SelectBuffers* buffers) const {
-  options->size = grads[i].NumElements();
-  options->momentum = attributes.momentum;
-  options->factor = attributes.factor;
-  options->masking = attributes.masking;
-  options->scale = scale->scalar<float>()();
-  if (IsBfloat16(grads[i])) {
-    static_assert(sizeof(tensorflow::bfloat16) == sizeof(uint16_t), "its bits alone");
-    buffers->bfloat16_grad = static_cast<const uint16_t*>(grads[i].data());
-  } else {
-    buffers->grad = grads[i].flat<float>().data();
-  }
-  buffers->residual = residuals[i].flat<float>().data();
-  buffers->new_residual = new_residuals[i]->flat<float>().data();
-  if (attributes.momentum == Momentum::kNone) return;
-  buffers->velocity = velocities[i].flat<float>().data();
-  buffers->new_velocity = new_velocities[i]->flat<float>().data();
-}
-
-tensorflow::Status SelectInputs::Read(OpKernelContext* context,
-                                      const SelectAttributes& attributes) {
-  TF_RETURN_IF_ERROR(AccumulateInputs::Read(context, attributes));
-  TF_RETURN_IF_ERROR(context->input("k", &k));
-  TF_RETURN_IF_ERROR(context->input("ratios", &ratios));
-  TF_RETURN_IF_ERROR(Scalar(context, "side", &side));
-  TF_RETURN_IF_ERROR(Scalar(context, "search", &search));
-  if (ratios->dims() != 1 || ratios->NumElements() != grads.size()) {
-    return InvalidArgument("`ratios` must have shape [", grads.size(),
-                           "]. Received: ", ratios->shape().DebugString(), ".");
-  }
-  return MakeParts(attributes, "grads", grads, *k, &parts);
-}
-
-tensorflow::Status MakeParts(const TensorAttributes& attributes, const std::string& name,
-                             const tensorflow::OpInputList& tensors, const tensorflow::Tensor& k,
-                             std::vector<Part>* parts) {
+tensorflow::Status PartsCall::ComputeParts(const std::string& name, const OpInputList& tensors,
+                                           const Tensor& k) {
   if (k.dims() != 1 || k.NumElements() != tensors.size()) {
     return InvalidArgument("`k` must have shape [", tensors.size(),
                            "]. Received: ", k.shape().DebugString(), ".");
   }
-  int64_t offset = kFlagWords;
+  int64_t offset = kHeaderWords;
   for (int i = 0; i < tensors.size(); ++i) {
     const int64_t size = tensors[i].NumElements(), ki = k.flat<int32_t>()(i);
     if (size > kMaxElements) {
@@ -116,76 +140,51 @@ tensorflow::Status MakeParts(const TensorAttributes& attributes, const std::stri
                              "]=", ki, " for ", name, "[", i, "] of shape ",
                              tensors[i].shape().DebugString(), ".");
     }
-    parts->push_back({offset, ki, size, attributes.quantized[i]});
-    offset += parts->back().words();
+    parts.push_back({offset, ki, size, quantized[i]});
+    offset += parts.back().words();
   }
   return tensorflow::OkStatus();
 }
 
-ParallelFor IntraOpThreads(tensorflow::OpKernelContext* context) {
-  const auto* workers = context->device()->tensorflow_cpu_worker_threads();
-  return [workers](int64_t count, int64_t cost, const RangeBody& body) {
-    if (count > 0) tensorflow::Shard(workers->num_threads, workers->workers, count, cost, body);
-  };
+tensorflow::Status SelectCall::ReadAttributes(OpKernelConstruction* context) {
+  TF_RETURN_IF_ERROR(PartsCall::ReadAttributes(context));
+  return AccumulateCall::ReadAttributes(context);
 }
 
-tensorflow::Status Scalar(OpKernelContext* context, const char* name, const Tensor** tensor) {
-  TF_RETURN_IF_ERROR(context->input(name, tensor));
-  if ((*tensor)->dims() == 0) return tensorflow::OkStatus();
-  return InvalidArgument("`", name, "` must be a scalar. Received: shape ",
-                         (*tensor)->shape().DebugString(), ".");
+tensorflow::Status SelectCall::Prepare(OpKernelContext* context) {
+  TF_RETURN_IF_ERROR(ReadInputs(context));
+  TF_RETURN_IF_ERROR(context->input("k", &k));
+  TF_RETURN_IF_ERROR(context->input("ratios", &ratios));
+  TF_RETURN_IF_ERROR(ReadScalar(context, "side", &side));
+  TF_RETURN_IF_ERROR(ReadScalar(context, "search", &search));
+  if (ratios->dims() != 1 || ratios->NumElements() != grads.size()) {
+    return InvalidArgument("`ratios` must have shape [", grads.size(),
+                           "]. Received: ", ratios->shape().DebugString(), ".");
+  }
+  TF_RETURN_IF_ERROR(ComputeParts("grads", grads, *k));
+  TF_RETURN_IF_ERROR(
+      AllocateOutput(context, "message", tensorflow::TensorShape({words()}), &message));
+  TF_RETURN_IF_ERROR(AllocateOutput(context, "new_ratios", ratios->shape(), &new_ratios));
+  return AllocateState(context);
 }
 
-tensorflow::Status CheckShapes(const char* name, const OpInputList& tensors,
-                               const OpInputList& grads) {
-  if (tensors.size() != grads.size()) {
-    return InvalidArgument("`", name,
-                           "` must have one tensor per gradient. Received: ", tensors.size(), " ",
-                           name, ", ", grads.size(), " grads.");
+tensorflow::Status DecodeCall::Prepare(OpKernelContext* context) {
+  const Tensor *received, *k;
+  OpInputList like;
+  TF_RETURN_IF_ERROR(context->input("messages", &received));
+  TF_RETURN_IF_ERROR(context->input("k", &k));
+  TF_RETURN_IF_ERROR(context->input_list("like", &like));
+  TF_RETURN_IF_ERROR(ComputeParts("like", like, *k));
+  if (received->dims() != 2 || received->dim_size(1) != words()) {
+    return InvalidArgument("`messages` must have shape [workers, ", words(),
+                           "], the number of words that `k` implies. Received: ",
+                           received->shape().DebugString(), ".");
   }
-  for (int i = 0; i < grads.size(); ++i) {
-    if (tensors[i].shape() == grads[i].shape()) continue;
-    return InvalidArgument("`", name, "` must have the shapes of `grads`. Received: ", name, "[", i,
-                           "] of shape ", tensors[i].shape().DebugString(), " and grads[", i,
-                           "] of shape ", grads[i].shape().DebugString(), ".");
-  }
-  return tensorflow::OkStatus();
-}
-
-tensorflow::Status Forward(OpKernelContext* context, const std::vector<const char*>& inputs,
-                           const char* output, std::vector<Tensor*>* tensors) {
-  int begin, end, output_begin, output_end;
-  std::vector<int> candidates;
-  for (const char* input : inputs) {
-    TF_RETURN_IF_ERROR(context->op_kernel().InputRange(input, &begin, &end));
-    candidates.push_back(begin);
-  }
-  TF_RETURN_IF_ERROR(context->op_kernel().OutputRange(output, &output_begin, &output_end));
-  tensors->resize(output_end - output_begin);
-  for (Tensor*& tensor : *tensors) {
-    TF_RETURN_IF_ERROR(context->forward_input_or_allocate_output(
-        candidates, output_begin++, context->input(candidates[0]).shape(), &tensor));
-    for (int& candidate : candidates) ++candidate;
-  }
-  return tensorflow::OkStatus();
-}
-
-tensorflow::Status NewState(OpKernelContext* context, std::vector<Tensor*>* new_residuals,
-                            std::vector<Tensor*>* new_velocities) {
-  TF_RETURN_IF_ERROR(Forward(context, {"residuals", "grads"}, "new_residuals", new_residuals));
-  return Forward(context, {"velocities", "grads"}, "new_velocities", new_velocities);
-}
-
-tensorflow::Status CheckDescend(const Tensor& indices, const Tensor& values,
-                                const Tensor& learning_rate) {
-  if (indices.dims() != 1 || indices.shape() != values.shape()) {
-    return InvalidArgument("`indices` and `values` must have the same shape [entries]. Received: ",
-                           indices.shape().DebugString(), " and ", values.shape().DebugString(),
-                           ".");
-  }
-  if (learning_rate.dims() != 0) {
-    return InvalidArgument("`learning_rate` must be a scalar. Received: shape ",
-                           learning_rate.shape().DebugString(), ".");
+  messages = received->flat<int32_t>().data();
+  ranks = received->dim_size(0);
+  totals.resize(parts.size());
+  for (int i = 0; i < like.size(); ++i) {
+    TF_RETURN_IF_ERROR(ForwardOrAllocate(context, 2 + i, i, &totals[i]));
   }
   return tensorflow::OkStatus();
 }

@@ -1,4 +1,5 @@
-// Layout of a message, checks of inputs, and what else the kernels share.
+// Attributes, inputs and outputs of the ops that select elements, and of those that take messages
+// of selected elements apart or apply them; see call_op.h.
 #ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_SELECT_ARGS_H_
 #define TF_REDSYNC_CUSTOM_OPS_KERNELS_SELECT_ARGS_H_
 
@@ -12,93 +13,67 @@
 
 namespace redsync {
 
-// The attributes `selectors` and `quantized`.
-struct TensorAttributes {
-  std::vector<Selector> selectors;
-  std::vector<bool> quantized;
-
-  tensorflow::Status Read(tensorflow::OpKernelConstruction* context);
-};
-
-// The attributes of what accumulates gradients.
-struct MomentumAttributes {
-  Momentum momentum;
-  float factor;  // Of the momentum.
-  bool masking;
-
-  tensorflow::Status Read(tensorflow::OpKernelConstruction* context);
-};
-
-// The attributes of RedsyncAccumulateAndSelect.
-struct SelectAttributes : TensorAttributes, MomentumAttributes {
-  tensorflow::Status Read(tensorflow::OpKernelConstruction* context);
-};
-
 inline bool IsBfloat16(const tensorflow::Tensor& tensor) {
   return tensor.dtype() == tensorflow::DT_BFLOAT16;
 }
 
-// The inputs that are accumulated; gradients are of float or of bfloat16.
-struct AccumulateInputs {
+// Gradients, of float or bfloat16, that are accumulated into residuals and velocities.
+struct AccumulateCall {
+  Momentum momentum;
+  float factor;  // Of the momentum.
+  bool masking;
   tensorflow::OpInputList grads, residuals, velocities;
   const tensorflow::Tensor* scale;
+  std::vector<tensorflow::Tensor*> new_residuals, new_velocities;
 
+  // Reads `momentum`, `nesterov` and `masking`.
+  tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
   // Reads and checks all but the value of `scale`, which may be on a device.
-  tensorflow::Status Read(tensorflow::OpKernelContext* context,
-                          const MomentumAttributes& attributes);
+  tensorflow::Status ReadInputs(tensorflow::OpKernelContext* context);
+  // Allocates `new_residuals` and `new_velocities`, in the memory of an input if nothing else needs
+  // it. In training variables hold the old state, so that a step that is not finite can keep it,
+  // and gradients give their memory.
+  tensorflow::Status AllocateState(tensorflow::OpKernelContext* context);
 
-  // What AccumulateAndSelect() needs to know of tensor `i`, but for what is selected of it.
-  void Set(int i, const MomentumAttributes& attributes,
-           const std::vector<tensorflow::Tensor*>& new_residuals,
-           const std::vector<tensorflow::Tensor*>& new_velocities, SelectOptions* options,
-           SelectBuffers* buffers) const;
+  // Fills what AccumulateAndSelect() needs to know of tensor `i`, except what is selected.
+  void Set(int i, SelectOptions* options, SelectBuffers* buffers) const;
 };
 
-// The inputs of RedsyncAccumulateAndSelect, and the parts of its message.
-struct SelectInputs : AccumulateInputs {
+// The attributes `selectors` and `quantized`, and the parts of a message that follow from them.
+struct PartsCall {
+  std::vector<Selector> selectors;
+  std::vector<bool> quantized;
+  std::vector<Part> parts;  // One for each tensor.
+
+  tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
+  // Computes the parts for the input list `name`; checks `k`, and that positions fit 32 bits.
+  tensorflow::Status ComputeParts(const std::string& name, const tensorflow::OpInputList& tensors,
+                                  const tensorflow::Tensor& k);
+
+  int64_t words() const {
+    return parts.empty() ? kHeaderWords : parts.back().offset + parts.back().words();
+  }
+};
+
+// RedsyncAccumulateAndSelect.
+struct SelectCall : AccumulateCall, PartsCall {
   const tensorflow::Tensor *k, *ratios, *side, *search;
-  std::vector<Part> parts;
+  int32_t* message;
+  float* new_ratios;
 
-  // Reads and checks all but the values of ratios, side and search, which may be on a device.
-  tensorflow::Status Read(tensorflow::OpKernelContext* context, const SelectAttributes& attributes);
+  tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
+  // Checks all but the values of ratios, side and search, which may be on a device.
+  tensorflow::Status Prepare(tensorflow::OpKernelContext* context);
 };
 
-// The parts of a message, one per tensor of `tensors`; checks `k`, and that positions can be sent.
-tensorflow::Status MakeParts(const TensorAttributes& attributes, const std::string& name,
-                             const tensorflow::OpInputList& tensors, const tensorflow::Tensor& k,
-                             std::vector<Part>* parts);
+// RedsyncDecode.
+struct DecodeCall : PartsCall {
+  const int32_t* messages;
+  int64_t ranks;
+  std::vector<float*> totals;
 
-// Words of a message with these parts.
-inline int64_t MessageWords(const std::vector<Part>& parts) {
-  return parts.empty() ? kFlagWords : parts.back().offset + parts.back().words();
-}
-
-// TensorFlow's own intra-op threads.
-ParallelFor IntraOpThreads(tensorflow::OpKernelContext* context);
-
-// The input called `name`, a scalar.
-tensorflow::Status Scalar(tensorflow::OpKernelContext* context, const char* name,
-                          const tensorflow::Tensor** tensor);
-
-// Whether `tensors` has the shapes of `grads`, one by one.
-tensorflow::Status CheckShapes(const char* name, const tensorflow::OpInputList& tensors,
-                               const tensorflow::OpInputList& grads);
-
-// Outputs that reuse the memory of an input of equal place in one of the lists `inputs`, the first
-// that nothing else needs.
-tensorflow::Status Forward(tensorflow::OpKernelContext* context,
-                           const std::vector<const char*>& inputs, const char* output,
-                           std::vector<tensorflow::Tensor*>* tensors);
-
-// Allocates, or forwards, `new_residuals` and `new_velocities`. In training the old state is held
-// by variables, so that a step that is not finite can leave it as it was; gradients are done with.
-tensorflow::Status NewState(tensorflow::OpKernelContext* context,
-                            std::vector<tensorflow::Tensor*>* new_residuals,
-                            std::vector<tensorflow::Tensor*>* new_velocities);
-
-// What RedsyncDescend checks alike on all devices, but for the values of the indices.
-tensorflow::Status CheckDescend(const tensorflow::Tensor& indices, const tensorflow::Tensor& values,
-                                const tensorflow::Tensor& learning_rate);
+  tensorflow::Status Prepare(tensorflow::OpKernelContext* context);
+};
 
 // Says what is wrong with a received message, as DecodeError and RedsyncGpuError name it.
 tensorflow::Status InvalidMessage(const std::string& field, int64_t tensor, int64_t rank,

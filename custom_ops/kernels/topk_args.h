@@ -1,4 +1,4 @@
-// What the kernels for coded messages of selected elements do on every device.
+// Attributes, inputs and outputs of RedsyncSelectAndCode and RedsyncUncode; see call_op.h.
 #ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_TOPK_ARGS_H_
 #define TF_REDSYNC_CUSTOM_OPS_KERNELS_TOPK_ARGS_H_
 
@@ -10,37 +10,36 @@
 
 namespace redsync {
 
-// The attributes `k`, `streams`, `rice` and `value_bits`.
-struct TopKAttributes {
+// The attributes `k`, `streams`, `rice` and `value_bits`, and the format that follows from them.
+struct TopKCall {
   std::vector<int64_t> k, streams, rice;
   int value_bits = 1;
-
-  // For `n` tensors.
-  tensorflow::Status Read(tensorflow::OpKernelConstruction* context, size_t n);
-
-  // The format for tensors of these sizes, which are sizes and slots of `tensors` then; checks
-  // them.
-  tensorflow::Status Lay(const std::vector<int64_t>& sizes, TopKFormat* format,
-                         std::vector<TopKTensor>* tensors) const;
-};
-
-// The attributes of RedsyncSelectAndCode.
-struct SelectAndCodeAttributes : MomentumAttributes, TopKAttributes {
-  tensorflow::Status Read(tensorflow::OpKernelConstruction* context);
-  tensorflow::Status Lay(const tensorflow::OpInputList& grads, TopKFormat* format,
-                         std::vector<TopKTensor>* tensors) const;
-};
-
-// The inputs and the output of RedsyncUncode.
-struct DecodeTopKCall {
   TopKFormat format;
   std::vector<TopKTensor> tensors;
-  int64_t ranks = 0, words = 0, plain_words = 0;
   int64_t slots = 0;  // Of all tensors.
+  int64_t words = 0;  // Of a message.
+
+  // Reads the attributes for `n` tensors.
+  tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context, size_t n);
+  // Computes the rest for tensors of these sizes; checks `k` and the limits of the format.
+  tensorflow::Status ComputeFormat(const std::vector<int64_t>& sizes);
+};
+
+// RedsyncSelectAndCode.
+struct SelectAndCodeCall : AccumulateCall, TopKCall {
+  int32_t* message;
+
+  tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
+  tensorflow::Status Prepare(tensorflow::OpKernelContext* context);
+};
+
+// RedsyncUncode.
+struct DecodeTopKCall : TopKCall {
+  int64_t ranks = 0, plain_words = 0;
   const int32_t* messages;
   int32_t* plain;
 
-  tensorflow::Status Read(tensorflow::OpKernelConstruction* context);
+  tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context);
 };
 

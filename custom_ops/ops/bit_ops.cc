@@ -1,37 +1,26 @@
+#include "custom_ops/core/cpu/bits.h"
+#include "custom_ops/ops/shape_support.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
 namespace redsync {
 
-using ::tensorflow::errors::InvalidArgument;
 using ::tensorflow::shape_inference::DimensionHandle;
 using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
 
 namespace {
 
-// An attribute that is a length or a number of bits.
-tensorflow::Status Length(InferenceContext* c, const char* name, int64_t high, int64_t* value) {
-  TF_RETURN_IF_ERROR(c->GetAttr(name, value));
-  if (*value >= 0 && *value <= high) return ::tensorflow::OkStatus();
-  return InvalidArgument("`", name, "` must be in [0, ", high, "]. Received: ", name, "=", *value,
-                         ".");
-}
-
-// Words of `count` codes of `bits` bits.
-int64_t Words(int64_t count, int64_t bits) { return (count * bits + 31) / 32; }
-
 constexpr int64_t kMaxLength = INT64_MAX / 64;
-constexpr int64_t kMaxBits = 32, kMaxRice = 30, kMaxBitmapWords = int64_t{1} << 26;
 
 tensorflow::Status PackBitsShape(InferenceContext* c) {
   int64_t bits;
   ShapeHandle codes;
-  TF_RETURN_IF_ERROR(Length(c, "bits", kMaxBits, &bits));
+  TF_RETURN_IF_ERROR(GetIntAttr(c, "bits", kMaxCodeBits, &bits));
   TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(0), 1, &codes));
   const DimensionHandle count = c->Dim(codes, -1);
   const DimensionHandle words =
-      c->ValueKnown(count) ? c->MakeDim(Words(c->Value(count), bits)) : c->UnknownDim();
+      c->ValueKnown(count) ? c->MakeDim(PackedWords(c->Value(count), bits)) : c->UnknownDim();
   TF_RETURN_IF_ERROR(c->ReplaceDim(codes, -1, words, &codes));
   return c->set_output("words", {codes});
 }
@@ -39,16 +28,17 @@ tensorflow::Status PackBitsShape(InferenceContext* c) {
 tensorflow::Status UnpackBitsShape(InferenceContext* c) {
   int64_t bits, count;
   ShapeHandle words;
-  TF_RETURN_IF_ERROR(Length(c, "bits", kMaxBits, &bits));
-  TF_RETURN_IF_ERROR(Length(c, "count", kMaxLength, &count));
-  TF_RETURN_IF_ERROR(c->Merge(c->input(0), c->Matrix(c->UnknownDim(), Words(count, bits)), &words));
+  TF_RETURN_IF_ERROR(GetIntAttr(c, "bits", kMaxCodeBits, &bits));
+  TF_RETURN_IF_ERROR(GetIntAttr(c, "count", kMaxLength, &count));
+  TF_RETURN_IF_ERROR(
+      c->Merge(c->input(0), c->Matrix(c->UnknownDim(), PackedWords(count, bits)), &words));
   return c->set_output("codes", {c->Matrix(c->Dim(words, 0), count)});
 }
 
 tensorflow::Status WriteBitsShape(InferenceContext* c) {
   int64_t size;
   ShapeHandle codes;
-  TF_RETURN_IF_ERROR(Length(c, "size", kMaxLength, &size));
+  TF_RETURN_IF_ERROR(GetIntAttr(c, "size", kMaxLength, &size));
   TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &codes));
   TF_RETURN_IF_ERROR(c->Merge(codes, c->input(1), &codes));
   return c->set_output("words", {c->Vector(size)});
@@ -57,7 +47,7 @@ tensorflow::Status WriteBitsShape(InferenceContext* c) {
 tensorflow::Status BitmapShape(InferenceContext* c) {
   int64_t size;
   ShapeHandle unused;
-  TF_RETURN_IF_ERROR(Length(c, "size", kMaxBitmapWords, &size));
+  TF_RETURN_IF_ERROR(GetIntAttr(c, "size", kMaxBitmapWords, &size));
   TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &unused));
   TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &unused));
   return c->set_output("words", {c->Vector(size)});
@@ -66,7 +56,7 @@ tensorflow::Status BitmapShape(InferenceContext* c) {
 tensorflow::Status SetBitsShape(InferenceContext* c) {
   int64_t slots;
   ShapeHandle words;
-  TF_RETURN_IF_ERROR(Length(c, "slots", INT32_MAX, &slots));
+  TF_RETURN_IF_ERROR(GetIntAttr(c, "slots", INT32_MAX, &slots));
   TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &words));
   TF_RETURN_IF_ERROR(c->set_output("positions", {c->Matrix(c->Dim(words, 0), slots)}));
   return c->set_output("counts", {c->Matrix(c->Dim(words, 0), 1)});
@@ -75,22 +65,22 @@ tensorflow::Status SetBitsShape(InferenceContext* c) {
 tensorflow::Status RiceEncodeShape(InferenceContext* c) {
   int64_t rice, bitmap;
   ShapeHandle numbers;
-  TF_RETURN_IF_ERROR(Length(c, "rice", kMaxRice, &rice));
-  TF_RETURN_IF_ERROR(Length(c, "bitmap_words", kMaxBitmapWords, &bitmap));
+  TF_RETURN_IF_ERROR(GetIntAttr(c, "rice", kMaxRice, &rice));
+  TF_RETURN_IF_ERROR(GetIntAttr(c, "bitmap_words", kMaxBitmapWords, &bitmap));
   TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &numbers));
   const DimensionHandle count = c->Dim(numbers, 0);
   if (!c->ValueKnown(count)) return c->set_output("code", {c->Vector(c->UnknownDim())});
-  return c->set_output("code", {c->Vector(Words(c->Value(count), rice) + bitmap)});
+  return c->set_output("code", {c->Vector(PackedWords(c->Value(count), rice) + bitmap)});
 }
 
 tensorflow::Status RiceDecodeShape(InferenceContext* c) {
   int64_t rice, bitmap, count;
   ShapeHandle codes;
-  TF_RETURN_IF_ERROR(Length(c, "rice", kMaxRice, &rice));
-  TF_RETURN_IF_ERROR(Length(c, "bitmap_words", kMaxBitmapWords, &bitmap));
-  TF_RETURN_IF_ERROR(Length(c, "count", INT32_MAX, &count));
+  TF_RETURN_IF_ERROR(GetIntAttr(c, "rice", kMaxRice, &rice));
+  TF_RETURN_IF_ERROR(GetIntAttr(c, "bitmap_words", kMaxBitmapWords, &bitmap));
+  TF_RETURN_IF_ERROR(GetIntAttr(c, "count", INT32_MAX, &count));
   TF_RETURN_IF_ERROR(
-      c->Merge(c->input(0), c->Matrix(c->UnknownDim(), Words(count, rice) + bitmap), &codes));
+      c->Merge(c->input(0), c->Matrix(c->UnknownDim(), PackedWords(count, rice) + bitmap), &codes));
   return c->set_output("numbers", {c->Matrix(c->Dim(codes, 0), count)});
 }
 

@@ -1,3 +1,4 @@
+#include "custom_ops/ops/shape_support.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -14,12 +15,8 @@ tensorflow::Status MergeShape(InferenceContext* c) {
   int n;
   std::vector<int64_t> sizes, k;
   TF_RETURN_IF_ERROR(c->GetAttr("N", &n));
-  TF_RETURN_IF_ERROR(c->GetAttr("sizes", &sizes));
-  TF_RETURN_IF_ERROR(c->GetAttr("k", &k));
-  if (static_cast<int>(sizes.size()) != n || static_cast<int>(k.size()) != n) {
-    return InvalidArgument("`sizes` and `k` must have one entry per tensor. Received: ", n,
-                           " tensors, ", sizes.size(), " sizes, ", k.size(), " k.");
-  }
+  TF_RETURN_IF_ERROR(GetListAttr(c, "sizes", n, &sizes));
+  TF_RETURN_IF_ERROR(GetListAttr(c, "k", n, &k));
   ShapeHandle counts;
   TF_RETURN_IF_ERROR(c->Merge(c->input(2 * n), c->Matrix(c->UnknownDim(), n), &counts));
   std::vector<ShapeHandle> kept, dropped;

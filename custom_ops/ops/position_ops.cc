@@ -1,5 +1,8 @@
 #include <algorithm>
 
+#include "custom_ops/core/cpu/bits.h"
+#include "custom_ops/core/cpu/golomb.h"
+#include "custom_ops/ops/shape_support.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -12,16 +15,6 @@ using ::tensorflow::shape_inference::ShapeHandle;
 
 namespace {
 
-// A list of ints, one per tensor.
-tensorflow::Status List(InferenceContext* c, const char* name, int n,
-                        std::vector<int64_t>* values) {
-  values->clear();  // GetAttr appends.
-  TF_RETURN_IF_ERROR(c->GetAttr(name, values));
-  if (static_cast<int>(values->size()) == n) return ::tensorflow::OkStatus();
-  return InvalidArgument("`", name, "` must have one entry per tensor. Received: ", values->size(),
-                         " for ", n, " tensors.");
-}
-
 // Inputs 0 .. n - 1 are vectors, input n has one entry for each.
 tensorflow::Status VectorsAndCounts(InferenceContext* c, int n) {
   ShapeHandle unused;
@@ -33,7 +26,7 @@ tensorflow::Status VectorsAndCounts(InferenceContext* c, int n) {
 tensorflow::Status PositionsShape(InferenceContext* c, int n, DimensionHandle words) {
   ShapeHandle messages;
   std::vector<int64_t> slots;
-  TF_RETURN_IF_ERROR(List(c, "slots", n, &slots));
+  TF_RETURN_IF_ERROR(GetListAttr(c, "slots", n, &slots));
   TF_RETURN_IF_ERROR(c->Merge(c->input(0), c->Matrix(c->UnknownDim(), words), &messages));
   const DimensionHandle ranks = c->Dim(messages, 0);
   std::vector<ShapeHandle> indices;
@@ -49,12 +42,12 @@ tensorflow::Status GolombEncodeShape(InferenceContext* c) {
   int n;
   std::vector<int64_t> sizes, rice;
   TF_RETURN_IF_ERROR(c->GetAttr("N", &n));
-  TF_RETURN_IF_ERROR(List(c, "sizes", n, &sizes));
-  TF_RETURN_IF_ERROR(List(c, "rice", n, &rice));
+  TF_RETURN_IF_ERROR(GetListAttr(c, "sizes", n, &sizes));
+  TF_RETURN_IF_ERROR(GetListAttr(c, "rice", n, &rice));
   TF_RETURN_IF_ERROR(VectorsAndCounts(c, n));
   int64_t words = 0;
   for (int i = 0; i < n; ++i) {
-    if (!c->FullyDefined(c->input(i)) || rice[i] < 0 || rice[i] > 30) {
+    if (!c->FullyDefined(c->input(i)) || rice[i] < 0 || rice[i] > kMaxRice) {
       return c->set_output("message", {c->Vector(c->UnknownDim())});
     }
     const int64_t slots = c->Value(c->Dim(c->input(i), 0));
@@ -62,7 +55,8 @@ tensorflow::Status GolombEncodeShape(InferenceContext* c) {
       return InvalidArgument("`slots` must be at most `sizes`. Received: slots[", i, "]=", slots,
                              ", sizes[", i, "]=", sizes[i], ".");
     }
-    words += 2 + (slots * (rice[i] + 1) + ((sizes[i] - slots) >> rice[i]) + 31) / 32;
+    const GolombFormat format = {sizes[i], slots, static_cast<int>(rice[i])};
+    words += format.part_words();
   }
   return c->set_output("message", {c->Vector(words)});
 }
@@ -71,16 +65,16 @@ tensorflow::Status GolombDecodeShape(InferenceContext* c) {
   int n;
   std::vector<int64_t> unused;
   TF_RETURN_IF_ERROR(c->GetAttr("N", &n));
-  TF_RETURN_IF_ERROR(List(c, "sizes", n, &unused));
-  TF_RETURN_IF_ERROR(List(c, "rice", n, &unused));
+  TF_RETURN_IF_ERROR(GetListAttr(c, "sizes", n, &unused));
+  TF_RETURN_IF_ERROR(GetListAttr(c, "rice", n, &unused));
   return PositionsShape(c, n, c->UnknownDim());
 }
 
 tensorflow::Status FilterWords(InferenceContext* c, int n, DimensionHandle* words) {
   std::vector<int64_t> unused, lengths;
-  TF_RETURN_IF_ERROR(List(c, "sizes", n, &unused));
-  TF_RETURN_IF_ERROR(List(c, "hashes", n, &unused));
-  TF_RETURN_IF_ERROR(List(c, "words", n, &lengths));
+  TF_RETURN_IF_ERROR(GetListAttr(c, "sizes", n, &unused));
+  TF_RETURN_IF_ERROR(GetListAttr(c, "hashes", n, &unused));
+  TF_RETURN_IF_ERROR(GetListAttr(c, "words", n, &lengths));
   int64_t total = 0;
   for (const int64_t length : lengths) total += std::max<int64_t>(length, 0);
   *words = c->MakeDim(total);

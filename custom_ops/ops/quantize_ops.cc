@@ -15,7 +15,7 @@ tensorflow::Status QuantizedWords(InferenceContext* c, const std::vector<ShapeHa
                                   DimensionHandle* words) {
   QuantizeFormat format;
   TF_RETURN_IF_ERROR(ReadFormat(c, &format));
-  int64_t total = 1;
+  int64_t total = kHeaderWords;
   *words = c->UnknownDim();
   for (const ShapeHandle& shape : shapes) {
     if (!c->FullyDefined(shape)) return ::tensorflow::OkStatus();

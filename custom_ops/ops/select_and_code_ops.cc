@@ -1,5 +1,9 @@
 #include <vector>
 
+#include "custom_ops/core/cpu/bits.h"
+#include "custom_ops/core/cpu/golomb.h"
+#include "custom_ops/core/cpu/levels.h"
+#include "custom_ops/core/message_layout.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -11,8 +15,6 @@ using ::tensorflow::shape_inference::InferenceContext;
 using ::tensorflow::shape_inference::ShapeHandle;
 
 namespace {
-
-constexpr int kMaxLevelBits = 4, kHalfBits = 16;  // As in core/cpu/levels.h.
 
 // Words of the codes of positions; unknown if a shape is, or an attribute that the kernel refuses.
 tensorflow::Status PositionWords(InferenceContext* c, const std::vector<ShapeHandle>& grads,
@@ -30,8 +32,9 @@ tensorflow::Status PositionWords(InferenceContext* c, const std::vector<ShapeHan
   }
   int64_t total = 0;
   for (size_t s = 0; s < rice.size(); ++s) {
-    if (rice[s] < 0 || rice[s] > 30 || slots[s] > sizes[s]) return ::tensorflow::OkStatus();
-    total += 2 + (slots[s] * (rice[s] + 1) + ((sizes[s] - slots[s]) >> rice[s]) + 31) / 32;
+    if (rice[s] < 0 || rice[s] > kMaxRice || slots[s] > sizes[s]) return ::tensorflow::OkStatus();
+    const GolombFormat format = {sizes[s], slots[s], static_cast<int>(rice[s])};
+    total += format.part_words();
   }
   *words = c->MakeDim(total);
   return ::tensorflow::OkStatus();
@@ -70,13 +73,13 @@ tensorflow::Status SelectAndCodeShape(InferenceContext* c) {
   }
   DimensionHandle positions;
   TF_RETURN_IF_ERROR(PositionWords(c, grads, k, streams, rice, &positions));
-  int64_t words = 1, slots = 0;
+  int64_t words = kHeaderWords, slots = 0;
   for (const int64_t of_tensor : k) {
     if (of_tensor < 0) return InvalidArgument("`k` must be >= 0. Received: ", of_tensor, ".");
     slots += of_tensor;
-    words += bits == kHalfBits ? (of_tensor + 1) / 2 : int64_t{1} << (bits - 1);
+    words += bits == kHalfBits ? CeilDiv(of_tensor, 2) : LevelCount(static_cast<int>(bits));
   }
-  if (bits != kHalfBits) words += (slots * bits + 31) / 32;
+  if (bits != kHalfBits) words += PackedWords(slots, bits);
   DimensionHandle all;
   TF_RETURN_IF_ERROR(c->Add(positions, words, &all));
   TF_RETURN_IF_ERROR(c->set_output("message", {c->Vector(all)}));
@@ -90,8 +93,8 @@ tensorflow::Status UncodeShape(InferenceContext* c) {
   ShapeHandle messages;
   TF_RETURN_IF_ERROR(c->GetAttr("k", &k));
   TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &messages));
-  int64_t words = 1;
-  for (const int64_t of_tensor : k) words += 1 + 2 * of_tensor;
+  int64_t words = kHeaderWords;
+  for (const int64_t of_tensor : k) words += PartWords(false, of_tensor);
   return c->set_output("plain", {c->Matrix(c->Dim(messages, 0), words)});
 }
 

@@ -28,7 +28,7 @@ tensorflow::Status MessageWords(InferenceContext* c, const ::tensorflow::Tensor*
   if (k == nullptr || k->NumElements() != static_cast<int64_t>(shapes.size())) {
     return ::tensorflow::OkStatus();
   }
-  int64_t total = kFlagWords;
+  int64_t total = kHeaderWords;
   for (size_t i = 0; i < shapes.size(); ++i) {
     total += PartWords(quantized[i], k->flat<int32_t>()(i));
   }

@@ -81,7 +81,7 @@ struct Outcomes {
 void FuzzDecode(Outcomes* outcomes) {
   const int64_t sizes[] = {0, 1, 30, 90}, capacities[] = {0, 1, 5, 9}, ranks = 2;
   std::vector<Part> parts;
-  int64_t words = kFlagWords;
+  int64_t words = kHeaderWords;
   for (int i = 0; i < 4; ++i) {
     parts.push_back({words, capacities[i], sizes[i], i % 2 == 1});
     words += parts.back().words();
@@ -163,7 +163,7 @@ void FuzzDecodeTopK(Outcomes* outcomes) {
   format.value_bits = bits[Random(5)];
   std::vector<TopKTensor> tensors(4);
   format.streams = {{0, 0, static_cast<int>(Random(5))}, {0, 0, static_cast<int>(Random(5))}};
-  int64_t slots = 0, plain_words = kFlagWords;
+  int64_t slots = 0, plain_words = kHeaderWords;
   for (TopKTensor& t : tensors) {
     t.size = Random(60);
     t.slots = Random(t.size + 1);
@@ -176,7 +176,7 @@ void FuzzDecodeTopK(Outcomes* outcomes) {
   Heap<int32_t> message(format.words(tensors.data(), 4)), plain(plain_words);
   message[0] = 1;
   CodecError error;
-  int64_t at = kFlagWords;
+  int64_t at = kHeaderWords;
   for (const GolombFormat& stream : format.streams) {
     Heap<uint32_t> positions = Ascending(stream.size, stream.slots);
     GolombEncode(stream, positions.data(), stream.slots, message.data() + at, &error);

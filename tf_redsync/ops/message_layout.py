@@ -25,7 +25,7 @@ import tensorflow as tf
 
 MAX_WORD = 2**32 - 1  # positions travel as 32 bits without a sign
 MAX_COUNT = 2**31 - 1  # counts in messages are int32, and those of tf.math.top_k
-FLAG_WORDS = 1
+HEADER_WORDS = 1  # word 0, the finite flag; sealed, the flag and the checksum
 COUNT_WORDS = 1
 MEAN_WORDS = 1
 
@@ -122,7 +122,7 @@ class MessageLayout:
     @property
     def words(self) -> Any:
         """Length of a message in 32-bit words: a Python int, or an int32 scalar."""
-        return FLAG_WORDS + sum(self._lengths)
+        return HEADER_WORDS + sum(self._lengths)
 
     @property
     def _lengths(self) -> list[Any]:
@@ -140,7 +140,7 @@ class MessageLayout:
         """
         # As float32, bit by bit: GPUs split and join these, and int32 in the host's memory.
         words = tf.bitcast(messages, tf.float32)
-        flags, *parts = tf.split(words, [FLAG_WORDS, *self._lengths], axis=-1)
+        flags, *parts = tf.split(words, [HEADER_WORDS, *self._lengths], axis=-1)
         indices, values = [], []
         for second, third, one_mean in zip(parts[1::3], parts[2::3], self.quantized, strict=True):
             indices.append(tf.bitcast(third if one_mean else second, tf.int32))
@@ -156,7 +156,7 @@ class MessageLayout:
         """
         if not self.is_static:
             return self.split(message).counts
-        offsets, at = [], FLAG_WORDS
+        offsets, at = [], HEADER_WORDS
         for i, length in enumerate(self._lengths):
             if i % 3 == 0:
                 offsets.append(at)
@@ -190,7 +190,7 @@ class MessageLayout:
             indices: See there.
             values: See there.
         """
-        flags = tf.ones([FLAG_WORDS], tf.int32)
+        flags = tf.ones([HEADER_WORDS], tf.int32)
         return tf.where(finite, self.join(Parts(flags, counts, indices, values)), 0)
 
     # TensorFlow's protocol for dataclasses in nested structures. With it a `Selection`, which has

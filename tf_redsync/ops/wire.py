@@ -27,11 +27,11 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync.ops import native
+from tf_redsync.ops.message_layout import HEADER_WORDS as HEADER_WORDS
 from tf_redsync.ops.native import runs_natively
 from tf_redsync.ops.reference import checksums as reference_checksums
 
 BYTES_PER_WORD = 4
-HEADER_WORDS = 1
 NOBODY = -1  # in place of a sender's rank
 _ROW = functools.partial(tf.expand_dims, axis=0)
 _ONLY = functools.partial(tf.squeeze, axis=0)

@@ -55,8 +55,8 @@ Status GolombEncode(const GolombFormat& format, const uint32_t* positions, int64
   if (count < 0 || count > format.slots) {
     return Fail("count", 0, count, format.slots, nullptr, error);
   }
-  std::fill(part, part + 2 + format.words(), 0);
-  BitWriter writer(reinterpret_cast<uint32_t*>(part + 2));
+  std::fill(part, part + format.part_words(), 0);
+  BitWriter writer(reinterpret_cast<uint32_t*>(part + kGolombHeaderWords));
   int64_t last = -1;
   for (int64_t i = 0; i < count; ++i) {
     const Status status = CheckAscending(positions[i], last, format.size, i, error);
@@ -79,7 +79,7 @@ Status GolombDecode(const GolombFormat& format, const int32_t* part, uint32_t* p
   if (bits < 0 || bits > 32 * format.words()) {
     return Fail("bits", 0, bits, 32 * format.words(), nullptr, error);
   }
-  Reader reader(reinterpret_cast<const uint32_t*>(part + 2), bits);
+  Reader reader(reinterpret_cast<const uint32_t*>(part + kGolombHeaderWords), bits);
   int64_t position = -1;
   for (int64_t i = 0; i < n; ++i) {
     const int64_t ones = reader.Ones();

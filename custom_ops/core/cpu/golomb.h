@@ -15,21 +15,26 @@ namespace redsync {
 
 constexpr int64_t kMaxGolombWords = INT32_MAX / 32;  // Lengths in bits travel as int32.
 
+constexpr int64_t kGolombHeaderWords = 2;  // [count, bits]
+
 struct GolombFormat {
   int64_t size = 0;   // Elements of the tensor, at most kMaxElements: positions are in [0, size).
   int64_t slots = 0;  // Most positions that there can be, in [0, size].
   int rice = 0;       // In [0, 30].
+
+  // Words of [count, bits, code].
+  int64_t part_words() const { return kGolombHeaderWords + words(); }
 
   // Words that suffice for every choice of positions: a position costs rice + 1 bits, and its gap
   // one more for every 2^rice that it leaps over. At most kMaxGolombWords.
   int64_t words() const { return CeilDiv(slots * (rice + 1) + ((size - slots) >> rice), 32); }
 };
 
-// Writes 2 + words() words.
+// Writes part_words() words.
 Status GolombEncode(const GolombFormat& format, const uint32_t* positions, int64_t count,
                     int32_t* part, CodecError* error);
 
-// Reads 2 + words() words; writes `slots` positions, 0 after the last one.
+// Reads part_words() words; writes `slots` positions, 0 after the last one.
 Status GolombDecode(const GolombFormat& format, const int32_t* part, uint32_t* positions,
                     int32_t* count, CodecError* error);
 

@@ -78,12 +78,12 @@ void ReadHalves(BitReader halves, int64_t count, int32_t* values) {
 
 int64_t TopKFormat::position_words() const {
   int64_t words = 0;
-  for (const GolombFormat& stream : streams) words += 2 + stream.words();
+  for (const GolombFormat& stream : streams) words += stream.part_words();
   return words;
 }
 
 int64_t TopKFormat::words(const TopKTensor* tensors, int64_t count) const {
-  int64_t words = 1 + position_words(), slots = 0;
+  int64_t words = kHeaderWords + position_words(), slots = 0;
   for (int64_t i = 0; i < count; ++i) {
     words += value_bits == kHalfBits ? CeilDiv(tensors[i].slots, 2) : LevelCount(value_bits);
     slots += tensors[i].slots;
@@ -96,11 +96,11 @@ Status EncodeTopK(const TopKFormat& format, const TopKTensor* tensors, int64_t c
   const ScopedFlushDenormals flush;
   const int64_t words = format.words(tensors, count);
   std::fill(message, message + words, 0);
-  int32_t* part = message + 1;
+  int32_t* part = message + kHeaderWords;
   for (size_t s = 0; s < format.streams.size(); ++s) {
     const Status status = SendPositions(format.streams[s], s, tensors, count, scratch, part, error);
     if (status != Status::kOk) return status;
-    part += 2 + format.streams[s].words();
+    part += format.streams[s].part_words();
   }
 
   const bool halves = format.value_bits == kHalfBits;
@@ -130,7 +130,7 @@ Status EncodeTopK(const TopKFormat& format, const TopKTensor* tensors, int64_t c
 Status DecodeTopK(const TopKFormat& format, const TopKTensor* tensors, int64_t count,
                   const int32_t* message, uint32_t* scratch, int32_t* plain, CodecError* error) {
   std::vector<Share> left;  // Of each stream.
-  const int32_t* part = message + kFlagWords;
+  const int32_t* part = message + kHeaderWords;
   for (size_t s = 0; s < format.streams.size(); ++s) {
     const GolombFormat& stream = format.streams[s];
     int32_t used;
@@ -139,14 +139,14 @@ Status DecodeTopK(const TopKFormat& format, const TopKTensor* tensors, int64_t c
     if (status != Status::kOk) return status;
     left.push_back({scratch, scratch + used, 0});
     scratch += stream.slots;
-    part += 2 + stream.words();
+    part += stream.part_words();
   }
   const int bits = format.value_bits;
   const bool halves = bits == kHalfBits;
   const int64_t of_tensor = halves ? 0 : LevelCount(bits);
   const auto* codes = reinterpret_cast<const uint32_t*>(part + count * of_tensor);
   plain[0] = message[0];
-  plain += kFlagWords;
+  plain += kHeaderWords;
   int64_t first = 0;
   for (int64_t i = 0; i < count; ++i) {
     const TopKTensor& t = tensors[i];

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads) Separate(REDSYNC_PARAMETER Call call
   const uint32_t count = bounds.end - bounds.begin, tile = call.Block(which) * kSlotTile;
   if (tile == 0 && threadIdx.x == 0) {
     part[0] = static_cast<int32_t>(count);
-    if (item.part == kFlagWords) plain[0] = row[0];
+    if (item.part == kHeaderWords) plain[0] = row[0];
   }
   for (uint32_t i = tile + threadIdx.x; i < tile + kSlotTile && i < item.slots; i += kThreads) {
     const bool is_used = i < count;
@@ -84,7 +84,7 @@ struct Maker {
       stream.out = divider.Take<uint32_t>(call.ranks * stream.slots);
     }
     const int64_t golomb_words = redsync_gpu_golomb_words(plan.streams.data(), streams);
-    golomb = {plan.streams.data(), streams, call.messages + kFlagWords, call.ranks, call.words,
+    golomb = {plan.streams.data(), streams, call.messages + kHeaderWords, call.ranks, call.words,
               golomb_words,        counts};
     golomb_bytes = redsync_gpu_golomb_decode_scratch_bytes(&golomb);
     golomb_scratch = divider.Take<char>(golomb_bytes);

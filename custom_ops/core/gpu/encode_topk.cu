@@ -194,7 +194,7 @@ struct Maker {
       stream.out = divider.Take<uint32_t>(stream.slots);
       stream.in = stream.out;
     }
-    golomb = {plan.streams.data(), call.format.streams, totals, call.message + kFlagWords};
+    golomb = {plan.streams.data(), call.format.streams, totals, call.message + kHeaderWords};
     golomb_bytes = redsync_gpu_golomb_encode_scratch_bytes(&golomb);
     golomb_scratch = divider.Take<char>(golomb_bytes);
   }

@@ -3,6 +3,7 @@
 #include "custom_ops/core/gpu/block.cuh"
 #include "custom_ops/core/gpu/quantized_format.cuh"
 #include "custom_ops/core/gpu/records.cuh"
+#include "custom_ops/core/message_layout.h"
 
 namespace redsync {
 namespace gpu {
@@ -171,7 +172,7 @@ int64_t redsync_gpu_quantized_words(const RedsyncGpuQuantizer* q, const RedsyncG
       q->levels > MaxLevels(*q) || q->bucket < 0 || q->bucket % 32 != 0) {
     return -1;
   }
-  int64_t words = 1;
+  int64_t words = redsync::kHeaderWords;
   for (int64_t i = 0; i < count; ++i) {
     if (tensors[i].size < 0) return -1;
     words += Scales(*q, tensors[i].size) + Words(*q, tensors[i].size);

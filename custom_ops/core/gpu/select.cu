@@ -174,7 +174,7 @@ void RunTensors(const RedsyncGpuSelect& call, int64_t first, int64_t last, int64
 using namespace redsync::gpu;  // NOLINT: the C interface below is this file's other half.
 
 int64_t redsync_gpu_message_words(const RedsyncGpuSelect* call) {
-  int64_t words = redsync::kFlagWords;
+  int64_t words = redsync::kHeaderWords;
   for (int64_t i = 0; i < call->count; ++i) {
     if (!IsValid(call->tensors[i])) return -1;
     words += Words(call->tensors[i]);
@@ -206,7 +206,7 @@ int redsync_gpu_select(const RedsyncGpuSelect* call, void* scratch, int64_t scra
   const uint32_t blocks = GridFor(std::max(words, ratios));
   REDSYNC_LAUNCH(Begin, blocks, kThreads, stream, call->message, words, call->new_ratios, ratios,
                  not_finite);
-  int64_t offset = redsync::kFlagWords;
+  int64_t offset = redsync::kHeaderWords;
   for (int64_t i = 0; i < call->count; i += kMaxBatch) {
     const int64_t last = std::min(i + kMaxBatch, call->count);
     RunTensors(*call, i, last, offset, static_cast<char*>(scratch), stream);

@@ -95,8 +95,8 @@ bool IsValid(const RedsyncGpuSumMessages& call) {
   for (int64_t i = 0; i < call.count; ++i) {
     const RedsyncGpuPart& part = call.parts[i];
     const int64_t words = PartWords(part.quantized != 0, part.capacity);
-    if (part.size < 0 || part.size > UINT32_MAX || part.capacity < 0 || part.offset < kFlagWords ||
-        part.offset + words > call.words) {
+    if (part.size < 0 || part.size > UINT32_MAX || part.capacity < 0 ||
+        part.offset < kHeaderWords || part.offset + words > call.words) {
       return false;
     }
   }

@@ -24,7 +24,7 @@ struct TopKPlan {
   std::vector<int64_t> parts;   // Of its part in the plain message.
   std::vector<int64_t> values;  // Of its levels, or halves, in the coded one.
   int64_t slots = 0;            // Of all tensors.
-  int64_t plain_words = kFlagWords;
+  int64_t plain_words = kHeaderWords;
   int64_t codes_at = 0;  // In the coded message, behind positions and levels.
   int64_t words = -1;    // Of the coded message; -1 if the format is not valid.
   int64_t cells = 0;     // Levels of a tensor.
@@ -54,7 +54,7 @@ struct TopKPlan {
     const int64_t positions = redsync_gpu_golomb_words(streams.data(), format.streams);
     if (positions < 0 || slots > INT32_MAX) return;
     cells = bits == kHalfBits ? 0 : int64_t{1} << (bits - 1);
-    codes_at = kFlagWords + positions;
+    codes_at = kHeaderWords + positions;
     for (int64_t i = 0; i < format.count; ++i) {
       values.push_back(codes_at);
       codes_at += bits == kHalfBits ? CeilDiv(format.tensors[i].slots, 2) : cells;

@@ -10,28 +10,27 @@ namespace {
 
 using ::tensorflow::OpKernelContext;
 
-tensorflow::Status Pack(OpKernelContext* context, const PackedCodes& codes) {
+tensorflow::Status PackCodes(OpKernelContext* context, const PackCall& codes) {
   const RedsyncGpuPackedCodes call = {codes.rows, codes.count, codes.bits, codes.in, codes.out};
   return FromCode(redsync_gpu_pack_bits(&call, StreamOf(context)), "Packing bits");
 }
 
-tensorflow::Status Unpack(OpKernelContext* context, const PackedCodes& codes) {
+tensorflow::Status UnpackCodes(OpKernelContext* context, const UnpackCall& codes) {
   const RedsyncGpuPackedCodes call = {codes.rows, codes.count, codes.bits, codes.in, codes.out};
   return FromCode(redsync_gpu_unpack_bits(&call, StreamOf(context)), "Unpacking bits");
 }
 
-// Nothing can be wrong with a bitmap.
-tensorflow::Status List(OpKernelContext* context, const PositionsOfBits& bits) {
+// Every bitmap is valid.
+tensorflow::Status ListBits(OpKernelContext* context, const SetBitsCall& bits) {
   const RedsyncGpuSetBits call = {bits.words, bits.rows,      bits.size,
                                   bits.slots, bits.positions, bits.counts};
-  const int64_t bytes = redsync_gpu_set_bits_scratch_bytes(&call);
-  tensorflow::Tensor scratch;
-  TF_RETURN_IF_ERROR(AllocateScratch(context, bytes, &scratch));
-  const int code = redsync_gpu_set_bits(&call, scratch.data(), bytes, StreamOf(context));
-  return FromCode(code, "Listing bits");
+  return WithScratch(context, redsync_gpu_set_bits_scratch_bytes(&call), "Listing bits",
+                     [&](void* scratch, int64_t bytes, void* stream) {
+                       return redsync_gpu_set_bits(&call, scratch, bytes, stream);
+                     });
 }
 
-struct WriteBitsWork {
+struct WriteBits {
   static constexpr const char* kWhat = "Writing bits";
   static constexpr const char* kName = "lengths";
   static constexpr auto Bytes = redsync_gpu_write_bits_scratch_bytes;
@@ -39,14 +38,14 @@ struct WriteBitsWork {
   static constexpr auto Explain = redsync_gpu_explain_write_bits;
 
   RedsyncGpuWriteBits call;
-  RecordPair record;
 
-  void Fill(const WrittenBits& bits) {
+  tensorflow::Status Fill(const WriteBitsCall& bits) {
     call = {bits.codes, bits.lengths, bits.count, bits.size, bits.words};
+    return tensorflow::OkStatus();
   }
 };
 
-struct BitmapWork {
+struct MakeBitmap {
   static constexpr const char* kWhat = "Making a bitmap";
   static constexpr const char* kName = "positions";
   static constexpr auto Bytes = nullptr;
@@ -54,14 +53,14 @@ struct BitmapWork {
   static constexpr auto Explain = redsync_gpu_explain_bitmap;
 
   RedsyncGpuBitmap call;
-  RecordPair record;
 
-  void Fill(const BitmapOfPositions& bits) {
+  tensorflow::Status Fill(const BitmapCall& bits) {
     call = {bits.positions, bits.slots, bits.count, bits.size, bits.words};
+    return tensorflow::OkStatus();
   }
 };
 
-struct RiceEncodeWork {
+struct EncodeRice {
   static constexpr const char* kWhat = "Rice encoding";
   static constexpr const char* kName = "numbers";
   static constexpr auto Bytes = redsync_gpu_rice_encode_scratch_bytes;
@@ -69,16 +68,16 @@ struct RiceEncodeWork {
   static constexpr auto Explain = redsync_gpu_explain_rice_encode;
 
   RedsyncGpuRiceEncode call;
-  RecordPair record;
 
-  void Fill(const RiceCodes& codes) {
-    const RiceFormat& format = codes.format;
-    call = {codes.in, format.count, format.rice, format.bitmap_words,
-            reinterpret_cast<uint32_t*>(codes.out)};
+  tensorflow::Status Fill(const RiceEncodeCall& from) {
+    const RiceFormat& format = from.format;
+    call = {from.numbers, format.count, format.rice, format.bitmap_words,
+            reinterpret_cast<uint32_t*>(from.code)};
+    return tensorflow::OkStatus();
   }
 };
 
-struct RiceDecodeWork {
+struct DecodeRice {
   static constexpr const char* kWhat = "Rice decoding";
   static constexpr const char* kName = "codes";
   static constexpr auto Bytes = redsync_gpu_rice_decode_scratch_bytes;
@@ -86,36 +85,29 @@ struct RiceDecodeWork {
   static constexpr auto Explain = redsync_gpu_explain_rice_decode;
 
   RedsyncGpuRiceDecode call;
-  RecordPair record;
 
-  void Fill(const RiceCodes& codes) {
-    const RiceFormat& format = codes.format;
-    const auto* words = reinterpret_cast<const uint32_t*>(codes.in);
-    call = {words, codes.rows, format.count, format.rice, format.bitmap_words, codes.out};
+  tensorflow::Status Fill(const RiceDecodeCall& from) {
+    const RiceFormat& format = from.format;
+    const auto* words = reinterpret_cast<const uint32_t*>(from.codes);
+    call = {words, from.rows, format.count, format.rice, format.bitmap_words, from.numbers};
+    return tensorflow::OkStatus();
   }
 };
 
-REGISTER_KERNEL_BUILDER(
-    Name("RedsyncPackBits").Device(tensorflow::DEVICE_GPU),
-    CallOp<PackedCodes, &PackedCodes::ReadToPack, &PackedCodes::PrepareToPack, Pack>);
-REGISTER_KERNEL_BUILDER(
-    Name("RedsyncUnpackBits").Device(tensorflow::DEVICE_GPU),
-    CallOp<PackedCodes, &PackedCodes::ReadToUnpack, &PackedCodes::PrepareToUnpack, Unpack>);
-REGISTER_KERNEL_BUILDER(
-    Name("RedsyncSetBits").Device(tensorflow::DEVICE_GPU),
-    CallOp<PositionsOfBits, &PositionsOfBits::Read, &PositionsOfBits::Prepare, List>);
-REGISTER_KERNEL_BUILDER(
-    Name("RedsyncWriteBits").Device(tensorflow::DEVICE_GPU),
-    CheckedCallOp<WriteBitsWork, WrittenBits, &WrittenBits::Read, &WrittenBits::Prepare>);
+REGISTER_KERNEL_BUILDER(Name("RedsyncPackBits").Device(tensorflow::DEVICE_GPU),
+                        CallOp<PackCall, PackCodes>);
+REGISTER_KERNEL_BUILDER(Name("RedsyncUnpackBits").Device(tensorflow::DEVICE_GPU),
+                        CallOp<UnpackCall, UnpackCodes>);
+REGISTER_KERNEL_BUILDER(Name("RedsyncSetBits").Device(tensorflow::DEVICE_GPU),
+                        CallOp<SetBitsCall, ListBits>);
+REGISTER_KERNEL_BUILDER(Name("RedsyncWriteBits").Device(tensorflow::DEVICE_GPU),
+                        CodecOp<WriteBitsCall, WriteBits>);
 REGISTER_KERNEL_BUILDER(Name("RedsyncBitmap").Device(tensorflow::DEVICE_GPU),
-                        CheckedCallOp<BitmapWork, BitmapOfPositions, &BitmapOfPositions::Read,
-                                      &BitmapOfPositions::Prepare>);
+                        CodecOp<BitmapCall, MakeBitmap>);
 REGISTER_KERNEL_BUILDER(Name("RedsyncRiceEncode").Device(tensorflow::DEVICE_GPU),
-                        CheckedCallOp<RiceEncodeWork, RiceCodes, &RiceCodes::ReadToEncode,
-                                      &RiceCodes::PrepareToEncode>);
+                        CodecOp<RiceEncodeCall, EncodeRice>);
 REGISTER_KERNEL_BUILDER(Name("RedsyncRiceDecode").Device(tensorflow::DEVICE_GPU),
-                        CheckedCallOp<RiceDecodeWork, RiceCodes, &RiceCodes::ReadToDecode,
-                                      &RiceCodes::PrepareToDecode>);
+                        CodecOp<RiceDecodeCall, DecodeRice>);
 
 }  // namespace
 }  // namespace redsync

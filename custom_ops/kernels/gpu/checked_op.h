@@ -1,4 +1,4 @@
-// What the GPU kernels of the codecs share.
+// The kernel class of GPU ops whose input may turn out to be wrong on the device.
 #ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_GPU_CHECKED_OP_H_
 #define TF_REDSYNC_CUSTOM_OPS_KERNELS_GPU_CHECKED_OP_H_
 
@@ -12,84 +12,83 @@
 
 namespace redsync {
 
-// Scratch memory on the device; it may be freed as soon as what uses it is queued. `bytes` is what
-// the size query says: negative if an argument is out of its range.
-inline tensorflow::Status AllocateScratch(tensorflow::OpKernelContext* context, int64_t bytes,
-                                          tensorflow::Tensor* scratch) {
-  if (bytes < 0) return FromCode(REDSYNC_GPU_INVALID_ARGUMENT, "The size query");
-  return context->allocate_temp(tensorflow::DT_UINT8, tensorflow::TensorShape({bytes}), scratch);
-}
-
-// A kernel whose input may turn out to be wrong on the device: asynchronous, as GpuDecodeOp is.
+// `Call` reads attributes, inputs and outputs, see call_op.h. `Work` is what the queued work needs
+// until it is done:
 //
-// `Work` has the call of the C interface and all that it points to, a `record`, the constants kWhat
-// (is done) and kName (of the argument that is checked), and Explain(), of the C interface.
-template <class Work>
+//   // Queues the work on the stream.
+//   tensorflow::Status Queue(OpKernelContext* context, Call& call, RedsyncGpuRecord* record);
+//   // Returns the error that the record, now on the host, names.
+//   tensorflow::Status Check(OpKernelContext* context, const RedsyncGpuRecord& record) const;
+//
+// The device checks the input, so an error is known only when the stream gets there. The kernel is
+// asynchronous: no thread waits for that, and this op still raises the error before anything uses
+// its outputs.
+template <class Call, class Work>
 class CheckedOp : public tensorflow::AsyncOpKernel {
  public:
-  explicit CheckedOp(tensorflow::OpKernelConstruction* context) : AsyncOpKernel(context) {}
+  explicit CheckedOp(tensorflow::OpKernelConstruction* context) : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, attributes_.ReadAttributes(context));
+  }
 
-  void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) final {
-    auto work = std::make_shared<Work>();
-    OP_REQUIRES_OK_ASYNC(context, work->record.Allocate(context), done);
-    OP_REQUIRES_OK_ASYNC(context, Queue(context, work.get()), done);
+  void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) override {
+    struct Queued {
+      RecordPair record;
+      Work work;
+    };
+    auto queued = std::make_shared<Queued>();
+    RecordPair& record = queued->record;
+    Call call = attributes_;
+    OP_REQUIRES_OK_ASYNC(context, call.Prepare(context), done);
+    OP_REQUIRES_OK_ASYNC(context, record.Allocate(context), done);
+    OP_REQUIRES_OK_ASYNC(context, queued->work.Queue(context, call, record.device()), done);
     CheckThenDone(
-        context, &work->record,
-        [context, work]() {
-          RedsyncGpuCodecError e;
-          if (Work::Explain(&work->call, &work->record.host(), &e)) {
-            const CodecError error = {e.field, e.rank, e.tensor, e.slot, e.value, e.rule, e.limit};
-            context->SetStatus(Describe(Work::kName, error));
-          }
+        context, &record,
+        [context, queued]() {
+          const tensorflow::Status status = queued->work.Check(context, queued->record.host());
+          if (!status.ok()) context->SetStatus(status);
         },
         std::move(done));
   }
 
- protected:
-  // Ends Queue(): queues function(&call, record, stream), ..
-  template <class Function>
-  static tensorflow::Status Run(tensorflow::OpKernelContext* context, Work* work,
-                                Function function) {
-    return FromCode(function(&work->call, work->record.device(), StreamOf(context)), Work::kWhat);
-  }
-  // .. or function(&call, record, scratch, bytes, stream) with so many bytes of scratch memory.
-  template <class Function>
-  static tensorflow::Status Run(tensorflow::OpKernelContext* context, Work* work, int64_t bytes,
-                                Function function) {
-    tensorflow::Tensor scratch;
-    TF_RETURN_IF_ERROR(AllocateScratch(context, bytes, &scratch));
-    return Run(context, work, [&](auto* call, RedsyncGpuRecord* record, void* stream) {
-      return function(call, record, scratch.data(), bytes, stream);
-    });
-  }
-
-  // Checks shapes, allocates the outputs and queues the work.
-  virtual tensorflow::Status Queue(tensorflow::OpKernelContext* context, Work* work) const = 0;
+ private:
+  Call attributes_;
 };
 
-// One whose attributes, inputs and outputs `Call` reads, as in call_op.h. Of it Fill() makes the
-// work's call; the work also has Function() and Bytes(), of the C interface, or nullptr for these.
-template <class Work, class Call, auto kRead, auto kPrepare>
-class CheckedCallOp : public CheckedOp<Work> {
- public:
-  explicit CheckedCallOp(tensorflow::OpKernelConstruction* context) : CheckedOp<Work>(context) {
-    OP_REQUIRES_OK(context, (attributes_.*kRead)(context));
-  }
-
- private:
-  tensorflow::Status Queue(tensorflow::OpKernelContext* context, Work* work) const override {
-    Call call = attributes_;
-    TF_RETURN_IF_ERROR((call.*kPrepare)(context));
-    work->Fill(call);
-    if constexpr (std::is_null_pointer_v<std::remove_const_t<decltype(Work::Bytes)>>) {
-      return this->Run(context, work, Work::Function);
+// The work of a codec. `Codec` has, from the C interface, the struct `call` with all that it points
+// to, and
+//
+//   static constexpr const char* kWhat;  // Is done.
+//   static constexpr const char* kName;  // Of the argument that is checked.
+//   static constexpr auto Bytes;         // The size query of scratch memory, or nullptr.
+//   static constexpr auto Function;      // Queues the work.
+//   static constexpr auto Explain;       // Says what a record means.
+//   tensorflow::Status Fill(const Call& from);  // Fills `call`.
+template <class Codec>
+struct CodecWork : Codec {
+  template <class Call>
+  tensorflow::Status Queue(tensorflow::OpKernelContext* context, const Call& from,
+                           RedsyncGpuRecord* record) {
+    TF_RETURN_IF_ERROR(this->Fill(from));
+    if constexpr (std::is_null_pointer_v<std::remove_const_t<decltype(Codec::Bytes)>>) {
+      return FromCode(Codec::Function(&this->call, record, StreamOf(context)), Codec::kWhat);
     } else {
-      return this->Run(context, work, Work::Bytes(&work->call), Work::Function);
+      return WithScratch(context, Codec::Bytes(&this->call), Codec::kWhat,
+                         [&](void* scratch, int64_t bytes, void* stream) {
+                           return Codec::Function(&this->call, record, scratch, bytes, stream);
+                         });
     }
   }
 
-  Call attributes_;
+  tensorflow::Status Check(tensorflow::OpKernelContext*, const RedsyncGpuRecord& record) const {
+    RedsyncGpuCodecError e;
+    if (!Codec::Explain(&this->call, &record, &e)) return tensorflow::OkStatus();
+    const CodecError error = {e.field, e.rank, e.tensor, e.slot, e.value, e.rule, e.limit};
+    return Describe(Codec::kName, error);
+  }
 };
+
+template <class Call, class Codec>
+using CodecOp = CheckedOp<Call, CodecWork<Codec>>;
 
 }  // namespace redsync
 

@@ -1,4 +1,4 @@
-// The step from TensorFlow to the CUDA core, without CUDA headers: streams, errors, events.
+// Calls the CUDA core from TensorFlow kernels, without CUDA headers: streams, errors, events.
 #ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_GPU_STREAM_H_
 #define TF_REDSYNC_CUSTOM_OPS_KERNELS_GPU_STREAM_H_
 
@@ -24,6 +24,19 @@ inline tensorflow::Status FromCode(int code, const char* what) {
   if (code == REDSYNC_GPU_OK) return tensorflow::OkStatus();
   const char* why = code == REDSYNC_GPU_CUDA_ERROR ? redsync_gpu_last_error() : "wrong arguments";
   return tensorflow::errors::Internal(what, " failed on the GPU with code ", code, ": ", why, ".");
+}
+
+// Calls function(scratch, bytes, stream), of the C interface, with so much scratch memory, which
+// may be freed as soon as the work that uses it is queued. `bytes` is the result of a size query:
+// negative if an argument is out of its range. `what` is done.
+template <class Function>
+tensorflow::Status WithScratch(tensorflow::OpKernelContext* context, int64_t bytes,
+                               const char* what, const Function& function) {
+  if (bytes < 0) return FromCode(REDSYNC_GPU_INVALID_ARGUMENT, what);
+  tensorflow::Tensor scratch;
+  TF_RETURN_IF_ERROR(
+      context->allocate_temp(tensorflow::DT_UINT8, tensorflow::TensorShape({bytes}), &scratch));
+  return FromCode(function(scratch.data(), bytes, StreamOf(context)), what);
 }
 
 // Memory for a record on the device, and for its copy on the host.
