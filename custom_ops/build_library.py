@@ -135,7 +135,7 @@ class NativeBuild:
         self.version, self._link_flags = found["version"], found["link_flags"]
         extra = shlex.split(os.environ.get("CXXFLAGS", ""))
         self._flags = [*found["compile_flags"], *LISTS["FLAGS"], *LISTS["QUIET"], *extra]
-        # TensorFlow's headers are not ours to mend: keep their warnings out.
+        # Without the warnings of TensorFlow's headers, which we cannot fix.
         self._folders = ["-isystem", found["include"], "-I."]
         if not CUDA_SOURCES:
             cuda = {"missing": "there are no sources"}
@@ -245,12 +245,12 @@ def build_preload(target):
 
 
 def processors():
-    """How many there are for this process."""
+    """Returns the number of processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def say(text):
-    """To people."""
+    """Prints a message for users."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-// Checksums of messages, by which a worker notices that what arrived is not what was sent.
+// Checksums of messages, by which a worker detects a corrupted message.
 //
 // The checksum of words w[0], w[1], ... is the sum of w[i] * g^(i + 1) modulo the prime p = 2^32
 // - 5. As p is a prime, a change of any single word changes it, unless both values are equal modulo

@@ -1,5 +1,5 @@
-// Where the selected elements of a tensor stand in a message. The layout in Python, which says what
-// the words are, is `MessageLayout` in tf_redsync/ops/message_layout.py; a test compares both:
+// The layout of messages of selected elements. `MessageLayout` in tf_redsync/ops/message_layout.py
+// describes the words; a test compares both:
 //
 //   [flag] then for every tensor [count, index * capacity, value * capacity]
 //                   or, quantised, [count, mean, index * capacity]

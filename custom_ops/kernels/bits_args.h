@@ -14,8 +14,8 @@ struct PackedCodes {
   int64_t bits = 0;
   int64_t count = 0;  // Codes of a row.
   int64_t rows = 0;
-  const uint32_t* in;
-  uint32_t* out;
+  const uint32_t* in = nullptr;
+  uint32_t* out = nullptr;
 
   int64_t words() const { return PackedWords(count, bits); }
 };
@@ -33,9 +33,9 @@ struct UnpackCall : PackedCodes {
 struct WriteBitsCall {
   int64_t size = 0;   // Words.
   int64_t count = 0;  // Codes.
-  const int64_t* codes;
-  const int32_t* lengths;
-  uint32_t* words;
+  const int64_t* codes = nullptr;
+  const int32_t* lengths = nullptr;
+  uint32_t* words = nullptr;
 
   tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context);
@@ -44,9 +44,9 @@ struct WriteBitsCall {
 struct BitmapCall {
   int64_t size = 0;  // Words.
   int64_t slots = 0;
-  const uint32_t* positions;
-  const int32_t* count;
-  uint32_t* words;
+  const uint32_t* positions = nullptr;
+  const int32_t* count = nullptr;
+  uint32_t* words = nullptr;
 
   tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context);
@@ -56,9 +56,9 @@ struct SetBitsCall {
   int64_t slots = 0;  // Of a row.
   int64_t rows = 0;
   int64_t size = 0;  // Words of a row.
-  const uint32_t* words;
-  uint32_t* positions;
-  int32_t* counts;
+  const uint32_t* words = nullptr;
+  uint32_t* positions = nullptr;
+  int32_t* counts = nullptr;
 
   tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context);
@@ -66,8 +66,8 @@ struct SetBitsCall {
 
 struct RiceEncodeCall {
   RiceFormat format;
-  const int32_t* numbers;
-  int32_t* code;
+  const int32_t* numbers = nullptr;
+  int32_t* code = nullptr;
 
   tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context);
@@ -76,8 +76,8 @@ struct RiceEncodeCall {
 struct RiceDecodeCall {
   RiceFormat format;
   int64_t rows = 0;
-  const int32_t* codes;
-  int32_t* numbers;
+  const int32_t* codes = nullptr;
+  int32_t* numbers = nullptr;
 
   tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context);

@@ -9,9 +9,9 @@
 namespace redsync {
 
 struct SealCall {
-  int64_t rows, words;
-  const uint32_t* in;
-  uint32_t* out;  // May be `in`.
+  int64_t rows = 0, words = 0;
+  const uint32_t* in = nullptr;
+  uint32_t* out = nullptr;  // May be `in`.
 
   tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction*) {
     return tensorflow::OkStatus();
@@ -36,8 +36,8 @@ struct SealCall {
 };
 
 struct OpenCall : SealCall {
-  const int32_t* senders;   // [rows]; below 0: the row has no sender and stays as it is.
-  const int32_t* receiver;  // Scalar, in host memory.
+  const int32_t* senders = nullptr;   // [rows]; below 0: the row has no sender and stays as it is.
+  const int32_t* receiver = nullptr;  // Scalar, in host memory.
 
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context) {
     const tensorflow::Tensor &ranks = context->input(1), *rank;

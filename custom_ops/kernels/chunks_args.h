@@ -9,10 +9,10 @@ namespace redsync {
 
 struct ChunkedTopKCall {
   int64_t k = 0;
-  int64_t number, size;  // Of the chunks.
-  const float* chunks;
-  int32_t* positions;
-  float* values;
+  int64_t number = 0, size = 0;  // Of the chunks.
+  const float* chunks = nullptr;
+  int32_t* positions = nullptr;
+  float* values = nullptr;
 
   tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context) {
     return ReadInt(context, "k", 0, INT32_MAX, &k);

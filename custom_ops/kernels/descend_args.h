@@ -9,10 +9,10 @@ namespace redsync {
 
 // It has no CallOp: the variable stays locked while the kernel runs, or is queued.
 struct DescendInputs {
-  const uint32_t* indices;
-  const float* values;
-  const float* learning_rate;
-  int64_t entries;
+  const uint32_t* indices = nullptr;
+  const float* values = nullptr;
+  const float* learning_rate = nullptr;
+  int64_t entries = 0;
 
   // Checks shapes alone: the values may be on a device.
   tensorflow::Status Read(tensorflow::OpKernelContext* context) {

@@ -14,9 +14,9 @@ namespace redsync {
 struct SparseMergeCall {
   std::vector<int64_t> sizes, k;
   tensorflow::OpInputList indices, values;
-  const int32_t* counts;       // [ranks, tensors]
-  std::vector<int64_t> slots;  // Of a rank.
-  int64_t ranks;
+  const int32_t* counts = nullptr;  // [ranks, tensors]
+  std::vector<int64_t> slots;       // Of a rank.
+  int64_t ranks = 0;
   std::vector<SparseOutput> kept, dropped;
 
   tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context) {
@@ -27,7 +27,7 @@ struct SparseMergeCall {
   }
 
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context) {
-    const tensorflow::Tensor* of_each;
+    const tensorflow::Tensor* of_each = nullptr;
     TF_RETURN_IF_ERROR(context->input_list("indices", &indices));
     TF_RETURN_IF_ERROR(context->input_list("values", &values));
     TF_RETURN_IF_ERROR(context->input("counts", &of_each));
@@ -53,7 +53,7 @@ struct SparseMergeCall {
                                      std::vector<SparseOutput>* outputs) {
     const auto n = static_cast<int>(sizes.size());
     tensorflow::OpOutputList indices, values;
-    int32_t* counts;
+    int32_t* counts = nullptr;
     TF_RETURN_IF_ERROR(context->output_list(name + "_indices", &indices));
     TF_RETURN_IF_ERROR(context->output_list(name + "_values", &values));
     TF_RETURN_IF_ERROR(

@@ -26,7 +26,7 @@ struct GolombLayout {
 // Positions of several tensors, on each of several workers.
 struct PositionsOutput {
   std::vector<uint32_t*> positions;  // Of each tensor, [ranks, slots].
-  int32_t* counts;                   // [ranks, tensors]
+  int32_t* counts = nullptr;         // [ranks, tensors]
 
   // Allocates the outputs `indices` and `counts`.
   tensorflow::Status Allocate(tensorflow::OpKernelContext* context, int64_t ranks,
@@ -35,15 +35,15 @@ struct PositionsOutput {
 
 struct GolombEncodeCall : GolombLayout {
   tensorflow::OpInputList indices;
-  const int32_t* counts;
-  int32_t* message;
+  const int32_t* counts = nullptr;
+  int32_t* message = nullptr;
 
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context);
 };
 
 struct GolombDecodeCall : GolombLayout {
-  const int32_t* messages;
-  int64_t ranks;
+  const int32_t* messages = nullptr;
+  int64_t ranks = 0;
   PositionsOutput out;
 
   tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
@@ -55,7 +55,7 @@ struct BloomLayout {
   std::vector<BloomFormat> formats;  // Without the seed, which is an input.
   std::vector<int64_t> offsets;      // Of each filter.
   int64_t words = 0;
-  const int32_t* seed;
+  const int32_t* seed = nullptr;
 
   tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
   tensorflow::Status ReadSeed(tensorflow::OpKernelContext* context);
@@ -63,16 +63,16 @@ struct BloomLayout {
 
 struct BloomBuildCall : BloomLayout {
   tensorflow::OpInputList indices;
-  const int32_t* counts;
-  int32_t* filters;
+  const int32_t* counts = nullptr;
+  int32_t* filters = nullptr;
 
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context);
 };
 
 struct BloomQueryCall : BloomLayout {
   std::vector<int64_t> slots;
-  const int32_t* filters;
-  int64_t ranks;
+  const int32_t* filters = nullptr;
+  int64_t ranks = 0;
   PositionsOutput out;
 
   tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);

@@ -70,9 +70,9 @@ struct QuantizedLayout {
 
 struct QuantizeCall : QuantizedLayout {
   std::vector<const float*> tensors;
-  const float* scales_in;
-  const int32_t* stream;  // Seed, worker and step of the random numbers.
-  int32_t* message;
+  const float* scales_in = nullptr;
+  const int32_t* stream = nullptr;  // Seed, worker and step of the random numbers.
+  int32_t* message = nullptr;
   std::vector<float*> errors;  // Null where they are not asked for.
 
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context) {
@@ -99,8 +99,8 @@ struct QuantizeCall : QuantizedLayout {
 };
 
 struct DequantizeSumCall : QuantizedLayout {
-  const int32_t* messages;
-  int64_t ranks;
+  const int32_t* messages = nullptr;
+  int64_t ranks = 0;
   std::vector<float*> totals;
 
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context) {

@@ -19,11 +19,11 @@ inline bool IsBfloat16(const tensorflow::Tensor& tensor) {
 
 // Gradients, of float or bfloat16, that are accumulated into residuals and velocities.
 struct AccumulateCall {
-  Momentum momentum;
-  float factor;  // Of the momentum.
-  bool masking;
+  Momentum momentum = Momentum::kNone;
+  float factor = 0;  // Of the momentum.
+  bool masking = true;
   tensorflow::OpInputList grads, residuals, velocities;
-  const tensorflow::Tensor* scale;
+  const tensorflow::Tensor* scale = nullptr;
   std::vector<tensorflow::Tensor*> new_residuals, new_velocities;
 
   // Reads `momentum`, `nesterov` and `masking`.
@@ -57,9 +57,9 @@ struct PartsCall {
 
 // RedsyncAccumulateAndSelect.
 struct SelectCall : AccumulateCall, PartsCall {
-  const tensorflow::Tensor *k, *ratios, *side, *search;
-  int32_t* message;
-  float* new_ratios;
+  const tensorflow::Tensor *k = nullptr, *ratios = nullptr, *side = nullptr, *search = nullptr;
+  int32_t* message = nullptr;
+  float* new_ratios = nullptr;
 
   tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
   // Checks all but the values of ratios, side and search, which may be on a device.
@@ -68,8 +68,8 @@ struct SelectCall : AccumulateCall, PartsCall {
 
 // RedsyncDecode.
 struct DecodeCall : PartsCall {
-  const int32_t* messages;
-  int64_t ranks;
+  const int32_t* messages = nullptr;
+  int64_t ranks = 0;
   std::vector<float*> totals;
 
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context);

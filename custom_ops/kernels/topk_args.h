@@ -27,7 +27,7 @@ struct TopKCall {
 
 // RedsyncSelectAndCode.
 struct SelectAndCodeCall : AccumulateCall, TopKCall {
-  int32_t* message;
+  int32_t* message = nullptr;
 
   tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context);
@@ -36,8 +36,8 @@ struct SelectAndCodeCall : AccumulateCall, TopKCall {
 // RedsyncUncode.
 struct DecodeTopKCall : TopKCall {
   int64_t ranks = 0, plain_words = 0;
-  const int32_t* messages;
-  int32_t* plain;
+  const int32_t* messages = nullptr;
+  int32_t* plain = nullptr;
 
   tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context);

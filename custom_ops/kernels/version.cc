@@ -1,4 +1,4 @@
-// What the library says about itself.
+// Facts about the build: TensorFlow's version, GPUs, instruction set.
 
 #include "custom_ops/core/cpu/pass.h"
 

@@ -50,7 +50,7 @@ template <int64_t kRun>
 int64_t Collect(const float* chunk, int64_t size, int32_t threshold, int32_t* runs, int64_t count,
                 int32_t* at, int32_t* magnitudes) {
   int64_t chosen = 0, found = 0;
-  for (int64_t run = 0; run < count; ++run) {  // Without branches, which nobody could predict.
+  for (int64_t run = 0; run < count; ++run) {  // Without branches, which the CPU could not predict.
     const bool reaches = runs[run] >= threshold;
     runs[chosen] = static_cast<int32_t>(run);
     chosen += reaches;

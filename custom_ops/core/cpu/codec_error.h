@@ -1,4 +1,4 @@
-// What the codecs of messages share: how they name what is wrong with a received message.
+// Errors of the codecs: the first invalid field of an input or of a received message.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_CPU_CODEC_ERROR_H_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_CPU_CODEC_ERROR_H_
 
@@ -11,18 +11,18 @@ namespace redsync {
 // The first thing found wrong with an input or a message. Where several threads look, "first" is in
 // the order of tensor, rank and slot, so that the report does not depend on the threads.
 struct CodecError {
-  const char* field = nullptr;  // What it is: "count", "index", "code", ...
+  const char* field = nullptr;  // "count", "index", "code", ...
   int64_t rank = -1;            // -1: it is not a received message.
   int64_t tensor = -1;          // -1: it belongs to no tensor.
   int64_t slot = 0;             // Which of the fields of that name.
   double value = 0;
-  const char* rule = nullptr;  // What is required; null: to be in [0, limit].
+  const char* rule = nullptr;  // The requirement; null: in [0, limit].
   int64_t limit = 0;
 
   bool found() const { return field != nullptr; }
 };
 
-// Says what is wrong with an input; of a received message the caller adds the rank.
+// Fills an error; the caller adds the rank of a received message.
 inline Status Fail(const char* field, int64_t slot, double value, int64_t limit, const char* rule,
                    CodecError* error) {
   error->field = field;

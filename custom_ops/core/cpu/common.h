@@ -1,4 +1,4 @@
-// What the CPU algorithms share: status, parallel loops, the treatment of denormals.
+// Status, parallel loops and the treatment of denormals, for all CPU algorithms.
 //
 // Nothing in core/ includes TensorFlow, allocates large memory, throws or aborts: callers pass raw
 // pointers, 64-bit sizes, scratch memory and a parallel loop, and get a status.
@@ -30,8 +30,8 @@ using ParallelFor = std::function<void(int64_t count, int64_t cost, const RangeB
 // Positions in a tensor are sent as 32 bits without a sign.
 constexpr int64_t kMaxElements = UINT32_MAX;
 
-// How a position that cannot be is shown: of a small tensor, as what somebody who had a sign in
-// mind wrote.
+// The number that an error shows for an invalid position: signed for tensors below 2^31 elements,
+// where a negative index is the likely mistake.
 inline int64_t Shown(uint32_t position, int64_t size) {
   return size > INT32_MAX ? int64_t{position} : int64_t{static_cast<int32_t>(position)};
 }

@@ -7,7 +7,7 @@
 namespace redsync {
 namespace {
 
-// The bits [0, end) of words; whoever reads must look at left() before.
+// The bits [0, end) of words. Callers check left() before they read.
 class Reader {
  public:
   Reader(const uint32_t* words, int64_t end) : words_(words), end_(end) {}

@@ -17,7 +17,7 @@ constexpr int64_t kShard = 16 * kPiece;
 // The largest code of a power of two: the exponent below the one of infinity, and a sign.
 constexpr int32_t kMaxPowerCode = 2 * 254 + 1;
 
-// What a piece is coded with.
+// Parameters for the codes of a piece.
 struct Levels {
   float low;   // The value of code 0, of two codes.
   float high;  // The value of code 1, of two codes; else the scale.
@@ -86,7 +86,7 @@ Levels MakeLevels(const QuantizeFormat& format, const float* scales, int64_t buc
   if (format.quantizer == Quantizer::kTwoLevel) return {scale[0], scale[1], 0, 0, 0};
   Levels levels = {0, scale[0], scale[0] / static_cast<float>(format.levels), format.levels,
                    format.quantizer == Quantizer::kUniform ? 1 : 0};
-  // What is divided by this must become 0.
+  // A division by this must give 0.
   const bool divides = DrawsNumbers(format.quantizer);
   if (divides && !(scale[0] > 0)) levels.high = std::numeric_limits<float>::infinity();
   return levels;

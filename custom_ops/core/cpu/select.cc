@@ -23,7 +23,7 @@ int32_t FixedThreshold(const SelectOptions& options) {
   return options.ratio > 0 ? BitsOf(options.ratio) - 1 : 0;  // Elements must be > 0 anyway.
 }
 
-// What the accumulated tensor is like as a whole.
+// Statistics of the accumulated tensor.
 struct Summary {
   bool finite;
   double mean;  // Of the magnitudes, as floats.
@@ -222,7 +222,7 @@ Candidates Gather(const float* values, const SelectOptions& options, int32_t thr
   return {scratch.ordered_keys, pool->used(), threshold, pool->used()};
 }
 
-// Copies what is selected into the message and zeroes it in the outputs.
+// Copies the selected elements into the message and zeroes them in the outputs.
 void Extract(const SelectOptions& options, const SelectBuffers& buffers,
              const ParallelFor& parallel_for, SelectResult* result) {
   if (options.quantized && result->count > 0) {

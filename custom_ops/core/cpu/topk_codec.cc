@@ -10,7 +10,7 @@
 namespace redsync {
 namespace {
 
-// Leaves in the residual what a value and its code differ by.
+// Stores the coding error in the residual.
 void Keep(const TopKTensor& t, int64_t i, float sent) {
   t.residual[t.indices[i]] = FloatOf(t.values[i]) - sent;
 }

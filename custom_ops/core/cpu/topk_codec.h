@@ -18,14 +18,14 @@
 
 namespace redsync {
 
-// What was selected of one tensor.
+// The selected elements of one tensor.
 struct TopKTensor {
   int64_t size = 0;
   int64_t slots = 0;  // Elements that may be selected.
   int64_t count = 0;  // Elements that are.
   const uint32_t* indices = nullptr;
   const int32_t* values = nullptr;  // Float bits, finite.
-  float* residual = nullptr;        // Gets, at the indices, what is not sent.
+  float* residual = nullptr;        // Gets the coding error at the indices.
   int64_t stream = 0;               // That its positions are in.
 };
 
@@ -41,14 +41,14 @@ struct TopKFormat {
 
 // Writes the message, and the residuals at the selected elements. `scratch` has room for the slots
 // of all tensors.
-// If `*finite` becomes false, because a value is too large for its code, the message is all zero
+// If a value is too large for its code, `*finite` becomes false, the message is all zero
 // and the residuals are unspecified. Fails only if indices do not ascend or are out of range.
 Status EncodeTopK(const TopKFormat& format, const TopKTensor* tensors, int64_t count,
                   uint32_t* scratch, int32_t* message, bool* finite, CodecError* error);
 
-// Undoes it: writes [flag] and [count, index * slots, value * slots] of each tensor, see
+// Decodes a message into [flag] and [count, index * slots, value * slots] of each tensor, see
 // message_layout.h. `scratch` has room for the slots of all tensors. Fails if a code of positions
-// is none; flags, counts and values are whoever's who decodes that.
+// is malformed. The caller checks flags, counts and values.
 Status DecodeTopK(const TopKFormat& format, const TopKTensor* tensors, int64_t count,
                   const int32_t* message, uint32_t* scratch, int32_t* plain, CodecError* error);
 

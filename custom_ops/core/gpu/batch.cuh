@@ -1,4 +1,4 @@
-// What the kernels of accumulate-and-select know: a batch of tensors, passed by value.
+// Parameters of the kernels of accumulate-and-select: a batch of tensors, passed by value.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_BATCH_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_BATCH_CUH_
 

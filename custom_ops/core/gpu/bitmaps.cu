@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// What is at the position that the record names.
+// Reads the value at the position that the record names.
 __global__ void ReadBad(REDSYNC_PARAMETER RedsyncGpuBitmap call, RedsyncGpuRecord* record) {
   if (threadIdx.x != 0 || IsClear(*record)) return;
   const uint64_t at = record->position;

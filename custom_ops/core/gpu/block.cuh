@@ -1,4 +1,4 @@
-// What the threads of a block, or of a warp, do together. All of them must call.
+// Operations of all threads of a block, or of a warp. All of them must call.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_BLOCK_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_BLOCK_CUH_
 

@@ -1,4 +1,4 @@
-// What building and asking Bloom filters have in common.
+// Hashes of Bloom filters, to build and to query them.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_BLOOM_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_BLOOM_CUH_
 

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads) Insert(REDSYNC_PARAMETER Call call) 
   }
 }
 
-// What is at the position that the record names, if it is of these tensors.
+// Reads the value at the position that the record names, if it is of these tensors.
 __global__ void ReadBad(REDSYNC_PARAMETER Call call) {
   if (threadIdx.x != 0 || IsClear(*call.record)) return;
   for (int i = 0; i < call.count; ++i) {

@@ -105,7 +105,7 @@ typedef struct {
 REDSYNC_GPU_API int redsync_gpu_sum_messages(const RedsyncGpuSumMessages* call,
                                              RedsyncGpuRecord* record, void* stream);
 
-/* What a bad word is. `field` is "flag", "count", "index", "value" or "mean" (the bits of a float);
+/* An invalid word. `field` is "flag", "count", "index", "value" or "mean" (the bits of a float);
    `tensor` is -1 for a flag. */
 typedef struct {
   const char* field;

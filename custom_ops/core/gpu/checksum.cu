@@ -13,7 +13,7 @@ constexpr int64_t kPerThread = 16;   // Words, before another block takes part.
 constexpr int64_t kMaxBlocks = 256;  // Of a message: the words of a thread's sums stay below 2^32.
 constexpr uint32_t kNoSeal = ~0u;    // Not below the prime, so no receiver takes it for a seal.
 
-// What the blocks of a message have added up; zero at first.
+// The sum of a message's blocks so far; zero at first.
 struct Sum {
   Wide sum;
   uint32_t ticket;

@@ -1,9 +1,8 @@
 /* The codecs on a GPU, behind a C interface; the rules of c_api.h hold here too.
 
-   What the codes are is said in tf_redsync/ops/{quantization,merging,golomb,bloom}.py; results
-   equal those of the CPU, bit for bit. Calls that read what may be wrong take a record: all of it
-   is overwritten, and if it names something bad in the end the outputs are unspecified. Ranks: at
-   most 65535. */
+   tf_redsync/ops/{quantization,merging,golomb,bloom}.py describe the codes; results equal those of
+   the CPU, bit for bit. Calls that check their input take a record: all of it is overwritten, and
+   if it names an error in the end the outputs are unspecified. Ranks: at most 65535. */
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_COMPRESSION_API_H_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_COMPRESSION_API_H_
 
@@ -13,14 +12,14 @@
 extern "C" {
 #endif
 
-/* What is wrong with an input or a message, from a record. */
+/* An error in an input or a message, from a record. */
 typedef struct {
   const char* field; /* "flag", "scale", "code", "count", "bits", "index" or "value". */
   int64_t rank;      /* -1: it is not a received message. */
   int64_t tensor;    /* -1: it belongs to no tensor. */
   int64_t slot;      /* Which of the fields of that name. */
   double value;
-  const char* rule; /* What is required; null: to be in [0, limit]. */
+  const char* rule; /* The requirement; null: in [0, limit]. */
   int64_t limit;
 } RedsyncGpuCodecError;
 

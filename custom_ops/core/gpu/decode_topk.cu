@@ -1,5 +1,5 @@
-// From coded messages to plain ones: Golomb codes give the positions of a stream, a bisection those
-// of each tensor, and the codes of values are looked up among the tensor's levels.
+// Decodes messages of top-k elements: Golomb codes give the positions of a stream, a bisection
+// those of each tensor, and the codes of values are looked up among the tensor's levels.
 #include "custom_ops/core/gpu/groups.cuh"
 #include "custom_ops/core/gpu/records.cuh"
 #include "custom_ops/core/gpu/runs.cuh"

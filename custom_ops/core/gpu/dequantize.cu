@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads) AddCodes(REDSYNC_PARAMETER Call call
   Store(from.out + base, at, size, from.aligned, sum);
 }
 
-// What is at the position that the record names: a code or a word.
+// Reads the value at the position that the record names: a code or a word.
 __global__ void ReadBad(REDSYNC_PARAMETER Call call, int64_t codes_at) {
   RedsyncGpuRecord* record = call.record;
   if (threadIdx.x != 0 || IsClear(*record)) return;

@@ -25,7 +25,7 @@ struct Digits {
   int32_t done;    // Whether the levels that are left can be skipped.
   int32_t prefix;  // Bits found so far.
   uint32_t above;  // Elements above all that have this prefix.
-  // The result: what is above `cut` is in, and the first `ties` elements equal to it.
+  // The result: elements above `cut` are selected, and the first `ties` elements equal to it.
   int32_t cut;
   uint32_t ties;
 };
@@ -67,7 +67,7 @@ __device__ inline Bin FindBin(const uint32_t* bins, uint32_t rank) {
   return found;  // The next call writes it behind the barriers of its scan.
 }
 
-// What the blocks that select together share; zero at first.
+// State that the blocks of one selection share; zero at first.
 struct Histogram {
   uint32_t ticket;       // See IsLastBlock().
   uint32_t bins[kBins];  // Zero between two uses.

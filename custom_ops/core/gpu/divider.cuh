@@ -7,7 +7,7 @@
 namespace redsync {
 namespace gpu {
 
-// Divides memory; counts only if there is none.
+// Divides memory; only counts bytes if it is null.
 class Divider {
  public:
   explicit Divider(void* memory) : memory_(static_cast<char*>(memory)) {}

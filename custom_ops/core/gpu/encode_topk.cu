@@ -1,6 +1,6 @@
-// From selected elements to a coded message: positions of all tensors of a stream one after the
-// other, which are Golomb coded; magnitudes that are conditional means, and a code for each value.
-// See core/cpu/levels.h: the sums are integers, so that they are the same in any order.
+// Encodes selected elements: Golomb codes for the positions of all tensors of a stream, one after
+// the other, conditional means as magnitudes, and a code for each value. See core/cpu/levels.h: the
+// sums are integers, so they are the same in any order.
 #include "custom_ops/core/gpu/groups.cuh"
 #include "custom_ops/core/gpu/records.cuh"
 #include "custom_ops/core/gpu/topk_plan.cuh"
@@ -9,7 +9,7 @@ namespace redsync {
 namespace gpu {
 namespace {
 
-// What is known of a tensor's magnitudes; zero at first.
+// Statistics of a tensor's magnitudes; zero at first.
 struct Magnitudes {
   uint32_t ticket;  // See IsLastBlock().
   int32_t largest;  // Bits.
@@ -33,7 +33,7 @@ struct Item {
     return static_cast<uint32_t>(part[IndicesAt(false) + i]);
   }
   __device__ int32_t value(uint32_t i) const { return part[ValuesAt(false, slots) + i]; }
-  // Leaves in the residual what a value and its code differ by.
+  // Stores the coding error in the residual.
   __device__ void Keep(uint32_t i, float sent) const {
     residual[index(i)] = __int_as_float(value(i)) - sent;
   }
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t i = 1 + first; i < words && !is_finite; i += stride) message[i] = 0;
 }
 
-// Divides scratch memory: what is zero at first comes first.
+// Divides scratch memory, with the parts that start at zero in front.
 struct Maker {
   const RedsyncGpuEncodeTopK& call;
   TopKPlan plan;

@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kThreads) WritePositions(REDSYNC_PARAMETER Dec
   });
 }
 
-// What is at the position that the record names, if it is in these tensors.
+// Reads the value at the position that the record names, if it is in these tensors.
 __global__ void ReadBad(REDSYNC_PARAMETER DecodeGroup call) {
   if (threadIdx.x != 0 || IsClear(*call.record)) return;
   const int64_t rank = static_cast<int64_t>(call.record->position) / call.positions;

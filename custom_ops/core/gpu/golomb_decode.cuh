@@ -1,4 +1,4 @@
-// What the kernels that decode Golomb codes know: a group of tensors, passed by value.
+// Parameters of the kernels that decode Golomb codes: a group of tensors, passed by value.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_GOLOMB_DECODE_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_GOLOMB_DECODE_CUH_
 

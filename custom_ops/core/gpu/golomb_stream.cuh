@@ -1,4 +1,4 @@
-// Golomb codes: how long they can be, and how a chunk of them is read.
+// Golomb codes: their maximal length, and the reader of a chunk of them.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_GOLOMB_STREAM_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_GOLOMB_STREAM_CUH_
 
@@ -29,7 +29,7 @@ struct GolombStream {
   __device__ uint32_t chunks() const { return (bits + kChunkBits - 1) / kChunkBits; }
 };
 
-// What reading a chunk from some state does.
+// The effect of reading a chunk from one state.
 struct Step {
   int64_t advance;  // Of the position.
   uint32_t codes;   // That end in the chunk.

@@ -18,7 +18,7 @@ __host__ __device__ inline int64_t Positions(const RedsyncGpuBlocks& blocks, int
   return 2 * ranks * (blocks.slots + 1);
 }
 
-// Empties everything, and notes what is wrong with the blocks.
+// Clears the outputs and records the first error in the blocks.
 __global__ void __launch_bounds__(kThreads) Begin(REDSYNC_PARAMETER MergeGroup call) {
   const int which = call.Find();
   const MergeItem& item = call.items[which];
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads) Begin(REDSYNC_PARAMETER MergeGroup c
   }
 }
 
-// What is at the position that the record names, if it is in this tensor.
+// Reads the value at the position that the record names, if it is in this tensor.
 __device__ inline void ReadBad(const MergeGroup& call, const MergeItem& item) {
   const int64_t at = static_cast<int64_t>(call.record->position) - item.at;
   if (at < 0 || at >= Positions(item.blocks, call.ranks)) return;

@@ -1,4 +1,4 @@
-// What the kernels of the sparse merge know: a group of tensors, passed by value.
+// Parameters of the kernels of the sparse merge: a group of tensors, passed by value.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_MERGE_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_MERGE_CUH_
 

@@ -1,4 +1,4 @@
-// Moves what is selected to its place, in the order of the indices: count, add up, write.
+// Moves selected elements to their places, in the order of the indices: count, add up, write.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_PLACE_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_PLACE_CUH_
 

@@ -1,4 +1,4 @@
-// What the kernels are written against: CUDA itself, or the emulator of tests/gpu/emulator.h, which
+// The language of the kernels: CUDA itself, or the emulator of tests/gpu/emulator.h, which
 // g++ includes before everything else to run the same kernels on the CPU.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_PLATFORM_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_PLATFORM_CUH_

@@ -105,7 +105,7 @@ void ForTensors(G group, const RedsyncGpuDense* tensors, int64_t count, int64_t 
   ForGroups(group, count, make, tiles, launch);
 }
 
-// What the codes of a bucket stand for.
+// The values of a bucket's codes.
 struct Levels {
   float low, high;  // Of two codes the values; of more the scale is high.
   // Of more codes, one stands for (code * 2^shift - zero) * unit.
@@ -120,7 +120,7 @@ __device__ inline Levels MakeLevels(const RedsyncGpuQuantizer& q, const float* s
   if (q.mode == REDSYNC_GPU_TWO_LEVEL) return {first, scale[1], 0, 0, 0};
   Levels levels = {0, first, first / static_cast<float>(q.levels), q.levels,
                    q.mode == REDSYNC_GPU_UNIFORM ? 1 : 0};
-  // What is divided by this must become 0.
+  // A division by this must give 0.
   if (DrawsNumbers(q) && !(first > 0)) levels.high = __int_as_float(0x7f800000);
   return levels;
 }

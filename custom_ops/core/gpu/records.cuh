@@ -1,4 +1,4 @@
-// How kernels note the first bad word of what they read, see RedsyncGpuRecord.
+// Records of the first invalid word that a kernel reads, see RedsyncGpuRecord.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_RECORDS_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_RECORDS_CUH_
 
@@ -14,19 +14,19 @@ inline void ClearRecord(RedsyncGpuRecord* record, cudaStream_t stream) {
   cudaMemsetAsync(record, 0xff, sizeof(*record), stream);
 }
 
-// Of several bad words the one at the lowest position is kept.
+// The invalid word at the lowest position wins.
 __device__ inline void Report(RedsyncGpuRecord* record, int64_t position) {
   atomicMin(reinterpret_cast<unsigned long long*>(&record->position),
             static_cast<unsigned long long>(position));
 }
 
-// Whether nothing bad has been noted.
+// Whether no error is recorded.
 __host__ __device__ inline bool IsClear(const RedsyncGpuRecord& record) {
   return record.position == UINT64_MAX;
 }
 
-// How a position that cannot be is shown: of a small tensor, as what somebody who had a sign in
-// mind wrote. `word` is what the record has of it.
+// The number that an error shows for an invalid position, `word` in the record: signed for tensors
+// below 2^31 elements, where a negative index is the likely mistake.
 __host__ __device__ inline int64_t Shown(int64_t word, int64_t size) {
   const auto bits = static_cast<uint32_t>(word);
   return size > INT32_MAX ? int64_t{bits} : int64_t{static_cast<int32_t>(bits)};
@@ -45,8 +45,8 @@ inline float FloatOf(int64_t word) {
 // The code of a status; redsync_gpu_last_error() says what the last failure of this process was.
 int Result(cudaError_t status);
 
-// The result of a call whose kernels have been launched. An error is taken, and not only looked at:
-// if it stayed, the next call would be blamed for it.
+// The result of a call whose kernels have been launched. It clears the error: otherwise the next
+// call would report it.
 inline int LaunchStatus() { return Result(cudaGetLastError()); }
 
 }  // namespace gpu

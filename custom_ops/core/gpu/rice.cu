@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads) Join(REDSYNC_PARAMETER Decoding d) {
   }
 }
 
-// What is at the place that the record names.
+// Reads the value at the position that the record names.
 __global__ void ReadBad(REDSYNC_PARAMETER Decoding d) {
   if (threadIdx.x != 0 || IsClear(*d.record)) return;
   const auto place = static_cast<int64_t>(d.record->position);

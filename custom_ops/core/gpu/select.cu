@@ -24,7 +24,7 @@ bool IsValid(const RedsyncGpuTensor& t) {
          t.selector <= REDSYNC_GPU_FIXED;
 }
 
-// What a tensor needs, by size, k and selector alone.
+// Memory that a tensor needs, by size, k and selector alone.
 Tensor Plan(const RedsyncGpuTensor& t) {
   Tensor plan = {};
   // More than k, for the search: then any lower threshold has too many as well.
@@ -73,7 +73,7 @@ int64_t BatchBytes(const RedsyncGpuTensor* tensors, int64_t count) {
   return divider.bytes();
 }
 
-// Whether there are ratios and scalars for whoever reads them.
+// Whether the ratios and scalars that kernels read are given.
 bool HasRatios(const RedsyncGpuSelect& call) {
   bool needs = false;
   for (int64_t i = 0; i < call.count; ++i) {

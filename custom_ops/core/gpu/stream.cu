@@ -1,4 +1,4 @@
-// What callers without CUDA headers need of the run-time library.
+// The CUDA run-time library for callers without its headers.
 #include <atomic>
 #include <string>
 
@@ -9,10 +9,10 @@ namespace redsync {
 namespace gpu {
 namespace {
 
-// Of any thread: whoever reports a failure is often another one than who met it.
+// Of any thread: another thread may report a failure than the one that met it.
 std::atomic<cudaError_t> last_failure{cudaSuccess};
 
-// What a device has to be able to load.
+// A kernel that every device has to be able to load.
 __global__ void Nothing() {}
 
 std::string Version(int number) {
@@ -41,7 +41,7 @@ std::string Problem() {
     }
   }
   cudaSetDevice(current);
-  cudaGetLastError();  // Nobody else is to be blamed for it.
+  cudaGetLastError();  // Otherwise the next call would report it.
   return problem;
 }
 

@@ -1,5 +1,5 @@
-/* Coded messages of selected elements on a GPU, behind a C interface; the rules of c_api.h and
-   compression_api.h hold here too. What the words are is said in custom_ops/core/cpu/topk_codec.h.
+/* Encoded messages of top-k elements on a GPU, behind a C interface; the rules of c_api.h and
+   compression_api.h hold here too. custom_ops/core/cpu/topk_codec.h describes the words.
  */
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_TOPK_API_H_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_TOPK_API_H_
@@ -42,7 +42,7 @@ typedef struct {
 
 REDSYNC_GPU_API int64_t redsync_gpu_encode_topk_scratch_bytes(const RedsyncGpuEncodeTopK* call);
 
-/* Codes a message, and leaves in the residuals, at the selected elements, what is not sent. The
+/* Encodes a message, and stores the coding errors in the residuals, at the selected elements. The
    message is all zero, and the residuals are unspecified, if the plain one is, or if a value is too
    large for 16 bits. */
 REDSYNC_GPU_API int redsync_gpu_encode_topk(const RedsyncGpuEncodeTopK* call, void* scratch,
@@ -58,9 +58,8 @@ typedef struct {
 
 REDSYNC_GPU_API int64_t redsync_gpu_decode_topk_scratch_bytes(const RedsyncGpuDecodeTopK* call);
 
-/* Undoes it. Checks the codes of positions; flags, counts and values are for
- * redsync_gpu_sum_messages().
- */
+/* Decodes messages. Checks the codes of positions; redsync_gpu_sum_messages() checks flags, counts
+   and values. */
 REDSYNC_GPU_API int redsync_gpu_decode_topk(const RedsyncGpuDecodeTopK* call,
                                             RedsyncGpuRecord* record, void* scratch,
                                             int64_t scratch_bytes, void* stream);

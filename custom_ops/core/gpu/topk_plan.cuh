@@ -1,4 +1,4 @@
-// The format of coded messages of selected elements, as the host sees it.
+// Offsets in the messages of top-k elements, which the host computes.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_TOPK_PLAN_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_TOPK_PLAN_CUH_
 
@@ -16,7 +16,7 @@ constexpr int64_t kMaxLevelBits = 4;
 constexpr int kMaxCells = 1 << (kMaxLevelBits - 1);  // Magnitudes of a tensor.
 constexpr int64_t kSlotTile = 4096;                  // Slots of a block.
 
-// Where things are in a coded message and in the plain one.
+// Offsets in an encoded message and in the plain one.
 struct TopKPlan {
   std::vector<RedsyncGpuPositions> streams;
   std::vector<int64_t> starts;  // Of each tensor's positions in its stream.

@@ -67,7 +67,7 @@ inline void CheckThenDone(tensorflow::OpKernelContext* context, RecordPair* reco
   const int copied = redsync_gpu_copy(record->on_host.data(), record->on_device.data(),
                                       sizeof(RedsyncGpuRecord), StreamOf(context));
   OP_REQUIRES_OK_ASYNC(context, FromCode(copied, "Copying the record of errors"), done);
-  // The poller's own threads are for what is brief: done() may well run the next kernel.
+  // Not on the poller's own threads: done() may run the next kernel.
   tensorflow::thread::ThreadPool* threads =
       context->device()->tensorflow_cpu_worker_threads()->workers;
   context->device()->tensorflow_accelerator_device_info()->event_mgr->ThenExecute(
