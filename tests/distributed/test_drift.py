@@ -179,5 +179,5 @@ def test_worker_0_is_taken_over(trained):
     np.testing.assert_array_equal(first["restore/slots"], second["restore/slots"])
     for worker in trained:
         assert "worker 1 has the bits of" in worker["restore/told"]
-        assert "Worker 0's weights are taken over" in worker["restore/told"]
+        assert "the weights of worker 0" in worker["restore/told"]
         assert worker["restore/told"].count("drifted") == 1

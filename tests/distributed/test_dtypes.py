@@ -317,4 +317,4 @@ def test_a_forgotten_scope_is_an_error(found, name):
 
 @pytest.mark.parametrize("name", INSIDE)
 def test_variables_from_outside_of_the_scope_are_an_error(found, name):
-    assert "not made in the strategy's scope" in json.loads(found["forgotten"])[name]
+    assert "in the strategy's scope" in json.loads(found["forgotten"])[name]

@@ -83,7 +83,7 @@ def test_other_methods_of_a_policy_go_on_while_it_waits(mirrored):
     )
     strategy = mirrored(2)
     exchange = build(strategy, policy)
-    with pytest.warns(UserWarning, match="PacTrain exchanges densely, for it waits for the we"):
+    with pytest.warns(UserWarning, match="PacTrain exchanges densely"):
         step = make_step(strategy, exchange)
         totals, _ = step(gradients(0, 2))
     assert np.count_nonzero(totals[0][1]) <= 2 * 60

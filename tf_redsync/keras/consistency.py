@@ -18,7 +18,7 @@ import tensorflow as tf
 from tf_redsync.cluster import agreement
 from tf_redsync.keras.slots import all_variables
 from tf_redsync.step import strategy_hooks
-from tf_redsync.step.drift import Drift, Shared
+from tf_redsync.step.drift import DriftDetector, Shared
 
 _NOT_COMPARED = ("name",)  # numbered by what else a worker has created
 
@@ -60,7 +60,7 @@ def drift_of(
     rate: Callable[[], Any],
     every: int,
     on_drift: str,
-) -> Drift | None:
+) -> DriftDetector | None:
     """Return what compares an optimizer's weights in training; `None` where nothing can drift.
 
     Nor where collectives cannot stand in branches: `direct_collectives=False`, or replicas of a
@@ -99,7 +99,7 @@ def drift_of(
         found = [] if own_steps else all_variables(inner)
         return [Shared(v.name, local(v)) for v in found if v.dtype.is_floating]
 
-    return Drift(network, every, on_drift, numbers, weights, all_slots)
+    return DriftDetector(network, every, on_drift, numbers, weights, all_slots)
 
 
 def _agreed(consensus: Any, agreed: tf.Variable, own: tf.Variable) -> Callable[[], tf.Tensor]:

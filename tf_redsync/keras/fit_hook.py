@@ -196,13 +196,13 @@ class FitHook(ForTfKeras):
 
         Where Keras does not know the steps of an epoch, the first one tells.
         """
-        if self._to_run is None or not exchange.built or exchange.told_of_length:
+        if self._to_run is None or not exchange.built or exchange.length_checked:
             return
         so_far, epochs, steps = self._to_run
         steps = steps or int(exchange.step.numpy()) - so_far
         if not steps:
             return
-        exchange.told_of_length = True
+        exchange.length_checked = True
         training_length.forget(exchange)
         training_length.warn(exchange, so_far, epochs, steps)
 

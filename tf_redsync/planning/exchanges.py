@@ -49,7 +49,7 @@ def of_bucket(bucket: Bucket, measured: Measured) -> Exchange:
     """
     method, schedule, workers = bucket.method, bucket.method.sync_schedule, measured.workers
     parts = schedule.delay if schedule.fragments else 0
-    served = Fragment(bucket).parts if parts else bucket
+    served = Fragment(bucket).chunk if parts else bucket
     specs, share = served.layout.specs, max(1, parts) / steps_between(method)
     messages = cost.messages(method, BucketLayout(specs, workers))
     network = cost.network_seconds(messages, measured.link, workers)

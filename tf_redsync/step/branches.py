@@ -1,6 +1,6 @@
-"""Branches around collectives: one of several phases of a step, by what is equal on all workers.
+"""Branches around collectives. Their predicates must be equal on all workers.
 
-A branch on anything that a single worker knows would deadlock.
+A branch on a per-worker value would deadlock.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.method import State
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal
 
-# A total in all forms: dense, indices, values, and whether the dense one holds.
+# A total in every form: dense, indices, values, and whether the dense tensor is the valid one.
 Forms = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
-DENSE, COORDINATES = -1, -2  # a total's kind, or the id of what says which of them it is
+DENSE, COORDINATES = -1, -2  # the kind of a total; for an `EitherTotal` the id of its predicate
 
 
 def choose(
@@ -27,14 +27,14 @@ def choose(
 ) -> Outcome:
     """Return `first()` where `predicate`, equal on all workers, holds, else `second()`.
 
-    A total that is dense in some cases and coordinates in others comes out as an `EitherTotal`.
-    What of a state neither changes comes out as the tensor that it was.
+    A total that is dense in one branch and sparse in the other is returned as an `EitherTotal`.
+    State tensors that neither branch changes are returned as the same objects.
 
     Args:
-        predicate: Bool scalar.
-        first: What makes one outcome.
-        second: What makes the other one.
-        network: What carries the requests.
+        predicate: Bool scalar, equal on all workers.
+        first: Runs the exchange if `predicate` is true.
+        second: Runs the exchange if it is false.
+        network: The network that answers the requests.
     """
     if network.in_branches and tf.executing_eagerly():
         return first() if bool(predicate) else second()
@@ -44,16 +44,16 @@ def choose(
     kinds: list[list[list[int]]] = []  # by branch, bucket and tensor
     states: list[list[State]] = []  # by branch and bucket
 
-    def of(branch: Callable[[], Outcome]) -> Callable[[], Any]:
+    def traced(branch: Callable[[], Outcome]) -> Callable[[], Any]:
         return lambda: _as_tensors(branch(), kinds, states)
 
     if network.in_branches:
-        results, finite, sent = tf.cond(predicate, of(first), of(second))
+        results, finite, sent = tf.cond(predicate, traced(first), traced(second))
     else:  # run both, keep one
-        kept, dropped = of(first)(), of(second)()
+        kept, dropped = traced(first)(), traced(second)()
         results, finite, sent = tf.cond(predicate, lambda: kept, lambda: dropped)
     in_first, in_second = kinds
-    flags: dict[tuple[int, int], tf.Tensor] = {  # one for all totals of equal kinds
+    flags: dict[tuple[int, int], tf.Tensor] = {  # totals of equal kinds share a predicate
         (DENSE, COORDINATES): predicate,
         (COORDINATES, DENSE): ~predicate,
     }
@@ -62,12 +62,12 @@ def choose(
         results, zip(*states, strict=True), in_first, in_second, strict=True
     ):
         either = [_total(t, (a, b), flags) for t, a, b in zip(totals, *branches, strict=True)]
-        joined.append((either, _unless_the_same(state, *old)))
+        joined.append((either, _keep_unchanged(state, *old)))
     return Outcome(joined, finite, sent)
 
 
-def _unless_the_same(state: State, first: State, second: State) -> State:
-    """The state after a branch, with the tensors that both branches return as they found them."""
+def _keep_unchanged(state: State, first: State, second: State) -> State:
+    """Replace the outputs of `tf.cond` by the original tensors where both branches return them."""
     return {
         name: [
             a if a is b else value
@@ -78,7 +78,7 @@ def _unless_the_same(state: State, first: State, second: State) -> State:
 
 
 def _as_tensors(outcome: Outcome, kinds: list[list[list[int]]], states: list[list[State]]) -> Any:
-    """An outcome of a structure that does not depend on the form of its totals."""
+    """Return an outcome as tensors whose structure is the same for all forms of totals."""
     kinds.append([[_kind(t) for t in totals] for totals, _ in outcome.results])
     states.append([state for _, state in outcome.results])
     results = [([_forms(t) for t in totals], state) for totals, state in outcome.results]
@@ -92,7 +92,7 @@ def _kind(total: Any) -> int:
 
 
 def _forms(total: Any) -> Forms:
-    """A total in all forms, empty in those that it does not have."""
+    """Return a total in every form, with empty tensors for the forms that it lacks."""
     if isinstance(total, EitherTotal):
         return total.dense, *total.coordinates, total.is_dense
     if isinstance(total, SparseTotal):
@@ -101,7 +101,7 @@ def _forms(total: Any) -> Forms:
 
 
 def _total(forms: Forms, kinds: tuple[int, int], flags: dict[tuple[int, int], tf.Tensor]) -> Any:
-    """The total again, from its kind in either branch."""
+    """Rebuild a total from its kinds in the two branches; the inverse of `_forms`."""
     dense, coordinates = forms[0], SparseTotal(*forms[1:3])
     if kinds == (DENSE, DENSE):
         return dense

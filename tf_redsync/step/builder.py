@@ -1,4 +1,4 @@
-"""An exchange before there are variables: what it is to be made of, and how it is made."""
+"""The settings of an exchange until there are variables, and the code that builds it from them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tf_redsync.step.fit_steps import FitSteps
 from tf_redsync.step.gradient_exchange import GradientExchange, Setup
 from tf_redsync.step.sync_schedules import TrainingLength, WarmUp
 
-# What `GradientExchange` tells of a model's variables.
+# Members of `GradientExchange` that need the variables of the model.
 _OF_VARIABLES = (
     "explain",
     "bytes_per_step",
@@ -35,26 +35,27 @@ _OF_VARIABLES = (
 
 
 class ExchangeBuilder:
-    """What is known of an optimizer's exchange before there are variables; `build` makes it.
+    """Holds the settings of an optimizer's exchange until `build` creates it.
 
-    Forwards attribute access to the exchange once that is built.
+    Forwards attribute access to the built exchange.
 
     Args:
-        policy: Chooses a method for every variable: a `Policy`, or what becomes one, as `Auto`.
+        policy: Chooses a method for every variable: a `Policy`, or an `Auto` that resolves to one.
         bucket_bytes: See `make_buckets`.
-        direct_collectives: Use single-round collectives where the strategy has them.
+        direct_collectives: Use single-round collectives if the strategy has them.
         two_levels: Whether a process with several replicas is one worker; see `workers.py`.
         max_skipped_steps: See `step/nonfinite.py`.
-        warm_up: A dense warm-up of all methods, if there is to be one.
+        warm_up: A dense warm-up of all methods, or `None`.
         rate: Returns the optimizer's learning rate.
         kind: The class of the exchange.
 
     Attributes:
         policy: As given.
-        warm_up: The warm-up, which the exchange goes on with.
-        training: The training's length, the same, where a method's settings are fractions of it.
+        warm_up: The warm-up, shared with the built exchange; or `None`.
+        training: The length of the training, shared likewise; `None` if no setting of a method is
+            a fraction of it.
         awaited: See `GradientExchange`.
-        consensus: `None`: no weights are each worker's own.
+        consensus: `None`: before `build` the weights are equal on all workers.
     """
 
     consensus = None
@@ -87,12 +88,12 @@ class ExchangeBuilder:
 
     @property
     def lengths(self) -> tuple[FitSteps, ...]:
-        """What may become known when `fit` begins."""
+        """The numbers of steps that `fit` may set when it begins."""
         return tuple(filter(None, (self.warm_up, self.training)))
 
     @property
     def built(self) -> bool:
-        """Whether the exchange is made."""
+        """Whether the exchange is built."""
         return self._made is not None
 
     def build(
@@ -102,18 +103,19 @@ class ExchangeBuilder:
         weights: Sequence[tf.Variable] | None = None,
         described: dict[str, Any] | None = None,
     ) -> GradientExchange:
-        """Lay out the buckets, create the state, and make sure that all workers do the same.
+        """Lay out the buckets, create the state, and check that all workers agree.
+
+        Call it in the scope of the strategy, outside of any replica.
 
         Args:
-            variables: The trainable variables, all of them, in the optimizer's order. Call it in
-                the strategy's scope, outside of any replica.
-            sparse_totals: Whether the caller takes totals in coordinate form (`ops/sparse.py`).
-            weights: The same variables as TensorFlow has them, if these are not.
-            described: What else workers must have alike, as JSON has it.
+            variables: All trainable variables, in the order of the optimizer.
+            sparse_totals: Whether the caller accepts totals in coordinate form (`ops/sparse.py`).
+            weights: The same variables as `tf.Variable`s, if `variables` holds Keras ones.
+            described: Further settings, JSON-serializable, that must be equal on all workers.
 
         Raises:
-            ValueError: for an unsupported strategy or dtype.
-            Disagreement: when workers have different models or methods.
+            ValueError: If the strategy or a dtype is not supported.
+            Disagreement: If the workers have different models or methods.
         """
         step_errors.install()
         strategy = tf.distribute.get_strategy()
@@ -156,7 +158,7 @@ class ExchangeBuilder:
         return False
 
     def to_consensus(self) -> None:
-        """Do nothing: where there are no variables all workers agree on them."""
+        """Forward to the exchange; a no-op before `build`."""
         if self._made is not None:
             self._made.to_consensus()
 
@@ -166,7 +168,9 @@ class ExchangeBuilder:
             return getattr(made, name)
         if name in _OF_VARIABLES:
             return lambda *_: _needs_variables(name)
-        raise AttributeError(f"{name!r} is there once the optimizer is built")
+        raise AttributeError(
+            f"{name!r} is available after `optimizer.build(variables)` or the first step."
+        )
 
     def _describe(
         self,
@@ -188,8 +192,8 @@ class ExchangeBuilder:
         )
 
 
-def _needs_variables(what: str) -> Any:
+def _needs_variables(name: str) -> Any:
     raise RuntimeError(
-        f"`{what}` needs the model's variables: call `optimizer.build(variables)` or train "
+        f"`{name}` needs the model's variables: call `optimizer.build(variables)` or train "
         "a step first."
     )

@@ -1,7 +1,7 @@
-"""Steps that change: dense ones at first or at times, phases, and stages of a method.
+"""Steps that do not all run the same exchange: dense steps, phases and stages of a method.
 
-Branches depend on the step and on shared state, which are equal on all workers: a branch around a
-collective on anything else would deadlock.
+Branches depend on the step and on shared state, which are equal on all workers. A branch around a
+collective on any other value would deadlock.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tf_redsync.step.fit_steps import WarmUp
 
 @dataclasses.dataclass(frozen=True)
 class Phases:
-    """One plan before a step, and another one from it on."""
+    """Runs one plan before step `until`, and another one from that step on."""
 
     until: int
     before: Plan
@@ -46,11 +46,11 @@ class Phases:
 
 
 def plan_of(buckets: Sequence[Bucket], dense: bool) -> Plan | Phases:
-    """Return what buckets run.
+    """Return the plan of buckets for all steps.
 
     Args:
         buckets: The buckets.
-        dense: Whether methods that have dense steps are in one.
+        dense: Whether the plan is for a dense step of the methods that have dense steps.
     """
     ends = sorted({step for b in buckets for step in b.method.sync_schedule.changes})
     *earlier, found = (plan_at(buckets, dense, start) for start in (0, *ends))
@@ -61,14 +61,14 @@ def plan_of(buckets: Sequence[Bucket], dense: bool) -> Plan | Phases:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-    """Buckets that are exchanged together, in dense steps and in the others.
+class BucketGroup:
+    """Buckets that are exchanged together, with their plans for dense and compressed steps.
 
     Attributes:
-        positions: Which of the program's buckets.
-        dense: What they run in dense steps; `None` if that is the same.
-        compressed: What they run in other steps.
-        warm: What they run in a dense warm-up of all methods; `None` if that is the same.
+        positions: The indices of the buckets in the schedule.
+        dense: The plan of a dense step; `None` if it equals `compressed`.
+        compressed: The plan of any other step.
+        warm: The plan of a dense warm-up of all methods; `None` if it equals `compressed`.
     """
 
     positions: tuple[int, ...]
@@ -82,10 +82,11 @@ class Part:
         """Exchange one step's gradients.
 
         Args:
-            inputs: Of this part's buckets.
-            is_dense: Bool scalar, equal on all workers: whether methods that have dense steps are
-                in one; `None` for never.
-            warming: The same for a warm-up of all methods.
+            inputs: The inputs of this group's buckets.
+            is_dense: Bool scalar, equal on all workers: whether methods with dense steps run one
+                now; `None` for never.
+            warming: Bool scalar, equal on all workers: whether the step belongs to a warm-up of all
+                methods; `None` for never.
         """
         dense, warm = self.dense, self.warm
         if warm is not None and warming is not None:
@@ -105,59 +106,59 @@ class Part:
         )
 
 
-def whole(buckets: Sequence[Bucket]) -> Part:
-    """Return all buckets as one part."""
-    return _part(buckets, range(len(buckets)))
+def single_group(buckets: Sequence[Bucket]) -> BucketGroup:
+    """Return all buckets as one group."""
+    return _group(buckets, range(len(buckets)))
 
 
-def split(buckets: Sequence[Bucket]) -> tuple[Part, ...]:
-    """Return the buckets in two parts, the ones whose methods are always dense after the others.
+def split_by_density(buckets: Sequence[Bucket]) -> tuple[BucketGroup, ...]:
+    """Return the buckets in two groups, those of methods that are always dense last.
 
-    So they need not stand in the branches of a step that may be dense: these are traced, and
-    optimised by TensorFlow, twice.
+    The last group then stays out of the branches of a step that may be dense, which TensorFlow
+    traces and optimizes twice.
     """
     always = [always_dense(b.method) for b in buckets]
     positions = ([i for i, a in enumerate(always) if a == last] for last in (False, True))
-    return tuple(_part(buckets, p) for p in positions if p)
+    return tuple(_group(buckets, p) for p in positions if p)
 
 
-def joined(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the outcome of all buckets, from those of their parts."""
+def merge_outcomes(groups: Sequence[BucketGroup], outcomes: Sequence[Outcome]) -> Outcome:
+    """Return the outcome of all buckets from the outcomes of their groups."""
     found = {
         position: result
-        for part, outcome in zip(parts, outcomes, strict=True)
-        for position, result in zip(part.positions, outcome.results, strict=True)
+        for group, outcome in zip(groups, outcomes, strict=True)
+        for position, result in zip(group.positions, outcome.results, strict=True)
     }
     finite = tf.reduce_all([o.finite for o in outcomes])
     sent = tf.add_n([tf.cast(o.bytes_sent, tf.float64) for o in outcomes])
     return Outcome([found[i] for i in sorted(found)], finite, sent)
 
 
-def _part(buckets: Sequence[Bucket], positions: Sequence[int]) -> Part:
+def _group(buckets: Sequence[Bucket], positions: Sequence[int]) -> BucketGroup:
     own = [buckets[i] for i in positions]
     same = all(always_dense(b.method) for b in own)
     dense, warm = (None, None) if same else (plan_of(own, dense=True), dense_plan(own))
-    return Part(tuple(positions), dense, plan_of(own, dense=False), warm)
+    return BucketGroup(tuple(positions), dense, plan_of(own, dense=False), warm)
 
 
 class ChangingSteps(EveryStep):
-    """An exchange in every step, not always the same.
+    """Exchanges gradients in every step, with an exchange that changes over time.
 
-    It is dense in a warm-up, at every k-th step if methods say so, and as long as methods wait for
-    something (`SyncSchedule.waits_for`). Methods with `phases` change from one exchange to the next
-    at a step, and those with `stages` from one method to the next.
+    Steps are dense in a warm-up, at every k-th step if methods declare that, and while methods wait
+    (`SyncSchedule.waits_for`). A method with `phases` changes its exchange at given steps; a method
+    with `stages` is replaced by another method.
 
     Args:
         buckets: The buckets, in the order in which they are exchanged.
-        warm_up: A dense warm-up of all methods, if there is one.
+        warm_up: A dense warm-up of all methods, or `None`.
     """
 
     def __init__(self, buckets: Sequence[Bucket], warm_up: WarmUp | None = None):
         super().__init__(buckets)
         self.warm_up = warm_up
         may_be_dense = warm_up or any(b.method.sync_schedule.may_be_dense for b in self.buckets)
-        self.whole = whole(self.buckets)
-        self.parts = split(self.buckets) if may_be_dense else (self.whole,)
+        self.whole = single_group(self.buckets)
+        self.groups = split_by_density(self.buckets) if may_be_dense else (self.whole,)
 
     @override
     def run(self, inputs: Inputs) -> Outcome:
@@ -169,39 +170,39 @@ class ChangingSteps(EveryStep):
 
     @override
     def count_elements(self, network: Network) -> None:
-        """Where collectives cannot stand in branches all plans run, so that nothing is counted."""
+        """Count elements, unless collectives cannot run in branches: then all plans run."""
         if network.in_branches or not (
             self.warm_up or any(b.method.sync_schedule.may_be_dense for b in self.buckets)
         ):
             super().count_elements(network)
 
     def exchanged(self, inputs: Inputs, warming: tf.Tensor | None = None) -> Outcome:
-        """Exchange by the methods, unless in a warm-up of all of them.
+        """Run the methods' exchange, or the dense exchange of a warm-up of all methods.
 
         Args:
-            inputs: With the methods' own step.
-            warming: See `Part.run`.
+            inputs: The inputs, with the methods' own step.
+            warming: See `BucketGroup.run`.
         """
         self._check_stages(inputs.network)
         is_dense = self._dense_at(inputs.step, inputs.states)
-        outcomes = [part.run(inputs.of(part.positions), is_dense, warming) for part in self.parts]
-        return joined(self.parts, outcomes)
+        outcomes = [g.run(inputs.of(g.positions), is_dense, warming) for g in self.groups]
+        return merge_outcomes(self.groups, outcomes)
 
     def _check_stages(self, network: Network) -> None:
-        """Check that not all stages would have to run in each step, for one of them to be kept."""
+        """Check that collectives can run in branches, so that a step runs one stage only."""
         staged = [b.method for b in self.buckets if b.method.sync_schedule.stages]
         if staged and not network.in_branches:
             raise ValueError(
-                f"{type(staged[0]).__name__} needs collectives that can stand in branches: worker "
+                f"{type(staged[0]).__name__} needs collectives that can run in branches: worker "
                 "processes, with direct_collectives=True. Received: direct_collectives=False, or "
-                "replicas of one process. There use RedSync or DGC with "
+                "replicas of one process. Use RedSync or DGC with "
                 "warm_up=ExponentialWarmUp(...), or a constant density."
             )
 
     def begun(self, step: tf.Tensor) -> tuple[tf.Tensor | None, tf.Tensor]:
         """Return whether a step is in the warm-up of all methods, and the methods' own step.
 
-        `None` without such a warm-up. The one place where it is decided.
+        The first is `None` without such a warm-up. No other code decides this.
         """
         own = step if self.warm_up is None else self.warm_up.after(step)
         if self.off:
@@ -210,13 +211,13 @@ class ChangingSteps(EveryStep):
 
     @override
     def warmed(self) -> tf.Tensor | None:
-        """Return what `begun` said in the step whose exchange has just been counted."""
+        """Return whether the step counted last was in the warm-up of all methods; see `begun`."""
         if self.off:
             return tf.constant(True)
         return None if self.warm_up is None else self.warm_up.lasted()
 
     def _dense_at(self, step: tf.Tensor, states: Sequence[State]) -> tf.Tensor | None:
-        """Whether methods with a dense phase are in it, all together; `None` if there is none."""
+        """Whether methods with dense steps run one now; `None` if no method has any."""
         pairs = zip(self.buckets, states, strict=True)
         when = [~b.method.ready(state) for b, state in pairs if b.method.sync_schedule.waits_for]
         if self.warm_up_steps:
@@ -227,20 +228,20 @@ class ChangingSteps(EveryStep):
 
     @property
     def warm_up_steps(self) -> int:
-        """Length of the dense warm-up.
+        """Length of the methods' dense warm-up in steps.
 
         Raises:
-            ValueError: when methods ask for dense warm-ups of different lengths.
+            ValueError: If methods declare dense warm-ups of different lengths.
         """
         steps = [b.method.sync_schedule.warm_up_steps for b in self.buckets]
         return self._common("DenseWarmUp.steps", steps)
 
     @property
     def dense_every(self) -> int:
-        """Every so many steps the exchange is dense; 0 for never.
+        """The interval of dense steps, in steps; 0 for never.
 
         Raises:
-            ValueError: when methods ask for different numbers.
+            ValueError: If methods declare different intervals.
         """
         return self._common(
             "full_every", [b.method.sync_schedule.dense_every for b in self.buckets]
@@ -250,6 +251,7 @@ class ChangingSteps(EveryStep):
         different = set(values) - {0}
         if len(different) > 1:
             raise ValueError(
-                f"`{name}` must be the same in all methods. Received: {sorted(different)}"
+                f"`{name}` must be the same in all methods. Received: {sorted(different)}. "
+                "Pass one value to all of them."
             )
         return different.pop() if different else 0

@@ -1,9 +1,9 @@
-"""Periodic comparison of what must be equal on all workers: weights, bit by bit, and learning rate.
+"""Detects workers whose weights or learning rates differ, by a periodic comparison of their bits.
 
-In the first step of a run, and in every `every`-th one after it, all workers gather a fingerprint
-of each weight, in a branch on a counter that is equal on all of them. Workers that compute the same
-updates from the same totals stay equal to the last bit, so any difference means that something else
-happened: another learning rate, other hyper-parameters, weights that one worker alone has loaded.
+In the first step of a run, and in every `every`-th step after it, all workers gather a fingerprint
+of each weight, in a branch on a counter that is equal on all workers. Workers that apply the same
+updates stay equal to the last bit. A difference therefore has another cause: another learning rate,
+other hyper-parameters, or weights that only one worker has loaded.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tf_redsync.step import state_variables
 
 DEFAULT_EVERY = 500
 CHOICES = ("error", "restore")
-_WORDS = 2  # int32 words for each number, and for each fingerprint
+_WORDS = 2  # int32 words of a number and of a fingerprint
 _logger = logging.getLogger("tf_redsync")
 
 
 class Drifted(DistributedError):
-    """Workers that must be equal are not."""
+    """The weights or learning rates of the workers differ."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Shared:
     """A variable that must be equal on all workers.
 
     Attributes:
-        name: For messages.
+        name: Its name in messages.
         copies: This process's variables, one for each replica.
-        read: Returns the value to compare; `None`: that of the first copy.
+        read: Returns the value to compare; `None`: the value of the first copy.
     """
 
     name: str
@@ -52,17 +52,17 @@ class Shared:
         return self.copies[0].read_value() if self.read is None else self.read()
 
 
-class Drift:
-    """Compares, every `every` steps.
+class DriftDetector:
+    """Compares the workers every `every` steps.
 
     Args:
-        network: What carries requests; in branches, too.
-        every: The number of steps.
-        on_drift: `"error"`, or `"restore"`: take over what worker 0 has.
-        numbers: Returns scalars by name that must be equal: the learning rate. A difference is
-            an error always, since restored weights would only drift apart again.
+        network: The network that answers requests, in branches as well.
+        every: The interval, in steps.
+        on_drift: `"error"`, or `"restore"`: copy the weights of worker 0.
+        numbers: Returns scalars by name that must be equal, such as the learning rate. A difference
+            always raises, because restored weights would drift apart again.
         weights: Returns the variables that must be equal.
-        slots: Returns those that go with the weights when they are restored.
+        slots: Returns the variables that are restored together with the weights.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Drift:
         self._steps = state_variables.counter("drift_steps")
 
     def step(self) -> None:
-        """Compare after a step, if it is due. All workers call it."""
+        """Compare after a step if the comparison is due. All workers must call it."""
         steps = self._steps.read_value()
         self._steps.assign_add(1, read_value=False)
         tf.cond(tf.equal(steps % self._every, 0), self._compare, lambda: None)
@@ -92,20 +92,20 @@ class Drift:
         names = [*numbers, *(w.name for w in weights)]
 
         def react() -> None:
-            def tell(found: tf.Tensor) -> None:
-                self._tell(found.numpy(), names, len(numbers))
+            def report(found: tf.Tensor) -> None:
+                self._report(found.numpy(), names, len(numbers))
 
-            # What follows must not happen if this raises.
-            told = tf.py_function(tell, [rows], [])
+            # Weights are restored only if this does not raise.
+            reported = tf.py_function(report, [rows], [])
             if self._on_drift == "restore":
-                with tf.control_dependencies([] if told is None else [told]):
+                with tf.control_dependencies([] if reported is None else [reported]):
                     for shared in (*weights, *self._slots()):
-                        self._take_over(shared)
+                        self._copy_from_first(shared)
 
         tf.cond(tf.reduce_any(tf.not_equal(rows, rows[:1])), react, lambda: None)
 
-    def _take_over(self, shared: Shared) -> None:
-        """Set a variable to what worker 0 has, bit by bit."""
+    def _copy_from_first(self, shared: Shared) -> None:
+        """Set a variable to the bits of worker 0's value."""
         value = shared.value()
         bits = _as_int32(value)
         words = moved(lambda w: tf.reshape(w, [-1]), bits)
@@ -114,32 +114,32 @@ class Drift:
         for copy in shared.copies:
             copy.assign(_from_int32(received, value), read_value=False)
 
-    def _tell(self, rows: np.ndarray, names: Sequence[str], numbers: int) -> None:
+    def _report(self, rows: np.ndarray, names: Sequence[str], numbers: int) -> None:
         pairs = rows.reshape(len(rows), -1, _WORDS)  # [workers, numbers and weights, words]
         differ = (pairs != pairs[:1]).any(axis=-1)
         lines = []
         for rank in differ.any(axis=-1).nonzero()[0]:
             first, *more = differ[rank].nonzero()[0]
-            what = names[first] if first < numbers else f"bits of {names[first]!r}"
+            subject = names[first] if first < numbers else f"bits of {names[first]!r}"
             own, chiefs = (_text(pairs[r, first], first < numbers) for r in (rank, 0))
             others = f", and {len(more)} more differ" if more else ""
-            lines.append(f"worker {rank} has the {what} {own}, worker 0 has {chiefs}{others}")
+            lines.append(f"worker {rank} has the {subject} {own}, worker 0 has {chiefs}{others}")
         text = f"the workers have drifted apart: {'; '.join(lines)}."
         if self._on_drift == "restore" and not differ[:, :numbers].any():
-            _logger.warning("%s Worker 0's weights are taken over.", text)
+            _logger.warning("%s All workers now take the weights of worker 0.", text)
             return
         raise Drifted(
             f"{text} Give all workers the same callbacks, hyper-parameters and weights. Machines "
-            "of different kinds may round differently: for them use on_drift='restore' of "
-            f"DistributedOptimizer. The check is made every check_every={self._every} steps."
+            "of different types may round differently: with them pass on_drift='restore' to "
+            f"DistributedOptimizer. The check runs every check_every={self._every} steps."
         )
 
 
 def fingerprint(value: tf.Tensor) -> tf.Tensor:
-    """Return a hash of a tensor's bits, int32 `[2]`: equal for equal bits, of NaNs as well.
+    """Return a hash of a tensor's bits, int32 `[2]`. NaNs with equal bits have equal hashes.
 
-    On CPUs FarmHash64. TensorFlow has it nowhere else, and a GPU's weights would all go through the
-    host's memory; there it is the checksum of a message that holds them, 32 bits.
+    On CPUs it is FarmHash64, which TensorFlow has for CPUs only. On a GPU it is the 32-bit checksum
+    of a message with the weights, so that they need not be copied to host memory.
     """
     if native.are_on_cpus([value]):
         hashed = tf.fingerprint(tf.reshape(value, [1, -1]))  # uint8 [1, 8]
@@ -151,12 +151,12 @@ def fingerprint(value: tf.Tensor) -> tf.Tensor:
 
 
 def number_words(number: tf.Tensor) -> tf.Tensor:
-    """Return the bits of a scalar as float64, int32 `[2]`."""
+    """Return the bits of a scalar, cast to float64, as int32 `[2]`."""
     return tf.bitcast(tf.cast(number, tf.float64), tf.int32)
 
 
 def _as_int32(value: tf.Tensor) -> tf.Tensor:
-    """A tensor's bits as int32: shape `[...]` for up to 32 bits an element, else `[..., 2]`."""
+    """Return the bits as int32: `[...]` for elements of up to 32 bits, else `[..., 2]`."""
     if value.dtype.size == 2:
         return tf.cast(tf.bitcast(value, tf.int16), tf.int32)
     return tf.bitcast(value, tf.int32)

@@ -1,7 +1,7 @@
-"""Every step exchanges gradients, in the same way: the sync schedule of most methods.
+"""The sync schedule of most methods: the same exchange of gradients in every step.
 
-A `Plan` says what each bucket runs. It is chosen from the methods when the schedule is made; a step
-only drives it.
+A `Plan` holds the exchange of each bucket. It is chosen from the methods when the schedule is made;
+a step only drives it.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from tf_redsync.ops.wire import widened
 from tf_redsync.step.meter import Meter
 from tf_redsync.step.state_variables import Consensus, StateVariables
 
-WAITING = ("residual", "pending")  # names in a state: of methods, and with a delay
+WAITING = ("residual", "pending")  # state names of undelivered gradients: methods', with a delay
 Grads = list[tf.Tensor]
-Run = Callable[[Grads, State, Context], Exchange]  # a method's `exchange`, or its substitute
+Run = Callable[[Grads, State, Context], Exchange]  # `Method.exchange`, or a substitute
 
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """What a step starts from.
+    """The inputs of one step.
 
     Attributes:
         grads: For every bucket, its gradients, float32 or bfloat16.
         states: For every bucket, its state.
-        scale: A factor for all gradients or `None`.
+        scale: A factor for all gradients, or `None`.
         step: int64 scalar, number of exchanges so far.
-        network: What carries the requests.
-        meter: Notes how many elements are sent, if anything does.
+        network: The network that answers the requests.
+        meter: Records how many elements are sent, or `None`.
     """
 
     grads: Sequence[Grads]
@@ -63,13 +63,13 @@ class Plan:
     Attributes:
         buckets: The buckets, in the order in which they are exchanged.
         runs: Their exchanges.
-        looked_at: Whether their totals may overflow, and are looked at.
-        full: Whether they send all elements.
+        may_overflow: For each bucket, whether its totals may overflow and are checked.
+        full: For each bucket, whether its exchange sends all elements.
     """
 
     buckets: tuple[Bucket, ...]
     runs: tuple[Run, ...]
-    looked_at: tuple[bool, ...]
+    may_overflow: tuple[bool, ...]
     full: tuple[bool, ...]
 
     def run(self, inputs: Inputs) -> Outcome:
@@ -85,8 +85,8 @@ class Plan:
             inputs.meter.note(self.buckets, outcome.elements, self.full)
         totals = [
             total
-            for (totals, _), looked_at in zip(outcome.results, self.looked_at, strict=True)
-            if looked_at
+            for (totals, _), checked in zip(outcome.results, self.may_overflow, strict=True)
+            if checked
             for total in totals
         ]
         outcome.finite &= wire.totals_are_finite(totals)
@@ -94,25 +94,25 @@ class Plan:
 
 
 def dense_plan(buckets: Sequence[Bucket]) -> Plan:
-    """Return the plan in which every bucket is exchanged densely."""
+    """Return the plan that exchanges every bucket densely."""
     runs = tuple(b.method.dense_exchange for b in buckets)
     return Plan(tuple(buckets), runs, (False,) * len(buckets), (True,) * len(buckets))
 
 
 def phase_at(method: Method, step: int) -> str:
-    """Return the name of the exchange that a method runs at a step that is not dense."""
+    """Return the name of the exchange that a method runs at a compressed step."""
     return next((name for until, name in method.sync_schedule.phases if step < until), "exchange")
 
 
 def plan_at(buckets: Sequence[Bucket], dense: bool, start: int) -> Plan:
-    """Return what buckets run from step `start` on, until the next change.
+    """Return the plan of buckets from step `start` until the next change.
 
     Args:
         buckets: The buckets.
-        dense: Whether methods that have dense steps are in one.
+        dense: Whether the plan is for a dense step of the methods that have dense steps.
         start: The step.
     """
-    runs, looked_at, full = [], [], []
+    runs, may_overflow, full = [], [], []
     for bucket in buckets:
         method, is_dense = (
             bucket.method.at(start),
@@ -120,42 +120,42 @@ def plan_at(buckets: Sequence[Bucket], dense: bool, start: int) -> Plan:
         )
         name = "dense_exchange" if is_dense else phase_at(method, start)
         runs.append(getattr(method, name))
-        looked_at.append(method.totals_may_overflow and not is_dense)
+        may_overflow.append(method.totals_may_overflow and not is_dense)
         full.append(name == "dense_exchange")
-    return Plan(tuple(buckets), tuple(runs), tuple(looked_at), tuple(full))
+    return Plan(tuple(buckets), tuple(runs), tuple(may_overflow), tuple(full))
 
 
 def always_dense(method: Method) -> bool:
-    """Whether a method does the same in dense and in other steps."""
+    """Whether a method runs the same exchange in dense and in compressed steps."""
     return type(method).exchange is type(method).dense_exchange
 
 
-def _delivered(nothing: Grads, state: State, ctx: Context) -> Exchange:
-    """The sum over workers of what waits; zeros, and no request, where nothing can."""
+def _deliver(zeros: Grads, state: State, ctx: Context) -> Exchange:
+    """Return the sum over workers of the residuals; `zeros` if the state has no residuals."""
     names = [name for name in WAITING if state.get(name)]
     if not names:
-        return nothing, state
+        return zeros, state
     contributions = [tf.add_n(list(parts)) for parts in zip(*map(state.get, names), strict=True)]
     totals = yield AllReduce(contributions)
-    return totals, {**state, **{name: list(nothing) for name in names}}
+    return totals, {**state, **{name: list(zeros) for name in names}}
 
 
 class EveryStep:
-    """One exchange a step.
+    """Runs the same exchange in every step; the base of all sync schedules.
 
     Args:
         buckets: The buckets, in the order in which they are exchanged.
 
     Attributes:
         own_weights: Whether each worker computes its gradients at weights of its own.
-        own_steps: Whether each worker skips steps by itself.
-        averages_statistics: Whether BatchNormalization's statistics are averaged only when
-            `statistics_due` says so, and not in every step.
-        delay: Steps by which totals come late.
-        always_stored: Names in a state that are stored even if the step is not finite.
-        off: Whether all is exchanged densely for now. It is read where a step is traced; see
+        own_steps: Whether each worker skips non-finite steps by itself.
+        averages_statistics: Whether BatchNormalization's statistics are averaged only in steps that
+            `statistics_due` selects, and not in every step.
+        delay: Number of steps by which totals are stale.
+        always_stored: State names that are stored even if the step is non-finite.
+        off: Whether compression is disabled. It is read while a step is traced; see
             `GradientExchange.switch`.
-        meter: Notes how many elements are sent, after `count_elements`.
+        meter: Records how many elements are sent; `None` before `count_elements`.
     """
 
     own_weights = False
@@ -168,15 +168,15 @@ class EveryStep:
 
     def __init__(self, buckets: Sequence[Bucket]):
         self.buckets = tuple(buckets)
-        self.alone = dense_plan(self.buckets)  # one worker has nothing to compress for
+        self.alone = dense_plan(self.buckets)  # for one worker, which sends nothing
         self.plan = plan_at(self.buckets, dense=False, start=0)
 
     def init(self, bucket: Bucket) -> tuple[State, dict[str, str]]:
-        """Return a bucket's first state, and the kind of each of its names."""
+        """Return a bucket's initial state, and the kind of each name in it."""
         return bucket.method.init(bucket.layout), bucket.method.state_kinds
 
     def names_in_run(self, bucket: Bucket) -> Collection[str] | None:
-        """Return what of a bucket's state `run` gets, and may change; `None` for all of it."""
+        """Return the state names that `run` reads and may change; `None` for all names."""
         del bucket
         return None
 
@@ -184,43 +184,44 @@ class EveryStep:
         """Exchange one step's gradients.
 
         Returns:
-            For every bucket `(totals, new_state)`; the agreed finiteness; bytes sent.
+            For every bucket `(totals, new_state)`; whether the step is finite on all workers; and
+            the bytes sent.
         """
         dense = inputs.network.workers == 1 or (self.off and not self.always_dense)
         return (self.alone if dense else self.plan).run(inputs)
 
     @property
     def always_dense(self) -> bool:
-        """Whether all methods do the same in dense and in other steps."""
+        """Whether all methods run the same exchange in dense and in compressed steps."""
         return all(always_dense(b.method) for b in self.buckets)
 
     def count_elements(self, network: Network) -> None:
-        """Count the elements that are sent, from the next trace on."""
+        """Count the elements sent, from the next trace on."""
         del network
         self.meter = Meter(self.buckets)
 
     def warmed(self) -> tf.Tensor | None:
-        """Return whether the step whose exchange has just been counted was dense for all methods.
+        """Return whether the step counted last was in a dense warm-up of all methods.
 
-        `None`: it never is.
+        `None` if no step is.
         """
         return tf.constant(True) if self.off else None
 
     def flush(self, states: Sequence[State], network: Network) -> Outcome:
-        """Deliver what waits in the states, in a step without gradients; see `run`."""
+        """Deliver the residuals of the states, in a step without gradients; see `run`."""
         number = len(self.buckets)
-        plan = Plan(self.buckets, (_delivered,) * number, (False,) * number, (True,) * number)
-        nothing = [[tf.zeros(s.shape, tf.float32) for s in b.layout.specs] for b in self.buckets]
-        return plan.run(Inputs(nothing, states, None, tf.constant(0, tf.int64), network))
+        plan = Plan(self.buckets, (_deliver,) * number, (False,) * number, (True,) * number)
+        zeros = [[tf.zeros(s.shape, tf.float32) for s in b.layout.specs] for b in self.buckets]
+        return plan.run(Inputs(zeros, states, None, tf.constant(0, tf.int64), network))
 
     def interrupt(self) -> None:
-        """Note that a check of the gradients has this step skip the exchange."""
+        """Handle a step whose exchange is skipped because a check of the gradients failed."""
 
     def resumed(self) -> None:
-        """Note that the state is now that of another process, which has been restored."""
+        """Handle a state that was restored from another process."""
 
     def before_update(self, consensus: Consensus) -> None:
-        """Prepare the weights for the optimizer's update, after `run`, where they are `own`."""
+        """Prepare the weights for the optimizer's update, after `run`, if `own_weights`."""
 
     def after_update(
         self,
@@ -229,17 +230,17 @@ class EveryStep:
         rate: tf.Tensor,
         network: Network,
     ) -> tuple[tf.Tensor, tf.Tensor] | None:
-        """Move the weights on after the optimizer's update.
+        """Set each worker's weights after the optimizer's update.
 
         Args:
             consensus: The weights.
-            states: For every bucket, its state's variables, after `run`'s state was stored.
+            states: For every bucket, the variables of its state, after the state was stored.
             rate: The optimizer's learning rate.
-            network: What carries requests.
+            network: The network that answers requests.
 
         Returns:
-            The bytes sent, float64, and whether all was finite, bool; `None` if nothing is ever
-            sent here.
+            The bytes sent, float64, and whether all values were finite, bool; `None` if the
+            schedule never sends anything here.
         """
         return None
 
@@ -251,23 +252,23 @@ class EveryStep:
     def to_consensus(
         self, consensus: Consensus, states: Sequence[StateVariables], network: Network
     ) -> None:
-        """Make the model's weights those that all workers agree on."""
+        """Set the model's weights to those that all workers agree on."""
 
     def attach_optimizer(
         self, momenta: Mapping[int, tf.Variable], iterations: tf.Variable | None
     ) -> None:
-        """Take part in what the optimizer keeps; see `GradientExchange.attach_optimizer`."""
+        """Use the optimizer's variables; see `GradientExchange.attach_optimizer`."""
 
     def bytes_per_step(self, workers: int) -> float:
-        """Bytes one worker sends in a step after warm-up, from a trace that is never executed.
+        """Bytes that one worker sends in a step after warm-up, from a trace that never runs.
 
-        The mean of an even and an odd step, for methods that take turns, and of the dense steps
-        that `dense_every` asks for.
+        It is the mean over an even and an odd step, for methods that alternate, and over the dense
+        steps of `dense_every`.
         """
         return 0.0 if workers == 1 else sum(self.bytes_of(b, workers) for b in self.buckets)
 
     def bytes_of(self, bucket: Bucket, workers: int) -> float:
-        """Those of one bucket, on two workers or more."""
+        """Return the bytes per step of one bucket, for two workers or more."""
         method, layout = bucket.method, dataclasses.replace(bucket.layout, workers=workers)
         every = method.sync_schedule.dense_every
         share = 1.0 / every if every else 0.0

@@ -1,7 +1,7 @@
-"""Numbers of steps that may become known when `fit` begins, the same on all workers.
+"""Numbers of steps that may depend on the length of `fit`, equal on all workers.
 
-`FitHook` sets them before the first step, from the epochs and steps that `fit` is going to run; see
-`keras/training_length.py`. They are variables, so that graphs read them and files keep them.
+`FitHook` sets them before the first step, from the epochs and steps that `fit` will run; see
+`keras/training_length.py`. They are variables, so that graphs read them and checkpoints save them.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from tf_redsync.step import state_variables
 
 
 class FitSteps:
-    """A number of steps that may become known when `fit` begins.
+    """A number of steps that `fit` may set when it begins.
 
     Args:
-        name: Of its variable.
-        asked: What is a fraction of the training, as the user has written it.
-        steps: The number, 0 if it is not known.
+        name: The name of its variable.
+        asked: The setting that is a fraction of the training, as the user wrote it.
+        steps: The number; 0 if it is unknown.
 
     Attributes:
         asked: As given.
-        steps: The number, the same on all workers; 0 while it is not known.
-        variable: int64, the same, for graphs and what is saved; `None` before `create`.
+        steps: The number, equal on all workers; 0 while it is unknown.
+        variable: int64 variable with `steps`, for graphs and checkpoints; `None` before `create`.
     """
 
     def __init__(self, name: str, asked: str, steps: int = 0):
@@ -54,17 +54,17 @@ class FitSteps:
         return 0 if self._step is None else int(self._step.numpy())
 
     def begin(self, total: int, strategy: tf.distribute.Strategy) -> None:
-        """Set the number, which was not known.
+        """Set the number from the length of the training.
 
         Args:
-            total: Steps of the whole training, the same on all workers.
-            strategy: Theirs.
+            total: Steps of the whole training, equal on all workers.
+            strategy: The strategy of the workers.
         """
         self.steps = self.of(total)
         self._assign(strategy)
 
     def restored(self, strategy: tf.distribute.Strategy) -> None:
-        """Note that the variable holds what was saved, perhaps before the number was known."""
+        """Take over the restored value of the variable; it may date from before `begin`."""
         if self.variable is not None:
             self.steps = int(self.variable.numpy()) or self._given
             self._assign(strategy)
@@ -78,12 +78,12 @@ class FitSteps:
         """Check that the number is known, before a step with gradients of any `positions`.
 
         Raises:
-            ValueError: if not.
+            ValueError: If it is unknown.
         """
         if not self.steps:
             raise ValueError(
-                f"{self.asked} is a fraction of what `fit` will run, and this step is not one of "
-                "`fit`. In a loop of your own, and with `train_on_batch`, give a number of steps."
+                f"{self.asked} is a fraction of the steps of `fit`, but this step runs outside of "
+                "`fit`. In a custom loop, and with `train_on_batch`, pass a number of steps."
             )
 
     def read(self) -> tf.Tensor:
@@ -93,10 +93,10 @@ class FitSteps:
 
 
 class TrainingLength(FitSteps):
-    """The steps of the training, of which settings of a method are fractions.
+    """The length of the training in steps, for methods with settings that are fractions of it.
 
     Args:
-        asked: The method, as the user has written it.
+        asked: The method, as the user wrote it.
     """
 
     def __init__(self, asked: str):
@@ -104,10 +104,10 @@ class TrainingLength(FitSteps):
 
 
 class WarmUp(FitSteps):
-    """A warm-up, whose length may become known when `fit` begins.
+    """A dense warm-up, whose length may depend on the length of `fit`.
 
     Args:
-        wanted: What the user asked for.
+        wanted: The warm-up that the user passed.
 
     Attributes:
         wanted: As given.
@@ -122,16 +122,16 @@ class WarmUp(FitSteps):
         return self.wanted.length(total)
 
     def lasts(self, step: tf.Tensor) -> tf.Tensor:
-        """Return whether a step is in it: bool scalar, the same on all workers."""
+        """Return whether a step is in the warm-up: bool scalar, equal on all workers."""
         return step < self.read()
 
     def lasted(self) -> tf.Tensor:
-        """Return whether the step was in it whose exchange has just been counted."""
+        """Return whether the step counted last was in the warm-up."""
         assert self._step is not None
         return self._step.read_value() <= self.read()
 
     def after(self, step: tf.Tensor) -> tf.Tensor:
-        """Return the number of steps since its end, int64 scalar; 0 in it."""
+        """Return the number of steps since the end of the warm-up, int64 scalar; 0 during it."""
         return tf.maximum(step - self.read(), 0)
 
     def describe(self) -> str:

@@ -1,4 +1,4 @@
-"""What waits in residuals is delivered, at the end of a training."""
+"""Delivers the residuals of all workers, at the end of a training (`flush()`)."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from tf_redsync.step.local_steps import LocalSteps
 
 
 def deliver(exchange: GradientExchange, apply: Callable[[Sequence[int]], None]) -> None:
-    """Deliver on all workers what waits in their residuals, which are then empty.
+    """Deliver the residuals of all workers and set them to zero.
 
-    Between two steps and outside of any replica; all workers must call it.
+    All workers must call it, between two steps and outside of any replica.
 
     Args:
         exchange: A built `GradientExchange`.
-        apply: Applies gradients of zero to the variables of these positions, in a replica
-            context: a step of the optimizer, which gets what waited.
+        apply: Runs a step of the optimizer with zero gradients for the variables at these
+            positions, in a replica context. The exchange replaces their totals by the residuals.
 
     Raises:
-        ValueError: for methods that exchange momenta.
+        ValueError: For methods that exchange momenta.
     """
     of_momenta = [m for m in exchange.policy.methods if m.adam is not None]
     if of_momenta:
         raise ValueError(
-            f"what waits with {type(of_momenta[0]).__name__} are parts of momenta, which no step "
-            "can deliver as gradients. Received: flush(). Leave it out."
+            f"the residuals of {type(of_momenta[0]).__name__} are parts of momenta, which a step "
+            "cannot deliver as gradients. Received: flush(). Remove the call."
         )
     exchange.to_consensus()
-    waiting = waits([s.variables_by_name for s in exchange.states])
+    waiting = may_hold_residuals([s.variables_by_name for s in exchange.states])
     own = [bucket.layout.specs for bucket in exchange.program.buckets]
     served = sorted(s.position for specs, w in zip(own, waiting, strict=True) if w for s in specs)
     if not served:
@@ -45,7 +45,7 @@ def deliver(exchange: GradientExchange, apply: Callable[[Sequence[int]], None]) 
         step = functools.partial(
             flush_changes, exchange.consensus, exchange.states, exchange.network
         )
-    with exchange.agreed("deliver what waits (`flush()`)"):
+    with exchange.agreed("deliver residuals (`flush()`)"):
         exchange.instead = functools.partial(_totals, exchange)
         try:
             tf.function(lambda: exchange.strategy.run(step), autograph=False)()
@@ -53,8 +53,8 @@ def deliver(exchange: GradientExchange, apply: Callable[[Sequence[int]], None]) 
             exchange.instead = None
 
 
-def waits(states: Sequence[Mapping[str, Sequence[Any]]]) -> list[bool]:
-    """Return for each bucket whether something may wait in its state."""
+def may_hold_residuals(states: Sequence[Mapping[str, Sequence[Any]]]) -> list[bool]:
+    """Return for each bucket whether its state has residuals."""
     return [any(state.get(name) for name in WAITING) for state in states]
 
 
@@ -62,11 +62,11 @@ def _totals(
     exchange: GradientExchange,
     positions: Sequence[int],
     checks: Sequence[Any],
-    nothing: Sequence[tf.Tensor],
+    zeros: Sequence[tf.Tensor],
 ) -> tuple[list[Any], tf.Tensor]:
-    """What waits, in place of the sums of gradients."""
+    """Return the sums of the residuals in place of the sums of gradients."""
     with tf.control_dependencies(checks):
         states = [s.read() for s in exchange.states]
     outcome = exchange.program.flush(states, exchange.network)
-    flags = None if exchange.program.own_steps else exchange.nonfinite.flags(nothing)
+    flags = None if exchange.program.own_steps else exchange.nonfinite.flags(zeros)
     return exchange.stored(outcome, states, positions, flags)

@@ -1,4 +1,4 @@
-"""The exchange of a whole model: its state, one step. Independent of Keras."""
+"""The exchange of a whole model: its state and one step of it. It does not depend on Keras."""
 
 from __future__ import annotations
 
@@ -26,46 +26,46 @@ from tf_redsync.step.nonfinite import NonFiniteCounter, not_finite
 from tf_redsync.step.sync_schedules import TrainingLength, WarmUp, for_buckets
 
 _TRACED_BEFORE_SWITCH = (
-    "this step was traced before compression was switched off or on. Make a new `tf.function` of "
-    "the step after `optimizer.disable()` or `optimizer.enable()`."
+    "this step was traced before compression was disabled or enabled. Create a new `tf.function` "
+    "of the step after `optimizer.disable()` or `optimizer.enable()`."
 )
 
 
 Gradient = Any  # a `tf.Tensor` or `tf.IndexedSlices`
 Positions = Sequence[int]  # of variables, in `build`'s list
 States = Sequence[State]  # of the buckets
-Totals = tuple[list[tf.Tensor | SparseTotal | EitherTotal], tf.Tensor]  # and whether all is finite
+Totals = tuple[list[tf.Tensor | SparseTotal | EitherTotal], tf.Tensor]  # and bool: all finite
 
 
 class GradientExchange(tf.Module):
-    """Replaces the all-reduce of gradients for one optimizer. Made by `ExchangeBuilder.build`.
+    """Replaces the all-reduce of gradients for one optimizer. Created by `ExchangeBuilder.build`.
 
     Args:
-        setup: What the workers have agreed on.
-        weights: The trainable variables as TensorFlow has them.
+        setup: The settings that the workers have agreed on.
+        weights: The trainable variables, as `tf.Variable`s.
         rate: Returns the optimizer's learning rate.
         awaited: Whether a pruning callback is registered; see `SyncSchedule.waits_for`.
 
     Attributes:
         step: int64 variable, number of steps so far, skipped ones included.
-        skipped: int64 variable, number of steps that were not finite; see `step/nonfinite.py`.
-        bytes_sent, bytes_in_all: float64 variables, bytes this worker sent in the last step, and in
-            all steps of this process.
+        skipped: int64 variable, number of skipped non-finite steps; see `step/nonfinite.py`.
+        bytes_sent, bytes_in_all: float64 variables, bytes that this worker sent in the last step
+            and in all steps of this process.
         states: For every bucket, the variables of its state.
-        consensus: The weights that all workers agree on, where each has its own; else `None`.
-        program: What runs when.
-        warm_up: A dense warm-up of all methods, if there is one.
-        training: The training's length, where settings are fractions of it.
-        network: What carries requests between the workers.
-        workers: Their number.
+        consensus: The weights that all workers agree on, if each has its own weights; else `None`.
+        program: The sync schedule.
+        warm_up: A dense warm-up of all methods, or `None`.
+        training: The length of the training, or `None` if no setting is a fraction of it.
+        network: The network that answers requests.
+        workers: Number of workers.
         weights: Returns the trainable variables.
-        own_variables: The optimizer's, where each worker's are its own; see `LocalSteps`.
-        run: A number that is this run's, for what is saved in it.
-        fresh: Whether its state is the first one, and not one that was restored.
+        own_variables: The optimizer's variables if each worker has its own; see `LocalSteps`.
+        run: The random number of this run, which its checkpoints carry.
+        fresh: Whether the state is the initial one and was not restored.
         called: Whether a step has been traced or run.
-        told_of_length: Whether a training has been looked at whose length is known; see
+        length_checked: Whether the length of a training has been checked; see
             `keras/training_length.py`.
-        instead: What a step that is traced does in place of its exchange; see `flushing.py`.
+        instead: Replaces the exchange in a step that is being traced; see `flushing.py`.
     """
 
     built = True
@@ -100,12 +100,12 @@ class GradientExchange(tf.Module):
         if self.program.own_weights:
             collectives.check_one_replica(self.strategy, self.network)
             self.consensus = state_variables.Consensus(weights)
-        kept, number = tuple(weights), state_variables.drawn("exchange_run")
-        self.weights = lambda: kept  # not a list: these are the model's, which saves them
+        kept, number = tuple(weights), state_variables.random_number("exchange_run")
+        self.weights = lambda: kept  # a list would be tracked, but the model saves its variables
         self.run = int(state_variables.copies(number, self.strategy)[0].numpy())
         self.own_variables: tuple[tf.Variable, ...] = ()
         self._switched, self._switches = 0, state_variables.counter("exchange_switched")
-        self.fresh, self.called, self.told_of_length = True, False, False
+        self.fresh, self.called, self.length_checked = True, False, False
         self.instead: Callable[..., Any] | None = None
         self._present: set[int] | None = None
         self._gather: Callable[[], Any] | None = None  # see `to_consensus`
@@ -135,7 +135,7 @@ class GradientExchange(tf.Module):
         if self.program.delay:
             self._before_steps.append(self._check_present)
         if any(b.method.sync_schedule.waits_for for b in buckets) and self.workers > 1:
-            self._before_steps.append(lambda _: masks.warn_of_waiting(self))
+            self._before_steps.append(lambda _: masks.warn_if_no_masks_come(self))
         self.states = [
             state_variables.StateVariables(*self.program.init(b), b.layout.index, create)
             for b in buckets
@@ -151,13 +151,13 @@ class GradientExchange(tf.Module):
             positions: For every gradient, the position of its variable in `build`'s list.
 
         Returns:
-            The sums over workers, in the order of `grads` and the dtypes of their variables, some
-            in coordinate form if `build` was told to; and a bool scalar: if it is false, which it
-            is on all workers or none, the step must not be applied.
+            The sums over workers, in the order of `grads` and the dtypes of their variables; some
+            are in coordinate form if `build` got `sparse_totals`. And a bool scalar, equal on all
+            workers: if it is false, the caller must not apply the step.
 
         Raises:
-            TypeError: for a gradient that is not float32, bfloat16 or float16.
-            ValueError: under XLA compilation, and while the length of a warm-up is not known.
+            TypeError: If a gradient is not float32, bfloat16 or float16.
+            ValueError: Under XLA compilation, and while the length of a warm-up is unknown.
         """
         if collectives.compiling_with_xla():
             raise _no_xla()
@@ -173,18 +173,18 @@ class GradientExchange(tf.Module):
         meet = self._worker.meet
         totals, finite = exchange(dense) if meet is None else meet(exchange, dense)
         for i, total in enumerate(totals):
-            if isinstance(total, tf.Tensor):  # and no coordinates
+            if isinstance(total, tf.Tensor):  # sparse totals stay float32
                 totals[i] = tf.cast(total, self.specs[positions[i]].dtype)
         return totals, finite
 
     def _exchange(self, positions: Positions, checks: list[Any], sums: list[tf.Tensor]) -> Totals:
-        """Exchange this worker's gradients; return the totals in their order."""
+        """Exchange the sums of this worker's replicas; return the totals in their order."""
         whole = list(positions) == list(range(len(self.specs)))
         grads = sums if whole else self._by_variable(positions, sums)
         program, step = self.program, self.step.read_value()
         flags = None if program.own_steps else self.nonfinite.flags(grads)
         by_bucket = [list(map(grads.__getitem__, own)) for own in self._positions]
-        with tf.control_dependencies(checks):  # with a delay, collectives wait for no gradient
+        with tf.control_dependencies(checks):  # with a delay, collectives depend on no gradient
             states = [s.read(n) for s, n in zip(self.states, self._names_in_run, strict=True)]
         scale = self._clip_scale(by_bucket) if self._clips else None
         outcome = program.run(Inputs(by_bucket, states, scale, step, self.network, program.meter))
@@ -198,10 +198,10 @@ class GradientExchange(tf.Module):
         """Store a step's new state; return the totals in the order of `positions`.
 
         Args:
-            outcome: Of the exchange.
-            states: What the step started from.
+            outcome: The outcome of the exchange.
+            states: The states before the step.
             positions: As in `__call__`.
-            flags: Which gradients are not finite, or `None` where workers count by themselves.
+            flags: Which gradients are non-finite; `None` if each worker counts for itself.
         """
 
         def advance() -> None:
@@ -230,7 +230,7 @@ class GradientExchange(tf.Module):
         return list(map(totals.__getitem__, positions)), outcome.finite
 
     def _by_variable(self, positions: Sequence[int], grads: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return a gradient for every variable, in their order; zeros where there is none."""
+        """Return a gradient for every variable, in order; zeros for variables without one."""
         found: list[Any] = [None] * len(self.specs)
         for position, grad in zip(positions, grads, strict=True):
             found[position] = grad
@@ -241,26 +241,26 @@ class GradientExchange(tf.Module):
         return self.policy.default.clip_scale(widened(everything), self.workers)
 
     def _check_current(self) -> list[tf.Operation]:
-        """Check that the step that runs was traced after the last `switch`.
+        """Check that the running step was traced after the last `switch`.
 
-        All else waits for it: a collective that has begun when a step fails never ends, and the
-        next step receives what is left of it.
+        The collectives wait for this check. If a step failed during a collective, that collective
+        would never complete, and the next step would receive its leftover messages.
         """
         switches, traced_at = self._switches.read_value(), tf.constant(self._switched, tf.int64)
         check = tf.debugging.assert_equal(switches, traced_at, _TRACED_BEFORE_SWITCH)
-        return [] if check is None else [check]  # `None` in eager steps
+        return [] if check is None else [check]  # `None` in eager mode
 
     def switch(self, off: bool) -> None:
-        """Switch compression off, or on again, between two steps; all workers must call it.
+        """Disable or enable compression between two steps; all workers must call it.
 
-        While it is off a step is one of a dense warm-up. Steps that were traced before must be
-        traced again: Keras's are, by `keras/fit_hook.py`; another one notices that it is stale.
+        While it is off, every step runs as in a dense warm-up. Steps that were traced before must
+        be traced again. `keras/fit_hook.py` does so for Keras; any other stale step raises.
         """
         if self.program.off == off:
             return
-        what = "disable" if off else "enable"
+        action = "disable" if off else "enable"
         self.to_consensus()
-        with self.agreed(f"{what} compression (`{what}()`)"):
+        with self.agreed(f"{action} compression (`{action}()`)"):
             self.program.off = off
             self._switched += 1
             for copy in state_variables.copies(self._switches, self.strategy):
@@ -269,12 +269,12 @@ class GradientExchange(tf.Module):
     def agree_on_finite(self, finite: tf.Tensor, grads: Sequence[Any]) -> tf.Tensor:
         """Return whether gradients are finite on all workers, in a replica context.
 
-        For a check that comes before the exchange, which is left out if the answer is no; such a
-        step is counted here. Not with local steps, which must not communicate.
+        The caller checks before the exchange and skips it if this returns false; the skipped step
+        is counted here. Do not call it with local steps, which must not communicate.
 
         Args:
-            finite: Bool scalar, of this replica.
-            grads: Its gradients, some of them perhaps `None`.
+            finite: Bool scalar: whether this replica's gradients are finite.
+            grads: Its gradients; some may be `None`.
         """
 
         def count(sums: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -292,7 +292,7 @@ class GradientExchange(tf.Module):
         return self.in_worker(count, [1.0 - tf.cast(finite, tf.float32), here])
 
     def _skip(self, flags: tf.Tensor) -> None:
-        """Count a step that leaves the exchange out."""
+        """Count a step whose exchange is skipped."""
         self.program.interrupt()
         if self.consensus is not None:
             self.program.before_update(self.consensus)
@@ -300,17 +300,17 @@ class GradientExchange(tf.Module):
 
     @property
     def lengths(self) -> tuple[FitSteps, ...]:
-        """What may become known when `fit` begins."""
+        """The numbers of steps that `fit` may set when it begins."""
         return tuple(filter(None, (self.warm_up, self.training)))
 
     @property
     def apart(self) -> bool:
-        """Whether the model's weights are each worker's own now; the same on all workers."""
+        """Whether the workers' weights may differ now; equal on all workers."""
         return self.consensus is not None and int(self.consensus.steps.numpy()) > 0
 
-    def agreed(self, what: str) -> AbstractContextManager[None]:
-        """Agree with all workers on `what`, at the same step; see `agreement.agreed`."""
-        return agreement.agreed(self.strategy, f"{what} at step {int(self.step.numpy())}")
+    def agreed(self, action: str) -> AbstractContextManager[None]:
+        """Check that all workers do `action` at the same step; see `agreement.agreed`."""
+        return agreement.agreed(self.strategy, f"{action} at step {int(self.step.numpy())}")
 
     def in_worker(
         self, function: Callable[[list[tf.Tensor]], Any], tensors: Sequence[tf.Tensor]
@@ -318,22 +318,22 @@ class GradientExchange(tf.Module):
         """Call `function` once for this worker, in a replica context.
 
         Args:
-            function: Gets the sums of `tensors` over the replicas of this worker.
-            tensors: This replica's.
+            function: Receives the sums of `tensors` over the replicas of this worker.
+            tensors: The tensors of this replica.
 
         Returns:
-            What `function` returns.
+            The result of `function`.
         """
         meet = self._worker.meet
         return function(list(tensors)) if meet is None else meet(function, tensors)
 
     def count_elements(self) -> bool:
-        """Count the elements that are sent of each variable, from the next trace on; see `Meter`.
+        """Count the elements sent of each variable, from the next trace on; see `Meter`.
 
-        Nothing is asked of other workers.
+        It needs no communication.
 
         Returns:
-            Whether a step was traced before, which must be traced again.
+            Whether a step was traced before and must be traced again.
         """
         begins, self._counts_elements = not self._counts_elements, True
         if begins:
@@ -346,31 +346,31 @@ class GradientExchange(tf.Module):
         momenta: Mapping[int, tf.Variable],
         iterations: tf.Variable | None,
     ) -> None:
-        """With local steps: take part in the optimizer's state, of which each worker has its own.
+        """Give local steps access to the optimizer's variables, which differ between workers.
 
         Args:
-            variables: All of the optimizer's variables.
-            momenta: Those of its momentum, by position.
-            iterations: Its number of updates, which is made equal at the end of a round; or `None`.
+            variables: All variables of the optimizer.
+            momenta: The variables of its momentum, by position.
+            iterations: Its number of updates, which each round makes equal; or `None`.
         """
         self.own_variables = tuple(variables)
         self.program.attach_optimizer(momenta, iterations)
 
     def _check_present(self, positions: Sequence[int]) -> None:
-        """With a delay, the totals of a step are those of the variables of the step before."""
+        """Check that a delayed exchange gets gradients of the same variables in every step."""
         present = set(positions)
         if self.instead is None and self._present not in (None, present):
             names = [self.specs[p].name for p in sorted(present ^ (self._present or set()))]
             raise ValueError(
                 "with a delay of one step, all steps must have gradients of the same variables: "
-                "what is sent of one that is left out now could not be applied. Received: "
+                "the stale total of a variable without a gradient could not be applied. Received: "
                 f"{', '.join(names)} in some steps only. Use a method without a delay."
             )
         if self.instead is None:
             self._present = present
 
     def _keep_absent(self, outcome: Outcome, old_states: States, present: set[int]) -> None:
-        """Keep the state of variables without a gradient: their totals go nowhere in this step."""
+        """Keep the state of variables without a gradient: their totals are not applied."""
         for bucket, old, (_, new) in zip(
             self.program.buckets, old_states, outcome.results, strict=True
         ):
@@ -385,7 +385,7 @@ class GradientExchange(tf.Module):
                     ]
 
     def finish_step(self, rate: tf.Tensor) -> None:
-        """Move the weights on after the optimizer's update, in a replica context.
+        """Set the workers' own weights after the optimizer's update, in a replica context.
 
         Args:
             rate: The optimizer's learning rate.
@@ -401,18 +401,18 @@ class GradientExchange(tf.Module):
         if sent is not None:
             counted = sent[0]
             warmed = self.program.warmed()
-            if warmed is not None:  # whose gradients are counted already
+            if warmed is not None:  # its gradients are counted already
                 counted = tf.where(warmed, self.bytes_sent.read_value(), counted)
             self.bytes_sent.assign(counted, read_value=False)
             self.bytes_in_all.assign_add(sent[0], read_value=False)
 
     def average_after_updates(self, before: tf.Tensor) -> None:
-        """With gradient accumulation: leave BatchNormalization's statistics alone in other steps.
+        """With gradient accumulation, average BatchNormalization's statistics after updates only.
 
-        After `finish_step`, which is traced in a branch, outside of it.
+        Call it after `finish_step`, outside of the branch in which that is traced.
 
         Args:
-            before: `step` when this step began.
+            before: The value of `step` when this step began.
         """
         consensus = self.consensus
         if consensus is not None and self.program.averages_statistics:
@@ -422,10 +422,10 @@ class GradientExchange(tf.Module):
             )
 
     def to_consensus(self) -> None:
-        """Make the model's weights those that all workers agree on: to evaluate or save them.
+        """Set the model's weights to those that all workers agree on, to evaluate or save them.
 
-        Does nothing while they are, and for methods whose weights are always the same on all
-        workers. Between two steps and outside of any replica; otherwise all workers must call it.
+        It is a no-op while the weights are equal. Otherwise all workers must call it, between two
+        steps and outside of any replica.
         """
         if self.consensus is None or not self.apart:
             return
@@ -439,9 +439,9 @@ class GradientExchange(tf.Module):
             collectives.average_statistics(self.strategy)
 
     def explain(self) -> explanation.Explanation:
-        """Return a table of what happens to every variable."""
+        """Return a table of the variables, their methods and their bytes per step."""
         begins = self.warm_up.describe() if self.warm_up else ""
-        off = "dense until `enable()`: compression is switched off"
+        off = "dense until `enable()`: compression is disabled"
         return explanation.explain(
             self.assignments,
             self.program.buckets,
@@ -454,24 +454,24 @@ class GradientExchange(tf.Module):
         )
 
     def bytes_per_step(self) -> float:
-        """Return the bytes that this worker sends in a step after warm-up, in ring collectives."""
+        """Return the bytes that this worker sends per step after warm-up, in ring collectives."""
         return self.program.bytes_per_step(self.workers)
 
 
 def as_float(grad: tf.Tensor | tf.IndexedSlices, spec: TensorSpec) -> tf.Tensor:
-    """Return a gradient as a dense tensor: float32, or bfloat16 where it was computed in it.
+    """Return a gradient as a dense tensor: bfloat16 stays, other dtypes become float32.
 
     Args:
         grad: The gradient.
         spec: Its variable.
 
     Raises:
-        TypeError: for a gradient that is not float32, bfloat16 or float16.
+        TypeError: If the gradient is not float32, bfloat16 or float16.
     """
     if grad.dtype not in GRADIENT_DTYPES:
         raise _bad_dtype(grad, spec)
     if isinstance(grad, tf.IndexedSlices):
-        # An embedding's. The residual is dense, so duplicates are summed here, in float32.
+        # The gradient of an embedding. The residual is dense, so duplicates are summed in float32.
         rows = tf.cast(grad.values, tf.float32)
         grad = tf.IndexedSlices(rows, grad.indices, grad.dense_shape)
     tensor = before_cast(tf.convert_to_tensor(grad))
@@ -496,19 +496,19 @@ def _no_xla() -> ValueError:
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What the workers have agreed to exchange, and how; see `ExchangeBuilder.build`.
+    """The settings of an exchange that the workers have agreed on; see `ExchangeBuilder.build`.
 
     Attributes:
-        strategy: In whose scope the exchange is built.
-        worker: What a worker is, and its network.
-        specs: The trainable variables, in the optimizer's order.
-        policy: What was given for a policy.
-        resolved: What the methods are assigned by: the policy, or what `Auto` decided.
-        assignments: The variables' methods.
+        strategy: The strategy in whose scope the exchange is built.
+        worker: The worker (a replica or a host) and its network.
+        specs: The trainable variables, in the order of the optimizer.
+        policy: The policy that the user passed.
+        resolved: The policy that assigns methods: `policy`, or the decision of `Auto`.
+        assignments: The method of each variable.
         buckets: Makes the buckets of assignments, in the order in which they are exchanged.
         max_skipped: See `step/nonfinite.py`; 0 for no limit.
-        warm_up: A dense warm-up of all methods, if there is one.
-        training: The training's length, where settings are fractions of it.
+        warm_up: A dense warm-up of all methods, or `None`.
+        training: The length of the training, or `None` if no setting is a fraction of it.
     """
 
     strategy: tf.distribute.Strategy

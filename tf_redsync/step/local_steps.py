@@ -1,20 +1,22 @@
-"""Local steps: workers train alone for a while, then the changes of the weights are exchanged.
+"""Local steps: each worker trains alone for k steps, then the workers exchange weight changes.
 
 With k local steps, W the weights that all workers agree on and w a worker's own, in each round:
 
-    w <- W;  k times: w <- optimizer(w, gradient at w)      nothing crosses the network
+    w <- W;  k times: w <- optimizer(w, gradient at w)      no communication
     W <- W + outer(mean over workers of exchanged(w - W))
 
-The changes go through a method's exchange as gradients do, divided by the number of workers, so
-that its sum is their mean; what the method does not deliver stays in its residual. `outer` is the
-method's outer optimizer, whose slots are state of the bucket; without one the mean is added. The
-optimizer is each worker's own: its momentum follows the worker's gradients. A step that is not
-finite is skipped by the worker alone, and all learn of it when the round ends: the optimizer's
-counter of updates, by which learning rates change, becomes that of the worker with most of them. If
-a round's changes are not finite on any worker, all go back to W.
+The changes are divided by the number of workers and pass through the method's exchange like
+gradients, so that their sum is a mean. The residual keeps the elements that the method does not
+send. `outer` is the method's outer optimizer, whose slots are state of the bucket; without one the
+mean is added. Each worker has its own inner optimizer, whose momentum follows the worker's
+gradients.
 
-In a dense warm-up of all methods there are no rounds: gradients are all-reduced in every step, so
-that the workers take the same steps, with equal optimizers, and rounds begin after it.
+A worker skips a non-finite step by itself, and the others learn of it at the end of the round. The
+optimizer's counter of updates, which learning rates depend on, is then set to the largest counter
+of all workers. If the changes of a round are non-finite on any worker, all workers return to W.
+
+A dense warm-up of all methods has no rounds. Gradients are all-reduced in every step, so that the
+workers take the same steps with equal optimizers. The rounds begin after it.
 """
 
 from __future__ import annotations
@@ -36,22 +38,22 @@ from tf_redsync.step.fit_steps import WarmUp
 from tf_redsync.step.nonfinite import NonFiniteCounter, not_finite
 from tf_redsync.step.state_variables import Consensus, StateVariables
 
-Sent = tuple[tf.Tensor, tf.Tensor]  # bytes, and whether all was finite
-_OUTER = "outer_"  # what its names in a bucket's state begin with
+Sent = tuple[tf.Tensor, tf.Tensor]  # bytes sent, and bool: all finite
+_OUTER = "outer_"  # prefix of the outer optimizer's slots in the state of a bucket
 
 
 class LocalSteps(ChangingSteps):
-    """An exchange of the weights' changes every so many steps.
+    """Exchanges the changes of the weights every k steps.
 
     Args:
         buckets: The buckets, in the order in which they are exchanged.
         steps: Number of steps between two exchanges, k.
-        warm_up: A dense warm-up, if there is one.
+        warm_up: A dense warm-up, or `None`.
         nonfinite: Counts skipped steps.
 
     Attributes:
-        most_steps: Most steps since the weights were the consensus that a worker can have between
-            two steps; `None` for any number.
+        most_steps: The largest number of steps since the consensus that a worker can have between
+            two steps; `None` if it is not bounded.
     """
 
     own_weights = True
@@ -79,7 +81,7 @@ class LocalSteps(ChangingSteps):
 
     @override
     def init(self, bucket: Bucket) -> tuple[State, dict[str, str]]:
-        """The outer optimizer's slots are state too."""
+        """Add the outer optimizer's slots to the state."""
         values, kinds = super().init(bucket)
         outer = bucket.method.sync_schedule.outer
         if outer is None:
@@ -90,12 +92,12 @@ class LocalSteps(ChangingSteps):
 
     @override
     def names_in_run(self, bucket: Bucket) -> Collection[str]:
-        """What is of its method: the rest waits for the end of a round."""
+        """Return the method's names. The outer optimizer's slots change at the end of a round."""
         return bucket.method.state_kinds.keys()
 
     @override
     def run(self, inputs: Inputs) -> Outcome:
-        """Return this worker's own gradients, times the workers: Keras has divided the loss."""
+        """Return this worker's gradients times the workers, because Keras has divided the loss."""
         warming, _ = self.begun(inputs.step)
         by_position = self._by_position(inputs.grads)
         if warming is None:
@@ -116,7 +118,7 @@ class LocalSteps(ChangingSteps):
         return outcome
 
     def _alone(self, inputs: Inputs) -> Outcome:
-        """A step that this worker takes by itself."""
+        """Run a local step, without communication."""
         workers = inputs.network.workers
         totals = [[workers * g for g in widened(bucket)] for bucket in inputs.grads]
         finite = [tf.reduce_all(tf.math.is_finite(t)) for bucket in totals for t in bucket]
@@ -135,7 +137,7 @@ class LocalSteps(ChangingSteps):
             self.nonfinite.count_together(outcome.finite, self.nonfinite.flags(grads))
 
     def _by_position(self, by_bucket: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
-        """What there is for each variable, in the order of the variables."""
+        """Return the tensors of all buckets in the order of the variables."""
         found = {
             spec.position: tensor
             for bucket, tensors in zip(self.buckets, by_bucket, strict=True)
@@ -145,7 +147,7 @@ class LocalSteps(ChangingSteps):
 
     @override
     def before_update(self, consensus: Consensus) -> None:
-        """Keep the weights of a round's start."""
+        """Keep the weights at the start of a round."""
         consensus.capture()
 
     @override
@@ -156,7 +158,7 @@ class LocalSteps(ChangingSteps):
         rate: tf.Tensor,
         network: Network,
     ) -> Sent:
-        """Exchange the changes when the round is over."""
+        """Exchange the changes at the end of the round."""
         warmed = self.warmed()
         alone = tf.constant(1, tf.int64) if warmed is None else tf.cast(~warmed, tf.int64)
         consensus.steps.assign_add(alone, read_value=False)
@@ -175,7 +177,7 @@ class LocalSteps(ChangingSteps):
     def to_consensus(
         self, consensus: Consensus, states: Sequence[StateVariables], network: Network
     ) -> None:
-        """End the round now, if one has begun."""
+        """End the current round, if any."""
         tf.cond(
             consensus.steps.read_value() > 0,
             lambda: self.exchange_changes(consensus, states, network),
@@ -188,7 +190,7 @@ class LocalSteps(ChangingSteps):
         """Exchange the changes of the weights and start a new round.
 
         Returns:
-            The bytes sent, and whether all was finite.
+            The bytes sent, and whether all changes were finite.
         """
         agreed = [tf.cast(v.read_value(), tf.float32) for v in consensus.agreed]
         changes = [
@@ -222,9 +224,9 @@ class LocalSteps(ChangingSteps):
     def flush_changes(
         self, consensus: Consensus, states: Sequence[StateVariables], network: Network
     ) -> None:
-        """Add what waits to the weights that all agree on, between two rounds.
+        """Add the residuals to the consensus, between two rounds.
 
-        Residuals are changes of weights here, so no optimizer takes part.
+        Residuals are changes of weights here, so the optimizer is not involved.
         """
         old = [s.read(b.method.state_kinds) for b, s in zip(self.buckets, states, strict=True)]
         outcome = self.flush(old, network)
@@ -256,12 +258,12 @@ class LocalSteps(ChangingSteps):
 
     @override
     def bytes_of(self, bucket: Bucket, workers: int) -> float:
-        """Mean over a round."""
+        """Return the mean bytes per step over a round."""
         return super().bytes_of(bucket, workers) / self.steps
 
 
 def outer_step(bucket: Bucket, means: list[tf.Tensor], state: State) -> tuple[Any, State]:
-    """Return what to add to the weights, and the outer optimizer's new state."""
+    """Return the update of the weights, and the new state of the outer optimizer."""
     outer = bucket.method.sync_schedule.outer
     if outer is None:
         return means, {}
@@ -272,5 +274,5 @@ def outer_step(bucket: Bucket, means: list[tf.Tensor], state: State) -> tuple[An
 
 
 def nothing_sent() -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the outcome of no exchange: no bytes, all finite."""
+    """Return the outcome of a step without communication: no bytes, all finite."""
     return tf.constant(0.0, tf.float64), tf.constant(True)

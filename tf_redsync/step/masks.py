@@ -1,8 +1,8 @@
-"""Masks of weights in the state of methods that always leave out the same elements.
+"""Pruning masks in the state of methods that never send the pruned elements.
 
-Such a method has in its state, under the name `mask` and of kind "shared", a bool tensor for each
-variable: weights are 0 for good where it is `False`. The adapters keep them there, whatever the
-optimizer does. `method.with_masks(layout, masks)` makes the state for new ones.
+Such a method has a bool tensor for each variable in its state, under the name `mask` and of kind
+"shared". Weights are 0 where the mask is `False`; the adapters reset them after every update.
+`method.with_masks(layout, masks)` makes the state for new masks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAME = "mask"
 
 
 class Masked(Protocol):
-    """What this module needs of a `GradientExchange`; see there."""
+    """The members of `GradientExchange` that this module uses; see there."""
 
     program: EveryStep
     states: Sequence[StateVariables]
@@ -33,7 +33,7 @@ def has_masks(method: Any) -> bool:
 
 
 def variables(exchange: Masked) -> dict[int, Any]:
-    """Return the masks of an exchange, as variables, by the position of what they are masks of."""
+    """Return the variables of the masks by the position of the masked variable."""
     return {
         spec.position: mask
         for bucket, states in zip(exchange.program.buckets, exchange.states, strict=True)
@@ -43,16 +43,16 @@ def variables(exchange: Masked) -> dict[int, Any]:
 
 
 def any_pruned(exchange: Masked) -> bool:
-    """Whether a mask leaves out anything."""
+    """Whether a mask prunes any element."""
     return not all(np.all(mask.numpy()) for mask in variables(exchange).values())
 
 
 def write(exchange: Masked, masks: Mapping[int, np.ndarray]) -> None:
-    """Replace all masks, between two steps and in the strategy's scope; all workers must do it.
+    """Replace all masks, between two steps and in the strategy's scope, on all workers.
 
     Args:
         exchange: The exchange.
-        masks: By position, as `variables`.
+        masks: The masks by position, as in `variables`.
     """
     exchange.awaited = True
     for bucket, states in zip(exchange.program.buckets, exchange.states, strict=True):
@@ -61,16 +61,16 @@ def write(exchange: Masked, masks: Mapping[int, np.ndarray]) -> None:
             states.assign(bucket.method.with_masks(bucket.layout, own))
 
 
-def warn_of_waiting(exchange: Masked) -> None:
-    """Warn, once, of methods that wait for masks where no pruning callback is registered."""
+def warn_if_no_masks_come(exchange: Masked) -> None:
+    """Warn once if methods wait for masks and no pruning callback is registered."""
     methods = {b.method for b in exchange.program.buckets if b.method.sync_schedule.waits_for}
     if not methods or exchange.awaited:
         return
     exchange.awaited = True
     for method in methods:
         warnings.warn(
-            f"{type(method).__name__} exchanges densely, for it waits for "
-            f"{method.sync_schedule.waits_for}. Nothing of the kind has been announced (it may "
-            "still come from a checkpoint).",
+            f"{type(method).__name__} exchanges densely because it waits for "
+            f"{method.sync_schedule.waits_for}. No callback that provides this is registered (a "
+            "checkpoint may still restore it).",
             stacklevel=2,
         )

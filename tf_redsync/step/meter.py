@@ -1,8 +1,8 @@
-"""How many elements of each variable a worker sends in a step: for metrics.
+"""Counts the elements of each variable that a worker sends in a step, for metrics.
 
-Methods that select elements say in their messages how many there are; a step notes these numbers of
-its own message in a variable for each bucket. Nothing is asked of other workers. What methods send
-that add up partial sums on the way, or have a code of their own, is not counted.
+Messages of methods that select elements contain the number of elements. A step stores the numbers
+of its own message in a variable for each bucket, without communication. Methods that send partial
+sums or use a code of their own are not counted.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from tf_redsync.step.state_variables import process_variable
 
 
 class Meter:
-    """The elements that this worker has sent in the last exchange, by bucket.
+    """The number of elements that this worker sent in the last exchange, by bucket.
 
     Args:
-        buckets: The program's.
+        buckets: The buckets of the schedule.
 
     Attributes:
-        elements: By a bucket's index, a float32 variable `[tensors]` of this process; -1 for
-            unknown.
+        elements: By bucket index, a float32 variable `[tensors]` of this process; -1 for unknown.
     """
 
     def __init__(self, buckets: Sequence[Bucket]):
@@ -39,12 +38,12 @@ class Meter:
         elements: Sequence[tf.Tensor | None],
         full: Sequence[bool],
     ) -> None:
-        """Note what a plan has sent.
+        """Store the number of elements that a plan has sent.
 
         Args:
-            buckets: The plan's.
-            elements: Of each bucket; see `Outcome`.
-            full: For each bucket, whether all elements are.
+            buckets: The buckets of the plan.
+            elements: For each bucket, the elements sent; see `Outcome`.
+            full: For each bucket, whether it sent all elements.
         """
         for bucket, sent, everything in zip(buckets, elements, full, strict=True):
             variable = self.elements.get(bucket.layout.index)

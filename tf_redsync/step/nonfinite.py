@@ -1,10 +1,10 @@
-"""Steps that are skipped because something in them is not finite: counted, named, and limited.
+"""Counts skipped non-finite steps, reports the worker and the variable, and limits their number.
 
-All workers skip the same steps, and count alike. With local steps (`step/local_steps.py`) each
-worker skips by itself; its count becomes known to all when a round ends.
+All workers skip the same steps and have equal counts. With local steps (`step/local_steps.py`) each
+worker skips by itself, and the workers share their counts at the end of a round.
 
-Which worker and which variable is looked for only in the step that will be told of, before the
-exchange: the residual could not reuse the memory of a gradient that is read afterwards.
+The worker and the variable are determined only in the step that is reported, before the exchange. A
+gradient that is read after the exchange could not lend its memory to the residual.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from tf_redsync.step import state_variables
 
 WARN_AFTER = 10  # in a row
 DEFAULT_LIMIT = 100
-NONE = -1  # in place of a variable's position
+NONE = -1  # the position if no variable is non-finite
 _logger = logging.getLogger("tf_redsync")
 
 
 class SkippedSteps(DistributedError):
-    """So many steps in a row were skipped that training leads nowhere."""
+    """More steps in a row were skipped than `max_skipped_steps` allows."""
 
 
 class NonFiniteCounter:
     """Counts skipped steps.
 
     Args:
-        names: Of the variables, by position.
-        network: What carries requests.
-        limit: So many skipped steps in a row are an error; 0 for never.
+        names: The names of the variables, by position.
+        network: The network that answers requests.
+        limit: The number of skipped steps in a row that raises; 0 for never.
 
     Attributes:
-        total: int64 variable, skipped steps so far, the same on all workers. With local steps: of
-            all workers together, and dropped rounds.
-        in_a_row: int64 variable, skipped steps since the last one that was not.
-        here: int64 variable, with local steps: this worker's, in a row.
+        total: int64 variable, skipped steps so far, equal on all workers. With local steps: the sum
+            over the workers, plus the number of dropped rounds.
+        in_a_row: int64 variable, skipped steps since the last finite one.
+        here: int64 variable, with local steps: this worker's skipped steps in a row.
     """
 
     def __init__(self, names: Sequence[str], network: Network, limit: int):
@@ -56,7 +56,7 @@ class NonFiniteCounter:
 
     @property
     def here_only(self) -> dict[str, tf.Variable]:
-        """With local steps: what this worker alone knows, by name."""
+        """The variables of this worker alone, by name; used with local steps."""
         return {
             "here": self.here,
             "here_in_round": self._here_in_round,
@@ -64,12 +64,12 @@ class NonFiniteCounter:
         }
 
     def watch(self, strategy: Any, own_steps: bool) -> None:
-        """Let our strategy ask, after the step that is traced, whether it was skipped.
+        """Register a check with our strategy of whether the step that is traced was skipped.
 
-        It then puts BatchNormalization's statistics back.
+        After a skipped step the strategy restores BatchNormalization's statistics.
 
         Args:
-            strategy: The strategy; others than ours do not ask.
+            strategy: The strategy. Strategies of TensorFlow are left unchanged.
             own_steps: Whether each worker skips steps by itself.
         """
         streak = self.here if own_steps else self.in_a_row
@@ -77,21 +77,21 @@ class NonFiniteCounter:
             strategy.skips.append((lambda: streak.read_value() > 0, not own_steps))
 
     def flags(self, grads: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Return which of this worker's gradients are not finite, by position: float32 0 or 1.
+        """Return which of this worker's gradients are non-finite, by position: float32 0 or 1.
 
-        All 0 in steps that are not to be told of.
+        All flags are 0 in steps that are not reported.
         """
         return tf.cond(
-            self._telling(self.in_a_row.read_value() + 1),
+            self._is_reported(self.in_a_row.read_value() + 1),
             functools.partial(not_finite, grads),
             functools.partial(tf.zeros, [len(grads)]),
         )
 
     def count(self, finite: tf.Tensor, flags: tf.Tensor) -> None:
-        """Count a step that all workers skip or none; tell of it if it is time.
+        """Count a step that either all workers skip or none; report it if it is due.
 
         Args:
-            finite: Bool scalar, the same on all workers.
+            finite: Bool scalar, equal on all workers.
             flags: See `flags`.
         """
         tf.cond(finite, self.advance, lambda: self.skip(flags))
@@ -101,14 +101,14 @@ class NonFiniteCounter:
         self.in_a_row.assign(0, read_value=False)
 
     def skip(self, flags: tf.Tensor) -> None:
-        """Count a skipped step, in a branch that all workers take; see `count`."""
+        """Count a skipped step, in a branch that all workers enter; see `count`."""
         streak = self.in_a_row.read_value() + 1
         self.in_a_row.assign_add(1, read_value=False)
         self.total.assign_add(1, read_value=False)
-        self._tell_when(self._telling(streak), streak, functools.partial(first, flags))
+        self._report_when(self._is_reported(streak), streak, functools.partial(first, flags))
 
     def count_here(self, finite: tf.Tensor, flags: Callable[[], tf.Tensor]) -> None:
-        """Count a local step that this worker may have skipped alone."""
+        """Count a local step, which this worker may have skipped by itself."""
 
         def skipped() -> None:
             self.here.assign_add(1, read_value=False)
@@ -121,7 +121,7 @@ class NonFiniteCounter:
         tf.cond(finite, advance, skipped)
 
     def count_together(self, finite: tf.Tensor, flags: tf.Tensor) -> None:
-        """With local steps: count a step that all workers take together, as `count` does."""
+        """With local steps: count a synchronous step, as `count` does."""
         self.count(finite, flags)
         streak = self.here.read_value() + 1
         self.here.assign(streak * tf.cast(~finite, tf.int64), read_value=False)
@@ -132,13 +132,13 @@ class NonFiniteCounter:
         changes: Sequence[tf.Tensor],
         iterations: tf.Variable | None = None,
     ) -> None:
-        """At the end of a round of local steps, in a branch that all workers take: add up.
+        """Sum the workers' counts at the end of a round, in a branch that all workers enter.
 
         Args:
-            finite: Whether the exchanged changes were, the same on all workers.
-            changes: This worker's, by position.
-            iterations: This worker's number of updates, which becomes the largest of all workers':
-                learning rates that follow from it are equal again.
+            finite: Whether the exchanged changes were finite, equal on all workers.
+            changes: This worker's changes, by position.
+            iterations: This worker's number of updates. It is set to the largest number of all
+                workers, so that learning rates that depend on it are equal again.
         """
         here, before = self.here.read_value(), self.in_a_row.read_value()
         counted = [here, self._here_in_round.read_value()]
@@ -167,60 +167,64 @@ class NonFiniteCounter:
             return tf.cond(here > 0, lambda: here_first, lambda: first(not_finite(changes)))
 
         too_many = streak >= self._limit if self._limit else tf.constant(False)
-        self._tell_when(reached(WARN_AFTER) | too_many, streak, suspect)
+        self._report_when(reached(WARN_AFTER) | too_many, streak, suspect)
 
-    def _telling(self, streak: tf.Tensor) -> tf.Tensor:
-        """Whether a streak of this length is told of."""
+    def _is_reported(self, streak: tf.Tensor) -> tf.Tensor:
+        """Whether a streak of this length is reported."""
         return tf.equal(streak, WARN_AFTER) | tf.equal(streak, self._limit)
 
-    def _tell_when(
+    def _report_when(
         self, due: tf.Tensor, streak: tf.Tensor, suspect: Callable[[], tf.Tensor]
     ) -> None:
-        def tell() -> None:
+        def report() -> None:
             own, rank = tf.cast(suspect(), tf.int32), self._network.rank()
             if self._network.in_branches:
                 suspects = gather(self._network, own[tf.newaxis])[:, 0]
                 ranks = tf.range(self._network.workers)
             else:  # each replica warns by itself
                 suspects, ranks = own[tf.newaxis], rank[tf.newaxis]
-            tf.py_function(self._tell, [streak, self.total.read_value(), ranks, suspects], [])
+            tf.py_function(self._report, [streak, self.total.read_value(), ranks, suspects], [])
 
-        tf.cond(due, tell, lambda: None)
+        tf.cond(due, report, lambda: None)
 
-    def _tell(self, streak: Any, total: Any, ranks: Any, suspects: Any) -> None:
+    def _report(self, streak: Any, total: Any, ranks: Any, suspects: Any) -> None:
         streak, total = int(streak), int(total)
         text = (
-            f"{streak} steps in a row were skipped, for something in them was not finite ({total} "
-            f"skipped in all). {self._at_fault(ranks.numpy(), suspects.numpy())}"
+            f"{streak} steps in a row were skipped because they were not finite ({total} skipped "
+            f"in total). {self._source(ranks.numpy(), suspects.numpy())}"
         )
         if self._limit and streak >= self._limit:
             raise SkippedSteps(
-                f"{text} Look at the data and the learning rate; `max_skipped_steps="
-                f"{self._limit}` of DistributedOptimizer allows no more."
+                f"{text} Check the data and the learning rate, or raise `max_skipped_steps="
+                f"{self._limit}` of DistributedOptimizer."
             )
-        limit = f" {self._limit} in a row are an error." if self._limit else ""
+        limit = (
+            f" Training stops after {self._limit} in a row (`max_skipped_steps`)."
+            if self._limit
+            else ""
+        )
         _logger.warning("%s%s", text, limit)
 
-    def _at_fault(self, ranks: Any, suspects: Any) -> str:
+    def _source(self, ranks: Any, suspects: Any) -> str:
         found = [
             f"on worker {rank} in the gradient of {self._names[position]!r}"
             for rank, position in zip(ranks, suspects, strict=True)
             if position != NONE
         ]
         if not found:
-            return "Each worker's own gradients are finite: they overflow when they are added up."
+            return "Each worker's own gradients are finite, but their sum overflows."
         return f"First seen {', '.join(found)}."
 
 
 def not_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return a vector with 1.0 for each tensor with an element that is not finite, else 0.0."""
+    """Return a vector with 1.0 for each tensor with a non-finite element, else 0.0."""
     return tf.stack(
         [tf.cast(~tf.reduce_all(tf.math.is_finite(t)), tf.float32) for t in widened(tensors)]
     )
 
 
 def first(flags: tf.Tensor) -> tf.Tensor:
-    """Return the position of the first of some flags that is set, int64, or `NONE`."""
+    """Return the position of the first flag that is set, int64, or `NONE`."""
     found = tf.where(flags > 0.0, tf.range(tf.size(flags, tf.int64)), tf.int64.max)
     position = tf.reduce_min(found)
     return tf.where(position < tf.int64.max, position, NONE)

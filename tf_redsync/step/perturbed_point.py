@@ -1,14 +1,15 @@
-"""Own points: gradients are exchanged, but each worker computes them at a point of its own.
+"""Perturbed points: workers exchange gradients, but each evaluates them at a point of its own.
 
 With W the weights that all workers agree on, in every step, on every worker:
 
     g = gradient at the worker's own point
-    total = exchanged g, or with a delay of one step the exchanged g of the step before
-    W <- optimizer(W, total)                                the same on all workers
+    total = exchanged g, or with a delay of one step the exchanged g of the previous step
+    W <- optimizer(W, total)                                equal on all workers
     own point <- method.point(W, g, ...)
 
-With the delay, what is sent is known when the step begins, so the network works while the gradients
-are being computed. The first step's total is then 0, and the last step's gradient is not applied.
+With the delay, the message is known when the step begins, so communication overlaps with the
+computation of gradients. The total of the first step is then 0, and the gradient of the last step
+is not applied.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from tf_redsync.step.state_variables import Consensus, StateVariables
 
 
 class PerturbedPoint(ChangingSteps):
-    """An exchange of gradients in every step, perhaps one step late.
+    """Exchanges gradients in every step, optionally with a delay of one step.
 
     Args:
         buckets: The buckets, in the order in which they are exchanged.
-        delay: 0, or 1: in every step the gradients of the one before are exchanged.
-        warm_up: A dense warm-up of all methods, if there is one.
+        delay: 0, or 1: every step exchanges the gradients of the previous step.
+        warm_up: A dense warm-up of all methods, or `None`.
     """
 
     own_weights = True
@@ -50,7 +51,7 @@ class PerturbedPoint(ChangingSteps):
 
     @override
     def init(self, bucket: Bucket) -> tuple[State, dict[str, str]]:
-        """With a delay the gradients that wait for their exchange are state too."""
+        """Add the gradients of the previous step to the state, if there is a delay."""
         values, kinds = super().init(bucket)
         if not self.delay:
             return values, kinds
@@ -59,11 +60,11 @@ class PerturbedPoint(ChangingSteps):
 
     @override
     def run(self, inputs: Inputs) -> Outcome:
-        """In a warm-up there is no delay, and all work at the consensus."""
+        """Exchange a step; in a warm-up without a delay and at the consensus."""
         grads = self._grads = [widened(bucket) for bucket in inputs.grads]
         states, network = inputs.states, inputs.network
         warming, begun = self.begun(inputs.step)
-        own = begun < self.warm_up_steps if self.warm_up_steps else None  # the methods'
+        own = begun < self.warm_up_steps if self.warm_up_steps else None  # of the methods
         found = [flag for flag in (warming, own) if flag is not None]
         self._warming = tf.reduce_any(found) if found else None
         if not self.delay:
@@ -94,14 +95,14 @@ class PerturbedPoint(ChangingSteps):
 
     @override
     def flush(self, states: Sequence[State], network: Network) -> Outcome:
-        """All work at the consensus after it, for nothing waits and there are no gradients."""
+        """Deliver the residuals; all workers are at the consensus afterwards."""
         self._grads = [[tf.zeros(s.shape) for s in b.layout.specs] for b in self.buckets]
         self._warming = None
         return super().flush(states, network)
 
     @override
     def before_update(self, consensus: Consensus) -> None:
-        """Go back from the own point to the consensus."""
+        """Return from the perturbed point to the consensus."""
         consensus.capture()
         consensus.restore()
 
@@ -113,20 +114,20 @@ class PerturbedPoint(ChangingSteps):
         rate: tf.Tensor,
         network: Network,
     ) -> None:
-        """Keep the new consensus and go to the own point."""
+        """Store the new consensus and move to the perturbed point."""
         for agreed, own in zip(consensus.agreed, consensus.own, strict=True):
             agreed.assign(own.read_value(), read_value=False)
         consensus.steps.assign_add(1, read_value=False)
         if self._warming is None:
-            self._go(consensus, states, rate, network.workers)
+            self._perturb(consensus, states, rate, network.workers)
         else:
             tf.cond(
                 self._warming,
                 lambda: None,
-                lambda: self._go(consensus, states, rate, network.workers),
+                lambda: self._perturb(consensus, states, rate, network.workers),
             )
 
-    def _go(
+    def _perturb(
         self,
         consensus: Consensus,
         states: Sequence[StateVariables],
@@ -146,6 +147,6 @@ class PerturbedPoint(ChangingSteps):
     def to_consensus(
         self, consensus: Consensus, states: Sequence[StateVariables], network: Network
     ) -> None:
-        """Go back to the consensus; the next step starts from there."""
+        """Return to the consensus; the next step starts there."""
         tf.cond(consensus.steps > 0, consensus.restore, lambda: None)
         consensus.steps.assign(0)

@@ -1,17 +1,16 @@
-"""The one module that turns a method's state into variables.
+"""Variables that hold the states of methods.
 
-A state is a dict from a name to a list of tensors. `Method.state_kinds` says what each name is:
+A state is a dict from a name to a list of tensors. `Method.state_kinds` declares the kind of each
+name:
 
-* `"sum"`: every worker has its own (residuals, velocities) and the *total* over workers is what
-  matters. Where the number of workers changes, it is given to them in equal shares, so that nothing
-  is lost.
-* `"mean"`: every worker has its own, and an average will do as a start (thresholds).
+* `"sum"`: every worker has its own value (residuals, velocities), and only the *total* over workers
+  matters. If the number of workers changes, each worker gets an equal share of the total.
+* `"mean"`: every worker has its own value, and the mean is a valid start value (thresholds).
 * `"shared"`: equal on all workers.
 
-Where a worker is a replica, each replica has its own variables. Where a worker is a host with
-several replicas, the host has one variable, on the first of its devices: no memory is spent on the
-others. Both are saved in the same form (`state/capture.py`), so either restores what the
-other one has saved.
+If a worker is a replica, each replica has its own variables. If a worker is a host with several
+replicas, the host has one variable, on its first device, and the other devices use no memory. Both
+are saved in the same form (`state/capture.py`), so that either restores the other's files.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ _PER_WORKER = {
     "sum": tf.VariableAggregation.SUM,
     "mean": tf.VariableAggregation.MEAN,
 }
-# Makes a variable from its first value, its kind and a name: see `replica_variable`.
+# Creates a variable from its initial value, its kind and a name; see `replica_variable`.
 Create = Callable[[tf.Tensor, str, str], Any]
-_CHECKPOINT_KEY = "VARIABLE_VALUE"  # under which TensorFlow saves variables
+_CHECKPOINT_KEY = "VARIABLE_VALUE"  # the key of variables in TensorFlow checkpoints
 
 
 class StateVariables(tf.Module):
@@ -42,8 +41,8 @@ class StateVariables(tf.Module):
     Args:
         values: The initial state.
         kinds: For every name in it, its kind.
-        index: Of the bucket.
-        create: Makes a variable: `replica_variable`, or `workers.Host.variable`.
+        index: The index of the bucket.
+        create: Creates a variable: `replica_variable`, or `workers.Host.variable`.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class StateVariables(tf.Module):
         }
 
     def read(self, names: Collection[str] | None = None) -> dict[str, list[tf.Tensor]]:
-        """Return this worker's state as tensors: all of it, or what has one of some names."""
+        """Return this worker's state as tensors, restricted to `names` if given."""
         found = {}
         for name, variables in self.variables_by_name.items():
             if names is None or name in names:
@@ -69,12 +68,12 @@ class StateVariables(tf.Module):
         return found
 
     def assign(self, state: dict[str, Any], old: dict[str, Any] | None = None) -> None:
-        """Store what is in `state`, of the structure of `read`'s result, for this worker.
+        """Store this worker's new state.
 
         Args:
-            state: The new values, perhaps of some names only.
-            old: What `read` returned. Tensors that are still the same are not written: what reads
-                or writes these variables later in the step need not wait for this.
+            state: The new values, in the structure of `read`'s result; some names may be absent.
+            old: The result of `read`. Tensors that are the same objects in `state` are not written,
+                so that later reads and writes in the step do not depend on this one.
         """
         for name, values in state.items():
             before = values if old is None else old[name]
@@ -85,14 +84,14 @@ class StateVariables(tf.Module):
 
 
 class HostVariable(collectives.OneDeviceVariable):
-    """A variable of which each host has its own, for all of its replicas.
+    """A per-host variable, shared by the replicas of the host.
 
     Args:
-        value: Its first value.
+        value: Its initial value.
         kind: `"sum"`, `"mean"` or `"shared"`.
-        name: For TensorFlow.
-        network: What adds up over the hosts.
-        strategy: Theirs.
+        name: Its name in TensorFlow.
+        network: The network that sums over the hosts.
+        strategy: The strategy of the hosts.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class HostVariable(collectives.OneDeviceVariable):
         self._kind, self._network, self._strategy, self._title = kind, network, strategy, name
 
     def total(self) -> tf.Tensor:
-        """Return the sum or mean over the hosts. All of them must call it."""
+        """Return the sum or mean over the hosts. All hosts must call it."""
         if self._kind == "shared":
             return self.read_value()
         if tf.executing_eagerly():
@@ -116,7 +115,7 @@ class HostVariable(collectives.OneDeviceVariable):
         return total if self._kind == "sum" else self._share(total)
 
     def restore_total(self, total: tf.Tensor) -> tf.Operation | None:
-        """Set this host's value to its share of what `total` returned."""
+        """Set this host's value to its share of the result of `total`."""
         value = self._share(total) if self._kind == "sum" else total
         return self.assign(value, read_value=False)
 
@@ -131,25 +130,25 @@ class HostVariable(collectives.OneDeviceVariable):
 
 
 class Consensus(tf.Module):
-    """The weights that all workers agree on, while the model's are each worker's own.
+    """The weights that all workers agree on, while each worker's model has weights of its own.
 
     Args:
-        weights: The model's variables. With a replica in every process, which is what this needs.
+        weights: The model's variables. Every process must have one replica.
 
     Attributes:
         own: This worker's copies of the model's variables.
-        agreed: Variables of the same shapes, equal on all workers. Not up to date while `steps` is
-            0: then the model's variables are the consensus, and whoever assigns to them on all
-            workers, a checkpoint for example, is heard.
+        agreed: Variables of the same shapes, equal on all workers. They are stale while `steps` is
+            0: the model's variables are then the consensus, so that a restored checkpoint, for
+            example, takes effect.
         steps: int64 variable, steps since the model's variables were the consensus.
-        rounds: int64 variable, how often the consensus has been renewed by an exchange of changes.
+        rounds: int64 variable, number of exchanges of changes that have updated the consensus.
     """
 
     def __init__(self, weights: Sequence[tf.Variable]):
         super().__init__(name="consensus")
         strategy = tf.distribute.get_strategy()
         own = tuple(strategy.experimental_local_results(v)[0] for v in weights)
-        # Not a list: these are the model's, which saves them.
+        # A list would be tracked and saved here, but the model saves its variables.
         self._own: Callable[[], tuple[Any, ...]] = lambda: own
         self.agreed = [
             tf.Variable(v.read_value(), trainable=False, name=f"agreed_{i}")
@@ -160,24 +159,24 @@ class Consensus(tf.Module):
 
     @property
     def own(self) -> tuple[tf.Variable, ...]:
-        """See the class."""
+        """This worker's copies of the model's variables."""
         return self._own()
 
     def changes(self, specs: Sequence[TensorSpec]) -> list[tf.Tensor]:
-        """Return how far this worker's own weights are from the agreed ones, float32."""
+        """Return the differences of this worker's weights from the agreed ones, float32."""
         return [
             tf.cast(self.own[p], tf.float32) - tf.cast(self.agreed[p], tf.float32)
             for p in (s.position for s in specs)
         ]
 
     def capture(self) -> None:
-        """Take over the model's variables if they are the consensus."""
+        """Copy the model's variables to `agreed` if they are the consensus."""
 
-        def take_over() -> None:
+        def copy() -> None:
             for agreed, own in zip(self.agreed, self.own, strict=True):
                 agreed.assign(own.read_value(), read_value=False)
 
-        tf.cond(tf.equal(self.steps, 0), take_over, lambda: None)
+        tf.cond(tf.equal(self.steps, 0), copy, lambda: None)
 
     def restore(self) -> None:
         """Set the model's variables to the consensus."""
@@ -186,18 +185,18 @@ class Consensus(tf.Module):
 
 
 class StepTimes:
-    """How long steps took. Saved for a run of as many workers, which goes on with its verdict.
+    """The durations of steps in a trial. A resumed run with as many workers keeps its verdict.
 
     Args:
-        length: How many steps are to be kept.
+        length: The number of steps to keep.
         create: See `StateVariables`.
 
     Attributes:
         count: int64 variable, number of steps so far, equal on all workers.
-        last: float64 variable, when this worker's last step began, in seconds.
-        seconds: float64 variable `[length]`, this worker's times.
-        verdict: int64 variable, for whoever judges by them; equal on all workers.
-        delivered: int64 variable, 1 where nothing is in the residuals; equal on all workers.
+        last: float64 variable, the time at which this worker's last step began, in seconds.
+        seconds: float64 variable `[length]`, this worker's durations.
+        verdict: int64 variable, the outcome of the trial, equal on all workers; see `trial.py`.
+        delivered: int64 variable, 1 if the residuals are empty; equal on all workers.
     """
 
     def __init__(self, length: int, create: Create):
@@ -209,39 +208,39 @@ class StepTimes:
 
 
 def copies(variable: Any, strategy: tf.distribute.Strategy) -> tuple[tf.Variable, ...]:
-    """Return this process's copies of a variable: one for each replica that has its own."""
+    """Return this process's copies of a variable, one for each of its replicas."""
     return tuple(strategy.experimental_local_results(variable))
 
 
 def counter(name: str, start: int = 0) -> tf.Variable:
-    """An int64 variable that is equal on all replicas."""
+    """Create an int64 variable that is equal on all replicas."""
     return tf.Variable(tf.constant(start, tf.int64), trainable=False, name=name)
 
 
-def drawn(name: str) -> tf.Variable:
-    """An int64 variable with a random number that is the same on all workers: the chief's."""
+def random_number(name: str) -> tf.Variable:
+    """Create an int64 variable with a random number, which the chief chooses for all workers."""
     number = int.from_bytes(os.urandom(7), "little")
     return tf.Variable(tf.constant(number, tf.int64), trainable=False, name=name)
 
 
 def float_counter(name: str) -> tf.Variable:
-    """A float64 variable that is equal on all replicas and starts at 0."""
+    """Create a float64 variable that is equal on all replicas and starts at 0."""
     return tf.Variable(tf.zeros([], tf.float64), trainable=False, name=name)
 
 
 def process_variable(value: tf.Tensor) -> Any:
-    """Create a variable of this process alone, outside of graphs; other workers need none."""
+    """Create a variable of this process alone, outside of graphs."""
     with tf.init_scope():
         return collectives.OneDeviceVariable(value, trainable=False)
 
 
 def replica_variable(value: tf.Tensor, kind: str, name: str) -> tf.Variable:
-    """Create a variable of which each replica has its own; call it in the strategy's scope.
+    """Create a per-replica variable; call it in the strategy's scope.
 
     Args:
-        value: Its first value.
+        value: Its initial value.
         kind: `"sum"`, `"mean"` or `"shared"`.
-        name: For TensorFlow.
+        name: Its name in TensorFlow.
     """
     if kind == "shared":  # every replica computes and assigns the same value: no aggregation
         return tf.Variable(value, trainable=False, name=name)

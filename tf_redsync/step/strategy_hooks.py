@@ -1,6 +1,6 @@
-"""What our strategy does around a step for the exchanges in it; others know nothing of it.
+"""Access to the hooks of our strategy; strategies of TensorFlow do not have them.
 
-See `strategy.MultiWorkerMirroredStrategy.run`. Everything is said while a step is traced.
+See `strategy.MultiWorkerMirroredStrategy.run`. The hooks are registered while a step is traced.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import tensorflow as tf
 
 
 def is_ours(strategy: Any) -> bool:
-    """Whether this is a `tf_redsync.MultiWorkerMirroredStrategy`, which stands further up."""
+    """Whether this is a `tf_redsync.MultiWorkerMirroredStrategy`, which no lower layer imports."""
     return hasattr(strategy, "skips")
 
 
 def shared_statistics(strategy: tf.distribute.Strategy) -> list[Any]:
-    """The statistics that our strategy keeps equal on all workers."""
+    """Return the statistics that our strategy keeps equal on all workers."""
     return getattr(strategy, "shared_statistics", [])
 
 
 def taken_data(strategy: tf.distribute.Strategy) -> tuple[int | None, str | None]:
-    """What our strategy knows of the data that it got last, once; `None` for what it does not.
+    """Return and reset the data properties that our strategy recorded; `None` if unknown.
 
     Returns:
-        The cardinality of the dataset that it has distributed, and a hash of the first batch of a
-        generator.
+        The cardinality of the dataset that the strategy distributed last, and a hash of the first
+        batch of a generator.
     """
     if not is_ours(strategy):
         return None, None

@@ -1,14 +1,14 @@
-"""When to exchange what.
+"""The sync schedules: when the workers exchange which tensors.
 
 * `EveryStep`: gradients, in every step;
-* `ChangingSteps`: the same, but not always the same exchange: dense steps, phases, stages;
-* `Trial`: the same, with a trial of whether dense steps are faster;
+* `ChangingSteps`: gradients, with an exchange that changes: dense steps, phases, stages;
+* `Trial`: gradients, after a trial of whether dense steps are faster;
 * `LocalSteps`: the changes of the weights, every k steps;
-* `Streaming`: the same for one fragment of the model after another, perhaps late;
-* `ZeroOne`: momenta, in every step, and after a while the changes of the weights, ever more rarely;
-* `PerturbedPoint`: gradients, in every step or one step late, at a point of each worker's own.
+* `Streaming`: the changes of one fragment of the model after another, optionally with a delay;
+* `ZeroOne`: momenta in every step, later the changes of the weights at growing intervals;
+* `PerturbedPoint`: gradients at each worker's own point, optionally with a delay of one step.
 
-Each of them may begin with a dense warm-up of all methods, `WarmUp`.
+Each schedule may begin with a dense warm-up of all methods, `WarmUp`.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ def for_buckets(
     nonfinite: NonFiniteCounter | None = None,
     clock: Any = None,
 ) -> EveryStep:
-    """Return the program that the buckets' methods ask for; `Policy` ensures that they agree.
+    """Return the schedule that the buckets' methods declare; `Policy` ensures that they agree.
 
     Args:
         buckets: The buckets.
         workers: Number of workers.
-        trial_steps: Steps of either kind, dense and compressed, in a trial; 0 for none.
-        create: Makes a variable of which each worker has its own; see `step/state_variables.py`.
-        warm_up: A dense warm-up of all methods, if there is one.
-        training: The training's length, where settings are fractions of it.
-        nonfinite: Counts skipped steps, where each worker skips by itself.
-        clock: int64 variable, number of exchanges so far, where there are steps.
+        trial_steps: Number of dense and of compressed steps in a trial; 0 for no trial.
+        create: Creates a per-worker variable; see `step/state_variables.py`.
+        warm_up: A dense warm-up of all methods, or `None`.
+        training: The length of the training, or `None` if no setting is a fraction of it.
+        nonfinite: Counts skipped steps, for schedules whose workers skip by themselves.
+        clock: int64 variable, number of exchanges so far; `None` outside of training.
     """
     if workers > 1 and trial_steps:
         return Trial(buckets, trial_steps, create, warm_up)

@@ -1,16 +1,16 @@
-"""`EveryStep`, with a trial in training of whether dense steps are faster after all.
+"""`ChangingSteps`, with a trial during training of whether dense steps are faster.
 
     step   0 1 2 | 3 4 5 6 7 8 ...                | then
     phase  c c c | c d c d c d, `trial_steps` each | c or d, the one with the smaller median
 
-c: compressed. d: dense, which also delivers the residual. Methods whose steps differ by turns, as
-ACP-SGD's do (`Method.period`), have whole periods at a time: c c d d c c d d. The time of a step is
-the time from one step's first gradient to the next one's, as every worker sees it, averaged over
-the workers; the verdict is on the medians of the periods' means. A step after which the exchange
-was left out, as a `LossScaleOptimizer` does, is tried again.
+c: compressed. d: dense, which also delivers the residual. Methods with alternating steps, such as
+ACP-SGD (`Method.period`), run whole periods: c c d d c c d d. The duration of a step is the time
+from its first gradient to the first gradient of the next step, averaged over the workers. The
+verdict compares the medians of the periods' means. A step is measured
+again if a `LossScaleOptimizer` skips the next exchange.
 
-What is dense in any case is exchanged outside of the branch: what stands in there is traced, and
-optimised by TensorFlow, twice.
+Buckets of always dense methods are exchanged outside of the branch, which TensorFlow traces and
+optimizes twice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tf_redsync.exchange.method import Exchange, Method, State
 from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.explanation import dense_bytes
 from tf_redsync.step.branches import choose
-from tf_redsync.step.changing_steps import ChangingSteps, joined, split
+from tf_redsync.step.changing_steps import ChangingSteps, merge_outcomes, split_by_density
 from tf_redsync.step.every_step import (
     Grads,
     Inputs,
@@ -40,18 +40,18 @@ from tf_redsync.step.every_step import (
 from tf_redsync.step.fit_steps import WarmUp
 from tf_redsync.step.state_variables import Create, StepTimes
 
-START_UP_STEPS = 3  # the first ones trace, allocate, and find their thresholds
-COMPRESSED, DENSE = 1, 2  # verdicts; 0 before there is one
+START_UP_STEPS = 3  # the first steps trace, allocate, and search thresholds
+COMPRESSED, DENSE = 1, 2  # verdicts; 0 before the end of the trial
 
 
 class Trial(ChangingSteps):
-    """Compressed and dense exchanges in turn at first, then whichever made the steps shorter.
+    """Alternates compressed and dense exchanges at first, then runs the faster of the two.
 
     Args:
         buckets: The buckets.
-        steps: Number of steps of either kind that are measured, rounded up to whole periods.
-        create: Makes a variable of which each worker has its own; see `step/state_variables.py`.
-        warm_up: A dense warm-up of all methods, which comes before the trial.
+        steps: Number of steps of either kind to measure, rounded up to whole periods.
+        create: Creates a per-worker variable; see `step/state_variables.py`.
+        warm_up: A dense warm-up of all methods before the trial, or `None`.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class Trial(ChangingSteps):
         warm_up: WarmUp | None = None,
     ):
         super().__init__(buckets, warm_up)
-        self.parts = split(self.buckets)
+        self.groups = split_by_density(self.buckets)
         self.period = math.lcm(*(b.method.period for b in buckets))
-        self.turns = -(-steps // self.period)  # of either kind
+        self.turns = -(-steps // self.period)  # periods of either kind
         self.measured = 2 * self.turns * self.period
         self.end = START_UP_STEPS + self.measured
         self.times = StepTimes(self.measured, create)
@@ -73,7 +73,7 @@ class Trial(ChangingSteps):
     def run(self, inputs: Inputs) -> Outcome:
         grads, states, network = inputs.grads, inputs.states, inputs.network
         warming, step = self.begun(inputs.step)
-        count, verdict = self._judged(grads, network, warming)
+        count, verdict = self._measure(grads, network, warming)
         measured = (count >= START_UP_STEPS) & (count < self.end)
         turn = (count - START_UP_STEPS) // self.period
         dense = (measured & tf.equal(turn % 2, 1)) | tf.equal(verdict, DENSE)
@@ -83,41 +83,40 @@ class Trial(ChangingSteps):
         is_dense = self._dense_at(step, states)
         inputs = dataclasses.replace(inputs, step=step)
         outcomes = []
-        for part in self.parts:
-            own = inputs.of(part.positions)
-            compressed = functools.partial(part.run, own, is_dense)
-            if part.dense is None:
+        for group in self.groups:
+            own = inputs.of(group.positions)
+            compressed = functools.partial(group.run, own, is_dense)
+            if group.dense is None:
                 outcomes.append(compressed())
             else:
-                plan = _delivering([self.buckets[i] for i in part.positions], delivered)
+                plan = _residual_plan([self.buckets[i] for i in group.positions], delivered)
                 outcomes.append(
                     choose(dense, functools.partial(plan.run, own), compressed, network)
                 )
-        outcome = joined(self.parts, outcomes)
+        outcome = merge_outcomes(self.groups, outcomes)
         done = dense & (outcome.finite | tf.equal(delivered, 1))
         self.times.delivered.assign(tf.cast(done, tf.int64), read_value=False)
         return outcome
 
     @override
     def interrupt(self) -> None:
-        """Discard the time of the step before."""
+        """Discard the duration of the previous step."""
         self.times.last.assign(tf.constant(float("nan"), tf.float64), read_value=False)
 
     @override
     def resumed(self) -> None:
-        """Time goes on from now: that of the last step ended with another process."""
+        """Restart the clock: the last step began in another process."""
         self.times.last.assign(tf.timestamp(), read_value=False)
 
-    def _judged(
+    def _measure(
         self, grads: Sequence[Grads], network: Network, warming: tf.Tensor | None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Note the time of the last step. Return this one's number, and after the trial a verdict.
+        """Store the duration of the last step; return this step's number and the verdict.
 
-        A step that was interrupted keeps its number for the one that comes in its place, and those
-        of a warm-up have none.
+        The number of an interrupted step is reused. Steps of a warm-up have none.
         """
         times, count = self.times, self.times.count.read_value()
-        with tf.control_dependencies([grads[0][0]]):  # of the last layer: it is the first one
+        with tf.control_dependencies([grads[0][0]]):  # the last layer's gradient, computed first
             now = tf.timestamp()
         passed = now - times.last.read_value()
         again = (count > 0) & (count <= self.end) & tf.math.is_nan(passed)
@@ -148,14 +147,14 @@ class Trial(ChangingSteps):
 
     @override
     def bytes_of(self, bucket: Bucket, workers: int) -> float:
-        """Of the exchange in use: dense bytes if the trial ended so."""
+        """Return the bytes per step of the exchange in use: dense bytes if dense steps won."""
         if int(self.times.verdict.numpy()) != DENSE:
             return super().bytes_of(bucket, workers)
         return dense_bytes(bucket.layout.specs, workers)
 
 
-def _delivering(buckets: Sequence[Bucket], delivered: tf.Tensor) -> Plan:
-    """The dense exchange of buckets with their residuals, unless these are `delivered`."""
+def _residual_plan(buckets: Sequence[Bucket], delivered: tf.Tensor) -> Plan:
+    """Return the dense plan that also delivers residuals, unless they are `delivered`."""
 
     def run(method: Method, grads: Grads, state: State, ctx: Context) -> Exchange:
         dense = method.dense_exchange(grads, state, ctx)
@@ -166,16 +165,19 @@ def _delivering(buckets: Sequence[Bucket], delivered: tf.Tensor) -> Plan:
 
 
 def _with_residual(exchange: Exchange, residual: list[tf.Tensor], delivered: tf.Tensor) -> Exchange:
-    """A dense exchange of one all-reduce that delivers the residual as well.
+    """Return a dense exchange of one all-reduce that also delivers the residual.
 
     Args:
-        exchange: Without it.
-        residual: What is to be delivered.
-        delivered: Bool scalar: whether all of `residual` is 0, so that there is nothing to add.
+        exchange: The dense exchange.
+        residual: The residual to deliver.
+        delivered: Bool scalar: whether the residual is 0, so that it need not be added.
     """
     request = next(exchange)
     if not isinstance(request, AllReduce) or len(request.tensors) != len(residual):
-        raise TypeError("a dense exchange must be one all-reduce of all tensors of its bucket")
+        raise TypeError(
+            "`dense_exchange` must be one all-reduce of all tensors of its bucket. Received: "
+            f"{request!r:.60}"
+        )
     tensors = list(request.tensors)
 
     def add() -> tuple[list[tf.Tensor], list[tf.Tensor]]:
@@ -189,12 +191,12 @@ def _with_residual(exchange: Exchange, residual: list[tf.Tensor], delivered: tf.
     except StopIteration as stop:
         totals, state = stop.value
         return totals, {**state, "residual": left}
-    raise TypeError("a dense exchange must be one all-reduce")
+    raise TypeError("`dense_exchange` must be one all-reduce. Received: a second request")
 
 
 def _report(rank: tf.Tensor, compressed: tf.Tensor, dense: tf.Tensor) -> None:
-    """Print the outcome of the trial, on one worker."""
-    text = "tf_redsync.Auto: a step takes {} s compressed and {} s dense (medians): {} from here on"
+    """Print the outcome of the trial, on worker 0."""
+    text = "tf_redsync.Auto: a step takes {} s compressed and {} s dense (medians): {} from now on"
     verdict = tf.where(dense < compressed, "dense", "compressed")
     line = tf.strings.format(text, (compressed, dense, verdict))
 

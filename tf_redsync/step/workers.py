@@ -1,8 +1,8 @@
-"""What a worker of the exchange is: a replica, or a host with several replicas.
+"""Workers of the exchange: a worker is a replica, or a host with several replicas.
 
-With two levels the gradients of a process's replicas, the *host's*, are summed on the first of its
-devices, and the sum is what one worker has. So there is one selection, one residual and one message
-a host; the totals go back to all of its replicas.
+With two levels, the gradients of all replicas of a process (a *host*) are summed on its first
+device, and the host is one worker. Each host then has one selection, one residual and one message;
+all its replicas receive the totals.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Replica:
     """This replica as a worker.
 
     Args:
-        network: What carries its requests.
+        network: The network that answers its requests.
 
     Attributes:
-        network: The same.
-        replicas: Number of replicas that are this worker together: 1.
-        meet: Brings those replicas together; `None` where there is one. See `Host.meet_replicas`.
+        network: As given.
+        replicas: Number of replicas that form this worker: 1.
+        meet: Sums over those replicas; `None` for one replica. See `Host.meet_replicas`.
     """
 
     replicas = 1
@@ -41,15 +41,15 @@ class Replica:
         self.network = network
 
     def variable(self, value: tf.Tensor, kind: str, name: str) -> Any:
-        """Create a variable of which each worker has its own; see `step/state_variables.py`."""
+        """Create a per-worker variable; see `step/state_variables.py`."""
         return state_variables.replica_variable(value, kind, name)
 
 
 class Host(Replica):
-    """All replicas of this process as a worker.
+    """All replicas of this process as one worker.
 
     Args:
-        strategy: Their strategy.
+        strategy: The strategy of the replicas.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
@@ -65,15 +65,15 @@ class Host(Replica):
     def meet_replicas(
         self, function: Callable[[list[tf.Tensor]], Any], tensors: Sequence[tf.Tensor]
     ) -> Any:
-        """Call `function` once for all replicas, which must not be in a branch of their own.
+        """Call `function` once for all replicas, outside of any branch of a single replica.
 
         Args:
-            function: Gets the sums of `tensors` over the replicas of this worker. It runs on the
-                host's first device and in no replica context.
-            tensors: This replica's.
+            function: Receives the sums of `tensors` over the replicas of this worker. It runs on
+                the host's first device, outside of replica context.
+            tensors: The tensors of this replica.
 
         Returns:
-            What `function` returns.
+            The result of `function`.
         """
 
         @tf.autograph.experimental.do_not_convert
@@ -91,16 +91,16 @@ class Host(Replica):
 
 
 def this_worker(strategy: tf.distribute.Strategy, two_levels: bool | None, direct: bool) -> Replica:
-    """Return the worker that the calling replica is, or is a part of.
+    """Return the worker that the calling replica belongs to.
 
     Args:
         strategy: The strategy in whose scope the optimizer was built.
-        two_levels: Whether a host is one worker. `None`: if there are several of them, with several
+        two_levels: Whether a host is one worker. `None`: if there are several hosts with several
             replicas each, and direct collectives are allowed.
-        direct: Allow the single-round collectives; `False` forces the public ones.
+        direct: Allow single-round collectives; `False` forces the public ones.
 
     Raises:
-        ValueError: where two levels are wanted and direct collectives are not.
+        ValueError: If two levels are requested without direct collectives.
     """
     one_replica = collectives.local_replicas(strategy) == 1
     processes = collectives.worker_count(strategy)
@@ -116,67 +116,67 @@ def this_worker(strategy: tf.distribute.Strategy, two_levels: bool | None, direc
 
 
 def check_together(strategy: tf.distribute.Strategy) -> None:
-    """Check that the workers that TF_CONFIG names train together.
+    """Check that this worker trains together with the other workers in TF_CONFIG.
 
     Args:
         strategy: The strategy in whose scope the optimizer is built, or TensorFlow's default.
 
     Raises:
-        ValueError: where this is one of several workers, but trains by itself.
+        ValueError: If TF_CONFIG names several workers, but this one would train alone.
     """
     named = _workers_in_tf_config()
     if named > 1 and collectives.worker_count(strategy) == 1:
         raise ValueError(
-            f"TF_CONFIG names {named} workers, but this one would train by itself: "
+            f"TF_CONFIG names {named} workers, but this worker would train alone: "
             + (
                 "a MultiWorkerMirroredStrategy exists, but the optimizer was not built in its "
-                "scope. Build or load (`load_model`) and compile the model inside of `with "
-                "strategy.scope():`, whatever data `fit` gets, and build an optimizer of a custom "
-                "loop there."
+                "scope. Build or load (`load_model`) and compile the model inside `with "
+                "strategy.scope():`, for any kind of data. In a custom loop, build the optimizer "
+                "there."
                 if groups.in_cluster()
                 else "there is no MultiWorkerMirroredStrategy. Create one at the start of the "
                 "program, `strategy = tf_redsync.MultiWorkerMirroredStrategy()`, and build or "
-                "load (`load_model`) and compile the model inside of `with strategy.scope():`."
+                "load (`load_model`) and compile the model inside `with strategy.scope():`."
             )
-            + " To predict alone, load it with `compile=False`."
+            + " To predict alone, load the model with `compile=False`."
             f" To train alone, unset TF_CONFIG. Received: strategy={type(strategy).__name__}."
         )
 
 
 def check_in_scope(variables: Sequence[tf.Variable]) -> None:
-    """Check that variables were made in the scope of the strategy, if it has several replicas.
+    """Check that variables were created in the strategy's scope, if it has several replicas.
 
     Raises:
-        ValueError: for variables that were made before, or outside.
+        ValueError: If variables were created outside of the scope.
     """
     strategy = tf.distribute.get_strategy()
     outside = [v.name for v in variables if not isinstance(v, tf.distribute.DistributedValues)]
     if strategy.num_replicas_in_sync > 1 and outside:
         raise ValueError(
-            f"the variables {', '.join(outside[:3])} were not made in the strategy's scope, so "
+            f"the variables {', '.join(outside[:3])} were not created in the strategy's scope, so "
             f"every replica would train its own copy. Received: {len(outside)} such variables of "
-            f"{len(variables)} under {type(strategy).__name__}. Build the model, too, inside of "
-            "`with strategy.scope():`."
+            f"{len(variables)} under {type(strategy).__name__}. Build the model inside `with "
+            "strategy.scope():`, too."
         )
 
 
 def _workers_in_tf_config() -> int:
-    """How many workers TF_CONFIG names, if this process is one of them and there are no others."""
+    """Return the number of workers in TF_CONFIG, or 0 for parameter servers and other tasks."""
     try:
         config = json.loads(os.environ.get("TF_CONFIG") or "{}")
         cluster, task = config["cluster"], config["task"]["type"]
         if "ps" in cluster or task not in ("chief", "worker"):
             return 0
         return sum(len(cluster.get(job, ())) for job in ("chief", "worker"))
-    except (ValueError, KeyError, TypeError):  # whoever uses it says what is wrong with it
+    except (ValueError, KeyError, TypeError):  # the strategy reports a malformed TF_CONFIG
         return 0
 
 
 def warn_if_alone(strategy: tf.distribute.Strategy, workers: int, two_levels: bool | None) -> None:
-    """Warn if there is one worker."""
+    """Warn if there is only one worker."""
     if workers == 1:
         warnings.warn(
-            "tf_redsync: there is one worker, so nothing is sent and nothing is compressed. "
+            "tf_redsync: there is one worker, so gradients are neither sent nor compressed. "
             "Start several with `python -m tf_redsync.launch -n 2 script.py`, or with "
             "TF_CONFIG and tf_redsync.MultiWorkerMirroredStrategy (this strategy: "
             f"{type(strategy).__name__}, two_levels={two_levels}).",

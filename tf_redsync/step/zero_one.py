@@ -1,14 +1,14 @@
-"""0/1 Adam's way: steps together, in which momenta are exchanged, and then local steps.
+"""The schedule of 0/1 Adam: synchronous steps that exchange momenta, followed by local steps.
 
-With t the step, from 0; k the dense steps so far; s of `Intervals`, H the local steps:
+With t the step, from 0; s from `Intervals`; H the largest number of local steps:
 
-    t < s:   in dense steps, at distances of 1, 2, 4 and so on    `dense_exchange`, of gradients
-             in the others                                        `momentum_exchange`
-    t >= s:  as `LocalSteps`, in rounds of 1, 2, 4 and so on, up to H, steps
+    t < s:   dense steps, at distances of 1, 2, 4, ...   `dense_exchange` of gradients
+             all other steps                             `momentum_exchange`
+    t >= s:  `LocalSteps`, in rounds of 1, 2, 4, ... steps, at most H
 
-A local step is the method's: `Method.alone`. What it multiplies a momentum by, `rate_of_step`, is
-added up in its state, `rates`, and a round ends by it. After a round that was not finite its
-momentum begins anew, for that which led there is no worker's any more.
+`Method.alone` runs a local step. The state `rates` holds the sum of `rate_of_step` over the steps
+of a round, by which the end of the round scales the changes. After a non-finite round the momentum
+is reset.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ from tf_redsync.step.state_variables import Consensus, StateVariables
 
 
 class ZeroOne(LocalSteps):
-    """Exchanges that become rarer.
+    """Exchanges momenta in synchronous steps, then weight changes at growing intervals.
 
     Args:
         buckets: The buckets, in the order in which they are exchanged.
-        steps: Most steps between two exchanges, H.
-        warm_up: A dense warm-up, if there is one.
-        training: The training's length, where the intervals are fractions of it.
+        steps: The largest number of steps between two exchanges, H.
+        warm_up: A dense warm-up, or `None`.
+        training: The length of the training, if the intervals are fractions of it.
+        nonfinite: Counts skipped steps.
+        clock: int64 variable, number of exchanges so far.
     """
 
     def __init__(
@@ -54,28 +56,31 @@ class ZeroOne(LocalSteps):
         self._clock = clock
         self._training, self._asked = training, buckets[0].method.sync_schedule.intervals
         runs, number = tuple(b.method.momentum_exchange for b in self.buckets), len(self.buckets)
-        self.momenta_together = Plan(tuple(self.buckets), runs, (False,) * number, (True,) * number)
+        self.momentum_plan = Plan(tuple(self.buckets), runs, (False,) * number, (True,) * number)
 
     @property
     def intervals(self) -> Intervals:
-        """The intervals in steps, for graphs."""
+        """The intervals, in steps."""
         return self._asked if self._training is None else self._asked.of(self._training.read())
 
     @override
     def run(self, inputs: Inputs) -> Outcome:
-        """Return momenta, this worker's own in a local step, and gradients in a dense one."""
+        """Exchange gradients or momenta in a synchronous step; return local momenta in others."""
         warming, begun = self.begun(inputs.step)
         inputs, network = dataclasses.replace(inputs, step=begun), inputs.network
         dense = self.intervals.dense(begun)
         if warming is not None:
             dense |= warming
-        together, by_position = self._together(warming, begun), self._by_position(inputs.grads)
+        together, by_position = (
+            self._is_synchronous(warming, begun),
+            self._by_position(inputs.grads),
+        )
         outcome = choose(
             together,
             lambda: choose(
                 dense,
                 lambda: self.alone.run(inputs),
-                lambda: self.momenta_together.run(inputs),
+                lambda: self.momentum_plan.run(inputs),
                 network,
             ),
             lambda: self._alone(inputs),
@@ -88,14 +93,14 @@ class ZeroOne(LocalSteps):
         )
         return outcome
 
-    def _together(self, warming: tf.Tensor | None, begun: tf.Tensor) -> tf.Tensor:
+    def _is_synchronous(self, warming: tf.Tensor | None, begun: tf.Tensor) -> tf.Tensor:
         together = ~self.intervals.local(begun)
         return together if warming is None else together | warming
 
     @override
     def warmed(self) -> tf.Tensor:
-        """Return whether the step that has just been counted was one of all workers together."""
-        return self._together(*self.begun(self._clock.read_value() - 1))
+        """Return whether the step counted last was a synchronous step."""
+        return self._is_synchronous(*self.begun(self._clock.read_value() - 1))
 
     @override
     def after_update(
@@ -105,9 +110,9 @@ class ZeroOne(LocalSteps):
         rate: tf.Tensor,
         network: Network,
     ) -> Sent:
-        """Count a local step, and exchange the changes when the round is over."""
+        """Count a local step, and exchange the changes at the end of the round."""
         warming, begun = self.begun(self._clock.read_value() - 1)
-        alone = ~self._together(warming, begun)
+        alone = ~self._is_synchronous(warming, begun)
         consensus.steps.assign_add(tf.cast(alone, tf.int64), read_value=False)
         steps = tf.cast(self._clock.read_value(), tf.float32)
         for bucket, state in zip(self.buckets, states, strict=True):
@@ -121,14 +126,14 @@ class ZeroOne(LocalSteps):
     def exchange_changes(
         self, consensus: Consensus, states: Sequence[StateVariables], network: Network
     ) -> Sent:
-        """The same; after changes that were not finite nothing is left of the round."""
+        """Exchange the changes; if they are non-finite, reset the momentum and `rates`."""
         sent, finite = super().exchange_changes(consensus, states, network)
 
-        def forget() -> None:
+        def reset() -> None:
             for state in states:
                 held = state.read()
                 names = ("momentum", "rates")
                 state.assign({n: [tf.zeros_like(x) for x in held[n]] for n in names})
 
-        tf.cond(finite, lambda: None, forget)
+        tf.cond(finite, lambda: None, reset)
         return sent, finite
