@@ -1,5 +1,6 @@
 """A worker whose input stalls is warned of, named, and does not hang for ever."""
 
+import re
 import time
 
 import pytest
@@ -74,4 +75,6 @@ def test_a_worker_whose_data_stall_is_named_and_ends(family, amount, loop):
     for output in outputs:
         assert "worker 1 did not reach the others within 8 s; worker 1 waited for" in output
     for output in outputs:
-        assert "worker 1 has waited 2 s for data" in output or "waited 3 s for data" in output
+        warned = re.search(r"worker 1 has waited (\d+) s for data", output)
+        assert warned, output
+        assert 2 <= int(warned[1]) < 8  # from a quarter of the limit on; a busy machine is late
