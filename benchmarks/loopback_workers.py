@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.exchange import driver, loopback
+from tf_redsync.exchange.capabilities import Waiting, required
 from tf_redsync.exchange.layout import Bucket, TensorSpec, make_buckets
 from tf_redsync.policy import Policy
 from tf_redsync.schedules import ExponentialWarmUp
@@ -79,7 +80,9 @@ class Exchange:
 
     def waits(self, bucket: Bucket, states) -> bool:
         """Whether a method still waits for something."""
-        return bool(bucket.method.sync_schedule.waits_for and not bucket.method.ready(states[0]))
+        if not bucket.method.sync_schedule.waits_for:
+            return False
+        return not required(bucket.method, Waiting).ready(states[0])
 
     @property
     def fragments(self) -> list[list[int]]:

@@ -169,7 +169,7 @@ def learning_rate(method: rs.Method, dense: float, votes: float) -> float:
     """
     if setting_of(type(method).__name__).votes:
         return votes
-    return dense * (1.0 - method.momentum_in_exchange)
+    return dense * (1.0 - method.traits.momentum_in_exchange)
 
 
 def _made(options: dict[str, Any]) -> dict[str, Any]:

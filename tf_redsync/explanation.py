@@ -122,7 +122,7 @@ def explain(
         replicas=replicas,
         warm_up=warm_up,
         carrier=carrier,
-        notes=tuple(dict.fromkeys(note for b in buckets for note in b.method.notes)),
+        notes=tuple(dict.fromkeys(note for b in buckets for note in b.method.traits.notes)),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from tf_redsync import checks
 from tf_redsync.config import Configurable, register
+from tf_redsync.exchange.capabilities import Fragmented, capability, clipping
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Method
 
@@ -83,11 +84,11 @@ class Policy(Configurable):
                     "`rules` must be a tuple of tf_redsync.Rule(pattern=..., method=...). "
                     f"Received: {rule!r} in rules"
                 )
-            clip = rule.method.clip_norm
-            if clip is not None:
+            clips = clipping(rule.method)
+            if clips is not None:
                 raise ValueError(
                     "`clip_norm` clips the whole gradient; give it to the policy's `default` "
-                    f"method. Received: clip_norm={clip} in the rule {rule.pattern!r}"
+                    f"method. Received: clip_norm={clips.clip_norm} in the rule {rule.pattern!r}"
                 )
         check_together(self.methods)
 
@@ -181,9 +182,9 @@ def check_together(methods: Sequence[Method]) -> None:
     Raises:
         ValueError: for different momenta, local steps or delays.
     """
-    momenta = {m.momentum_in_exchange for m in methods}
+    momenta = {m.traits.momentum_in_exchange for m in methods}
     if len(momenta) > 1:
-        found = ", ".join(f"{type(m).__name__} {m.momentum_in_exchange}" for m in methods)
+        found = ", ".join(f"{type(m).__name__} {m.traits.momentum_in_exchange}" for m in methods)
         raise ValueError(
             "all methods of a policy must apply the same momentum: some variables would have "
             f"none. Received: momentum of {found}. Give all of them the same one, as in "
@@ -195,7 +196,7 @@ def check_together(methods: Sequence[Method]) -> None:
             "all methods of a policy must have the same number of local steps, and the same "
             f"delay. Received: (local steps, delay) of {sorted(schedules)}"
         )
-    fragments = {m.fragmentation for m in methods}
+    fragments = {f and f.fragmentation for f in (capability(m, Fragmented) for m in methods)}
     if len(fragments) > 1:
         raise ValueError(
             "all methods of a policy must have the same `fragments`, and the same `mixing`. "
@@ -214,9 +215,10 @@ def _check_matches(name: str, pattern: str, specs: Sequence[TensorSpec]) -> None
 
 def _in_fragments(assignments: list[Assignment]) -> list[Assignment]:
     """Return assignments that say which fragment of the model each variable is in."""
-    if not assignments or not assignments[0].method.sync_schedule.fragments:
+    fragmented = capability(assignments[0].method, Fragmented) if assignments else None
+    if fragmented is None or not assignments[0].method.sync_schedule.fragments:
         return assignments
-    numbers = assignments[0].method.fragments_of([a.spec for a in assignments])
+    numbers = fragmented.fragments_of([a.spec for a in assignments])
     return [
         dataclasses.replace(a, spec=dataclasses.replace(a.spec, fragment=number))
         for a, number in zip(assignments, numbers, strict=True)

@@ -73,7 +73,7 @@ def density_of(method: Any, spec: Any) -> float:
     count = getattr(method, "k", None)  # of methods that select
     if callable(count):
         return float(count(spec)) / max(1, spec.size)
-    return 1.0 / float(method.waiting_steps)
+    return 1.0 / float(method.traits.waiting_steps)
 
 
 def _shares(bucket: Bucket, total: float) -> list[float]:

@@ -126,11 +126,16 @@ def registered_methods() -> tuple[RegisteredMethod, ...]:
 
 
 def _bits(node: ast.ClassDef) -> str:
-    """Returns what a class declares to send per element, "" where it has that from its base."""
-    for line in node.body:
-        if isinstance(line, ast.AnnAssign) and ast.unparse(line.target) == "bits" and line.value:
-            return str(ast.literal_eval(line.value))
-    return ""
+    """Returns the bits per element in a class's `traits`, "" where a base class declares them."""
+    declared = (
+        argument
+        for function in node.body
+        if isinstance(function, ast.FunctionDef) and function.name == "traits"
+        for call in ast.walk(function)
+        if isinstance(call, ast.Call)
+        for argument in call.keywords
+    )
+    return next((str(ast.literal_eval(a.value)) for a in declared if a.arg == "bits"), "")
 
 
 def _further_rows(markdown: str, folder: str) -> str:

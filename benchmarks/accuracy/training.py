@@ -24,6 +24,7 @@ from benchmarks.accuracy.evaluation import Evaluation
 from benchmarks.accuracy.tasks import Settings, examples
 from benchmarks.loopback_workers import Exchange
 from tf_redsync.exchange import feedback
+from tf_redsync.exchange.capabilities import AdamMoments, capability, clipping, dense_start
 from tf_redsync.exchange.layout import tensor_spec
 from tf_redsync.expressions import Expression
 from tf_redsync.keras import conflicts
@@ -105,7 +106,7 @@ class Training:
         self.model = settings.network(found, seed)
         self.variables = list(self.model.trainable_variables)
         self.statistics = list(self.model.non_trainable_variables)
-        in_exchange = self.policy.default.momentum_in_exchange
+        in_exchange = self.policy.default.traits.momentum_in_exchange
         rate_first = what.options.get("rate_first", False)
         if rate_first and settings.optimizer != "sgd":
             raise ValueError(f"`rate_first` is for SGD. Received: {settings.optimizer}")
@@ -115,7 +116,7 @@ class Training:
         conflicts.check_adam(self.optimizer, self.policy)
         self.optimizer.build(self.variables)
         specs = [tensor_spec(v, i) for i, v in enumerate(self.variables)]
-        begins = what.options.get("warm_up") or self.policy.default.dense_start
+        begins = what.options.get("warm_up") or dense_start(self.policy.default)
         warm_up = dense_steps(begins, settings.steps)
         self.exchange = Exchange(self.policy, specs, settings.workers, warm_up)
         self.flushes = what.options.get("flush", False)
@@ -133,7 +134,7 @@ class Training:
         self._momenta = [
             spec.position
             for bucket in self.exchange.buckets
-            if bucket.method.adam is not None
+            if capability(bucket.method, AdamMoments)
             for spec in bucket.layout.specs
         ]
 
@@ -158,7 +159,8 @@ class Training:
         if bound is not None:
             scale = feedback.local_clip_scale(gradients, bound, workers)
             gradients = feedback.scaled(gradients, scale)
-        return feedback.scaled(gradients, self.policy.default.clip_scale(gradients, workers))
+        clips = clipping(self.policy.default)
+        return feedback.scaled(gradients, clips and clips.clip_scale(gradients, workers))
 
     def _update(self, totals, statistics):
         self.optimizer.apply(totals, self.variables)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -18,6 +17,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.requests import AllGather
+from tf_redsync.exchange.traits import Traits
 
 SCOPES = ("layer", "model")
 
@@ -39,15 +39,21 @@ class SelectionVariant(rs.GMC):
     scope: str = "layer"
     random_ties: bool = False
 
-    paper: ClassVar[str] = "-"
-    state_kinds: ClassVar[dict[str, str]] = {**rs.GMC.state_kinds, "waited": "mean"}
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.real("age", self.age, low=0.0, high=float("inf"))
         checks.real("oldest", self.oldest, low=0.0, high=1.0, high_open=True)
         checks.choice("scope", self.scope, SCOPES)
+
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="-",
+            state_kinds={**super().traits.state_kinds, "waited": "mean"},
+        )
 
     @override
     def init(self, layout: BucketLayout) -> State:

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from benchmarks.loopback_workers import Exchange, Tensors
 from benchmarks.methods.digits_task import Digits
+from tf_redsync.exchange.capabilities import OwnPoint, capability
 from tf_redsync.keras import pruning
 
 
@@ -99,7 +100,10 @@ class Training:
             positions = [s.position for s in bucket.layout.specs]
             for point, own, state in zip(points, grads, own_states, strict=True):
                 arguments = [weights[p] for p in positions], [own[p] for p in positions]
-                found = bucket.method.point(*arguments, state, self.rate, self.task.workers)
+                perturbed = capability(bucket.method, OwnPoint)
+                found = arguments[0]
+                if perturbed is not None:
+                    found = perturbed.point(*arguments, state, self.rate, self.task.workers)
                 for position, tensor in zip(positions, found, strict=True):
                     point[position] = tensor
         return points

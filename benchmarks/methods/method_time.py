@@ -12,6 +12,7 @@ import tensorflow as tf
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.traits import Traits
 
 STEPS = 10  # in a row; a threshold search takes turns with reuse, so single steps say little
 ROUNDS = 20
@@ -20,7 +21,7 @@ ROUNDS = 20
 class Replies:
     """A method that goes on as another one and keeps what the network answered to worker 0."""
 
-    totals_may_overflow = False
+    traits = Traits(totals_may_overflow=False)
 
     def __init__(self, method):
         self.method, self.kept = method, []

@@ -100,7 +100,7 @@ class Workers(saved_exchange.SavedExchange):
             name: [_Copies(_Value(np.asarray(t)) for _ in range(workers)) for t in tensors]
             for name, tensors in state.items()
         }
-        self.states = [_States(copies, dict(self.method.state_kinds))]
+        self.states = [_States(copies, dict(self.method.traits.state_kinds))]
         self.weights_of = [[np.zeros(s.shape, np.float32) for s in specs] for _ in range(workers)]
 
     def read(self) -> list[dict[str, list[tf.Tensor]]]:

@@ -1,4 +1,4 @@
-"""What methods say that they send (`Method.bits`) is what they send, of a large tensor.
+"""What methods say that they send (`Traits.bits`) is what they send, of a large tensor.
 
 The tables in `families/` are for tensors of some hundred elements. Here is one of 16 MiB, where
 what depends on the size of a tensor comes in: other selections, other codes, capacities.
@@ -62,7 +62,7 @@ def coded_bits(method) -> float:
 # The text, and the same in Python for K workers and a matrix of SIDE x SIDE.
 CLAIMS = {
     "64 density": lambda m: 64 * m.density,
-    "as the method, in each stage": lambda m: CLAIMS[m.method.bits](m.method),
+    "as the method, in each stage": lambda m: CLAIMS[m.method.traits.bits](m.method),
     "32 density": lambda m: 32 * m.density,
     "128 density": lambda m: 128 * m.density,
     "64 density; quantised 32 density": lambda m: (32 if m.quantized else 64) * m.density,
@@ -140,4 +140,4 @@ def test_bits(name):
         method = cls()
     except TypeError:
         method = FIRST[cls].method
-    assert payload_bits(method) == pytest.approx(CLAIMS[method.bits](method), rel=0.01)
+    assert payload_bits(method) == pytest.approx(CLAIMS[method.traits.bits](method), rel=0.01)

@@ -24,6 +24,7 @@ from tests.conformance.table import TABLE
 from tests.deep import DEEP
 from tf_redsync.codings.choice import LOSSLESS
 from tf_redsync.exchange import loopback
+from tf_redsync.exchange.capabilities import dense_start
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather
 
@@ -44,7 +45,7 @@ def with_density(method):
     """The method at the density of these tests."""
     if isinstance(getattr(method, "method", None), rs.Method):
         return dataclasses.replace(method, method=with_density(method.method))
-    changes = {"density": DENSITY} | ({} if method.dense_start else {"warm_up": None})
+    changes = {"density": DENSITY} | ({} if dense_start(method) else {"warm_up": None})
     return dataclasses.replace(method, **{k: v for k, v in changes.items() if hasattr(method, k)})
 
 
@@ -59,7 +60,7 @@ def _cases() -> dict[str, Descriptor]:
     cases, seen = {}, set()
     for name, descriptor in TABLE.items():
         method = descriptor.method
-        keeps = "residual" in method.state_kinds and descriptor.patience is not None
+        keeps = "residual" in method.traits.state_kinds and descriptor.patience is not None
         if keeps and kind(method) not in seen:
             seen.add(kind(method))
             cases[name] = dataclasses.replace(descriptor, method=with_density(method))

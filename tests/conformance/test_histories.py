@@ -177,7 +177,7 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost(self):
-        if self.descriptor.method.conserves:
+        if self.descriptor.method.traits.conserves:
             missing = self.ledger.missing(self.workers.residuals())
             allowed = 2e-6 * max(1, self.ledger.steps) * self.workers.workers * self.ledger.scale
             note(f"missing {missing}, allowed {allowed}")

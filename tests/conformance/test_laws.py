@@ -21,7 +21,8 @@ from tests.conformance.table import TABLE, cases, counts_of, in_pairs, is_first
 from tests.deep import DEEP
 from tests.loops import loop
 from tests.methods import METHODS
-from tf_redsync.exchange import driver, loopback
+from tf_redsync.exchange import capabilities, driver, loopback
+from tf_redsync.exchange.capabilities import at_step, capability
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather
 
@@ -48,7 +49,7 @@ def dense_kind(name) -> tuple:
     inner = getattr(method, "method", None)
     traits = ("momentum", "nesterov", "gathers", "served_only")
     found = [bool(getattr(m, t, False)) for m in (method, inner, TABLE[name]) for t in traits]
-    return type(method), type(inner), *found, frozenset(method.state_kinds)
+    return type(method), type(inner), *found, frozenset(method.traits.state_kinds)
 
 
 _FIRST_DENSE = {dense_kind(name): name for name in reversed(TABLE)}
@@ -105,7 +106,7 @@ def test_conservation(name, workers, phase):
     """sum(gradient + old residual) = total + sum(new residual), or the method says otherwise."""
     records = recorded(name, workers, phase)
     surpluses = [surplus(r) for r in records]
-    if TABLE[name].method.conserves:
+    if TABLE[name].method.traits.conserves:
         for worst, scale in surpluses:
             assert worst <= 1e-6 * workers * scale
     elif phase == "exchange" and workers > 1:
@@ -188,8 +189,8 @@ def test_totals_and_states_keep_their_form(name, workers, phase):
     method, layout = TABLE[name].method, BucketLayout(TABLE[name].specs, workers)
     shapes = [s.shape for s in layout.specs]
     initial = copied(method.init(layout))
-    assert set(initial) == set(method.state_kinds)
-    assert set(method.state_kinds.values()) <= {"sum", "mean", "shared"}
+    assert set(initial) == set(method.traits.state_kinds)
+    assert set(method.traits.state_kinds.values()) <= {"sum", "mean", "shared"}
     for record in recorded(name, workers, phase):
         assert record.step.finite
         for totals, state in zip(record.totals, record.new_states, strict=True):
@@ -202,7 +203,7 @@ def test_totals_and_states_keep_their_form(name, workers, phase):
 
 def shared(name) -> list[str]:
     """What of a method's state all workers have in common."""
-    return [key for key, kind in TABLE[name].method.state_kinds.items() if kind == "shared"]
+    return [key for key, kind in TABLE[name].method.traits.state_kinds.items() if kind == "shared"]
 
 
 @pytest.mark.parametrize("name", [name for name in TABLE if shared(name)])
@@ -258,7 +259,7 @@ def test_bytes_and_messages(name, workers, phase):
 
 def has_a_formula(method) -> bool:
     """Whether what it sends is the same from the first step on."""
-    return not (method.density_changes or method.sync_schedule.phases)
+    return not (method.traits.density_changes or method.sync_schedule.phases)
 
 
 @loop("name, workers", cases([n for n, d in TABLE.items() if has_a_formula(d.method)], (3,)))
@@ -275,13 +276,14 @@ def test_formulas_and_periods(name, workers):
         formula = method.payloads(layout, number)
         assert formula is None or formula == requests
         if TABLE[name].agrees:
-            again = range(number % method.period, number + 1, method.period)
-            assert requests == found[next(n for n in again if method.at(n) == method.at(number))]
+            period, stage = method.traits.period, at_step(method, number)
+            again = range(number % period, number + 1, period)
+            assert requests == found[next(n for n in again if at_step(method, n) == stage)]
 
 
 def test_a_period_is_no_longer_than_it_must_be():
     first, second, third = (recorded("acp_sgd", 3)[i].step.bytes_sent for i in range(3))
-    assert TABLE["acp_sgd"].method.period == 2 and first == third != second
+    assert TABLE["acp_sgd"].method.traits.period == 2 and first == third != second
 
 
 # ------------------------------------------------------------------------------- not finite
@@ -398,7 +400,15 @@ def test_interface(name):
         assert method.describe(spec)
         assert fallback.refuses(spec) is None
         assert method.refuses(spec) is None or isinstance(method.refuses(spec), str)
-    assert fallback.momentum_in_exchange == method.momentum_in_exchange
+    assert fallback.traits.momentum_in_exchange == method.traits.momentum_in_exchange
     assert fallback.sync_schedule.local_steps == method.sync_schedule.local_steps
     assert fallback.sync_schedule.delay == method.sync_schedule.delay
-    assert method.sync_schedule.warm_up_steps >= 0
+    schedule = method.sync_schedule
+    assert schedule.warm_up_steps >= 0
+    for implied, kind in (
+        (schedule.waits_for, capabilities.Waiting),
+        (schedule.own_point, capabilities.OwnPoint),
+        (schedule.fragments, capabilities.Fragmented),
+        (schedule.stages, capabilities.Staged),
+    ):
+        assert bool(implied) == (capability(method, kind) is not None), kind

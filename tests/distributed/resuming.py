@@ -107,7 +107,8 @@ class Training:
         rate = 0.02
         if name not in cases():
             rate = method_settings.learning_rate(method, dense=0.02, votes=0.005)
-        momentum = 0.0 if getattr(method, "momentum_in_exchange", 0) else 0.5
+        is_method = isinstance(method, rs.Method)
+        momentum = 0.0 if is_method and method.traits.momentum_in_exchange else 0.5
         optimizers = keras.optimizers.legacy if family == "legacy" else keras.optimizers
         if type(method).__name__ == "CompAMS" and family == "keras3":
             inner = lambda: rs.AMSGrad(0.01)  # noqa: E731

@@ -104,8 +104,9 @@ def traced(methods, policy):
             model = keras.Sequential([keras.layers.Input((128,)), *layers])
             home = "rs" if hasattr(rs, text.partition("(")[0]) else "rs.contrib"
             method = eval(f"{home}.{text}", {"rs": rs})
-            inner = keras.optimizers.Adam if method.adam else keras.optimizers.SGD
-            optimizer = rs.DistributedOptimizer(inner(0.1, **(method.adam or {})), method)
+            moments = getattr(method, "adam", {})
+            inner = keras.optimizers.Adam if moments else keras.optimizers.SGD
+            optimizer = rs.DistributedOptimizer(inner(0.1, **moments), method)
             optimizer.build(model.trainable_variables)
 
         def one(x, y, model=model, optimizer=optimizer):

@@ -39,7 +39,7 @@ def kind(name):
         schedule.masks_local_momentum,
         *stages,
         schedule.waits_for,
-        method.whole_model,
+        method.traits.whole_model,
     )
 
 

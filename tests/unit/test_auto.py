@@ -239,7 +239,7 @@ def test_a_plain_sgds_momentum_may_be_the_exchanges(inner, momentum):
         for rate in (1e10, 1e6)
     )
     assert {a.method for a in fast.assign(SPECS)} == {rs.Dense()}
-    exchanged = {a.method.momentum_in_exchange for a in slow.assign(SPECS)}
+    exchanged = {a.method.traits.momentum_in_exchange for a in slow.assign(SPECS)}
     assert list(exchanged) == pytest.approx([momentum])
     if momentum:
         assert "not chosen: momentum=" in str(fast)

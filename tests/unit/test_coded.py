@@ -14,6 +14,7 @@ from tests.loops import loop
 from tf_redsync import codings
 from tf_redsync.codings.base import Capacity
 from tf_redsync.exchange import driver, loopback
+from tf_redsync.exchange.capabilities import clipping
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.methods import from_config, serialize
 
@@ -75,14 +76,14 @@ INSIDE = {
 @pytest.mark.parametrize("name", INSIDE)
 def test_every_sparsifier_conserves(name):
     method = rs.Coded(method=INSIDE[name], indices=codings.Golomb(), values=codings.Half())
-    assert method.conserves and surplus(method) < 5e-6
+    assert method.traits.conserves and surplus(method) < 5e-6
 
 
 @pytest.mark.parametrize("name", ["SparDL", "FixedThreshold"])
 def test_deep_reduce_conserves(name):
     """Where a message is about a block, and where fewer elements are sent than there is room."""
     method = rs.contrib.DeepReduce(method=INSIDE[name])
-    assert method.conserves and surplus(method) < 5e-6
+    assert method.traits.conserves and surplus(method) < 5e-6
 
 
 def test_p2_conserves():
@@ -99,9 +100,9 @@ def test_p2_conserves():
 def test_without_error_feedback_only_rounding_is_lost(indices):
     """An exact value is delivered once, also that of a false position."""
     method = rs.Coded(method=rs.TopK(density=0.05), indices=indices, error_feedback=False)
-    assert method.conserves and surplus(method) < 5e-6
+    assert method.traits.conserves and surplus(method) < 5e-6
     rounded = dataclasses.replace(method, values=codings.Half())
-    assert not rounded.conserves and 1e-3 < surplus(rounded) < 0.1
+    assert not rounded.traits.conserves and 1e-3 < surplus(rounded) < 0.1
 
 
 @pytest.mark.parametrize("indices", [codings.Golomb(), rs.contrib.codings.Bloom()])
@@ -246,7 +247,7 @@ def test_clipping_inside_a_rule_is_refused():
         rule = rs.Rule(pattern="x", method=wrapped)
         with pytest.raises(ValueError, match="`clip_norm` clips the whole gradient.*'x'"):
             rs.Policy(default=rs.Dense(), rules=(rule,))
-        assert rs.Policy(default=wrapped).default.clip_norm == 2.0
+        assert clipping(rs.Policy(default=wrapped).default).clip_norm == 2.0
 
 
 # ------------------------------------------------------------------------------------ configuration
@@ -262,7 +263,7 @@ CONFIGURED = rs.Coded(
 def test_config_round_trip():
     again = from_config(json.loads(json.dumps(serialize(CONFIGURED))))
     assert again == CONFIGURED and hash(again) == hash(CONFIGURED)
-    assert again.sync_schedule.warm_up_steps == 3 and again.momentum_in_exchange == 0.9
+    assert again.sync_schedule.warm_up_steps == 3 and again.traits.momentum_in_exchange == 0.9
     rule = rs.Rule(pattern="embedding", method=CONFIGURED)
     policy = rs.Policy(default=rs.Dense(momentum=0.9), rules=(rule,))
     assert from_config(json.loads(json.dumps(serialize(policy)))) == policy

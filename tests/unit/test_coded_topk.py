@@ -168,7 +168,8 @@ def test_halves_at_the_mean_beat_equal_steps():
 def test_bad_arguments(options, text):
     with pytest.raises(ValueError, match=text):
         rs.CodedTopK(**options)
-    assert rs.CodedTopK(value_bits=16).conserves and not rs.CodedTopK(momentum=0.9).conserves
+    assert rs.CodedTopK(value_bits=16).traits.conserves
+    assert not rs.CodedTopK(momentum=0.9).traits.conserves
 
 
 @pytest.mark.parametrize("bits", [0, 5, 2.0])

@@ -55,7 +55,7 @@ def test_no_exchange_returns_its_own():
     for totals, own in zip(step.totals, grads, strict=True):
         for total, g in zip(totals, own, strict=True):
             np.testing.assert_array_equal(total, g)
-    assert not method.conserves and method.describe(SPECS[0]) == "nothing is sent"
+    assert not method.traits.conserves and method.describe(SPECS[0]) == "nothing is sent"
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_the_ramp_in_a_graph():
 def test_dense_tensors_get_the_same_momentum():
     method = rs.DGC(momentum=0.7, nesterov=True)
     assert method.dense() == rs.Dense(momentum=0.7, nesterov=True)
-    assert method.momentum_in_exchange == 0.7
+    assert method.traits.momentum_in_exchange == 0.7
     assert "rank 1" in method.refuses(TensorSpec("bias", (5000,)))
 
 

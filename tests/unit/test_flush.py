@@ -61,7 +61,7 @@ def waiting(optimizer):
 
 def applied(method):
     """What dense training applies in all, before the rate: in plain numpy."""
-    m = method.momentum_in_exchange
+    m = method.traits.momentum_in_exchange
     totals, velocity = [np.zeros(s) for s in SHAPES.values()], [0.0, 0.0]
     for number in range(STEPS):
         for i, own in enumerate(zip(*grads_of(number), strict=True)):

@@ -127,7 +127,7 @@ def test_the_point_of_gmc_plus():
 
 def test_dense_tensors_get_the_same_momentum():
     assert rs.GMC(momentum=0.7).dense() == rs.Dense(momentum=0.7)
-    assert rs.GMC(momentum=0.7).momentum_in_exchange == 0.7
+    assert rs.GMC(momentum=0.7).traits.momentum_in_exchange == 0.7
     assert "rank 1" in rs.GMC().refuses(TensorSpec("bias", (5000,)))
     assert rs.GMC().describe(TensorSpec("w", (100, 100))) == "top_k, 100 elements"
 

@@ -364,7 +364,7 @@ def test_total_state_round_trip(mirrored):
     for (bucket, name, i, _), value in locally.items():
         total = saved[f"bucket_{bucket}/{name}/{i}"]
         parts = [locally[bucket, name, i, r] for r in range(2)]
-        kind = first.program.buckets[bucket].method.state_kinds[name]
+        kind = first.program.buckets[bucket].method.traits.state_kinds[name]
         expected = {"sum": sum(parts), "mean": sum(parts) / 2, "shared": value}[kind]
         np.testing.assert_allclose(total, expected, rtol=1e-6)
     for workers in (2, 4, 1):

@@ -211,9 +211,10 @@ def test_what_it_says_of_a_method_is_the_methods():
     bias, matrix = TensorSpec("b", (9,)), TensorSpec("w", (90, 90))
     assert wrapped.refuses(bias) == rs.PowerSGD().refuses(bias) and wrapped.dense() == rs.Dense()
     assert wrapped.describe(matrix) == "rank 2 of 90 x 90 in bfloat16"
-    assert wrapped.state_kinds == rs.PowerSGD.state_kinds and wrapped.conserves
-    assert not rs.HalfPrecision(method=rs.PowerSGD(), error_feedback=False).conserves
-    assert rs.HalfPrecision().refuses(bias) is None and rs.HalfPrecision().conserves
+    assert wrapped.traits.state_kinds == rs.PowerSGD().traits.state_kinds
+    assert wrapped.traits.conserves
+    assert not rs.HalfPrecision(method=rs.PowerSGD(), error_feedback=False).traits.conserves
+    assert rs.HalfPrecision().refuses(bias) is None and rs.HalfPrecision().traits.conserves
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from tests.loops import loop
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather
+from tf_redsync.exchange.traits import Traits
 
 LAYOUT = BucketLayout((TensorSpec("v", (2,)),), 3)
 
@@ -23,7 +24,7 @@ class Scripted:
 
     script: object
 
-    totals_may_overflow = False
+    traits = Traits(totals_may_overflow=False)
 
     def init(self, layout):
         return {"seen": []}
@@ -103,7 +104,7 @@ def test_as_many_gradients_as_states():
 class Rotating:
     """Sends the step number around; a worker with a negative gradient is not finite."""
 
-    totals_may_overflow = True
+    traits = Traits()
 
     def init(self, layout):
         return {"sent": [tf.constant(-1, tf.int64)]}

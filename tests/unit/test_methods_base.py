@@ -9,10 +9,18 @@ import tensorflow as tf
 
 import tf_redsync as rs
 from tf_redsync.config import registered
+from tf_redsync.exchange.capabilities import (
+    Waiting,
+    at_step,
+    capability,
+    clipping,
+    dense_start,
+    required,
+)
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.loopback import run_step
-from tf_redsync.methods import SyncSchedule, from_config, serialize
+from tf_redsync.methods import SyncSchedule, Traits, from_config, serialize
 from tf_redsync.methods.common.random_numbers import stream, uniform
 
 
@@ -26,18 +34,30 @@ SPEC = TensorSpec("v", (2, 2))
 
 def test_defaults():
     method = Plain()
-    assert (
-        method.conserves
-        and method.sync_schedule == SyncSchedule()
-        and method.momentum_in_exchange == 0.0
-    )
+    assert method.traits == Traits() and method.sync_schedule == SyncSchedule()
+    assert method.traits.conserves and method.traits.momentum_in_exchange == 0.0
     assert method.refuses(SPEC) is None and method.describe(SPEC) == "Plain"
-    assert method.clip_scale([tf.ones([2])], 2) is None
-    assert method.init(BucketLayout((SPEC,), 2)) == {} and method.state_kinds == {}
+    assert clipping(method) is None and dense_start(method) is None
+    assert at_step(method, 7) is method and capability(method, Waiting) is None
+    assert method.init(BucketLayout((SPEC,), 2)) == {} and method.traits.state_kinds == {}
     with pytest.raises(NotImplementedError):
         method.dense()
     with pytest.raises(NotImplementedError):
         method.exchange([], {}, Context(BucketLayout((SPEC,), 2), 0, tf.constant(0, tf.int64)))
+
+
+def test_the_base_class_is_small():
+    """What few methods need is a class of `exchange/capabilities.py` or a field of `Traits`."""
+    public = {name for name in vars(rs.Method) if not name.startswith("_")}
+    assert {"traits", "exchange"} < public and len(public) <= 10, public
+
+
+def test_a_capability_that_the_schedule_implies_is_required():
+    class Unready(Plain):
+        sync_schedule = SyncSchedule(waits_for="something")
+
+    with pytest.raises(TypeError, match="Unready.*Waiting"):
+        required(Unready(), Waiting)
 
 
 def test_inherited_dense_exchange_is_a_scaled_sum():

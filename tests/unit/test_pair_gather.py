@@ -12,6 +12,7 @@ from tf_redsync.exchange import loopback
 from tf_redsync.exchange.driver import DryRun, drive
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import PairGather
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.network.collectives import Alone, PublicCollectives
 from tf_redsync.ops import wire
 
@@ -28,7 +29,7 @@ def expected(rank, distance, workers):
 class Pairs(rs.Method):
     """Its totals are the rows that it was given."""
 
-    totals_may_overflow = False
+    traits = Traits(totals_may_overflow=False)
     distance: int = 1
 
     def exchange(self, grads, state, ctx):

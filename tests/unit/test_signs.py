@@ -95,7 +95,8 @@ def test_signum_votes_with_the_average():
             signs.append(float(step.totals[0][0]))
         assert signs == expected
     assert (
-        rs.contrib.Signum().momentum_in_exchange == 0.9 and rs.SignSGD().momentum_in_exchange == 0.0
+        rs.contrib.Signum().traits.momentum_in_exchange == 0.9
+        and rs.SignSGD().traits.momentum_in_exchange == 0.0
     )
 
 

@@ -150,7 +150,7 @@ def test_volume(workers):
     )
     k = workers * count(0.05, -(-SIZE // workers))
     assert step.bytes_sent == pytest.approx(4 * (workers - 1) * (4 * k / workers + 4))
-    assert rs.contrib.SparDL.bits == "64 density (1 + 1 / K)"
+    assert rs.contrib.SparDL().traits.bits == "64 density (1 + 1 / K)"
     payloads = sum(int(driver.payload_bytes(r)) for r in step.requests)
     assert payloads == 4 * (2 * k * (1 + 1 / workers) + 2 * workers + 2)
 

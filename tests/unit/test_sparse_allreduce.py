@@ -154,7 +154,7 @@ def test_ok_topk_sends_less_than_6_k_words(workers):
     assert step.bytes_sent / 4 < 6 * k * (workers - 1) / workers
     payloads = sum(int(driver.payload_bytes(r)) for r in step.requests)
     assert payloads == 4 * (workers + 1) * (3 + 2 * slots)
-    assert rs.contrib.OkTopk.bits == "80 density (1 + 1 / K)"
+    assert rs.contrib.OkTopk().traits.bits == "80 density (1 + 1 / K)"
 
 
 @pytest.mark.parametrize("workers", [2, 7])

@@ -159,7 +159,7 @@ def test_what_is_left_is_sent_later():
         step = run_step([[tf.constant(g)]], states, number)
         states, delivered = step.states, delivered + np.float64(step.totals[0][0])
     assert np.linalg.norm(delivered / 150 - g) < 0.15 * np.linalg.norm(g)
-    assert method.waiting_steps == pytest.approx(10)
+    assert method.traits.waiting_steps == pytest.approx(10)
 
 
 def test_bits_of_an_element():

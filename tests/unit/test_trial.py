@@ -24,7 +24,7 @@ def candidates():
     for cls in registered().values():
         if issubclass(cls, rs.Method):
             try:
-                rs.Auto(candidates=(cls(),), momentum=cls().momentum_in_exchange)
+                rs.Auto(candidates=(cls(),), momentum=cls().traits.momentum_in_exchange)
             except ValueError:
                 continue
             found.append(cls())

@@ -207,7 +207,7 @@ def test_who_is_served():
         assert "rank 1" in method.refuses(TensorSpec("bias", (5000,)))
         assert "dense_below" in method.refuses(TensorSpec("w", (10, 10)))
         assert method.refuses(TensorSpec("w", (100, 100))) is None
-        assert method.dense() == rs.Dense() and not method.conserves
+        assert method.dense() == rs.Dense() and not method.traits.conserves
 
 
 @loop(

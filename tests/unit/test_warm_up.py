@@ -14,6 +14,7 @@ import tf_redsync as rs
 from tests.loops import loop
 from tests.unit.test_gradient_exchange import build, gradients, make_step
 from tests.unit.test_programs import SPECS, Echo, plain_variable
+from tf_redsync.exchange.capabilities import dense_start
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
 from tf_redsync.keras import training_length
 from tf_redsync.methods import from_config, serialize
@@ -287,7 +288,7 @@ def test_its_length_is_saved(mirrored):
 )
 def test_what_never_begins_is_said(method, total, words):
     specs = [TensorSpec(name, (300, 300), position=i) for i, name in enumerate("abc")]
-    asked = method.dense_start
+    asked = dense_start(method)
     warm_up = None if asked is None else WarmUp(asked)
     if warm_up is not None and not warm_up.steps:
         warm_up.steps = asked.length(total)

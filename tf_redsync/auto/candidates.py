@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 
 from tf_redsync import checks, outer
+from tf_redsync.exchange.capabilities import dense_start
 from tf_redsync.exchange.method import Method
 from tf_redsync.methods.coded_topk import CodedTopK
 from tf_redsync.methods.demo import DeMo
@@ -57,7 +58,7 @@ def candidates() -> tuple[Candidate, ...]:
 def chosen_from() -> tuple[Method, ...]:
     """Return those that `Auto` may choose beside `Dense`: for its optimizer and learning rate."""
     methods = (c.method for c in candidates() if not isinstance(c.method, Dense))
-    return tuple(m for m in methods if m.dense_start is None and not m.votes)
+    return tuple(m for m in methods if dense_start(m) is None and not m.traits.votes)
 
 
 def check_candidate(method: Method, alone: bool) -> None:
@@ -77,7 +78,7 @@ def check_candidate(method: Method, alone: bool) -> None:
         )
     schedule = method.sync_schedule
     phases = schedule.warm_up_steps or schedule.dense_every or schedule.changes
-    begins = phases or method.dense_start is not None
+    begins = phases or dense_start(method) is not None
     if alone:
         turns = schedule.fragments or schedule.intervals
         if begins or turns or schedule.delay or schedule.own_point:
@@ -87,7 +88,7 @@ def check_candidate(method: Method, alone: bool) -> None:
                 f"{method!r} in candidates"
             )
         return
-    if schedule.own_weights or begins or "residual" not in method.state_kinds:
+    if schedule.own_weights or begins or "residual" not in method.traits.state_kinds:
         raise ValueError(
             "a candidate of Auto must exchange gradients in every step, without warm-up or phases, "
             "and keep a residual that a dense step can deliver, as RedSync, DGC, TopK, PowerSGD, "

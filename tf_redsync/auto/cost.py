@@ -139,7 +139,7 @@ Steps = tuple[tuple[Message, ...], ...]
 
 
 def messages(method: Any, layout: BucketLayout, phase: str = "exchange") -> Steps:
-    """Return the collectives of a period of an exchange's steps (`Method.period`), after warm-ups.
+    """Return the collectives of a period of an exchange's steps (`Traits.period`), after warm-ups.
 
     By a formula where the method has one, else by a dry run of `layout.workers` workers: a trace
     that is never executed, once for all buckets of equal shapes.
@@ -150,14 +150,14 @@ def messages(method: Any, layout: BucketLayout, phase: str = "exchange") -> Step
         phase: `"exchange"`, or `"dense_exchange"`.
     """
     if not layout.specs:
-        return ((),) * method.period
+        return ((),) * method.traits.period
     specs = [dataclasses.replace(s, name="", position=i) for i, s in enumerate(layout.specs)]
     return _messages(method, dataclasses.replace(layout, specs=tuple(specs), index=0), phase)
 
 
 @functools.lru_cache(maxsize=4096)
 def _messages(method: Any, layout: BucketLayout, phase: str) -> Steps:
-    numbers = [tf.int64.max - n for n in reversed(range(method.period))]
+    numbers = [tf.int64.max - n for n in reversed(range(method.traits.period))]
     known = [method.payloads(layout, n) if _has_formula(method, phase) else None for n in numbers]
     formulas = [payloads for payloads in known if payloads is not None]
     if len(formulas) < len(numbers):

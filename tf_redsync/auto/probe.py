@@ -139,14 +139,14 @@ def _exchange_seconds(method: Method, shape: tuple[int, int], workers: int, repe
     grads = [tf.random.stateless_normal(shape, (1, 2), alg="philox")]
     state = method.init(layout)
     times = []
-    for i in range(2 + repeats * method.period):
+    for i in range(2 + repeats * method.traits.period):
         start = time.perf_counter()
         totals, state = run(grads, state, tf.constant(i, tf.int64))
         wait(totals)
         times.append(time.perf_counter() - start)
     steps = times[2:]  # the first traces, the second finds its thresholds
-    starts = range(0, len(steps), method.period)
-    return statistics.median(statistics.fmean(steps[i : i + method.period]) for i in starts)
+    starts = range(0, len(steps), method.traits.period)
+    return statistics.median(statistics.fmean(steps[i : i + method.traits.period]) for i in starts)
 
 
 def slowest(network: Network, rows: Sequence[Sequence[float]]) -> list[list[float]]:

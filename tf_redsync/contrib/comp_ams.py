@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -13,6 +12,7 @@ from tf_redsync.config import register
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Exchange, Method, State
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.sparsifier import Sparsifier
 from tf_redsync.methods.signs import EFSignSGD
 from tf_redsync.methods.topk import TopK
@@ -66,10 +66,6 @@ class CompAMS(Sparsifier):
 
     compressor: str = "top_k"
 
-    paper: ClassVar[str] = "Li, Karimi, Li 2022"
-    requests: ClassVar[str] = "all-gather of indices and values, or of signs and scales"
-    bits: ClassVar[str] = "64 density; block-sign 1"
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,20 +73,18 @@ class CompAMS(Sparsifier):
 
     @property
     @override
-    def waiting_steps(self) -> float:
-        """Signs of all elements are sent in every step."""
-        return super().waiting_steps if self.compressor == "top_k" else 1.0
-
-    @property
-    @override
-    def rounds_values(self) -> bool:  # type: ignore[override]
-        """Whether it sends values and not signs."""
-        return self.compressor == "top_k"
-
-    @property
-    @override
-    def needs_amsgrad(self) -> bool:
-        return True
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Li, Karimi, Li 2022",
+            requests="all-gather of indices and values, or of signs and scales",
+            bits="64 density; block-sign 1",
+            rounds_values=self.compressor == "top_k",
+            # Signs of all elements are sent in every step
+            waiting_steps=super().traits.waiting_steps if self.compressor == "top_k" else 1.0,
+            sends_selected=self.compressor == "top_k",
+            needs_amsgrad=True,
+        )
 
     def compresses_by(self) -> Method:
         """Return the compressor with error feedback, which is a method too."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+
+from typing_extensions import override
 
 from tf_redsync.codings.base import IndexCoding, ValueCoding
 from tf_redsync.config import register
 from tf_redsync.contrib.codings.bloom import Bloom
 from tf_redsync.contrib.codings.quantized_values import QSGDValues
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.coded import Coded
 
 
@@ -34,11 +36,16 @@ class DeepReduce(Coded):
     Example:
         >>> import tf_redsync as rs
         >>> values = rs.contrib.codings.PolynomialFit()
-        >>> rs.contrib.DeepReduce(method=rs.TopK(density=0.1), values=values).conserves
+        >>> rs.contrib.DeepReduce(method=rs.TopK(density=0.1), values=values).traits.conserves
         True
     """
 
     indices: IndexCoding = dataclasses.field(default_factory=Bloom)
     values: ValueCoding = dataclasses.field(default_factory=QSGDValues)
 
-    paper: ClassVar[str] = "Xu, Kostopoulou, Dutta, Li, Ntoulas, Kalnis 2021"
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits, paper="Xu, Kostopoulou, Dutta, Li, Ntoulas, Kalnis 2021"
+        )

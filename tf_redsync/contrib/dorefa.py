@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -14,6 +13,7 @@ from tf_redsync.exchange import feedback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Exchange, State
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.quantizer import StochasticQuantizer, deliver_codes, largest
 
 MOST_BITS = 16
@@ -62,9 +62,6 @@ class DoReFa(StochasticQuantizer):
 
     bitwidth: int = 6
 
-    paper: ClassVar[str] = "Zhou, Wu, Ni, Zhou, Wen, Zou 2016"
-    bits: ClassVar[str] = "k"
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,6 +70,15 @@ class DoReFa(StochasticQuantizer):
             raise ValueError(
                 f"`bitwidth` must be at most {MOST_BITS}. Received: bitwidth={self.bitwidth}"
             )
+
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Zhou, Wu, Ni, Zhou, Wen, Zou 2016",
+            bits="k",
+        )
 
     @override
     def describe(self, spec: TensorSpec) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -15,6 +14,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, Payloads, State
 from tf_redsync.exchange.requests import AllGather, AllReduce
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.sparsifier import Sparsifier, selected_payloads
 from tf_redsync.ops import MessageLayout
 
@@ -61,27 +61,27 @@ class EF21(Sparsifier):
         ValueError: for a hyper-parameter out of its range.
 
     Example:
-        >>> EF21(density=0.01).waiting_steps
+        >>> EF21(density=0.01).traits.waiting_steps
         1.0
     """
 
-    state_kinds: ClassVar[dict[str, str]] = {"estimate": "sum", "total": "shared"}
-    paper: ClassVar[str] = "Richtárik, Sokolov, Fatkhullin 2021"
-    requests: ClassVar[str] = "all-gather of indices and values"
-    bits: ClassVar[str] = "64 density"
-    rounds_values: ClassVar[bool] = False  # estimates must be what the others have received
-
     @property
     @override
-    def conserves(self) -> bool:
-        """A total is of estimates, and there is no residual."""
-        return False
-
-    @property
-    @override
-    def waiting_steps(self) -> float:
-        """The total has all elements in every step."""
-        return 1.0
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Richtárik, Sokolov, Fatkhullin 2021",
+            requests="all-gather of indices and values",
+            bits="64 density",
+            state_kinds={"estimate": "sum", "total": "shared"},
+            # Estimates must be what the others have received
+            rounds_values=False,
+            # A total is of estimates, and there is no residual
+            conserves=False,
+            # The total has all elements in every step
+            waiting_steps=1.0,
+            sends_selected=False,
+        )
 
     @override
     def describe(self, spec: TensorSpec) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -15,6 +14,7 @@ from tf_redsync.contrib.common import recursive_doubling
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.requests import PairGather
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, flat, split
 from tf_redsync.ops import MessageLayout
 from tf_redsync.ops.wire import as_row, moved
@@ -71,10 +71,17 @@ class GTopK(Sparsifier):
         0.001
     """
 
-    rounds_values: ClassVar[bool] = False
-    paper: ClassVar[str] = "Shi, Wang, Zhao, Tang, Wang, Huang, Chu 2019"
-    requests: ClassVar[str] = "log2(K) exchanges with a partner, of indices and values"
-    bits: ClassVar[str] = "64 density log2(K)"
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Shi, Wang, Zhao, Tang, Wang, Huang, Chu 2019",
+            requests="log2(K) exchanges with a partner, of indices and values",
+            bits="64 density log2(K)",
+            rounds_values=False,
+            sends_selected=False,
+        )
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:

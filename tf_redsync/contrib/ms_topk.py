@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -14,6 +13,7 @@ from tf_redsync.exchange import feedback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, Payloads, State
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.random_numbers import of_worker, stream, uniform
 from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, selected_payloads
 from tf_redsync.ops import MessageLayout, Selection, wire
@@ -72,15 +72,21 @@ class MSTopK(Sparsifier):
     samplings: int = 30
     seed: int = 0
 
-    paper: ClassVar[str] = "Shi, Zhou, Song, and others 2021"
-    requests: ClassVar[str] = "all-gather of indices and values"
-    bits: ClassVar[str] = "64 density"
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.integer("samplings", self.samplings, low=1)
         checks.integer("seed", self.seed, low=0)
+
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Shi, Zhou, Song, and others 2021",
+            requests="all-gather of indices and values",
+            bits="64 density",
+        )
 
     @override
     def describe(self, spec: TensorSpec) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -13,6 +12,7 @@ from tf_redsync.exchange import feedback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Exchange, State
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.quantizer import StochasticQuantizer, deliver_codes
 
 
@@ -54,12 +54,18 @@ class NaturalCompression(StochasticQuantizer):
         ValueError: for a hyper-parameter out of its range.
 
     Example:
-        >>> NaturalCompression().conserves
+        >>> NaturalCompression().traits.conserves
         False
     """
 
-    paper: ClassVar[str] = "Horváth, Ho, Horváth, Sahu, Canini, Richtárik 2019"
-    bits: ClassVar[str] = "9"
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Horváth, Ho, Horváth, Sahu, Canini, Richtárik 2019",
+            bits="9",
+        )
 
     @override
     def describe(self, spec: TensorSpec) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 from typing_extensions import override
@@ -17,6 +17,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.requests import AllGather, AllToAll
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.sparsifier import Sparsifier, capacity, element_count, flat, split
 from tf_redsync.ops import MessageLayout, wire
 from tf_redsync.ops.message_layout import Parts
@@ -90,17 +91,6 @@ class OkTopk(Sparsifier):
     threshold_interval: int = 32
     partition_interval: int = 64
 
-    rounds_values: ClassVar[bool] = False
-    state_kinds: ClassVar[dict[str, str]] = {
-        "residual": "sum",
-        "own_threshold": "mean",
-        "threshold": "shared",
-        "regions": "shared",
-    }
-    paper: ClassVar[str] = "Li, Hoefler 2022"
-    requests: ClassVar[str] = "all-to-all, then all-gather, of indices and values"
-    bits: ClassVar[str] = "80 density (1 + 1 / K)"
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,9 +99,23 @@ class OkTopk(Sparsifier):
 
     @property
     @override
-    def totals_may_overflow(self) -> bool:
-        """Each element comes from one worker, which has looked at its sums."""
-        return False
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Li, Hoefler 2022",
+            requests="all-to-all, then all-gather, of indices and values",
+            bits="80 density (1 + 1 / K)",
+            state_kinds={
+                "residual": "sum",
+                "own_threshold": "mean",
+                "threshold": "shared",
+                "regions": "shared",
+            },
+            rounds_values=False,
+            # Each element comes from one worker, which has looked at its sums
+            totals_may_overflow=False,
+            sends_selected=False,
+        )
 
     @override
     def init(self, layout: BucketLayout) -> State:

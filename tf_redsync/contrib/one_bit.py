@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -24,6 +23,7 @@ from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.requests import AllGather, AllToAll
 from tf_redsync.exchange.sync_schedule import SyncSchedule
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.quantizer import Quantizer
 from tf_redsync.ops.quantization import dequantize_sum, quantize
 from tf_redsync.schedules import DenseWarmUp, check_warm_up, dense_steps
@@ -72,11 +72,6 @@ class OneBitSGD(Quantizer):
 
     warm_up: DenseWarmUp | None = None
 
-    paper: ClassVar[str] = "Seide, Fu, Droppo, Li, Yu 2014"
-    requests: ClassVar[str] = "all-to-all, then all-gather, of signs and means"
-    bits: ClassVar[str] = "1 + 1 / K"
-    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum"}
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,9 +79,16 @@ class OneBitSGD(Quantizer):
 
     @property
     @override
-    def totals_may_overflow(self) -> bool:
-        """They are means that one worker has sent, and it has looked at them."""
-        return False
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Seide, Fu, Droppo, Li, Yu 2014",
+            requests="all-to-all, then all-gather, of signs and means",
+            bits="1 + 1 / K",
+            state_kinds={"residual": "sum"},
+            # They are means that one worker has sent, and it has looked at them
+            totals_may_overflow=False,
+        )
 
     @property
     @override

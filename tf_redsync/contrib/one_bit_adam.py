@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -12,17 +11,19 @@ from tf_redsync import checks
 from tf_redsync.config import register
 from tf_redsync.contrib.one_bit import OneBitSGD
 from tf_redsync.exchange import feedback
+from tf_redsync.exchange.capabilities import AdamMoments, DenseStart
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.requests import AllReduce
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.quantizer import Quantizer
 from tf_redsync.schedules import DenseWarmUp
 
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OneBitAdam(Quantizer):
+class OneBitAdam(AdamMoments, DenseStart, Quantizer):
     """1-bit Adam: Adam at first, then its momentum in one bit, at the variance that it has by then.
 
     Hanlin Tang, Shaoduo Gan, Ammar Ahmad Awan, Samyam Rajbhandari, Conglong Li, Xiangru Lian, Ji
@@ -71,15 +72,6 @@ class OneBitAdam(Quantizer):
     warm_up: DenseWarmUp = DenseWarmUp(fraction=0.2)
     beta_1: float = 0.9
 
-    paper: ClassVar[str] = "Tang et al. 2021"
-    requests: ClassVar[str] = "all-to-all, then all-gather, of signs and means of momenta"
-    bits: ClassVar[str] = "1 + 1 / K"
-    state_kinds: ClassVar[dict[str, str]] = {
-        "momentum": "shared",
-        "seen": "shared",
-        "residual": "sum",
-    }
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,6 +84,25 @@ class OneBitAdam(Quantizer):
 
     @property
     @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Tang et al. 2021",
+            requests="all-to-all, then all-gather, of signs and means of momenta",
+            bits="1 + 1 / K",
+            state_kinds={
+                "momentum": "shared",
+                "seen": "shared",
+                "residual": "sum",
+            },
+            # Totals are momenta
+            conserves=False,
+            # They are means that one worker has sent, and it has looked at them
+            totals_may_overflow=False,
+        )
+
+    @property
+    @override
     def dense_start(self) -> DenseWarmUp:
         return self.warm_up
 
@@ -99,18 +110,6 @@ class OneBitAdam(Quantizer):
     @override
     def adam(self) -> dict[str, float]:
         return {"beta_1": self.beta_1}
-
-    @property
-    @override
-    def conserves(self) -> bool:
-        """Totals are momenta."""
-        return False
-
-    @property
-    @override
-    def totals_may_overflow(self) -> bool:
-        """They are means that one worker has sent, and it has looked at them."""
-        return False
 
     @override
     def describe(self, spec: TensorSpec) -> str:

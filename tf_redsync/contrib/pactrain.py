@@ -6,7 +6,6 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -15,11 +14,13 @@ from typing_extensions import override
 from tf_redsync import checks
 from tf_redsync.config import register
 from tf_redsync.exchange import feedback
+from tf_redsync.exchange.capabilities import Waiting
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, Method, State
 from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.exchange.sync_schedule import SyncSchedule
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.quantizer import deliver_ternary, largest, own_stream
 from tf_redsync.methods.common.sparsifier import DENSE_BELOW, kept_elements, marked, too_small
 from tf_redsync.methods.dense import Dense
@@ -30,7 +31,7 @@ NO_MASK, TOO_MANY_KEPT = -1, -2
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PacTrain(Method):
+class PacTrain(Waiting, Method):
     """PacTrain: only the gradients of weights that are not pruned are exchanged.
 
     It needs something that prunes: give `tf_redsync.callbacks.Prune` to `fit`. Without it, and
@@ -96,15 +97,6 @@ class PacTrain(Method):
     seed: int = 0
     dense_below: int = DENSE_BELOW
 
-    paper: ClassVar[str] = "Wang, Wu, Li, Kutscher 2025"
-    requests: ClassVar[str] = "all-reduce of values; ternary: all-gather of scalers and all-reduce"
-    bits: ClassVar[str] = "32 (1 - s); ternary 32 (1 - s) / floor(log(2^25) / log(2 K + 1))"
-    state_kinds: ClassVar[dict[str, str]] = {
-        "mask": "shared",
-        "positions": "shared",
-        "stable": "shared",
-    }
-
     def __post_init__(self) -> None:
         checks.real("sparsity", self.sparsity, low=0.0, high=1.0, high_open=True)
         checks.integer("stable_steps", self.stable_steps, low=0)
@@ -114,15 +106,22 @@ class PacTrain(Method):
 
     @property
     @override
-    def conserves(self) -> bool:
-        """What lies outside of the mask is dropped."""
-        return False
-
-    @property
-    @override
-    def totals_may_overflow(self) -> bool:
-        """They are what the all-reduce returned, or integers times the scaler."""
-        return self.ternary
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Wang, Wu, Li, Kutscher 2025",
+            requests="all-reduce of values; ternary: all-gather of scalers and all-reduce",
+            bits="32 (1 - s); ternary 32 (1 - s) / floor(log(2^25) / log(2 K + 1))",
+            state_kinds={
+                "mask": "shared",
+                "positions": "shared",
+                "stable": "shared",
+            },
+            # What lies outside of the mask is dropped
+            conserves=False,
+            # They are what the all-reduce returned, or integers times the scaler
+            totals_may_overflow=self.ternary,
+        )
 
     @property
     @override

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.config import register
+from tf_redsync.exchange.capabilities import DenseStart
 from tf_redsync.exchange.layout import TensorSpec
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.local_sgd import LocalSGD
 from tf_redsync.schedules import DenseWarmUp
 
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PostLocalSGD(LocalSGD):
+class PostLocalSGD(DenseStart, LocalSGD):
     """Post-local SGD: an all-reduce in every step at first, and local SGD after it.
 
     Tao Lin, Sebastian U. Stich, Kumar Kshitij Patel, Martin Jaggi (2020), "Don't Use Large
@@ -42,14 +43,20 @@ class PostLocalSGD(LocalSGD):
 
     start: int | float = 1000
 
-    paper: ClassVar[str] = "Lin, Stich, Patel, Jaggi 2020"
-    requests: ClassVar[str] = "all-reduce of weights' changes"
-    bits: ClassVar[str] = "32 / steps"
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.steps_or_fraction("start", self.start)
+
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Lin, Stich, Patel, Jaggi 2020",
+            requests="all-reduce of weights' changes",
+            bits="32 / steps",
+        )
 
     @property
     @override

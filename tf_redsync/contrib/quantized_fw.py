@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -23,6 +22,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.requests import AllGather, AllToAll
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.quantizer import StochasticQuantizer, largest
 from tf_redsync.ops.quantization import Quantized, dequantize_sum, quantize
 from tf_redsync.ops.quantized_format import check_levels, code_bits
@@ -79,22 +79,28 @@ class QuantizedFW(StochasticQuantizer):
         ValueError: for a hyper-parameter out of its range.
 
     Example:
-        >>> QuantizedFW(levels=1, sum_levels=7).conserves
+        >>> QuantizedFW(levels=1, sum_levels=7).traits.conserves
         False
     """
 
     levels: int = 7
     sum_levels: int = 7
 
-    paper: ClassVar[str] = "Zhang, Chen, Mokhtari, Hassani, Karbasi 2020"
-    requests: ClassVar[str] = "all-to-all, then all-gather, of codes and maxima"
-    bits: ClassVar[str] = "z(s) + z(s2) / K, z(s) = ceil(log2(s + 1)) + 1"
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("levels", "sum_levels"):
             check_levels(name, getattr(self, name))
+
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Zhang, Chen, Mokhtari, Hassani, Karbasi 2020",
+            requests="all-to-all, then all-gather, of codes and maxima",
+            bits="z(s) + z(s2) / K, z(s) = ceil(log2(s + 1)) + 1",
+        )
 
     @override
     def describe(self, spec: TensorSpec) -> str:

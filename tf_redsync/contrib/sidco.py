@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import tensorflow as tf
 from typing_extensions import override
@@ -15,6 +15,7 @@ from tf_redsync.exchange import feedback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, State
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.sparsifier import Sparsifier, capacity, deliver, element_count
 
 DISTRIBUTIONS = ("exponential", "gamma", "generalized_pareto")
@@ -83,16 +84,22 @@ class SIDCo(Sparsifier):
     distribution: str = "generalized_pareto"
     adapt_every: int = 5
 
-    paper: ClassVar[str] = "Abdelmoniem, Elzanaty, Alouini, Canini 2021"
-    requests: ClassVar[str] = "all-gather of indices and values"
-    bits: ClassVar[str] = "128 density"
-    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum", "stages": "mean"}
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.choice("distribution", self.distribution, DISTRIBUTIONS)
         checks.integer("adapt_every", self.adapt_every, low=1)
+
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Abdelmoniem, Elzanaty, Alouini, Canini 2021",
+            requests="all-gather of indices and values",
+            bits="128 density",
+            state_kinds={"residual": "sum", "stages": "mean"},
+        )
 
     @override
     def describe(self, spec: TensorSpec) -> str:

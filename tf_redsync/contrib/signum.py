@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -12,6 +11,7 @@ from tf_redsync import checks
 from tf_redsync.config import register
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import State
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.signs import SignSGD
 
 
@@ -51,15 +51,17 @@ class Signum(SignSGD):
 
     momentum: float = 0.9
 
-    state_kinds: ClassVar[dict[str, str]] = {"velocity": "sum"}
-
     def __post_init__(self) -> None:
         checks.real("momentum", self.momentum, low=0.0, high=1.0, high_open=True)
 
     @property
     @override
-    def momentum_in_exchange(self) -> float:
-        return self.momentum
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            state_kinds={"velocity": "sum"},
+            momentum_in_exchange=self.momentum,
+        )
 
     @override
     def describe(self, spec: TensorSpec) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -15,6 +14,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.requests import PairGather
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.sparsifier import Sparsifier, capacity, flat, split
 from tf_redsync.ops import MessageLayout, wire
 from tf_redsync.ops.wire import as_row, moved
@@ -67,10 +67,17 @@ class SparCML(Sparsifier):
         0.001
     """
 
-    rounds_values: ClassVar[bool] = False
-    paper: ClassVar[str] = "Renggli, Ashkboos, Aghagolzadeh, Alistarh, Hoefler 2019"
-    requests: ClassVar[str] = "log2(K) exchanges with a partner, of indices and values or dense"
-    bits: ClassVar[str] = "min(64 density 2^r, 32) for each r < log2(K)"
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Renggli, Ashkboos, Aghagolzadeh, Alistarh, Hoefler 2019",
+            requests="log2(K) exchanges with a partner, of indices and values or dense",
+            bits="min(64 density 2^r, 32) for each r < log2(K)",
+            rounds_values=False,
+            sends_selected=False,
+        )
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:

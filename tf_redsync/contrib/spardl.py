@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -15,6 +14,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.requests import AllGather, AllToAll
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.sparsifier import (
     Sparsifier,
     coding_of,
@@ -79,15 +79,17 @@ class SparDL(Sparsifier):
         ValueError: for a hyper-parameter out of its range.
     """
 
-    paper: ClassVar[str] = "Zhao, Yin, Mao, Liu, Chen, Gao 2024"
-    requests: ClassVar[str] = "all-to-all, then all-gather, of indices and values"
-    bits: ClassVar[str] = "64 density (1 + 1 / K)"
-
     @property
     @override
-    def totals_may_overflow(self) -> bool:
-        """Each element comes from one worker, which has looked at its sums."""
-        return False
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Zhao, Yin, Mao, Liu, Chen, Gao 2024",
+            requests="all-to-all, then all-gather, of indices and values",
+            bits="64 density (1 + 1 / K)",
+            # Each element comes from one worker, which has looked at its sums
+            totals_may_overflow=False,
+        )
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +17,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.requests import AllGather
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.quantizer import Quantizer, l2_norm
 from tf_redsync.methods.common.sparsifier import flat, split
 from tf_redsync.ops import wire
@@ -91,15 +91,21 @@ class SparseDithering(Quantizer):
 
     alpha: float = 0.1
 
-    paper: ClassVar[str] = "Albasyoni, Safaryan, Condat, Richtárik 2020"
-    requests: ClassVar[str] = "all-gather of factors and codes"
-    bits: ClassVar[str] = "r + 1 + 2^-r / sqrt(alpha), r = 1 at 0.1"
-    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum"}
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.real("alpha", self.alpha, low=1e-6, high=1.0, high_open=True)
+
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Albasyoni, Safaryan, Condat, Richtárik 2020",
+            requests="all-gather of factors and codes",
+            bits="r + 1 + 2^-r / sqrt(alpha), r = 1 at 0.1",
+            state_kinds={"residual": "sum"},
+        )
 
     @property
     def rice(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +17,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.requests import AllGather
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.quantizer import Quantizer, l2_norm
 from tf_redsync.methods.common.random_numbers import stream, uniform
 from tf_redsync.ops import bits, wire
@@ -98,11 +98,6 @@ class SphericalCompression(Quantizer):
     nearest: bool = False
     seed: int = 0
 
-    paper: ClassVar[str] = "Albasyoni, Safaryan, Condat, Richtárik 2020"
-    requests: ClassVar[str] = "all-gather of directions and factors"
-    bits: ClassVar[str] = "(b + 5) / d"
-    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum"}
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,9 +117,16 @@ class SphericalCompression(Quantizer):
 
     @property
     @override
-    def waiting_steps(self) -> float:
-        """A step delivers about 1 - alpha of what is there."""
-        return 1.0 / (1.0 - self.alpha)
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Albasyoni, Safaryan, Condat, Richtárik 2020",
+            requests="all-gather of directions and factors",
+            bits="(b + 5) / d",
+            state_kinds={"residual": "sum"},
+            # A step delivers about 1 - alpha of what is there
+            waiting_steps=1.0 / (1.0 - self.alpha),
+        )
 
     @override
     def describe(self, spec: TensorSpec) -> str:

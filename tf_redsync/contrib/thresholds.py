@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import tensorflow as tf
 from typing_extensions import override
@@ -15,6 +15,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.requests import AllGather
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, delivered
 from tf_redsync.ops import MessageLayout, Selection, wire
 from tf_redsync.ops.message_layout import Parts
@@ -91,9 +92,15 @@ class FixedThreshold(_Threshold):
         0.01
     """
 
-    paper: ClassVar[str] = "Foroutan Eghlidi, Jaggi 2020"
-    requests: ClassVar[str] = "all-gather of indices and values"
-    bits: ClassVar[str] = "64 density"
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Foroutan Eghlidi, Jaggi 2020",
+            requests="all-gather of indices and values",
+            bits="64 density",
+        )
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
@@ -145,16 +152,23 @@ class Strom(_Threshold):
 
     threshold: float = 0.01
 
-    rounds_values: ClassVar[bool] = False
-    paper: ClassVar[str] = "Strom 2015"
-    requests: ClassVar[str] = "all-gather of indices with signs"
-    bits: ClassVar[str] = "32 density"
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
         bounds: dict[str, Any] = {"low": 0.0, "high": math.inf, "low_open": True, "high_open": True}
         checks.real("threshold", self.threshold, **bounds)
+
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Strom 2015",
+            requests="all-gather of indices with signs",
+            bits="32 density",
+            rounds_values=False,
+            sends_selected=False,
+        )
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:

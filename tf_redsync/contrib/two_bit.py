@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+
+from typing_extensions import override
 
 from tf_redsync.config import register
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.threshold_codes import ThresholdCodes
 
 
@@ -44,6 +46,12 @@ class TwoBit(ThresholdCodes):
         ValueError: for a hyper-parameter out of its range.
     """
 
-    paper: ClassVar[str] = "Strom 2015; MXNet 2017"
-    requests: ClassVar[str] = "all-gather of codes and thresholds"
-    bits: ClassVar[str] = "2"
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Strom 2015; MXNet 2017",
+            requests="all-gather of codes and thresholds",
+            bits="2",
+        )

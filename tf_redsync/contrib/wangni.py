@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -14,6 +13,7 @@ from tf_redsync.exchange import feedback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, State
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.random_numbers import of_worker, stream, uniform
 from tf_redsync.methods.common.sparsifier import Sparsifier, capacity, deliver, element_count
 from tf_redsync.ops import MessageLayout, Selection, wire
@@ -63,17 +63,11 @@ class Wangni(Sparsifier):
         ValueError: for a hyper-parameter out of its range.
 
     Example:
-        >>> Wangni(density=0.05).conserves
+        >>> Wangni(density=0.05).traits.conserves
         False
     """
 
     seed: int = 0
-
-    state_kinds: ClassVar[dict[str, str]] = {}
-    paper: ClassVar[str] = "Wangni, Wang, Liu, Zhang 2018"
-    requests: ClassVar[str] = "all-gather of indices and values"
-    bits: ClassVar[str] = "64 density"
-    rounds_values: ClassVar[bool] = False  # there is no residual for what is rounded off
 
     @override
     def __post_init__(self) -> None:
@@ -82,20 +76,21 @@ class Wangni(Sparsifier):
 
     @property
     @override
-    def conserves(self) -> bool:
-        """Right on average only."""
-        return False
-
-    @property
-    @override
-    def sends_selected(self) -> bool:
-        return True
-
-    @property
-    @override
-    def waiting_steps(self) -> float:
-        """Nothing waits."""
-        return 1.0
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Wangni, Wang, Liu, Zhang 2018",
+            requests="all-gather of indices and values",
+            bits="64 density",
+            state_kinds={},
+            # There is no residual for rounding errors
+            rounds_values=False,
+            # Right on average only
+            conserves=False,
+            # Nothing waits
+            waiting_steps=1.0,
+            sends_selected=True,
+        )
 
     @override
     def describe(self, spec: TensorSpec) -> str:

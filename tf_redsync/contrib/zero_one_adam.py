@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -12,16 +11,18 @@ from tf_redsync import checks
 from tf_redsync.config import register
 from tf_redsync.contrib.one_bit_adam import in_one_bit
 from tf_redsync.exchange import feedback
+from tf_redsync.exchange.capabilities import AdamMoments, LocalUpdate
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, Method, State
 from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.exchange.sync_schedule import Intervals, SyncSchedule
+from tf_redsync.exchange.traits import Traits
 
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ZeroOneAdam(Method):
+class ZeroOneAdam(AdamMoments, LocalUpdate, Method):
     """0/1 Adam: one bit from the start, a dense step ever more rarely, and then local steps.
 
     Once steps are local, workers' weights differ between two exchanges. A round ends early where an
@@ -93,14 +94,6 @@ class ZeroOneAdam(Method):
     beta_2: float = 0.999
     epsilon: float = 1e-7
 
-    paper: ClassVar[str] = "Lu et al. 2022"
-    requests: ClassVar[str] = "all-to-all, then all-gather, of signs and means of momenta"
-    bits: ClassVar[str] = "(1 + 1 / K) / steps"
-    state_kinds: ClassVar[dict[str, str]] = {
-        "momentum": "mean", "variance": "shared", "residual": "sum", "updates": "shared",
-        "rates": "mean",
-    }  # fmt: skip
-
     def __post_init__(self) -> None:
         for name in ("steps", "variance_updates"):
             checks.integer(name, getattr(self, name), low=1)
@@ -109,6 +102,27 @@ class ZeroOneAdam(Method):
         for name in ("beta_1", "beta_2"):
             checks.real(name, getattr(self, name), low=0.0, high=1.0, low_open=True, high_open=True)
         checks.real("epsilon", self.epsilon, low=0.0, high=1.0)
+
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Lu et al. 2022",
+            requests="all-to-all, then all-gather, of signs and means of momenta",
+            bits="(1 + 1 / K) / steps",
+            state_kinds={
+                "momentum": "mean",
+                "variance": "shared",
+                "residual": "sum",
+                "updates": "shared",
+                "rates": "mean",
+            },
+            # Totals are momenta
+            conserves=False,
+            # They are means that one worker has sent, and it has looked at them
+            totals_may_overflow=False,
+        )
 
     @property
     @override
@@ -124,18 +138,6 @@ class ZeroOneAdam(Method):
             local_double_after=self.double_after,
         )
         return SyncSchedule(local_steps=self.steps, intervals=intervals)
-
-    @property
-    @override
-    def conserves(self) -> bool:
-        """Totals are momenta."""
-        return False
-
-    @property
-    @override
-    def totals_may_overflow(self) -> bool:
-        """They are means that one worker has sent, and it has looked at them."""
-        return False
 
     @override
     def dense(self) -> Method:

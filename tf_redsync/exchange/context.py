@@ -33,7 +33,7 @@ class Context:
             differ: for random numbers of a worker's own and for the block that is its to add up,
             never for a branch around a collective.
         step: int64 scalar tensor, the number of exchanges before this one.
-        scale: float32 scalar factor for the gradients, from `Method.clip_scale`, or `None`.
+        scale: float32 scalar factor for the gradients, from `Clipping.clip_scale`, or `None`.
         rounding: How all-reduced values travel; `None` for float32. A method around another one
             sets it, as `HalfPrecision` does.
         coding: How selected elements travel, a `codings.MessageCoding`; `None` for as `rounding`

@@ -129,7 +129,7 @@ def make_buckets(
         key = (method, spec.fragment)
         specs = open_buckets.setdefault(key, [])
         specs.append(spec)
-        if sum(s.bytes for s in specs) >= bucket_bytes and not method.whole_model:
+        if sum(s.bytes for s in specs) >= bucket_bytes and not method.traits.whole_model:
             closed.append((key, open_buckets.pop(key)))
     closed.extend(open_buckets.items())
     return [

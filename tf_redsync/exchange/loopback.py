@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.exchange import driver
+from tf_redsync.exchange.capabilities import at_step
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import AllGather, AllReduce, PairGather, Request
@@ -96,8 +97,7 @@ def traced_step(
     of_stage = functools.cache(lambda staged: _traced_stage(staged, layout, phase))
 
     def run(grads: Any, states: Any, step: int) -> LoopbackStep:
-        staged = method.at(step) if hasattr(method, "at") else method
-        return of_stage(staged)(grads, states, step)
+        return of_stage(at_step(method, step))(grads, states, step)
 
     return run
 
@@ -148,7 +148,7 @@ def _exchange(
         finite &= driver.is_finite(requests[0], replies[0])
         bytes_sent += driver.sent_bytes(requests[0], layout.workers)
         log.append(requests[0])
-    if method.totals_may_overflow and phase != "dense_exchange":
+    if method.traits.totals_may_overflow and phase != "dense_exchange":
         finite &= wire.totals_are_finite(results[0][0])
     if isinstance(bytes_sent, float):
         bytes_sent = tf.constant(bytes_sent, tf.float64)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Sequence
-from typing import Any, ClassVar
+from collections.abc import Generator
+from typing import Any
 
 import tensorflow as tf
 
@@ -14,6 +14,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce, Request
 from tf_redsync.exchange.sync_schedule import SyncSchedule
+from tf_redsync.exchange.traits import Traits
 
 State = dict[str, list[tf.Tensor]]
 Payloads = list[tuple[type[Request], int]]
@@ -24,122 +25,19 @@ Exchange = Generator[Request, Any, tuple[list[tf.Tensor], State]]
 class Method(Configurable):
     """A way of exchanging gradients. Frozen, pure: hyper-parameters and nothing else.
 
-    Subclasses are frozen dataclasses with `register`; conformance tests check what they declare.
-
-    Attributes:
-        state_kinds: For every name in the state: `"sum"`, `"mean"` or `"shared"`; see
-            `step/state_variables.py`.
-        period: Number of steps after which it does the same again: 2 for what takes turns. Times
-            and bytes are counted over whole periods.
-        rounds_values: Whether all values that it sends can be rounded on the way, and the rounding
-            errors stay in its residual.
-        votes: Whether totals are votes, -1, 0 or 1, in dense exchanges too, and so want a learning
-            rate of another size than sums of gradients.
-        paper: Authors and year, for `table()`.
-        requests: What crosses the network in a step, in words, for `table()`.
-        bits: Bits that a worker contributes per element and step, as a formula, for `table()`.
+    Subclasses are frozen dataclasses with `register`; conformance tests check their `traits`. Some
+    methods also implement classes of `exchange/capabilities.py`.
     """
 
-    state_kinds: ClassVar[dict[str, str]] = {}
-    period: ClassVar[int] = 1
-    rounds_values: ClassVar[bool] = False
-    votes: ClassVar[bool] = False
-    paper: ClassVar[str] = ""
-    requests: ClassVar[str] = ""
-    bits: ClassVar[str] = ""
-
     @property
-    def whole_model(self) -> bool:
-        """Whether all its tensors, of each fragment, must share one bucket, however large."""
-        return False
-
-    @property
-    def fragmentation(self) -> Any:
-        """What of it says how fragments are made and renewed, for methods in one policy."""
-        return None
-
-    def fragments_of(self, specs: Sequence[TensorSpec]) -> list[int]:
-        """Return the fragment of each tensor, where `SyncSchedule.fragments` has several."""
-        return [0] * len(specs)
-
-    @property
-    def conserves(self) -> bool:
-        """Whether sum(gradient + old residual) = total + sum(new residual), to rounding."""
-        return True
-
-    @property
-    def totals_may_overflow(self) -> bool:
-        """Whether totals can be non-finite though all that the network returned is finite.
-
-        Then every step looks at them, and is skipped by all workers if they are.
-        """
-        return True
+    def traits(self) -> Traits:
+        """Declarations about the method, for its hyper-parameters."""
+        return Traits()
 
     @property
     def sync_schedule(self) -> SyncSchedule:
-        """When it exchanges what, for the programs."""
+        """When the method exchanges what; it decides which schedule of `step/` runs."""
         return SyncSchedule()
-
-    @property
-    def dense_start(self) -> Any:
-        """The `DenseWarmUp` of all methods that a training by this one begins with, or `None`."""
-        return None
-
-    def at(self, step: int) -> Method:
-        """Return the method that runs at a step: another one in each of `SyncSchedule.stages`.
-
-        Its state has the same form as this one's.
-        """
-        del step
-        return self
-
-    def ready(self, state: State) -> tf.Tensor:
-        """Return whether what it waits for has come: bool scalar, from `"shared"` state alone."""
-        raise NotImplementedError
-
-    @property
-    def waiting_steps(self) -> float:
-        """Steps that an element waits on average until it is sent; 1 if each is in every step."""
-        return 1.0
-
-    @property
-    def sends_selected(self) -> bool:
-        """Whether all it sends are selected elements, in messages that a coding can be put on."""
-        return False
-
-    @property
-    def density_changes(self) -> bool:
-        """Whether the number of elements that are sent depends on the step."""
-        return False
-
-    @property
-    def needs_amsgrad(self) -> bool:
-        """Whether the method is made for AMSGrad as the inner optimizer."""
-        return False
-
-    @property
-    def adam(self) -> dict[str, float] | None:
-        """The hyper-parameters of the Adam that its totals are made for; see `keras/adam_slots.py`.
-
-        They are momenta then, after `dense_start`; and where its state has a `variance`, that is
-        Adam's, corrected for its bias. `None`: totals are gradients, for any optimizer.
-        """
-        return None
-
-    @property
-    def momentum_in_exchange(self) -> float:
-        """Momentum that the exchange applies; the inner optimizer must then have none."""
-        return 0.0
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What these hyper-parameters are not, which the method's name may lead to expect."""
-        return ()
-
-    @property
-    def clip_norm(self) -> float | None:
-        """The bound that the norm of the whole gradient is clipped to, by `clip_scale`, if any."""
-        return None
 
     def refuses(self, spec: TensorSpec) -> str | None:
         """Return why this method does not serve a tensor, or `None` if it does."""
@@ -155,47 +53,13 @@ class Method(Configurable):
         del spec
         return type(self).__name__
 
-    def clip_scale(self, grads: list[tf.Tensor], workers: int) -> tf.Tensor | None:
-        """Return a float32 scalar to multiply all gradients of this worker by, or `None`.
-
-        Args:
-            grads: All gradients of this worker, over all buckets.
-            workers: Number of workers.
-        """
-        del grads, workers
-        return None
-
-    def point(
-        self,
-        weights: list[tf.Tensor],
-        grads: list[tf.Tensor],
-        state: State,
-        rate: tf.Tensor,
-        workers: int,
-    ) -> list[tf.Tensor]:
-        """Return where this worker computes its next gradients.
-
-        Args:
-            weights: float32, those that all workers agree on, one for each tensor of the bucket.
-            grads: This worker's gradients of this step, as `exchange` gets them.
-            state: This worker's state after the step.
-            rate: The optimizer's learning rate, float32 scalar.
-            workers: Number of workers.
-        """
-        del grads, state, rate, workers
-        return weights
-
-    def alone(self, totals: list[tf.Tensor], state: State) -> tuple[list[tf.Tensor], State]:
-        """Return what is applied in a local step, for this worker's gradients, and its state."""
-        return totals, state
-
     def init(self, layout: BucketLayout) -> State:
         """Return the state of one worker before the first step.
 
-        Zeros for every tensor, under each name of `state_kinds`.
+        Zeros for every tensor, under each name of `traits.state_kinds`.
         """
         zeros = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
-        return {name: list(zeros) for name in self.state_kinds}
+        return {name: list(zeros) for name in self.traits.state_kinds}
 
     def payloads(self, layout: BucketLayout, step: int) -> Payloads | None:
         """Return what `exchange` asks for, where a formula tells; `None`: a trace has to.

@@ -83,16 +83,16 @@ class SyncSchedule:
     Args:
         warm_up_steps: Number of first steps in which `dense_exchange` runs in place of `exchange`.
         dense_every: Every so many steps `dense_exchange` runs in place of `exchange`; 0 for never.
-        waits_for: What `exchange` waits for, in words. Until `Method.ready` says that it has come,
+        waits_for: What `exchange` waits for, in words. Until `Waiting.ready` says that it has come,
             `dense_exchange` runs. Empty: nothing.
         phases: `(until, name)`, rising: before step `until`, the method's generator `name` runs in
             place of `exchange`.
-        stages: Steps, rising, at each of which `Method.at` begins to return another method.
+        stages: Steps, rising, at each of which `Staged.at` begins to return another method.
         local_steps: Steps that a worker takes alone between two exchanges of the weights' changes;
             0 for gradients.
         delay: Steps by which a total comes late: 0 or 1, with fragments any number.
         own_point: Whether each worker computes its gradients at a point of its own, from
-            `Method.point`.
+            `OwnPoint.point`.
         outer: What is done with the mean of the local changes, a `tf_redsync.outer.Outer`; `None`:
             they are added to the weights.
         fragments: How many parts of the model are exchanged in turn, each every `local_steps`

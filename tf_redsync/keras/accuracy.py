@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tf_redsync.auto import Auto
+from tf_redsync.exchange.capabilities import AdamMoments, capability
 from tf_redsync.exchange.method import Method
 from tf_redsync.keras import conflicts, momentum
 from tf_redsync.methods.common.wrapper import innermost
@@ -99,7 +100,7 @@ def _of_short_memory(inner: Any, method: Method) -> str | None:
     if getattr(adaptive, "amsgrad", False):
         return None
     name = type(adaptive).__name__
-    if method.needs_amsgrad:
+    if method.traits.needs_amsgrad:
         return (
             f"{what} is made for AMSGrad. Received: {name}. Use tf_redsync.AMSGrad (Keras 3) "
             "or Adam(amsgrad=True)."
@@ -107,10 +108,10 @@ def _of_short_memory(inner: Any, method: Method) -> str | None:
     if method.sync_schedule.local_steps:
         return None
     beta_2 = momentum.of(inner).beta_2
-    if beta_2 is not None and method.waiting_steps * (1.0 - beta_2) >= 1.0 - 1e-6:
+    if beta_2 is not None and method.traits.waiting_steps * (1.0 - beta_2) >= 1.0 - 1e-6:
         return (
-            f"{what} sends an element every {method.waiting_steps:.0f} steps on average, and "
-            f"{name} forgets its second moment in {1.0 / (1.0 - beta_2):.0f} steps, so that "
+            f"{what} sends an element every {method.traits.waiting_steps:.0f} steps on average, "
+            f"and {name} forgets its second moment in {1.0 / (1.0 - beta_2):.0f} steps, so that "
             "elements take long steps when they are sent at last. Use AMSGrad "
             "(tf_redsync.AMSGrad, Adam(amsgrad=True)), or a higher density; see "
             "docs/adaptive.md."
@@ -125,7 +126,7 @@ def _of_one_mean(method: Method) -> str | None:
         return None
     return (
         f"quantized=True of RedSync drops the errors of its one mean: "
-        f"{one_mean(1.0 / method.waiting_steps)}. CodedTopK and CodedGMC keep theirs: for "
+        f"{one_mean(1.0 / method.traits.waiting_steps)}. CodedTopK and CodedGMC keep theirs: for "
         "fewer bits CodedTopK(density=0.01, momentum=0.9) ended with 67.5 %; see docs/warm-up.md."
     )
 
@@ -133,7 +134,7 @@ def _of_one_mean(method: Method) -> str | None:
 def _of_long_rounds(method: Method) -> str | None:
     """Weights that go apart for long; 0/1 Adam's go on with the mean momentum."""
     schedule = method.sync_schedule
-    if not schedule.local_steps or method.adam:
+    if not schedule.local_steps or capability(method, AdamMoments) is not None:
         return None
     figure = long_rounds(method)
     if figure is None:
@@ -158,15 +159,15 @@ def _of_long_rounds(method: Method) -> str | None:
 def _of_late_momentum(inner: Any, method: Method) -> str | None:
     """Momentum of what arrives comes when the steps that it should have helped are long over."""
     found = momentum.of(inner)
-    waits = method.waiting_steps > SHORT_WAIT and "residual" in method.state_kinds
+    waits = method.traits.waiting_steps > SHORT_WAIT and "residual" in method.traits.state_kinds
     if (
         not found.values
         or not waits
         or method.sync_schedule.local_steps
-        or method.momentum_in_exchange
+        or method.traits.momentum_in_exchange
     ):
         return None
-    density, to_method = 1.0 / method.waiting_steps, ""
+    density, to_method = 1.0 / method.traits.waiting_steps, ""
     cost = late_beta_1(density)
     if found.known and tuple(found.values) == ("momentum",):
         cost = late_momentum(density)
@@ -174,15 +175,15 @@ def _of_late_momentum(inner: Any, method: Method) -> str | None:
     return (
         f"{found} of the inner optimizer {'is' if found.known else 'may be'} momentum of what "
         f"{_name(method)} sends, "
-        f"{method.waiting_steps:,.0f} steps late on average: {cost}. Instead, {found.removal}"
-        f"{to_method}; see docs/momentum.md and docs/adaptive.md."
+        f"{method.traits.waiting_steps:,.0f} steps late on average: {cost}. Instead, "
+        f"{found.removal}{to_method}; see docs/momentum.md and docs/adaptive.md."
     )
 
 
 def _of_suspected_momentum(inner: Any, methods: Sequence[Method]) -> str | None:
     """An optimizer that is not known may have momentum beside the method's."""
     found = momentum.of(inner)
-    exchanged = max(m.momentum_in_exchange for m in methods)
+    exchanged = max(m.traits.momentum_in_exchange for m in methods)
     if found.known or not found.values or not exchanged:
         return None
     return (
@@ -247,8 +248,9 @@ def _exchanges_between(assignment: Assignment) -> float:
     """After how many exchanges an element of a variable is sent again, on average."""
     method, spec = assignment.method, assignment.spec
     count = getattr(innermost(method), "k", None)
-    if method.waiting_steps == 1.0 or count is None or method.whole_model or not spec.size:
-        return method.waiting_steps
+    traits = method.traits
+    if traits.waiting_steps == 1.0 or count is None or traits.whole_model or not spec.size:
+        return traits.waiting_steps
     return spec.size / count(spec)
 
 

@@ -1,6 +1,6 @@
 """Adam's update with a momentum, and perhaps a variance, that come from the exchange.
 
-For methods whose totals are momenta (`Method.adam`). The rule of Adam is
+For methods whose totals are momenta (`AdamMoments`). The rule of Adam is
 
     m <- beta_1 m + (1 - beta_1) g;   v <- beta_2 v + (1 - beta_2) g^2
     w <- w - eta sqrt(1 - beta_2^t) / (1 - beta_1^t)  m / (sqrt(v) + epsilon)
@@ -18,6 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_redsync.exchange.capabilities import AdamMoments, capability
 from tf_redsync.keras import conflicts, slots
 from tf_redsync.step.gradient_exchange import GradientExchange
 
@@ -45,7 +46,7 @@ class AdamSlots:
         found: dict[int, Any] = {}
         exchange = self._exchange
         for bucket, state in zip(exchange.program.buckets, exchange.states, strict=True):
-            if bucket.method.adam:
+            if capability(bucket.method, AdamMoments):
                 own = state.variables_by_name.get(name, ())
                 found.update(zip([s.position for s in bucket.layout.specs], own, strict=False))
         return found

@@ -22,6 +22,7 @@ import tensorflow as tf
 from tf_redsync import checks
 from tf_redsync.auto import Auto
 from tf_redsync.config import from_config
+from tf_redsync.exchange.capabilities import AdamMoments, capability
 from tf_redsync.exchange.method import Method
 from tf_redsync.keras import (
     accuracy,
@@ -149,7 +150,9 @@ class Adapter:
             self._positions |= {id(form): position for form in forms}
             self._positions_of_parts[slots.key(tensors[position])] = position
         adafactor.keep_positive(self._inner)
-        if exchange.workers > 1 and any(b.method.adam for b in exchange.program.buckets):
+        if exchange.workers > 1 and any(
+            capability(b.method, AdamMoments) for b in exchange.program.buckets
+        ):
             self._adam = AdamSlots(self._inner, self.access.adam, exchange)
         if isinstance(exchange.program, LocalSteps):
             self._attach(exchange)

@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any
 
 from tf_redsync.auto import Auto
+from tf_redsync.exchange.capabilities import AdamMoments, capability, dense_start
 from tf_redsync.keras import momentum
 from tf_redsync.keras.momentum import config_numbers
 from tf_redsync.network import collectives
@@ -21,7 +22,8 @@ def check_momentum(inner: Any, policy: Policy | Auto) -> None:
     Raises:
         ValueError: when both the optimizer and a method of the policy have one.
     """
-    found, exchanged = momentum.of(inner), max(m.momentum_in_exchange for m in policy.methods)
+    found = momentum.of(inner)
+    exchanged = max(m.traits.momentum_in_exchange for m in policy.methods)
     if found.known and found.values and exchanged:
         raise _on_both_sides(found, exchanged)
 
@@ -32,7 +34,7 @@ def check_momentum_value(inner: Any, policy: Policy | Auto, name: str, value: An
     Raises:
         ValueError: when it is a momentum, and a method of the policy has one, too.
     """
-    exchanged = max(m.momentum_in_exchange for m in policy.methods)
+    exchanged = max(m.traits.momentum_in_exchange for m in policy.methods)
     if value and exchanged and name in momentum.names(inner):
         found = dataclasses.replace(momentum.of(inner), values={name: value})
         raise _on_both_sides(found, exchanged)
@@ -75,10 +77,11 @@ def check_adam(inner: Any, policy: Policy | Auto) -> None:
     Raises:
         ValueError: for another optimizer, and for another beta_1 and the like.
     """
-    methods = [m for m in policy.methods if m.adam is not None]
+    found = ((m, capability(m, AdamMoments)) for m in policy.methods)
+    methods = [(m, moments.adam) for m, moments in found if moments is not None]
     if not methods:
         return
-    what, adam = type(methods[0]).__name__, innermost(inner)
+    what, adam = type(methods[0][0]).__name__, innermost(inner)
     home = type(adam).__module__.partition(".")[0]
     plain = type(adam).__name__ in ("Adam", "AdamW") and home in ("keras", "tf_keras")
     if not plain or adam.get_config().get("amsgrad"):
@@ -88,8 +91,8 @@ def check_adam(inner: Any, policy: Policy | Auto) -> None:
             "without amsgrad, or another method."
         )
     config = adam.get_config()
-    for method in methods:
-        for name, value in (method.adam or {}).items():
+    for method, asked in methods:
+        for name, value in asked.items():
             if value != float(config[name]):
                 raise ValueError(
                     f"`{name}` must be the same in {type(method).__name__} and in the optimizer. "
@@ -105,16 +108,16 @@ def warm_up(policy: Policy | Auto, asked: Any) -> Any:
         ValueError: for both, and for methods of votes alone, which have no dense exchange of the
             same scale.
     """
-    begins = [m for m in policy.methods if m.dense_start is not None]
-    if begins and (asked is not None or len({m.dense_start for m in begins}) > 1):
+    begins = [m for m in policy.methods if dense_start(m) is not None]
+    if begins and (asked is not None or len({dense_start(m) for m in begins}) > 1):
         raise ValueError(
             f"{type(begins[0]).__name__} has a dense beginning of its own. Received: "
             f"warm_up={asked!r} and {', '.join(map(repr, begins))}. Use warm_up=None, and one "
             "`start`."
         )
     if begins:
-        return begins[0].dense_start
-    voting = [m for m in policy.methods if m.votes]
+        return dense_start(begins[0])
+    voting = [m for m in policy.methods if m.traits.votes]
     if asked is not None and len(voting) == len(policy.methods):
         raise ValueError(
             f"`warm_up` has no effect with {type(voting[0]).__name__}, whose totals are no sums of "

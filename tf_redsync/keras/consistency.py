@@ -75,7 +75,8 @@ def drift_of(
         on_drift: See `Drift`.
     """
     strategy, network = tf.distribute.get_strategy(), exchange.network
-    apart = any(b.method.requests == "none" for b in exchange.program.buckets)  # as they are to be
+    # Without an exchange, workers are meant to be apart.
+    apart = any(b.method.traits.requests == "none" for b in exchange.program.buckets)
     if not every or network.workers == 1 or not network.in_branches or apart:
         return None
     local, own_steps = strategy.experimental_local_results, exchange.program.own_steps

@@ -145,7 +145,7 @@ def left_to(exchange: Any, optimizer: Any) -> Iterator[None]:
         optimizer: Whose update is traced.
     """
     inner = _inside(optimizer)
-    exchanged = any(a.method.momentum_in_exchange for a in exchange.assignments)
+    exchanged = any(a.method.traits.momentum_in_exchange for a in exchange.assignments)
     own = getattr(inner, "momentum", 0.0) if exchanged else 0.0
     if not own:
         yield

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tf_redsync.cluster import agreement
+from tf_redsync.exchange.capabilities import dense_start
 from tf_redsync.exchange.method import Method
 from tf_redsync.keras import accuracy
 from tf_redsync.methods.common.wrapper import innermost
@@ -150,7 +151,7 @@ def never_begins(exchange: Any, total: int) -> str | None:
     if exchange.warm_up is not None:
         first = exchange.warm_up.steps
         if first >= total:
-            own = [f"method={m!r}" for m in methods if m.dense_start is not None]
+            own = [f"method={m!r}" for m in methods if dense_start(m) is not None]
             asked = own[0] if own else exchange.warm_up.asked
             return _text("compression", first, total, asked, FRACTION)
     for method in methods:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from tf_redsync.config import from_config, register, serialize
 from tf_redsync.exchange.method import Method
 from tf_redsync.exchange.sync_schedule import SyncSchedule
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.catalogue import methods_in, table
 
-__all__ = ["SyncSchedule", "Method", "from_config", "register", "serialize", "table"]
+__all__ = ["SyncSchedule", "Traits", "Method", "from_config", "register", "serialize", "table"]
 
 _METHODS = methods_in(__name__)
 globals().update(_METHODS)

@@ -21,7 +21,7 @@ class Entry:
     paper: str
     requests: str
     bits: str
-    conserves: bool | None  # `None`: without arguments there is no such method to ask
+    conserves: bool | None  # `None`, and "-" above, where a hyper-parameter has no default
     contrib: bool = False
 
     @property
@@ -63,7 +63,10 @@ def table() -> Catalogue:
     entries = []
     for name, cls in sorted(registered().items()):
         if issubclass(cls, Method):
-            conserves = None if required(cls) else cls().conserves
             contrib = cls.__module__.startswith("tf_redsync.contrib.")
-            entries.append(Entry(name, cls.paper, cls.requests, cls.bits, conserves, contrib))
+            if required(cls):
+                entries.append(Entry(name, "-", "-", "-", None, contrib))
+                continue
+            t = cls().traits
+            entries.append(Entry(name, t.paper, t.requests, t.bits, t.conserves, contrib))
     return Catalogue(tuple(sorted(entries, key=lambda e: e.contrib)))

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.config import register
+from tf_redsync.exchange.capabilities import OwnPoint
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Exchange, Method, State
 from tf_redsync.exchange.sync_schedule import SyncSchedule
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.threshold_codes import ThresholdCodes
 from tf_redsync.schedules import DenseWarmUp, check_warm_up, dense_steps
 
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CDSGD(ThresholdCodes):
+class CDSGD(OwnPoint, ThresholdCodes):
     """CD-SGD: compression with a delay of one step, which a local update makes up for.
 
     The inner optimizer must be SGD, with or without momentum. The model's weights are each worker's
@@ -67,10 +68,6 @@ class CDSGD(ThresholdCodes):
     local_learning_rate: float | None = None
     warm_up: DenseWarmUp | None = DenseWarmUp(1000)
 
-    paper: ClassVar[str] = "Yu, Dong, Xu, Ouyang, Liao 2021"
-    requests: ClassVar[str] = "all-gather of codes, every k-th step all-reduce; one step late"
-    bits: ClassVar[str] = "(2 (k - 1) + 32) / k"
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,6 +75,16 @@ class CDSGD(ThresholdCodes):
         if self.local_learning_rate is not None:
             checks.real("local_learning_rate", self.local_learning_rate, low=0.0, high=float("inf"))
         check_warm_up(self.warm_up, DenseWarmUp)
+
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Yu, Dong, Xu, Ouyang, Liao 2021",
+            requests="all-gather of codes, every k-th step all-reduce; one step late",
+            bits="(2 (k - 1) + 32) / k",
+        )
 
     @property
     @override
@@ -119,7 +126,7 @@ class CDSGD(ThresholdCodes):
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        """The program `PerturbedPoint` gives it the gradients of the step before."""
+        """The program `OwnPoint` gives it the gradients of the step before."""
         if self.full_every > 1:
             return (yield from super().exchange(grads, state, ctx))
         return (yield from self.dense_exchange(grads, state, ctx))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -17,6 +16,7 @@ from tf_redsync.config import register
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, Method, State
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.quantizer import own_stream
 from tf_redsync.methods.common.wrapper import MethodWrapper
 from tf_redsync.methods.topk import TopK
@@ -83,7 +83,7 @@ class Coded(MethodWrapper):
 
     Example:
         >>> import tf_redsync as rs
-        >>> rs.Coded(method=rs.TopK(density=0.01), values=rs.codings.Half()).conserves
+        >>> rs.Coded(method=rs.TopK(density=0.01), values=rs.codings.Half()).traits.conserves
         True
     """
 
@@ -92,10 +92,6 @@ class Coded(MethodWrapper):
     values: ValueCoding = dataclasses.field(default_factory=Float32)
     error_feedback: bool = True
     seed: int = 0
-
-    paper: ClassVar[str] = "-"
-    requests: ClassVar[str] = "as the method, of coded positions and values"
-    bits: ClassVar[str] = "density (bits of an index + bits of a value)"
 
     def __post_init__(self) -> None:
         if not isinstance(self.indices, IndexCoding):
@@ -110,14 +106,27 @@ class Coded(MethodWrapper):
             )
         checks.boolean("error_feedback", self.error_feedback)
         checks.integer("seed", self.seed, low=0)
-        if not (isinstance(self.method, Method) and self.method.sends_selected):
+        if not (isinstance(self.method, Method) and self.method.traits.sends_selected):
             raise ValueError(
                 "`method` must send selected elements with their positions, as TopK, RedSync, DGC, "
                 "SIDCo, GMC, FixedThreshold, CompAMS and SparDL do: others have nothing to code. "
                 f"Received: method={self.method!r}{checks.if_class(self.method)}"
             )
-        if self.method.density_changes:
+        if self.method.traits.density_changes:
             self._check_any_slots()
+
+    @property
+    @override
+    def traits(self) -> Traits:
+        inside, kept = self.method.traits, {"residual": "sum"} if self.error_feedback else {}
+        return dataclasses.replace(
+            super().traits,
+            paper="-",
+            requests="as the method, of coded positions and values",
+            bits="density (bits of an index + bits of a value)",
+            state_kinds={**inside.state_kinds, **kept},
+            conserves=inside.conserves and (self.error_feedback or self.values.exact),
+        )
 
     def _check_any_slots(self) -> None:
         fixed = [type(c).__name__ for c in (self.indices, self.values) if not c.any_slots]
@@ -130,17 +139,6 @@ class Coded(MethodWrapper):
                 f"Received: method={self.method!r}"
             )
 
-    @property
-    @override
-    def state_kinds(self) -> dict[str, str]:  # type: ignore[override]
-        kept = {"residual": "sum"} if self.error_feedback else {}
-        return {**self.method.state_kinds, **kept}
-
-    @property
-    @override
-    def conserves(self) -> bool:
-        return self.method.conserves and (self.error_feedback or self.values.exact)
-
     @override
     def describe(self, spec: TensorSpec) -> str:
         codings = f"{type(self.indices).__name__}, {type(self.values).__name__}"
@@ -150,7 +148,7 @@ class Coded(MethodWrapper):
     def init(self, layout: BucketLayout) -> State:
         """With a residual for what the codes change, if the method has none."""
         state = self.method.init(layout)
-        if "residual" in self.state_kinds and "residual" not in state:
+        if "residual" in self.traits.state_kinds and "residual" not in state:
             state = {**state, "residual": [tf.zeros(s.shape, tf.float32) for s in layout.specs]}
         return state
 

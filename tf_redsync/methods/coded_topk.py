@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -19,6 +18,7 @@ from tf_redsync.exchange.method import (
     State,
 )
 from tf_redsync.exchange.sync_schedule import SyncSchedule
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.coded_selection import CodedSelection
 from tf_redsync.methods.common.momentum_correction import MomentumCorrected
 from tf_redsync.methods.local_sgd import LocalSGD
@@ -129,10 +129,6 @@ class CodedTopK(CodedSelection, MomentumCorrected):
     steps: int = 1
     outer: Outer | None = None
 
-    paper: ClassVar[str] = "Sattler, Wiedemann, Müller, Samek 2020"
-    requests: ClassVar[str] = "all-gather of coded indices and values"
-    bits: ClassVar[str] = "density (2 + log2(1 / density) + value_bits) / steps"
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -146,6 +142,16 @@ class CodedTopK(CodedSelection, MomentumCorrected):
             )
         if self.steps > 1:
             self._check_alone()
+
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Sattler, Wiedemann, Müller, Samek 2020",
+            requests="all-gather of coded indices and values",
+            bits="density (2 + log2(1 / density) + value_bits) / steps",
+        )
 
     def _check_alone(self) -> None:
         """Check that nothing is asked for that gradients need and changes of weights cannot."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +20,7 @@ from tf_redsync.exchange.method import (
     State,
 )
 from tf_redsync.exchange.requests import AllGather
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.chunk_messages import ChunkMessages
 from tf_redsync.methods.common.chunking import SIDE, Chunks
 from tf_redsync.ops import wire
@@ -92,12 +92,6 @@ class DeMo(Method):
     top_k: int = 32
     chunk: int = SIDE
 
-    state_kinds: ClassVar[dict[str, str]] = {"velocity": "sum"}
-    paper: ClassVar[str] = "Peng, Quesnelle, Kingma 2024"
-    requests: ClassVar[str] = "all-gather of positions in chunks and coefficients"
-    bits: ClassVar[str] = "k (32 + 2 log2(s)) / s^2, s = 64"
-    votes: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         checks.real("decay", self.decay, low=0.0, high=1.0, high_open=True)
         checks.integer("top_k", self.top_k, low=1)
@@ -107,14 +101,18 @@ class DeMo(Method):
 
     @property
     @override
-    def conserves(self) -> bool:
-        """Only signs are delivered."""
-        return False
-
-    @property
-    @override
-    def momentum_in_exchange(self) -> float:
-        return self.decay
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Peng, Quesnelle, Kingma 2024",
+            requests="all-gather of positions in chunks and coefficients",
+            bits="k (32 + 2 log2(s)) / s^2, s = 64",
+            state_kinds={"velocity": "sum"},
+            votes=True,
+            # Only signs are delivered
+            conserves=False,
+            momentum_in_exchange=self.decay,
+        )
 
     @override
     def dense(self) -> Method:

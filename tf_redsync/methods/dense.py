@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -20,6 +19,7 @@ from tf_redsync.exchange.method import (
     State,
 )
 from tf_redsync.exchange.requests import AllReduce
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.own_momentum import OwnMomentum
 
 
@@ -43,19 +43,21 @@ class Dense(OwnMomentum):
     momentum: float = 0.0
     nesterov: bool = False
 
-    paper: ClassVar[str] = "-"
-    requests: ClassVar[str] = "all-reduce"
-    bits: ClassVar[str] = "32"
-    state_kinds: ClassVar[dict[str, str]] = {"velocity": "shared"}
-
     def __post_init__(self) -> None:
         checks.momentum(self.momentum, self.nesterov)
 
     @property
     @override
-    def totals_may_overflow(self) -> bool:
-        """Without momentum they are what the all-reduce returned."""
-        return self.momentum != 0.0
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="-",
+            requests="all-reduce",
+            bits="32",
+            state_kinds={"velocity": "shared"},
+            # Without momentum they are what the all-reduce returned
+            totals_may_overflow=self.momentum != 0.0,
+        )
 
     @override
     def describe(self, spec: TensorSpec) -> str:
@@ -98,20 +100,18 @@ class NoExchange(Method):
     gradients is applied.
     """
 
-    paper: ClassVar[str] = "-"
-    requests: ClassVar[str] = "none"
-    bits: ClassVar[str] = "0"
-
     @property
     @override
-    def conserves(self) -> bool:
-        return False
-
-    @property
-    @override
-    def totals_may_overflow(self) -> bool:
-        """Workers have different totals, so they could not skip a step together."""
-        return False
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="-",
+            requests="none",
+            bits="0",
+            conserves=False,
+            # Workers have different totals, so they could not skip a step together
+            totals_may_overflow=False,
+        )
 
     @override
     def dense(self) -> Method:

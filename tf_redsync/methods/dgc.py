@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import tensorflow as tf
 from typing_extensions import override
@@ -15,6 +15,7 @@ from tf_redsync.exchange import feedback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, Payloads, State
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.momentum_correction import MomentumCorrected
 from tf_redsync.methods.common.random_numbers import stream, uniform
 from tf_redsync.methods.common.sparsifier import deliver, selected_payloads
@@ -90,10 +91,6 @@ class DGC(MomentumCorrected):
     max_adaptations: int = 10
     seed: int = 0
 
-    paper: ClassVar[str] = "Lin, Han, Mao, Wang, Dally 2018"
-    requests: ClassVar[str] = "all-gather of indices and values"
-    bits: ClassVar[str] = "64 density"
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,7 +102,17 @@ class DGC(MomentumCorrected):
 
     @property
     @override
-    def notes(self) -> tuple[str, ...]:
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Lin, Han, Mao, Wang, Dally 2018",
+            requests="all-gather of indices and values",
+            bits="64 density",
+            notes=self._notes,
+        )
+
+    @property
+    def _notes(self) -> tuple[str, ...]:
         if self.warm_up is not None:
             return ()
         return (

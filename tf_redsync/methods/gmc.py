@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Generator
-from typing import Any, ClassVar
+from typing import Any
 
 import tensorflow as tf
 from typing_extensions import override
@@ -16,6 +16,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, Method, Payloads, State
 from tf_redsync.exchange.requests import AllReduce, Request
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.coded_selection import CodedSelection
 from tf_redsync.methods.common.own_momentum import OwnMomentum
 from tf_redsync.methods.common.sparsifier import Sparsifier, deliver
@@ -37,12 +38,17 @@ class GlobalMomentum(OwnMomentum, Sparsifier):
 
     momentum: float = 0.9
 
-    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum", "before": "shared"}
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.momentum(self.momentum, False)
+
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits, state_kinds={"residual": "sum", "before": "shared"}
+        )
 
     @override
     def dense(self) -> Method:
@@ -128,10 +134,6 @@ class GMC(GlobalMomentum):
     selection: str = "top_k"
     seed: int = 0
 
-    paper: ClassVar[str] = "Shi, Zhao, Xie, Gao, Li 2019"
-    requests: ClassVar[str] = "all-gather of indices and values; blocks: all-reduce of values"
-    bits: ClassVar[str] = "64 density; blocks 32 density"
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -140,8 +142,14 @@ class GMC(GlobalMomentum):
 
     @property
     @override
-    def sends_selected(self) -> bool:
-        return self.selection == "top_k"
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Shi, Zhao, Xie, Gao, Li 2019",
+            requests="all-gather of indices and values; blocks: all-reduce of values",
+            bits="64 density; blocks 32 density",
+            sends_selected=self.selection == "top_k",
+        )
 
     @override
     def describe(self, spec: TensorSpec) -> str:
@@ -237,9 +245,15 @@ class CodedGMC(CodedSelection, GlobalMomentum):
 
     density: float = 0.03
 
-    paper: ClassVar[str] = "Shi, Zhao, Xie, Gao, Li 2019"
-    requests: ClassVar[str] = "all-gather of coded indices and values"
-    bits: ClassVar[str] = "density (2 + log2(1 / density) + value_bits)"
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Shi, Zhao, Xie, Gao, Li 2019",
+            requests="all-gather of coded indices and values",
+            bits="density (2 + log2(1 / density) + value_bits)",
+        )
 
     @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:

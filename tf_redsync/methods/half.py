@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -20,6 +19,7 @@ from tf_redsync.exchange.method import (
     Payloads,
     State,
 )
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.rounded_all_reduce import all_reduced, rounded_payloads
 from tf_redsync.methods.common.wrapper import MethodWrapper
 from tf_redsync.methods.local_sgd import LocalSGD
@@ -60,22 +60,18 @@ class HalfPrecision(MethodWrapper):
 
     Example:
         >>> import tf_redsync as rs
-        >>> rs.HalfPrecision(method=rs.RandomBlock(density=0.1), dtype="bfloat16").conserves
+        >>> rs.HalfPrecision(method=rs.RandomBlock(density=0.1), dtype="bfloat16").traits.conserves
         True
     """
 
     dtype: str = "float16"
     error_feedback: bool = True
 
-    paper: ClassVar[str] = "-"
-    requests: ClassVar[str] = "all-to-all, then all-gather, of values; or as the method"
-    bits: ClassVar[str] = "16 (1 + 1 / K)"
-
     def __post_init__(self) -> None:
         checks.choice("dtype", self.dtype, HALVES)
         checks.boolean("error_feedback", self.error_feedback)
-        takes = self._sums is None or (isinstance(self._sums, Method) and self._sums.rounds_values)
-        if not takes:
+        sums = self._sums
+        if not (sums is None or (isinstance(sums, Method) and sums.traits.rounds_values)):
             raise ValueError(
                 "`method` must be None for the dense gradients, or a method that sends values, "
                 "such as RedSync, DGC, TopK, MSTopK, SIDCo, GMC, FixedThreshold, SparDL, "
@@ -85,29 +81,31 @@ class HalfPrecision(MethodWrapper):
             )
 
     @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="-",
+            requests="all-to-all, then all-gather, of values; or as the method",
+            bits="16 (1 + 1 / K)",
+            state_kinds=self._state_kinds,
+            conserves=self.error_feedback and (self.method is None or self.method.traits.conserves),
+            # Dense totals are numbers that were received
+            totals_may_overflow=self._sums is not None and self._sums.traits.totals_may_overflow,
+        )
+
+    @property
+    def _state_kinds(self) -> dict[str, str]:
+        if self._sums is not None:
+            return self._sums.traits.state_kinds
+        return {"residual": "sum"} if self.error_feedback else {}
+
+    @property
     def _sums(self) -> Method | None:
         """The method that adds up; `None` if this does, all of its input."""
         method = self.method
         dense = isinstance(method, LocalSGD) and type(method).exchange is LocalSGD.exchange
         return None if dense else method
-
-    @property
-    @override
-    def state_kinds(self) -> dict[str, str]:  # type: ignore[override]
-        if self._sums is not None:
-            return self._sums.state_kinds
-        return {"residual": "sum"} if self.error_feedback else {}
-
-    @property
-    @override
-    def conserves(self) -> bool:
-        return self.error_feedback and (self.method is None or self.method.conserves)
-
-    @property
-    @override
-    def totals_may_overflow(self) -> bool:
-        """Dense totals are numbers that were received."""
-        return self._sums is not None and self._sums.totals_may_overflow
 
     @override
     def dense(self) -> Method:

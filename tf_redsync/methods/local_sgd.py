@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 from typing_extensions import override
 
@@ -12,6 +11,7 @@ from tf_redsync.config import register
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Method
 from tf_redsync.exchange.sync_schedule import SyncSchedule
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.outer import Nesterov, Outer
 
 
@@ -52,24 +52,26 @@ class LocalSGD(Method):
     steps: int = 8
     outer: Outer | None = None
 
-    paper: ClassVar[str] = "Stich 2019; McMahan et al. 2017"
-    requests: ClassVar[str] = "all-reduce of weights' changes"
-    bits: ClassVar[str] = "32 / steps"
-
     def __post_init__(self) -> None:
         checks.integer("steps", self.steps, low=1)
         outer.check("outer", self.outer)
 
     @property
     @override
-    def sync_schedule(self) -> SyncSchedule:
-        return SyncSchedule(local_steps=self.steps, outer=self.outer)
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Stich 2019; McMahan et al. 2017",
+            requests="all-reduce of weights' changes",
+            bits="32 / steps",
+            # They are what the all-reduce returned
+            totals_may_overflow=False,
+        )
 
     @property
     @override
-    def totals_may_overflow(self) -> bool:
-        """They are what the all-reduce returned."""
-        return False
+    def sync_schedule(self) -> SyncSchedule:
+        return SyncSchedule(local_steps=self.steps, outer=self.outer)
 
     @override
     def dense(self) -> Method:
@@ -117,6 +119,12 @@ class DiLoCo(LocalSGD):
     steps: int = 500
     outer: Outer | None = Nesterov()
 
-    paper: ClassVar[str] = "Douillard et al. 2023"
-    requests: ClassVar[str] = "all-reduce of weights' changes"
-    bits: ClassVar[str] = "32 / steps"
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Douillard et al. 2023",
+            requests="all-reduce of weights' changes",
+            bits="32 / steps",
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import tensorflow as tf
 from typing_extensions import override
@@ -22,6 +22,7 @@ from tf_redsync.exchange.method import (
     State,
 )
 from tf_redsync.exchange.requests import AllReduce, Request
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.matrix_factors import (
     Factors,
     as_matrices,
@@ -47,12 +48,15 @@ class _LowRank(Method):
     min_compression_rate: float = 2.0
     seed: int = 0
 
-    rounds_values: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         checks.integer("rank", self.rank, low=1)
         checks.real("min_compression_rate", self.min_compression_rate, low=0.0, high=math.inf)
         checks.integer("seed", self.seed, low=0)
+
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(super().traits, rounds_values=True)
 
     @override
     def refuses(self, spec: TensorSpec) -> str | None:
@@ -140,10 +144,16 @@ class PowerSGD(_LowRank):
         ValueError: for a hyper-parameter out of its range.
     """
 
-    paper: ClassVar[str] = "Vogels, Karimireddy, Jaggi 2019"
-    requests: ClassVar[str] = "two all-reduces of factors"
-    bits: ClassVar[str] = "32 r (n + m) / (n m)"
-    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum", "q": "shared"}
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Vogels, Karimireddy, Jaggi 2019",
+            requests="two all-reduces of factors",
+            bits="32 r (n + m) / (n m)",
+            state_kinds={"residual": "sum", "q": "shared"},
+        )
 
     @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:
@@ -215,11 +225,18 @@ class ACPSGD(_LowRank):
         ValueError: for a hyper-parameter out of its range.
     """
 
-    paper: ClassVar[str] = "Zhang, Zhang, Shi, Chu, Li 2023"
-    requests: ClassVar[str] = "all-reduce of one factor, in turn"
-    bits: ClassVar[str] = "16 r (n + m) / (n m)"
-    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum", "p": "shared", "q": "shared"}
-    period: ClassVar[int] = 2  # P and Q in turn
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Zhang, Zhang, Shi, Chu, Li 2023",
+            requests="all-reduce of one factor, in turn",
+            bits="16 r (n + m) / (n m)",
+            state_kinds={"residual": "sum", "p": "shared", "q": "shared"},
+            # P and Q in turn
+            period=2,
+        )
 
     @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -15,6 +14,7 @@ from tf_redsync.exchange import feedback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Exchange, State
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.quantizer import (
     StochasticQuantizer,
     deliver_codes,
@@ -69,10 +69,6 @@ class QSGD(StochasticQuantizer):
     bucket_size: int | None = 512
     norm: str = "l2"
 
-    paper: ClassVar[str] = "Alistarh, Grubic, Li, Tomioka, Vojnovic 2017"
-    requests: ClassVar[str] = "all-gather of codes and norms"
-    bits: ClassVar[str] = "ceil(log2(2 s + 1)) + 32 / d"
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,6 +76,16 @@ class QSGD(StochasticQuantizer):
         if self.bucket_size is not None:
             check_bucket_size(self.bucket_size)
         checks.choice("norm", self.norm, NORMS)
+
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Alistarh, Grubic, Li, Tomioka, Vojnovic 2017",
+            requests="all-gather of codes and norms",
+            bits="ceil(log2(2 s + 1)) + 32 / d",
+        )
 
     @override
     def describe(self, spec: TensorSpec) -> str:
@@ -150,10 +156,6 @@ class TernGrad(StochasticQuantizer):
     shared_scaler: bool = False
     output_layer: bool = False
 
-    paper: ClassVar[str] = "Wen, Xu, Yan, Wu, Wang, Chen, Li 2017"
-    requests: ClassVar[str] = "all-gather of codes, or of scalers and all-reduce"
-    bits: ClassVar[str] = "2; shared scaler 32 / floor(log(2^25) / log(2 K + 1))"
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -161,6 +163,16 @@ class TernGrad(StochasticQuantizer):
             checks.real("clip", self.clip, low=0.0, high=np.inf, low_open=True, high_open=True)
         checks.boolean("shared_scaler", self.shared_scaler)
         checks.boolean("output_layer", self.output_layer)
+
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Wen, Xu, Yan, Wu, Wang, Chen, Li 2017",
+            requests="all-gather of codes, or of scalers and all-reduce",
+            bits="2; shared scaler 32 / floor(log(2^25) / log(2 K + 1))",
+        )
 
     @override
     def refuses(self, spec: TensorSpec) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -14,6 +13,7 @@ from tf_redsync.exchange import feedback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Exchange, State
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.random_numbers import stream, uniform
 from tf_redsync.methods.common.rounded_all_reduce import all_reduced
 from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, marked
@@ -25,10 +25,6 @@ class _SharedRandom(Sparsifier):
 
     seed: int = 0
 
-    paper: ClassVar[str] = "Foroutan Eghlidi, Jaggi 2020"
-    requests: ClassVar[str] = "all-reduce of values"
-    bits: ClassVar[str] = "32 density"
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -36,15 +32,17 @@ class _SharedRandom(Sparsifier):
 
     @property
     @override
-    def sends_selected(self) -> bool:
-        """Values alone: all workers know the positions."""
-        return False
-
-    @property
-    @override
-    def totals_may_overflow(self) -> bool:
-        """They are what the all-reduce returned, and zeros."""
-        return False
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Foroutan Eghlidi, Jaggi 2020",
+            requests="all-reduce of values",
+            bits="32 density",
+            # They are what the all-reduce returned, and zeros
+            totals_may_overflow=False,
+            # Values alone: all workers know the positions
+            sends_selected=False,
+        )
 
     def choose(self, spec: TensorSpec, seed: tf.Tensor) -> tf.Tensor:
         """Return the elements to send, int32 `[k]`, distinct positions in the flat tensor.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import tensorflow as tf
 from typing_extensions import override
@@ -13,6 +13,7 @@ from tf_redsync.config import register
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, Payloads, State
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.momentum_correction import MomentumCorrected
 from tf_redsync.methods.common.sparsifier import deliver, selected_payloads
 from tf_redsync.ops import MessageLayout
@@ -91,11 +92,6 @@ class RedSync(MomentumCorrected):
     threshold_above: int = 4096 * 1024
     search_interval: int = 5
 
-    paper: ClassVar[str] = "Fang, Fu, Yang, Hsieh 2019"
-    requests: ClassVar[str] = "all-gather of indices and values"
-    bits: ClassVar[str] = "64 density; quantised 32 density"
-    state_kinds: ClassVar[dict[str, str]] = {**MomentumCorrected.state_kinds, "ratios": "mean"}
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,6 +104,32 @@ class RedSync(MomentumCorrected):
                 "`threshold_above` must not be smaller than `dense_below`. Received: "
                 f"threshold_above={self.threshold_above}, dense_below={self.dense_below}"
             )
+
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Fang, Fu, Yang, Hsieh 2019",
+            requests="all-gather of indices and values",
+            bits="64 density; quantised 32 density",
+            state_kinds={**super().traits.state_kinds, "ratios": "mean"},
+            # Momentum adds its own mass, quantisation drops its error
+            conserves=super().traits.conserves and not self.quantized,
+            notes=self._notes,
+        )
+
+    @property
+    def _notes(self) -> tuple[str, ...]:
+        missing = []
+        if not self.momentum and self.clip_norm is None:
+            missing.append("momentum correction (0.9; for recurrent networks, clipping to 0.25)")
+        if self.warm_up is None:
+            missing.append("a dense first epoch of its own")
+        if not missing:
+            return ()
+        paper = "RedSync.preset(steps_per_epoch) is the paper's"
+        return (f"RedSync without {', and without '.join(missing)}: {paper}",)
 
     @classmethod
     def preset(cls, steps_per_epoch: int, recurrent: bool = False, **options: Any) -> RedSync:
@@ -127,25 +149,6 @@ class RedSync(MomentumCorrected):
         checks.boolean("recurrent", recurrent)
         kind: dict[str, Any] = {"clip_norm": 0.25} if recurrent else {"momentum": 0.9}
         return cls(**{"density": 0.001, "warm_up": DenseWarmUp(steps_per_epoch), **kind, **options})
-
-    @property
-    @override
-    def notes(self) -> tuple[str, ...]:
-        missing = []
-        if not self.momentum and self.clip_norm is None:
-            missing.append("momentum correction (0.9; for recurrent networks, clipping to 0.25)")
-        if self.warm_up is None:
-            missing.append("a dense first epoch of its own")
-        if not missing:
-            return ()
-        paper = "RedSync.preset(steps_per_epoch) is the paper's"
-        return (f"RedSync without {', and without '.join(missing)}: {paper}",)
-
-    @property
-    @override
-    def conserves(self) -> bool:
-        """Momentum adds its own mass, quantisation drops its error."""
-        return super().conserves and not self.quantized
 
     def selector(self, spec: TensorSpec) -> str:
         """Name of the selection used for a tensor, by its size."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import tensorflow as tf
 from typing_extensions import override
@@ -18,6 +18,7 @@ from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Exchange, Method, State
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.exchange.sync_schedule import SyncSchedule
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.sparsifier import Sparsifier, capacity
 from tf_redsync.methods.local_sgd import LocalSGD
 from tf_redsync.ops import MessageLayout, wire
@@ -82,17 +83,24 @@ class SBC(Sparsifier):
     masking: bool = True
     outer: Outer | None = None
 
-    rounds_values: ClassVar[bool] = False
-    paper: ClassVar[str] = "Sattler, Wiedemann, Müller, Samek 2019"
-    requests: ClassVar[str] = "all-gather of means and coded positions"
-    bits: ClassVar[str] = "density (b + 1 + (1 / density - 1) / 2^b) / steps"
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.integer("steps", self.steps, low=1)
         checks.boolean("masking", self.masking)
         outer.check("outer", self.outer)
+
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Sattler, Wiedemann, Müller, Samek 2019",
+            requests="all-gather of means and coded positions",
+            bits="density (b + 1 + (1 / density - 1) / 2^b) / steps",
+            rounds_values=False,
+            sends_selected=False,
+        )
 
     @classmethod
     def preset(cls, number: int, **options: Any) -> SBC:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.config import register
+from tf_redsync.exchange.capabilities import Staged
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import (
@@ -19,6 +20,7 @@ from tf_redsync.exchange.method import (
     State,
 )
 from tf_redsync.exchange.sync_schedule import SyncSchedule
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.momentum_correction import MomentumCorrected
 from tf_redsync.methods.common.wrapper import MethodWrapper, innermost
 from tf_redsync.methods.redsync import RedSync
@@ -27,7 +29,7 @@ from tf_redsync.schedules import DensityStages, ExponentialWarmUp, density_at
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Scheduled(MethodWrapper):
+class Scheduled(Staged, MethodWrapper):
     """Any method with a density, in stages of other densities.
 
     With stages that begin at the steps b_0 = 0 < b_1 < ... and have the densities d_0, d_1, ...:
@@ -66,10 +68,6 @@ class Scheduled(MethodWrapper):
         default_factory=lambda: ExponentialWarmUp(1000)
     )
 
-    paper: ClassVar[str] = "-"
-    requests: ClassVar[str] = "as the method"
-    bits: ClassVar[str] = "as the method, in each stage"
-
     def __post_init__(self) -> None:
         if not isinstance(self.stages, (DensityStages, ExponentialWarmUp)):
             raise ValueError(
@@ -83,13 +81,23 @@ class Scheduled(MethodWrapper):
                 "Coded or HalfPrecision around one that has. Received: "
                 f"method={self.method!r}{checks.if_class(self.method)}"
             )
-        if self.method.density_changes or self.method.sync_schedule.stages:
+        if self.method.traits.density_changes or self.method.sync_schedule.stages:
             raise ValueError(
                 "`method` must not have a schedule of its own (ExponentialWarmUp). Received: "
                 f"method={self.method!r}. Give it warm_up=None, and the schedule to `stages`."
             )
         last = self.stages.stages(own)[-1][1]
         object.__setattr__(self, "method", _changed(self.method, density=last))
+
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="-",
+            requests="as the method",
+            bits="as the method, in each stage",
+        )
 
     @property
     def begins(self) -> tuple[tuple[int, float], ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -13,6 +12,7 @@ from tf_redsync.exchange import feedback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Exchange, Method, State
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.quantizer import Quantizer, deliver_codes
 
 
@@ -46,22 +46,20 @@ class SignSGD(Method):
         >>> optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(1e-4), rs.SignSGD())
     """
 
-    paper: ClassVar[str] = "Bernstein, Wang, Azizzadenesheli, Anandkumar 2018"
-    requests: ClassVar[str] = "all-gather of signs"
-    bits: ClassVar[str] = "1"
-    votes: ClassVar[bool] = True
-
     @property
     @override
-    def conserves(self) -> bool:
-        """Only signs are delivered, and nothing is kept."""
-        return False
-
-    @property
-    @override
-    def totals_may_overflow(self) -> bool:
-        """They are -1, 0 and 1."""
-        return False
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Bernstein, Wang, Azizzadenesheli, Anandkumar 2018",
+            requests="all-gather of signs",
+            bits="1",
+            votes=True,
+            # Only signs are delivered, and nothing is kept
+            conserves=False,
+            # They are -1, 0 and 1
+            totals_may_overflow=False,
+        )
 
     @override
     def dense(self) -> Method:
@@ -121,10 +119,16 @@ class EFSignSGD(Quantizer):
         ValueError: for a hyper-parameter out of its range.
     """
 
-    paper: ClassVar[str] = "Karimireddy, Rebjock, Stich, Jaggi 2019"
-    requests: ClassVar[str] = "all-gather of signs and scales"
-    bits: ClassVar[str] = "1"
-    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum"}
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Karimireddy, Rebjock, Stich, Jaggi 2019",
+            requests="all-gather of signs and scales",
+            bits="1",
+            state_kinds={"residual": "sum"},
+        )
 
     @override
     def describe(self, spec: TensorSpec) -> str:

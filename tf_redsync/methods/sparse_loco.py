@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -21,6 +20,7 @@ from tf_redsync.exchange.method import (
 )
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.exchange.sync_schedule import SyncSchedule
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.chunk_messages import ChunkMessages
 from tf_redsync.methods.common.chunking import SIDE, Chunks
 from tf_redsync.ops import wire
@@ -99,11 +99,6 @@ class SparseLoCo(Method):
     chunk: int = SIDE
     outer: Outer | None = None
 
-    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum"}
-    paper: ClassVar[str] = "Sarfi, Thérien, Lidin, Belilovsky 2025"
-    requests: ClassVar[str] = "all-gather of positions in chunks and codes"
-    bits: ClassVar[str] = "(k (2 log2(s) + 2) + 32) / (s^2 steps), s = 64"
-
     def __post_init__(self) -> None:
         for name in ("steps", "top_k", "chunk"):
             checks.integer(name, getattr(self, name), low=1)
@@ -114,14 +109,21 @@ class SparseLoCo(Method):
 
     @property
     @override
-    def sync_schedule(self) -> SyncSchedule:
-        return SyncSchedule(local_steps=self.steps, outer=self.outer)
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Sarfi, Thérien, Lidin, Belilovsky 2025",
+            requests="all-gather of positions in chunks and codes",
+            bits="(k (2 log2(s) + 2) + 32) / (s^2 steps), s = 64",
+            state_kinds={"residual": "sum"},
+            # Unless what waits decays, or what few have sent is given more weight
+            conserves=self.decay == 1.0 and self.divide_by == "workers",
+        )
 
     @property
     @override
-    def conserves(self) -> bool:
-        """Unless what waits decays, or what few have sent is given more weight."""
-        return self.decay == 1.0 and self.divide_by == "workers"
+    def sync_schedule(self) -> SyncSchedule:
+        return SyncSchedule(local_steps=self.steps, outer=self.outer)
 
     @override
     def dense(self) -> Method:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import tensorflow as tf
 from typing_extensions import override
@@ -13,11 +13,13 @@ from typing_extensions import override
 from tf_redsync import checks
 from tf_redsync.config import register
 from tf_redsync.exchange import feedback
+from tf_redsync.exchange.capabilities import Fragmented
 from tf_redsync.exchange.context import Context, Rounding
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, Payloads, State
 from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.exchange.sync_schedule import SyncSchedule
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common import rounded_all_reduce, small_floats
 from tf_redsync.methods.local_sgd import DiLoCo
 
@@ -28,7 +30,7 @@ _HALF = Rounding("bfloat16", error_feedback=True)  # so that sums are of float32
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StreamingDiLoCo(DiLoCo):
+class StreamingDiLoCo(Fragmented, DiLoCo):
     """Streaming DiLoCo: DiLoCo whose traffic has no peaks.
 
     Between two exchanges the workers' weights differ, and after one of them those of the other
@@ -88,10 +90,6 @@ class StreamingDiLoCo(DiLoCo):
     mixing: float = 0.5
     value_bits: int = 4
 
-    paper: ClassVar[str] = "Douillard et al. 2025"
-    requests: ClassVar[str] = "all-to-all, then all-gather, of a fragment's changes"
-    bits: ClassVar[str] = "(4 + 1 / 8) (1 + 1 / K) / steps"
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,6 +114,20 @@ class StreamingDiLoCo(DiLoCo):
             )
         checks.real("mixing", self.mixing, low=0.0, high=1.0, high_open=True)
         checks.choice("value_bits", self.value_bits, _VALUE_BITS)
+
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Douillard et al. 2025",
+            requests="all-to-all, then all-gather, of a fragment's changes",
+            bits="(4 + 1 / 8) (1 + 1 / K) / steps",
+            # A fragment is one bucket
+            whole_model=True,
+            # Unless values are rounded
+            conserves=self.value_bits == 32,
+        )
 
     @property
     def count(self) -> int:
@@ -144,18 +156,6 @@ class StreamingDiLoCo(DiLoCo):
             delay=self.late,
             mixing=self.mixing,
         )
-
-    @property
-    @override
-    def whole_model(self) -> bool:
-        """A fragment is one bucket."""
-        return True
-
-    @property
-    @override
-    def conserves(self) -> bool:
-        """Unless values are rounded."""
-        return self.value_bits == 32
 
     @property
     @override

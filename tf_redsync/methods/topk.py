@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -13,6 +12,7 @@ from tf_redsync.config import register
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, Payloads, State
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.sparsifier import (
     Sparsifier,
     deliver,
@@ -62,10 +62,6 @@ class TopK(Sparsifier):
 
     scope: str = "layer"
 
-    paper: ClassVar[str] = "Stich, Cordonnier, Jaggi 2018"
-    requests: ClassVar[str] = "all-gather of indices and values"
-    bits: ClassVar[str] = "64 density"
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,12 +69,18 @@ class TopK(Sparsifier):
 
     @property
     @override
-    def whole_model(self) -> bool:
-        return self.scope == "model"
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Stich, Cordonnier, Jaggi 2018",
+            requests="all-gather of indices and values",
+            bits="64 density",
+            whole_model=self.scope == "model",
+        )
 
     @override
     def refuses(self, spec: TensorSpec) -> str | None:
-        return None if self.whole_model else super().refuses(spec)
+        return None if self.scope == "model" else super().refuses(spec)
 
     @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:
@@ -86,7 +88,7 @@ class TopK(Sparsifier):
 
     def _selected_from(self, layout: BucketLayout) -> BucketLayout:
         """The layout of what is selected from: one vector takes the place of a whole model."""
-        if not self.whole_model:
+        if self.scope != "model":
             return layout
         vector = TensorSpec("model", (sum(s.size for s in layout.specs),))
         return dataclasses.replace(layout, specs=(vector,), sparse_totals=False)

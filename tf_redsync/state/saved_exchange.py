@@ -123,7 +123,7 @@ class SavedExchange(GradientExchange):
             return
         resolved = decision.kept(found)
         assignments = resolved.assign(self.specs)
-        momenta = {a.method.momentum_in_exchange for a in assignments}
+        momenta = {a.method.traits.momentum_in_exchange for a in assignments}
         if isinstance(self.policy, Auto) and not momenta <= {
             self.policy.momentum,
             self.policy.movable,

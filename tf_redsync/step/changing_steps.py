@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 from typing_extensions import override
 
+from tf_redsync.exchange.capabilities import Waiting, required
 from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.method import State
@@ -219,7 +220,11 @@ class ChangingSteps(EveryStep):
     def _dense_at(self, step: tf.Tensor, states: Sequence[State]) -> tf.Tensor | None:
         """Whether methods with dense steps run one now; `None` if no method has any."""
         pairs = zip(self.buckets, states, strict=True)
-        when = [~b.method.ready(state) for b, state in pairs if b.method.sync_schedule.waits_for]
+        when = [
+            ~required(b.method, Waiting).ready(state)
+            for b, state in pairs
+            if b.method.sync_schedule.waits_for
+        ]
         if self.warm_up_steps:
             when.append(step < self.warm_up_steps)
         if self.dense_every:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import tensorflow as tf
 
 from tf_redsync.auto import cost
+from tf_redsync.exchange.capabilities import at_step
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.driver import Network, Outcome, drive
 from tf_redsync.exchange.layout import Bucket
@@ -115,12 +116,12 @@ def plan_at(buckets: Sequence[Bucket], dense: bool, start: int) -> Plan:
     runs, may_overflow, full = [], [], []
     for bucket in buckets:
         method, is_dense = (
-            bucket.method.at(start),
+            at_step(bucket.method, start),
             dense and bucket.method.sync_schedule.may_be_dense,
         )
         name = "dense_exchange" if is_dense else phase_at(method, start)
         runs.append(getattr(method, name))
-        may_overflow.append(method.totals_may_overflow and not is_dense)
+        may_overflow.append(method.traits.totals_may_overflow and not is_dense)
         full.append(name == "dense_exchange")
     return Plan(tuple(buckets), tuple(runs), tuple(may_overflow), tuple(full))
 
@@ -173,7 +174,7 @@ class EveryStep:
 
     def init(self, bucket: Bucket) -> tuple[State, dict[str, str]]:
         """Return a bucket's initial state, and the kind of each name in it."""
-        return bucket.method.init(bucket.layout), bucket.method.state_kinds
+        return bucket.method.init(bucket.layout), bucket.method.traits.state_kinds
 
     def names_in_run(self, bucket: Bucket) -> Collection[str] | None:
         """Return the state names that `run` reads and may change; `None` for all names."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_redsync.exchange.capabilities import AdamMoments, capability
 from tf_redsync.step.every_step import WAITING
 from tf_redsync.step.gradient_exchange import GradientExchange
 from tf_redsync.step.local_steps import LocalSteps
@@ -26,7 +27,7 @@ def deliver(exchange: GradientExchange, apply: Callable[[Sequence[int]], None]) 
     Raises:
         ValueError: For methods that exchange momenta.
     """
-    of_momenta = [m for m in exchange.policy.methods if m.adam is not None]
+    of_momenta = [m for m in exchange.policy.methods if capability(m, AdamMoments)]
     if of_momenta:
         raise ValueError(
             f"the residuals of {type(of_momenta[0]).__name__} are parts of momenta, which a step "

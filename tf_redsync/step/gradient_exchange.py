@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tf_redsync import explanation
 from tf_redsync.cluster import agreement, step_counters
+from tf_redsync.exchange.capabilities import Clipping, clipping
 from tf_redsync.exchange.driver import Outcome
 from tf_redsync.exchange.layout import GRADIENT_DTYPES, Bucket, TensorSpec
 from tf_redsync.exchange.method import State
@@ -93,7 +94,7 @@ class GradientExchange(tf.Module):
         self.nonfinite = NonFiniteCounter(names, self.network, setup.max_skipped)
         self.skipped = self.nonfinite.total
         self._counts_steps = not collectives.counts_steps(self.strategy)
-        self._clips = self.policy.default.clip_norm is not None
+        self._clipping = clipping(self.policy.default)
         self._counts_elements = False
         self.create_state(setup.resolved, setup.assignments)
         self.consensus: state_variables.Consensus | None = None
@@ -186,7 +187,7 @@ class GradientExchange(tf.Module):
         by_bucket = [list(map(grads.__getitem__, own)) for own in self._positions]
         with tf.control_dependencies(checks):  # with a delay, collectives depend on no gradient
             states = [s.read(n) for s, n in zip(self.states, self._names_in_run, strict=True)]
-        scale = self._clip_scale(by_bucket) if self._clips else None
+        scale = self._clip_scale(by_bucket, self._clipping) if self._clipping else None
         outcome = program.run(Inputs(by_bucket, states, scale, step, self.network, program.meter))
         if not program.own_steps:
             step_counters.note_meeting(outcome.finite)
@@ -236,9 +237,11 @@ class GradientExchange(tf.Module):
             found[position] = grad
         return [tf.zeros(self.specs[i].shape) if g is None else g for i, g in enumerate(found)]
 
-    def _clip_scale(self, by_bucket: Sequence[Sequence[tf.Tensor]]) -> tf.Tensor | None:
+    def _clip_scale(
+        self, by_bucket: Sequence[Sequence[tf.Tensor]], method: Clipping
+    ) -> tf.Tensor | None:
         everything = [grad for bucket in by_bucket for grad in bucket]
-        return self.policy.default.clip_scale(widened(everything), self.workers)
+        return method.clip_scale(widened(everything), self.workers)
 
     def _check_current(self) -> list[tf.Operation]:
         """Check that the running step was traced after the last `switch`.

@@ -27,6 +27,7 @@ from typing import Any
 import tensorflow as tf
 from typing_extensions import override
 
+from tf_redsync.exchange.capabilities import LocalUpdate, capability
 from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.method import State
@@ -93,7 +94,7 @@ class LocalSteps(ChangingSteps):
     @override
     def names_in_run(self, bucket: Bucket) -> Collection[str]:
         """Return the method's names. The outer optimizer's slots change at the end of a round."""
-        return bucket.method.state_kinds.keys()
+        return bucket.method.traits.state_kinds.keys()
 
     @override
     def run(self, inputs: Inputs) -> Outcome:
@@ -122,10 +123,10 @@ class LocalSteps(ChangingSteps):
         workers = inputs.network.workers
         totals = [[workers * g for g in widened(bucket)] for bucket in inputs.grads]
         finite = [tf.reduce_all(tf.math.is_finite(t)) for bucket in totals for t in bucket]
-        results = [
-            b.method.alone(own, state)
-            for b, own, state in zip(self.buckets, totals, inputs.states, strict=True)
-        ]
+        results = []
+        for bucket, own, state in zip(self.buckets, totals, inputs.states, strict=True):
+            update = capability(bucket.method, LocalUpdate)
+            results.append((own, state) if update is None else update.alone(own, state))
         return Outcome(results, tf.reduce_all(finite), 0.0)
 
     def _count(self, outcome: Outcome, grads: Sequence[tf.Tensor]) -> None:
@@ -198,7 +199,9 @@ class LocalSteps(ChangingSteps):
             for bucket in self.buckets
         ]
         read = [s.read() for s in states]
-        old = [s.read(b.method.state_kinds) for b, s in zip(self.buckets, states, strict=True)]
+        old = [
+            s.read(b.method.traits.state_kinds) for b, s in zip(self.buckets, states, strict=True)
+        ]
         rounds = consensus.rounds.read_value()
         outcome = self.exchanged(Inputs(changes, old, None, rounds, network, self.meter))
 
@@ -228,7 +231,9 @@ class LocalSteps(ChangingSteps):
 
         Residuals are changes of weights here, so the optimizer is not involved.
         """
-        old = [s.read(b.method.state_kinds) for b, s in zip(self.buckets, states, strict=True)]
+        old = [
+            s.read(b.method.traits.state_kinds) for b, s in zip(self.buckets, states, strict=True)
+        ]
         outcome = self.flush(old, network)
 
         def add() -> None:

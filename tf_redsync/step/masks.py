@@ -29,7 +29,7 @@ class Masked(Protocol):
 
 def has_masks(method: Any) -> bool:
     """Whether a method has masks in its state."""
-    return NAME in method.state_kinds
+    return NAME in method.traits.state_kinds
 
 
 def variables(exchange: Masked) -> dict[int, Any]:

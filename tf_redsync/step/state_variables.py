@@ -1,6 +1,6 @@
 """Variables that hold the states of methods.
 
-A state is a dict from a name to a list of tensors. `Method.state_kinds` declares the kind of each
+A state is a dict from a name to a list of tensors. `Traits.state_kinds` declares the kind of each
 name:
 
 * `"sum"`: every worker has its own value (residuals, velocities), and only the *total* over workers

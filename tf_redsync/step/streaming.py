@@ -162,7 +162,7 @@ class Streaming(LocalSteps):
         """Exchange a whole fragment without a delay."""
         changes = [c / network.workers for c in consensus.changes(fragment.bucket.layout.specs)]
         rounds = consensus.rounds.read_value()
-        own = state.read(fragment.bucket.method.state_kinds)
+        own = state.read(fragment.bucket.method.traits.state_kinds)
         inputs = Inputs([changes], [own], None, rounds, network, self.meter)
         outcome = fragment.exchange.run(inputs, None)
         ((means, new),) = outcome.results

@@ -4,7 +4,7 @@
     phase  c c c | c d c d c d, `trial_steps` each | c or d, the one with the smaller median
 
 c: compressed. d: dense, which also delivers the residual. Methods with alternating steps, such as
-ACP-SGD (`Method.period`), run whole periods: c c d d c c d d. The duration of a step is the time
+ACP-SGD (`Traits.period`), run whole periods: c c d d c c d d. The duration of a step is the time
 from its first gradient to the first gradient of the next step, averaged over the workers. The
 verdict compares the medians of the periods' means. A step is measured
 again if a `LossScaleOptimizer` skips the next exchange.
@@ -63,7 +63,7 @@ class Trial(ChangingSteps):
     ):
         super().__init__(buckets, warm_up)
         self.groups = split_by_density(self.buckets)
-        self.period = math.lcm(*(b.method.period for b in buckets))
+        self.period = math.lcm(*(b.method.traits.period for b in buckets))
         self.turns = -(-steps // self.period)  # periods of either kind
         self.measured = 2 * self.turns * self.period
         self.end = START_UP_STEPS + self.measured

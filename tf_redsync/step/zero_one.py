@@ -6,9 +6,9 @@ With t the step, from 0; s from `Intervals`; H the largest number of local steps
              all other steps                             `momentum_exchange`
     t >= s:  `LocalSteps`, in rounds of 1, 2, 4, ... steps, at most H
 
-`Method.alone` runs a local step. The state `rates` holds the sum of `rate_of_step` over the steps
-of a round, by which the end of the round scales the changes. After a non-finite round the momentum
-is reset.
+`LocalUpdate.alone` runs a local step. The state `rates` holds the sum of `rate_of_step` over the
+steps of a round, by which the end of the round scales the changes. After a non-finite round the
+momentum is reset.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -21,6 +20,7 @@ from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.requests import AllGather, AllReduce
 from tf_redsync.exchange.sync_schedule import SyncSchedule
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, flat, split
 
 VARIANTS = ("ring", "server")
@@ -126,12 +126,6 @@ class LGC(Sparsifier):
     dense_ends: bool = True
     seed: int = 0
 
-    paper: ClassVar[str] = "Abrahamyan, Chen, Bekoulis, Deligiannis 2021"
-    requests: ClassVar[str] = "all-reduces of one worker's positions and of codes"
-    bits: ClassVar[str] = "density (8 + 4 / 3 bits of an index)"
-    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum", "autoencoder": "shared"}
-    rounds_values: ClassVar[bool] = False
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -150,16 +144,25 @@ class LGC(Sparsifier):
             )
 
     @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            paper="Abrahamyan, Chen, Bekoulis, Deligiannis 2021",
+            requests="all-reduces of one worker's positions and of codes",
+            bits="density (8 + 4 / 3 bits of an index)",
+            state_kinds={"residual": "sum", "autoencoder": "shared"},
+            rounds_values=False,
+            whole_model=True,
+            sends_selected=False,
+        )
+
+    @property
     def autoencoder(self) -> Autoencoder:
         """The autoencoder of this method."""
         return Autoencoder(
             self.channels, self.decoder_channels, self.code_channels, self.variant == "server"
         )
-
-    @property
-    @override
-    def whole_model(self) -> bool:
-        return True
 
     @property
     @override

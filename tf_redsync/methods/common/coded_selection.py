@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Generator, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from typing_extensions import override
@@ -25,6 +25,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Payloads
 from tf_redsync.exchange.requests import AllGather, Request
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.sparsifier import Sparsifier, delivered, element_count, too_small
 from tf_redsync.ops import native, wire
 from tf_redsync.ops.message_layout import MessageLayout
@@ -56,8 +57,6 @@ class CodedSelection(Sparsifier):
     value_bits: int = 1
     small_density: float | None = 0.1
 
-    rounds_values: ClassVar[bool] = False  # they have codes of their own
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,7 +71,17 @@ class CodedSelection(Sparsifier):
 
     @property
     @override
-    def notes(self) -> tuple[str, ...]:
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            # They have codes of their own
+            rounds_values=False,
+            sends_selected=False,
+            notes=self._notes,
+        )
+
+    @property
+    def _notes(self) -> tuple[str, ...]:
         if self.density < 1.0 or self.value_bits == 16:
             return ()
         return (

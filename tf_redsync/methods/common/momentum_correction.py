@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.exchange import feedback
+from tf_redsync.exchange.capabilities import Clipping
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, Method, State
 from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.exchange.sync_schedule import SyncSchedule
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.own_momentum import OwnMomentum
 from tf_redsync.methods.common.sparsifier import Sparsifier, element_count
 from tf_redsync.methods.dense import Dense
@@ -30,7 +31,7 @@ MASKED_BELOW = 0.1  # the density; see `MomentumCorrected.masks`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MomentumCorrected(OwnMomentum, Sparsifier):
+class MomentumCorrected(Clipping, OwnMomentum, Sparsifier):
     """A sparsifier whose momentum is applied before the selection.
 
     Args:
@@ -55,8 +56,6 @@ class MomentumCorrected(OwnMomentum, Sparsifier):
     clip_norm: float | None = None
     warm_up: DenseWarmUp | ExponentialWarmUp | None = None
 
-    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum", "velocity": "sum"}
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,8 +68,12 @@ class MomentumCorrected(OwnMomentum, Sparsifier):
 
     @property
     @override
-    def density_changes(self) -> bool:
-        return isinstance(self.warm_up, ExponentialWarmUp)
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            state_kinds={"residual": "sum", "velocity": "sum"},
+            density_changes=isinstance(self.warm_up, ExponentialWarmUp),
+        )
 
     @property
     def masks(self) -> bool:

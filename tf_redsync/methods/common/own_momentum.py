@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from typing_extensions import override
 
 from tf_redsync.exchange.method import Method
+from tf_redsync.exchange.traits import Traits
 
 
 class OwnMomentum(Method):
@@ -14,11 +17,10 @@ class OwnMomentum(Method):
 
     @property
     @override
-    def conserves(self) -> bool:
-        """Momentum adds its own mass."""
-        return self.momentum == 0.0
-
-    @property
-    @override
-    def momentum_in_exchange(self) -> float:
-        return self.momentum
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            # Momentum adds its own mass
+            conserves=self.momentum == 0.0,
+            momentum_in_exchange=self.momentum,
+        )

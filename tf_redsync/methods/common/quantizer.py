@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Generator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import tensorflow as tf
 from typing_extensions import override
@@ -14,6 +14,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Method
 from tf_redsync.exchange.requests import AllGather, AllReduce, Request
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.integer_sums import packed_digits, unpacked_digits
 from tf_redsync.methods.common.random_numbers import stream
 from tf_redsync.methods.common.sparsifier import DENSE_BELOW, flat, too_small
@@ -32,10 +33,13 @@ class Quantizer(Method):
 
     dense_below: int = DENSE_BELOW
 
-    requests: ClassVar[str] = "all-gather of codes"
-
     def __post_init__(self) -> None:
         checks.integer("dense_below", self.dense_below, low=0)
+
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(super().traits, requests="all-gather of codes")
 
     @override
     def refuses(self, spec: TensorSpec) -> str | None:
@@ -64,9 +68,12 @@ class StochasticQuantizer(Quantizer):
 
     @property
     @override
-    def conserves(self) -> bool:
-        """Right on average only."""
-        return False
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            # Right on average only
+            conserves=False,
+        )
 
     def own_stream(self, ctx: Context) -> tf.Tensor:
         """Return this worker's stream for `ops.quantize`, int32 `[3]`; see `own_stream`."""

@@ -14,7 +14,7 @@ A worker sends as much as in a ring all-reduce of 16-bit numbers. The sums, and 
 workers, add up to the values.
 
 A method that adds up everything here or by `sparse.deliver`, and keeps the errors in its residual,
-says so by a class attribute `rounds_values = True`: `HalfPrecision` takes such methods.
+declares the trait `rounds_values`: `HalfPrecision` takes such methods.
 """
 
 from __future__ import annotations

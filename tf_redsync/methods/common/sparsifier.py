@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Generator, Sequence
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any
 
 import tensorflow as tf
 from typing_extensions import override
@@ -18,6 +18,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Method, Payloads
 from tf_redsync.exchange.requests import AllGather, Request
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.dense import Dense
 from tf_redsync.ops import wire
 from tf_redsync.ops.message_layout import MessageLayout
@@ -71,12 +72,21 @@ class Sparsifier(Method):
     density: float = 0.01
     dense_below: int = DENSE_BELOW
 
-    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum"}
-    rounds_values: ClassVar[bool] = True  # all values go through `deliver` or `all_reduced`
-
     def __post_init__(self) -> None:
         checks.real("density", self.density, low=0.0, high=1.0, low_open=True)
         checks.integer("dense_below", self.dense_below, low=0)
+
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            state_kinds={"residual": "sum"},
+            # All values go through `deliver` or `all_reduced`
+            rounds_values=True,
+            waiting_steps=1.0 / self.density,
+            sends_selected=True,
+        )
 
     def k(self, spec: TensorSpec) -> int:
         """Return how many elements of a tensor are sent."""
@@ -85,16 +95,6 @@ class Sparsifier(Method):
     def counts(self, layout: BucketLayout) -> list[int]:
         """Return `k` of each tensor of a bucket."""
         return list(map(self.k, layout.specs))
-
-    @property
-    @override
-    def sends_selected(self) -> bool:
-        return self.rounds_values
-
-    @property
-    @override
-    def waiting_steps(self) -> float:
-        return 1.0 / self.density
 
     @override
     def refuses(self, spec: TensorSpec) -> str | None:

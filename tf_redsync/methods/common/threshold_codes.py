@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 from typing_extensions import override
@@ -13,6 +12,7 @@ from tf_redsync.exchange import feedback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Exchange, State
+from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.quantizer import Quantizer, deliver_codes, largest, rms
 
 UNITS = ("rms", "absolute")
@@ -35,13 +35,16 @@ class ThresholdCodes(Quantizer):
     threshold: float = 1.0
     unit: str = "rms"
 
-    state_kinds: ClassVar[dict[str, str]] = {"residual": "sum"}
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.real("threshold", self.threshold, low=0.0, high=1e30, low_open=True)
         checks.choice("unit", self.unit, UNITS)
+
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(super().traits, state_kinds={"residual": "sum"})
 
     @override
     def describe(self, spec: TensorSpec) -> str:

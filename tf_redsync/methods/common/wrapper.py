@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import types
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
+import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync.exchange.method import Method
-
-# What `table()` says of a class, and what its messages are, which is what a wrapper changes.
-OWN = ("paper", "requests", "bits", "sends_selected", "rounds_values", "payloads", "at")
+from tf_redsync.exchange.capabilities import Wrapping
+from tf_redsync.exchange.context import Context
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.method import Exchange, Method, State
+from tf_redsync.exchange.sync_schedule import SyncSchedule
+from tf_redsync.exchange.traits import Traits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MethodWrapper(Method):
+class MethodWrapper(Wrapping, Method):
     """A method that changes how another one's messages travel, and nothing else.
 
-    All that programs, policies and optimizers ask of a method is answered by the method inside, or
-    as `Method` does without one; a wrapper defines what it changes. See `_forwarded`.
+    It answers as the method inside, or as `Method` without one; a wrapper overrides what it
+    changes. `payloads` is not forwarded, because messages differ. Capabilities of the method inside
+    are found by `exchange/capabilities.py`.
 
     Args:
         method: The method inside; `None` where the wrapper is a method by itself.
@@ -29,40 +30,51 @@ class MethodWrapper(Method):
 
     method: Method | None = None
 
-    # Its messages have a form already: another wrapper cannot give them a second one.
-    sends_selected: ClassVar[bool] = False
-    rounds_values: ClassVar[bool] = False
+    @property
+    def _inside(self) -> Method:
+        return Method() if self.method is None else self.method
+
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            self._inside.traits,
+            paper="",
+            requests="",
+            bits="",
+            # Its messages have a form already: another wrapper cannot give them a second one.
+            sends_selected=False,
+            rounds_values=False,
+        )
+
+    @property
+    @override
+    def sync_schedule(self) -> SyncSchedule:
+        return self._inside.sync_schedule
 
     @override
-    def at(self, step: int) -> Method:
-        inside = self.method and self.method.at(step)
-        return self if inside is self.method else dataclasses.replace(self, method=inside)
+    def refuses(self, spec: TensorSpec) -> str | None:
+        return self._inside.refuses(spec)
 
+    @override
+    def dense(self) -> Method:
+        return self._inside.dense()
 
-def _forwarded(name: str, hook: Any) -> Any:
-    """A hook of `Method` that asks the method inside."""
+    @override
+    def describe(self, spec: TensorSpec) -> str:
+        return self._inside.describe(spec)
 
-    def inner(self: MethodWrapper) -> Any:
-        return getattr(self.method or Method(), name)
+    @override
+    def init(self, layout: BucketLayout) -> State:
+        return self._inside.init(layout)
 
-    if not isinstance(hook, types.FunctionType):
-        return property(inner)
+    @override
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        return self._inside.exchange(grads, state, ctx)
 
-    @functools.wraps(hook)
-    def call(self: MethodWrapper, *args: Any, **kwargs: Any) -> Any:
-        return inner(self)(*args, **kwargs)
-
-    return call
-
-
-def hooks() -> dict[str, Callable[..., Any] | Any]:
-    """Return what can be asked of a method, by name: everything public that `Method` defines."""
-    return {name: hook for name, hook in vars(Method).items() if not name.startswith("_")}
-
-
-for _name, _hook in hooks().items():
-    if _name not in OWN:
-        setattr(MethodWrapper, _name, _forwarded(_name, _hook))
+    @override
+    def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        return self._inside.dense_exchange(grads, state, ctx)
 
 
 def innermost(method: Any) -> Any:

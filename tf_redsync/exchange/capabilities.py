@@ -1,0 +1,200 @@
+"""What only some methods can do: small base classes beside `Method`, and how callers find them.
+
+A method that clips, say, is `class MyMethod(Clipping, Method)`. Callers ask `capability(method,
+Clipping)`, which also looks inside of wrappers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import tensorflow as tf
+
+if TYPE_CHECKING:
+    from tf_redsync.exchange.layout import TensorSpec
+    from tf_redsync.exchange.method import Method, State
+
+_T = TypeVar("_T")
+
+
+class Wrapping:
+    """A method around another one, whose capabilities it has too.
+
+    Attributes:
+        method: The method inside, or `None`.
+    """
+
+    method: Any
+
+
+class Clipping:
+    """Clips the norm of a worker's whole gradient, over all buckets, before it is exchanged.
+
+    Lin, Han, Mao, Wang, Dally (2018), "Deep Gradient Compression", section 3.2: local gradient
+    clipping.
+    """
+
+    @property
+    def clip_norm(self) -> float | None:
+        """Bound on the norm of the sum of all workers' gradients; `None` for no clipping."""
+        raise NotImplementedError
+
+    def clip_scale(self, grads: list[tf.Tensor], workers: int) -> tf.Tensor | None:
+        """Return a float32 scalar to multiply all gradients of this worker by, or `None`.
+
+        Args:
+            grads: All gradients of this worker, float32 in the variables' shapes.
+            workers: Number of workers.
+        """
+        raise NotImplementedError
+
+
+class OwnPoint:
+    """Computes gradients at a point of each worker's own, with `SyncSchedule.own_point`.
+
+    Yu, Dong, Xu, Ouyang, Liao (2021), "CD-SGD", arXiv 2106.10796; Xu, Huang (2021), "Detached Error
+    Feedback for Distributed SGD with Random Sparsification", arXiv 2004.05298.
+    """
+
+    def point(
+        self,
+        weights: list[tf.Tensor],
+        grads: list[tf.Tensor],
+        state: State,
+        rate: tf.Tensor,
+        workers: int,
+    ) -> list[tf.Tensor]:
+        """Return the weights at which this worker computes its next gradients.
+
+        Args:
+            weights: float32, those that all workers agree on, one for each tensor of the bucket.
+            grads: This worker's gradients of this step, as `exchange` gets them; same shapes.
+            state: This worker's state after the step.
+            rate: The optimizer's learning rate, float32 scalar.
+            workers: Number of workers.
+        """
+        raise NotImplementedError
+
+
+class LocalUpdate:
+    """Has a state that local steps change, with `SyncSchedule.local_steps`.
+
+    Lu, Li, Zhang, De Sa, He (2022), "Maximizing Communication Efficiency for Large-scale Training
+    via 0/1 Adam", arXiv 2202.06009.
+    """
+
+    def alone(self, totals: list[tf.Tensor], state: State) -> tuple[list[tf.Tensor], State]:
+        """Return the update of a local step, and the worker's new state.
+
+        Args:
+            totals: This worker's gradients times the number of workers, float32, one for each
+                tensor of the bucket. The update has the same shapes.
+            state: This worker's state.
+        """
+        raise NotImplementedError
+
+
+class Fragmented:
+    """Exchanges fragments of the model in turn, with `SyncSchedule.fragments`.
+
+    Douillard et al. (2025), "Streaming DiLoCo with overlapping communication", arXiv 2501.18512.
+    """
+
+    @property
+    def fragmentation(self) -> Any:
+        """How fragments are made and renewed; all methods of a policy must have the same."""
+        raise NotImplementedError
+
+    def fragments_of(self, specs: Sequence[TensorSpec]) -> list[int]:
+        """Return the number of each tensor's fragment, from 0."""
+        raise NotImplementedError
+
+
+class AdamMoments:
+    """Totals are momenta of Adam, for which `keras/adam_slots.py` sets the optimizer's slots.
+
+    They are momenta after `dense_start`. A `variance` in the state is Adam's, corrected for its
+    bias. Tang et al. (2021), "1-bit Adam", arXiv 2102.02888.
+    """
+
+    @property
+    def adam(self) -> dict[str, float]:
+        """Hyper-parameters that the optimizer must have too, such as `beta_1`, by name."""
+        raise NotImplementedError
+
+
+class DenseStart:
+    """Begins every training with a dense warm-up of all methods.
+
+    Lin, Stich, Patel, Jaggi (2020), "Don't Use Large Mini-Batches, Use Local SGD", arXiv
+    1808.07217.
+    """
+
+    @property
+    def dense_start(self) -> Any:
+        """The `DenseWarmUp`."""
+        raise NotImplementedError
+
+
+class Staged:
+    """Runs as another method in each of `SyncSchedule.stages`."""
+
+    def at(self, step: int) -> Method:
+        """Return the method that runs at a step. Its state has the same form in all stages."""
+        raise NotImplementedError
+
+
+class Waiting:
+    """Exchanges densely until it is ready, with `SyncSchedule.waits_for`."""
+
+    def ready(self, state: State) -> tf.Tensor:
+        """Return whether the wait is over: bool scalar, from `"shared"` state alone."""
+        raise NotImplementedError
+
+
+def capability(method: Any, kind: type[_T]) -> _T | None:
+    """Return the method, or the first method inside it, that has a capability; else `None`."""
+    while not isinstance(method, kind):
+        if not isinstance(method, Wrapping):
+            return None
+        method = method.method
+    return method
+
+
+def required(method: Any, kind: type[_T]) -> _T:
+    """Return what has a capability that the method's `sync_schedule` implies.
+
+    Raises:
+        TypeError: if the method lacks it.
+    """
+    found = capability(method, kind)
+    if found is None:
+        raise TypeError(
+            f"{type(method).__name__} must be a subclass of tf_redsync.exchange.capabilities."
+            f"{kind.__name__}, as its `sync_schedule` says."
+        )
+    return found
+
+
+def clipping(method: Any) -> Clipping | None:
+    """Return what clips the whole gradient, if `clip_norm` is set."""
+    found = capability(method, Clipping)
+    return None if found is None or found.clip_norm is None else found
+
+
+def dense_start(method: Any) -> Any:
+    """Return the `DenseWarmUp` that a training by a method begins with, or `None`."""
+    found = capability(method, DenseStart)
+    return None if found is None else found.dense_start
+
+
+def at_step(method: Any, step: int) -> Any:
+    """Return the method that runs at a step: of a wrapper, with the stage of the one inside."""
+    if isinstance(method, Staged):
+        return method.at(step)
+    if not isinstance(method, Wrapping) or method.method is None:
+        return method
+    inside = at_step(method.method, step)
+    return method if inside is method.method else dataclasses.replace(method, method=inside)  # type: ignore[type-var]

@@ -1,0 +1,55 @@
+"""What a method declares about itself: facts that its callers read before any exchange."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Traits:
+    """Declarations of a method, for its hyper-parameters. Conformance tests check them.
+
+    A method returns `dataclasses.replace(super().traits, ...)` with what differs from its base.
+
+    Args:
+        paper: Authors and year, for `table()`.
+        requests: What crosses the network in a step, in words, for `table()`.
+        bits: Bits that a worker contributes per element and step, as a formula, for `table()`.
+        state_kinds: For every name in the state: `"sum"`, `"mean"` or `"shared"`; see
+            `step/state_variables.py`.
+        period: Number of steps after which requests and sizes repeat, such as 2 for two factors in
+            turn. Times and bytes are counted over whole periods.
+        rounds_values: Whether all values that it sends can be rounded on the way, and the rounding
+            errors stay in its residual.
+        votes: Whether totals are votes, -1, 0 or 1, in dense exchanges too, and so need a learning
+            rate of another size than sums of gradients.
+        whole_model: Whether all its tensors, of each fragment, share one bucket, however large.
+        conserves: Whether sum(gradient + old residual) = total + sum(new residual), to rounding.
+        totals_may_overflow: Whether totals can be non-finite though all that the network returned
+            is finite. Every step then checks them, and all workers skip a step that fails.
+        waiting_steps: Steps that an element waits on average until it is sent; 1 if each is in
+            every step.
+        sends_selected: Whether it sends selected elements only, in messages that take a coding.
+        density_changes: Whether the number of elements that are sent depends on the step.
+        needs_amsgrad: Whether the method is made for AMSGrad as the inner optimizer.
+        momentum_in_exchange: Momentum that the exchange applies; the inner optimizer must then have
+            none.
+        notes: Differences between these hyper-parameters and what the method's name promises.
+    """
+
+    paper: str = ""
+    requests: str = ""
+    bits: str = ""
+    state_kinds: dict[str, str] = dataclasses.field(default_factory=dict)
+    period: int = 1
+    rounds_values: bool = False
+    votes: bool = False
+    whole_model: bool = False
+    conserves: bool = True
+    totals_may_overflow: bool = True
+    waiting_steps: float = 1.0
+    sends_selected: bool = False
+    density_changes: bool = False
+    needs_amsgrad: bool = False
+    momentum_in_exchange: float = 0.0
+    notes: tuple[str, ...] = ()
