@@ -1,6 +1,7 @@
 """The table: every public method, in its variants; the entries are in `families/`, one file each.
 
-A new method needs one entry; `test_laws.test_table_covers_every_public_method` says so.
+A new method needs one entry; `test_laws.test_table_covers_every_public_method` says so. A family
+whose `Traits.bits` no other method has puts that formula into `CLAIMS`; see `test_claims.py`.
 """
 
 import importlib
@@ -11,11 +12,12 @@ from tests.conformance.descriptor import WORKERS
 from tests.deep import DEEP
 from tf_redsync.exchange.requests import PairGather
 
-TABLE = {}
-for module in pkgutil.iter_modules(families.__path__, families.__name__ + "."):
-    entries = importlib.import_module(module.name).TABLE
-    assert not set(entries) & set(TABLE), f"{module.name} repeats a name"
-    TABLE.update(entries)
+TABLE, CLAIMS = {}, {}
+for found in pkgutil.iter_modules(families.__path__, families.__name__ + "."):
+    module = importlib.import_module(found.name)
+    assert not set(module.TABLE) & set(TABLE), f"{found.name} repeats a name"
+    TABLE.update(module.TABLE)
+    CLAIMS.update(getattr(module, "CLAIMS", {}))
 
 _FIRST = {type(d.method): name for name, d in reversed(TABLE.items())}
 

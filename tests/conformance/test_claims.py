@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tests.conformance import table
 from tests.conformance.table import TABLE
 from tf_redsync.auto import cost
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -59,7 +60,7 @@ def coded_bits(method) -> float:
     return math.log2(10 / density) / math.log(2) + 1.1 * value
 
 
-# The text, and the same in Python for K workers and a matrix of SIDE x SIDE.
+# The text, and the same in Python for K workers and a matrix of SIDE x SIDE; families add theirs.
 CLAIMS = {
     "64 density": lambda m: 64 * m.density,
     "as the method, in each stage": lambda m: CLAIMS[m.method.traits.bits](m.method),
@@ -123,6 +124,7 @@ CLAIMS = {
     "ceil(log2(2 s + 1)) + 32 / d": (
         lambda m: math.ceil(math.log2(2 * m.levels + 1)) + 32 / m.bucket_size
     ),
+    **table.CLAIMS,
 }  # fmt: skip
 
 
