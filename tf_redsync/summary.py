@@ -128,12 +128,12 @@ def write(exchange: Any, name: str, print_fn: Callable[[str], Any] | None) -> No
 
 def of_exchange(exchange: Any, name: str) -> list[str]:
     """Return the lines of the table of a built exchange."""
-    made, program, workers = exchange.explain(), exchange.program, exchange.workers
+    made, schedule, workers = exchange.explain(), exchange.schedule, exchange.workers
     rows, kept = lines(
-        program.buckets,
+        schedule.buckets,
         exchange.states,
         workers,
-        lambda bucket: program.bytes_of(bucket, workers) if workers > 1 else 0.0,
+        lambda bucket: schedule.bytes_of(bucket, workers) if workers > 1 else 0.0,
     )
     head, *body = aligned([HEAD, *rows], _RIGHT)
     rule = max(map(len, (head, *body)))

@@ -155,9 +155,9 @@ def optimizer_for(name: str, density: float, bucket_bytes: int | None = None) ->
 
 def make_ready(optimizer: Any) -> None:
     """Prunes where a method waits for that. In the strategy's scope, after the build."""
-    program = optimizer.exchange.program if hasattr(optimizer, "exchange") else None
+    schedule = optimizer.exchange.schedule if hasattr(optimizer, "exchange") else None
     waiting = (
-        [b.method for b in program.buckets if b.method.sync_schedule.waits_for] if program else []
+        [b.method for b in schedule.buckets if b.method.sync_schedule.waits_for] if schedule else []
     )
     if waiting:
         optimizer.prune(waiting[0].sparsity)
@@ -172,9 +172,9 @@ def period_of(optimizer: Any) -> int:
 
     if not hasattr(optimizer, "exchange"):
         return 1
-    program = optimizer.exchange.program
-    local = program.steps if isinstance(program, LocalSteps) else 1
-    dense = [b.method.sync_schedule.dense_every for b in program.buckets]
+    schedule = optimizer.exchange.schedule
+    local = schedule.steps if isinstance(schedule, LocalSteps) else 1
+    dense = [b.method.sync_schedule.dense_every for b in schedule.buckets]
     period = max(1, local, *dense)
     return period if period <= LONGEST_PERIOD else 1
 
@@ -183,5 +183,5 @@ def trial_steps(optimizer: Any) -> int:
     """How many steps to leave out at least: until what is tried in training is decided."""
     from tf_redsync.step.sync_schedules import Trial
 
-    program = optimizer.exchange.program if hasattr(optimizer, "exchange") else None
-    return program.measured + 6 if isinstance(program, Trial) else 0
+    schedule = optimizer.exchange.schedule if hasattr(optimizer, "exchange") else None
+    return schedule.measured + 6 if isinstance(schedule, Trial) else 0

@@ -33,7 +33,7 @@ def requests_of(optimizer: Any) -> list[dict[str, Any]]:
     found = []
     with tf.Graph().as_default():
         zero = tf.constant(0, tf.int64)
-        for bucket in optimizer.exchange.program.buckets:
+        for bucket in optimizer.exchange.schedule.buckets:
             layout, method = bucket.layout, bucket.method
             grads = [tf.zeros(spec.shape) for spec in layout.specs]
             ctx = Context(layout, tf.constant(0), zero)

@@ -52,7 +52,7 @@ class _Bucket:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Program:
+class _Schedule:
     buckets: tuple[_Bucket, ...]
     own_steps: bool = False
 
@@ -89,7 +89,7 @@ class Workers(saved_exchange.SavedExchange):
         self.strategy, self.consensus, self.network = _OneProcess(), None, None
         self.policy = self.resolved = object()
         self.warm_up = self.training = None
-        self.program = _Program((_Bucket(self.method, self.layout),))
+        self.schedule = _Schedule((_Bucket(self.method, self.layout),))
         self.step, self.skipped = _Value(np.int64(0)), _Value(np.int64(0))
         self.nonfinite = _NonFinite(_Value(np.int64(0)))
         if descriptor.start is None:

@@ -277,7 +277,7 @@ def test_a_gradient_of_another_shape(mirrored):
 def test_layout_is_last_layer_first_in_buckets(mirrored):
     strategy = mirrored(2)
     exchange = build(strategy, SPARSE, bucket_bytes=1000)
-    layout = [[s.position for s in b.layout.specs] for b in exchange.program.buckets]
+    layout = [[s.position for s in b.layout.specs] for b in exchange.schedule.buckets]
     # out (880 bytes) and kernel (2400) fill a bucket, embedding (800) and the dense ones are left.
     assert layout == [[4, 1], [3, 2], [0]]
     rows = {row.name.split(":")[0]: row for row in exchange.explain().rows}
@@ -364,7 +364,7 @@ def test_total_state_round_trip(mirrored):
     for (bucket, name, i, _), value in locally.items():
         total = saved[f"bucket_{bucket}/{name}/{i}"]
         parts = [locally[bucket, name, i, r] for r in range(2)]
-        kind = first.program.buckets[bucket].method.traits.state_kinds[name]
+        kind = first.schedule.buckets[bucket].method.traits.state_kinds[name]
         expected = {"sum": sum(parts), "mean": sum(parts) / 2, "shared": value}[kind]
         np.testing.assert_allclose(total, expected, rtol=1e-6)
     for workers in (2, 4, 1):

@@ -84,27 +84,27 @@ def test_settings():
     assert type(step_methods.optimizer_for("dense", 0.01)) is keras.optimizers.SGD
 
 
-def with_program(method, **options):
+def with_schedule(method, **options):
     """What stands for an optimizer of two workers."""
     buckets = make_buckets([(TensorSpec("w", (64, 64)), method)], 2)
-    program = for_buckets(buckets, 2, **options)
-    return types.SimpleNamespace(exchange=types.SimpleNamespace(program=program))
+    schedule = for_buckets(buckets, 2, **options)
+    return types.SimpleNamespace(exchange=types.SimpleNamespace(schedule=schedule))
 
 
 @pytest.mark.parametrize(("name", "period"), [("LocalSGD", 8), ("SBC", 10), ("CDSGD", 5)])
 def test_periods(name, period):
-    optimizer = with_program(step_methods.method_for(name, 0.01))
+    optimizer = with_schedule(step_methods.method_for(name, 0.01))
     assert step_methods.period_of(optimizer) == period
     assert step_methods.trial_steps(optimizer) == 0
 
 
 def test_only_what_is_rarer_than_the_longest_period_is_not_measured():
-    periods = [step_methods.period_of(with_program(rs.DiLoCo(steps=n))) for n in (50, 250, 251)]
+    periods = [step_methods.period_of(with_schedule(rs.DiLoCo(steps=n))) for n in (50, 250, 251)]
     assert periods == [50, 250, 1]
 
 
 def test_trial_steps():
-    trial = with_program(rs.RedSync(), trial_steps=5)
+    trial = with_schedule(rs.RedSync(), trial_steps=5)
     assert step_methods.period_of(trial) == 1
     assert step_methods.trial_steps(trial) > 3 + 2 * 5
     plain = keras.optimizers.SGD()

@@ -1,4 +1,4 @@
-"""When a method exchanges what: the one thing that programs ask of it."""
+"""When a method exchanges what; `step/` has a schedule for each kind."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _steps(asked: Any, total: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SyncSchedule:
-    """When a method exchanges what. It decides which program runs; see `tf_redsync/step/`.
+    """When a method exchanges what. It decides which schedule of `tf_redsync/step/` runs.
 
     The default: the gradients of every step, by `Method.exchange`.
 

@@ -45,7 +45,7 @@ class AdamSlots:
         """Variables of that name in the exchange's state, by the position of theirs."""
         found: dict[int, Any] = {}
         exchange = self._exchange
-        for bucket, state in zip(exchange.program.buckets, exchange.states, strict=True):
+        for bucket, state in zip(exchange.schedule.buckets, exchange.states, strict=True):
             if capability(bucket.method, AdamMoments):
                 own = state.variables_by_name.get(name, ())
                 found.update(zip([s.position for s in bucket.layout.specs], own, strict=False))
@@ -55,7 +55,7 @@ class AdamSlots:
         """Whether the step that is being traced is one that exchanges momenta."""
         if self._of_state("variance"):
             return tf.constant(True)
-        return tf.logical_not(self._exchange.program.warmed())
+        return tf.logical_not(self._exchange.schedule.warmed())
 
     def gradients(self, totals: Sequence[Any], positions: Sequence[int]) -> list[Any]:
         """Return what the optimizer is to take for the sums of gradients, in a replica context."""

@@ -151,10 +151,10 @@ class Adapter:
             self._positions_of_parts[slots.key(tensors[position])] = position
         adafactor.keep_positive(self._inner)
         if exchange.workers > 1 and any(
-            capability(b.method, AdamMoments) for b in exchange.program.buckets
+            capability(b.method, AdamMoments) for b in exchange.schedule.buckets
         ):
             self._adam = AdamSlots(self._inner, self.access.adam, exchange)
-        if isinstance(exchange.program, LocalSteps):
+        if isinstance(exchange.schedule, LocalSteps):
             self._attach(exchange)
         drift = consistency.drift_of(
             exchange,
@@ -233,7 +233,7 @@ class Adapter:
         totals, finite = self.exchange(grads, positions)
         self._asked = True
         self.skipping.note(finite)
-        if self._adam is not None and not self.exchange.program.off:
+        if self._adam is not None and not self.exchange.schedule.off:
             totals = self._adam.gradients(totals, positions)
         return list(zip(totals, variables, strict=True))
 
@@ -294,7 +294,7 @@ class Adapter:
 
             def apply() -> Any:
                 self.skipping.decay_now(distribution)
-                if self._adam is not None and not self.exchange.program.off:
+                if self._adam is not None and not self.exchange.schedule.off:
                     served = [(self._position(v), v) for _, v in grads_and_vars]
                     self._adam.prepare(distribution, served)
                 with momentum.left_to(self.exchange, self._inner):

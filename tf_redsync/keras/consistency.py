@@ -76,10 +76,10 @@ def drift_of(
     """
     strategy, network = tf.distribute.get_strategy(), exchange.network
     # Without an exchange, workers are meant to be apart.
-    apart = any(b.method.traits.requests == "none" for b in exchange.program.buckets)
+    apart = any(b.method.traits.requests == "none" for b in exchange.schedule.buckets)
     if not every or network.workers == 1 or not network.in_branches or apart:
         return None
-    local, own_steps = strategy.experimental_local_results, exchange.program.own_steps
+    local, own_steps = strategy.experimental_local_results, exchange.schedule.own_steps
     names, consensus = [s.name for s in exchange.specs], exchange.consensus
     if consensus is None:
         trainable = [Shared(n, local(v)) for n, v in zip(names, variables, strict=True)]
@@ -116,7 +116,7 @@ def compare_rate(model: Any, when: str) -> None:
         when: For the message.
     """
     exchange = getattr(getattr(model, "optimizer", None), "exchange", None)
-    if exchange is None or not exchange.built or exchange.program.own_steps:
+    if exchange is None or not exchange.built or exchange.schedule.own_steps:
         return
     rate = np.asarray(tf.convert_to_tensor(exchange.rate()))
     agreement.agree(

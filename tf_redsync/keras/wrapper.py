@@ -226,7 +226,7 @@ class Wrapper(PassingOn):
             raise RuntimeError(
                 f"`{what}` needs the model's variables: call `optimizer.build(variables)` first."
             )
-        if what == "disable" and self.exchange.program.delay and self.exchange.called:
+        if what == "disable" and self.exchange.schedule.delay and self.exchange.called:
             self.flush()
         self.exchange.switch(off=what == "disable")
         fit_hook.trace_again(self.exchange)

@@ -154,7 +154,7 @@ def _number(pair: tuple[str, Any]) -> tuple[str, Any]:
 
 def _trial(exchange: Any) -> str | None:
     """What the trial of `Auto` came to, if there is one that has ended."""
-    times = getattr(exchange.program, "times", None)
+    times = getattr(exchange.schedule, "times", None)
     verdict = 0 if times is None else int(times.verdict.numpy())
     return {1: "compressed", 2: "dense"}.get(verdict)
 

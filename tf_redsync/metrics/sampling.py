@@ -86,18 +86,18 @@ class Sampler:
         self.names = [spec.name for spec in exchange.specs]
         self.sizes = np.array([spec.size for spec in exchange.specs], np.float64)
         self.dense_bytes = dense_bytes(exchange.specs, exchange.workers)
-        self._program = exchange.program
+        self._schedule = exchange.schedule
         self._expected = np.ones(len(self.names))
         self._meters: list[tuple[list[int], tf.Variable]] = []
         self._residuals: list[tuple[int, tuple[tf.Variable, ...]]] = []
-        for bucket, variables in zip(exchange.program.buckets, exchange.states, strict=True):
+        for bucket, variables in zip(exchange.schedule.buckets, exchange.states, strict=True):
             positions = [spec.position for spec in bucket.layout.specs]
             self._expected[positions] = [density_of(bucket.method, s) for s in bucket.layout.specs]
             self._find_variables(bucket.layout.index, positions, variables)
         self._norms = tf.function(self._norms_now)
 
     def _find_variables(self, index: int, positions: list[int], variables: Any) -> None:
-        strategy, meter = self.exchange.strategy, self.exchange.program.meter
+        strategy, meter = self.exchange.strategy, self.exchange.schedule.meter
         if meter is not None and index in meter.elements:
             self._meters.append((positions, meter.elements[index]))
         kept = variables.variables_by_name.get(RESIDUAL, ())
@@ -108,7 +108,7 @@ class Sampler:
     @property
     def stale(self) -> bool:
         """Whether the exchange has other variables now: a restored `Auto` has chosen otherwise."""
-        return self.exchange.program is not self._program
+        return self.exchange.schedule is not self._schedule
 
     def sample(self) -> Sample:
         """Read everything, between two steps."""

@@ -109,7 +109,7 @@ def _variables(exchange: Any, apart: bool) -> Iterator[tuple[str, str, Any]]:
     for name, length in zip(LENGTHS, (exchange.warm_up, exchange.training), strict=True):
         if length is not None:
             yield name, "shared", length.variable
-    if exchange.program.own_steps:
+    if exchange.schedule.own_steps:
         for name, variable in exchange.nonfinite.here_only.items():
             yield f"skips/{name}", "own", variable
         for i, variable in enumerate(exchange.own_variables):
@@ -122,7 +122,7 @@ def _variables(exchange: Any, apart: bool) -> Iterator[tuple[str, str, Any]]:
             for i, (agreed, own) in enumerate(zip(consensus.agreed, consensus.own, strict=True)):
                 yield f"consensus/agreed/{i}", "shared", agreed
                 yield f"consensus/own/{i}", "mean", own
-    times = getattr(exchange.program, "times", None)
+    times = getattr(exchange.schedule, "times", None)
     if times is not None:
         for name in ("count", "verdict", "delivered"):
             yield f"trial/{name}", "shared", getattr(times, name)

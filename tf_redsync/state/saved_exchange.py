@@ -101,7 +101,7 @@ class SavedExchange(GradientExchange):
     def restored(self) -> None:
         """Note that the state is now one that was saved."""
         self.fresh = False
-        self.program.resumed()
+        self.schedule.resumed()
         for length in self.lengths:
             length.restored(self.strategy)
         if masks.any_pruned(self):

@@ -74,8 +74,8 @@ def check_counters(who: str, part: Part, exchange: Any) -> None:
     # What methods count is theirs: it may begin below 0.
     found = {n: int(part.arrays[n]) for n in counters if not n.startswith("bucket_")}
     bounds = {"skipped_in_a_row": found.get("skipped"), "trial/verdict": 2, "trial/delivered": 1}
-    if exchange.program.own_steps:
-        bounds["consensus/steps"] = exchange.program.most_steps
+    if exchange.schedule.own_steps:
+        bounds["consensus/steps"] = exchange.schedule.most_steps
     for name, value in found.items():
         most = bounds.get(name)
         if value < 0 or (most is not None and value > most):

@@ -35,14 +35,14 @@ def deliver(exchange: GradientExchange, apply: Callable[[Sequence[int]], None]) 
         )
     exchange.to_consensus()
     waiting = may_hold_residuals([s.variables_by_name for s in exchange.states])
-    own = [bucket.layout.specs for bucket in exchange.program.buckets]
+    own = [bucket.layout.specs for bucket in exchange.schedule.buckets]
     served = sorted(s.position for specs, w in zip(own, waiting, strict=True) if w for s in specs)
     if not served:
         return
     step: Callable[[], None] = functools.partial(apply, served)
-    if isinstance(exchange.program, LocalSteps):
+    if isinstance(exchange.schedule, LocalSteps):
         assert exchange.consensus is not None
-        flush_changes = exchange.program.flush_changes
+        flush_changes = exchange.schedule.flush_changes
         step = functools.partial(
             flush_changes, exchange.consensus, exchange.states, exchange.network
         )
@@ -68,6 +68,6 @@ def _totals(
     """Return the sums of the residuals in place of the sums of gradients."""
     with tf.control_dependencies(checks):
         states = [s.read() for s in exchange.states]
-    outcome = exchange.program.flush(states, exchange.network)
-    flags = None if exchange.program.own_steps else exchange.nonfinite.flags(zeros)
+    outcome = exchange.schedule.flush(states, exchange.network)
+    flags = None if exchange.schedule.own_steps else exchange.nonfinite.flags(zeros)
     return exchange.stored(outcome, states, positions, flags)

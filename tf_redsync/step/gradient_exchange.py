@@ -54,7 +54,7 @@ class GradientExchange(tf.Module):
             and in all steps of this process.
         states: For every bucket, the variables of its state.
         consensus: The weights that all workers agree on, if each has its own weights; else `None`.
-        program: The sync schedule.
+        schedule: The sync schedule.
         warm_up: A dense warm-up of all methods, or `None`.
         training: The length of the training, or `None` if no setting is a fraction of it.
         network: The network that answers requests.
@@ -98,7 +98,7 @@ class GradientExchange(tf.Module):
         self._counts_elements = False
         self.create_state(setup.resolved, setup.assignments)
         self.consensus: state_variables.Consensus | None = None
-        if self.program.own_weights:
+        if self.schedule.own_weights:
             collectives.check_one_replica(self.strategy, self.network)
             self.consensus = state_variables.Consensus(weights)
         kept, number = tuple(weights), state_variables.random_number("exchange_run")
@@ -116,7 +116,7 @@ class GradientExchange(tf.Module):
         self.resolved, self.assignments = resolved, assignments
         buckets, create = self._buckets_of(assignments), self._worker.variable
         trial_steps = resolved.trial_steps if self.network.in_branches else 0
-        self.program = for_buckets(
+        self.schedule = for_buckets(
             buckets,
             self.workers,
             trial_steps,
@@ -127,18 +127,18 @@ class GradientExchange(tf.Module):
             self.step,
         )
         self._positions = [[s.position for s in b.layout.specs] for b in buckets]
-        self._names_in_run = [self.program.names_in_run(b) for b in buckets]
+        self._names_in_run = [self.schedule.names_in_run(b) for b in buckets]
         if self._counts_elements:
-            self.program.count_elements(self.network)
+            self.schedule.count_elements(self.network)
         self._before_steps: list[Callable[[Sequence[int]], None]] = [
             length.check_known for length in self.lengths
         ]
-        if self.program.delay:
+        if self.schedule.delay:
             self._before_steps.append(self._check_present)
         if any(b.method.sync_schedule.waits_for for b in buckets) and self.workers > 1:
             self._before_steps.append(lambda _: masks.warn_if_no_masks_come(self))
         self.states = [
-            state_variables.StateVariables(*self.program.init(b), b.layout.index, create)
+            state_variables.StateVariables(*self.schedule.init(b), b.layout.index, create)
             for b in buckets
         ]
 
@@ -165,7 +165,7 @@ class GradientExchange(tf.Module):
         for check in self._before_steps:
             check(positions)
         self.called = True
-        self.nonfinite.watch(self.strategy, self.program.own_steps)
+        self.nonfinite.watch(self.strategy, self.schedule.own_steps)
         step_counters.reach_exchange(grads[:1], self._counts_steps)
         checks = self._check_current()
         with tf.control_dependencies(checks):
@@ -182,14 +182,14 @@ class GradientExchange(tf.Module):
         """Exchange the sums of this worker's replicas; return the totals in their order."""
         whole = list(positions) == list(range(len(self.specs)))
         grads = sums if whole else self._by_variable(positions, sums)
-        program, step = self.program, self.step.read_value()
-        flags = None if program.own_steps else self.nonfinite.flags(grads)
+        schedule, step = self.schedule, self.step.read_value()
+        flags = None if schedule.own_steps else self.nonfinite.flags(grads)
         by_bucket = [list(map(grads.__getitem__, own)) for own in self._positions]
         with tf.control_dependencies(checks):  # with a delay, collectives depend on no gradient
             states = [s.read(n) for s, n in zip(self.states, self._names_in_run, strict=True)]
         scale = self._clip_scale(by_bucket, self._clipping) if self._clipping else None
-        outcome = program.run(Inputs(by_bucket, states, scale, step, self.network, program.meter))
-        if not program.own_steps:
+        outcome = schedule.run(Inputs(by_bucket, states, scale, step, self.network, schedule.meter))
+        if not schedule.own_steps:
             step_counters.note_meeting(outcome.finite)
         if not whole:
             self._keep_absent(outcome, states, set(positions))
@@ -212,9 +212,9 @@ class GradientExchange(tf.Module):
                 self.nonfinite.advance()
 
         def skip() -> None:
-            if self.program.always_stored:
+            if self.schedule.always_stored:
                 for variables, (_, new) in zip(self.states, outcome.results, strict=True):
-                    variables.assign({n: new[n] for n in self.program.always_stored if n in new})
+                    variables.assign({n: new[n] for n in self.schedule.always_stored if n in new})
             if flags is not None:
                 self.nonfinite.skip(flags)
 
@@ -224,7 +224,7 @@ class GradientExchange(tf.Module):
         self.bytes_sent.assign(sent, read_value=False)
         self.bytes_in_all.assign_add(sent, read_value=False)
         if self.consensus is not None:
-            self.program.before_update(self.consensus)
+            self.schedule.before_update(self.consensus)
         totals: dict[int, Any] = {}
         for own, (of_bucket, _) in zip(self._positions, outcome.results, strict=True):
             totals.update(zip(own, of_bucket, strict=True))
@@ -259,12 +259,12 @@ class GradientExchange(tf.Module):
         While it is off, every step runs as in a dense warm-up. Steps that were traced before must
         be traced again. `keras/fit_hook.py` does so for Keras; any other stale step raises.
         """
-        if self.program.off == off:
+        if self.schedule.off == off:
             return
         action = "disable" if off else "enable"
         self.to_consensus()
         with self.agreed(f"{action} compression (`{action}()`)"):
-            self.program.off = off
+            self.schedule.off = off
             self._switched += 1
             for copy in state_variables.copies(self._switches, self.strategy):
                 copy.assign(self._switched)
@@ -291,14 +291,14 @@ class GradientExchange(tf.Module):
             return not_finite(tensors)
 
         here = tf.cond(finite, lambda: tf.zeros([len(grads)]), flags)
-        self.nonfinite.watch(tf.distribute.get_strategy(), self.program.own_steps)
+        self.nonfinite.watch(tf.distribute.get_strategy(), self.schedule.own_steps)
         return self.in_worker(count, [1.0 - tf.cast(finite, tf.float32), here])
 
     def _skip(self, flags: tf.Tensor) -> None:
         """Count a step whose exchange is skipped."""
-        self.program.interrupt()
+        self.schedule.interrupt()
         if self.consensus is not None:
-            self.program.before_update(self.consensus)
+            self.schedule.before_update(self.consensus)
         self.nonfinite.skip(flags)
 
     @property
@@ -340,7 +340,7 @@ class GradientExchange(tf.Module):
         """
         begins, self._counts_elements = not self._counts_elements, True
         if begins:
-            self.program.count_elements(self.network)
+            self.schedule.count_elements(self.network)
         return begins and self.called
 
     def attach_optimizer(
@@ -357,7 +357,7 @@ class GradientExchange(tf.Module):
             iterations: Its number of updates, which each round makes equal; or `None`.
         """
         self.own_variables = tuple(variables)
-        self.program.attach_optimizer(momenta, iterations)
+        self.schedule.attach_optimizer(momenta, iterations)
 
     def _check_present(self, positions: Sequence[int]) -> None:
         """Check that a delayed exchange gets gradients of the same variables in every step."""
@@ -375,12 +375,12 @@ class GradientExchange(tf.Module):
     def _keep_absent(self, outcome: Outcome, old_states: States, present: set[int]) -> None:
         """Keep the state of variables without a gradient: their totals are not applied."""
         for bucket, old, (_, new) in zip(
-            self.program.buckets, old_states, outcome.results, strict=True
+            self.schedule.buckets, old_states, outcome.results, strict=True
         ):
             if new is old:
                 continue
             kept = [s.position not in present for s in bucket.layout.specs]
-            for name in set(old) - set(self.program.always_stored):
+            for name in set(old) - set(self.schedule.always_stored):
                 values = old[name]
                 if len(values) == len(kept):  # one for each variable
                     new[name] = [
@@ -396,14 +396,14 @@ class GradientExchange(tf.Module):
         consensus = self.consensus
         if consensus is None:
             return
-        if self.program.averages_statistics:
+        if self.schedule.averages_statistics:
             collectives.average_statistics_when(
-                self.strategy, lambda: self.program.statistics_due(consensus)
+                self.strategy, lambda: self.schedule.statistics_due(consensus)
             )
-        sent = self.program.after_update(consensus, self.states, rate, self.network)
+        sent = self.schedule.after_update(consensus, self.states, rate, self.network)
         if sent is not None:
             counted = sent[0]
-            warmed = self.program.warmed()
+            warmed = self.schedule.warmed()
             if warmed is not None:  # its gradients are counted already
                 counted = tf.where(warmed, self.bytes_sent.read_value(), counted)
             self.bytes_sent.assign(counted, read_value=False)
@@ -418,10 +418,10 @@ class GradientExchange(tf.Module):
             before: The value of `step` when this step began.
         """
         consensus = self.consensus
-        if consensus is not None and self.program.averages_statistics:
+        if consensus is not None and self.schedule.averages_statistics:
             collectives.average_statistics_when(
                 self.strategy,
-                lambda: (self.step > before) & self.program.statistics_due(consensus),
+                lambda: (self.step > before) & self.schedule.statistics_due(consensus),
             )
 
     def to_consensus(self) -> None:
@@ -435,7 +435,7 @@ class GradientExchange(tf.Module):
         if self._gather is None:
             arguments = (self.consensus, self.states, self.network)
             self._gather = tf.function(
-                lambda: self.strategy.run(self.program.to_consensus, arguments)
+                lambda: self.strategy.run(self.schedule.to_consensus, arguments)
             )
         with self.agreed("bring the workers' weights together (`to_consensus()`)"):
             self._gather()
@@ -447,18 +447,18 @@ class GradientExchange(tf.Module):
         off = "dense until `enable()`: compression is disabled"
         return explanation.explain(
             self.assignments,
-            self.program.buckets,
+            self.schedule.buckets,
             self.workers,
             self.bytes_per_step(),
             "" if self.resolved is self.policy else str(self.resolved),
             self._worker.replicas,
-            off if self.program.off else begins,
+            off if self.schedule.off else begins,
             groups.carrier(self.strategy),
         )
 
     def bytes_per_step(self) -> float:
         """Return the bytes that this worker sends per step after warm-up, in ring collectives."""
-        return self.program.bytes_per_step(self.workers)
+        return self.schedule.bytes_per_step(self.workers)
 
 
 def as_float(grad: tf.Tensor | tf.IndexedSlices, spec: TensorSpec) -> tf.Tensor:

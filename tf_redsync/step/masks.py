@@ -22,7 +22,7 @@ NAME = "mask"
 class Masked(Protocol):
     """The members of `GradientExchange` that this module uses; see there."""
 
-    program: EveryStep
+    schedule: EveryStep
     states: Sequence[StateVariables]
     awaited: bool
 
@@ -36,7 +36,7 @@ def variables(exchange: Masked) -> dict[int, Any]:
     """Return the variables of the masks by the position of the masked variable."""
     return {
         spec.position: mask
-        for bucket, states in zip(exchange.program.buckets, exchange.states, strict=True)
+        for bucket, states in zip(exchange.schedule.buckets, exchange.states, strict=True)
         if has_masks(bucket.method)
         for spec, mask in zip(bucket.layout.specs, states.variables_by_name[NAME], strict=True)
     }
@@ -55,7 +55,7 @@ def write(exchange: Masked, masks: Mapping[int, np.ndarray]) -> None:
         masks: The masks by position, as in `variables`.
     """
     exchange.awaited = True
-    for bucket, states in zip(exchange.program.buckets, exchange.states, strict=True):
+    for bucket, states in zip(exchange.schedule.buckets, exchange.states, strict=True):
         if has_masks(bucket.method):
             own = [masks[spec.position] for spec in bucket.layout.specs]
             states.assign(bucket.method.with_masks(bucket.layout, own))
@@ -63,7 +63,7 @@ def write(exchange: Masked, masks: Mapping[int, np.ndarray]) -> None:
 
 def warn_if_no_masks_come(exchange: Masked) -> None:
     """Warn once if methods wait for masks and no pruning callback is registered."""
-    methods = {b.method for b in exchange.program.buckets if b.method.sync_schedule.waits_for}
+    methods = {b.method for b in exchange.schedule.buckets if b.method.sync_schedule.waits_for}
     if not methods or exchange.awaited:
         return
     exchange.awaited = True
