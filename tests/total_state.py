@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_redsync.state import restore as restore_module
 from tf_redsync.step.state_variables import HostVariable
 
 
@@ -31,7 +32,7 @@ def restore(exchange: Any, arrays: dict[str, Any]) -> None:
     """
     with exchange.agreed("restore the exchange's state"):
         _restore(exchange, arrays)
-    exchange.restored()
+    restore_module.mark_restored(exchange)
 
 
 def _restore(exchange: Any, arrays: dict[str, Any]) -> None:

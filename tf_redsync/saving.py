@@ -12,12 +12,12 @@ import h5py
 import numpy as np
 import tensorflow as tf
 
-from tf_redsync.keras import saved_exchange
-from tf_redsync.state.saved_exchange import IN_CHECKPOINT, arrays_of
+from tf_redsync.keras import exchange_state
+from tf_redsync.state.saveable_exchange import CHECKPOINT_KEY, arrays_of
 
-_GROUP = f"/{saved_exchange.ATTRIBUTE}/vars"
+_GROUP = f"/{exchange_state.ATTRIBUTE}/vars"
 _H5_IN_ARCHIVE = "model.weights.h5"
-_IN_CHECKPOINT = f"{IN_CHECKPOINT}/.ATTRIBUTES/py_state"
+_CHECKPOINT_SUFFIX = f"{CHECKPOINT_KEY}/.ATTRIBUTES/py_state"
 
 
 def read_worker_state(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -45,7 +45,7 @@ def read_worker_state(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         found = _in_h5(name)
     else:
         reader = tf.train.load_checkpoint(name)
-        keys = [k for k in reader.get_variable_to_shape_map() if k.endswith(_IN_CHECKPOINT)]
+        keys = [k for k in reader.get_variable_to_shape_map() if k.endswith(_CHECKPOINT_SUFFIX)]
         found = [arrays_of(reader.get_tensor(key)) for key in keys]
     if len(found) != 1:
         raise ValueError(
@@ -65,4 +65,4 @@ def _in_h5(file: Any) -> list[dict[str, np.ndarray]]:
 
     with h5py.File(file, "r") as opened:
         opened.visititems(visit)
-        return [saved_exchange.part_in(group) for group in groups if len(group)]
+        return [exchange_state.snapshot_in(group) for group in groups if len(group)]

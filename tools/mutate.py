@@ -196,7 +196,7 @@ MUTATIONS = (
     ),
     Mutation(
         "checkpoint: other parts come after the manifest",
-        "state/checkpointing.py",
+        "state/agreed_checkpoints.py",
         '        return "", dataclasses.asdict(part)\n',
         "        import os, threading, time\n"
         "        path = self._store.path(number) / part.name\n"
@@ -208,7 +208,7 @@ MUTATIONS = (
     ),
     Mutation(
         "checkpoint: a part that could not be written is left out",
-        "state/checkpointing.py",
+        "state/agreed_checkpoints.py",
         "        if not any(all_failed):\n            parts",
         "        results = [found for found in results if found[1]]\n"
         "        if True:\n            parts",
@@ -238,7 +238,7 @@ MUTATIONS = (
     ),
     Mutation(
         "checkpoint: the manifest is removed last",
-        "state/checkpoint_removal.py",
+        "state/checkpoint_store.py",
         "    checkpoint_files.remove_file(directory / checkpoint_manifest.NAME)\n",
         "    for part in sorted(directory.glob('*.npz')):\n"
         "        checkpoint_files.remove_file(part)\n"

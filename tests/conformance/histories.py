@@ -12,7 +12,7 @@ import tensorflow as tf
 from tests.conformance.descriptor import Descriptor
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.state import saved_exchange
+from tf_redsync.state import saveable_exchange
 
 
 class _Value:
@@ -71,10 +71,10 @@ class _States:
     kinds: dict[str, str]
 
 
-class Workers(saved_exchange.SavedExchange):
+class Workers(saveable_exchange.SaveableExchange):
     """All workers of an exchange of one bucket, in lockstep, with weights of their own.
 
-    What saves and restores its state is `state/saved_exchange.py`, as in training.
+    What saves and restores its state is `state/saveable_exchange.py`, as in training.
 
     Args:
         descriptor: Of the method.

@@ -325,7 +325,7 @@ def test_workers_agree_on_what_goes_wrong_on_one_of_them(tmp_path):
         assert "worker 0: keep 2 checkpoints" in seen["chief"], seen["chief"]
         assert seen["proc"].startswith("OSError") and "cannot write /proc/x" in seen["proc"]
 
-        assert "checkpoint-000002 could not be saved at step 4; training goes on" in seen["full"]
+        assert "checkpoint-000002 could not be saved at step 4" in seen["full"]
         assert "worker 1: " in seen["full"] and "Make room" in seen["full"]
         assert seen["full error"] == "" and seen["full left"] == (
             "checkpoint-000001 checkpoint-000003"
@@ -333,7 +333,7 @@ def test_workers_agree_on_what_goes_wrong_on_one_of_them(tmp_path):
         assert seen["commits"] == 2 * (me == 0) and seen["too early"] == ""
         assert "checkpoint" not in seen["own"].lower()
         assert seen["damaged error"] == ""
-        assert f"goes on from {tmp_path}/own{me}/checkpoint-000001" in seen["damaged"]
+        assert f"from {tmp_path}/own{me}/checkpoint-000001" in seen["damaged"]
         assert "checkpoint-000002: worker 1: part-00001.npz has 100 bytes" in seen["damaged"]
 
         assert seen["asked"] == "worker 1 has asked" and seen["asked saved"]
@@ -344,7 +344,7 @@ def test_workers_agree_on_what_goes_wrong_on_one_of_them(tmp_path):
         assert "workers 0, 1 would write the same file" in seen["backup of all"]
         assert seen["backup of each"] == ""
         assert "backups of different moments" in seen["lost"], seen["lost"]
-        assert "the parts are not of one save" in seen["torn"], seen["torn"]
+        assert "not of one save" in seen["torn"], seen["torn"]
         assert "would write the same file by `ModelCheckpoint`" in seen["models of all"]
         assert seen["models of each"] == ""
         assert "workers 0, 1 would write the same file by `CSVLogger`" in seen["table of all"]

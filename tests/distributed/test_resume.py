@@ -139,7 +139,7 @@ def test_the_chief_saves_alone_and_each_part_counts_once(tmp_path):
         assert seen["in a round"].startswith("Disagreement: the workers disagree"), seen
         assert "bring the workers' weights together" in seen["in a round"]
         assert "to_consensus()" in seen["in a round"]
-    assert "the parts of the ranks 1 are missing" in first["warned"][0] and not second["warned"]
+    assert "ranks 1 are missing" in first["warned"][0] and not second["warned"]
     saved = ["a.weights.h5", "chief.index", "local.keras"]
     assert all((tmp_path / name).exists() for name in saved)
     assert not (tmp_path / "apart.keras").exists()

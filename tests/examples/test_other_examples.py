@@ -67,7 +67,7 @@ def test_keras_2(name, tmp_path):
     assert numbers(r"compression_ratio: ([\d.]+)", output)[-1] > 10
     if DEEP:
         again, _ = run_example(name, *run, "--epochs=3")
-        assert "training goes on from" in again and losses(again)[0] < losses(output)[-1]
+        assert "training resumes from" in again and losses(again)[0] < losses(output)[-1]
 
 
 def test_gan(tmp_path):

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from tests.unit import checkpoint_saves as saves
-from tf_redsync.state import checkpoint_arrays, checkpoint_manifest
+from tf_redsync.state import checkpoint_files, checkpoint_manifest
 from tf_redsync.state.checkpoint_manifest import Manifest, Refused
 from tf_redsync.state.checkpoint_store import Store
 
@@ -113,9 +113,9 @@ def test_a_disk_that_fails_anywhere_leaves_the_checkpoint_before(memory, code):
 def test_errors_of_the_disk_name_the_path_and_a_remedy(memory):
     memory.mkdir()
     (memory / "file").write_text("")
-    with pytest.raises(OSError, match=r"file/x.*is a file: give `Checkpoint` a directory"):
+    with pytest.raises(OSError, match=r"file/x.*file.*`Checkpoint`"):
         Store(memory / "file" / "x").leave_token("job", 0)
-    with pytest.raises(OSError, match=r"/proc/checkpoints.*Give `Checkpoint` a directory"):
+    with pytest.raises(OSError, match=r"/proc/checkpoints.*`Checkpoint`"):
         Store("/proc/checkpoints").leave_token("job", 0)
 
 
@@ -144,12 +144,12 @@ def _format(number):
     ("file", "damage", "words"),
     [
         ("part-00001.npz", _truncate, "part-00001.npz has .* bytes, and .* were written"),
-        ("part-00000.npz", _flip, "part-00000.npz is damaged"),
+        ("part-00000.npz", _flip, "part-00000.npz .*SHA-256"),
         ("part-00001.npz", Path.unlink, "part-00001.npz is missing"),
-        ("manifest.json", _truncate, "manifest.json is damaged"),
-        ("manifest.json", _flip, "manifest.json is damaged"),
-        ("manifest.json", _format(2), "a newer version of tf_redsync, in format 2"),
-        ("manifest.json", _format(0), "another version of tf_redsync, in format 0"),
+        ("manifest.json", _truncate, "manifest.json"),
+        ("manifest.json", _flip, "manifest.json"),
+        ("manifest.json", _format(2), "newer.*format=2"),
+        ("manifest.json", _format(0), "another.*format=0"),
     ],
 )
 def test_a_damaged_checkpoint_is_refused_by_name(memory, file, damage, words):
@@ -195,7 +195,7 @@ def test_a_manifest_of_another_form_is_refused(memory, place):
     for wrong in WRONG[place]:
         path.write_text(good)
         saves.rewrite(path, place, wrong)
-        with pytest.raises(Refused, match="manifest.json is not one that a save writes"):
+        with pytest.raises(Refused, match="manifest.json is malformed"):
             store.manifest(1)
     path.write_text(good)
     saves.rewrite(path, "epoch", 3)
@@ -256,7 +256,7 @@ def test_arrays_that_are_larger_than_their_file_are_refused(memory):
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match="a.npz cannot be read"):
-            checkpoint_arrays.load(path, size)
+            checkpoint_files.read_arrays(path, size)
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
@@ -271,7 +271,7 @@ def test_names_of_dtypes_that_cannot_be_are_refused(tmp_path, named):
     with (
         pytest.raises(ValueError, match="a.npz cannot be read") if named != b"[]" else nullcontext()
     ):
-        assert checkpoint_arrays.load(tmp_path / "a.npz", 10_000)["a"].shape == (2,)
+        assert checkpoint_files.read_arrays(tmp_path / "a.npz", 10_000)["a"].shape == (2,)
 
 
 def test_each_bit_of_a_manifest_counts(memory):
@@ -424,11 +424,11 @@ def test_what_is_removed_is_logged(memory, caplog):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"kind": {"method": "DGC"}}, "another method: DGC, and not RedSync"),
-        ({"variables": {"model": []}}, "another model, with 0 variables and not 1"),
+        ({"kind": {"method": "DGC"}}, "another method: .*RedSync.*DGC"),
+        ({"variables": {"model": []}}, "another model: .*1 variables.* 0"),
         (
             {"variables": {"model": [["v", "float32", [3, 4]]]}},
-            r"another model: w is float32\[3, 4\] in it, and float32\[50\] here",
+            r"another model: .*w .*float32\[50\].*float32\[3, 4\]",
         ),
         ({"variables": {"model": [["v", "float32", [50]]]}}, "^$"),
     ],
@@ -451,8 +451,8 @@ def test_arrays_of_all_dtypes_come_back(tmp_path):
         "dtypes": np.zeros(2),
         "file": np.zeros(1),
     }
-    checkpoint_arrays.save(tmp_path / "a.npz", values)
-    loaded = checkpoint_arrays.load(
+    checkpoint_files.write_arrays(tmp_path / "a.npz", values)
+    loaded = checkpoint_files.read_arrays(
         tmp_path / "a.npz", 10_000, lambda name: getattr(ml_dtypes, name)
     )
     assert loaded.keys() == values.keys()
@@ -464,8 +464,8 @@ def test_arrays_of_all_dtypes_come_back(tmp_path):
 
 def test_only_numbers_are_saved_and_read(tmp_path):
     with pytest.raises(TypeError, match="only numbers can be saved"):
-        checkpoint_arrays.save(tmp_path / "a.npz", {"a": np.asarray([{}])})
+        checkpoint_files.write_arrays(tmp_path / "a.npz", {"a": np.asarray([{}])})
     np.savez(tmp_path / "b.npz", a=np.asarray([{}], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match=r"b.npz cannot be read"):
-        checkpoint_arrays.load(tmp_path / "b.npz", 10_000)
+        checkpoint_files.read_arrays(tmp_path / "b.npz", 10_000)
     assert not (tmp_path / "a.npz").exists()

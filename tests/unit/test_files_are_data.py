@@ -15,7 +15,7 @@ import tf_keras
 import tf_redsync as rs
 from tests.loops import loop
 from tf_redsync import config
-from tf_redsync.state import saved_exchange
+from tf_redsync.state import saveable_exchange
 
 PACKAGE = Path(rs.__file__).parent
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
@@ -97,7 +97,7 @@ def test_state_in_a_checkpoint_is_read_without_pickle(trace):
         step=tf.constant(0, tf.int64), strategy=tf.distribute.get_strategy()
     )
     with pytest.raises(ValueError, match="allow_pickle=False"):
-        saved_exchange.InCheckpoint(lambda: exchange).deserialize(data)
+        saveable_exchange.SnapshotState(lambda: exchange).deserialize(data)
     assert not trace.exists()
     np.load(io.BytesIO(data), allow_pickle=True)["residual"]  # the trap works
     assert trace.exists()

@@ -14,7 +14,7 @@ from tests import total_state
 from tests.loops import loop
 from tests.oracle import redsync as oracle
 from tf_redsync.cluster import agreement
-from tf_redsync.state.saved_exchange import SavedExchange
+from tf_redsync.state.saveable_exchange import SaveableExchange
 from tf_redsync.step.builder import ExchangeBuilder
 
 SHAPES = {"embedding": (40, 5), "kernel": (30, 20), "bias": (20,), "scale": (), "out": (20, 11)}
@@ -34,7 +34,7 @@ def build(strategy, policy, variables=None, **options):
         policy = rs.Policy(default=policy)
     with strategy.scope(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        unbuilt = ExchangeBuilder(policy, kind=SavedExchange, **options)
+        unbuilt = ExchangeBuilder(policy, kind=SaveableExchange, **options)
         return unbuilt.build(make_variables() if variables is None else variables)
 
 

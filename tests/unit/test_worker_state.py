@@ -12,7 +12,7 @@ from benchmarks import method_settings
 from tests.loops import loop
 from tf_redsync.auto import auto
 from tf_redsync.config import registered
-from tf_redsync.state.saved_exchange import SavedExchange
+from tf_redsync.state.saveable_exchange import SaveableExchange
 from tf_redsync.step.builder import ExchangeBuilder
 
 SHAPES = {"kernel": (30, 20), "bias": (20,), "out": (20, 11)}
@@ -30,7 +30,7 @@ def build(strategy, policy=METHODS["redsync"], filled=True):
     with strategy.scope(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         variables = [tf.Variable(tf.zeros(s), name=n) for n, s in SHAPES.items()]
-        exchange = ExchangeBuilder(policy, kind=SavedExchange).build(variables)
+        exchange = ExchangeBuilder(policy, kind=SaveableExchange).build(variables)
     if filled:
         generator = np.random.default_rng(3)
         for state in exchange.states:
@@ -107,7 +107,7 @@ def test_another_number_of_workers_keeps_the_sums(mirrored, name):
 def test_parts_that_are_missing_are_named_and_the_others_used_once(mirrored):
     parts = divided(build(mirrored(4)).worker_state())
     other = build(mirrored(4), filled=False)
-    with pytest.warns(UserWarning, match="by 4 workers, and the parts of the ranks 1, 3 are miss"):
+    with pytest.warns(UserWarning, match="4 workers.* ranks 1, 3 .*missing"):
         other.restore_worker_states([parts[0], parts[2]])
     found, expected = sums([other.worker_state()]), sums([parts[0], parts[2]])
     for array in expected:
@@ -207,25 +207,25 @@ def bad_shape(parts):
 
 
 REFUSED = {
-    "numbers that are not finite": (bad_number, "rank 0, saved at step 13, has 1 numbers that are"),
+    "numbers that are not finite": (bad_number, "rank 0, saved at step 13, has 1 non-finite"),
     "another dtype": (bad_dtype, "dtype float32. Received: dtype=float64"),
-    "another shape": (bad_shape, "another model or method: bucket_0/.*received \\(7,\\)"),
+    "another shape": (bad_shape, "bucket_0/.*received \\(7,\\)"),
     "a negative counter": (changed(step=np.int64(-1)), "'step' of a part must be an integer"),
     "a counter that is none": (changed(step=np.float64(3)), "'step' of a part must be an integer"),
     "more in a row than at all": (
         lambda parts: [p.update(skipped_in_a_row=np.int64(3)) for p in parts],
         "'skipped_in_a_row' from 0 to 2. Received: 3",
     ),
-    "a newer format": (changed(format=np.int64(2)), "format 2, and this version .* reads format 1"),
-    "a rank that cannot be": (changed(rank=np.int64(5)), "process 5, 1 of 2 workers, which cannot"),
-    "no number of workers": (lambda parts: parts[0].pop("workers"), "a part without workers"),
-    "something else": (lambda parts: parts.__setitem__(0, {"a": 1}), "`parts` must be what"),
+    "a newer format": (changed(format=np.int64(2)), "format 2.* format 1"),
+    "a rank that cannot be": (changed(rank=np.int64(5)), "rank=5, rows=1, workers=2"),
+    "no number of workers": (lambda parts: parts[0].pop("workers"), "`parts`.*without workers"),
+    "something else": (lambda parts: parts.__setitem__(0, {"a": 1}), "`parts`"),
     "text": (changed(step=np.array("13")), "'step' of a part must be an array of numbers"),
     "objects": (changed(step=np.array(13, object)), "'step' .* numbers. Received: dtype=object"),
     "no JSON": (changed(about=np.arange(5, dtype=np.uint8)), "'about' of a part must be JSON"),
-    "a mixture": (lambda parts: parts[0].pop(first(parts, "velocity")), "Is it a mixture of two"),
-    "two saves": (changed(step=np.int64(26)), "not of one save: .*step 26.* has .*step 13"),
-    "two runs": (about(run=5), "not of one save: the part of rank 0 on worker 0 has run 5;.*run "),
+    "a mixture": (lambda parts: parts[0].pop(first(parts, "velocity")), "'about'.*Received"),
+    "two saves": (changed(step=np.int64(26)), "step 26.* has .*step 13"),
+    "two runs": (about(run=5), "rank 0 on worker 0 has run 5;.*run "),
 }  # fmt: skip
 
 
@@ -258,9 +258,9 @@ def test_what_a_method_counts_may_begin_below_zero(mirrored):
 def test_another_method_is_refused_and_no_part_at_all(mirrored):
     saved = build(mirrored(2)).worker_state()
     other = build(mirrored(2), rs.Dense(momentum=0.9))
-    with pytest.raises(ValueError, match="of another model or method: bucket_0/ratios/0: expected"):
+    with pytest.raises(ValueError, match="bucket_0/ratios/0: expected"):
         other.restore_worker_states([saved])
-    with pytest.raises(ValueError, match="`parts` must hold a part on one worker at least"):
+    with pytest.raises(ValueError, match="`parts`.*Received"):
         other.restore_worker_states([])
     unbuilt = ExchangeBuilder(rs.Policy(default=rs.Dense()))
     with pytest.raises(RuntimeError, match="`worker_state` needs the model's variables"):
@@ -284,7 +284,7 @@ def test_what_auto_has_chosen_is_kept(mirrored, monkeypatch):
     equal(other.worker_state(), saved)
     late = build(mirrored(2), policy, filled=False)
     late.called = True
-    with pytest.warns(UserWarning, match="Auto has chosen other methods.*residuals.*dropped"):
+    with pytest.warns(UserWarning, match="Auto .*methods.*residuals.*dropped"):
         late.restore_worker_states([saved])
     assert int(late.step.numpy()) == 13
 
@@ -336,5 +336,5 @@ def test_a_damaged_checkpoint_is_refused(mirrored, tmp_path, monkeypatch):
     reader = tf.train.load_checkpoint(prefix)
     key = next(n for n in reader.get_variable_to_shape_map() if "py_state" in n)
     for text in (reader.get_tensor(key)[:-300], b"", b"\x80\x04N."):
-        with pytest.raises(ValueError, match="damaged"):
+        with pytest.raises(ValueError, match="corrupted"):
             model.optimizer.exchange._in_checkpoint.deserialize(text)

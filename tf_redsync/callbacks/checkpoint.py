@@ -18,8 +18,8 @@ from tf_redsync.cluster.step_barrier import StepBarrier
 from tf_redsync.keras import training_state
 from tf_redsync.keras.fit_resume import Position
 from tf_redsync.network import collectives
+from tf_redsync.state.agreed_checkpoints import Checkpoints, Found
 from tf_redsync.state.checkpoint_manifest import Manifest
-from tf_redsync.state.checkpointing import Checkpoints, Found
 
 _TIMER, _SIGNAL = "it is time", "signal "  # requests by the chief's clock, and of a scheduler
 _EVERY = (

@@ -37,7 +37,7 @@ from tf_redsync.keras import (
 )
 from tf_redsync.keras.adam_slots import AdamSlots
 from tf_redsync.policy import Policy
-from tf_redsync.state.saved_exchange import SavedExchange
+from tf_redsync.state.saveable_exchange import SaveableExchange
 from tf_redsync.step import flushing, masks
 from tf_redsync.step.builder import ExchangeBuilder
 from tf_redsync.step.drift import DEFAULT_EVERY
@@ -79,7 +79,7 @@ class Adapter:
         # To the user's line, from here through the adapter and `DistributedOptimizer`.
         suited = self._suited(stacklevel=9)
         self.exchange: GradientExchange | ExchangeBuilder = ExchangeBuilder(
-            suited, rate=self.access.rate, kind=SavedExchange, **options
+            suited, rate=self.access.rate, kind=SaveableExchange, **options
         )
         self._running = 0  # steps of this wrapper; replicas may run side by side
         self._asked = False  # whether the optimizer has ever called `aggregate`

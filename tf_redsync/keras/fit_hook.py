@@ -22,11 +22,11 @@ from tf_redsync.keras import (
     backups,
     consistency,
     data_amounts,
+    exchange_state,
     loading,
     model_exchanges,
     own_weights,
     replacing,
-    saved_exchange,
     training_length,
 )
 from tf_redsync.step import strategy_hooks
@@ -158,7 +158,7 @@ class FitHook(ForTfKeras):
             self._warn_of_length(exchange)
         if exchange is not None and exchange.built:
             begun = self.model.optimizer.iterations
-            saved_exchange.warn_if_fresh(exchange, begun, "this run has restored")
+            exchange_state.warn_if_fresh(exchange, begun, "this run has restored")
         consistency.compare_rate(self.model, f"epoch {epoch} begins")
         self._skipped = model_exchanges.skipped_steps(self.model)
 

@@ -18,10 +18,10 @@ from tf_redsync.config import imported_only
 from tf_redsync.keras import (
     accumulation,
     conflicts,
+    exchange_state,
     loading,
     loss_scaling,
     own_weights,
-    saved_exchange,
 )
 from tf_redsync.keras.delegation import Inner
 from tf_redsync.keras.wrapper import Wrapper, install
@@ -41,7 +41,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
     """
 
     saving = keras.saving
-    saved_exchange = saved_exchange.class_of(keras.losses.Loss)
+    exchange_state_class = exchange_state.class_of(keras.losses.Loss)
     inner_from_config = staticmethod(
         lambda config, *args, **options: keras.saving.deserialize_keras_object(
             imported_only(config), *args, **options

@@ -15,9 +15,9 @@ from typing_extensions import override
 from tf_redsync import requirements
 from tf_redsync.keras import (
     conflicts,
+    exchange_state,
     loading,
     loss_scaling,
-    saved_exchange,
     slots,
 )
 from tf_redsync.keras.delegation import Inner
@@ -42,7 +42,7 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
     """
 
     saving = tf_keras.saving
-    saved_exchange = saved_exchange.class_of(tf_keras.losses.Loss)
+    exchange_state_class = exchange_state.class_of(tf_keras.losses.Loss)
     inner_from_config = staticmethod(inner_from_config)
     clipnorm = Inner()
     clipvalue = Inner()

@@ -15,9 +15,9 @@ from tf_redsync import requirements
 from tf_redsync.config import imported_only
 from tf_redsync.keras import (
     conflicts,
+    exchange_state,
     loading,
     loss_scaling,
-    saved_exchange,
 )
 from tf_redsync.keras.delegation import Inner
 from tf_redsync.keras.wrapper import Wrapper, install
@@ -49,7 +49,7 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
     """
 
     saving = tf_keras.saving
-    saved_exchange = saved_exchange.class_of(tf_keras.losses.Loss)
+    exchange_state_class = exchange_state.class_of(tf_keras.losses.Loss)
     inner_from_config = staticmethod(inner_from_config)
     set_weights = Inner()
     compute_gradients = Inner()  # of scaled losses, in a LossScaleOptimizer

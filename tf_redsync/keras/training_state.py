@@ -18,7 +18,7 @@ from tf_redsync.keras import conflicts, slots, training_state
 from tf_redsync.keras.slots import tf_variable
 from tf_redsync.keras.wrapper import Wrapper
 from tf_redsync.network import collectives
-from tf_redsync.state.checkpointing import Found
+from tf_redsync.state.agreed_checkpoints import Found
 
 MODEL, _OPTIMIZER, _METRICS = "model", "optimizer", "metrics"
 _REPLICA = "@"  # before a replica's number, in the names of its values

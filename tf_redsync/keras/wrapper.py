@@ -19,10 +19,10 @@ from tf_redsync.explanation import Explanation
 from tf_redsync.keras import (
     accuracy,
     conflicts,
+    exchange_state,
     fit_hook,
     loss_scaling,
     own_weights,
-    saved_exchange,
 )
 from tf_redsync.keras.adapter import Adapter
 from tf_redsync.keras.delegation import PassingOn
@@ -45,7 +45,7 @@ class Wrapper(PassingOn):
 
     saving: ClassVar[ModuleType]  # the family's `saving` module
     inner_from_config: Callable[..., Any]
-    saved_exchange: ClassVar[type[saved_exchange.SavedExchange]]  # of the family
+    exchange_state_class: ClassVar[type[exchange_state.ExchangeState]]  # of the family
 
     name: str
     inner_optimizer: Any
@@ -69,8 +69,8 @@ class Wrapper(PassingOn):
         self.exchange = self._adapter.exchange
         self.inner_optimizer = inner_optimizer
         self.forget_own()
-        saved = self.saved_exchange(lambda: self.exchange, lambda: self.iterations)
-        self.set_own(saved_exchange.ATTRIBUTE, saved)
+        state = self.exchange_state_class(lambda: self.exchange, lambda: self.iterations)
+        self.set_own(exchange_state.ATTRIBUTE, state)
         return self._adapter
 
     def rewrap(self, inner_optimizer: Any) -> None:

@@ -1,7 +1,11 @@
-"""Files that are there as a whole or not at all, whenever the process or the machine dies.
+"""Atomic files: each exists completely or not at all, whenever the process or the machine dies.
 
-Everything that changes a disk goes through the functions of `os` that are named here, one by one,
-so that a test can end the process after each of them.
+Every change of the disk goes through one of the functions of `os` that are called here by name, so
+that a test can kill the process after each of them.
+
+Named arrays are written as one `.npz` file without pickle. numpy stores dtypes that it does not
+know, such as bfloat16, as bytes without a name. They are written as unsigned integers of the same
+size, with their names in an array of their own.
 """
 
 from __future__ import annotations
@@ -9,25 +13,30 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-TEMPORARY = ".part"  # what the names of files end in that are not complete
+import numpy as np
+
+TEMPORARY = ".part"  # suffix of incomplete files
 _BLOCK = 1 << 20  # bytes
+_DTYPES = "dtypes"  # the array with the names of dtypes, as JSON in UTF-8
+_PREFIX = "arrays/"
 
 
 def write(path: Path, content: Callable[[IO[bytes]], None]) -> None:
-    """Write a file under a temporary name, to the disk, and only then give it its name.
+    """Write a file under a temporary name, flush it to the disk, and rename it.
 
     Args:
-        path: Where it is to be; what is there is replaced.
-        content: Writes to the open file that it gets.
+        path: The file; an existing one is replaced.
+        content: Writes to the open file that it receives.
 
     Raises:
-        OSError: where that is not possible; the temporary file is gone then, if it can be.
+        OSError: If that fails. The temporary file is then removed, if possible.
     """
     temporary = path.with_name(path.name + TEMPORARY)
     try:
@@ -44,7 +53,7 @@ def write(path: Path, content: Callable[[IO[bytes]], None]) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory that may be there already, and see to it that its name is on the disk."""
+    """Make a directory with its parents, if missing, and flush its name to the disk."""
     if path.is_dir():
         return
     if not path.parent.exists():
@@ -57,19 +66,19 @@ def make_directory(path: Path) -> None:
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file; one that is gone already is no error."""
+    """Remove a file; a no-op if it is missing."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def remove_directory(path: Path) -> None:
-    """Remove an empty directory; one that is gone already is no error."""
+    """Remove an empty directory; a no-op if it is missing."""
     with contextlib.suppress(FileNotFoundError):
         os.rmdir(path)
 
 
 def sync_directory(path: Path) -> None:
-    """Bring the names in a directory to the disk."""
+    """Flush the names in a directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -79,14 +88,14 @@ def sync_directory(path: Path) -> None:
 
 @contextlib.contextmanager
 def opened(path: Path, most: int) -> Iterator[IO[bytes]]:
-    """Open a regular file for reading: a pipe would block, and a device need not end.
+    """Open a regular file for reading: a pipe would block, and a device may be endless.
 
     Args:
         path: The file, or a symbolic link to one.
-        most: Bytes that it may have.
+        most: Its largest allowed size in bytes.
 
     Raises:
-        OSError: for anything else, and for a larger file.
+        OSError: If it is not a regular file, or is larger.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
@@ -94,7 +103,7 @@ def opened(path: Path, most: int) -> Iterator[IO[bytes]]:
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
         if found.st_size > most:
-            raise OSError(errno.EFBIG, f"{found.st_size} bytes, and {most} is the most")
+            raise OSError(errno.EFBIG, f"{found.st_size} bytes exceed the limit of {most}")
         with open(descriptor, "rb", closefd=False) as file:
             yield file
     finally:
@@ -102,9 +111,66 @@ def opened(path: Path, most: int) -> Iterator[IO[bytes]]:
 
 
 def sha256(path: Path, most: int) -> str:
-    """Return the SHA-256 of a file's content, in hexadecimal digits; see `opened`."""
+    """Return the SHA-256 of a file in hexadecimal digits; see `opened`."""
     digest = hashlib.sha256()
     with opened(path, most) as file:
         while block := file.read(_BLOCK):
             digest.update(block)
     return digest.hexdigest()
+
+
+def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Write named arrays to an `.npz` file, atomically; see `write`.
+
+    Raises:
+        TypeError: For arrays of objects.
+    """
+    plain, named = {}, {}
+    for name, value in arrays.items():
+        array = np.asarray(value)
+        if array.dtype.hasobject:
+            raise TypeError(f"only numbers can be saved. Received: {name} of {array.dtype}")
+        if array.dtype.kind == "V":
+            named[name] = array.dtype.name
+            array = array.view(f"u{array.dtype.itemsize}")
+        plain[_PREFIX + name] = array
+    plain[_DTYPES] = np.frombuffer(json.dumps(named).encode(), np.uint8)
+
+    def content(file: IO[bytes]) -> None:
+        np.savez(file, **plain)  # type: ignore[arg-type]
+
+    write(path, content)
+
+
+def read_arrays(
+    path: Path, most: int, dtype_of: Callable[[str], Any] = np.dtype
+) -> dict[str, np.ndarray]:
+    """Read the arrays of a file that `write_arrays` wrote.
+
+    Args:
+        path: The file.
+        most: Its largest allowed size in bytes.
+        dtype_of: Maps the name of a dtype that numpy does not know to the dtype.
+
+    Raises:
+        OSError: If it is not a regular file of this size.
+        ValueError: If the file is corrupted, or was not written by `write_arrays`.
+    """
+    with opened(path, most) as file:
+        try:
+            with np.load(file, allow_pickle=False) as archive:
+                # The archive is not compressed, so its arrays are smaller than the file.
+                unpacked = sum(entry.file_size for entry in archive.zip.infolist())
+                if unpacked > most:
+                    raise ValueError(f"{unpacked} bytes of arrays exceed the limit of {most}")
+                named = json.loads(bytes(archive[_DTYPES]))
+                keys = [key for key in archive.files if key != _DTYPES]
+                loaded = {key.removeprefix(_PREFIX): archive[key] for key in keys}
+            return {
+                name: array.view(dtype_of(named[name])) if name in named else array
+                for name, array in loaded.items()
+            }
+        except OSError:
+            raise
+        except Exception as error:  # zipfile and numpy raise many classes for corrupted data
+            raise ValueError(f"{path} cannot be read: {error}") from error

@@ -1,4 +1,4 @@
-"""What makes the parts of all workers one checkpoint: a file that lists them, written last."""
+"""The manifest of a checkpoint: a file that lists the parts of all workers, written last."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tf_redsync.state import checkpoint_files
 
 NAME = "manifest.json"
 FORMAT = 1
-_CHECKSUM = "checksum"  # of everything else in the file
-_MOST_BYTES = 1 << 26  # of the file: 100 bytes for each variable, and as many for each worker
+_CHECKSUM = "checksum"  # of all other values in the file
+_MOST_BYTES = 1 << 26  # the file has about 100 bytes for each variable and each worker
 _COUNTS = ("step", "epoch", "batch", "first_epoch", "finished")
 
 
 class Refused(ValueError):
-    """A checkpoint that cannot be used; the text says why, without its name."""
+    """A checkpoint cannot be used; the message has the reason without the checkpoint's name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Part:
     """The file of one worker.
 
     Attributes:
-        rank: Of the worker.
-        size: In bytes.
-        sha256: Of the file.
-        whole: Whether the model's and the optimizer's variables are all in it; otherwise there are
-            only those that differ from another worker's.
+        rank: The worker's rank.
+        size: The file's size in bytes.
+        sha256: The file's SHA-256 in hexadecimal digits.
+        whole: Whether it has all variables of the model and the optimizer, rather than only those
+            that differ from another worker's.
     """
 
     rank: int
@@ -50,17 +50,17 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint is of.
+    """The content of a manifest.
 
     Attributes:
-        step: Steps of the exchange, or of the optimizer where there is none.
-        epoch: Epoch that training goes on with, from 0.
-        batch: Batch in this epoch that comes next, from 0.
-        parts: One for each worker, by rank.
-        subject: What it must be the same model and method by; see `differences`.
-        versions: Of the packages that wrote it, for whoever looks for a reason.
-        first_epoch: With which training began.
-        finished: The number of epochs of a `fit` that ended; 0 while it goes on.
+        step: Number of steps of the exchange, or of the optimizer if it has no exchange.
+        epoch: Epoch in which training resumes, from 0.
+        batch: Next batch in this epoch, from 0.
+        parts: The part of each worker, by rank.
+        subject: Identifies the model and the methods; see `differences`.
+        versions: Versions of the packages that wrote the checkpoint, for debugging.
+        first_epoch: Epoch in which training started.
+        finished: The number of epochs of a `fit` that ended; 0 while it runs.
         reason: Why it was saved.
     """
 
@@ -76,7 +76,7 @@ class Manifest:
 
     @property
     def workers(self) -> int:
-        """Their number, in the run that wrote it."""
+        """The number of workers in the run that wrote it."""
         return len(self.parts)
 
     @override
@@ -86,12 +86,12 @@ class Manifest:
 
 
 def part_name(rank: int) -> str:
-    """The name of a worker's file."""
+    """Return the file name of a worker's part."""
     return f"part-{rank:05d}.npz"
 
 
 def write(directory: Path, manifest: Manifest) -> None:
-    """Commit a checkpoint: from now on it exists."""
+    """Write a manifest, which commits the checkpoint."""
     values = _values(manifest) | {_CHECKSUM: checksum(manifest)}
     text = json.dumps(values, indent=1).encode()
 
@@ -105,7 +105,7 @@ def read(directory: Path) -> Manifest:
     """Read the manifest of a checkpoint.
 
     Raises:
-        Refused: for one that is damaged, of another format, or with values that no save has.
+        Refused: If it is missing, corrupted, of another format, or has invalid values.
     """
     try:
         with checkpoint_files.opened(directory / NAME, _MOST_BYTES) as file:
@@ -114,20 +114,20 @@ def read(directory: Path) -> Manifest:
         written, digest = values["format"], _digest(values)
     except OSError as error:
         raise Refused(f"{NAME} cannot be read: {error.strerror or error}") from error
-    except Exception as error:  # json and whatever it made of other bytes
-        raise Refused(f"{NAME} is damaged: it is not what was written") from error
+    except Exception as error:  # corrupted JSON may also have other types
+        raise Refused(f"{NAME} is corrupted: it is not a JSON object of a manifest") from error
     if written != FORMAT:
         age = "a newer" if isinstance(written, int) and written > FORMAT else "another"
         raise Refused(
-            f"it was written by {age} version of tf_redsync, in format {written}, and this one "
-            f"reads format {FORMAT}"
+            f"{NAME} was written by {age} version of tf_redsync. Received: format={written}; this "
+            f"version reads format {FORMAT}"
         )
     if saved != digest:
-        raise Refused(f"{NAME} is damaged: its checksum is another one")
+        raise Refused(f"{NAME} is corrupted: its checksum does not match")
     del values["format"]
     objection = next(_objections(values), None)
     if objection is not None:
-        raise Refused(f"{NAME} is not one that a save writes: {objection}")
+        raise Refused(f"{NAME} is malformed: {objection}")
     parts = tuple(Part(**part) for part in values.pop("parts"))
     return Manifest(parts=parts, **values)
 
@@ -137,7 +137,7 @@ def _values(manifest: Manifest) -> dict[str, Any]:
 
 
 def checksum(manifest: Manifest) -> str:
-    """Return what two equal manifests have in common, and no others."""
+    """Return the SHA-256 of a manifest's values."""
     return _digest(_values(manifest))
 
 
@@ -149,25 +149,25 @@ def _digest(values: dict[str, Any]) -> str:
 
 
 def _objections(values: dict[str, Any]) -> Iterator[str]:
-    """Say what is wrong with the values of a file, the first thing first."""
+    """Yield the reasons why the values of a file are no manifest."""
     names = {field.name for field in dataclasses.fields(Manifest)}
     if values.keys() != names:
-        yield f"it has {sorted(values)}, and not {sorted(names)}"
+        yield f"it must have {sorted(names)}. Received: {sorted(values)}"
     for name in _COUNTS:
         if not _is_count(values[name]):
             yield f"{name} must be an integer from 0. Received: {values[name]!r:.80}"
     if values["first_epoch"] > values["epoch"]:
-        yield f"first_epoch={values['first_epoch']} is after epoch={values['epoch']}"
+        yield f"first_epoch={values['first_epoch']} exceeds epoch={values['epoch']}"
     if not isinstance(values["reason"], str) or not _is_texts(values["versions"]):
         yield "reason and versions must be text"
     parts = values["parts"]
     if not isinstance(parts, list) or not parts:
-        yield f"parts must be a list with one part for each worker. Received: {parts!r:.80}"
+        yield f"parts must be a list with one part per worker. Received: {parts!r:.80}"
     for rank, part in enumerate(parts):
         if not _is_part(part, rank):
-            yield f"part {rank} must be of rank {rank}. Received: {part!r:.200}"
+            yield f"parts[{rank}] must be a part of rank {rank}. Received: {part!r:.200}"
     if not _is_subject(values["subject"]):
-        yield "its subject must have kinds and variables"
+        yield "subject must have kind and variables"
 
 
 def _is_count(value: Any) -> bool:
@@ -216,24 +216,27 @@ def _is_variable(value: Any) -> bool:
 
 
 def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
-    """Say by what two subjects are of another model or method, or `""`.
+    """Return how the subject of a checkpoint differs from that of this run; `""` if it does not.
 
-    A subject has `"kind"`: texts by what they are of, and `"variables"`: `[name, dtype, shape]` by
-    what they are of; names are for the message only.
+    A subject has `"kind"`, a dict of texts, and `"variables"`, a dict of lists of
+    `[name, dtype, shape]`. The names are for messages only.
     """
     for name, kind in ours["kind"].items():
         other = theirs.get("kind", {}).get(name)
         if other != kind:
-            return f"it is of another {name}: {other}, and not {kind}"
+            return f"it belongs to another {name}: expected {kind}, received {other}"
     for name, variables in ours["variables"].items():
         others = theirs.get("variables", {}).get(name, [])
         if len(others) != len(variables):
-            return f"it is of another {name}, with {len(others)} variables and not {len(variables)}"
+            return (
+                f"it belongs to another {name}: expected {len(variables)} variables, received "
+                f"{len(others)}"
+            )
         for (title, *form), (_, *other_form) in zip(variables, others, strict=True):
             if form != other_form:
                 (dtype, shape), (other_dtype, other_shape) = form, other_form
                 return (
-                    f"it is of another {name}: {title} is {other_dtype}{other_shape} in it, and "
-                    f"{dtype}{shape} here"
+                    f"it belongs to another {name}: expected {title} to be {dtype}{shape}, "
+                    f"received {other_dtype}{other_shape}"
                 )
     return ""

@@ -1,60 +1,66 @@
-"""A directory of checkpoints, each of them complete or not there.
+"""A directory of checkpoints, each of them complete or absent.
 
     DIRECTORY/checkpoint-000017/part-00000.npz     one for each worker, written by it
                                 part-00001.npz
-                                manifest.json      written by the chief once all parts are there
+                                manifest.json      written by the chief after all parts
 
-A checkpoint without a manifest does not exist. It is removed the way it came into being, backwards:
-the manifest first. So a process may be killed at any moment, and what it leaves behind is found by
-its missing manifest.
+A checkpoint without a manifest does not exist. A removal runs in the opposite order: the manifest
+goes first. So a process may be killed at any moment, and the next run recognizes the leftovers by
+their missing manifest.
+
+Only files that this package wrote are removed. The directory may also hold files of others under
+similar names: other frameworks call a folder `checkpoint-100000`, too. So only regular files with
+the names above are removed. A folder with any other content stays, as does a symbolic link in
+place of a folder.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
-from tf_redsync.state import (
-    checkpoint_arrays,
-    checkpoint_files,
-    checkpoint_manifest,
-    checkpoint_removal,
-)
+from tf_redsync.state import checkpoint_files, checkpoint_manifest
 from tf_redsync.state.checkpoint_manifest import Manifest, Part, Refused
 
 _PREFIX = "checkpoint-"
 _TOKEN = ".worker-"
 _NUMBERED = re.compile(rf"{_PREFIX}(\d{{6,}})")
+_INCOMPLETE = rf"({re.escape(checkpoint_files.TEMPORARY)})?"
+_CONTENT = re.compile(rf"(part-\d{{5,}}\.npz|{re.escape(checkpoint_manifest.NAME)}){_INCOMPLETE}")
+_TOKEN_NAME = re.compile(rf"{re.escape(_TOKEN)}[0-9a-f]{{32}}-\d+{_INCOMPLETE}")
+_SHOWN = 3  # names in a message
+_logger = logging.getLogger("tf_redsync")
 
 
 class Store:
     """One worker's view of a directory.
 
     Args:
-        directory: It need not exist.
+        directory: The directory, which may be missing.
     """
 
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
-        self._left_alone: set[Path] = set()  # folders that the user has been told of
+        self._warned_of: set[Path] = set()  # folders with files of others
 
     def path(self, number: int) -> Path:
-        """Where a checkpoint is."""
+        """Return the folder of a checkpoint."""
         return self.directory / f"{_PREFIX}{number:06d}"
 
     def numbers(self) -> list[int]:
-        """The numbers of all checkpoints that exist, the newest first, usable or not."""
+        """Return the numbers of all checkpoints, the newest first, usable or not."""
         return [n for n in self._all() if os.path.exists(self.path(n) / checkpoint_manifest.NAME)]
 
     def next_number(self) -> int:
-        """A number above all that are in use, by leftovers as well."""
+        """Return a number above those of all checkpoints and leftovers."""
         return max(self._all(), default=0) + 1
 
     def _all(self) -> list[int]:
@@ -67,27 +73,29 @@ class Store:
     # ------------------------------------------------------------------------------------ tokens
 
     def leave_token(self, job: str, rank: int) -> None:
-        """Write a small file, by which other workers see whether the directory is theirs, too.
+        """Write a small file that shows other workers that they share this directory.
 
         Raises:
-            OSError: where nothing can be written, with what to do.
+            OSError: If the directory cannot be written; the message has the remedy.
         """
+
+        def content(file: IO[bytes]) -> None:
+            file.write(b"\n")
+
         try:
             checkpoint_files.make_directory(self.directory)
-            checkpoint_files.write(
-                self._token(job, rank), lambda file: None if file.write(b"\n") else None
-            )
+            checkpoint_files.write(self._token(job, rank), content)
         except OSError as error:
             raise explained(error, self.directory) from error
 
     def tokens(self, job: str) -> list[int]:
-        """The ranks of the workers that have left a token in this directory."""
+        """Return the ranks of the workers with a token in this directory."""
         found = self.directory.glob(f"{_TOKEN}{job}-*")
         ranks = (path.name.rpartition("-")[2] for path in found)
         return sorted(int(rank) for rank in ranks if rank.isdigit())
 
     def remove_token(self, job: str, rank: int) -> None:
-        """Remove a worker's token, once all have looked."""
+        """Remove a worker's token, once all workers have read it."""
         checkpoint_files.remove_file(self._token(job, rank))
 
     def _token(self, job: str, rank: int) -> Path:
@@ -101,46 +109,48 @@ class Store:
         """Write one worker's part of a checkpoint.
 
         Args:
-            number: Of the checkpoint, the same on all workers.
-            rank: Of the worker.
+            number: The checkpoint, the same on all workers.
+            rank: The worker's rank.
             values: Arrays of numbers.
             whole: See `Part`.
 
         Raises:
-            OSError: where that is not possible, with what to do. The part is not there then.
+            OSError: If that fails; the message has the remedy. The part then does not exist.
         """
         directory = self.path(number)
         path = directory / checkpoint_manifest.part_name(rank)
         try:
             checkpoint_files.make_directory(directory)
-            checkpoint_arrays.save(path, values)
+            checkpoint_files.write_arrays(path, values)
             size = path.stat().st_size
             return Part(rank, size, checkpoint_files.sha256(path, size), whole)
         except OSError as error:
             raise explained(error, path) from error
 
-    def commit(self, number: int, described: Manifest) -> None:
-        """Let a checkpoint exist, whose parts are all written.
+    def commit(self, number: int, manifest: Manifest) -> None:
+        """Commit a checkpoint whose parts are all written.
 
         Raises:
-            OSError: where that is not possible. It does not exist then.
+            OSError: If that fails. The checkpoint then does not exist.
         """
         try:
-            checkpoint_manifest.write(self.path(number), described)
+            checkpoint_manifest.write(self.path(number), manifest)
         except OSError as error:
             raise explained(error, self.path(number) / checkpoint_manifest.NAME) from error
+
+    # ------------------------------------------------------------------------------------ removing
 
     def remove(self, number: int) -> bool:
         """Remove a checkpoint, complete or not; return whether it is gone.
 
-        A folder with files of others stays as it is, with one warning.
+        A folder with files of others stays unchanged, with one warning.
         """
         directory = self.path(number)
         try:
-            checkpoint_removal.checkpoint(directory)
-        except checkpoint_removal.Foreign as reason:
-            if directory not in self._left_alone:
-                self._left_alone.add(directory)
+            _remove_checkpoint(directory)
+        except _Foreign as reason:
+            if directory not in self._warned_of:
+                self._warned_of.add(directory)
                 warnings.warn(
                     f"{directory} is not removed: {reason}. Give `Checkpoint` a directory of its "
                     "own, or move this away.",
@@ -150,12 +160,13 @@ class Store:
         return True
 
     def remove_old(self, keep: int, subject: dict[str, Any], refused: Iterable[int] = ()) -> None:
-        """Remove what came before the newest checkpoints, and never those of others.
+        """Remove all but the newest checkpoints of this model and method.
 
         Args:
-            keep: How many stay.
-            subject: Only checkpoints of this are counted and removed; see `manifest.differences`.
-            refused: Numbers of those that were found to be damaged. They are not counted.
+            keep: The number of checkpoints that stay.
+            subject: Only its checkpoints are counted and removed; see
+                `checkpoint_manifest.differences`.
+            refused: Numbers of corrupted checkpoints. They are neither counted nor removed.
         """
         kept, refused = 0, set(refused)
         for number in self.numbers():
@@ -174,36 +185,37 @@ class Store:
             return False
 
     def remove_leftovers(self) -> list[str]:
-        """Remove what saves left behind that were killed; return the names.
+        """Remove the files of interrupted saves; return their names.
 
-        No save may be going on.
+        No save may be in progress.
         """
         removed = []
         for number in self._all():
             directory = self.path(number)
             if not os.path.lexists(directory / checkpoint_manifest.NAME):
                 removed += [directory.name] if self.remove(number) else []
-            else:
-                removed += [
-                    f"{directory.name}/{n}" for n in checkpoint_removal.partial_files(directory)
-                ]
-        return removed + checkpoint_removal.tokens(self.directory)
+            elif not directory.is_symlink():
+                incomplete = directory.glob(f"*{checkpoint_files.TEMPORARY}")
+                names = _remove_files(filter(_is_content, incomplete))
+                removed += [f"{directory.name}/{name}" for name in names]
+        tokens = self.directory.glob(f"{_TOKEN}*")
+        return removed + _remove_files(p for p in tokens if _is_file(p, _TOKEN_NAME))
 
     # ------------------------------------------------------------------------------------ reading
 
     def manifest(self, number: int) -> Manifest:
-        """Read what a checkpoint is of.
+        """Read the manifest of a checkpoint.
 
         Raises:
-            Refused: for one that cannot be used.
+            Refused: If it cannot be used.
         """
         return checkpoint_manifest.read(self.path(number))
 
     def verify(self, number: int, parts: Iterable[Part]) -> None:
-        """Check files of a checkpoint by size and SHA-256.
+        """Check parts of a checkpoint by size and SHA-256.
 
         Raises:
-            Refused: by the first one that is not what was written.
+            Refused: For the first part that is missing or corrupted.
         """
         for part in parts:
             path = self.path(number) / part.name
@@ -217,36 +229,89 @@ class Store:
             if size != part.size:
                 raise Refused(f"{part.name} has {size} bytes, and {part.size} were written")
             if digest != part.sha256:
-                raise Refused(f"{part.name} is damaged: its SHA-256 is another one")
+                raise Refused(f"{part.name} is corrupted: its SHA-256 does not match")
 
     def here(self, number: int, parts: Iterable[Part]) -> Iterator[Part]:
-        """Those of some parts whose files are in this directory."""
+        """Yield the parts whose files are in this directory."""
         return (part for part in parts if (self.path(number) / part.name).exists())
 
-    def read_part(self, number: int, part: Part, dtype_of: Any = np.dtype) -> dict[str, np.ndarray]:
-        """Read a part that was verified; see `arrays.load`.
+    def read_part(
+        self, number: int, part: Part, dtype_of: Callable[[str], Any] = np.dtype
+    ) -> dict[str, np.ndarray]:
+        """Read a verified part; see `checkpoint_files.read_arrays`.
 
         Raises:
-            Refused: if it cannot be read.
+            Refused: If it cannot be read.
         """
+        path = self.path(number) / part.name
         try:
-            return checkpoint_arrays.load(self.path(number) / part.name, part.size, dtype_of)
+            return checkpoint_files.read_arrays(path, part.size, dtype_of)
         except (OSError, ValueError) as error:
             raise Refused(str(error)) from error
 
 
 _REMEDIES = {
-    errno.ENOSPC: "The disk is full: make room, or give `Checkpoint` another directory.",
-    errno.EDQUOT: "The quota is used up: make room, or give `Checkpoint` another directory.",
+    errno.ENOSPC: "The disk is full: free some space, or give `Checkpoint` another directory.",
+    errno.EDQUOT: "The quota is used up: free some space, or give `Checkpoint` another directory.",
     errno.EROFS: "The file system is read-only: give `Checkpoint` a directory on another one.",
-    errno.EACCES: "This user may not write there: change the rights, or give another directory.",
-    errno.EPERM: "This user may not write there: change the rights, or give another directory.",
-    errno.ENOTDIR: "A part of the path is a file: give `Checkpoint` a directory.",
+    errno.EACCES: "Permission denied: change it, or give `Checkpoint` another directory.",
+    errno.EPERM: "Permission denied: change it, or give `Checkpoint` another directory.",
+    errno.ENOTDIR: "A component of the path is a file: give `Checkpoint` a directory.",
 }
 
 
 def explained(error: OSError, path: Path) -> OSError:
-    """The same error with the path, and what to do."""
-    remedy = _REMEDIES.get(error.errno or 0, "Give `Checkpoint` a directory that can be written.")
+    """Return an error of the same class with the path and a remedy."""
+    remedy = _REMEDIES.get(error.errno or 0, "Give `Checkpoint` a writable directory.")
     text = f"cannot write {path}: {error.strerror or error}. {remedy}"
     return type(error)(error.errno, text) if error.errno else OSError(text)
+
+
+class _Foreign(Exception):
+    """A folder holds files of others; the message names them."""
+
+
+def _remove_checkpoint(directory: Path) -> None:
+    """Remove a checkpoint, complete or not: its manifest first.
+
+    Raises:
+        _Foreign: If the folder holds anything else. All of it then stays.
+        OSError: If a file cannot be removed.
+    """
+    if not os.path.lexists(directory):
+        return
+    _check_content(directory)
+    checkpoint_files.remove_file(directory / checkpoint_manifest.NAME)
+    checkpoint_files.sync_directory(directory)
+    for path in sorted(filter(_is_content, directory.iterdir())):
+        checkpoint_files.remove_file(path)
+    checkpoint_files.remove_directory(directory)
+    _logger.info("removed %s", directory)
+
+
+def _check_content(directory: Path) -> None:
+    """Raise `_Foreign` unless this is a folder of checkpoint files only."""
+    if directory.is_symlink():
+        raise _Foreign("it is a symbolic link")
+    if not directory.is_dir():
+        raise _Foreign("it is not a directory")
+    others = sorted(p.name for p in directory.iterdir() if not _is_content(p))
+    if others:
+        more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+        raise _Foreign(f"`Checkpoint` did not write {', '.join(others[:_SHOWN])}{more} in it")
+
+
+def _remove_files(paths: Iterable[Path]) -> list[str]:
+    found = sorted(paths)
+    for path in found:
+        checkpoint_files.remove_file(path)
+        _logger.info("removed %s", path)
+    return [path.name for path in found]
+
+
+def _is_content(path: Path) -> bool:
+    return _is_file(path, _CONTENT)
+
+
+def _is_file(path: Path, name: re.Pattern[str]) -> bool:
+    return bool(name.fullmatch(path.name)) and path.is_file() and not path.is_symlink()

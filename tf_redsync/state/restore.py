@@ -1,15 +1,16 @@
-"""Parts of a save (`worker_state.py`) become the state of a run again, on any number of workers.
+"""Restores the snapshots of one run (`snapshot.py`) on any number of workers.
 
-Every worker brings the parts that it has. They tell each other which these are, without a
-collective, and all decide alike:
+Every worker brings the snapshots that it has. The workers exchange their ranks as texts, without a
+collective, and all make the same decision:
 
-* if there are as many workers as then, and each has its own part: it takes it, bit by bit;
-* otherwise each part counts once, whoever has brought it. What has the kind "sum" is added up and
-  given to the workers in equal shares, of the kind "mean" all get the mean, and what all share is
-  taken over. Arrays cross the network only if not every worker has brought the same parts.
+* With as many workers as in the saved run, each with its own snapshot, every worker restores its
+  own bits.
+* Otherwise each snapshot counts once, even if several workers have it. Arrays of kind "sum" are
+  added up and given to the workers in equal shares, all workers get the mean of kind "mean", and
+  shared arrays are copied. Arrays cross the network only if the workers have different snapshots.
 
-Parts of two saves, of another model, or with numbers that cannot be are refused on all workers, by
-a text that names them. If the parts of some ranks are missing, the others are used, with a warning.
+Snapshots of different saves, of another model or with invalid values raise on all workers. If
+snapshots of some ranks are missing, a warning names the ranks and the others are used.
 """
 
 from __future__ import annotations
@@ -22,53 +23,125 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_redsync.auto import Auto, decision
 from tf_redsync.cluster import agreement
 from tf_redsync.network import collectives
-from tf_redsync.state import snapshot_checks
-from tf_redsync.state.capture import (
+from tf_redsync.state.snapshot import (
     LENGTHS,
     Entry,
+    IncompatibleState,
+    Snapshot,
+    auto_decision,
     entries,
-    of_a_program,
-    rows_here,
+    incompatible_message,
+    needs_several_workers,
+    shortened,
+    workers_here,
 )
-from tf_redsync.state.snapshot import Part
+from tf_redsync.step import masks
+from tf_redsync.step.gradient_exchange import GradientExchange
 
 _TRIAL = "trial/"
 
 
-def restore(exchange: Any, found: Callable[[], Sequence[Mapping[str, Any]]]) -> bool:
-    """Set the state; see `GradientExchange.restore_worker_states`.
+def restore(exchange: GradientExchange, found: Callable[[], Sequence[Mapping[str, Any]]]) -> bool:
+    """Restore the state; see `SaveableExchange.restore_worker_states`.
 
     Args:
         exchange: The exchange.
-        found: Returns this worker's parts, or raises a `ValueError`, which all workers raise then.
+        found: Returns this worker's snapshots. All workers raise its `ValueError`.
 
     Returns:
-        Whether any worker has brought a part; the state is as it was if not.
+        Whether any worker has a snapshot; otherwise the state is unchanged.
     """
-    parts: list[Part] = []
+    snapshots: list[Snapshot] = []
 
     def read() -> dict[str, Any]:
-        parts.extend(Part.of(part) for part in found())
-        return {"parts": [[p.rank, p.save()] for p in parts]}
+        snapshots.extend(map(Snapshot.of, found()))
+        return {"snapshots": [[s.rank, s.fingerprint()] for s in snapshots]}
 
-    brought = [report["parts"] for report in _told(exchange, read)]
+    brought = [report["snapshots"] for report in _all_reports(exchange, read)]
     if not any(brought):
         return False
     ranks = [{rank for rank, _ in report} for report in brought]
-    by_rank = {rank: part for part in parts for rank in part.ranks}
-    _Restoration(exchange, snapshot_checks.one_save(brought), ranks, by_rank).run()
+    by_rank = {rank: snapshot for snapshot in snapshots for rank in snapshot.ranks}
+    _Restoration(exchange, _common_fingerprint(brought), ranks, by_rank).run()
     return True
 
 
-def restore_or_warn(exchange: Any, found: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
-    """As `restore`, from a file that has weights too, which are good for any method."""
+def restore_or_warn(
+    exchange: GradientExchange, found: Callable[[], Sequence[Mapping[str, Any]]]
+) -> None:
+    """Restore as `restore` does, but only warn if the state belongs to another model or method.
+
+    For files that also hold weights, which any method can use.
+    """
     try:
         restore(exchange, found)
-    except snapshot_checks.AnotherState as error:
+    except IncompatibleState as error:
         exchange.fresh = False
-        warnings.warn(f"the exchange begins anew: {error}", stacklevel=2)
+        warnings.warn(f"the exchange starts with a new state: {error}", stacklevel=2)
+
+
+def mark_restored(exchange: GradientExchange) -> None:
+    """Tell the parts of an exchange that its variables have been restored."""
+    exchange.fresh = False
+    exchange.schedule.resumed()
+    for length in exchange.lengths:
+        length.restored(exchange.strategy)
+    if masks.any_pruned(exchange):
+        exchange.awaited = True
+
+
+def _common_fingerprint(brought: list[list[Any]]) -> dict[str, Any]:
+    """Return the fingerprint of all snapshots.
+
+    Args:
+        brought: By process, the ranks and fingerprints of its snapshots.
+
+    Raises:
+        ValueError: If they are of different saves.
+    """
+    listed = [(p, rank, values) for p, found in enumerate(brought) for rank, values in found]
+    first = listed[0]
+    for found in listed:
+        different = [key for key in first[2] if found[2][key] != first[2][key]]
+        if different:
+            told = [
+                f"the part of rank {rank} on worker {process} has "
+                + ", ".join(f"{key} {values[key]}" for key in different)
+                for process, rank, values in (first, found)
+            ]
+            raise ValueError(
+                f"the parts are not of one save: {'; '.join(told)}. Load the parts that were "
+                "written at the same step of the same run."
+            )
+    return first[2]
+
+
+def _keep_decision(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
+    """Use what `Auto` decided in the saved run, unless a step has been traced already.
+
+    Args:
+        exchange: The exchange, whose state is created anew.
+        saved: The result of `auto_decision` in that run, the same on all workers.
+    """
+    if saved is None or auto_decision(exchange) in (None, saved) or exchange.called:
+        return
+    resolved = decision.kept(saved)
+    assignments = resolved.assign(exchange.specs)
+    momenta = {a.method.traits.momentum_in_exchange for a in assignments}
+    policy = exchange.policy
+    if isinstance(policy, Auto) and not momenta <= {policy.momentum, policy.movable}:
+        return  # the optimizer has changed
+    local = {
+        bool(a.method.sync_schedule.local_steps) for a in (*assignments, *exchange.assignments)
+    }
+    if len(local) > 1:  # the consensus would have to change too: the residuals are dropped
+        return
+    with agreement.agreed(exchange.strategy, "create the state that Auto chose in another run"):
+        with exchange.strategy.scope():
+            exchange.create_state(resolved, assignments)
 
 
 class _Restoration:
@@ -76,63 +149,63 @@ class _Restoration:
 
     Args:
         exchange: The exchange.
-        save: What is equal in all parts.
-        brought: For every process of now, the ranks of the processes whose parts it has.
-        by_rank: This process's parts, by the exchange's worker.
+        save: The common fingerprint of all snapshots.
+        brought: For every process, the ranks of the processes whose snapshots it has.
+        by_rank: This process's snapshots, by rank of the exchange's worker.
     """
 
     def __init__(
         self,
-        exchange: Any,
+        exchange: GradientExchange,
         save: dict[str, Any],
         brought: list[set[int]],
-        by_rank: dict[int, Part],
+        by_rank: dict[int, Snapshot],
     ):
         self.exchange, self.brought, self.by_rank = exchange, brought, by_rank
         self.workers, self.rows = save["workers"], save["rows"]
         self.rank = collectives.worker_rank(exchange.strategy)
-        self.part = next(iter(by_rank.values()), None)  # what all share is in any of them
+        self.any_own = next(iter(by_rank.values()), None)  # shared arrays are equal in all of them
         self.first = min(p for p, ranks in enumerate(brought) if ranks)
-        here = rows_here(exchange)
+        here = workers_here(exchange)
         needed = [range(p * here, (p + 1) * here) for p in range(len(brought))]
         held = [{r for p in b for r in range(p * self.rows, (p + 1) * self.rows)} for b in brought]
         self.own = needed[self.rank]
-        self.as_many = self.workers == exchange.workers
-        self.exact = self.as_many and all(
+        self.same_workers = self.workers == exchange.workers
+        self.exact = self.same_workers and all(
             h.issuperset(n) for h, n in zip(held, needed, strict=True)
         )
         self.alike = all(h == held[0] for h in held)
-        # The save's workers that are there, and the process that answers for each.
-        self.answers = {
+        # For each saved worker that is present, the process that contributes its arrays.
+        self.contributors = {
             r: min(p for p, h in enumerate(held) if r in h) for r in sorted(set().union(*held))
         }
 
     def run(self) -> None:
-        """Check, and assign."""
+        """Check the snapshots and assign their arrays."""
         exchange = self.exchange
-        decision, apart = self._from_the_first(lambda p: [p.about.get("decision"), p.apart])
-        exchange.keep_decision(decision if self.workers > 1 else None)
+        saved, apart = self._from_the_first(lambda s: [s.about.get("decision"), s.apart])
+        _keep_decision(exchange, saved if self.workers > 1 else None)
         expected = {e.name: e for e in entries(exchange, apart)}
         if apart and exchange.consensus is None:
             expected |= self._weights()
-        names, dropped = self._from_the_first(lambda part: self._check(part, expected))
+        names, dropped = self._from_the_first(lambda snapshot: self._check(snapshot, expected))
         self._warn(dropped)
         kept = set(names) & {"step", "skipped", *LENGTHS} if dropped else set(names)
         for entry in [entry for name, entry in expected.items() if name in kept]:
             self._assign(entry)
-        exchange.restored()
+        mark_restored(exchange)
 
-    def _from_the_first(self, answer: Callable[[Part], Any]) -> Any:
-        """Return what the first worker with a part answers; all check, and all learn of errors."""
+    def _from_the_first(self, answer: Callable[[Snapshot], Any]) -> Any:
+        """Return `answer` of the first worker with a snapshot; an error raises on all workers."""
 
         def report() -> dict[str, Any]:
-            found = [answer(part) for part in self.by_rank.values()]
+            found = [answer(snapshot) for snapshot in self.by_rank.values()]
             return {"answer": found[0] if found and self.rank == self.first else None}
 
-        return _told(self.exchange, report)[self.first]["answer"]
+        return _all_reports(self.exchange, report)[self.first]["answer"]
 
     def _weights(self) -> dict[str, Entry]:
-        """The model's weights, where each worker had its own and now there is one worker."""
+        """Return entries of the model's weights, for one worker that replaces several."""
         local = self.exchange.strategy.experimental_local_results
         names = [f"consensus/own/{i}" for i in range(len(self.exchange.weights()))]
         pairs = zip(names, self.exchange.weights(), strict=True)
@@ -140,54 +213,59 @@ class _Restoration:
 
     # ---------------------------------------------------------------------------------- checks
 
-    def _check(self, part: Part, expected: Mapping[str, Entry]) -> tuple[list[str], bool]:
-        """Check a part; return the names in it, and whether it is of another form, to be dropped.
+    def _check(self, snapshot: Snapshot, expected: Mapping[str, Entry]) -> tuple[list[str], bool]:
+        """Check a snapshot.
+
+        Returns:
+            The names of its arrays; and whether only its counters can be used, because `Auto` chose
+            other methods.
 
         Raises:
-            ValueError: for what cannot be.
+            ValueError: If it belongs to another model or method, or has invalid values.
         """
-        who = f"the part of rank {part.rank}, saved at step {part.step},"
-        one = {name: part.row(name, part.ranks.start) for name in part.arrays}
+        owner = f"the part of rank {snapshot.rank}, saved at step {snapshot.step},"
+        one = {name: snapshot.row(name, snapshot.ranks.start) for name in snapshot.arrays}
         different = sorted((set(one) ^ set(expected)) - set(LENGTHS))
-        if not self.as_many:
-            different = [name for name in different if not of_a_program(name)]
+        if not self.same_workers:
+            different = [name for name in different if not needs_several_workers(name)]
         common = [name for name in expected if name in one]
         different += [name for name in common if one[name].shape != expected[name].shape]
-        dropped = bool(different) and snapshot_checks.may_be_dropped(self.exchange)
+        dropped = bool(different) and auto_decision(self.exchange) is not None
         if different and not dropped:
-            raise snapshot_checks.AnotherState(
-                snapshot_checks.another(who, different, expected, one)
-            )
+            raise IncompatibleState(incompatible_message(owner, different, expected, one))
         if not dropped:
             for name in common:
-                for rank in part.ranks:
-                    snapshot_checks.check_array(who, name, part.row(name, rank), expected[name])
-        snapshot_checks.check_counters(who, part, self.exchange)
+                for rank in snapshot.ranks:
+                    expected[name].check(owner, snapshot.row(name, rank))
+        snapshot.check_counters(owner, self.exchange)
         return list(one), dropped
 
     def _warn(self, dropped: bool) -> None:
-        """Say, on one worker, what is lost."""
+        """Warn on the chief about state that is lost."""
         missing = sorted(set(range(self.workers // self.rows)) - set().union(*self.brought))
         if self.rank > 0:
             return
         if dropped:
-            exchange = self.exchange
-            chosen = exchange.resolved is not exchange.policy
-            reason = f"{type(exchange.policy).__name__} has chosen other methods than in"
             warnings.warn(
-                f"{reason if chosen else 'the state has another form than that of'} the run that "
-                "was saved, so the saved residuals (what was not delivered yet) are dropped.",
+                f"{type(self.exchange.policy).__name__} has chosen other methods than in the saved "
+                "run, so the saved residuals (undelivered gradients) are dropped.",
                 stacklevel=2,
             )
-        elif missing and self.exchange.workers > 1:  # one alone has come to evaluate, mostly
-            warnings.warn(snapshot_checks.missing_parts(missing, self.workers), stacklevel=2)
+        elif missing and self.exchange.workers > 1:  # a single worker mostly evaluates
+            warnings.warn(
+                f"the exchange's state was saved by {self.workers} workers, and the parts of ranks "
+                f"{shortened([str(rank) for rank in missing])} are missing: their undelivered "
+                "gradients are lost, and the other parts are used. To keep all of it, let every "
+                "worker save to its own path and load from it; see docs/saving.md.",
+                stacklevel=2,
+            )
 
     # ------------------------------------------------------------------------------ assignment
 
     def _assign(self, entry: Entry) -> None:
         copies = len(entry.copies)
         if not self.exact and (entry.kind == "own" or entry.name.startswith(_TRIAL)):
-            return  # it goes on with what the program begins with
+            return  # keeps its initial value
         if entry.kind == "shared":
             entry.assign([self._shared(entry)] * copies)
         elif self.exact:
@@ -196,52 +274,56 @@ class _Restoration:
             entry.assign([self._share(entry)] * copies)
 
     def _shared(self, entry: Entry) -> np.ndarray:
-        """What all workers have under a name."""
-        own = None if self.part is None else self.part.row(entry.name, self.part.ranks.start)
+        """Return an array that is equal on all workers."""
+        any_own = self.any_own
+        own = None if any_own is None else any_own.row(entry.name, any_own.ranks.start)
         if own is not None and all(self.brought):
             return own
         sent = own if own is not None and self.rank == self.first else None
         data = (np.zeros(entry.shape, entry.dtype) if sent is None else sent).tobytes()
-        words = np.frombuffer(data + b"\0" * (-len(data) % 4), np.int32)  # plus zeros: exact
-        received = _added_up(self.exchange, words).tobytes()[: len(data)]
+        # One worker sends its bits and the others zeros, so the integer sum is exact.
+        words = np.frombuffer(data + b"\0" * (-len(data) % 4), np.int32)
+        received = _sum_over_processes(self.exchange, words).tobytes()[: len(data)]
         return np.frombuffer(received, entry.dtype).reshape(entry.shape)
 
     def _share(self, entry: Entry) -> np.ndarray:
-        """This worker's share of a sum, or the mean."""
+        """Return this worker's share of a sum, or the mean."""
         total = np.zeros(entry.shape, np.float64)
-        for rank, process in self.answers.items():
+        for rank, process in self.contributors.items():
             if self.alike or process == self.rank:
                 total += entry.numbers(self.by_rank[rank].row(entry.name, rank))
         if not self.alike:
-            total = _added_up(self.exchange, total.astype(np.float32))
-        parts = self.exchange.workers if entry.kind == "sum" else len(self.answers)
-        return (total / parts).astype(entry.copies[0].dtype.as_numpy_dtype)
+            total = _sum_over_processes(self.exchange, total.astype(np.float32))
+        divisor = self.exchange.workers if entry.kind == "sum" else len(self.contributors)
+        return (total / divisor).astype(entry.copies[0].dtype.as_numpy_dtype)
 
 
-def _told(exchange: Any, report: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what all workers report; an error of one of them is one of all.
+def _all_reports(
+    exchange: GradientExchange, report: Callable[[], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the reports of all workers.
 
     Raises:
-        ValueError: on all workers, where one had something to object to.
+        ValueError: On all workers, if `report` raises on any of them.
     """
     try:
         own = report()
     except (ValueError, OSError, KeyError) as error:
-        own = {"error": str(error), "another": isinstance(error, snapshot_checks.AnotherState)}
+        own = {"error": str(error), "incompatible": isinstance(error, IncompatibleState)}
     what = f"restore the exchange's state at step {int(exchange.step.numpy())}"
     texts = agreement.gather_texts(exchange.strategy, what, json.dumps(own))
     reports = [json.loads(text) for text in texts]
     for rank, found in enumerate(reports):
         if "error" in found:
-            kind = snapshot_checks.AnotherState if found["another"] else ValueError
+            kind = IncompatibleState if found["incompatible"] else ValueError
             raise kind(
                 found["error"] if len(reports) == 1 else f"on worker {rank}, {found['error']}"
             )
     return reports
 
 
-def _added_up(exchange: Any, array: np.ndarray) -> np.ndarray:
-    """Return the sum over the processes of an array of each, in a collective of all of them."""
+def _sum_over_processes(exchange: GradientExchange, array: np.ndarray) -> np.ndarray:
+    """Return the sum of an array over the processes, by a collective of all workers."""
     strategy, network = exchange.strategy, exchange.network
     if collectives.worker_count(strategy) == 1:
         return array

@@ -1,4 +1,4 @@
-"""Which workers see the same directory, and what it does to all if one of them cannot write."""
+"""Finds the workers that see the same directory; a write error of one worker raises on all."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from tf_redsync.state.checkpoint_store import Store
 
 
 def leaders(strategy: tf.distribute.Strategy, store: Store, what: str) -> list[int]:
-    """For each worker, the first one that sees the same directory; all workers call it.
+    """Return, for each worker, the lowest rank that sees the same directory.
+
+    All workers must call it.
 
     Args:
-        strategy: Whose workers they are.
-        store: The directory as this worker sees it. It is made if there is none.
-        what: Why, for an agreement.
+        strategy: The strategy of the workers.
+        store: The directory as this worker sees it; created if missing.
+        what: The purpose, on which the workers must agree.
 
     Raises:
-        OSError: on all workers, if one of them cannot write there.
+        OSError: On all workers, if one of them cannot write there.
     """
     rank = collectives.worker_rank(strategy)
     job = agreement.gather_texts(strategy, what, uuid.uuid4().hex)[0]
-    failed = failure(lambda: store.leave_token(job, rank))
+    failed = os_error(lambda: store.leave_token(job, rank))
     all_failed = agreement.gather_texts(strategy, f"{what}: write", failed)
     first = min([rank, *store.tokens(job)]) if not failed else rank
     found = [int(text) for text in agreement.gather_texts(strategy, f"{what}: look", str(first))]
@@ -38,8 +40,8 @@ def leaders(strategy: tf.distribute.Strategy, store: Store, what: str) -> list[i
     return found
 
 
-def failure(action: Callable[[], Any]) -> str:
-    """Do something; return why the disk did not let it, or `""`."""
+def os_error(action: Callable[[], Any]) -> str:
+    """Call `action`; return the message of an `OSError`, or `""`."""
     try:
         action()
     except OSError as error:
@@ -47,8 +49,8 @@ def failure(action: Callable[[], Any]) -> str:
     return ""
 
 
-def by_worker(told: list[str]) -> str:
-    """What some workers have told; once if it is the same."""
-    if len(set(told)) == 1:
-        return told[0]
-    return "; ".join(f"worker {rank}: {text}" for rank, text in enumerate(told) if text)
+def by_worker(messages: list[str]) -> str:
+    """Return the workers' messages in one text, or the only one if all are equal."""
+    if len(set(messages)) == 1:
+        return messages[0]
+    return "; ".join(f"worker {rank}: {text}" for rank, text in enumerate(messages) if text)

@@ -1,6 +1,22 @@
-"""A part of a save, as `worker_state.capture` makes it, when it is read again: is it one at all?
+"""A snapshot: everything of one process that later steps of an exchange depend on, as arrays.
 
-What goes on with it is in `restoring.py`. Parts are data from files, so all of it is looked at.
+A snapshot is a flat dict from names to numeric arrays. Taking one needs no communication, so each
+worker may write its own at any time, and the chief alone may write one. `restore.py` gives the
+snapshots of a run to any number of workers.
+
+    format, rank, workers, rows   int64: version of this layout; rank of the process; number of the
+                                  exchange's workers; how many of them run in this process
+    about                         uint8, JSON: the run, the kind of each array, `Auto`'s decision
+    step, skipped, ...            counters, equal on all workers
+    warm_up_steps                 length of a warm-up of all methods; 0 while unknown
+    training_steps                length of the training, likewise; if settings are fractions of it
+    consensus/..., trial/...      state of the sync schedules that have it
+    bucket_0/residual/0, ...      states of the methods
+
+An array of kind "shared" is equal on all workers. Other arrays have one row for each worker in the
+process: several rows only if the process's replicas are workers. Kinds "sum" and "mean" are those
+of `step/state_variables.py`. An array of kind "own" is restored only on a worker of the same rank
+in a run with as many workers.
 """
 
 from __future__ import annotations
@@ -8,26 +24,200 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
+
+from tf_redsync.auto import decision
+from tf_redsync.network import collectives
+from tf_redsync.step import state_variables
+from tf_redsync.step.gradient_exchange import GradientExchange
+from tf_redsync.step.local_steps import LocalSteps
 
 FORMAT = 1
+# Absent from runs without a warm-up or fractions.
+LENGTHS = ("warm_up_steps", "training_steps")
 _SCALARS = ("format", "rank", "workers", "rows")
+# State of sync schedules that a single worker does not run.
+_OF_SCHEDULES = ("consensus/", "trial/", "skips/", "optimizer/")
+_PENDING = "/pending/"  # gradients that may be non-finite: the step that sends them is then skipped
+_SHOWN = 5  # names in a message
+
+
+class IncompatibleState(ValueError):
+    """The saved state belongs to another model or method."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-    """A part that was read, and looks like one.
+class Entry:
+    """One array of a snapshot, and the variables that it is read from and restored to.
 
     Attributes:
-        rank: Of the process that it is of.
-        workers: Number of the exchange's workers then.
-        rows: How many of them that process was.
-        about: See the module.
-        arrays: The rest, by name.
+        name: The array's name.
+        kind: `"sum"`, `"mean"`, `"shared"` or `"own"`.
+        copies: The variables in this process, one for each of its replicas or workers.
+    """
+
+    name: str
+    kind: str
+    copies: tuple[tf.Variable, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one worker's array."""
+        return tuple(self.copies[0].shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The array's dtype; dtypes unknown to files, such as bfloat16, are stored as bits."""
+        dtype = np.dtype(self.copies[0].dtype.as_numpy_dtype)
+        return dtype if dtype.kind in "biuf" else np.dtype(f"u{dtype.itemsize}")
+
+    def read(self) -> np.ndarray:
+        """Return the array: one row for each copy, or a single value if it is shared."""
+        if self.kind == "shared":
+            return np.asarray(self.copies[0].numpy()).view(self.dtype)
+        return np.stack([np.asarray(c.numpy()).view(self.dtype) for c in self.copies])
+
+    def assign(self, rows: Sequence[np.ndarray]) -> None:
+        """Set the variables.
+
+        Args:
+            rows: One array for each copy, in the dtype of `read`.
+        """
+        for copy, row in zip(self.copies, rows, strict=True):
+            copy.assign(np.asarray(row).view(copy.dtype.as_numpy_dtype))
+
+    def numbers(self, array: np.ndarray) -> np.ndarray:
+        """Return an array in the dtype of `read` as numbers of the variables' dtype."""
+        return array.view(self.copies[0].dtype.as_numpy_dtype)
+
+    def check(self, owner: str, array: np.ndarray) -> None:
+        """Check one worker's array before it is restored.
+
+        Args:
+            owner: The snapshot, for the message.
+            array: The array.
+
+        Raises:
+            ValueError: If it has another dtype, or values that are non-finite.
+        """
+        if array.dtype != self.dtype:
+            raise ValueError(
+                f"{owner} must have {self.name!r} of dtype {self.dtype}. "
+                f"Received: dtype={array.dtype}"
+            )
+        numbers = self.numbers(array)
+        if numbers.dtype.kind not in "biu" and _PENDING not in self.name:
+            bad = int(np.size(numbers) - np.isfinite(np.asarray(numbers, np.float32)).sum())
+            if bad:
+                raise ValueError(
+                    f"{owner} has {bad} non-finite values in {self.name!r}. The file is corrupted: "
+                    "load an earlier one."
+                )
+
+
+def entries(exchange: GradientExchange, apart: bool) -> list[Entry]:
+    """Return the entries of an exchange's snapshot.
+
+    Args:
+        exchange: The exchange.
+        apart: Whether each worker has its own weights at this step.
+    """
+
+    def entry(found: tuple[str, str, Any]) -> Entry:
+        name, kind, variable = found
+        return Entry(name, kind, state_variables.copies(variable, exchange.strategy))
+
+    return [entry(found) for found in _variables(exchange, apart)]
+
+
+def _variables(exchange: GradientExchange, apart: bool) -> Iterator[tuple[str, str, Any]]:
+    """Yield name, kind and variable of each entry."""
+    yield "step", "shared", exchange.step
+    yield "skipped", "shared", exchange.skipped
+    yield "skipped_in_a_row", "shared", exchange.nonfinite.in_a_row
+    for name, length in zip(LENGTHS, (exchange.warm_up, exchange.training), strict=True):
+        if length is not None:
+            yield name, "shared", length.variable
+    if exchange.schedule.own_steps:
+        for name, variable in exchange.nonfinite.here_only.items():
+            yield f"skips/{name}", "own", variable
+        for i, variable in enumerate(exchange.own_variables):
+            yield f"optimizer/{i}", "own", variable
+    consensus = exchange.consensus
+    if consensus is not None:
+        yield "consensus/steps", "shared", consensus.steps
+        yield "consensus/rounds", "shared", consensus.rounds
+        if apart:
+            for i, (agreed, own) in enumerate(zip(consensus.agreed, consensus.own, strict=True)):
+                yield f"consensus/agreed/{i}", "shared", agreed
+                yield f"consensus/own/{i}", "mean", own
+    times = getattr(exchange.schedule, "times", None)
+    if times is not None:
+        for name in ("count", "verdict", "delivered"):
+            yield f"trial/{name}", "shared", getattr(times, name)
+        yield "trial/seconds", "own", times.seconds
+    for bucket, variables in enumerate(exchange.states):
+        for name, group in variables.variables_by_name.items():
+            for i, variable in enumerate(group):
+                yield f"bucket_{bucket}/{name}/{i}", variables.kinds[name], variable
+
+
+def needs_several_workers(name: str) -> bool:
+    """Return whether an array is absent from the snapshots of a single worker."""
+    return name.startswith(_OF_SCHEDULES) or _PENDING in name
+
+
+def capture(exchange: GradientExchange) -> dict[str, np.ndarray]:
+    """Return the snapshot of this process; see `SaveableExchange.worker_state`."""
+    found = entries(exchange, exchange.apart)
+    about = {
+        "run": exchange.run,
+        "kinds": {e.name: e.kind for e in found},
+        "decision": auto_decision(exchange),
+    }
+    numbers = {
+        "format": FORMAT,
+        "rank": collectives.worker_rank(exchange.strategy),
+        "workers": exchange.workers,
+        "rows": workers_here(exchange),
+    }
+    return {
+        **{name: np.asarray(value, np.int64) for name, value in numbers.items()},
+        "about": np.frombuffer(json.dumps(about).encode(), np.uint8),
+        **{e.name: e.read() for e in found},
+    }
+
+
+def auto_decision(exchange: GradientExchange) -> dict[str, Any] | None:
+    """Return the decision of `Auto` as JSON values, or `None` if the user chose the methods."""
+    if exchange.resolved is exchange.policy:
+        return None
+    return decision.described(exchange.assignments, exchange.resolved.trial_steps)
+
+
+def workers_here(exchange: GradientExchange) -> int:
+    """Return how many of the exchange's workers run in this process."""
+    return exchange.workers // collectives.worker_count(exchange.strategy)
+
+
+# -------------------------------------------------------------------------------------- reading
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """A snapshot that was read from a file and has a valid layout.
+
+    Attributes:
+        rank: Rank of the process that took it.
+        workers: Number of the exchange's workers in that run.
+        rows: How many of them ran in that process.
+        about: The JSON object `about`.
+        arrays: All other arrays, by name.
     """
 
     rank: int
@@ -37,44 +227,44 @@ class Part:
     arrays: Mapping[str, np.ndarray]
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> Part:
-        """Read what `capture` returned.
+    def of(cls, found: Mapping[str, Any]) -> Snapshot:
+        """Validate the dict that `capture` returned.
 
         Raises:
-            ValueError: for anything else.
+            ValueError: If it is not such a dict.
         """
         missing = [n for n in (*_SCALARS, "about", "step") if n not in found]
         if missing:
             raise ValueError(
-                "`parts` must be what `worker_state` returned. Received: a part without "
-                f"{', '.join(missing)}; it has {len(found)} arrays."
+                "`parts` must be dicts that `worker_state` returned. Received: a part without "
+                f"{', '.join(missing)}, with {len(found)} arrays."
             )
         arrays = {name: _numeric(name, value) for name, value in found.items()}
         numbers = {name: _counter(name, arrays.pop(name)) for name in _SCALARS}
         if numbers.pop("format") != FORMAT:
             raise ValueError(
-                f"the part is of format {int(found['format'])}, and this version of tf_redsync "
+                f"the part has format {int(found['format'])}, and this version of tf_redsync "
                 f"reads format {FORMAT}. Load it with the version that saved it."
             )
-        part = cls(**numbers, about=_json(arrays.pop("about")), arrays=arrays)
-        part.check()
-        return part
+        snapshot = cls(**numbers, about=_json(arrays.pop("about")), arrays=arrays)
+        snapshot._check_layout()
+        return snapshot
 
-    def check(self) -> None:
-        """Check that it can be what it says it is.
+    def _check_layout(self) -> None:
+        """Check that ranks, names and rows agree with each other.
 
         Raises:
-            ValueError: if not.
+            ValueError: If they do not.
         """
         if not self.rows or not self.workers or (self.rank + 1) * self.rows > self.workers:
             raise ValueError(
-                f"the part says it is of process {self.rank}, {self.rows} of {self.workers} "
-                "workers, which cannot be."
+                f"the part's rank and workers contradict each other. Received: rank={self.rank}, "
+                f"rows={self.rows}, workers={self.workers}. Load an earlier one."
             )
         kinds = self.about.get("kinds")
         if not isinstance(kinds, dict) or set(kinds) != set(self.arrays):
             raise ValueError(
-                "the part's arrays are not those that it says it has. Received: "
+                "the part's arrays are not those that its 'about' lists. Received: "
                 f"{len(self.arrays)} arrays. Is it a mixture of two?"
             )
         for name, array in self.arrays.items():
@@ -86,26 +276,26 @@ class Part:
 
     @cached_property
     def step(self) -> int:
-        """The step at which it was saved."""
+        """The step at which it was taken."""
         return _counter("step", self.arrays["step"])
 
     @property
     def ranks(self) -> range:
-        """Of the exchange's workers that are in it."""
+        """The ranks of the exchange's workers in it."""
         return range(self.rank * self.rows, (self.rank + 1) * self.rows)
 
     @property
     def apart(self) -> bool:
-        """Whether the weights were each worker's own."""
+        """Whether each worker had its own weights."""
         return any(name.startswith("consensus/own/") for name in self.arrays)
 
     def row(self, name: str, rank: int) -> np.ndarray:
-        """Return what a worker of the exchange has under a name."""
+        """Return the array of one of the exchange's workers."""
         array = self.arrays[name]
         return array if self.about["kinds"][name] == "shared" else array[rank - self.ranks.start]
 
-    def save(self) -> dict[str, Any]:
-        """What must be equal in all parts of one save, in short."""
+    def fingerprint(self) -> dict[str, Any]:
+        """Return values that are equal in all snapshots of one save, by their description."""
         digest = hashlib.blake2b(digest_size=8)
         for name in sorted(self.arrays):
             digest.update(name.encode())
@@ -118,8 +308,36 @@ class Part:
             "run": str(self.about.get("run")),
             "workers": self.workers,
             "rows": self.rows,
-            "what all share": digest.hexdigest(),
+            "a digest of shared arrays": digest.hexdigest(),
         }
+
+    def check_counters(self, owner: str, exchange: GradientExchange) -> None:
+        """Check the ranges of counters that all workers share.
+
+        Args:
+            owner: This snapshot, for the message.
+            exchange: The exchange that they are restored to.
+
+        Raises:
+            ValueError: If a counter is out of its range.
+        """
+        counters = [n for n, a in self.arrays.items() if not a.shape and a.dtype.kind == "i"]
+        # Counters of methods may begin below 0.
+        found = {n: int(self.arrays[n]) for n in counters if not n.startswith("bucket_")}
+        bounds = {
+            "skipped_in_a_row": found.get("skipped"),
+            "trial/verdict": 2,
+            "trial/delivered": 1,
+        }
+        if isinstance(exchange.schedule, LocalSteps):
+            bounds["consensus/steps"] = exchange.schedule.most_steps
+        for name, value in found.items():
+            most = bounds.get(name)
+            if value < 0 or (most is not None and value > most):
+                raise ValueError(
+                    f"{owner} must have {name!r} from 0{'' if most is None else f' to {most}'}. "
+                    f"Received: {value}. The file is corrupted: load an earlier one."
+                )
 
 
 def _numeric(name: str, value: Any) -> np.ndarray:
@@ -141,7 +359,43 @@ def _json(array: np.ndarray) -> dict[str, Any]:
     try:
         found = json.loads(array.astype(np.uint8).tobytes().decode())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"'about' of a part must be JSON ({error}).") from error
+        raise ValueError(f"'about' of a part must be JSON. Received: {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"'about' of a part must be a JSON object. Received: {type(found)}")
     return found
+
+
+# ------------------------------------------------------------------------------------- messages
+
+
+def incompatible_message(
+    owner: str,
+    different: Sequence[str],
+    expected: Mapping[str, Entry],
+    received: Mapping[str, np.ndarray],
+) -> str:
+    """Return the message of an `IncompatibleState`.
+
+    Args:
+        owner: The snapshot.
+        different: Names of arrays that are missing, unexpected, or of another shape.
+        expected: The exchange's entries.
+        received: One worker's arrays in the snapshot.
+    """
+
+    def shapes(name: str) -> str:
+        wanted = expected[name].shape if name in expected else "nothing"
+        found = received[name].shape if name in received else "nothing"
+        return f"{name}: expected {wanted}, received {found}"
+
+    listed = shortened([shapes(name) for name in different], "; ", "; and")
+    return (
+        f"{owner} belongs to another model or method: {listed}. "
+        "Use the model and the method that were saved, or load with compile=False and compile anew."
+    )
+
+
+def shortened(words: Sequence[str], separator: str = ", ", last: str = " and") -> str:
+    """Return the first words of a list, and how many follow."""
+    more = f"{last} {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+    return separator.join(words[:_SHOWN]) + more

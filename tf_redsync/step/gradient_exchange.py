@@ -102,6 +102,7 @@ class GradientExchange(tf.Module):
             collectives.check_one_replica(self.strategy, self.network)
             self.consensus = state_variables.Consensus(weights)
         kept, number = tuple(weights), state_variables.random_number("exchange_run")
+        self.weights: Callable[[], tuple[tf.Variable, ...]]
         self.weights = lambda: kept  # a list would be tracked, but the model saves its variables
         self.run = int(state_variables.copies(number, self.strategy)[0].numpy())
         self.own_variables: tuple[tf.Variable, ...] = ()

@@ -10,7 +10,7 @@ name:
 
 If a worker is a replica, each replica has its own variables. If a worker is a host with several
 replicas, the host has one variable, on its first device, and the other devices use no memory. Both
-are saved in the same form (`state/capture.py`), so that either restores the other's files.
+are saved in the same form (`state/snapshot.py`), so that either restores the other's files.
 """
 
 from __future__ import annotations

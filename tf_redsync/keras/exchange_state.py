@@ -1,0 +1,85 @@
+"""The exchange's state in Keras's files, beside the variables of the inner optimizer.
+
+Keras saves every Keras object among an optimizer's attributes under the attribute's name: in
+`.keras`, `.weights.h5` and sharded files, with Keras 3 and tf_keras. A plain optimizer has no such
+attribute and ignores that group of the file.
+
+Public names of Keras used here: `save_own_variables(store)` and `load_own_variables(store)`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_redsync.state import restore
+
+ATTRIBUTE = "exchange_state"  # of the wrapper, and the group's name in files
+
+
+class ExchangeState:
+    """This worker's snapshot of the exchange, which Keras saves and loads.
+
+    Args:
+        exchange: Returns the exchange.
+        iterations: Returns the optimizer's step counter.
+    """
+
+    def __init__(self, exchange: Callable[[], Any], iterations: Callable[[], Any]):
+        super().__init__()
+        # Functions, because Keras walks through the attributes of the objects that it saves.
+        self._exchange, self._iterations = exchange, iterations
+
+    def save_own_variables(self, store: Any) -> None:
+        """Store the snapshot, if the exchange is built."""
+        exchange = self._exchange()
+        if exchange.built:
+            for name, array in exchange.worker_state().items():
+                store[name.replace("/", ".")] = array
+
+    def load_own_variables(self, store: Any) -> None:
+        """Restore the snapshots that the workers load; all workers must call it."""
+        exchange = self._exchange()
+        if not exchange.built:  # Keras warns about the optimizer's variables
+            return
+        restore.restore_or_warn(exchange, lambda: [p for p in [snapshot_in(store)] if p])
+        warn_if_fresh(exchange, self._iterations(), "the loaded file has")
+
+
+def snapshot_in(store: Any) -> dict[str, np.ndarray]:
+    """Return the snapshot in a store of Keras or a group of an `.h5` file; empty without one."""
+    return {name.replace(".", "/"): np.asarray(store[name]) for name in store.keys()}  # noqa: SIM118
+
+
+def class_of(base: type) -> type[ExchangeState]:
+    """Return the class for an optimizer family.
+
+    Args:
+        base: The smallest class of the family whose objects Keras saves: its `Loss`.
+    """
+    return type("ExchangeState", (ExchangeState, base), {})
+
+
+def warn_if_fresh(exchange: Any, iterations: Any, source: str) -> None:
+    """Warn once if the optimizer's iterations were restored and the exchange's state was not.
+
+    Args:
+        exchange: The exchange.
+        iterations: The optimizer's step counter.
+        source: Subject and verb of the warning: where the state is missing.
+    """
+    begun = int(tf.convert_to_tensor(iterations))
+    if not exchange.fresh or not begun or exchange.workers == 1 or int(exchange.step.numpy()):
+        return
+    exchange.fresh = False
+    warnings.warn(
+        f"the optimizer resumes at iteration {begun}, but {source} no state of the exchange: "
+        "undelivered gradients are lost, and methods start from their initial state. Load a file "
+        "that was saved with the DistributedOptimizer (docs/saving.md), or ignore this for weights "
+        "from elsewhere.",
+        stacklevel=2,
+    )
