@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,8 @@ def define(
         "Directory for tf_redsync.callbacks.CompressionMetrics and tf-redsync report.",
         flag_values=values,
     )
-    flags.register_multi_flags_validator(_NAMES, _check, flag_values=values)
+    register: Callable[..., None] = flags.register_multi_flags_validator  # untyped
+    register(_NAMES, _check, flag_values=values)
 
 
 def exchange(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:

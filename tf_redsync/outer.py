@@ -143,7 +143,9 @@ class SGD(Outer):
         return ("momentum",) if self.momentum else ()
 
     @override
-    def step(self, changes, slots, rounds):
+    def step(
+        self, changes: list[tf.Tensor], slots: Slots, rounds: tf.Tensor
+    ) -> tuple[list[tf.Tensor], Slots]:
         eta = self.rate(rounds)
         if not self.momentum:
             return [eta * d for d in changes], {}
@@ -202,7 +204,9 @@ class Adam(Outer):
         return ("momentum", "velocity")
 
     @override
-    def step(self, changes, slots, rounds):
+    def step(
+        self, changes: list[tf.Tensor], slots: Slots, rounds: tf.Tensor
+    ) -> tuple[list[tf.Tensor], Slots]:
         t = tf.cast(rounds + 1, tf.float32)
         first, second = 1.0 - self.beta_1**t, 1.0 - self.beta_2**t
         m = [

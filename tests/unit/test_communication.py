@@ -85,7 +85,7 @@ def test_what_is_taken(asked, gpus, taken, caplog):
     ("asked", "gpus", "text"),
     [
         (NCCL, [[], []], "the workers have no GPUs. Received: implementation=NCCL"),
-        (NCCL, [["a"], ["b"], ["a"]], "workers 0, 2 share a GPU.*Leave it out"),
+        (NCCL, [["a"], ["b"], ["a"]], "workers 0, 2 share a GPU.*RING"),
         (AUTO, [["a"], []], "same number of GPUs.*worker 0: 1, worker 1: 0.*CUDA_VISIBLE_DEVICES"),
         (RING, [["a"], ["b", "c"]], "worker 0: 1, worker 1: 2"),
     ],

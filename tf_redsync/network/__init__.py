@@ -1,5 +1,5 @@
-"""Collectives over `tf.distribute`: they answer the requests that methods yield.
+"""Collectives over `tf.distribute`, which answer the requests that methods yield.
 
-The modules here use private names of TensorFlow: launchers, instance keys, groups, tokens and the
-transport (NCCL or gRPC). Nothing here knows a method, a bucket or a Keras object.
+The modules here use private names of TensorFlow: launchers, instance keys, groups, ordering tokens
+and the transport (NCCL or gRPC). They do not depend on methods, buckets or Keras.
 """

@@ -1,13 +1,12 @@
-"""The network: requests answered by `tf.distribute`, and facts about the cluster.
+"""Networks that answer requests by `tf.distribute`, and queries about a strategy's workers.
 
-It uses private names of TensorFlow, which buy:
+Reasons for the private names of TensorFlow:
 
-* the strategy's replica launcher issues an all-gather as *one* collective; the public
-  `ReplicaContext.all_gather` first gathers shapes and then padded values;
-* a collective keeps its instance key from step to step (`KeysOfLauncher`);
-* launchers of their own let hosts, with one of the devices of each, and pairs of workers form
-  groups;
-* a variable on one device can be made in the scope of a strategy with several.
+* The strategy's replica launcher issues an all-gather as *one* collective. The public
+  `ReplicaContext.all_gather` gathers shapes first and padded values second.
+* A collective keeps its instance key from step to step (`KeysOfLauncher`).
+* Additional launchers form groups of hosts, with one device each, and of pairs of workers.
+* A variable on one device can be created in the scope of a strategy with several.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from tensorflow.python.ops import control_flow_util as _control_flow_util
 from tensorflow.python.ops import resource_variable_ops as _resource_variable_ops
 from typing_extensions import override
 
+from tf_redsync.exchange.driver import Network
 from tf_redsync.network import groups, transport
 from tf_redsync.ops import wire
 from tf_redsync.ops.wire import as_row, moved
@@ -40,17 +40,17 @@ _COLLECTIVES = {
     "reduce": _collective_ops.all_reduce_v2,
     "all to all": _collective_ops.all_to_all_v2,
 }
-_STRATEGY_KEYS = 100  # group keys of a strategy; it takes some for its devices and hosts
+_STRATEGY_KEYS = 100  # group keys reserved for a strategy, for its devices and hosts
 _strategies = itertools.count(1)
-_TOKENS = 256  # Collectives in a function beyond so many share their tokens.
+_TOKENS = 256  # a function with more collectives uses tokens several times
 
 
-# A variable as a strategy makes it for one device; `tf.Variable` in its scope is one for each.
+# A variable on one device. `tf.Variable` in the scope of a strategy has a copy on each device.
 OneDeviceVariable = _resource_variable_ops.ResourceVariable
 
 
 class Alone:
-    """One worker: nothing crosses the network."""
+    """The network of a single worker, which sends nothing."""
 
     workers = 1
     in_branches = True
@@ -73,18 +73,18 @@ class Alone:
         return messages
 
     def pair_gather(self, message: tf.Tensor, distance: int) -> tf.Tensor:
-        """Return `message` and that of a missing partner."""
+        """Return `message` and the placeholder of a missing partner."""
         del distance
         return tf.stack([message, wire.absent(message)])
 
 
 class PublicCollectives:
-    """Collectives through the public replica context; works with every mirrored strategy.
+    """Collectives of the public replica context, for every mirrored strategy.
 
     Attributes:
         workers: Number of replicas.
-        in_branches: Whether they may stand in a branch of a conditional. The public ones
-            synchronise the replicas' threads, which a branch forbids.
+        in_branches: Whether collectives may stand in a branch of a conditional. Public collectives
+            may not, because they synchronize the threads of the replicas.
         checked: Whether messages carry checksums.
     """
 
@@ -95,7 +95,7 @@ class PublicCollectives:
         self.workers = workers
 
     def rank(self) -> tf.Tensor:
-        """Return the replica's number, which is the row of its messages in what is gathered."""
+        """Return the replica's number, which is the row of its messages after a gather."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         return tf.convert_to_tensor(replica, tf.int32)
 
@@ -111,22 +111,22 @@ class PublicCollectives:
         )
 
     def all_to_all(self, messages: tf.Tensor) -> tf.Tensor:
-        """Send row r of `[workers, words]` to replica r, by gathering everything."""
-        everything = self.all_gather(tf.reshape(messages, [-1]))
-        table = tf.reshape(everything, [self.workers, self.workers, -1])  # [from, to, words]
+        """Send row r of `[workers, words]` to replica r, by gathering all rows."""
+        rows = self.all_gather(tf.reshape(messages, [-1]))
+        table = tf.reshape(rows, [self.workers, self.workers, -1])  # [from, to, words]
         return tf.gather(table, self.rank(), axis=1)
 
     def pair_gather(self, message: tf.Tensor, distance: int) -> tf.Tensor:
-        """Gather `[words]` of both partners into `[2, words]`, by gathering everything."""
+        """Gather `[words]` of both partners into `[2, words]`, by gathering all messages."""
         rows = tf.concat([self.all_gather(message), wire.absent(message)[tf.newaxis]], axis=0)
         lower = tf.bitwise.bitwise_and(self.rank(), ~distance)
         return tf.gather(rows, tf.minimum(tf.stack([lower, lower + distance]), self.workers))
 
 
 class DirectCollectives(PublicCollectives):
-    """`MultiWorkerMirroredStrategy`: an all-gather or all-to-all is one round.
+    """Single-round collectives for `MultiWorkerMirroredStrategy` with one replica per process.
 
-    So is a pair's: the partners are a group of two, whoever the strategy's other workers are.
+    A pair of workers forms a group of its own, so its gather is one round, too.
     """
 
     in_branches = True
@@ -140,15 +140,15 @@ class DirectCollectives(PublicCollectives):
         self._purpose = new_purpose(strategy)
         keep_keys(strategy)
         launchers = strategy.extended._cross_device_ops._launchers
-        self._launcher = launchers[0]  # one replica a process, see `has_launchers`
+        self._launcher = launchers[0]  # of the only replica, see `has_launchers`
         self._by_nccl = transport.by_nccl(self._launcher._options, self._launcher._device)
-        self._pairs: dict[int, Any] = {}  # launchers, by the distance of the partner
+        self._pairs: dict[int, Any] = {}  # launchers, by the partner's distance
         self._tokens: list[tf.Variable] = []  # see `_own_token`
         self._calls = itertools.count()
 
     @override
     def all_gather(self, message: tf.Tensor) -> tf.Tensor:
-        """Gather `[words]` from every worker into `[workers, words]`, one collective."""
+        """Gather `[words]` from every worker into `[workers, words]` by one collective."""
         gathered = self._launch("gather", as_row(message))
         shape = [self.workers, message.shape[0]]
         rows = moved(lambda g: tf.ensure_shape(g, shape), gathered)
@@ -156,7 +156,7 @@ class DirectCollectives(PublicCollectives):
 
     @override
     def all_to_all(self, messages: tf.Tensor) -> tf.Tensor:
-        """Send row r of `[workers, words]` to worker r, one collective."""
+        """Send row r of `[workers, words]` to worker r by one collective."""
         sent = moved(self._order.for_tensorflow, messages)
         return moved(self._order.by_rank, self._launch("all to all", sent))
 
@@ -171,7 +171,7 @@ class DirectCollectives(PublicCollectives):
 
     @override
     def pair_gather(self, message: tf.Tensor, distance: int) -> tf.Tensor:
-        """Gather `[words]` of both partners into `[2, words]`, one collective of the two."""
+        """Gather `[words]` of both partners into `[2, words]` by one collective of the pair."""
         if self._own_rank ^ distance >= self.workers:
             return moved(lambda *pair: tf.stack(pair), message, wire.absent(message))
         if distance not in self._pairs:
@@ -184,11 +184,11 @@ class DirectCollectives(PublicCollectives):
         shape = 2, message.shape[0]
         return moved(lambda g: order.by_rank(tf.ensure_shape(g, shape)), gathered)
 
-    def _launch(self, kind: str, value: tf.Tensor, launcher=None) -> tf.Tensor:
+    def _launch(self, kind: str, value: tf.Tensor, launcher: Any = None) -> tf.Tensor:
         launcher = launcher or self._launcher
         described = None if tf.executing_eagerly() else _description(kind, value, self._purpose)
         key = _lasting_key(launcher, described) if described else launcher._next_instance_key()
-        # NCCL wants one order, which the token gives; over gRPC a chain would only make some wait.
+        # NCCL needs one order, which the token enforces. Over gRPC it would only delay collectives.
         by_nccl, device = self._by_nccl, launcher._device
         token = launcher._get_ordering_token() if by_nccl else self._own_token(device)
         with tf.device(device):
@@ -203,9 +203,9 @@ class DirectCollectives(PublicCollectives):
             )
 
     def _own_token(self, device: str) -> tf.Tensor:
-        """Return a token that hardly any other collective has.
+        """Return a token that at most few other collectives of this function use.
 
-        A collective without a token is put after the one before, as any stateful operation is.
+        Without a token, a collective is a stateful operation and waits for the previous one.
         """
         number = next(self._calls) % _TOKENS
         if number == len(self._tokens):
@@ -215,9 +215,9 @@ class DirectCollectives(PublicCollectives):
 
 
 class HostCollectives(DirectCollectives):
-    """Collectives between hosts with several replicas each, from the first device of every host.
+    """Collectives between the first devices of hosts with several replicas each.
 
-    They need no replica context: `step/workers.py` calls them where a host's replicas have met.
+    They need no replica context: `step/workers.py` calls them in a `merge_call` of the replicas.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
@@ -227,16 +227,16 @@ class HostCollectives(DirectCollectives):
 
     @override
     def rank(self) -> tf.Tensor:
-        """Return the host's number, which is the row of its messages in what is gathered."""
+        """Return the host's number, which is the row of its messages after a gather."""
         return tf.constant(self._own_rank)
 
 
-def for_strategy(strategy: tf.distribute.Strategy, direct: bool = True):
+def for_strategy(strategy: tf.distribute.Strategy, direct: bool = True) -> Network:
     """Return the network of `strategy`.
 
     Args:
         strategy: The strategy in whose scope the optimizer was built.
-        direct: Allow the single-round collectives; `False` forces the public ones.
+        direct: Allow single-round collectives; `False` forces the public ones.
     """
     workers = strategy.num_replicas_in_sync
     if workers == 1:
@@ -248,10 +248,10 @@ def for_strategy(strategy: tf.distribute.Strategy, direct: bool = True):
 
 
 def check_supported(strategy: tf.distribute.Strategy) -> None:
-    """Check that gradients of `strategy` are exchanged by collectives between its replicas.
+    """Check that `strategy` exchanges gradients by collectives between its replicas.
 
     Raises:
-        ValueError: for parameter servers, TPUs and other strategies.
+        ValueError: If it does not, as for parameter servers and TPUs.
     """
     default = not tf.distribute.has_strategy()
     supported = (
@@ -268,11 +268,11 @@ def check_supported(strategy: tf.distribute.Strategy) -> None:
 
 
 def has_launchers(strategy: tf.distribute.Strategy) -> bool:
-    """Whether the strategy offers what the single-round collectives need.
+    """Return whether the strategy supports single-round collectives.
 
-    One replica in this process: several are traced, or run eagerly, one after the other, and what
-    the second one sends may wait for what the first one does with its answer. The public
-    collectives let all replicas of a process send before any of them goes on.
+    They need exactly one replica per process. Several replicas are traced, or run eagerly, one
+    after another, so the second replica's message may depend on the first one's answer: a deadlock.
+    Public collectives let all replicas of a process send first.
     """
     ops = getattr(strategy.extended, "_cross_device_ops", None)
     if not isinstance(ops, _cross_device_ops.CollectiveAllReduce):
@@ -282,75 +282,75 @@ def has_launchers(strategy: tf.distribute.Strategy) -> bool:
     return len(launchers) == 1 and all(hasattr(launchers[0], name) for name in needed)
 
 
-def check_one_replica(strategy: tf.distribute.Strategy, network) -> None:
+def check_one_replica(strategy: tf.distribute.Strategy, network: Network) -> None:
     """Check that every process has one replica, and that collectives may stand in branches.
 
     Raises:
-        ValueError: otherwise.
+        ValueError: If not.
     """
     if not network.in_branches or local_replicas(strategy) > 1:
         raise ValueError(
-            "a method with local steps, a delay or points of its own needs one replica in every "
+            "a method with local steps, a delay or points per worker needs one replica in every "
             "process, MultiWorkerMirroredStrategy and direct_collectives=True. Received: strategy="
             f"{type(strategy).__name__} with {type(network).__name__}. Start one process a device."
         )
 
 
 def counts_steps(strategy: tf.distribute.Strategy) -> bool:
-    """Whether the strategy is ours, which counts every step that is run; also while it is made."""
+    """Return whether `strategy` is that of tf_redsync, which counts the steps that run."""
     return hasattr(strategy, "average_statistics")
 
 
-def average_statistics_when(strategy: tf.distribute.Strategy, due) -> None:
-    """Let our strategy average BatchNormalization's statistics after this step if `due()`."""
+def average_statistics_when(strategy: tf.distribute.Strategy, due: Callable[[], tf.Tensor]) -> None:
+    """Average BatchNormalization's statistics after this step if `due()`, under our strategy."""
     if hasattr(strategy, "statistics_due"):
         strategy.statistics_due = due
 
 
 def average_statistics(strategy: tf.distribute.Strategy) -> None:
-    """Let our strategy average BatchNormalization's statistics now."""
+    """Average BatchNormalization's statistics now, under our strategy."""
     if hasattr(strategy, "average_statistics"):
         strategy.average_statistics()
 
 
 def worker_count(strategy: tf.distribute.Strategy) -> int:
-    """Number of worker processes of `strategy`."""
+    """Return the number of worker processes of `strategy`."""
     return getattr(strategy.extended, "_num_workers", 1)
 
 
 def local_replicas(strategy: tf.distribute.Strategy) -> int:
-    """Number of replicas in this process; the same in every one, as TensorFlow wants it."""
+    """Return the number of replicas in this process; it is the same in all processes."""
     return strategy.num_replicas_in_sync // worker_count(strategy)
 
 
 def worker_rank(strategy: tf.distribute.Strategy) -> int:
-    """This process's position among the workers; the chief is 0."""
+    """Return this process's rank among the workers; the chief has rank 0."""
     return getattr(strategy.extended, "_id_in_cluster", 0)
 
 
 def compiling_with_xla() -> bool:
-    """Whether the function being traced is compiled by XLA, which has no collectives here."""
+    """Return whether XLA compiles the function being traced; it has no collectives on CPUs."""
     graph = tf.compat.v1.get_default_graph()
     return bool(_control_flow_util.GraphOrParentsInXlaContext(graph))
 
 
 def inside_branch() -> bool:
-    """Whether the function being traced is a branch of a conditional."""
+    """Return whether the function being traced is a branch of a conditional."""
     graph = tf.compat.v1.get_default_graph()
     return not tf.executing_eagerly() and type(graph).__name__ == "CondBranchFuncGraph"
 
 
-def with_python_function(function: Any, python_function: Callable) -> Any:
-    """Return a `tf.function` of another Python function, with the options of `function`."""
+def with_python_function(function: Any, python_function: Callable[..., Any]) -> Any:
+    """Return a `tf.function` of `python_function` with the options of `function`."""
     return function._clone(python_function=python_function)
 
 
 def when_saved(value: Callable[[], tf.Tensor], variable: tf.Variable) -> Any:
-    """Return, for a checkpoint, a tensor that is made when the checkpoint is written.
+    """Return an entry of a checkpoint whose tensor is computed when the checkpoint is written.
 
     Args:
-        value: Makes it.
-        variable: One of its dtype and device.
+        value: Computes the tensor.
+        variable: A variable of its dtype, on its device.
     """
     return _tensor_callable.Callable(value, dtype=variable.dtype, device=variable.device)
 
@@ -359,12 +359,13 @@ def when_saved(value: Callable[[], tf.Tensor], variable: tf.Variable) -> Any:
 
 
 def separate_keys(strategy: tf.distribute.Strategy) -> int:
-    """Give a strategy that is about to be made group keys that no other one has.
+    """Reserve unique group keys for a strategy that is being created.
 
-    TensorFlow remembers what a key stands for, so collectives of two strategies must not share any.
+    TensorFlow remembers the group of each key, so two strategies must not share keys.
 
     Returns:
-        The strategy's number in this process, from 1; workers must make strategies in one order.
+        The strategy's number in this process, from 1. All workers must create strategies in the
+        same order.
     """
     number = next(_strategies)
     strategy._collective_key_base = _STRATEGY_KEYS * number
@@ -372,9 +373,9 @@ def separate_keys(strategy: tf.distribute.Strategy) -> int:
 
 
 def keep_keys(strategy: tf.distribute.Strategy) -> None:
-    """Let what a step does have the same keys in every step; a second call does nothing.
+    """Keep the instance keys of a strategy's collectives from step to step; idempotent.
 
-    So collectives may also stand in a function that is called in a loop; see `KeysOfLauncher`.
+    This also allows collectives in a function that is called in a loop; see `KeysOfLauncher`.
     """
     extended = strategy.extended
     for ops in (extended._cross_device_ops, extended._host_cross_device_ops):
@@ -382,43 +383,43 @@ def keep_keys(strategy: tf.distribute.Strategy) -> None:
             keys_of(launcher)
 
 
-def keys_of(launcher) -> KeysOfLauncher:
-    """Return what numbers the collectives of a launcher, which is made at the first call."""
+def keys_of(launcher: Any) -> KeysOfLauncher:
+    """Return the instance keys of a launcher; the first call replaces those of TensorFlow."""
     if not isinstance(launcher._next_instance_key, KeysOfLauncher):
         launcher._next_instance_key = KeysOfLauncher(launcher)
     return launcher._next_instance_key
 
 
 class KeysOfLauncher:
-    """`_next_instance_key` of one launcher: in a function, a collective keeps its key.
+    """Replaces `_next_instance_key` of a launcher: a collective in a function keeps its key.
 
-    TensorFlow gives a collective a new key at each call, through a placeholder of the outermost
-    function. It remembers 1.6 KB of every key for ever, asks the group's leader about each, and
-    loses the placeholder on the way into a function that is called in a loop, where Keras 3 has its
-    step for `steps_per_execution > 1`.
+    TensorFlow gives a collective a new key at each call, by a placeholder of the outermost
+    function. It keeps 1.6 KB for every key forever and asks the group's leader about each. It also
+    loses the placeholder in a function that is called in a loop, such as the training step of
+    Keras 3 with `steps_per_execution > 1`.
 
-    A key that stays must not depend on which worker traces a function how often, so it follows from
-    what the collective is: its group, for whom it is, its kind, dtype and shape, the name of its
-    function, and how many of the same stand before it there. Two collectives with one key are never
-    under way at a time: functions that have some for the same purpose share resources, and
-    TensorFlow runs them one after the other.
+    A constant key must not depend on how often a worker traces a function. So it is a hash of the
+    collective's group, purpose, kind, dtype and shape, the name of its function, and the number of
+    equal collectives before it in that function. Two collectives with the same key never run at the
+    same time: functions with collectives of one purpose share resources, so TensorFlow runs them
+    one after another.
     """
 
-    def __init__(self, launcher):
+    def __init__(self, launcher: Any):
         self._launcher = launcher
-        self._new_key_each_call = launcher._next_instance_key
-        self._described: tuple[Any, ...] | None = None  # of the collective to come
+        self._new_key_each_call: Callable[[], Any] = launcher._next_instance_key
+        self._described: tuple[Any, ...] | None = None  # the next collective
         launcher.all_reduce = self._describing("reduce", launcher.all_reduce)
         launcher._all_gather = self._describing("gather", launcher._all_gather)
 
     @contextmanager
     def described(self, kind: str, value: tf.Tensor, purpose: int = 0) -> Iterator[None]:
-        """Within this context, the next key is for a collective of that kind on `value`.
+        """Within this context, the next key is that of the described collective.
 
         Args:
-            kind: Of the collective.
-            value: What this worker gives to it.
-            purpose: Whose it is; see `new_purpose`.
+            kind: The kind of collective.
+            value: This worker's input.
+            purpose: The collective's user; see `new_purpose`.
         """
         self._described = _description(kind, value, purpose)
         try:
@@ -428,54 +429,52 @@ class KeysOfLauncher:
 
     def _describing(self, kind: str, launch: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         @functools.wraps(launch)
-        def described_launch(input_tensor, *args, **kwargs):
+        def described_launch(input_tensor: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
             value = tf.convert_to_tensor(input_tensor)
             with self.described(kind, value):
                 return launch(value, *args, **kwargs)
 
         return described_launch
 
-    def __call__(self):
-        """Return the key of the next collective."""
+    def __call__(self) -> Any:
+        """Return the key of the next collective, an integer or a tensor."""
         launcher = self._launcher
         if tf.executing_eagerly():
             return self._new_key_each_call()
         if self._described is not None:
             return _lasting_key(launcher, self._described)
-        if _called_in_control_flow():  # traced once there, at the same point on all workers
+        if _called_in_control_flow():  # traced once, at the same point on all workers
             return launcher._collective_keys.get_instance_key(launcher._group_key, launcher._device)
         return self._new_key_each_call()
 
 
 def new_purpose(strategy: tf.distribute.Strategy) -> int:
-    """Return a number for a user of collectives; workers must ask in the same order."""
+    """Return a number for a user of collectives; all workers must call it in the same order."""
     extended = strategy.extended
-    first = 10 * getattr(
-        strategy, "_collective_key_base", 0
-    )  # of our groups' keys, see `groups.py`
+    first = 10 * getattr(strategy, "_collective_key_base", 0)  # see `groups.py`
     extended.collective_purposes = getattr(extended, "collective_purposes", first) + 1
     return extended.collective_purposes
 
 
 def _description(kind: str, value: tf.Tensor, purpose: int) -> tuple[Any, ...] | None:
-    """What a collective is, apart from its group and function; `None` for a dynamic shape."""
+    """Return a collective's purpose, kind, dtype and shape; `None` if its shape is dynamic."""
     if not value.shape.is_fully_defined():
         return None
     return purpose, kind, value.dtype.name, tuple(value.shape)
 
 
-# How many collectives of a description a function has: by function and device.
-_seen: weakref.WeakKeyDictionary[Any, collections.Counter] = weakref.WeakKeyDictionary()
-_lasting: dict[int, tuple[Any, ...]] = {}  # what a key is for
+# By function, the number of its collectives by device and description.
+_seen: weakref.WeakKeyDictionary[Any, collections.Counter[Any]] = weakref.WeakKeyDictionary()
+_lasting: dict[int, tuple[Any, ...]] = {}  # the collective of each key
 
 
 def _lasting_key(launcher: Any, description: tuple[Any, ...]) -> int:
-    """Return the key of one more collective in the function that is being traced.
+    """Return a constant key for the next collective in the function being traced.
 
     TensorFlow counts its keys up from 100; these are above 2^30.
 
     Args:
-        launcher: Of the collective.
+        launcher: The collective's launcher.
         description: Its purpose, kind, dtype and shape.
     """
     function = _function_being_traced()
@@ -490,15 +489,15 @@ def _lasting_key(launcher: Any, description: tuple[Any, ...]) -> int:
 
 
 def _same_key(first: Any, second: Any) -> RuntimeError:
-    """Once in 10^6 programs of 50 collectives."""
+    """Return the error for a hash collision, expected in one of 10^6 programs of 50 collectives."""
     return RuntimeError(
-        f"two collectives have one key: {first} and {second}. Give the function that is named "
-        "there another name."
+        f"two collectives must not have the same key. Received: {first} and {second}. Rename the "
+        "function in one of them."
     )
 
 
 def _function_being_traced() -> Any:
-    """Return the graph of the innermost function, of which branches and loops are parts."""
+    """Return the graph of the innermost function, outside of its branches and loops."""
     graph = tf.compat.v1.get_default_graph()
     while getattr(graph, "is_control_flow_graph", False):
         graph = graph.outer_graph
@@ -506,7 +505,7 @@ def _function_being_traced() -> Any:
 
 
 def _called_in_control_flow() -> bool:
-    """Whether the function being traced is called from a loop or a branch."""
+    """Return whether the function being traced is called from a loop or a branch."""
     graph = tf.compat.v1.get_default_graph()
     while getattr(graph, "is_control_flow_graph", False):
         graph = graph.outer_graph

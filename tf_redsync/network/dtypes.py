@@ -1,8 +1,8 @@
-"""Sums and gathers of dtypes that TensorFlow's collectives do not take.
+"""Sums and gathers of dtypes that TensorFlow's collectives do not support.
 
-`CollectiveReduceV2` and `CollectiveGatherV2` know float16, float32, float64, int32 and int64, and
-the first one bfloat16. Other integers are summed in a wider one, and gathered in one that keeps
-their bits, in which first values of variables travel as well.
+`CollectiveReduceV2` and `CollectiveGatherV2` support float16, float32, float64, int32 and int64;
+the former also supports bfloat16. Other dtypes are cast: to a wider integer for sums, and to a
+dtype that represents all their values for gathers and for broadcasts of initial values.
 
 Private name of TensorFlow used here: `_get_variable_creator_initial_value` of `extended`.
 """
@@ -21,7 +21,7 @@ _WIDER = {
     tf.int16: tf.int64,
     tf.uint16: tf.int64,
     tf.uint32: tf.int64,
-    tf.uint64: tf.int64,  # modulo 2^64, as int64 itself
+    tf.uint64: tf.int64,  # modulo 2^64, like sums of int64
 }
 _CARRIED = {
     **dict.fromkeys((tf.bool, tf.uint8, tf.int8, tf.int16, tf.uint16), tf.int32),
@@ -35,17 +35,17 @@ Map = Callable[[Callable[[Any], Any], Any], Any]  # calls a function on every re
 
 
 def summed(reduce_one: Callable[[Any], Any], on_replicas: Map, value: Any, part: Any) -> Any:
-    """Return `reduce_one(value)`, by way of another dtype where it needs one.
+    """Return `reduce_one(value)`, computed in another dtype if necessary.
 
     Args:
         reduce_one: Sums or averages over the replicas.
         on_replicas: Calls a function with each replica's part of a value.
-        value: What all replicas have.
-        part: What the first replica of this process has.
+        value: The value of all replicas.
+        part: The value of this process's first replica.
 
     Raises:
-        TypeError: for what has no sum: strings, bools, ragged and sparse tensors.
-        tf.errors.InvalidArgumentError: for a sum of integers that its dtype does not hold.
+        TypeError: For strings, bools, and ragged and sparse tensors.
+        tf.errors.InvalidArgumentError: If a sum of integers overflows its dtype.
     """
     dtype = getattr(part, "dtype", None)
     composite = isinstance(part, _COMPOSITE)
@@ -56,7 +56,7 @@ def summed(reduce_one: Callable[[Any], Any], on_replicas: Map, value: Any, part:
     if composite or dtype not in _WIDER or not tf.is_tensor(part):
         kind = type(part).__name__ if composite else tf.as_dtype(dtype).name
         raise TypeError(
-            "`strategy.reduce` needs numbers that can be added up over the workers. Received: a "
+            "`strategy.reduce` needs dense numbers to sum over the workers. Received: a "
             f"value of {kind}. Cast it to int32 or float32, make it dense, or use `gather`."
         )
     wide = on_replicas(lambda v: tf.cast(v, _WIDER[dtype]), value)
@@ -67,14 +67,14 @@ def summed(reduce_one: Callable[[Any], Any], on_replicas: Map, value: Any, part:
 def _narrowed(total: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     if dtype != tf.uint64:
         fits = tf.reduce_all((total >= dtype.min) & (total <= dtype.max))
-        told = f"the sum over the workers does not fit into {dtype.name}: cast to int64 before"
+        told = f"the sum over the workers overflows {dtype.name}: cast to int64 before"
         with tf.control_dependencies([tf.debugging.Assert(fits, [told])]):
             total = tf.identity(total)
     return tf.cast(total, dtype)
 
 
 def gathered(gather: Callable[[Any], tf.Tensor], on_replicas: Map, value: Any, part: Any) -> Any:
-    """Return `gather(value)`, by way of another dtype where it needs one; see `summed`."""
+    """Return `gather(value)`, computed in another dtype if necessary; see `summed`."""
     dtype = getattr(part, "dtype", None)
     if dtype == tf.string and tf.is_tensor(part) and not isinstance(part, _COMPOSITE):
         return _gathered_strings(gather, on_replicas, value)
@@ -84,12 +84,14 @@ def gathered(gather: Callable[[Any], tf.Tensor], on_replicas: Map, value: Any, p
     return tf.cast(gather(carried), dtype)
 
 
-def _gathered_strings(gather, on_replicas, value) -> tf.Tensor:
-    """Gather lengths, then bytes, of which all strings get as many as the longest one has."""
+def _gathered_strings(
+    gather: Callable[[Any], tf.Tensor], on_replicas: Map, value: Any
+) -> tf.Tensor:
+    """Gather the lengths of strings, then their bytes, padded to the longest string."""
     lengths = gather(on_replicas(tf.strings.length, value))
     longest = tf.maximum(tf.reduce_max(lengths), 1)
 
-    def codes(texts):
+    def codes(texts: tf.Tensor) -> tf.Tensor:
         return tf.cast(tf.io.decode_raw(texts, tf.uint8, fixed_length=longest), tf.int32)
 
     letters = tf.constant([bytes([i]) for i in range(256)])
@@ -98,18 +100,18 @@ def _gathered_strings(gather, on_replicas, value) -> tf.Tensor:
 
 
 def allow_all(strategy: tf.distribute.Strategy) -> None:
-    """Let variables have dtypes that TensorFlow cannot broadcast, as bfloat16.
+    """Support variables of dtypes that TensorFlow cannot broadcast, such as bfloat16.
 
-    Their first values travel as numbers of a dtype that holds all of them.
+    Their initial values are broadcast in a dtype that represents all of them.
     """
     extended = strategy.extended
     initial_value_of = extended._get_variable_creator_initial_value
 
-    def through_carrier(replica_id, device, primary_var, **kwargs):
+    def through_carrier(replica_id: int, device: Any, primary_var: Any, **kwargs: Any) -> Any:
         if replica_id > 0:
             return initial_value_of(replica_id, device, primary_var, **kwargs)
 
-        def initial_value():
+        def initial_value() -> tf.Tensor:
             value = kwargs["initial_value"]
             value = value() if callable(value) else value
             value = getattr(value, "wrapped_value", value)  # of a checkpoint

@@ -1,18 +1,19 @@
-"""Groups of workers with collectives of their own, hosts and pairs, and the order of members.
+"""Groups of hosts and of pairs of workers for collectives, and the order of a group's members.
 
-TensorFlow tells groups apart by a number, the group key, and the collectives of a group by another
-one, the instance key. It counts the keys of its strategies' groups up from 1, and takes two groups
-with one key for one, so those here begin far from there.
+TensorFlow identifies a group by its group key, and the collectives of a group by their instance
+keys. It counts the group keys of its strategies up from 1 and would merge groups with the same key,
+so the keys of these groups start far above.
 
-Inside of a group it numbers the members itself: tasks by the text of their names, where "task:10"
-comes before "task:2", and the GPUs of a task along their fastest links. `Order` translates, and
-TensorFlow's own gathers can be put into the order of the ranks.
+Within a group TensorFlow orders the members itself: tasks by their names as text, so that "task:10"
+precedes "task:2", and the GPUs of a task along their fastest links. `Order` converts rows between
+this order and that of the ranks, also for TensorFlow's own gathers.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute import cross_device_utils as _cross_device_utils
@@ -22,16 +23,16 @@ from tf_redsync.network import transport
 
 _HOSTS = 1_000_003
 _PAIRS = 2_000_003
-_MAX_RANKS = 2**20  # so that every pair has a key of its own
+_MAX_RANKS = 2**20  # keeps the keys of pairs distinct
 
 
 class Order:
-    """Which row of a collective's input or output is which member's.
+    """Converts rows between the order of the ranks and TensorFlow's order of the members.
 
-    Where TensorFlow's order is that of the ranks, nothing is done to the rows.
+    It returns rows unchanged if both orders are equal.
 
     Args:
-        keys: By rank, what TensorFlow sorts the members by.
+        keys: By rank, the keys by which TensorFlow sorts the members.
     """
 
     def __init__(self, keys: Sequence[str] | Sequence[int]):
@@ -40,29 +41,29 @@ class Order:
 
     @property
     def is_that_of_ranks(self) -> bool:
-        """Whether row r is rank r's."""
+        """Whether row r belongs to rank r."""
         return self._ranks == list(range(len(self._ranks)))
 
     def by_rank(self, rows: tf.Tensor) -> tf.Tensor:
-        """Return what TensorFlow has put together so that row r is rank r's."""
+        """Return rows in TensorFlow's order such that row r belongs to rank r."""
         return rows if self.is_that_of_ranks else tf.gather(rows, self._rows)
 
     def for_tensorflow(self, rows: tf.Tensor) -> tf.Tensor:
-        """Return rows of which row r is for rank r as TensorFlow hands them out."""
+        """Return rows in the order of the ranks such that TensorFlow sends row r to rank r."""
         return rows if self.is_that_of_ranks else tf.gather(rows, self._ranks)
 
 
 class GatherByRank:
-    """`_all_gather` of one launcher, with the parts in the order of the ranks.
+    """Replaces `_all_gather` of a launcher: it returns tensors in the order of the ranks.
 
-    TensorFlow's own gathers, `Strategy.gather` and `ReplicaContext.all_gather`, go through it.
+    `Strategy.gather` and `ReplicaContext.all_gather` use it.
     """
 
-    def __init__(self, launcher, order: Order):
+    def __init__(self, launcher: Any, order: Order):
         self._launcher, self._order = launcher, order
         self._gather = launcher._all_gather
 
-    def __call__(self, input_tensor, options):
+    def __call__(self, input_tensor: tf.Tensor, options: Any) -> tf.Tensor:
         """Return the members' tensors, concatenated along their first axis."""
         gathered = self._gather(input_tensor, options)
         with tf.device(self._launcher._device):
@@ -72,9 +73,9 @@ class GatherByRank:
 
 
 def gather_by_rank(strategy: tf.distribute.Strategy) -> None:
-    """Let `gather` and `all_gather` of a strategy concatenate by rank; a second call does nothing.
+    """Make `gather` and `all_gather` of a strategy concatenate by rank; idempotent.
 
-    With several replicas in a process all workers must call it, outside of functions.
+    With several replicas per process all workers must call it, outside of functions.
     """
     extended = strategy.extended
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
@@ -88,14 +89,14 @@ def gather_by_rank(strategy: tf.distribute.Strategy) -> None:
     _put_in_order(extended._host_cross_device_ops._launchers, by_task)
 
 
-def _put_in_order(launchers, order: Order) -> None:
+def _put_in_order(launchers: Sequence[Any], order: Order) -> None:
     if not order.is_that_of_ranks:
         for launcher in launchers:
             launcher._all_gather = GatherByRank(launcher, order)
 
 
 def order_of_devices(strategy: tf.distribute.Strategy) -> Order:
-    """Find out, by a collective, where TensorFlow puts the replicas: GPUs go by their links."""
+    """Return TensorFlow's order of the replicas, by a collective; GPUs are ordered by links."""
     number = strategy.experimental_distribute_values_from_function(
         lambda context: tf.constant([context.replica_id_in_sync_group])
     )
@@ -104,7 +105,7 @@ def order_of_devices(strategy: tf.distribute.Strategy) -> Order:
 
 
 def carrier(strategy: tf.distribute.Strategy) -> str:
-    """Return what carries the collectives of several processes, in words; "" with one."""
+    """Return the transport of collectives between processes, as text; "" with one process."""
     if getattr(strategy.extended, "_num_workers", 1) == 1:
         return ""
     launcher = strategy.extended._cross_device_ops._launchers[0]
@@ -112,7 +113,7 @@ def carrier(strategy: tf.distribute.Strategy) -> str:
 
 
 def in_cluster() -> bool:
-    """Whether a strategy has joined this process to others."""
+    """Return whether a strategy has connected this process to a cluster."""
     return _context.context()._collective_ops_server_def is not None
 
 
@@ -125,12 +126,12 @@ def task_names(strategy: tf.distribute.Strategy) -> list[str]:
         if job in cluster.jobs
         for task in cluster.task_indices(job)
     ]
-    alone = getattr(strategy.extended, "_num_workers", 1) == 1  # also an evaluator beside workers
+    alone = getattr(strategy.extended, "_num_workers", 1) == 1  # or an evaluator
     return ["/job:localhost/replica:0/task:0"] if alone else names
 
 
-def of_hosts(replica, hosts: int):
-    """Return a launcher of collectives between hosts, from one device of each.
+def of_hosts(replica: Any, hosts: int) -> _cross_device_utils.CollectiveReplicaLauncher:
+    """Return a launcher of collectives between one device of each host.
 
     Args:
         replica: The launcher of the replica on this host's device.
@@ -139,31 +140,33 @@ def of_hosts(replica, hosts: int):
     return _launcher(_HOSTS, hosts, replica)
 
 
-def of_pair(replica, rank: int, distance: int):
+def of_pair(
+    replica: Any, rank: int, distance: int
+) -> _cross_device_utils.CollectiveReplicaLauncher:
     """Return a launcher of collectives between a worker and its partner.
 
     Args:
-        replica: A launcher of collectives of this worker with all others.
-        rank: Of this worker.
-        distance: Of the partner: a power of two, in which the ranks differ.
+        replica: The launcher of this worker's collectives with all others.
+        rank: This worker's rank.
+        distance: The bit in which the partner's rank differs: a power of two.
     """
     lower = rank & ~distance
     return _launcher(_PAIRS + _MAX_RANKS * distance.bit_length() + lower, 2, replica)
 
 
-def _launcher(key: int, size: int, replica):
+def _launcher(key: int, size: int, replica: Any) -> _cross_device_utils.CollectiveReplicaLauncher:
     keys, device = _keys(key, replica._device), replica._device
     launcher = _cross_device_utils.CollectiveReplicaLauncher(
         key, size, keys, device, replica._options
     )
-    # NCCL wants one order of all collectives of a device, whichever group they are of.
+    # NCCL needs one order of all collectives of a device, across groups.
     launcher._ordering_token = replica._ordering_token
     return launcher
 
 
 @functools.cache
 def _keys(key: int, device: str) -> _cross_device_utils.CollectiveKeys:
-    """Numbers for the collectives of a group, none of them twice in this process."""
+    """Return the instance keys of a group, unique in this process."""
     keys = _cross_device_utils.CollectiveKeys(group_key_start=key)
     keys.get_group_key([device])
     return keys

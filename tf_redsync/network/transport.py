@@ -1,7 +1,7 @@
-"""Which library carries collectives between GPUs: NCCL, or TensorFlow's ring over gRPC.
+"""Chooses the transport of collectives between GPUs: NCCL, or TensorFlow's ring over gRPC.
 
-TensorFlow takes NCCL for the hint "nccl" only, and its own choice, AUTO, never comes to it. NCCL
-needs GPUs on all workers, and each of them in one process only.
+TensorFlow uses NCCL for the hint "nccl" only; its AUTO never chooses NCCL. NCCL needs GPUs on all
+workers, and no GPU may be shared by two processes.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ _UUID_BYTES = 16
 
 
 def copied(options: Any) -> Any:
-    """Return options that `choose` may change, equal to the user's."""
+    """Return a copy of the user's options, which `choose` may change."""
     if options is None:
         return Options()
     return Options(options.bytes_per_pack, options.timeout_seconds, options.implementation)
 
 
 def described(options: Any) -> str:
-    """Return what has to be equal on all workers."""
+    """Return the settings that must be equal on all workers, as text."""
     return f"bytes_per_pack={options.bytes_per_pack}, {options.implementation}"
 
 
 def own_gpus(driver: str = _DRIVER) -> list[str]:
-    """Return this process's GPUs: the UUID of each, or "" where the driver does not tell.
+    """Return the UUIDs of this process's GPUs; "" for a GPU whose UUID is unknown.
 
-    Slices of one GPU have the same, because NCCL takes them for one too.
+    Slices of one GPU have the same UUID: NCCL also treats them as one GPU.
 
     Args:
-        driver: NVIDIA's library.
+        driver: The file name of NVIDIA's driver library.
     """
     numbers = [int(device.name.rsplit(":", 1)[1]) for device in _visible()]
     if not numbers:
         return []
     try:
         cuda = ctypes.CDLL(driver)
-    except OSError:  # GPUs of another make
+    except OSError:  # GPUs of another vendor
         return ["" for _ in numbers]
     cuda.cuInit.argtypes = [ctypes.c_uint]
     cuda.cuDeviceGetUuid.argtypes = [ctypes.c_char_p, ctypes.c_int]
@@ -67,20 +67,20 @@ def _uuid(cuda: ctypes.CDLL, number: int) -> str:
 
 
 def told(gpus: Sequence[str]) -> str:
-    """Return the text by which a worker tells the others of its GPUs."""
+    """Return a worker's GPUs as text for the other workers."""
     return json.dumps(list(gpus))
 
 
 def choose(options: Any, all_told: Sequence[str]) -> None:
-    """Put into `options` what carries the collectives, the same on all workers.
+    """Set the transport in `options`, the same on all workers.
 
     Args:
-        options: Of the strategy; all its launchers hold this object.
-        all_told: What `told` of every worker returned, by rank.
+        options: The strategy's options, an object that all its launchers hold.
+        all_told: By rank, the results of `told`.
 
     Raises:
-        ValueError: if some workers have more GPUs than others, or none, or if NCCL is asked for
-            where it cannot be.
+        ValueError: If the workers have different numbers of GPUs, or the user requests NCCL where
+            it cannot run.
     """
     gpus: list[list[str]] = [json.loads(text) for text in all_told]
     counts = [len(of_worker) for of_worker in gpus]
@@ -88,7 +88,7 @@ def choose(options: Any, all_told: Sequence[str]) -> None:
         raise ValueError(
             "all workers must have the same number of GPUs, or none. Received: "
             + ", ".join(f"worker {rank}: {count}" for rank, count in enumerate(counts))
-            + ". Choose by CUDA_VISIBLE_DEVICES which ones a worker sees; -1 hides all."
+            + ". Set CUDA_VISIBLE_DEVICES to the GPUs of each worker; -1 hides all."
         )
     shared = _shared(gpus)
     problem = "" if counts[0] else "the workers have no GPUs"
@@ -96,28 +96,28 @@ def choose(options: Any, all_told: Sequence[str]) -> None:
         problem = f"workers {', '.join(map(str, shared))} share a GPU, which NCCL refuses"
     if options.implementation is Implementation.NCCL and problem:
         raise ValueError(
-            "`communication_options` must not ask for NCCL here: "
-            f"{problem}. Received: implementation=NCCL. Leave it out, or take RING."
+            "`communication_options` must not request NCCL here: "
+            f"{problem}. Received: implementation=NCCL. Omit it, or pass RING."
         )
     if options.implementation is not Implementation.AUTO:
         return
     if not problem:
         options.implementation = Implementation.NCCL
     elif shared:
-        _logger.warning("collectives go over gRPC and not by NCCL: %s", problem)
+        _logger.warning("collectives use gRPC instead of NCCL: %s", problem)
 
 
 def _shared(gpus: Sequence[Sequence[str]]) -> list[int]:
-    """Return the ranks of workers with a GPU that another one has too."""
+    """Return the ranks of workers that share a GPU with another worker."""
     times = Counter(gpu for of_worker in gpus for gpu in of_worker if gpu)
     return [r for r, of_worker in enumerate(gpus) if any(times[gpu] > 1 for gpu in of_worker)]
 
 
 def by_nccl(options: Any, device: str) -> bool:
-    """Whether NCCL carries the collectives of `device`; on CPUs the hint means nothing."""
+    """Return whether collectives of `device` use NCCL; CPUs ignore the hint."""
     return options.implementation is Implementation.NCCL and "GPU" in device.upper()
 
 
 def carrier(options: Any, device: str) -> str:
-    """Return what carries the collectives of `device`, in words."""
+    """Return the transport of the collectives of `device`, as text."""
     return "NCCL" if by_nccl(options, device) else "TensorFlow's ring, over gRPC"
