@@ -1,5 +1,5 @@
-"""What a method and the network share: requests, layout, messages, the driver and the loopback.
+"""The interface between methods and networks: requests, layouts, the driver and the loopback.
 
-`Method` is the base class of all methods; `Context` is what an exchange knows of its step. Nothing
-here touches `tf.distribute` or makes variables.
+`Method` is the base class of all methods; `Context` describes an exchange's step. Nothing here uses
+`tf.distribute` or creates variables.
 """

@@ -1,4 +1,4 @@
-"""The context of an exchange: what it needs to know about its step."""
+"""The context of an exchange: its bucket, rank and step, and how values are sent."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tf_redsync.exchange.layout import BucketLayout
 
 @dataclasses.dataclass(frozen=True)
 class Rounding:
-    """How values that are added up over the workers travel.
+    """How all-reduced values are rounded.
 
     Attributes:
         dtype: `"float16"` or `"bfloat16"`.
-        error_feedback: Whether workers learn what their values lose.
+        error_feedback: Whether the exchange returns the rounding errors, for the residuals.
     """
 
     dtype: str
@@ -25,19 +25,19 @@ class Rounding:
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """One step of one bucket, as a worker sees it, beside its gradients and state.
+    """One step of one bucket on one worker, apart from its gradients and state.
 
     Attributes:
         layout: The bucket: static, the same on all workers and in every step.
-        rank: This worker's number, int32 scalar in [0, workers). The one field in which workers
-            differ: for random numbers of a worker's own and for the block that is its to add up,
-            never for a branch around a collective.
+        rank: This worker's rank, int32 scalar in [0, workers). The only field that differs between
+            workers: for random streams per worker and for the block that a worker sums, never for
+            a branch around a collective.
         step: int64 scalar tensor, the number of exchanges before this one.
         scale: float32 scalar factor for the gradients, from `Clipping.clip_scale`, or `None`.
-        rounding: How all-reduced values travel; `None` for float32. A method around another one
-            sets it, as `HalfPrecision` does.
-        coding: How selected elements travel, a `codings.MessageCoding`; `None` for as `rounding`
-            says. A method around another one sets it, as `Coded` does.
+        rounding: How all-reduced values are rounded; `None` for float32. Set by wrappers such as
+            `HalfPrecision`.
+        coding: How selected elements are coded, a `codings.MessageCoding`; `None` for plain words,
+            rounded by `rounding`. Set by wrappers such as `Coded`.
     """
 
     layout: BucketLayout

@@ -1,7 +1,7 @@
-"""Drives exchanges: takes what the generators yield to the network and brings back the answers.
+"""Drives exchanges: sends the requests that generators yield and resumes them with the answers.
 
-This is the only place that both a method and a network pass through, hence the place where bytes
-are counted, finiteness is agreed on, and messages get their checksums.
+All requests of all methods pass through here, on every network. So this module counts bytes, agrees
+on finiteness and adds checksums to messages.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tf_redsync.ops import wire
 from tf_redsync.ops.wire import moved
 
 Exchange = Generator[Request, Any, Any]
-# In the names of ops before an exchange's first answer, and of those after it: by these a profile
-# tells them from the rest of a step.
+# Name scopes of the ops before and after an exchange's first answer, by which a profile
+# distinguishes them from the rest of a step.
 SELECTING, DECODING = "redsync_select", "redsync_decode"
 
 
 class Network(Protocol):
-    """What answers requests; see `collectives.py` for the one over `tf.distribute`.
+    """Answers requests; `network/collectives.py` implements it over `tf.distribute`.
 
     Attributes:
         workers: Number of workers.
@@ -36,7 +36,7 @@ class Network(Protocol):
     checked: bool
 
     def rank(self) -> tf.Tensor:
-        """Return this worker's number, int32 scalar in [0, workers)."""
+        """Return this worker's rank, int32 scalar in [0, workers)."""
 
     def all_gather(self, message: tf.Tensor) -> tf.Tensor:
         """Gather `[words]` of every worker into `[workers, words]`."""
@@ -53,14 +53,14 @@ class Network(Protocol):
 
 @dataclasses.dataclass
 class DryRun:
-    """A network of `workers` that only has the right shapes; for counting bytes in a trace."""
+    """A network that returns answers of the right shapes, to count bytes in a trace."""
 
     workers: int
     in_branches: bool = True
     checked: bool = False
 
     def rank(self) -> tf.Tensor:
-        """Return 0: bytes do not depend on the rank."""
+        """Return 0, since bytes do not depend on the rank."""
         return tf.constant(0)
 
     def all_gather(self, message: tf.Tensor) -> tf.Tensor:
@@ -82,15 +82,15 @@ class DryRun:
 
 @dataclasses.dataclass
 class Outcome:
-    """What a round of exchanges came to.
+    """The outcome of a step's exchanges.
 
     Attributes:
-        results: The generators' return values, in their order.
-        finite: Bool scalar tensor, equal on all workers: everything exchanged was finite.
-        bytes_sent: Bytes one worker put on the network: a float, or a float64 scalar tensor where
-            the size depends on the step.
-        elements: For each generator, how many elements of each tensor this worker has sent, int32,
-            where its requests tell.
+        results: The return values of the generators, in order.
+        finite: Bool scalar tensor, equal on all workers: whether all exchanged values are finite.
+        bytes_sent: Bytes that one worker sent: a float, or a float64 scalar tensor if the size
+            depends on the step.
+        elements: For each generator, the number of elements of each tensor that this worker sent,
+            int32; `None` if its requests do not report it.
     """
 
     results: list[Any]
@@ -100,10 +100,10 @@ class Outcome:
 
 
 def drive(exchanges: Sequence[Exchange], network: Network) -> Outcome:
-    """Run generators to their ends, one collective a generator and round.
+    """Run generators to their ends, with one collective per generator and round.
 
-    Round by round, and in the given order within a round: every worker asks for the same
-    collectives in the same order, and no exchange waits for another one's second round.
+    The requests of a round are sent in the order of the generators. So all workers issue the same
+    collectives in the same order, and no exchange waits for the second round of another one.
     """
     results: list[Any] = [None] * len(exchanges)
     elements: list[tf.Tensor | None] = [None] * len(exchanges)
@@ -133,12 +133,12 @@ def drive(exchanges: Sequence[Exchange], network: Network) -> Outcome:
 def ask(network: Network, request: Request) -> Any:
     """Return the network's answer to one request.
 
-    Messages travel with a checksum. Tensors that are added up on their way have none.
+    Messages carry a checksum. All-reduces do not, since they are summed in transit.
 
     Raises:
-        tf.errors.InvalidArgumentError: when run, on the worker that receives a message that is not
-            what was sent; the error names the sender. That worker does no more, and in particular
-            does not update its weights; the others cannot go on without it.
+        tf.errors.InvalidArgumentError: When run, on a worker that receives a corrupted message; the
+            error names the sender. That worker does not update its weights, and the other workers
+            cannot continue without it.
     """
     if not network.checked or isinstance(request, AllReduce):
         return _send(network, request)
@@ -169,7 +169,7 @@ def _unknown(request: Any) -> TypeError:
 
 
 def sealed_request(request: Request) -> Request:
-    """Return a request of messages with a checksum in each."""
+    """Return a request whose messages carry a checksum each."""
     assert not isinstance(request, AllReduce)
     if isinstance(request, AllToAll):
         return dataclasses.replace(request, messages=wire.sealed(request.messages))
@@ -178,13 +178,13 @@ def sealed_request(request: Request) -> Request:
 
 
 def opened_reply(request: Request, reply: Any, workers: int, rank: tf.Tensor) -> Any:
-    """Return the reply to a sealed request of messages as if it had not been sealed.
+    """Check and remove the checksums in the reply to a sealed request.
 
     Args:
-        request: What was asked for.
+        request: The request before `sealed_request`.
         reply: The answer.
         workers: Number of workers.
-        rank: This worker's.
+        rank: This worker's rank.
     """
     senders = tf.range(workers)
     if isinstance(request, PairGather):
@@ -195,19 +195,19 @@ def opened_reply(request: Request, reply: Any, workers: int, rank: tf.Tensor) ->
 
 
 def is_finite(request: Request, reply: Any) -> tf.Tensor:
-    """Agree on finiteness: a bool scalar that is the same on every worker.
+    """Return whether all workers sent finite values: a bool scalar, equal on all workers.
 
-    Messages carry a flag; a sum is non-finite on every worker as soon as one summand is. With
-    messages to a single worker it is the same once a later message has passed on what was seen.
+    Messages carry a flag, and a sum is non-finite on all workers if one summand is. After messages
+    to a single worker the result is equal only once later messages have forwarded the flag.
     """
     return wire.all_finite(reply) if isinstance(request, AllReduce) else wire.are_finite(reply)
 
 
 def payload_bytes(request: Request) -> int | tf.Tensor:
-    """Bytes of one worker's own payload in `request`.
+    """Return the bytes of one worker's own payload in `request`.
 
     Returns:
-        A Python int where the shape is static, else an int64 scalar tensor.
+        A Python int if the shape is static, else an int64 scalar tensor.
     """
     if isinstance(request, AllReduce):
         tensors = request.tensors
@@ -221,14 +221,14 @@ def payload_bytes(request: Request) -> int | tf.Tensor:
 
 
 def sent_bytes(request: Request, workers: int) -> float | tf.Tensor:
-    """Bytes that one worker puts on the network for `request`.
+    """Return the bytes that one worker sends for `request`.
 
-    The usual costs of ring collectives: with P workers and a payload of m bytes, an all-gather
-    sends `m (P - 1)`, an all-reduce `2 m (P - 1) / P`, an all-to-all `m (P - 1) / P`. To its
-    partner a worker sends `m` (one without a partner would not; it is counted as the others).
+    The costs of ring collectives: with P workers and a payload of m bytes, an all-gather sends
+    `m (P - 1)`, an all-reduce `2 m (P - 1) / P`, and an all-to-all `m (P - 1) / P`. A pair gather
+    sends `m`; a worker without a partner is counted like the others.
 
     Args:
-        request: What an exchange yielded.
+        request: The request.
         workers: P, the number of workers.
     """
     factor, payload = sent_factor(type(request), workers), payload_bytes(request)
@@ -236,7 +236,7 @@ def sent_bytes(request: Request, workers: int) -> float | tf.Tensor:
 
 
 def sent_factor(kind: type[Request], workers: int) -> float:
-    """Bytes sent for each byte of a worker's payload; see `sent_bytes`."""
+    """Return the bytes sent per byte of a worker's payload; see `sent_bytes`."""
     if kind is AllGather:
         return workers - 1.0
     if kind is PairGather:
@@ -247,7 +247,7 @@ def sent_factor(kind: type[Request], workers: int) -> float:
 
 
 def gather(network: Network, words: tf.Tensor) -> tf.Tensor:
-    """Gather words that are no message of a method: int32 `[words]` to `[workers, words]`."""
+    """Gather words outside of any method: int32 `[words]` to `[workers, words]`."""
     message = wire.with_header(tf.constant(True), words)
     received = ask(network, AllGather(message))
     return moved(lambda messages: messages[:, wire.HEADER_WORDS :], received)

@@ -1,4 +1,4 @@
-"""Momentum and clipping around a compressed exchange, once for all methods.
+"""Momentum and clipping of gradients before a compressed exchange, shared by all methods.
 
 Notation: `g` gradient, `u` velocity, `v` residual, `m` momentum, `P` workers.
 """
@@ -15,13 +15,13 @@ from tf_redsync.ops.reference.common import opaque
 def momentum_step(
     grads: Sequence[tf.Tensor], velocities: Sequence[tf.Tensor], momentum: float, nesterov: bool
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Heavy-ball or Nesterov momentum on every tensor.
+    """Apply heavy-ball or Nesterov momentum to every tensor.
 
     Plain: `u' = m u + g`, contribution `u'`. Nesterov: `u' = m (u + g)`, contribution `u' + g`.
 
     Returns:
-        The contributions (what the residual would gain, or what a dense exchange sends) and the
-        new velocities. Without momentum the gradients themselves and the velocities given.
+        The contributions, which are added to the residual or sent densely, and the new velocities.
+        Without momentum: the gradients and the given velocities.
 
     Reference:
         Lin, Han, Mao, Wang, Dally (2018), "Deep Gradient Compression", section 3.1: momentum
@@ -43,38 +43,38 @@ def accumulated(
     momentum: float,
     nesterov: bool,
 ) -> list[tf.Tensor]:
-    """What residuals become before anything is taken out: `v + u'`, Nesterov `(v + u') + g`.
+    """Return residuals before a selection: `v + u'`; with Nesterov momentum `(v + u') + g`.
 
-    To look at before a selection; rounded as `ops.accumulate_and_select` does it.
+    They have the bits that `ops.accumulate_and_select` computes.
     """
     if momentum == 0.0:
         return [v + g for v, g in zip(residuals, grads, strict=True)]
     _, new = momentum_step(grads, velocities, momentum, nesterov)
     sums = [v + u for v, u in zip(residuals, new, strict=True)]
-    # Graph optimisation would add the three terms of Nesterov's form in another order.
+    # Grappler would otherwise add the three terms in another order.
     return [opaque(v) + g for v, g in zip(sums, grads, strict=True)] if nesterov else sums
 
 
 def scaled(grads: Sequence[tf.Tensor], scale: tf.Tensor | None) -> list[tf.Tensor]:
-    """Multiply every gradient by the scalar `scale`, or return them as they are for `None`."""
+    """Multiply every gradient by the scalar `scale`; return them unchanged for `None`."""
     return list(grads) if scale is None else [scale * g for g in grads]
 
 
 def local_clip_scale(grads: Sequence[tf.Tensor], clip_norm: float, workers: int) -> tf.Tensor:
-    """Factor that clips this worker's whole gradient to norm `clip_norm / sqrt(P)`.
+    """Return the factor that clips this worker's whole gradient to norm `clip_norm / sqrt(P)`.
 
-    `min(1, clip_norm P**-0.5 / ||g||)` over all tensors of the model. Independent gradients of P
-    workers, each of norm `clip_norm / sqrt(P)`, add up to about `clip_norm`. Clipping comes before
-    the residual is accumulated, never after.
+    `min(1, clip_norm P**-0.5 / ||g||)` over all tensors of the model. The sum of independent
+    gradients of P workers, each of norm `clip_norm / sqrt(P)`, has a norm of about `clip_norm`.
+    Gradients are clipped before they are added to the residual, never after.
 
     Args:
-        grads: This worker's gradients, already divided by the number of workers as Keras does.
+        grads: This worker's gradients, which Keras has divided by the number of workers.
         clip_norm: Bound on the norm of the sum over workers.
         workers: P.
 
     Returns:
-        float32 scalar; 1 where the norm is 0. NaN where the norm overflows: the step is then
-        skipped and counted, since a factor of 0 would lose the gradient unnoticed.
+        float32 scalar; 1 if the norm is 0. NaN if the norm overflows, so that the step is skipped
+        and counted; a factor of 0 would lose the gradient silently.
 
     Reference:
         Lin et al. (2018), section 3.2.

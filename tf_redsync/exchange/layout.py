@@ -1,7 +1,7 @@
-"""Which tensors travel together: variables, buckets, and the order of the buckets.
+"""Groups trainable variables into buckets and orders the buckets.
 
-The layout is static and computed from the model's variables alone, so every worker arrives at the
-same one without talking.
+The layout is static and depends on the model's variables only, so all workers compute the same one
+without communication.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GRADIENT_DTYPES = (tf.float32, tf.bfloat16, tf.float16)
 
 @dataclasses.dataclass(frozen=True)
 class TensorSpec:
-    """One trainable variable as the exchange sees it.
+    """The description of a trainable variable.
 
     Attributes:
         name: The variable's path, for messages and tables.
@@ -30,10 +30,11 @@ class TensorSpec:
         dtype: Name of the variable's dtype, e.g. `"float32"`.
         position: Index in the optimizer's list of variables.
         output_layer: Whether this is a weight of the model's output layer.
-        fragment: Which part of the model it is in, for methods that exchange parts in turn.
-        is_bias_or_norm: Whether this is a bias, or the scale or shift of a norm: few, sensitive and
-            cheap. All of rank 0 and 1 are taken for one. Of a higher rank, as in attention and of
-            norms over several axes, the name tells.
+        fragment: The fragment of the model that it belongs to, for methods that exchange fragments
+            in turn.
+        is_bias_or_norm: Whether this is a bias, or the scale or shift of a normalization, which are
+            small and sensitive. True for all variables of rank 0 and 1. At a higher rank, as in
+            attention or in norms over several axes, the name decides.
     """
 
     name: str
@@ -55,15 +56,15 @@ class TensorSpec:
 
     @functools.cached_property
     def bytes(self) -> int:
-        """Bytes of the gradient as float32, the format in which it is accumulated."""
+        """Bytes of the gradient in float32, the dtype of residuals."""
         return 4 * self.size
 
 
 def tensor_spec(variable: Any, position: int) -> TensorSpec:
-    """Return a trainable variable as the exchange sees it.
+    """Return the description of a trainable variable.
 
     Raises:
-        TypeError: for a dtype whose gradients cannot be exchanged.
+        TypeError: If gradients of its dtype cannot be exchanged.
     """
     dtype = tf.as_dtype(variable.dtype)
     name = getattr(variable, "path", variable.name)
@@ -82,9 +83,8 @@ class BucketLayout:
     Attributes:
         specs: The bucket's tensors, last layer first.
         workers: Number of workers in the exchange.
-        index: Position among the buckets; with the seed and the step it makes random streams.
-        sparse_totals: Whether the receiver takes a total in coordinate form (`SparseTotal`) as
-            well as a dense one.
+        index: Position among the buckets; random streams depend on it, the seed and the step.
+        sparse_totals: Whether totals may be in coordinate form (`SparseTotal`) as well as dense.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -109,15 +109,15 @@ def make_buckets(
 ) -> list[Bucket]:
     """Group tensors into buckets, in the order of the backward pass.
 
-    Tensors of one bucket have the same method and are in the same fragment. Gradients of the last
-    layers are ready first, so tensors are taken from the last to the first. A bucket is closed when
-    it holds `bucket_bytes`; buckets are returned in the order in which they are closed, which is
-    the order in which their gradients are complete.
+    Tensors of a bucket have the same method and fragment. Tensors are taken from the last layer to
+    the first, since the last layers' gradients are ready first. A bucket is closed at
+    `bucket_bytes`. Buckets are returned in the order in which they are closed, the order in which
+    their gradients are complete.
 
     Args:
         assignments: `(spec, method)` in the order of the model's variables.
         workers: Number of workers.
-        bucket_bytes: Size in float32 bytes from which a bucket is full. A larger tensor is a
+        bucket_bytes: Size in float32 bytes at which a bucket is full. A larger tensor may be a
             bucket of its own.
         sparse_totals: See `BucketLayout`.
     """

@@ -1,8 +1,7 @@
-"""All workers of an exchange inside one process.
+"""Runs all workers of an exchange in one process, for tests and plans.
 
-The generators of P workers are stepped in lockstep and answer each other, so the mathematics of a
-method runs, and is tested, without any worker process. Messages carry checksums, as on a network,
-and can be corrupted on purpose.
+The generators of P workers advance in lockstep and receive each other's messages. Messages carry
+checksums, as on a network, and a test can corrupt them.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import AllGather, AllReduce, PairGather, Request
 from tf_redsync.ops import wire
 
-# Corrupts what a worker gets. Called with the number of the round, the worker's rank and the answer
-# as it crosses the network, it returns what arrives.
+# Corrupts answers. Called with the number of the round, the worker's rank and the answer on the
+# network, it returns the answer that the worker receives.
 Fault = Callable[[int, int, Any], Any]
 
 
@@ -31,10 +30,10 @@ class LoopbackStep:
     """The outcome of one step of all workers.
 
     Attributes:
-        totals: Per worker, the list of sums it ended up with.
-        states: Per worker, the new state. The old one where the step was not finite.
-        finite: Whether all workers' contributions were finite.
-        bytes_sent: Bytes one worker sent.
+        totals: Per worker, its totals.
+        states: Per worker, the new state; the old one if the step was non-finite.
+        finite: Whether the contributions of all workers were finite.
+        bytes_sent: Bytes that one worker sent.
         requests: The requests of worker 0, in order.
     """
 
@@ -46,7 +45,7 @@ class LoopbackStep:
 
 
 def initial_states(method: Any, layout: BucketLayout) -> list[Any]:
-    """Fresh states, one for each of `layout.workers` workers; all start with the same tensors."""
+    """Return initial states, one for each of `layout.workers` workers, all equal."""
     state = method.init(layout)
     return [{name: list(tensors) for name, tensors in state.items()} for _ in range(layout.workers)]
 
@@ -69,11 +68,11 @@ def run_step(
         states: Per worker, the state from `method.init` or from the last step.
         step: Step number, from 0.
         phase: `"exchange"`, `"dense_exchange"` for its warm-up, or one of its `phases`.
-        fault: Corrupts what arrives.
+        fault: Corrupts answers; see `Fault`.
 
     Raises:
-        ValueError: when workers ask for different collectives or shapes.
-        tf.errors.InvalidArgumentError: when a message arrives changed.
+        ValueError: If workers request different collectives or shapes.
+        tf.errors.InvalidArgumentError: If a message is corrupted.
     """
     outcome = _exchange(method, layout, grads, states, tf.constant(step, tf.int64), phase, fault)
     return _result(outcome, states)
@@ -84,7 +83,7 @@ def traced_step(
 ) -> Callable[..., LoopbackStep]:
     """Return `run_step` as a graph, for many steps of one method and layout.
 
-    The step number is a tensor in it, as in training. Tracing costs as much as several eager steps.
+    The step number is a tensor, as in training. Tracing costs as much as several eager steps.
 
     Args:
         method: The method under test.
@@ -130,7 +129,7 @@ def _exchange(
     phase: str,
     fault: Fault | None = None,
 ) -> tuple[Any, ...]:
-    """All workers' totals and new states; finiteness and bytes as tensors; requests."""
+    """Return all workers' totals and new states, finiteness and bytes as tensors, and requests."""
     workers = [
         getattr(method, phase)(list(g), s, Context(layout, tf.constant(rank), step))
         for rank, (g, s) in enumerate(zip(grads, states, strict=True))
@@ -156,13 +155,13 @@ def _exchange(
 
 
 def _fields(request: Request, numbers: bool) -> dict[str, Any]:
-    """A request's fields: those that are plain numbers, or its tensors."""
+    """Return a request's fields: its plain numbers, or its tensors."""
     found = {n: v for n, v in vars(request).items() if v is not None}
     return {n: value for n, value in found.items() if isinstance(value, int) == numbers}
 
 
 def _result(outcome: tuple[Any, ...], old_states: Any) -> LoopbackStep:
-    """A step's outcome as numbers; a step that is not finite leaves the states as they were."""
+    """Return a step's outcome in numbers; a non-finite step keeps the old states."""
     totals, states, finite, bytes_sent, requests = outcome
     finite = bool(finite)
     states = states if finite else list(old_states)
@@ -177,7 +176,7 @@ def _advance(workers: Any, replies: Any) -> tuple[list[Request], list[Any]]:
         except StopIteration as stop:
             results.append(stop.value)
     if requests and results:
-        raise ValueError("some workers ended their exchange while others still asked for more")
+        raise ValueError("some workers ended their exchange while others yielded further requests")
     return requests, results
 
 
@@ -189,18 +188,18 @@ def _check_same(requests: Sequence[Request]) -> None:
 
     signatures = [signature(r) for r in requests]
     if any(s != signatures[0] for s in signatures):
-        raise ValueError(f"workers asked for different collectives: {signatures}")
+        raise ValueError(f"workers requested different collectives: {signatures}")
 
 
 def _deliver(requests: Sequence[Request], number: int, fault: Fault | None) -> list[Any]:
-    """What each worker gets, in a round, through the network."""
+    """Return the answer that each worker receives in a round."""
     if isinstance(requests[0], AllReduce):  # without checksums
         answers = _answer(requests)
         return [fault(number, rank, a) if fault else a for rank, a in enumerate(answers)]
     answers = _answer([driver.sealed_request(r) for r in requests])
     if fault is not None:
         answers = [fault(number, rank, answer) for rank, answer in enumerate(answers)]
-    elif isinstance(requests[0], AllGather):  # all get the same
+    elif isinstance(requests[0], AllGather):  # equal for all workers
         return [_open(requests, answers[0], 0)] * len(requests)
     return [_open(requests, answer, rank) for rank, answer in enumerate(answers)]
 

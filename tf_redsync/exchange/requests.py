@@ -1,9 +1,9 @@
-"""What an exchange may ask of the network.
+"""Requests that an exchange sends to the network.
 
-A method's ``exchange`` is a generator. It *yields* one of these requests and is resumed with the
-result, so it never knows whether real workers, a loopback in one process or a dry run answer it.
-The shapes of a request are equal on all workers; a length that varies by worker travels in a
-message of fixed capacity with a count inside.
+A method's `exchange` is a generator. It *yields* a request and is resumed with the answer, which
+comes from other workers, from a loopback in one process or from a dry run. The shapes of a request
+are equal on all workers. Data whose length varies by worker is sent in a message of fixed capacity
+with a count inside.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class AllGather:
-    """Ask for the messages of all workers.
+    """Gathers the messages of all workers.
 
     Attributes:
-        message: int32 tensor of shape `[words]`. Word 0 is the finite flag of `wire.py`: 1 when
-            everything this worker contributes is finite, else 0.
-        sent: For statistics only: how many elements of each of the bucket's tensors the message
-            holds, int32 `[tensors]`; `None` where that is not counted.
+        message: int32 tensor of shape `[words]`. Word 0 is the finite flag of `wire.py`: 1 if all
+            values that this worker contributes are finite, else 0.
+        sent: For statistics: the number of elements of each of the bucket's tensors in the message,
+            int32 `[tensors]`; `None` if they are not counted.
 
     The generator is resumed with an int32 tensor of shape `[workers, words]`, in rank order.
     """
@@ -33,10 +33,10 @@ class AllGather:
 
 @dataclasses.dataclass(frozen=True)
 class AllReduce:
-    """Ask for the elementwise sum over all workers.
+    """Sums tensors elementwise over all workers.
 
     Attributes:
-        tensors: floating-point tensors of any static shapes. They travel in one collective.
+        tensors: Floating-point tensors of static shapes, summed in one collective.
 
     The generator is resumed with a list of the sums, in the same order.
     """
@@ -46,7 +46,7 @@ class AllReduce:
 
 @dataclasses.dataclass(frozen=True)
 class AllToAll:
-    """Ask every worker for the row meant for this one.
+    """Sends one row to each worker and receives one from each.
 
     Attributes:
         messages: int32 tensor of shape `[workers, words]`; row `r` goes to worker `r`. Word 0 of
@@ -61,18 +61,17 @@ class AllToAll:
 
 @dataclasses.dataclass(frozen=True)
 class PairGather:
-    """Ask for the message of one other worker, the partner, and give it this one's.
+    """Exchanges messages with one other worker, the partner.
 
     Partners differ in one bit of their ranks: worker `r` and worker `r XOR distance`. Rounds with
-    the distances 1, 2, 4, ... are recursive doubling: after them all of 2^m workers know what all
-    had. Only the two partners see each other's flag, so an exchange must put what it has seen into
-    the flags of its later messages, until all workers know.
+    distances 1, 2, 4, ... are recursive doubling: after m rounds each of 2^m workers has the data
+    of all. Only the two partners see each other's flag, so an exchange must forward it in the flags
+    of its later messages to all workers.
 
     Attributes:
         message: int32 tensor of shape `[words]`. Word 0 is the finite flag.
-        distance: A power of two. Workers whose partner would have a rank beyond the last one's get
-            their own message and, for the missing one, a message that says nothing: flag 1, then
-            zeros (`wire.absent`).
+        distance: A power of two. A worker whose partner would have a rank beyond the last one
+            receives its own message and a placeholder: flag 1, then zeros (`wire.absent`).
 
     The generator is resumed with an int32 tensor of shape `[2, words]`; the row of the lower rank
     comes first.
