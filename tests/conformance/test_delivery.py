@@ -22,7 +22,7 @@ from tests.conformance.descriptor import Descriptor
 from tests.conformance.harness import initial_states, tensors
 from tests.conformance.table import TABLE
 from tests.deep import DEEP
-from tf_redsync.codings.choice import LOSSLESS
+from tf_redsync.codings.cheapest import LOSSLESS
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.capabilities import dense_start
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec

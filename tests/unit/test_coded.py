@@ -406,5 +406,5 @@ def test_the_cheapest_is_used(density):
 
 @pytest.mark.parametrize(("sizes", "slots"), [([10], [11]), ([10, 3], [1]), ([10], [-1])])
 def test_a_comparison_of_nonsense_is_refused(sizes, slots):
-    with pytest.raises(ValueError, match="`slots` must have one entry for each of `sizes`"):
+    with pytest.raises(ValueError, match="`slots`.*`sizes`"):
         codings.compare(sizes, slots)

@@ -256,6 +256,6 @@ def test_fields_of_every_width():
 
 def test_a_bucket_of_too_many_elements_is_refused():
     capacity = Capacity((2**31 - 1, 5), (10, 1))
-    with pytest.raises(ValueError, match="number the elements of a bucket in int32.*RawIndices"):
+    with pytest.raises(ValueError, match="`indices`.*RawIndices"):
         codings.Golomb().words(capacity)
     assert codings.RawIndices().words(capacity) == 13

@@ -1,10 +1,10 @@
-"""What a coding is: how positions, or values, of selected elements become words of a message.
+"""Interfaces of codings, which pack positions or values of selected elements into message words.
 
-Codings know tensors only by their sizes and by how many elements of each are sent at most. They
-take and return lists with one entry for every tensor of a bucket, so that each can decide whether
-a tensor has a code of its own or all of them make one stream. Lengths are static: all workers can
-compute them. A code whose length depends on the positions has room for the longest one that there
-is: positions are not random, and what did not fit would be the same elements in every step.
+A coding depends only on the sizes of the tensors and on the largest number of elements sent of
+each. It takes and returns lists with one entry per tensor of a bucket, so it may code each tensor
+separately or all of them as one stream. All workers compute the same static length. A code of
+variable length has the capacity for the worst case: positions are not random, and the elements that
+did not fit would be the same in every step.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tf_redsync.ops.wire import leading
 
 @dataclasses.dataclass(frozen=True)
 class Capacity:
-    """What may be sent of the tensors of a bucket.
+    """The sizes of a bucket's tensors, and the largest number of elements sent of each.
 
     Attributes:
-        sizes: Elements of each tensor, Python ints.
-        slots: Elements that are sent of it at most: Python ints, or int32 scalars where a method's
-            density changes from step to step.
+        sizes: Number of elements of each tensor, Python ints.
+        slots: Largest number of elements sent of each tensor: Python ints, or int32 scalars if the
+            method's density changes from step to step.
     """
 
     sizes: tuple[int, ...]
@@ -35,16 +35,16 @@ class Capacity:
 
     @property
     def is_static(self) -> bool:
-        """Whether all slots are known while the graph is built."""
+        """Whether all slots are Python ints."""
         return not any(isinstance(k, tf.Tensor) for k in self.slots)
 
 
 class CodedPositions(NamedTuple):
-    """Positions of one worker on their way out.
+    """The coded positions of one worker.
 
     Attributes:
         words: int32 vector, the code.
-        indices: list of int32 vectors, what the code stands for: ascending positions in each
+        indices: List of int32 vectors, the positions that the receivers decode: ascending in each
             flattened tensor; 0 after the first `count`.
         counts: int32 `[N]`.
     """
@@ -55,11 +55,12 @@ class CodedPositions(NamedTuple):
 
 
 class CodedValues(NamedTuple):
-    """Values of one worker on their way out.
+    """The coded values of one worker.
 
     Attributes:
         words: int32 vector, the code.
-        values: list of float32 vectors, what the code stands for; 0 after the first `count`.
+        values: List of float32 vectors, the values that the receivers decode; 0 after the first
+            `count`.
     """
 
     words: tf.Tensor
@@ -68,11 +69,11 @@ class CodedValues(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IndexCoding(Configurable):
-    """A way to write down positions. Frozen dataclasses decorated with `register`.
+    """Codes positions. Subclasses are frozen dataclasses decorated with `register`.
 
     Attributes:
-        lossless: Whether the code always stands for just the positions that it was made of. If not,
-            others may be added, and some be left out for others to be in another step.
+        lossless: Whether the decoded positions are always the coded ones. A lossy coding may add
+            positions, and omit different ones in each step.
         any_slots: Whether `Capacity.slots` may be tensors.
         paper: Authors and year.
     """
@@ -82,7 +83,7 @@ class IndexCoding(Configurable):
     paper: ClassVar[str] = "-"
 
     def received(self, capacity: Capacity) -> Capacity:
-        """Return the capacity for decoded positions; more than `capacity` if some are added."""
+        """Return the capacity for decoded positions; above `capacity` if the coding adds some."""
         return capacity
 
     def words(self, capacity: Capacity) -> Any:
@@ -98,14 +99,14 @@ class IndexCoding(Configurable):
             indices: For every tensor int32 `[slots]`, of which the first `counts[i]` ascend.
             counts: int32 `[N]`.
             capacity: Sizes and slots.
-            seed: int32 scalar, equal on all workers and another one in every step.
+            seed: int32 scalar, equal on all workers and different in every step.
         """
         raise NotImplementedError
 
     def decode(self, words: tf.Tensor, capacity: Capacity, seed: tf.Tensor) -> Positions:
-        """Decode what `encode` returned on each worker; words that are all 0 are no positions.
+        """Decode the codes of all workers; a code of zeros has no positions.
 
-        A worker with something to send that is not finite sends zeros.
+        A worker with non-finite values sends zeros.
 
         Args:
             words: int32 `[workers, words]`.
@@ -116,17 +117,17 @@ class IndexCoding(Configurable):
             `Positions`, with `received(capacity).slots` entries for each tensor.
 
         Raises:
-            tf.errors.InvalidArgumentError: when run, for words that no `encode` has made.
+            tf.errors.InvalidArgumentError: When run, for words that `encode` cannot return.
         """
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ValueCoding(Configurable):
-    """A way to write down the values of selected elements, in the order of their positions.
+    """Codes the values of selected elements, in the order of their positions.
 
     Attributes:
-        exact: Whether float32 values come back as they were.
+        exact: Whether decoded values have the same bits.
         any_slots: Whether slots may be tensors.
         paper: Authors and year.
     """
@@ -136,7 +137,7 @@ class ValueCoding(Configurable):
     paper: ClassVar[str] = "-"
 
     def words(self, slots: Sequence[Any]) -> Any:
-        """Return the length of the code in 32-bit words, for so many values of each tensor."""
+        """Return the length of the code in 32-bit words, for `slots[i]` values of tensor i."""
         raise NotImplementedError
 
     def encode(
@@ -145,14 +146,14 @@ class ValueCoding(Configurable):
         """Code values.
 
         Args:
-            values: For every tensor float32 `[slots]`; what is after the first `counts[i]` is 0.
+            values: For every tensor float32 `[slots]`; 0 after the first `counts[i]`.
             counts: int32 `[N]`.
-            stream: int32 `[3]`, of this worker's random numbers in this step; see `ops.quantize`.
+            stream: int32 `[3]`, this worker's random stream in this step; see `ops.quantize`.
         """
         raise NotImplementedError
 
     def decode(self, words: tf.Tensor, counts: tf.Tensor, slots: Sequence[Any]) -> list[tf.Tensor]:
-        """Decode what `encode` returned on each worker, `[workers, words]`.
+        """Decode the codes of all workers.
 
         Args:
             words: int32 `[workers, words]`.

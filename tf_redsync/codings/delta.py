@@ -1,4 +1,4 @@
-"""Differences of positions, packed in groups of 32 with as many bits as the largest one needs."""
+"""Differences of positions, bit-packed in groups of 32."""
 
 from __future__ import annotations
 
@@ -16,24 +16,23 @@ from tf_redsync.ops import bits
 from tf_redsync.ops.codecs import Positions
 
 GROUP = 32
-WIDTH = 5  # bits of the number of bits of a difference below 2^31
+WIDTH = 5  # bits of a group's width, which is at most 31
 
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeltaPacking(IndexCoding):
-    """Differences of positions, packed in groups of 32 with as many bits as the largest one needs.
+    """Differences of positions, bit-packed in groups of 32 at the width of the largest.
 
-    Packed differences of one stream for a bucket: `[count] [widths] [groups]`.
+    One stream per bucket: `[count] [widths] [groups]`.
 
-    The usual way to store ascending integers where decoding must be fast: Daniel Lemire, Leonid
-    Boytsov (2015), "Decoding billions of integers per second through vectorization", Software:
-    Practice and Experience 45, arXiv 1209.2137; among the codings of sparse gradients: Xu et al.
-    (2021), "DeepReduce", NeurIPS.
+    A common format for ascending integers that must decode fast: Daniel Lemire, Leonid Boytsov
+    (2015), "Decoding billions of integers per second through vectorization", Software: Practice and
+    Experience 45, arXiv 1209.2137. For sparse gradients: Xu et al. (2021), "DeepReduce", NeurIPS.
 
-    A group of 32 differences of w bits takes w words, and 5 bits for w. There is room for the
-    widest groups that n allows: one group's largest difference has w bits only if it leaps over
-    2^(w - 1) elements, so all groups share n out, evenly at worst.
+    A group of 32 differences of w bits takes w words, plus 5 bits for w. The capacity suffices for
+    the widest groups among n elements: a difference of w bits skips at least 2^(w - 1) elements,
+    and the worst case divides n evenly between the groups.
     """
 
     paper: ClassVar[str] = "Lemire, Boytsov 2015"
@@ -73,25 +72,25 @@ def _groups(stream: Stream) -> int:
 
 
 def _lengths(stream: Stream) -> list[int]:
-    """Words of the widths, and of the groups at their widest."""
+    """Return the words of the widths, and of the groups in the worst case."""
     groups = _groups(stream)
     return [bits.packed_words(groups, WIDTH), _widest(groups, max(stream.size - 1, 0))]
 
 
 def _widest(groups: int, leaps: int) -> int:
-    """Most bits that the largest differences of so many groups can have, `leaps` in all.
+    """Return the largest sum of the groups' widths, if all differences add up to `leaps`.
 
-    A message may hold fewer positions than it has room for, so they leap over all but one element.
+    A message may hold fewer positions than its capacity, so they may skip all but one element.
     """
     if not groups:
         return 0
-    width = (leaps // groups).bit_length()  # of every group
+    width = (leaps // groups).bit_length()  # that all groups reach
     rest = leaps - groups * (2**width // 2)
     return groups * width + min(rest // (2**width - 2**width // 2), groups)
 
 
 def _bit_length(values: tf.Tensor) -> tf.Tensor:
-    """Bits of each int32 in [0, 2^31)."""
+    """Return the bit lengths of int32 in [0, 2^31)."""
     thresholds = tf.constant([2**b for b in range(31)], tf.int32)
     if values.shape.num_elements() == 0:
         return tf.zeros_like(values)

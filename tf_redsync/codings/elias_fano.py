@@ -1,4 +1,4 @@
-"""Elias-Fano codes: at most 2 + log2(n / k) bits a position, whatever the positions are."""
+"""Elias-Fano codes of positions."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ from tf_redsync.ops.wire import cut, joined
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EliasFano(IndexCoding):
-    """Elias-Fano codes: at most 2 + log2(n / k) bits a position, whatever the positions are.
+    """Elias-Fano codes: at most 2 + log2(n / k) bits per position, for all positions.
 
-    Elias-Fano codes of one stream for a bucket: `[count] [low bits] [bitmap]`.
+    One stream per bucket: `[count] [low bits] [bitmap]`.
 
     Peter Elias (1974), "Efficient storage and retrieval by content and address of static files",
     Journal of the ACM 21; Robert M. Fano (1971), "On the number of bits required to implement an
     associative memory", MIT.
 
-    Of k ascending positions below n, the low l = floor(log2(n / k)) bits are written as they are.
-    The other bits, position i's being h_i, are a bitmap of k + (n >> l) bits, in which the bits h_i
-    + i are set. The length does not depend on the positions, and nothing has to be read in
-    sequence.
+    Of k ascending positions below n, the low l = floor(log2(n / k)) bits are stored verbatim. The
+    high bits h_i of position i are stored in a bitmap of k + (n >> l) bits, in which bit h_i + i is
+    set. The length does not depend on the positions, and decoding is not sequential.
     """
 
     paper: ClassVar[str] = "Elias 1974; Fano 1971"
@@ -69,12 +68,12 @@ class EliasFano(IndexCoding):
 
 
 def _low_bits(stream: Stream) -> int:
-    """l, so that 2^l <= n / k."""
+    """Return l = floor(log2(n / k)), at least 0."""
     return max(0, (stream.size // max(stream.slots, 1)).bit_length() - 1)
 
 
 def _lengths(stream: Stream) -> list[int]:
-    """Words of the low bits and of the bitmap."""
+    """Return the words of the low bits and of the bitmap."""
     low = _low_bits(stream)
     high = stream.slots + (stream.size >> low)
     return [bits.packed_words(stream.slots, low), -(-high // 32)]

@@ -1,4 +1,4 @@
-"""Golomb codes of the gaps of all tensors of like density: for each, `[count, bits, code]`."""
+"""Golomb codes of the gaps between positions, with one stream for tensors of similar density."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Group(NamedTuple):
     """Tensors whose positions share a stream.
 
     Attributes:
-        members: Numbers of the tensors, ascending.
+        members: Indices of the tensors, ascending.
         stream: Their stream.
-        rice: Bits of a gap that are sent as they are.
+        rice: Number of low bits of a gap, which are stored verbatim.
     """
 
     members: tuple[int, ...]
@@ -37,7 +37,7 @@ class Group(NamedTuple):
 
     @property
     def words(self) -> int:
-        """Length of the part of the message."""
+        """The length of the group's code in words."""
         own = self.stream.capacity
         return golomb_words([sum(own.sizes)], [sum(own.slots)], [self.rice])
 
@@ -47,24 +47,24 @@ class Group(NamedTuple):
 class Golomb(IndexCoding):
     """Golomb codes of the gaps between positions, 5 % above the entropy.
 
-    For all tensors of like density together: `[count, bits, code]`.
+    One stream for all tensors of similar density: `[count, bits, code]`.
 
     Solomon W. Golomb (1966), "Run-length encodings", IEEE Transactions on Information Theory 12;
     for gradients: Sattler, Wiedemann, Müller, Samek (2019), "Sparse Binary Compression", IJCNN,
     arXiv 1805.08768.
 
     A gap d is coded as (d - 1) >> b ones, a zero and the b low bits of d - 1. The gaps of k
-    positions below n add up to n at most, so their code never has more than
+    positions below n add up to at most n, so the code of any positions has at most
 
-        k (1 + b) + ((n - k) >> b) bits
+        k (1 + b) + ((n - k) >> b) bits,
 
-    whatever the positions are, which is 0.5 bits a position more than random ones need. Messages
-    have that length, for the b that makes it least. Less room would be enough on average, but
-    positions are not random: those of embeddings and of single layers cluster, take codes of nearly
-    that length in every step, and what did not fit would be the same elements each time.
+    0.5 bits per position above the entropy of random positions. Messages have this length, for the
+    b that minimizes it. A shorter capacity would suffice on average. But positions in embeddings
+    and single layers cluster, their codes are nearly this long in every step, and the elements that
+    did not fit would be the same each time.
 
-    Small tensors are often sent at a higher density than large ones. One b cannot serve both, so
-    there is a stream of gaps for each density, as long as that makes the message shorter.
+    Small tensors are often sent at a higher density than large ones and need another b. So each
+    density has its own stream of gaps, if that makes the message shorter.
 
     Example:
         >>> capacity = Capacity((1_000_000, 5_000, 800), (1_000, 500, 80))  # 0.1 %, and twice 10 %
@@ -111,12 +111,12 @@ class Golomb(IndexCoding):
 
 
 def groups(capacity: Capacity) -> list[Group]:
-    """Divide tensors into streams, so that their codes are short; the densest ones first."""
+    """Divide tensors into streams such that the message is shortest; the densest come first."""
     by_rice: dict[int, list[int]] = {}
     for i, (size, slots) in enumerate(zip(capacity.sizes, capacity.slots, strict=True)):
         by_rice.setdefault(golomb_parameter(size, slots), []).append(i)
-    # Neighbours share a stream where its head is dearer than their difference in density. The
-    # shortest division of the first ones is that of fewer, and one group more.
+    # Tensors of neighboring densities share a stream if that saves more header than it costs code.
+    # Dynamic programming: the best division of the first ones is that of fewer, plus one group.
     ordered = [by_rice[rice] for rice in sorted(by_rice)]
     shortest: list[tuple[int, list[Group]]] = [(0, [])]
     for last in range(1, len(ordered) + 1):

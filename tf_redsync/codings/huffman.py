@@ -1,4 +1,4 @@
-"""Huffman codes of the bytes of indices, made for all indices below n."""
+"""Huffman codes of the bytes of positions."""
 
 from __future__ import annotations
 
@@ -26,20 +26,18 @@ LONGEST = 16  # bits of a code
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Huffman(IndexCoding):
-    """Huffman codes of the bytes of indices, made for all indices below n.
+    """Huffman codes of the bytes of positions, for a uniform distribution below n.
 
-    Huffman codes of one stream for a bucket: `[count] [code]`.
+    One stream per bucket: `[count] [code]`.
 
     David A. Huffman (1952), "A method for the construction of minimum-redundancy codes",
-    Proceedings of the IRE 40; among the codings of sparse gradients: Xu et al. (2021),
-    "DeepReduce", NeurIPS.
+    Proceedings of the IRE 40. For sparse gradients: Xu et al. (2021), "DeepReduce", NeurIPS.
 
-    One table for the four bytes of 32-bit indices, from how often each byte occurs in 0 .. n - 1:
-    all workers can compute it, and it needs no sending. High bytes take few values and get short
-    codes, but the low ones are about uniform. It uses neither that positions ascend nor how many
-    there are: of four million elements an index takes 26.9 bits on average at any density. There is
-    room for the longest codes, of 28 bits, since positions are not random. It is here for
-    comparison.
+    One code table serves the four bytes of 32-bit positions. It follows from how often each byte
+    occurs in 0 .. n - 1, so it is not sent. High bytes have few values and short codes, but low
+    bytes are nearly uniform. The code uses neither the order nor the number of positions: among
+    four million elements a position takes 26.9 bits on average, at any density. The capacity
+    suffices for the longest codes, of 28 bits. This coding exists for comparison.
     """
 
     paper: ClassVar[str] = "Huffman 1952"
@@ -73,7 +71,7 @@ class Huffman(IndexCoding):
         )
         symbol_of, length_of = (tf.constant(t) for t in _lookup(stream.size))
         end = 32 * code.shape[1]
-        # The code that would start at every bit, and where the next one does: leaps of 1, 2, 4 ..
+        # For every bit, where the code after the one that starts there begins; doubled repeatedly.
         shape = [tf.shape(code)[0], end + 1]
         every_bit = tf.broadcast_to(tf.range(end + 1, dtype=tf.int64), shape)
         window = bits.read(code, every_bit, tf.fill(tf.shape(every_bit), LONGEST))
@@ -92,8 +90,8 @@ class Huffman(IndexCoding):
 
 @functools.lru_cache(maxsize=64)
 def table(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths and codes of the 256 bytes for indices below `size`, the first bit lowest."""
-    # At least 1, or so much that no code gets longer than LONGEST.
+    """Return lengths and codes of the 256 bytes for positions below `size`, first bit lowest."""
+    # Frequencies are raised such that no code is longer than LONGEST.
     often = np.maximum(_often(size), max(1, math.ceil(4 * size / 2 ** (LONGEST - 3))))
     lengths = _code_lengths(often)
     codes, code, before = np.zeros(256, np.int64), 0, 0
@@ -105,7 +103,7 @@ def table(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _often(size: int) -> np.ndarray:
-    """How often each byte occurs in the indices below `size`, int64 `[256]`."""
+    """Return how often each byte occurs in the positions below `size`, int64 `[256]`."""
     often = np.zeros(256, np.int64)
     for byte in range(4):
         period, step = 256 ** (byte + 1), 256**byte
@@ -115,7 +113,7 @@ def _often(size: int) -> np.ndarray:
 
 
 def _code_lengths(often: np.ndarray) -> np.ndarray:
-    """Huffman's construction: depths of the leaves of the tree."""
+    """Return the depths of the leaves of the Huffman tree."""
     lengths = np.zeros(len(often), np.int64)
     heap = [(int(n), i, [i]) for i, n in enumerate(often)]
     heapq.heapify(heap)
@@ -128,7 +126,7 @@ def _code_lengths(often: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def _lookup(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Byte and length of the code that each `LONGEST` bits start with."""
+    """Return byte and length of the code at the start of any `LONGEST` bits."""
     lengths, codes = table(size)
     symbols, found = np.zeros(2**LONGEST, np.int32), np.zeros(2**LONGEST, np.int32)
     for symbol, (length, code) in enumerate(zip(lengths, codes, strict=True)):
@@ -137,16 +135,16 @@ def _lookup(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _code_words(stream: Stream) -> int:
-    """Words of the longest codes of indices below the stream's size."""
+    """Return the words of the longest codes of positions below the stream's size."""
     return -(-stream.slots * _longest(stream.size) // 32)
 
 
 def _longest(size: int) -> int:
-    """Bits of the longest code of an index below `size`."""
+    """Return the bits of the longest code of a position below `size`."""
     lengths, _ = table(size)
     digits = [(size - 1) >> 8 * byte & 255 for byte in range(4)] if size else []
     longest = sum(int(lengths[digit]) for digit in digits)
-    for byte, digit in enumerate(digits):  # the last index, below it from this byte on
+    for byte, digit in enumerate(digits):  # positions that are smaller from this byte on
         above = sum(int(lengths[d]) for d in digits[byte + 1 :])
         if digit:
             below = int(lengths[:digit].max()) + byte * int(lengths.max())

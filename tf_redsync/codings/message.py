@@ -1,19 +1,19 @@
-"""Coded messages: what `ops.accumulate_and_select` returned, in fewer bits.
+"""Coded messages: the messages of `ops.accumulate_and_select` in fewer bits.
 
     [flag] [code of the positions of all tensors] [one mean for each tensor that has one] [code of
     the values of the other tensors]
 
-With p the true values of the tensors, selected or not, and S and c what the codes stand for,
-positions and values, the residual is
+With p the true values of all elements, S the decoded positions and c the decoded values, the
+residual is
 
     residual = p - c on S, p elsewhere
 
-so that an element that a filter has left out, a false position and the rounding of a value are all
-made up for later. Without error feedback the residual is 0 on S: the rounding is forgotten.
+so that later steps deliver elements that a filter omitted, and compensate false positions and
+rounded values. Without error feedback the residual is 0 on S and rounding errors are lost.
 
-Reference for the split in two codings: Hang Xu, Kelly Kostopoulou, Aritra
-Dutta, Xin Li, Alexandros Ntoulas, Panos Kalnis (2021), "DeepReduce: A Sparse-tensor Communication
-Framework for Federated Deep Learning", NeurIPS.
+Reference for the split into two codings: Hang Xu, Kelly Kostopoulou, Aritra Dutta, Xin Li,
+Alexandros Ntoulas, Panos Kalnis (2021), "DeepReduce: A Sparse-tensor Communication Framework for
+Federated Deep Learning", NeurIPS.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from tf_redsync.ops.wire import (
 
 @dataclasses.dataclass(frozen=True)
 class MessageCoding:
-    """How selected elements travel.
+    """Codes messages of selected elements.
 
     Attributes:
-        indices: Coding of the positions.
-        values: Coding of the values.
-        error_feedback: Whether the residual keeps what values lose by their coding.
-        seed: int32 scalar, equal on all workers and another one in every step.
-        stream: int32 `[3]`, of this worker's random numbers in this step.
+        indices: The coding of positions.
+        values: The coding of values.
+        error_feedback: Whether the residual keeps the rounding errors of values.
+        seed: int32 scalar, equal on all workers and different in every step.
+        stream: int32 `[3]`, this worker's random stream in this step.
     """
 
     indices: IndexCoding = dataclasses.field(default_factory=RawIndices)
@@ -55,7 +55,7 @@ class MessageCoding:
     stream: Any = dataclasses.field(default=(0, 0, 0), compare=False)
 
     def for_message(self, number: int) -> MessageCoding:
-        """Return the coding of one of a step's messages, with random numbers of its own."""
+        """Return the coding of one of a step's messages, with its own random stream."""
         return dataclasses.replace(self, stream=tf.constant([number, 0, 0]) + self.stream)
 
     def encode(
@@ -65,11 +65,11 @@ class MessageCoding:
 
         Args:
             message: int32 `[words]`, from `ops.accumulate_and_select`.
-            residuals: What the selection left.
-            layout: Of the message.
+            residuals: The residuals of the selection.
+            layout: The layout of the message.
 
         Returns:
-            The coded message, all zero unless all that it stands for is finite; and the residuals.
+            The coded message, all zero unless all its values are finite; and the residuals.
         """
         capacity, parts = _capacity(residuals, layout), layout.split(message)
         selected = _with_means_repeated(parts)
@@ -98,7 +98,7 @@ class MessageCoding:
     def decode(
         self, messages: tf.Tensor, like: Sequence[tf.Tensor], layout: MessageLayout
     ) -> tuple[tf.Tensor, MessageLayout]:
-        """Undo `encode`, as far as that can be done, for the messages of all workers.
+        """Decode the coded messages of all workers.
 
         Args:
             messages: int32 `[workers, words]`.
@@ -106,8 +106,8 @@ class MessageCoding:
             layout: As given to `encode`.
 
         Returns:
-            Messages and their layout, as `ops.decode` takes them. A coding of positions that adds
-            some has made its capacities larger.
+            Messages and their layout, as `ops.decode` takes them. Its capacities are larger if the
+            coding adds positions.
         """
         capacity = _capacity(like, layout)
         received, own = self.indices.received(capacity), _with_values(layout)
@@ -132,7 +132,7 @@ class MessageCoding:
 
         Args:
             capacity: Sizes of the tensors and slots of the selection's message.
-            layout: Of that message.
+            layout: The layout of that message.
         """
         received, own = self.indices.received(capacity), _with_values(layout)
         values = self.values.words([received.slots[i] for i in own]) if own else 0
@@ -142,7 +142,7 @@ class MessageCoding:
     def _values_at(
         self, coded: CodedPositions, parts: Parts, residuals: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """The true values at the positions that the code stands for."""
+        """Return the true values at the decoded positions."""
         if self.indices.lossless:
             return list(parts.values)
         values = []
@@ -154,17 +154,17 @@ class MessageCoding:
 
 
 def _with_values(layout: MessageLayout) -> list[int]:
-    """Numbers of the tensors that have values of their own, and not one mean."""
+    """Return the indices of the tensors whose message has values instead of one mean."""
     return [i for i, one_mean in enumerate(layout.quantized) if not one_mean]
 
 
 def _capacity(tensors: Sequence[tf.Tensor], layout: MessageLayout) -> Capacity:
-    """Sizes of the tensors and slots of the selection's message."""
+    """Return the sizes of the tensors and the slots of the selection's message."""
     return Capacity(tuple(t.shape.num_elements() for t in tensors), layout.capacities)
 
 
 def _with_means_repeated(parts: Parts) -> Parts:
-    """A message with a value for every slot, 0 after the first `count`."""
+    """Return a message with a value in every slot, 0 after the first `count`."""
     values = [
         used(tf.broadcast_to(value, tf.shape(at)), parts.counts[i])
         for i, (at, value) in enumerate(zip(parts.indices, parts.values, strict=True))
@@ -178,7 +178,7 @@ def _kept(
     coded: CodedPositions,
     delivered: Sequence[tf.Tensor],
 ) -> list[tf.Tensor]:
-    """What the selection left, with what it took, without what is delivered."""
+    """Return residuals plus selected values minus delivered values."""
     kept = []
     for i, residual in enumerate(residuals):
         sums = _add(residual, parts.indices[i], parts.values[i], parts.counts[i])
@@ -187,7 +187,7 @@ def _kept(
 
 
 def _add(tensor: tf.Tensor, at: tf.Tensor, values: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """A tensor with values added to the elements at the first `count` positions."""
+    """Add values to the elements at the first `count` positions of a tensor."""
     flat = tf.reshape(tensor, [-1])
     if tensor.shape.num_elements() != 0:
         flat = tf.tensor_scatter_nd_add(flat, as_column(at, count), values[:count])

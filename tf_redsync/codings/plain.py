@@ -1,4 +1,4 @@
-"""Positions and values as they are, and values in 16 bits."""
+"""Plain codes: positions as integers or as a bitmap, values in 32 or 16 bits."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from tf_redsync.codings.base import (
     ValueCoding,
     used,
 )
+from tf_redsync.codings.streams import Stream
 from tf_redsync.config import register
-from tf_redsync.ops import wire
+from tf_redsync.ops import bits, wire
 from tf_redsync.ops.codecs import Positions
 from tf_redsync.ops.wire import cut, joined
 
@@ -29,7 +30,7 @@ HALVES = ("float16", "bfloat16")
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RawIndices(IndexCoding):
-    """32 bits for every position: `[counts] [indices of tensor 0] [indices of tensor 1] ..`."""
+    """32 bits per position: `[counts] [indices of tensor 0] [indices of tensor 1] ...`."""
 
     any_slots: ClassVar[bool] = True
 
@@ -52,8 +53,33 @@ class RawIndices(IndexCoding):
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Bitmap(IndexCoding):
+    """One bit for every element of a bucket; the shortest code above a density of about 20 %."""
+
+    @override
+    def words(self, capacity: Capacity) -> Any:
+        return -(-Stream(capacity).size // 32)
+
+    @override
+    def encode(
+        self, indices: Sequence[tf.Tensor], counts: tf.Tensor, capacity: Capacity, seed: tf.Tensor
+    ) -> CodedPositions:
+        stream = Stream(capacity)
+        count = tf.reduce_sum(counts)
+        words = bits.bitmap(stream.merged(indices, counts), count, self.words(capacity))
+        return CodedPositions(words, list(indices), counts)
+
+    @override
+    def decode(self, words: tf.Tensor, capacity: Capacity, seed: tf.Tensor) -> Positions:
+        stream = Stream(capacity)
+        at, count = bits.set_bits(words, stream.slots)
+        return stream.separated(stream.checked(at, count), count)
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Float32(ValueCoding):
-    """32 bits for every value."""
+    """32 bits per value."""
 
     exact: ClassVar[bool] = True
     any_slots: ClassVar[bool] = True
@@ -77,10 +103,11 @@ class Float32(ValueCoding):
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Half(ValueCoding):
-    """16 bits for every value, two in a word.
+    """16 bits per value, two values in a word.
 
     Args:
-        dtype: `"float16"` or `"bfloat16"`. What is too large for float16 stops the step.
+        dtype: `"float16"` or `"bfloat16"`. A value that overflows float16 makes the step
+            non-finite.
     """
 
     dtype: str = "bfloat16"

@@ -1,4 +1,4 @@
-"""Run lengths of a bitmap, in fields of equal width."""
+"""Run-length codes of a bitmap, in fields of equal width."""
 
 from __future__ import annotations
 
@@ -20,17 +20,15 @@ from tf_redsync.ops.wire import leading
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunLength(IndexCoding):
-    """Run lengths of a bitmap, in fields of equal width.
+    """Run-length codes of a bitmap, in fields of equal width.
 
-    Run lengths of one stream for a bucket: `[count] [fields]`.
+    One stream per bucket: `[count] [fields]`.
 
-    Solomon W. Golomb (1966), "Run-length encodings", IEEE Transactions on Information Theory 12,
-    has the idea; as one of the codings of sparse gradients: Xu et al. (2021), "DeepReduce",
-    NeurIPS.
+    Solomon W. Golomb (1966), "Run-length encodings", IEEE Transactions on Information Theory 12.
+    For sparse gradients: Xu et al. (2021), "DeepReduce", NeurIPS.
 
-    A field of r bits with v < 2^r - 1 stands for v zeros and a one; v = 2^r - 1 for as many zeros
-    and no one. k ones among n bits take k + n / (2^r - 1) fields at most, and r is the best one for
-    that.
+    A field of r bits with v < 2^r - 1 codes v zeros and a one; v = 2^r - 1 codes v zeros without a
+    one. k ones among n bits take at most k + n / (2^r - 1) fields; r minimizes the length.
     """
 
     paper: ClassVar[str] = "Golomb 1966"
@@ -64,13 +62,13 @@ class RunLength(IndexCoding):
         ends = tf.cumsum(tf.cast(codes + is_last, tf.int64), axis=1) - 1
         place, found = bits.set_bits(bits.packed(is_last, 1), stream.slots)
         at = tf.gather(ends, place, batch_dims=1)
-        # A message of zeros has a one in every field, and none that counts.
+        # A message of zeros has a one in every field, and a count of 0.
         at = stream.checked(at, count, tf.minimum(found, count))
         return stream.separated(at, count)
 
 
 def _best(stream: Stream) -> tuple[int, int]:
-    """Fields at most, and their width, for the shortest code."""
+    """Return the largest number of fields and their width, for the shortest code."""
     choices = []
     for width in range(1, 31):
         fields = stream.slots + stream.size // (2**width - 1)

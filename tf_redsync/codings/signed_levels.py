@@ -24,32 +24,32 @@ MAX_BITS = 4
 class SignedLevels(ValueCoding):
     """Values as a sign and one of a few magnitudes, which are conditional means.
 
-    Signs, and magnitudes that are conditional means: `[levels of each tensor, codes of all]`.
+    The message is `[levels of each tensor, codes of all]`.
 
     Felix Sattler, Simon Wiedemann, Klaus-Robert Müller, Wojciech Samek (2020), "Robust and
     Communication-Efficient Federated Learning from Non-IID Data", IEEE TNNLS, arXiv 1903.02891,
-    send the signs of the selected elements and their mean magnitude. Here the magnitudes of a
-    tensor may also be divided at their mean, each half again at its own mean, and so on:
+    send the signs of the selected elements and their mean magnitude. This coding can also split the
+    magnitudes of a tensor at their mean, each half at its own mean, and so on:
 
         C_1 = {all selected},    m_c = mean of |v| over C_c
         C_2c = {v in C_c: |v| <= m_c},    C_2c+1 = {v in C_c: |v| > m_c}
         code of v = [c - 2^(b - 1), v < 0],    value = +-m_c        2^(b - 1) <= c < 2^b
 
-    with b bits for a value. Magnitudes above a threshold are about exponentially distributed: most
-    of them just above it, a few far beyond. For one and for two magnitudes, means have a much
-    smaller error than equal steps between the smallest and the largest one, linear or logarithmic.
-    For eight they have not: there, logarithmic steps would be better for heavy tails. But more bits
-    of a value are seldom worth their bytes; see `rs.CodedTopK`.
+    with b bits per value. Magnitudes above a threshold are about exponentially distributed: most
+    are just above it, a few far beyond. With one or two magnitudes, means have a much smaller error
+    than linear or logarithmic steps between the extremes. With eight, logarithmic steps would be
+    better for heavy tails, but more bits per value are rarely worth their bytes; see
+    `rs.CodedTopK`.
 
-    Means are computed from magnitudes in units of 2^-31 of the power of two above the largest one,
-    rounded down: sums of integers have the same bits in any order, on every device.
+    Means are computed from integers: magnitudes in units of 2^-31 of the power of two above the
+    largest one, rounded down. Integer sums have the same bits in any order, on every device.
 
     Args:
-        bits: Of a value, 1 to 4: a sign and one of `2^(bits - 1)` magnitudes, each of which takes
-            32 bits for every tensor.
+        bits: Bits per value, 1 to 4: a sign and one of `2^(bits - 1)` magnitudes. Each magnitude
+            takes 32 bits per tensor.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If a hyper-parameter is out of range.
 
     Example:
         >>> SignedLevels(bits=2).words([100, 60])  # 2 x 2 levels, 320 bits
@@ -64,13 +64,13 @@ class SignedLevels(ValueCoding):
         checks.integer("bits", self.bits, low=1)
         if self.bits > MAX_BITS:
             raise ValueError(
-                f"`bits` must be in [1, {MAX_BITS}]: every magnitude is sent as a float. Received: "
-                f"bits={self.bits}. `Half` sends values of 16 bits."
+                f"`bits` must be in [1, {MAX_BITS}], since magnitudes are sent as floats. "
+                f"Received: bits={self.bits}. Use `Half` for 16 bits per value."
             )
 
     @property
     def levels(self) -> int:
-        """Magnitudes of each tensor."""
+        """Number of magnitudes of each tensor."""
         return 1 << (self.bits - 1)
 
     @override
@@ -108,7 +108,7 @@ class SignedLevels(ValueCoding):
 def conditional_means(
     values: tf.Tensor, count: tf.Tensor, depth: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Divide magnitudes at their mean, and each half again, `depth` times.
+    """Split magnitudes at their mean, and each half again, `depth` times.
 
     Args:
         values: float32 `[slots]`, finite, 0 after the first `count`.
@@ -116,8 +116,8 @@ def conditional_means(
         depth: In [0, 3].
 
     Returns:
-        float32 `[2^depth]`, the means of the magnitudes in the last sets, 0 of an empty one; and
-        int32 `[slots]`, the set that each value is in.
+        float32 `[2^depth]`, the means of the magnitudes in the final sets, 0 for an empty set; and
+        int32 `[slots]`, the set of each value.
     """
     magnitudes = tf.abs(values)
     bits = tf.bitcast(magnitudes, tf.int32)
@@ -135,7 +135,7 @@ def conditional_means(
 def _means(
     integers: tf.Tensor, sets: tf.Tensor, valid: tf.Tensor, number: int, shift: tf.Tensor
 ) -> tf.Tensor:
-    """Mean of each of the first `number` sets, float32; see `conditional_means`."""
+    """Return the means of the first `number` sets, float32; see `conditional_means`."""
     inside = tf.equal(sets[:, tf.newaxis], tf.range(number)) & valid[:, tf.newaxis]
     members = tf.reduce_sum(tf.cast(inside, tf.int64), axis=0)
     totals = tf.reduce_sum(tf.where(inside, integers[:, tf.newaxis], 0), axis=0)
@@ -144,5 +144,5 @@ def _means(
 
 
 def _power_of_two(exponent: tf.Tensor) -> tf.Tensor:
-    """2^exponent as float64, for an int64 scalar."""
+    """Return 2^exponent as float64, for an int64 scalar."""
     return tf.bitcast(tf.bitwise.left_shift(exponent + 1023, tf.constant(52, tf.int64)), tf.float64)

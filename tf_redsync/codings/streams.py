@@ -1,4 +1,4 @@
-"""All positions of a bucket as one ascending stream, so that a small tensor needs no head."""
+"""Concatenates the positions of a bucket to one ascending stream, which needs one header."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ MAX_STREAM = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """The tensors of a bucket, flattened one after the other.
+    """The tensors of a bucket, flattened and concatenated.
 
     Attributes:
-        capacity: Sizes and slots; all known while the graph is built.
+        capacity: Sizes and slots, all Python ints.
     """
 
     capacity: Capacity
 
     @property
     def size(self) -> int:
-        """Elements of all tensors.
+        """Number of elements of all tensors.
 
         Raises:
-            ValueError: when positions in the stream do not fit into int32.
+            ValueError: If positions in the stream overflow int32.
         """
         size = sum(self.capacity.sizes)
         if size > MAX_STREAM:
@@ -39,12 +39,12 @@ class Stream:
 
     @property
     def slots(self) -> int:
-        """Slots of all tensors."""
+        """Number of slots of all tensors."""
         return sum(self.capacity.slots)
 
     @property
     def starts(self) -> np.ndarray:
-        """Where each tensor starts in the stream, and where the last one ends; int64 `[N + 1]`."""
+        """The offset of each tensor in the stream, and the end of the last; int64 `[N + 1]`."""
         return np.cumsum([0, *self.capacity.sizes], dtype=np.int64)
 
     def merged(self, indices: Sequence[tf.Tensor], counts: tf.Tensor) -> tf.Tensor:
@@ -56,19 +56,19 @@ class Stream:
         return padded(tf.cast(tf.concat(parts, axis=0), tf.int32), self.slots)
 
     def checked(self, at: tf.Tensor, count: tf.Tensor, found: tf.Tensor | None = None) -> tf.Tensor:
-        """Return received positions, if an encoder can have written them.
+        """Return received positions after checks of their order and range.
 
         Args:
             at: int32 or int64 `[workers, slots]`.
-            count: int32 `[workers, 1]`, how many are used.
-            found: int32 `[workers, 1]`, how many there are, where the code tells.
+            count: int32 `[workers, 1]`, the number of positions in the header.
+            found: int32 `[workers, 1]`, the number of positions in the code, if it has one.
 
         Returns:
             int32 `[workers, slots]`, 0 after the first `count`.
 
         Raises:
-            tf.errors.InvalidArgumentError: when run, for a count out of range or other than
-                `found`, and for positions that do not ascend or are out of range.
+            tf.errors.InvalidArgumentError: When run, for a count that is out of range or differs
+                from `found`, and for positions that do not ascend or are out of range.
         """
         right = (count >= 0) & (count <= self.slots)
         if found is not None:
@@ -89,16 +89,16 @@ class Stream:
 
         Args:
             stream: int32 `[workers, slots]`, the first `count` ascending and in range.
-            count: int32 `[workers, 1]`, how many are used.
+            count: int32 `[workers, 1]`, the number of positions.
         """
-        if self.slots == 0:  # only empty tensors, or none to send of
+        if self.slots == 0:  # all tensors are empty, or nothing is sent
             workers = tf.shape(stream)[0]
             nothing = [tf.zeros([workers, 0], tf.int32) for _ in self.capacity.slots]
             return Positions(nothing, tf.zeros([workers, len(nothing)], tf.int32))
-        stream = tf.cast(stream, tf.int64)  # with int32 GPUs compute on the host
+        stream = tf.cast(stream, tf.int64)  # GPUs would process int32 on the host
         sorted_ = tf.where(leading(count, self.slots), stream, MAX_STREAM)
         starts = tf.broadcast_to(self.starts, [tf.shape(stream)[0], len(self.starts)])
-        first = tf.searchsorted(sorted_, starts, out_type=tf.int64)  # of each, [workers, N + 1]
+        first = tf.searchsorted(sorted_, starts, out_type=tf.int64)  # [workers, N + 1]
         counts = first[:, 1:] - first[:, :-1]
         indices = []
         for i, (slots, start) in enumerate(zip(self.capacity.slots, self.starts[:-1], strict=True)):
@@ -110,14 +110,14 @@ class Stream:
 
 
 def too_large(size: int) -> ValueError:
-    """Return the error for a bucket of so many elements."""
+    """Return the error for a bucket of `size` elements."""
     return ValueError(
-        "`indices` other than RawIndices number the elements of a bucket in int32: it may "
-        f"have {MAX_STREAM} of them. Received: a bucket of {size} elements. Use "
+        "`indices` other than RawIndices count the elements of a bucket in int32: it must have at "
+        f"most {MAX_STREAM} elements. Received: a bucket of {size} elements. Use "
         "RawIndices, a smaller `bucket_bytes`, or split the variable."
     )
 
 
 def gaps(at: tf.Tensor) -> tf.Tensor:
-    """Return the differences of ascending positions, the first one's to -1."""
+    """Return the differences of ascending positions; the first one is relative to -1."""
     return at - tf.concat([[-1], at[:-1]], axis=0)

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.codings.base import IndexCoding, ValueCoding
-from tf_redsync.codings.choice import Cheapest
+from tf_redsync.codings.cheapest import Cheapest
 from tf_redsync.codings.message import MessageCoding
 from tf_redsync.codings.plain import Float32
 from tf_redsync.config import register

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from tf_redsync import checks, ops
 from tf_redsync.codings.base import IndexCoding
-from tf_redsync.codings.choice import Cheapest
+from tf_redsync.codings.cheapest import Cheapest
 from tf_redsync.config import register
 from tf_redsync.contrib.common.broadcast import from_leader
 from tf_redsync.contrib.lgc import codes, shared_values

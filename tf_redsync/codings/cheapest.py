@@ -1,4 +1,4 @@
-"""The cheapest lossless coding of positions for the density at hand, and why."""
+"""Chooses the shortest lossless coding of positions, and compares all of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync.codings.base import Capacity, CodedPositions, IndexCoding
-from tf_redsync.codings.bitmap import Bitmap
 from tf_redsync.codings.delta import DeltaPacking
 from tf_redsync.codings.elias_fano import EliasFano
 from tf_redsync.codings.golomb import Golomb
 from tf_redsync.codings.huffman import Huffman
-from tf_redsync.codings.plain import RawIndices
+from tf_redsync.codings.plain import Bitmap, RawIndices
 from tf_redsync.codings.run_length import RunLength
 from tf_redsync.config import register
 from tf_redsync.ops.codecs import Positions
@@ -35,12 +34,12 @@ LOSSLESS: tuple[IndexCoding, ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Codings of the positions of some tensors; `str` prints a table.
+    """Lengths of the codes of some tensors' positions; `str` returns a table.
 
     Attributes:
         capacity: Sizes and slots.
         words: Length of the code in 32-bit words, by the name of the coding, shortest first.
-        entropy: Bits that random positions need at least.
+        entropy: Entropy of random positions, in bits.
     """
 
     capacity: Capacity
@@ -49,7 +48,7 @@ class Comparison:
 
     @property
     def best(self) -> str:
-        """Name of the shortest code."""
+        """The name of the shortest code."""
         return next(iter(self.words))
 
     @override
@@ -69,11 +68,11 @@ def compare(sizes: Sequence[int], slots: Sequence[int]) -> Comparison:
     """Compare all lossless codings of positions.
 
     Args:
-        sizes: Elements of each tensor of a bucket.
-        slots: How many of each are sent.
+        sizes: Number of elements of each tensor of a bucket.
+        slots: Number of elements sent of each.
 
     Raises:
-        ValueError: for lists of different lengths, or more slots than elements.
+        ValueError: If the lists differ in length, or a tensor has more slots than elements.
 
     Example:
         >>> compare([1_000_000], [10_000]).best, compare([1_000], [400]).best
@@ -92,11 +91,11 @@ def compare(sizes: Sequence[int], slots: Sequence[int]) -> Comparison:
     """
     if len(sizes) != len(slots) or any(not 0 <= k <= n for k, n in zip(slots, sizes, strict=False)):
         raise ValueError(
-            "`slots` must have one entry for each of `sizes`, of at most as many elements. "
+            "`slots` must have one entry per entry of `sizes`, and none above it. "
             f"Received: sizes={list(sizes)}, slots={list(slots)}"
         )
     capacity = Capacity(tuple(sizes), tuple(slots))
-    # Of equal lengths the one that stands first in the list: the simpler one.
+    # The sort is stable: at equal lengths the simpler coding, which is listed first, wins.
     words = sorted(((c.words(capacity), type(c).__name__) for c in LOSSLESS), key=lambda w: w[0])
     entropy = sum(_log2_choices(n, k) for n, k in zip(sizes, slots, strict=True))
     return Comparison(capacity, {name: n for n, name in words}, entropy)
@@ -105,16 +104,16 @@ def compare(sizes: Sequence[int], slots: Sequence[int]) -> Comparison:
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cheapest(IndexCoding):
-    """The cheapest lossless coding of positions for the density at hand, and why.
+    """The shortest lossless coding of positions at the given density.
 
-    For every bucket the shortest of the lossless codings; `compare` shows them all.
+    It chooses a coding for every bucket; `compare` lists all of them.
 
-    Lengths are static, so they can be compared before anything is sent. What random positions need
-    at least is log2 of the number of ways to choose k of n elements.
+    Lengths are static, so they are compared before anything is sent. The entropy of random
+    positions is log2 of the number of ways to choose k of n elements.
 
-    Lengths are compared and nothing else: at low densities Golomb codes win, or those of Elias and
-    Fano by a word, from a third on a bitmap does, and in a bucket of a few positions whatever has
-    the shortest head.
+    Only lengths count, not the time to code. At low densities Golomb codes win, or Elias-Fano codes
+    by a word; from a density of a third on, a bitmap wins. In a bucket of a few positions, the
+    coding with the shortest header wins.
 
     Example:
         >>> Cheapest().of(Capacity((1_000_000,), (10_000,)))
@@ -122,7 +121,7 @@ class Cheapest(IndexCoding):
     """
 
     def of(self, capacity: Capacity) -> IndexCoding:
-        """Return the coding that is used."""
+        """Return the coding for a bucket."""
         best = compare(capacity.sizes, capacity.slots).best
         return next(c for c in LOSSLESS if type(c).__name__ == best)
 
@@ -142,5 +141,5 @@ class Cheapest(IndexCoding):
 
 
 def _log2_choices(n: int, k: int) -> float:
-    """Log2 of n over k."""
+    """Return log2 of n over k."""
     return (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2)
