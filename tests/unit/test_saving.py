@@ -63,9 +63,7 @@ def test_a_plain_file_loads_into_the_wrapper(strategy, tmp_path):
             warnings.simplefilter("always")
             model.load_weights(path)
         texts = [str(w.message) for w in caught]
-        assert (
-            len(texts) == 1 and "at iteration 3, but what was loaded has nothing of the" in texts[0]
-        )
+        assert len(texts) == 1 and "iteration 3" in texts[0] and "exchange" in texts[0]
     assert int(model.optimizer.iterations.numpy()) == 3
     for mine, theirs in zip(model.optimizer.variables, plain.optimizer.variables, strict=True):
         np.testing.assert_array_equal(mine.numpy(), theirs.numpy())

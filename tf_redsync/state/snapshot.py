@@ -247,10 +247,10 @@ class Snapshot:
                 f"reads format {FORMAT}. Load it with the version that saved it."
             )
         snapshot = cls(**numbers, about=_json(arrays.pop("about")), arrays=arrays)
-        snapshot._check_layout()
+        snapshot.check_layout()
         return snapshot
 
-    def _check_layout(self) -> None:
+    def check_layout(self) -> None:
         """Check that ranks, names and rows agree with each other.
 
         Raises:
