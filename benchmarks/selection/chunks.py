@@ -6,7 +6,7 @@ measures, in turns, round after round, on one thread:
 
     read         a pass over the array that only reads it: numpy's maximum
     memcpy       copies the array
-    chunked      `ops.chunks.chunked_top_k`: the k largest of each chunk of 4096, by position
+    chunked      `ops.selection.chunked_top_k`: the k largest of each chunk of 4096, by position
     composed     the same in pure TensorFlow
     tf_chunks    tf.math.top_k of the magnitudes of each chunk, and nothing else
     tf_top_k     tf.math.top_k of all magnitudes, for as many elements
@@ -37,7 +37,7 @@ def functions(kind: str, n: int, density: float) -> dict:
 
     from benchmarks.selection import inputs
     from tf_redsync import ops
-    from tf_redsync.ops.chunks import chunked_top_k
+    from tf_redsync.ops.selection import chunked_top_k
 
     array, k = inputs.make(kind, n), round(density * CHUNK)
     copy, chunks = np.empty_like(array), tf.constant(array.reshape(-1, CHUNK))

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from tests.kernels.common import KINDS, assert_same_bits, both, needs_native, on
 from tests.loops import loop
 from tests.oracle.chunks import chunked_top_k_numpy
-from tf_redsync.ops.chunks import chunked_top_k
+from tf_redsync.ops.selection import chunked_top_k
 
 BACKENDS = [pytest.param("native", marks=needs_native), "tensorflow"]
 SIZES = (1, 2, 3, 15, 16, 17, 63, 64, 100, 511, 513, 1000)
@@ -113,7 +113,7 @@ PLAIN = """
 import numpy as np
 from tests.kernels.common import KINDS, assert_same_bits, on
 from tests.oracle.chunks import chunked_top_k_numpy
-from tf_redsync.ops.chunks import chunked_top_k
+from tf_redsync.ops.selection import chunked_top_k
 for size in (64, 1000):
     for k in (1, size // 33, size // 10, size // 2):
         chunks = np.random.default_rng(k).integers(-9, 9, (3, size)).astype(np.float32)

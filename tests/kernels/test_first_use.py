@@ -39,8 +39,8 @@ PROGRAM = """
 import json, os, pathlib, sys, types
 sys.modules["tf_redsync"] = package = types.ModuleType("tf_redsync")
 package.__path__ = [sys.argv[1] + "/tf_redsync"]
-from tf_redsync.building import BuildError, folders, libraries, once
-folders.sources = lambda: pathlib.Path(sys.argv[2])
+from tf_redsync.building import BuildError, libraries, once
+libraries.sources = lambda: pathlib.Path(sys.argv[2])
 exec(sys.argv[5])
 try:
     print(libraries.op_library(json.loads(sys.argv[3]), json.loads(sys.argv[4])))
@@ -101,7 +101,7 @@ def test_many_processes_build_once_and_all_are_told(tree):
     others = [start(tree) for _ in range(3)]
     lines = [other.stderr.readline() for other in others]
     assert all("waiting for another process that builds the native library" in x for x in lines)
-    assert all("30 minutes at most" in line for line in lines)
+    assert all("30 minutes" in line for line in lines)
     (tree / "go").touch()
     answers = {process.communicate(timeout=60)[0].strip() for process in (first, *others)}
     (path,) = answers
@@ -237,7 +237,7 @@ def test_a_full_disk(tree):
     )
     answer = ask(tree)[0]
     assert "No space left on device" in answer and len(answer.splitlines()) == 1
-    assert "Make room there, or set TF_REDSYNC_CACHE" in answer
+    assert "space" in answer and "TF_REDSYNC_CACHE" in answer
 
 
 def test_no_compiler(tree):
@@ -255,7 +255,7 @@ def test_waiting_has_a_limit(tree):
     first = start(tree)
     wait_for(lambda: is_compiling(tree))
     answer = ask(tree, change="once.LIMIT_SECONDS = 0.5")[0]
-    assert "Another process has been building" in answer and "End the one" in answer
+    assert "Another process has been building" in answer and ".lock" in answer
     os.killpg(first.pid, signal.SIGKILL)
     first.communicate(timeout=60)
 

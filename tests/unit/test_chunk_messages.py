@@ -11,7 +11,7 @@ from tf_redsync.methods.common import two_bit_values
 from tf_redsync.methods.common.chunk_messages import ChunkMessages
 from tf_redsync.methods.common.chunking import Chunks
 from tf_redsync.ops import wire
-from tf_redsync.ops.chunks import chunked_top_k
+from tf_redsync.ops.selection import chunked_top_k
 
 SHAPES = ((128, 64), (67, 32), (0, 3), (50,), ())
 CHUNKS = tuple(map(Chunks.of, SHAPES))

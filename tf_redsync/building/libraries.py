@@ -1,4 +1,4 @@
-"""Which native library is wanted, and how it is made: by custom_ops/build_library.py."""
+"""Chooses the native library for a TensorFlow, and builds it by custom_ops/build_library.py."""
 
 from __future__ import annotations
 
@@ -16,29 +16,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tf_redsync.building import folders
 from tf_redsync.building.once import LIMIT_SECONDS, BuildError, make_once, say
 
-CUDA = "TF_REDSYNC_CUDA"  # "1": kernels for GPUs wherever nvcc is; "0": never
+CACHE = "TF_REDSYNC_CACHE"  # a folder; else tf_redsync/ in XDG_CACHE_HOME, else in ~/.cache
+_PACKAGE = Path(__file__).resolve().parents[1]
+_KINDS = {".cc", ".h", ".cu", ".cuh", ".bzl", ".py"}
+CUDA = "TF_REDSYNC_CUDA"  # "1": GPU kernels if nvcc exists; "0": never
 _ARCHITECTURES = "REDSYNC_CUDA_ARCHITECTURES"
 _NO_GPU = "TensorFlow saw no GPU when the library was built (TF_REDSYNC_CUDA=1 builds them even so)"
-# Seconds, and further seconds of one core, measured; said before a build.
+# Measured cost of a build, announced before it: seconds, and further core seconds.
 _COST = {"cpu": (10, 100), "cuda": (30, 160)}
 _LONGEST = 300  # characters of a compiler's error
 _FULL = "No space left|Disk quota"
 
 
 def op_library(tensorflow: Mapping[str, Any], gpus: Sequence[str], *, show: bool = False) -> Path:
-    """The native ops for one TensorFlow: from the cache folder, or compiled now.
+    """Return the native ops for one TensorFlow, from the cache folder or compiled now.
 
     Args:
-        tensorflow: What `custom_ops/installed.py:tensorflow` would find, and under "build" what
-            else tells this TensorFlow from others of its version.
-        gpus: Compute capabilities, such as "80", of the GPUs that it sees.
-        show: Whether to show what the compilers say.
+        tensorflow: The result of `custom_ops/installed.py:tensorflow`, and under "build" what
+            distinguishes this TensorFlow from others of its version.
+        gpus: Compute capabilities, such as "80", of the visible GPUs.
+        show: Whether to show the compilers' output.
 
     Raises:
-        BuildError: if there is none and it cannot be compiled.
+        BuildError: If the library is missing and cannot be compiled.
     """
     compiler = _version_of_compiler()
     folder = _folder(f"tensorflow-{tensorflow['version']}", tensorflow)
@@ -47,7 +49,7 @@ def op_library(tensorflow: Mapping[str, Any], gpus: Sequence[str], *, show: bool
     for kind in kinds:
         cuda = _cuda(gpus) if kind == "cuda" else {"missing": _NO_GPU}
         if compiler is None or (kind == "cuda" and "missing" in cuda):
-            # What compiled it has gone: an image without compilers, for one.
+            # The compiler was removed, for example from an image: use an older build.
             if there := _there(folder, kind if compiler else ""):
                 return there
             continue
@@ -59,7 +61,7 @@ def op_library(tensorflow: Mapping[str, Any], gpus: Sequence[str], *, show: bool
 
 
 def loopback_only() -> Path:
-    """The library that the launcher preloads into workers; see `op_library`."""
+    """Return the library that the launcher preloads into workers; see `op_library`."""
     compiler = _version_of_compiler()
     folder = _folder("loopback_only", {})
     if compiler is None:
@@ -71,26 +73,26 @@ def loopback_only() -> Path:
 
 
 def _there(folder: Path, kind: str = "") -> Path | None:
-    """The newest library in a folder, one of this kind if it is named."""
+    """Return the newest library in a folder, of the given kind if it is not ""."""
     found = folder.glob(f"{kind}*.so")
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def _folder(name: str, made_for: Mapping[str, Any]) -> Path:
-    """The folder of the libraries that this system can use, whatever compiled them."""
-    places = ("include", "link_flags")  # The same TensorFlow in another environment is the same.
+    """Return the folder of the libraries that this system can load, from any compiler."""
+    places = ("include", "link_flags")  # differ between environments with the same TensorFlow
     kept = {key: value for key, value in made_for.items() if key not in places}
-    flags = os.environ.get("CXXFLAGS", "")  # -march=native is another one's elsewhere
+    flags = os.environ.get("CXXFLAGS", "")  # -march=native depends on the host
     system = [platform.machine(), *platform.libc_ver(), flags, flags and platform.node()]
-    digest = _digest([kept, system, folders.digest_of_sources()])
-    return folders.cache() / "libraries" / f"{name}-{digest}"
+    digest = _digest([kept, system, digest_of_sources()])
+    return cache() / "libraries" / f"{name}-{digest}"
 
 
 def _made(target: Path, what: str, request: Mapping[str, Any], show: bool) -> Path:
     def make(lock: int) -> None:
         takes = _COST.get(request["kind"])
         cores = len(os.sched_getaffinity(0))
-        if takes is not None:  # The launcher's takes a second.
+        if takes is not None:  # the launcher's library takes a second
             seconds = takes[0] + takes[1] / cores
             say(f"building {what}, once: about {seconds:.0f} s on {cores} cores ({target.parent})")
         started = time.monotonic()
@@ -103,18 +105,18 @@ def _made(target: Path, what: str, request: Mapping[str, Any], show: bool) -> Pa
 
 
 def _run(request: Mapping[str, Any], lock: int, show: bool) -> None:
-    """Compiles in a process of its own, which Ctrl-C ends as well as this one."""
+    """Compile in a child process, which Ctrl-C also ends."""
     stream = None if show else subprocess.PIPE
     try:
         run = subprocess.run(
-            [sys.executable, str(folders.sources() / "custom_ops" / "build_library.py")],
+            [sys.executable, str(sources() / "custom_ops" / "build_library.py")],
             input=json.dumps(request),
             stdout=stream,
             stderr=stream,
             text=True,
             timeout=LIMIT_SECONDS,
             pass_fds=(lock,),
-            env={**os.environ, folders.CACHE: str(folders.cache())},
+            env={**os.environ, CACHE: str(cache())},
         )
     except subprocess.TimeoutExpired as error:
         raise BuildError(f"The build took more than {LIMIT_SECONDS / 60:.0f} minutes") from error
@@ -122,18 +124,18 @@ def _run(request: Mapping[str, Any], lock: int, show: bool) -> None:
         raise BuildError(f"{sys.executable} cannot be started ({error})") from error
     if run.returncode != 0:
         reason = "see above" if show else first_error(run.stderr)
-        remedy = "Mend that" if show else "`python -m tf_redsync build` shows all of it"
+        remedy = "Fix it" if show else "`python -m tf_redsync build` shows the whole output"
         if re.search(_FULL, reason):
-            remedy = "Make room there, or set TF_REDSYNC_CACHE to another folder"
+            remedy = "Free some space there, or set TF_REDSYNC_CACHE to another folder"
         raise BuildError(f"The build of the native library failed ({reason}). {remedy}")
 
 
 def first_error(text: str) -> str:
-    """The line of a compiler's output that says most."""
+    """Return the most informative line of a compiler's output."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     signs = (_FULL, r"\berror:", r"\bError\b")
     found = (line for sign in signs for line in lines if re.search(sign, line))
-    return next(found, lines[-1] if lines else "it says nothing")[:_LONGEST]
+    return next(found, lines[-1] if lines else "no output")[:_LONGEST]
 
 
 def _compiler() -> list[str]:
@@ -159,12 +161,12 @@ def _no_compiler() -> str:
 
 
 def _cuda(gpus: Sequence[str]) -> dict[str, Any]:
-    """What custom_ops/installed.py finds of CUDA, for these GPUs."""
+    """Return the CUDA installation that custom_ops/installed.py finds for these GPUs."""
     env = {
         **os.environ,
         _ARCHITECTURES: os.environ.get(_ARCHITECTURES) or " ".join(sorted(set(gpus))),
     }
-    program = folders.sources() / "custom_ops" / "installed.py"
+    program = sources() / "custom_ops" / "installed.py"
     try:
         run = subprocess.run(
             [sys.executable, str(program), "cuda"],
@@ -175,9 +177,36 @@ def _cuda(gpus: Sequence[str]) -> dict[str, Any]:
         )
         found: dict[str, Any] = json.loads(run.stdout)
     except (OSError, subprocess.TimeoutExpired, ValueError):
-        return {"missing": "what looks for nvcc does not run"}
+        return {"missing": "custom_ops/installed.py, which looks for nvcc, does not run"}
     return found
 
 
 def _digest(made_of: Any) -> str:
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
+
+
+# -------------------------------------------------------------------------------------- folders
+
+
+def cache() -> Path:
+    """Return the folder for libraries and objects, which may be missing."""
+    if named := os.environ.get(CACHE):
+        return Path(named).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "tf_redsync"
+
+
+def sources() -> Path:
+    """Return the parent of `custom_ops/`: in an installed package, or in a source tree."""
+    carried = _PACKAGE / "_native"
+    return carried if carried.is_dir() else _PACKAGE.parent
+
+
+@functools.cache
+def digest_of_sources() -> str:
+    """Return a digest of the C++ sources and of the build scripts."""
+    root = sources() / "custom_ops"
+    files = sorted(path for path in root.rglob("*") if path.suffix in _KINDS)
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()

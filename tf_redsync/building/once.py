@@ -1,7 +1,7 @@
-"""A file that one process of many makes while the others wait for it.
+"""Makes a file in one of several processes while the others wait for it.
 
-The lock is one of the operating system: it ends with the process that holds it, however that ends,
-and with what that process has started to compile. The file appears whole, by a renaming.
+The operating system releases the lock when the process that holds it and its compilers have ended,
+for any reason. The file is renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-LIMIT_SECONDS = 1800.0  # Of a build, and of waiting for another process's.
+LIMIT_SECONDS = 1800.0  # for a build, and for waiting for another process
 _POLL_SECONDS = 0.2
 
 
 class BuildError(RuntimeError):
-    """A library cannot be built; the text, one line, says why and what to do."""
+    """A library cannot be built; the message is one line with the reason and the remedy."""
 
 
 def make_once(target: Path, what: str, make: Callable[[int], None]) -> None:
-    """Have `target` made, unless it is there or another process makes it meanwhile.
+    """Make `target`, unless it exists or another process makes it meanwhile.
 
     Args:
-        target: The file; it exists afterwards.
-        what: What it is, for people.
-        make: Makes it, or raises `BuildError`. Is given the descriptor of the lock, which what it
-            starts may inherit: then nobody else begins while that still runs.
+        target: The file, which exists afterwards.
+        what: Its description, for messages.
+        make: Makes it, or raises `BuildError`. Receives the descriptor of the lock for its child
+            processes: while they run, no other process starts to make the file.
 
     Raises:
-        BuildError: if it cannot be made, or if another process that tried to could not.
+        BuildError: If this process, or the one that it waited for, cannot make the file.
     """
     if target.exists():
         return
@@ -49,7 +49,7 @@ def make_once(target: Path, what: str, make: Callable[[int], None]) -> None:
             return
         failure = os.pread(lock, 10_000, 0).decode(errors="replace")
         if failure and os.fstat(lock).st_mtime_ns != before:
-            raise BuildError(failure)  # of the process that was waited for: it would be the same
+            raise BuildError(failure)  # of the other process: another attempt would fail alike
         try:
             make(lock)
         except BuildError as error:
@@ -61,7 +61,7 @@ def make_once(target: Path, what: str, make: Callable[[int], None]) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises `BuildError` where `folder` cannot take a library, before any time is spent on one."""
+    """Raise `BuildError` before a build if `folder` cannot hold a library."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if os.statvfs(folder).f_flag & os.ST_NOEXEC:
@@ -77,7 +77,7 @@ def check_folder(folder: Path) -> None:
 def _unusable(folder: Path, error: OSError) -> BuildError:
     return BuildError(
         f"The folder {folder} cannot be used ({error.strerror or error}). Set TF_REDSYNC_CACHE to "
-        "one that can be written and may hold programs"
+        "a writable folder on a file system that allows programs"
     )
 
 
@@ -87,11 +87,11 @@ def _acquire(lock: int, path: Path, what: str) -> None:
     said = False
     while not _locked(lock):
         if not said:
-            say(f"waiting for another process that builds {what}, {limit} at most")
+            say(f"waiting for another process that builds {what}, at most {limit}")
             said = True
         if time.monotonic() > deadline:
             raise BuildError(
-                f"Another process has been building {what} for {limit}. End the one that holds "
+                f"Another process has been building {what} for {limit}. End the process that holds "
                 f"{path}"
             )
         time.sleep(_POLL_SECONDS)
@@ -102,17 +102,17 @@ def _locked(lock: int) -> bool:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # A file system without locks: several processes build, and rename.
+    except OSError:  # a file system without locks: several processes build and rename
         return True
     return True
 
 
 def _note(lock: int, text: str) -> None:
-    with contextlib.suppress(OSError):  # A full disk.
+    with contextlib.suppress(OSError):  # a full disk
         os.ftruncate(lock, 0)
         os.pwrite(lock, text.encode(), 0)
 
 
 def say(text: str) -> None:
-    """One line for people, on standard error."""
+    """Print one line on standard error."""
     print(f"tf_redsync: {text}", file=sys.stderr, flush=True)

@@ -24,7 +24,7 @@ from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.chunk_messages import ChunkMessages
 from tf_redsync.methods.common.chunking import SIDE, Chunks
 from tf_redsync.ops import wire
-from tf_redsync.ops.chunks import chunked_top_k
+from tf_redsync.ops.selection import chunked_top_k
 from tf_redsync.outer import Outer
 
 _DIVISORS = ("workers", "senders")

@@ -1,10 +1,10 @@
-"""Ops of tf_redsync: select what to send, and add up what was received.
+"""Ops of tf_redsync: select the elements to send, code messages, and sum received ones.
 
-Every op exists twice with equal results: natively (C++) and in pure TensorFlow (`reference/`).
-`backend()` says which one runs; `set_backend` or the environment variable `TF_REDSYNC_BACKEND`
-forces one. A backend that is asked for and is missing is an error, never silently replaced.
+Every op has two implementations with equal bits: native (C++) and pure TensorFlow (`reference/`).
+`backend()` returns the one in use; `set_backend` or the environment variable `TF_REDSYNC_BACKEND`
+forces one. A requested backend that is missing raises; there is no silent fallback.
 
-Nothing here knows workers, methods or Keras.
+The ops do not depend on workers, methods or Keras.
 """
 
 from tf_redsync.ops.message_layout import MessageLayout

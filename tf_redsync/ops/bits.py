@@ -1,7 +1,7 @@
-"""Bits in 32-bit words: codes of a fixed and of a varying number of bits, and bitmaps.
+"""Bits in 32-bit words: codes of fixed and of variable length, and bitmaps.
 
-Bit t is bit t mod 32 of word t div 32, and the low bit of a code comes first. Words are int32. The
-ops are native but for `read`.
+Bit t is bit t mod 32 of word t div 32, and the low bit of a code comes first. Words are int32. All
+ops except `read` have a native implementation.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["bitmap", "packed", "packed_words", "read", "set_bits", "unpacked", "
 
 MAX_BITS = 32  # of a code
 MAX_BITMAP = 2**26  # words: positions are int32
-MAX_LENGTH = 2**57  # of anything, so that its bits can be counted
+MAX_LENGTH = 2**57  # words: numbers of bits are int64
 
 
 def packed(codes: tf.Tensor, bits: int) -> tf.Tensor:
-    """Write codes of `bits` bits one after the other.
+    """Concatenate codes of `bits` bits each.
 
     Args:
-        codes: int32 `[..., count]`, of which the low `bits` bits are taken; in pure TensorFlow the
+        codes: int32 `[..., count]`; bits above the low `bits` are ignored. In pure TensorFlow the
             count is static.
         bits: In [0, 32].
 
@@ -33,7 +33,7 @@ def packed(codes: tf.Tensor, bits: int) -> tf.Tensor:
         int32 `[..., packed_words(count, bits)]`.
 
     Raises:
-        ValueError: for `bits` out of range.
+        ValueError: If `bits` is out of range.
 
     Example:
         >>> packed(tf.constant([1, 2, 3]), 4).numpy()
@@ -47,7 +47,7 @@ def packed(codes: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 def unpacked(words: tf.Tensor, bits: int, count: int) -> tf.Tensor:
-    """Undo `packed`.
+    """Return the codes that `packed` concatenated.
 
     Args:
         words: int32 `[rows, packed_words(count, bits)]`.
@@ -58,8 +58,8 @@ def unpacked(words: tf.Tensor, bits: int, count: int) -> tf.Tensor:
         int32 `[rows, count]`.
 
     Raises:
-        ValueError: for `bits` or `count` out of range.
-        tf.errors.InvalidArgumentError: when run, for words of a wrong length.
+        ValueError: If `bits` or `count` is out of range.
+        tf.errors.InvalidArgumentError: When run, if `words` has a wrong length.
     """
     check_ints("bits", [bits], 0, MAX_BITS)
     check_ints("count", [count], 0, MAX_LENGTH)
@@ -70,19 +70,19 @@ def unpacked(words: tf.Tensor, bits: int, count: int) -> tf.Tensor:
 
 
 def written(codes: tf.Tensor, lengths: tf.Tensor, words: int) -> tf.Tensor:
-    """Write codes of varying lengths one after the other.
+    """Concatenate codes of variable length.
 
     Args:
-        codes: int64 `[count]`, of which the low bits are taken.
-        lengths: int32 `[count]`, how many of them, in [0, 32].
-        words: Length of the result. What is beyond is left out.
+        codes: int64 `[count]`; bits above the low `lengths` are ignored.
+        lengths: int32 `[count]`, the bits of each code, in [0, 32].
+        words: Length of the result; bits beyond are dropped.
 
     Returns:
         int32 `[words]`.
 
     Raises:
-        ValueError: for `words` out of range.
-        tf.errors.InvalidArgumentError: when run, for a length out of range.
+        ValueError: If `words` is out of range.
+        tf.errors.InvalidArgumentError: When run, if a length is out of range.
     """
     check_ints("words", [words], 0, MAX_LENGTH)
     codes, lengths = tf.convert_to_tensor(codes, tf.int64), tf.convert_to_tensor(lengths, tf.int32)
@@ -92,11 +92,11 @@ def written(codes: tf.Tensor, lengths: tf.Tensor, words: int) -> tf.Tensor:
 
 
 def read(words: tf.Tensor, starts: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
-    """Read codes of known places, in TensorFlow's own ops.
+    """Read codes at given places, with TensorFlow's own ops.
 
     Args:
         words: int32 `[rows, words]`.
-        starts: int64 `[rows, count]`, first bit of each code.
+        starts: int64 `[rows, count]`, the first bit of each code.
         lengths: int32 `[rows, count]`, in [0, 32].
 
     Returns:
@@ -113,7 +113,7 @@ def read(words: tf.Tensor, starts: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
 
 
 def bitmap(positions: tf.Tensor, count: tf.Tensor | int, words: int) -> tf.Tensor:
-    """Set bits.
+    """Return words in which the bits at `positions` are set.
 
     Args:
         positions: int32 `[slots]`, of which the first `count` ascend.
@@ -124,9 +124,9 @@ def bitmap(positions: tf.Tensor, count: tf.Tensor | int, words: int) -> tf.Tenso
         int32 `[words]`.
 
     Raises:
-        ValueError: for `words` out of range.
-        tf.errors.InvalidArgumentError: when run, for a count or a position out of range, or
-            positions that do not ascend.
+        ValueError: If `words` is out of range.
+        tf.errors.InvalidArgumentError: When run, if a count or a position is out of range, or
+            positions do not ascend.
 
     Example:
         >>> bitmap(tf.constant([0, 3, 32]), 3, 2).numpy()
@@ -141,18 +141,18 @@ def bitmap(positions: tf.Tensor, count: tf.Tensor | int, words: int) -> tf.Tenso
 
 
 def set_bits(words: tf.Tensor, slots: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return where bits are set.
+    """Return the positions of set bits.
 
     Args:
         words: int32 `[rows, words]`, at most 2^26 words.
-        slots: How many positions to return.
+        slots: Largest number of positions to return.
 
     Returns:
-        int32 `[rows, slots]`, the first ones, ascending, 0 after the last one; and int32
-        `[rows, 1]`, how many there are, which may be more.
+        int32 `[rows, slots]`, the first positions, ascending, 0 after the last one; and int32
+        `[rows, 1]`, the number of set bits, which may exceed `slots`.
 
     Raises:
-        ValueError: for `slots` out of range, or too many words.
+        ValueError: If `slots` or the number of words is out of range.
     """
     check_ints("slots", [slots], 0, MAX_COUNT)
     words = tf.convert_to_tensor(words, tf.int32)

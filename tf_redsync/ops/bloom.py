@@ -1,9 +1,9 @@
-"""Bloom filters of positions: short for a set that may be a little larger than it was.
+"""Bloom filters of positions: a compact superset with few false positives.
 
 A message is the int32 words of the filters, tensor after tensor. Position p sets the bits
 ((a + t * c mod 2^32) * m) >> 32 for t = 0 .. hashes - 1, where m is the filter's number of bits, a
 the low and c the high 32 bits, made odd, of h = mix(p + (seed + 1) * 0x9E3779B97F4A7C15), and mix
-is the finaliser of SplitMix64. All integers are unsigned; bit t is bit t mod 32 of word t div 32.
+is the finalizer of SplitMix64. All integers are unsigned; bit t is bit t mod 32 of word t div 32.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_HASHES, MAX_WORDS = 64, 2**27 - 1
 
 
 def bloom_parameters(count: int, false_positive_rate: float) -> tuple[int, int]:
-    """Words of 32 bits and hashes of a filter of `count` positions.
+    """Return the number of 32-bit words and of hashes of a filter of `count` positions.
 
     Reference:
         Xu et al., "DeepReduce", NeurIPS 2021: ceil(log2(1 / rate)) hashes and
@@ -53,24 +53,24 @@ def bloom_build(
     words: Sequence[int],
     hashes: Sequence[int],
 ) -> tf.Tensor:
-    """Bloom filters of positions.
+    """Return Bloom filters of positions.
 
     Args:
         indices: N int32 vectors [slots_i], the bits of unsigned positions, the first `counts[i]`
             valid, in any order.
         counts: int32 [N].
-        seed: int32 scalar, of the hashes; the same on all workers.
-        sizes: elements of the N tensors that the positions refer to, Python ints below 2^32.
-        words: words of 32 bits of every filter, at least 1, see `bloom_parameters`.
-        hashes: bits that a position sets, in [1, 64].
+        seed: int32 scalar, the seed of the hashes; the same on all workers.
+        sizes: Number of elements of the N tensors, Python ints below 2^32.
+        words: Number of 32-bit words of every filter, at least 1; see `bloom_parameters`.
+        hashes: Number of bits that a position sets, in [1, 64].
 
     Returns:
-        int32 [sum of words], the filters one after the other; see the module's docstring.
+        int32 [sum of words], the concatenated filters; see the module's docstring.
 
     Raises:
-        ValueError: for an empty list, or sizes, words or hashes of a wrong length or out of range.
-        TypeError: for indices that are not int32.
-        tf.errors.InvalidArgumentError: when run, for a count or an index out of range.
+        ValueError: If the list is empty, or sizes, words or hashes have a wrong length or value.
+        TypeError: If indices are not int32.
+        tf.errors.InvalidArgumentError: When run, if a count or an index is out of range.
 
     Reference:
         Bloom, "Space/time trade-offs in hash coding with allowable errors", CACM 1970; Kirsch and
@@ -98,22 +98,22 @@ def bloom_query(
     words: Sequence[int],
     hashes: Sequence[int],
 ) -> Positions:
-    """The positions that Bloom filters hold, and those that they mistake for such.
+    """Return the positions in Bloom filters, false positives included.
 
     Args:
-        filters: int32 [P, sum of words], row r is what the worker of rank r got from `bloom_build`.
-        seed: as given to `bloom_build`.
-        sizes: as given to `bloom_build`.
-        slots: how many positions to list at most; of more positives the first are.
-        words: as given to `bloom_build`.
-        hashes: as given to `bloom_build`.
+        filters: int32 [P, sum of words]; row r has the filters of the worker of rank r.
+        seed: As given to `bloom_build`.
+        sizes: As given to `bloom_build`.
+        slots: Largest number of positions to return; further ones are dropped.
+        words: As given to `bloom_build`.
+        hashes: As given to `bloom_build`.
 
     Returns:
         `Positions`: the first `slots` positives among [0, size), ascending.
 
     Raises:
-        ValueError: for lists of a wrong length or values out of range.
-        tf.errors.InvalidArgumentError: when run, for filters of a wrong length.
+        ValueError: If a list has a wrong length, or a value is out of range.
+        tf.errors.InvalidArgumentError: When run, if the filters have a wrong length.
     """
     slots = check_ints("slots", slots, 0, MAX_COUNT)
     layout = {"slots": slots, **_filter_layout(sizes, words, hashes, len(slots))}

@@ -1,4 +1,4 @@
-"""What the codecs share: the type of received positions, and checks of arguments."""
+"""Checks of the codecs' arguments, and the type of decoded positions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tf_redsync.ops.message_layout import MAX_COUNT
 
 
 class Positions(NamedTuple):
-    """Positions that were received.
+    """Decoded positions of all workers.
 
     Attributes:
-        indices: list of int32 tensors [P, slots], the bits of unsigned positions, ascending; 0
+        indices: List of int32 tensors [P, slots], the bits of unsigned positions, ascending; 0
             after the first `count`.
         counts: int32 [P, N].
     """
@@ -24,11 +24,11 @@ class Positions(NamedTuple):
 
 
 def check_list(name: str, tensors: Sequence[tf.Tensor], dtype: tf.DType = tf.float32) -> None:
-    """Checks that there is a tensor, and that all are of one type; that positions can be counted.
+    """Check the dtype of a list of tensors, and the number of positions in each.
 
     Raises:
-        ValueError: for an empty list, or a tensor of 2^31 positions or more.
-        TypeError: for another dtype.
+        ValueError: If the list is empty, or a tensor has 2^31 positions or more.
+        TypeError: If a tensor has another dtype.
     """
     if not tensors:
         raise ValueError(f"`{name}` must hold at least one tensor. Received: an empty list.")
@@ -40,7 +40,7 @@ def check_list(name: str, tensors: Sequence[tf.Tensor], dtype: tf.DType = tf.flo
         size = tensor.shape.num_elements()
         if dtype == tf.int32 and size is not None and size > MAX_COUNT:
             raise ValueError(
-                f"`{name}` must have at most {MAX_COUNT} entries each, which are counted in int32. "
+                f"`{name}` must have at most {MAX_COUNT} entries each, because counts are int32. "
                 f"Received: {name}[{i}] of shape {tensor.shape}. Select fewer elements."
             )
 
@@ -48,10 +48,10 @@ def check_list(name: str, tensors: Sequence[tf.Tensor], dtype: tf.DType = tf.flo
 def check_ints(
     name: str, values: Sequence[int], low: int, high: int, length: int | None = None
 ) -> tuple[int, ...]:
-    """Checks Python ints, one per tensor, and returns them as a tuple.
+    """Check Python ints, one per tensor, and return them as a tuple.
 
     Raises:
-        ValueError: for an empty or wrong length, or a value outside [low, high].
+        ValueError: If their number is 0 or not `length`, or a value is outside [low, high].
     """
     values = tuple(int(v) for v in values)
     if not values or len(values) != (length or len(values)):

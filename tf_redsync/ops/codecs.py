@@ -1,16 +1,15 @@
-"""Codecs: short messages for gradients, each op natively and in pure TensorFlow with equal bits.
+"""Codecs: ops that compress gradients into messages and decode them.
 
 | family | functions | for |
 |---|---|---|
-| quantisation | `quantize`, `dequantize_sum` | signs, few levels, uniform levels, powers of two |
-| Golomb codes | `golomb_encode`, `golomb_decode` | ascending positions, without loss |
-| Bloom filters | `bloom_build`, `bloom_query` | positions, with some false ones |
-| Rice codes | `rice_encode`, `rice_decode` | integers of both signs, without loss |
+| quantization | `quantize`, `dequantize_sum` | signs, few levels, uniform levels, powers of two |
+| Golomb codes | `golomb_encode`, `golomb_decode` | ascending positions, lossless |
+| Bloom filters | `bloom_build`, `bloom_query` | positions, with false positives |
+| Rice codes | `rice_encode`, `rice_decode` | signed integers, lossless |
 | sparse merge | `sparse_merge` | reduce-scatter of sparse blocks |
 
-All make messages of a length that every worker can compute, most of them of a list of tensors;
-decoders check everything that they read. `ops.bits` has what codes are made of.
-`tf_redsync.ops.backend()` says which implementation runs.
+All workers can compute the length of a message; most messages hold a list of tensors. Decoders
+validate their input. `ops.bits` has the bit-level ops.
 """
 
 from tf_redsync.ops.bloom import bloom_build, bloom_parameters, bloom_query

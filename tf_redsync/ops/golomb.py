@@ -1,10 +1,10 @@
-"""Golomb-Rice codes of ascending positions: nothing is lost, and near the entropy.
+"""Golomb-Rice codes of ascending positions, lossless and near the entropy.
 
 A message is a vector of int32 words, for every tensor [count, bits, words]: `bits` is the length of
 the code that follows, bit t of which is bit t mod 32 of word t div 32. A position is coded by its
-gap d >= 1 to the one before (the first one: to -1): (d - 1) >> b ones, a zero, and the b low bits
-of d - 1, lowest first. `words` is what the worst choice of positions needs, which is little more
-than the average: all workers can compute it, and nothing can overflow.
+gap d >= 1 to the previous one (the first one: to -1): (d - 1) >> b ones, a zero, and the b low bits
+of d - 1, lowest first. `words` suffices for all positions and is little more than the average. All
+workers can compute it, and no message can overflow.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ MAX_RICE = 30
 
 
 def golomb_parameter(size: int, slots: int) -> int:
-    """Number of low bits with the shortest code for `slots` positions below `size`, at worst.
+    """Return the number of low bits that minimizes the longest code of `slots` positions.
 
-    It is that of random positions too, or one beside it: the one of Sattler, Wiedemann, Müller and
-    Samek, "Sparse Binary Compression", IJCNN 2019.
+    It equals or neighbors that for random positions, of Sattler, Wiedemann, Müller and Samek,
+    "Sparse Binary Compression", IJCNN 2019.
+
+    Args:
+        size: Number of elements: positions are below it.
+        slots: Number of positions.
 
     Example:
         >>> golomb_parameter(1_000_000, 10_000), golomb_parameter(1_000_000, 1_000)
@@ -36,7 +40,7 @@ def golomb_parameter(size: int, slots: int) -> int:
 
 
 def golomb_words(sizes: Sequence[int], slots: Sequence[int], rice: Sequence[int]) -> int:
-    """Length in 32-bit words of a Golomb message.
+    """Return the length of a Golomb message in 32-bit words.
 
     Example:
         >>> golomb_words([10_000], [100], [6])  # 2 + ceil((100 * 7 + 9900 // 64) / 32)
@@ -52,25 +56,23 @@ def golomb_encode(
     sizes: Sequence[int],
     rice: Sequence[int],
 ) -> tf.Tensor:
-    """Codes ascending positions, without loss, by the gaps between them.
+    """Code ascending positions by the gaps between them.
 
     Args:
         indices: N int32 vectors [slots_i], the bits of unsigned positions; the first `counts[i]`
             ascend strictly.
         counts: int32 [N].
-        sizes: elements of the N tensors that the positions refer to, Python ints below 2^32;
-            slots_i at most.
-        rice: bits of a gap that are sent as they are, in [0, 30], see `golomb_parameter`.
+        sizes: Number of elements of the N tensors, Python ints in [slots_i, 2^32).
+        rice: Number of low bits of a gap, in [0, 30]; see `golomb_parameter`.
 
     Returns:
-        int32 [W], the message; see the module's docstring. Its word 1 is, for every tensor, the
-        number of bits that the positions really take.
+        int32 [W], the message; see the module's docstring.
 
     Raises:
-        ValueError: for an empty list, or sizes or rice of a wrong length or out of range.
-        TypeError: for indices that are not int32.
-        tf.errors.InvalidArgumentError: when run, for a count or an index out of range, or indices
-            that do not ascend.
+        ValueError: If the list is empty, or sizes or rice have a wrong length or value.
+        TypeError: If indices are not int32.
+        tf.errors.InvalidArgumentError: When run, if a count or an index is out of range, or indices
+            do not ascend.
 
     Reference:
         Golomb, "Run-length encodings", IEEE Trans. Inf. Theory, 1966; for gradients: Sattler et
@@ -98,21 +100,21 @@ def golomb_decode(
     slots: Sequence[int],
     rice: Sequence[int],
 ) -> Positions:
-    """The positions that all workers have coded.
+    """Decode the positions of all workers.
 
     Args:
-        messages: int32 [P, W], row r is what the worker of rank r got from `golomb_encode`.
-        sizes: as given to `golomb_encode`.
-        slots: lengths of the vectors of indices given to `golomb_encode`, Python ints.
-        rice: as given to `golomb_encode`.
+        messages: int32 [P, W]; row r is the message of the worker of rank r.
+        sizes: As given to `golomb_encode`.
+        slots: Lengths of the vectors of indices given to `golomb_encode`, Python ints.
+        rice: As given to `golomb_encode`.
 
     Returns:
         `Positions`.
 
     Raises:
-        ValueError: for lists of a wrong length or values out of range.
-        tf.errors.InvalidArgumentError: when run, for messages of a wrong length, or a count, number
-            of bits or index that cannot be; the error names the field, rank, tensor and value.
+        ValueError: If a list has a wrong length, or a value is out of range.
+        tf.errors.InvalidArgumentError: When run, if messages have a wrong length or an invalid
+            count, number of bits or index; the error names the field, rank, tensor and value.
     """
     slots = check_ints("slots", slots, 0, MAX_COUNT)
     sizes = check_ints("sizes", sizes, 0, MAX_WORD, len(slots))
@@ -128,16 +130,16 @@ def golomb_decode(
 
 
 def _worst_bits(size: int, slots: int, rice: int) -> int:
-    """A zero and low bits for each position, and a one for each 2^rice that gaps leap over."""
+    """Return the bits of the longest code: rice + 1 per position, and a one per 2^rice in gaps."""
     return slots * (rice + 1) + ((size - slots) >> rice)
 
 
 def _golomb_part(size: int, slots: int, rice: int) -> int:
-    """Words of one tensor's part of a Golomb message."""
+    """Return the words of one tensor's part of a Golomb message."""
     bits = _worst_bits(size, slots, rice)
     if slots > size or bits > MAX_COUNT - 31:
         raise ValueError(
             "`slots` must be at most `sizes`, and the code of a tensor below 2^31 bits. Received: "
-            f"slots={slots}, size={size}, rice={rice}. More low bits make a sparse code shorter."
+            f"slots={slots}, size={size}, rice={rice}. Increase `rice` for sparse positions."
         )
     return 2 + -(-bits // 32)

@@ -1,4 +1,4 @@
-"""The sum of sparse blocks, reduced to its largest elements, for reduce-scatter methods."""
+"""Sums sparse blocks and keeps the largest sums, for reduce-scatter methods."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from tf_redsync.ops.reference import merging as reference
 
 
 class Merged(NamedTuple):
-    """Result of `sparse_merge`; indices ascend, unused slots hold 0.
+    """The result of `sparse_merge`; indices ascend, unused slots hold 0.
 
     Attributes:
-        indices: list of int32 vectors [k_i], the bits of unsigned positions, those of the sums
-            that are kept.
-        values: list of float32 vectors [k_i], those sums.
-        counts: int32 [N], how many are kept.
-        dropped_indices: list of int32 vectors [P * slots_i], positions of the other sums.
-        dropped_values: list of float32 vectors [P * slots_i], those sums: they belong into the
+        indices: List of int32 vectors [k_i], the bits of the unsigned positions of kept sums.
+        values: List of float32 vectors [k_i], the kept sums.
+        counts: int32 [N], the numbers of kept sums.
+        dropped_indices: List of int32 vectors [P * slots_i], the positions of the other sums.
+        dropped_values: List of float32 vectors [P * slots_i], the other sums, which belong to the
             residual.
-        dropped_counts: int32 [N].
+        dropped_counts: int32 [N], the numbers of the other sums.
     """
 
     indices: list[tf.Tensor]
@@ -44,29 +43,28 @@ def sparse_merge(
     sizes: Sequence[int],
     k: Sequence[int],
 ) -> Merged:
-    """Adds sparse blocks of P workers up and keeps the `k` sums of largest magnitude.
+    """Sum the sparse blocks of P workers and keep the `k` sums of largest magnitude.
 
     The values of one position are added in float32, in the order of the ranks, starting from 0. Of
-    sums of equal magnitude the one of lower index is kept. Sums of 0 are neither kept nor dropped:
-    kept and dropped together are the whole sum.
+    sums of equal magnitude the one of lower index is kept. Sums of 0 are neither kept nor dropped.
+    Kept and dropped sums together are the whole sum.
 
     Args:
         indices: N int32 tensors [P, slots_i], the bits of unsigned positions; the first
             `counts[r, i]` of row r ascend strictly.
         values: N float32 tensors [P, slots_i].
         counts: int32 [P, N].
-        sizes: elements of the N tensors that the positions refer to, Python ints below 2^32.
-        k: how many sums to keep, Python ints; 0 drops all.
+        sizes: Number of elements of the N tensors, Python ints below 2^32.
+        k: Number of sums to keep, Python ints; 0 drops all.
 
     Returns:
         A `Merged`.
 
     Raises:
-        ValueError: for empty lists, lists of a wrong length or values out of range.
-        TypeError: for indices that are not int32, or values that are not float32.
-        tf.errors.InvalidArgumentError: when run, for counts or indices out of range, indices that
-            do not ascend, or values that are not finite; the error names field, rank, tensor and
-            value.
+        ValueError: If a list is empty or has a wrong length, or a value is out of range.
+        TypeError: If indices are not int32, or values are not float32.
+        tf.errors.InvalidArgumentError: When run, if counts or indices are out of range, indices do
+            not ascend, or values are non-finite; the error names field, rank, tensor and value.
 
     Reference:
         Zhao et al., "SparDL: Distributed Deep Learning Training with Efficient Sparse

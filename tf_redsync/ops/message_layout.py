@@ -1,18 +1,17 @@
-"""Where the selected elements of several tensors stand in a message.
+"""The layout of messages with the selected elements of several tensors.
 
 A message is a vector of 32-bit words, equal in length on all workers:
 
     [flag] then for every tensor, in order,
-        not quantised:  [count, index * capacity, value * capacity]
-        quantised:      [count, mean, index * capacity]
+        not quantized:  [count, index * capacity, value * capacity]
+        quantized:      [count, mean, index * capacity]
 
-`flag` is 1 if everything accumulated is finite, else 0 (and then every other word is 0 too).
-Indices are positions in the flattened tensor, ascending, 32 bits without a sign; values and means
-are float32. All are *bit-cast* to int32, never converted, so that no index or value loses a bit.
-Unused slots hold 0.
+`flag` is 1 if all accumulated values are finite; otherwise all words are 0. Indices are unsigned
+32-bit positions in the flattened tensor, ascending; values and means are float32. All are
+*bit-cast* to int32, never converted, so that no index or value loses a bit. Unused slots hold 0.
 
-`MessageLayout` is the one place in Python that knows this; in C++ it is
-`custom_ops/core/message_layout.h`, for CPUs and GPUs.
+`MessageLayout` implements this layout in Python; `custom_ops/core/message_layout.h` implements it
+in C++, for CPUs and GPUs.
 """
 
 from __future__ import annotations
@@ -23,36 +22,36 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-MAX_WORD = 2**32 - 1  # positions travel as 32 bits without a sign
-MAX_COUNT = 2**31 - 1  # counts in messages are int32, and those of tf.math.top_k
-HEADER_WORDS = 1  # word 0, the finite flag; sealed, the flag and the checksum
+MAX_WORD = 2**32 - 1  # positions are unsigned 32-bit integers
+MAX_COUNT = 2**31 - 1  # counts in messages and in tf.math.top_k are int32
+HEADER_WORDS = 1  # word 0: the finite flag or, sealed, flag and checksum
 COUNT_WORDS = 1
 MEAN_WORDS = 1
 
 
 def packed_words(count: int, bits: int) -> int:
-    """Words of 32 bits that `count` codes of so many bits take."""
+    """Return the 32-bit words of `count` codes of `bits` bits."""
     return -(-count * bits // 32)
 
 
 def unsigned(indices: tf.Tensor) -> tf.Tensor:
-    """Return positions as numbers, int64, that travel as 32 bits without a sign in int32."""
+    """Return positions, the bits of unsigned integers in int32, as int64."""
     return tf.cast(tf.bitcast(indices, tf.uint32), tf.int64)
 
 
 def signed(positions: tf.Tensor) -> tf.Tensor:
-    """Undo `unsigned`."""
+    """Return int64 positions as the bits of unsigned integers in int32."""
     return tf.bitcast(tf.cast(positions, tf.uint32), tf.int32)
 
 
 class Parts(NamedTuple):
-    """Messages about N tensors, taken apart.
+    """The parts of messages with elements of N tensors.
 
     Attributes:
         flags: int32 `[..., 1]`.
         counts: int32 `[..., N]`.
         indices: N int32 tensors `[..., capacity]`, the bits of unsigned positions.
-        values: N float32 tensors `[..., capacity]`; of a quantised tensor its mean, `[..., 1]`.
+        values: N float32 tensors `[..., capacity]`; for a quantized tensor its mean, `[..., 1]`.
     """
 
     flags: tf.Tensor
@@ -66,9 +65,9 @@ class MessageLayout:
     """The layout of a message; see the module's docstring.
 
     Attributes:
-        capacities: The most elements of each tensor that a message holds: Python ints, or int32
-            scalars where a method's density changes from step to step.
-        quantized: For each tensor, whether one mean stands for all its values.
+        capacities: Largest number of elements of each tensor in a message: Python ints, or int32
+            scalars if the method's density changes from step to step.
+        quantized: For each tensor, whether one mean replaces its values.
     """
 
     capacities: tuple[Any, ...]
@@ -91,11 +90,11 @@ class MessageLayout:
         """Return the layout for `k` elements of each tensor.
 
         Args:
-            k: Python ints, or int32 `[N]`, whose values need not be known in a trace.
+            k: Python ints, or int32 `[N]`, whose values may be unknown in a trace.
             quantized: One bool for each tensor, or one for all.
 
         Raises:
-            ValueError: unless there are as many `quantized` as `k`.
+            ValueError: If `k` and `quantized` differ in length.
 
         Example:
             >>> MessageLayout.of([10, 4], [False, True]).words
@@ -109,19 +108,19 @@ class MessageLayout:
 
     @property
     def is_static(self) -> bool:
-        """Whether all capacities are known while the graph is built."""
+        """Whether all capacities are Python ints."""
         return not any(map(tf.is_tensor, self.capacities))
 
     @property
     def k(self) -> tf.Tensor:
-        """The capacities as the native ops take them, int32 `[N]`."""
+        """The capacities as an int32 tensor `[N]`, for the native ops."""
         if self.is_static:
             return tf.constant(self.capacities, tf.int32)
         return tf.stack(self.capacities)
 
     @property
     def words(self) -> Any:
-        """Length of a message in 32-bit words: a Python int, or an int32 scalar."""
+        """Length of a message in 32-bit words: a Python int or an int32 scalar."""
         return HEADER_WORDS + sum(self._lengths)
 
     @property
@@ -133,12 +132,12 @@ class MessageLayout:
         return lengths
 
     def split(self, messages: tf.Tensor) -> Parts:
-        """Take messages apart.
+        """Split messages into their parts.
 
         Args:
             messages: int32 `[words]`, or `[P, words]`.
         """
-        # As float32, bit by bit: GPUs split and join these, and int32 in the host's memory.
+        # As float32 with the same bits: GPUs would split and join int32 in host memory.
         words = tf.bitcast(messages, tf.float32)
         flags, *parts = tf.split(words, [HEADER_WORDS, *self._lengths], axis=-1)
         indices, values = [], []
@@ -149,7 +148,7 @@ class MessageLayout:
         return Parts(tf.bitcast(flags, tf.int32), counts, indices, values)
 
     def counts(self, message: tf.Tensor) -> tf.Tensor:
-        """Return how many elements of each tensor a message holds, int32 `[N]`.
+        """Return the number of elements of each tensor in a message, int32 `[N]`.
 
         Args:
             message: int32 `[words]`.
@@ -165,7 +164,7 @@ class MessageLayout:
         return tf.bitcast(found, tf.int32)
 
     def join(self, parts: Parts) -> tf.Tensor:
-        """Undo `split`."""
+        """Join the parts that `split` returned."""
         counts = tf.split(tf.bitcast(parts.counts, tf.float32), len(self.quantized), axis=-1)
         words = [tf.bitcast(parts.flags, tf.float32)]
         for count, at, value, one_mean in zip(
@@ -182,27 +181,27 @@ class MessageLayout:
         indices: Sequence[tf.Tensor],
         values: Sequence[tf.Tensor],
     ) -> tf.Tensor:
-        """Return what one worker sends, int32 `[words]`: all zero, as is the rule, if not finite.
+        """Return one worker's message, int32 `[words]`; all zero if it is non-finite.
 
         Args:
             finite: Bool scalar.
-            counts: See `Parts`, as for the others.
-            indices: See there.
-            values: See there.
+            counts: See `Parts`.
+            indices: See `Parts`.
+            values: See `Parts`.
         """
         flags = tf.ones([HEADER_WORDS], tf.int32)
         return tf.where(finite, self.join(Parts(flags, counts, indices, values)), 0)
 
-    # TensorFlow's protocol for dataclasses in nested structures. With it a `Selection`, which has
-    # a layout, can be what a `tf.function` returns: ints are no leaves, capacities in tensors are.
+    # TensorFlow's protocol for dataclasses in nested structures. It lets a `tf.function` return a
+    # `Selection`: tensors among the capacities are leaves, ints are not.
     def __tf_flatten__(self) -> tuple[Any, tuple[Any, ...]]:
-        """Return what is static, and the tensors."""
+        """Return the static values and the tensors."""
         if self.is_static:
             return (self.capacities, self.quantized), ()
         return (None, self.quantized), (self.capacities,)
 
     @classmethod
     def __tf_unflatten__(cls, metadata: Any, components: tuple[Any, ...]) -> MessageLayout:
-        """Undo `__tf_flatten__`."""
+        """Return the layout that `__tf_flatten__` flattened."""
         capacities, quantized = metadata
         return cls(components[0] if capacities is None else capacities, quantized)

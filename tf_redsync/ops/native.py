@@ -1,7 +1,7 @@
-"""The native library, built for one version of TensorFlow, and the choice of the backend.
+"""Loads the native library and chooses the backend of the ops.
 
-In a source tree it may have been built in place, by `setup.py` or Bazel. Everywhere else it is
-built when it is first asked for, see `tf_redsync/building/`.
+A library serves one version of TensorFlow. In a source tree `setup.py` or Bazel may have built it
+in place. Elsewhere it is built at first use, see `tf_redsync/building/`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LIBRARY = pathlib.Path(__file__).with_name("_redsync_ops.so")  # built in place
 _log = logging.getLogger("tf_redsync")
 BACKENDS = ("native", "tensorflow")
 _ACCEPT = "TF_REDSYNC_BACKEND=tensorflow accepts the pure-TensorFlow ops without this line."
-# The library carries this text, so that its TensorFlow is known before any of its code runs.
+# A text in the library, which tells its version of TensorFlow before any of its code runs.
 _MARKER = re.compile(rb"REDSYNC_BUILT_FOR_TENSORFLOW=([^;\x00]+);")
 
 
@@ -36,14 +36,14 @@ class NativeLibraryError(RuntimeError):
 
 
 def built_for(path: pathlib.Path = LIBRARY) -> str | None:
-    """Version of TensorFlow that the library at `path` was built for; None if it does not say."""
+    """Return the version of TensorFlow that the library at `path` was built for, or `None`."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         found = _MARKER.search(data)
         return found.group(1).decode() if found else None
 
 
 def check(path: pathlib.Path = LIBRARY) -> None:
-    """Raises `NativeLibraryError` if the library at `path` must not be loaded."""
+    """Raise `NativeLibraryError` if the library at `path` must not be loaded."""
     if not path.is_file() or path.stat().st_size == 0:
         raise NativeLibraryError(f"There is no native library at {path}. {_ACCEPT}")
     version = built_for(path)
@@ -56,10 +56,10 @@ def check(path: pathlib.Path = LIBRARY) -> None:
 
 @functools.cache
 def library() -> pathlib.Path:
-    """The library for this TensorFlow; built now if there is none, which takes a minute or two.
+    """Return the library for this TensorFlow. A missing one is built, in one or two minutes.
 
     Raises:
-        NativeLibraryError: if there is none and it cannot be built.
+        NativeLibraryError: If it is missing and cannot be built.
     """
     if LIBRARY.is_file() and LIBRARY.stat().st_size and built_for(LIBRARY) == tf.__version__:
         return LIBRARY
@@ -67,13 +67,13 @@ def library() -> pathlib.Path:
 
 
 def build(*, show: bool = False) -> pathlib.Path:
-    """The library in the cache folder; built now if there is none.
+    """Return the library in the cache folder. A missing one is built.
 
     Args:
-        show: Whether to show what the compilers say.
+        show: Whether to show the compilers' output.
 
     Raises:
-        NativeLibraryError: if there is none and it cannot be built.
+        NativeLibraryError: If it is missing and cannot be built.
     """
     flags = [flag for flag in tf.sysconfig.get_compile_flags() if not flag.startswith("-I")]
     tensorflow = {
@@ -91,7 +91,7 @@ def build(*, show: bool = False) -> pathlib.Path:
 
 
 def _compute_capabilities() -> list[str]:
-    """Of the GPUs that TensorFlow may use: "80", "90"."""
+    """Return the compute capabilities of the visible GPUs, such as "80" and "90"."""
     gpus = tf.config.get_visible_devices("GPU")
     details = (tf.config.experimental.get_device_details(gpu) for gpu in gpus)
     found = (detail.get("compute_capability") for detail in details)
@@ -100,14 +100,14 @@ def _compute_capabilities() -> list[str]:
 
 @functools.cache
 def load() -> Any:
-    """Loads the native library once per process.
+    """Load the native library, once per process.
 
     Returns:
         The module of generated op wrappers.
 
     Raises:
-        NativeLibraryError: if the library cannot be built or loaded. The message, one line, says
-            why and what to do.
+        NativeLibraryError: If the library cannot be built or loaded. The message is one line with
+            the reason and the remedy.
     """
     path = library()
     check(path)
@@ -116,14 +116,14 @@ def load() -> Any:
     except (tf.errors.OpError, OSError) as error:
         reason = " ".join(str(error).split())
         raise NativeLibraryError(
-            f"The native library {path} does not load ({reason}). Remove the file, to have it "
-            f"built again. {_ACCEPT}"
+            f"The native library {path} does not load ({reason}). Remove the file to rebuild "
+            f"it. {_ACCEPT}"
         ) from error
 
 
 @functools.cache
 def gpu_build() -> str:
-    """What GPUs the library has kernels for, or "none: " and why there are none."""
+    """Return the GPUs that the library has kernels for, or "none: " and the reason."""
     load()
     text = ctypes.CDLL(str(library())).redsync_gpu
     text.restype = ctypes.c_char_p
@@ -131,28 +131,28 @@ def gpu_build() -> str:
 
 
 def has_gpu_kernels() -> bool:
-    """Whether the library has kernels for GPUs; `gpu_problem` says whether they run here."""
+    """Return whether the library has GPU kernels; see `gpu_problem` for whether they run here."""
     return not gpu_build().startswith("none")
 
 
 def gpu_problem() -> str:
-    """Why the native ops do not run on the GPUs that are visible; "" if they do."""
+    """Return why the native ops do not run on the visible GPUs; "" if they do."""
     return _problem_of_gpus() if has_gpu_kernels() else gpu_build().partition(": ")[2]
 
 
 @functools.cache
 def _problem_of_gpus() -> str:
-    """What the CUDA run-time library says."""
+    """Return the error of the CUDA runtime library, or ""."""
     ask = ctypes.CDLL(str(library())).redsync_gpu_problem
     ask.restype = ctypes.c_char_p
     return ask().decode()
 
 
 def serves(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
-    """Whether the library has kernels for the devices that the tensors are placed on.
+    """Return whether the library has kernels for the devices of the tensors.
 
-    A tensor on a GPU needs a library with GPU kernels, and a driver and a GPU that can run them.
-    Without, the pure-TensorFlow ops have to do, and this says so once.
+    A tensor on a GPU needs a library with GPU kernels, and a driver and a GPU that run them. If
+    they do not run, the pure-TensorFlow ops are used, with one warning.
     """
     on_gpu = "GPU" in "".join([t.device.upper() for t in tensors])
     if not on_gpu or not gpu_problem():
@@ -162,8 +162,8 @@ def serves(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
 
 
 def are_on_cpus(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
-    """Whether none of the tensors can be on a GPU."""
-    # In a graph a tensor without a device may end up on a GPU, if there is one.
+    """Return whether all tensors are on CPUs."""
+    # In a graph a tensor without a device may be placed on a visible GPU.
     anywhere = not tf.config.get_visible_devices("GPU")
     return all("GPU" not in d and (anywhere or "CPU" in d) for d in (t.device for t in tensors))
 
@@ -171,24 +171,25 @@ def are_on_cpus(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
 @functools.cache
 def _say_no_gpu_kernels() -> None:
     _log.warning(
-        "The native ops do not run on the GPUs here (%s): there they run in pure TensorFlow, which "
-        "is slower. Put nvcc, the CUDA compiler, of a version for this driver on PATH, and run "
+        "The native ops do not run on these GPUs (%s), so the slower ops in pure TensorFlow are "
+        "used. Put an nvcc, the CUDA compiler, that matches the driver on PATH, and run "
         "`python -m tf_redsync build`.",
         gpu_problem(),
     )
 
 
 def set_backend(name: str | None) -> None:
-    """Forces one backend for ops built from now on, or returns to the automatic choice.
+    """Force one backend for new ops, or restore the automatic choice.
 
-    Graphs that are already traced keep theirs.
+    Graphs that are already traced keep their backend.
 
     Args:
-        name: "native", "tensorflow", or None for the environment variable or the automatic choice.
+        name: "native", "tensorflow", or `None` for the environment variable or the automatic
+            choice.
 
     Raises:
-        ValueError: for any other name.
-        NativeLibraryError: if "native" is asked for and cannot be loaded.
+        ValueError: If `name` is another one.
+        NativeLibraryError: If "native" is requested and cannot be loaded.
     """
     global _forced
     if name is not None:
@@ -199,20 +200,20 @@ def set_backend(name: str | None) -> None:
 
 
 def backend() -> str:
-    """Which implementation runs: "native" or "tensorflow"."""
+    """Return the backend in use: "native" or "tensorflow"."""
     return _choose()[0]
 
 
 def backend_reason() -> str:
-    """Why `backend()` is what it is, in one sentence."""
+    """Return the reason for the choice of `backend()`, in one sentence."""
     return _choose()[1]
 
 
 def runs_natively(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
-    """Whether an op on these tensors runs natively: the backend, on the devices that they are on.
+    """Return whether an op on these tensors runs natively, by backend and devices.
 
     Args:
-        tensors: What the op works on.
+        tensors: The op's inputs.
     """
     return _choose()[0] == "native" and serves(tensors)
 
@@ -238,7 +239,7 @@ def _of_environment(name: str) -> tuple[str, str]:
 
 @functools.cache
 def _try_native() -> tuple[str, str]:
-    """Prefers the native library; says once, aloud, why it is not used."""
+    """Choose the native library if it loads; otherwise warn once."""
     try:
         load()
     except NativeLibraryError as error:

@@ -1,15 +1,15 @@
-"""Quantisation to codes of a few bits, and the sum of what several workers sent.
+"""Quantization to codes of a few bits, and the sum of several workers' messages.
 
-One message layout and one decoder serve the sign methods (1 bit an element), two-bit ternary
+One message layout and one decoder serve the sign methods (1 bit per element), two-bit ternary
 codes, QSGD, TernGrad, DoReFa and natural compression. A message is a vector of int32 words:
 
     [flag] [scales of tensor 0, of tensor 1, ..] [codes of tensor 0] [codes of tensor 1] ..
 
-`flag` is 1 if all elements and scales are finite, else 0 (and then every other word is 0 too);
-what mode "natural" rounds up to 2^128 is not finite either.
-Scales are float32, bit-cast. Code j of a tensor occupies the bits [j * b, (j + 1) * b) of the
-tensor's words, bit 0 being the lowest of the first word; codes of b bits may cross words, so that
-a tensor of n elements takes ceil(n * b / 32) words. The rest of the last word is 0.
+`flag` is 1 if all elements and scales are finite, and mode "natural" rounds none up to 2^128.
+Otherwise all words are 0. Scales are float32, bit-cast. Code j of a tensor occupies the bits
+[j * b, (j + 1) * b) of the tensor's words, where bit 0 is the lowest of the first word. Codes of b
+bits may cross words, so a tensor of n elements takes ceil(n * b / 32) words. The rest of the last
+word is 0.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tf_redsync.ops.reference import quantization as reference
 
 
 class Quantized(NamedTuple):
-    """Result of `quantize`.
+    """The result of `quantize`.
 
     Attributes:
-        message: int32 vector, what this worker sends; see the module's docstring for the layout.
-        errors: list of float32 tensors, what the message leaves out, `tensor - decoded`; empty
-            unless asked for. Unspecified if the message's flag is 0.
+        message: int32 vector, this worker's message; see the module's docstring for the layout.
+        errors: List of float32 tensors, the quantization errors `tensor - decoded`; empty unless
+            requested. Unspecified if the message's flag is 0.
     """
 
     message: tf.Tensor
@@ -49,9 +49,9 @@ def quantize(
     stream: tf.Tensor | Sequence[int] | None = None,
     errors: bool = False,
 ) -> Quantized:
-    """Codes every element with a few bits.
+    """Code every element with a few bits.
 
-    The values that the codes of an element x stand for are
+    The decoded value of an element x is
 
         "sign"        c if x >= 0, else -c. Zero is positive.
         "two_level"   c1 if x >= 0, else c0; two scales (c0, c1) a bucket, of any sign.
@@ -62,37 +62,38 @@ def quantize(
                       [0, levels], and code = floor(y) + [u < y - floor(y)]: levels + 1 values
                       from -c to c, x on average if |x| <= c. 0 if c is 0.
         "natural"     one of the two powers of two around |x|, with the sign of x: x on average.
-                      23 random bits, those of u but for its last one, are added to the mantissa of
-                      the float32, which is cleared then. The code is twice the exponent that is
-                      left, with its bias of 127, plus the bit of the sign. There is no c. What is
-                      below 2^-126 becomes 0 or 2^-126, and nothing may become 2^128.
+                      The first 23 random bits of u are added to the mantissa of the float32, which
+                      is then cleared. The code is twice the remaining exponent, with its bias of
+                      127, plus the sign bit. There is no c. Values below 2^-126 become 0 or 2^-126;
+                      none may become 2^128.
 
     `c` is the scale of the element's bucket. All arithmetic is float32 in the order written. `u` is
     uniform in [0, 1) with 24 bits, from the counter-based generator Philox4x32-10: with `stream` =
     (seed, worker, step), element j of tensor i gets `(word >> 8) * 2^-24`, where word is number
     j mod 4 of the output for the key (seed, worker) and the counter (low and high half of j div 4,
-    i, step). Equal streams give equal messages on every device; let workers have unequal streams.
+    i, step). Equal streams give equal messages on every device; workers need different streams.
 
     Args:
         tensors: N float32 tensors of any shape.
-        scales: float32 vector, a scale per bucket, tensor after tensor: `quantized_scales` says how
-            many. Not negative, except for "two_level". None, `[]`, for "natural".
+        scales: float32 vector, the scales of all buckets, tensor after tensor; see
+            `quantized_scales`. Not negative, except for "two_level". `[]` for "natural".
         mode: "sign", "two_level", "threshold", "stochastic", "uniform" or "natural".
-        levels: for "stochastic": number of values > 0 that an element can take, at most 32767; for
-            "uniform": steps from -c to c, at most 65535. 1 for the others.
-        bucket_size: elements that share a scale, a multiple of 32; None: all of a tensor.
-        stream: int32 [3], needed by "stochastic", "uniform" and "natural" only.
-        errors: whether `tensor - decoded` is wanted too, for error feedback.
+        levels: For "stochastic": number of values > 0 that an element can take, at most 32767. For
+            "uniform": steps from -c to c, at most 65535. 1 for the other modes.
+        bucket_size: Number of elements that share a scale, a multiple of 32; `None` for all
+            elements of a tensor.
+        stream: int32 [3], for "stochastic", "uniform" and "natural" only.
+        errors: Whether to return `tensor - decoded`, for error feedback.
 
     Returns:
         A `Quantized`: message (see the module's docstring) and errors. If an element or a scale is
-        not finite the message is all zero.
+        non-finite, the message is all zero.
 
     Raises:
-        ValueError: for an empty list, an unknown mode, or levels, bucket size or stream that do not
-            fit it.
-        TypeError: for tensors that are not float32.
-        tf.errors.InvalidArgumentError: when run, for a wrong number of scales or one below 0.
+        ValueError: If the list is empty, the mode is unknown, or levels, bucket size or stream do
+            not suit it.
+        TypeError: If tensors are not float32.
+        tf.errors.InvalidArgumentError: When run, if a scale is negative or their number is wrong.
 
     Reference:
         Sign and 1-bit: Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014;
@@ -133,26 +134,27 @@ def dequantize_sum(
     levels: int = 1,
     bucket_size: int | None = None,
 ) -> list[tf.Tensor]:
-    """Adds up the messages of all workers, rank by rank.
+    """Sum the messages of all workers, in the order of the ranks.
 
-    Messages whose flag is 0 contribute nothing.
+    Messages whose flag is 0 are ignored.
 
     Args:
-        messages: int32 [P, W], row r is what the worker of rank r sent.
-        like: N float32 tensors that give the shapes. Their values are not used; the native op
-            writes the results into their buffers if nothing else needs them.
-        mode: as given to `quantize`, like the other arguments.
-        levels: see `quantize`.
-        bucket_size: see `quantize`.
+        messages: int32 [P, W]; row r is the message of the worker of rank r.
+        like: N float32 tensors of the shapes of the results. Their values are ignored; the native
+            op reuses their buffers if no other op needs them.
+        mode: As given to `quantize`.
+        levels: As given to `quantize`.
+        bucket_size: As given to `quantize`.
 
     Returns:
         N float32 tensors of the shapes of `like`: sums over the workers.
 
     Raises:
-        ValueError: for an empty list, an unknown mode, or levels or bucket size that do not fit it.
-        TypeError: for `like` that is not float32.
-        tf.errors.InvalidArgumentError: when run, for messages of a wrong length, flag, scale (not
-            finite, or negative) or code; the error names the field, rank, tensor and value.
+        ValueError: If the list is empty, the mode is unknown, or levels or bucket size do not suit
+            it.
+        TypeError: If `like` is not float32.
+        tf.errors.InvalidArgumentError: When run, if messages have a wrong length or an invalid
+            flag, scale or code; the error names the field, rank, tensor and value.
     """
     like = [tf.convert_to_tensor(t) for t in like]
     check_list("like", like)
@@ -168,9 +170,9 @@ def dequantize_sum(
 
 
 def bucketed(tensor: tf.Tensor, size: int, bucket_size: int | None) -> tf.Tensor:
-    """Return a tensor of `size` elements as `[buckets, bucket_size]`, filled up with zeros.
+    """Return a tensor of `size` elements as `[buckets, bucket_size]`, padded with zeros.
 
-    As one row for `None`.
+    The result has one row if `bucket_size` is `None`.
     """
     vector = tf.reshape(tensor, [-1])
     if bucket_size is None:

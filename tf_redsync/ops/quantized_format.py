@@ -1,6 +1,6 @@
-"""Formats of quantised messages: what modes there are, how long their codes and messages.
+"""Formats of quantized messages: modes, and the lengths of their codes and messages.
 
-`quantization.py` says what the codes mean and how a message is laid out.
+`quantization.py` defines the values of the codes and the layout of a message.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from tf_redsync import checks
 
 MODES = ("sign", "two_level", "threshold", "stochastic", "uniform", "natural")
 RANDOM_MODES = ("stochastic", "uniform", "natural")
-MAX_LEVELS = {"stochastic": 32767, "uniform": 65535}  # codes of 16 bits; without: 1
+MAX_LEVELS = {"stochastic": 32767, "uniform": 65535}  # 16-bit codes; 1 for other modes
 MAX_POWER = 2 * 254 + 1  # code of the largest power of two below infinity, with a sign
 BUCKET_UNIT = 32  # elements; a bucket starts at a word
 
 
 def max_code(mode: str, levels: int = 1) -> int:
-    """Return the largest code; the smallest one is 0."""
+    """Return the largest code; the smallest code is 0."""
     if mode == "natural":
         return MAX_POWER
     return {"sign": 1, "two_level": 1, "uniform": levels}.get(mode, 2 * levels)
 
 
 def code_bits(mode: str, levels: int = 1) -> int:
-    """Bits of a code.
+    """Return the number of bits of a code.
 
     1, 2 for "threshold", `ceil(log2(2 * levels + 1))` for "stochastic", `ceil(log2(levels + 1))`
     for "uniform", 9 for "natural".
@@ -40,12 +40,12 @@ def code_bits(mode: str, levels: int = 1) -> int:
 
 
 def scales_per_bucket(mode: str) -> int:
-    """Return how many scales a bucket has: 1, for "two_level" 2, for "natural" 0."""
+    """Return the number of scales of a bucket: 1, 2 for "two_level", 0 for "natural"."""
     return {"two_level": 2, "natural": 0}.get(mode, 1)
 
 
 def quantized_scales(sizes: Sequence[int], mode: str, bucket_size: int | None = None) -> list[int]:
-    """Numbers of scales, per tensor: one a bucket, for "two_level" two, for "natural" none.
+    """Return the number of scales of each tensor; see `scales_per_bucket`.
 
     Without `bucket_size` a tensor is one bucket, even if it is empty.
 
@@ -63,7 +63,7 @@ def quantized_scales(sizes: Sequence[int], mode: str, bucket_size: int | None = 
 def quantized_words(
     sizes: Sequence[int], mode: str, levels: int = 1, bucket_size: int | None = None
 ) -> int:
-    """Length in 32-bit words of a message for tensors of these numbers of elements.
+    """Return the length in 32-bit words of a message for tensors of these sizes.
 
     Example:
         >>> quantized_words([1000], "sign")  # flag, scale, 1000 bits
@@ -75,10 +75,10 @@ def quantized_words(
 
 
 def check_levels(name: str, value: int) -> None:
-    """Check a hyper-parameter that is a number of levels of one sign.
+    """Check a hyper-parameter that is a number of levels per sign.
 
     Raises:
-        ValueError: naming the argument and its value, unless it is an integer in [1, 32767].
+        ValueError: If it is not an integer in [1, 32767].
     """
     most = MAX_LEVELS["stochastic"]
     checks.integer(name, value, low=1)
@@ -90,7 +90,7 @@ def check_bucket_size(value: int) -> None:
     """Check a hyper-parameter `bucket_size`.
 
     Raises:
-        ValueError: naming the argument and its value, unless it is a positive multiple of 32.
+        ValueError: If it is not a positive multiple of 32.
     """
     checks.integer("bucket_size", value, low=BUCKET_UNIT)
     if value % BUCKET_UNIT:
@@ -100,10 +100,10 @@ def check_bucket_size(value: int) -> None:
 
 
 def check_format(mode: str, levels: int, bucket_size: int | None) -> None:
-    """Check the arguments of the ops.
+    """Check the arguments of the ops `quantize` and `dequantize_sum`.
 
     Raises:
-        ValueError: naming the argument and its value, unless they fit each other.
+        ValueError: If `mode` is unknown, or another argument does not suit it.
     """
     if mode not in MODES:
         raise ValueError(f"`mode` must be among {', '.join(map(repr, MODES))}. Received: {mode!r}.")
@@ -114,6 +114,6 @@ def check_format(mode: str, levels: int, bucket_size: int | None) -> None:
         )
     if bucket_size is not None and (bucket_size < 1 or bucket_size % BUCKET_UNIT != 0):
         raise ValueError(
-            f"`bucket_size` must be a positive multiple of {BUCKET_UNIT}, or None for one bucket a "
+            f"`bucket_size` must be a positive multiple of {BUCKET_UNIT}, or None for one per "
             f"tensor. Received: bucket_size={bucket_size}."
         )

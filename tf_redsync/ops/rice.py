@@ -1,9 +1,9 @@
-"""Rice codes of integers of both signs: short if most of them are near zero.
+"""Rice codes of signed integers, short if most of them are near zero.
 
 The zigzag number of x is z = 2 x if x >= 0, else -2 x - 1. A code has two parts: the low r bits of
-each z (see `bits.packed`), and a bitmap of z >> r zeros and a one for each. Golomb-Rice codes keep
-the two together; apart they are made of elementwise ops and prefix sums, which GPUs are good at. A
-bitmap without ones stands for zeros.
+each z (see `bits.packed`), and a bitmap of z >> r zeros and a one for each z. Golomb-Rice codes
+interleave the two parts. Separate parts need elementwise ops and prefix sums only, which are fast
+on GPUs. A bitmap without ones decodes to zeros.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def rice_encode(numbers: tf.Tensor, *, rice: int, bitmap_words: int) -> tf.Tenso
     Args:
         numbers: int32 `[count]`; in pure TensorFlow the count is static.
         rice: r, in [0, 30].
-        bitmap_words: Words for the bitmap, at most 2^26; its bits are `count`, and all z >> r.
+        bitmap_words: Words of the bitmap, at most 2^26. It needs `count` bits plus all z >> r.
 
     Returns:
         int32 `[bits.packed_words(count, rice) + bitmap_words]`.
 
     Raises:
-        ValueError: for `rice` or `bitmap_words` out of range.
-        tf.errors.InvalidArgumentError: when run, for numbers that do not fit.
+        ValueError: If `rice` or `bitmap_words` is out of range.
+        tf.errors.InvalidArgumentError: When run, if the bitmap is too short.
 
     Reference:
         Robert F. Rice, "Some practical universal noiseless coding techniques", JPL 1979.
@@ -51,21 +51,21 @@ def rice_encode(numbers: tf.Tensor, *, rice: int, bitmap_words: int) -> tf.Tenso
 
 
 def rice_decode(codes: tf.Tensor, *, rice: int, bitmap_words: int, count: int) -> tf.Tensor:
-    """Return the integers that all workers have coded.
+    """Decode the integers of all workers.
 
     Args:
-        codes: int32 `[P, words]`, row r is what the worker of rank r got from `rice_encode`.
+        codes: int32 `[P, words]`; row r is the code of the worker of rank r.
         rice: As given to `rice_encode`.
         bitmap_words: As given to `rice_encode`.
-        count: Numbers of each worker.
+        count: Number of integers of each worker.
 
     Returns:
         int32 `[P, count]`.
 
     Raises:
-        ValueError: for `rice`, `bitmap_words` or `count` out of range.
-        tf.errors.InvalidArgumentError: when run, for codes of a wrong length, or with other than
-            `count` ones or none, or a number that int32 does not hold.
+        ValueError: If `rice`, `bitmap_words` or `count` is out of range.
+        tf.errors.InvalidArgumentError: When run, if a code has a wrong length, a number of ones
+            other than `count` and 0, or an integer that overflows int32.
     """
     _check(rice, bitmap_words)
     check_ints("count", [count], 0, MAX_COUNT)

@@ -1,4 +1,4 @@
-"""Accumulate and select, and decode: the two ops around an all-gather of selected elements."""
+"""Ops around an all-gather of selected elements: accumulate and select, decode, chunked top-k."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tf_redsync.ops import native
+from tf_redsync.ops.codec_checks import check_ints
 from tf_redsync.ops.message_layout import MAX_WORD, MessageLayout
 from tf_redsync.ops.native import runs_natively
 from tf_redsync.ops.reference import decode as reference_decode
@@ -17,20 +18,20 @@ from tf_redsync.ops.sparse import SparseTotal
 from tf_redsync.ops.wire import before_cast
 
 SELECTORS = ("exact", "trimmed", "threshold", "fixed")
-_READ = (tf.float32, tf.bfloat16)  # dtypes of gradients that the op reads as they are
+_READ = (tf.float32, tf.bfloat16)  # dtypes of gradients that the op reads without a cast
 _FLOAT32 = (tf.float32,)
 
 
 class Selection(NamedTuple):
-    """Result of `accumulate_and_select`.
+    """The result of `accumulate_and_select`.
 
     Attributes:
-        message: int32 vector, what this worker sends.
-        residuals: list of float32 tensors, the new residuals (selected elements are zero).
-        velocities: list of float32 tensors, the new momentum; empty without momentum.
-        ratios: float32 vector, one threshold ratio per tensor, -1 where there is none to reuse; for
-            "fixed" the threshold as it was given.
-        layout: of the message.
+        message: int32 vector, this worker's message.
+        residuals: List of float32 tensors, the new residuals (selected elements are zero).
+        velocities: List of float32 tensors, the new momentum; empty without momentum.
+        ratios: float32 vector, one threshold ratio per tensor, -1 if there is none to reuse; for
+            "fixed" the given threshold.
+        layout: The layout of the message.
     """
 
     message: tf.Tensor
@@ -56,7 +57,7 @@ def accumulate_and_select(
     side: tf.Tensor | int | None = None,
     search: tf.Tensor | bool | None = None,
 ) -> Selection:
-    """Adds gradients to the residuals, moves the largest elements into a message.
+    """Add gradients to the residuals and move the largest elements into a message.
 
     Elementwise in float32, with `t = scale * g`:
 
@@ -64,44 +65,47 @@ def accumulate_and_select(
         momentum:     u' = momentum * u + t       v' = v + u'
         Nesterov:     u' = momentum * (u + t)     v' = (v + u') + t
 
-    Then, for each tensor, elements of `a = |v'|` (or `a = side * v'` if quantised) with `a > 0` are
-    selected: "exact" and "trimmed" take the `k` largest, the lower index first among equals;
-    "threshold" takes everything above `mean + r * (max - mean)`, where `r` is bisected until
-    between k/2 and 3k/2 elements pass, or is reused from an earlier step. If no `r` does, or the
-    input is too heavy-tailed for it, the exact `k` largest are taken. "fixed" takes those with
-    `a >= ratios[i]`, an absolute threshold; if more than `k` pass, the `k` largest of them, and the
-    others wait in the residual. Selected elements of the
-    residual are set to zero, and those of the velocity too if `masking`.
+    Then, for each tensor, elements of `a = |v'|` (or `a = side * v'` if quantized) with `a > 0` are
+    selected:
 
-    If anything accumulated is not finite, or the threshold of "fixed" is NaN, the message is all
+    * "exact" and "trimmed" select the `k` largest, the lower index first among equals.
+    * "threshold" selects all above `mean + r * (max - mean)`, where `r` is bisected until between
+      3k/4 and k elements pass, or is reused from an earlier step. If no `r` qualifies, as for
+      heavy-tailed input, it selects the exact `k` largest.
+    * "fixed" selects those with `a >= ratios[i]`, an absolute threshold; if more than `k` pass, the
+      `k` largest of them. The others stay in the residual.
+
+    Selected elements of the residual are set to zero, and those of the velocity too if `masking`.
+
+    If an accumulated value is non-finite, or the threshold of "fixed" is NaN, the message is all
     zero, the ratios stay, and the new residuals and velocities are unspecified: keep the old ones.
 
     Args:
         grads: N float32 or bfloat16 tensors of any shape, n_i elements each; n_i may be 0.
         residuals: N float32 tensors of the same shapes.
         velocities: N float32 tensors of the same shapes; empty if `momentum` is 0.
-        k: int32 [N], elements to select ("fixed": at most); 1 <= k_i <= n_i, or 0 where n_i is 0.
-        ratios: float32 [N], from the previous step; -1 where there is none, as with None. For
-            "fixed" the threshold, >= 0; it comes back unchanged.
+        k: int32 [N], number of elements to select ("fixed": at most); 1 <= k_i <= n_i, or 0 if n_i
+            is 0.
+        ratios: float32 [N], from the previous step; -1 or `None` if there are none. For "fixed" the
+            threshold, >= 0, which is returned unchanged.
         selectors: "exact", "trimmed", "threshold" or "fixed" for all tensors, or N of these names.
-        quantized: a bool for all tensors, or N; a quantised tensor sends positions of one sign and
+        quantized: A bool for all tensors, or N; a quantized tensor sends positions of one sign and
             their mean.
-        momentum: factor >= 0; 0 means no velocity.
-        nesterov: whether the momentum is Nesterov's.
-        masking: whether selected elements of the velocity are set to zero.
-        scale: float32 scalar, factor of the gradients (local clipping); None means 1.
-        side: int32 scalar, +1 or -1: the sign that quantised tensors send; None means +1.
-        search: bool scalar, whether to bisect anew (True) or to try `ratios` first (False);
-            None means True.
+        momentum: Factor >= 0; 0 for no velocity.
+        nesterov: Whether the momentum is Nesterov's.
+        masking: Whether selected elements of the velocity are set to zero.
+        scale: float32 scalar, factor of the gradients (local clipping); 1 for `None`.
+        side: int32 scalar, +1 or -1: the sign that quantized tensors send; +1 for `None`.
+        search: Bool scalar: bisect anew (True) or try `ratios` first (False); True for `None`.
 
     Returns:
         A `Selection`: message and its layout, residuals, velocities, ratios.
 
     Raises:
-        ValueError: for wrong lengths, shapes, names or a bad momentum.
-        TypeError: for gradients that are not float32 or bfloat16, residuals or velocities that are
-            not float32.
-        tf.errors.InvalidArgumentError: when run, for `k`, `side` or a threshold out of range.
+        ValueError: If lengths, shapes, names or the momentum are invalid.
+        TypeError: If gradients are not float32 or bfloat16, or residuals or velocities are not
+            float32.
+        tf.errors.InvalidArgumentError: When run, if `k`, `side` or a threshold is out of range.
 
     Reference:
         Fang, Fu, Yang and Hsieh, "RedSync: Reducing synchronization bandwidth for distributed deep
@@ -137,24 +141,24 @@ def decode(
     layout: MessageLayout,
     like: Sequence[tf.Tensor],
 ) -> list[tf.Tensor]:
-    """Adds up the messages of all workers, rank by rank, into dense tensors.
+    """Sum the messages of all workers into dense tensors, in the order of the ranks.
 
-    Messages whose flag is 0 contribute nothing.
+    Messages whose flag is 0 are ignored.
 
     Args:
-        messages: int32 [P, W], row r is what the worker of rank r sent.
-        layout: of the messages, `Selection.layout` on all workers.
-        like: N float32 tensors that give the shapes. Their values are not used; the native op
-            writes the results into their buffers if nothing else needs them.
+        messages: int32 [P, W]; row r is the message of the worker of rank r.
+        layout: The layout of the messages, `Selection.layout` of all workers.
+        like: N float32 tensors of the shapes of the results. Their values are ignored; the native
+            op reuses their buffers if no other op needs them.
 
     Returns:
         N float32 tensors of the shapes of `like`: sums over the workers.
 
     Raises:
-        ValueError: for a layout of another number of tensors.
-        TypeError: for `like` that is not float32.
-        tf.errors.InvalidArgumentError: when run, for messages of a wrong length, flag, count,
-            index, value or mean; the error names the field, the rank, the tensor and the value.
+        ValueError: If `layout` and `like` differ in the number of tensors.
+        TypeError: If `like` is not float32.
+        tf.errors.InvalidArgumentError: When run, if messages have a wrong length or an invalid
+            flag, count, index, value or mean; the error names the field, rank, tensor and value.
     """
     like = [tf.convert_to_tensor(t) for t in like]
     _check_tensors("like", like)
@@ -170,20 +174,20 @@ def decode(
         messages=messages,
         k=layout.k,
         like=like,
-        selectors=["exact"] * len(like),  # the op has the attribute; messages do not depend on it
+        selectors=["exact"] * len(like),  # the op ignores this attribute
         quantized=layout.quantized,
     )
 
 
 def coordinates(messages: tf.Tensor, layout: MessageLayout) -> list[SparseTotal]:
-    """Return the content of messages as coordinates, rank after rank.
+    """Return the elements of messages in coordinate form, in the order of the ranks.
 
     Args:
         messages: int32 `[workers, words]`.
-        layout: Of the messages, static.
+        layout: The layout of the messages, which must be static.
 
     Returns:
-        For every tensor `workers * capacity` entries.
+        For every tensor, `workers * capacity` entries.
     """
     parts, totals = layout.split(messages), []
     for i, (indices, values) in enumerate(zip(parts.indices, parts.values, strict=True)):
@@ -196,6 +200,42 @@ def coordinates(messages: tf.Tensor, layout: MessageLayout) -> list[SparseTotal]
     return totals
 
 
+def chunked_top_k(chunks: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the `k` elements of largest magnitude in every chunk, exactly and in one pass.
+
+    Magnitudes compare as the bits of their floats, so NaNs are the largest and denormals count.
+    Among equal magnitudes the lower position comes first.
+
+    Args:
+        chunks: float32 `[chunks, size]`, of a static size.
+        k: Number of elements per chunk, in [0, size].
+
+    Returns:
+        Positions in the chunk, ascending, int32 `[chunks, k]`; and the elements there, float32.
+
+    Raises:
+        ValueError: If `k` is out of range.
+        TypeError: If `chunks` is not float32.
+
+    Example:
+        >>> positions, values = chunked_top_k(tf.constant([[1.0, -3.0, 0.5, 3.0]]), 2)
+        >>> positions.numpy(), values.numpy()
+        (array([[1, 3]], dtype=int32), array([[-3.,  3.]], dtype=float32))
+    """
+    chunks = tf.convert_to_tensor(chunks)
+    if chunks.dtype != tf.float32:
+        raise TypeError(f"`chunks` must be float32. Received: {chunks.dtype.name}.")
+    if chunks.shape.rank != 2 or chunks.shape[1] is None:
+        raise ValueError(
+            "`chunks` must have shape [chunks, size] with a static size. Received: "
+            f"shape {chunks.shape}."
+        )
+    check_ints("k", [k], 0, chunks.shape[1])
+    if runs_natively([chunks]):
+        return tuple(native.load().redsync_chunked_top_k(chunks=chunks, k=k))
+    return reference_selection.chunked_top_k(chunks, k)
+
+
 def checked(
     grads: Sequence[tf.Tensor],
     residuals: Sequence[tf.Tensor],
@@ -203,14 +243,15 @@ def checked(
     selectors: Sequence[str],
     momentum: float,
 ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
-    """Check what a selection is given, while the graph is built.
+    """Check the arguments of a selection while the graph is built.
 
     Returns:
-        Gradients, of bfloat16 where they were cast from it, residuals and velocities as tensors.
+        Gradients, in bfloat16 if they were cast from it, residuals and velocities as tensors.
 
     Raises:
-        ValueError: for wrong lengths, shapes, selector names or a momentum outside [0, inf).
-        TypeError: for a dtype other than float32, of gradients other than that and bfloat16.
+        ValueError: If lengths, shapes or selector names are invalid, or the momentum is outside
+            [0, inf).
+        TypeError: If gradients are not float32 or bfloat16, or other tensors are not float32.
     """
     grads = list(map(before_cast, map(tf.convert_to_tensor, grads)))
     residuals = list(map(tf.convert_to_tensor, residuals))

@@ -1,8 +1,8 @@
-"""Totals in coordinate form, and an update that touches nothing else.
+"""Totals in coordinate form, and an update of only their elements.
 
-At a density of 0.1 % the dense total is almost all zeros. Where the optimizer's rule is linear in
-the gradient and leaves an element with a zero gradient as it is, as plain SGD does, the update can
-be applied at the received coordinates, without ever making the total dense.
+At a density of 0.1 % a dense total is almost all zeros. Some optimizers, such as plain SGD, are
+linear in the gradient and do not change elements with a zero gradient. Their update can be applied
+at the received coordinates, without a dense total.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class SparseTotal(NamedTuple):
     """A sum over workers in coordinate form.
 
     Attributes:
-        indices: `[entries]`, the bits of unsigned positions in the flattened tensor; as float32,
-            since GPUs have int32 in the host's memory where a step has conditions. They may repeat.
-        values: float32 `[entries]`, to be added up per position; 0 in unused entries.
+        indices: float32 `[entries]`, the bits of unsigned positions in the flattened tensor; with
+            int32, conditionals would move them from a GPU to host memory. They may repeat.
+        values: float32 `[entries]`, which are summed per position; 0 in unused entries.
     """
 
     indices: tf.Tensor
@@ -34,8 +34,8 @@ class EitherTotal(NamedTuple):
     """A sum over workers that is dense in some steps and in coordinate form in others.
 
     Attributes:
-        dense: float32, of the tensor's shape where it is dense, else empty.
-        coordinates: Empty where the total is dense.
+        dense: float32, of the tensor's shape if the total is dense, else empty.
+        coordinates: The total in coordinate form; empty if it is dense.
         is_dense: Bool scalar tensor, equal on all workers.
     """
 
@@ -51,7 +51,7 @@ def descend(variable: tf.Variable, total: SparseTotal, learning_rate: tf.Tensor)
 
     Args:
         variable: float32 variable of any shape.
-        total: What to descend along; positions refer to the flattened variable.
+        total: The direction; positions refer to the flattened variable.
         learning_rate: Scalar.
     """
     rate, indices = tf.cast(learning_rate, tf.float32), tf.bitcast(total.indices, tf.int32)
@@ -71,7 +71,7 @@ def descend(variable: tf.Variable, total: SparseTotal, learning_rate: tf.Tensor)
 
 
 def _unravel(positions: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-    """Positions in the flattened tensor as int64 `[entries, rank]`; bad ones stay out of range."""
+    """Return positions as int64 `[entries, rank]`; invalid ones stay out of range."""
     positions, columns = unsigned(positions), []
     for axis in range(shape.rank):
         stride = math.prod(shape[axis + 1 :])

@@ -1,20 +1,19 @@
-"""Words on the wire: their bits, the header with its flag, checksums, and moves that keep bits.
+"""The wire format of messages: words, the header with the finite flag, and checksums.
 
-A message is a vector of int32 words. Floats are *bit-cast* into words, indices are never cast to
-float (a float32 index is wrong from 2**24 on). Word 0 is the finite flag; on a network it carries
-the checksum of the others as well, see `sealed`.
+A message is a vector of int32 words. Floats are *bit-cast* to words; indices are never cast to
+float, which would round them from 2**24 on. Word 0 is the finite flag; on a network it also carries
+the checksum of the other words, see `sealed`.
 
-TensorFlow keeps int32 tensors of a GPU in host memory where its kernels slice, reshape, stack or
-compare them, since they are mostly shapes. Messages are not: as floats with the same bits they stay
-where they are (`moved`). They must not be compared or added up as floats, of which a flag of 1 is
-the smallest there is.
+TensorFlow's kernels slice, reshape, stack and compare int32 tensors of a GPU in host memory, since
+most of them are shapes. Messages stay on the GPU as floats with the same bits (`moved`). They must
+not be compared or summed as floats: a flag of 1 is the smallest denormal.
 
 The checksum of words `w` is the sum of `w[i] * g^(i + 1)` modulo the prime `p = 2^32 - 5`. It
-stands in the place of the message's flag, which is one more term, so that no message gets longer.
-It finds every change of a single word, but for -5 and 0 up to -1 and 4, which are equal modulo p,
-and any two inverted bits in messages of up to 2^25 words; of other changes it misses one in 2^32.
-On a GPU nothing looks at a flag that is to be sealed: one that is neither 0 nor 1 gets a seal that
-no receiver takes.
+replaces the message's flag, which is one more term of the sum, so messages do not get longer. It
+detects all changes of a single word, except between -5 ... -1 and 0 ... 4, which are equal modulo
+p, and any two inverted bits in messages of up to 2^25 words. It misses one in 2^32 of all other
+changes. On a GPU, `sealed` does not check the flag: any flag other than 0 and 1 yields a checksum
+that receivers reject.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ from tf_redsync.ops.native import runs_natively
 from tf_redsync.ops.reference import checksums as reference_checksums
 
 BYTES_PER_WORD = 4
-NOBODY = -1  # in place of a sender's rank
+NOBODY = -1  # the sender of a placeholder
 _ROW = functools.partial(tf.expand_dims, axis=0)
 _ONLY = functools.partial(tf.squeeze, axis=0)
 _FLOAT32 = functools.partial(tf.cast, dtype=tf.float32)
 
 
 def moved(move: Callable[..., Any], *words: tf.Tensor) -> Any:
-    """Return what a function makes of int32 words that only moves them.
+    """Apply a function that moves int32 words without changing them; see the module's docstring.
 
     Args:
-        move: Takes as many tensors, and returns a tensor, or a structure of them: a slice, a
-            reshape, a concatenation. On a GPU they are float32.
+        move: Receives the tensors, as float32 on a GPU, and returns a tensor or a structure of
+            tensors: a slice, a reshape, a concatenation.
         words: int32 tensors.
     """
     if native.are_on_cpus(words):
@@ -53,32 +52,32 @@ def moved(move: Callable[..., Any], *words: tf.Tensor) -> Any:
 
 
 def joined(*words: tf.Tensor, axis: int = 0) -> tf.Tensor:
-    """Return int32 words behind each other."""
+    """Concatenate int32 words."""
     return moved(lambda *each: tf.concat(each, axis=axis), *words)
 
 
 def as_row(message: tf.Tensor) -> tf.Tensor:
-    """Return a message, int32 `[words]`, as one of several: `[1, words]`."""
+    """Return a message, int32 `[words]`, as a row `[1, words]`."""
     return moved(_ROW, message)
 
 
 def only_row(messages: tf.Tensor) -> tf.Tensor:
-    """Undo `as_row`."""
+    """Return the only row of messages `[1, words]`."""
     return moved(_ONLY, messages)
 
 
 def as_column(words: tf.Tensor, count: tf.Tensor | None = None) -> tf.Tensor:
-    """Return the first `count` of a vector of words, or all, as places to scatter to: `[n, 1]`."""
+    """Return the first `count` words of a vector, or all, as indices for a scatter: `[n, 1]`."""
     return moved(lambda w: w[:count, tf.newaxis], words)
 
 
 def cut(messages: tf.Tensor, lengths: Sequence[Any]) -> list[tf.Tensor]:
-    """Return messages, int32 `[rows, words]`, cut into parts of these lengths."""
+    """Split messages, int32 `[rows, words]`, into parts of these lengths."""
     return moved(lambda m: tf.split(m, lengths, axis=1), messages)
 
 
 def padded(words: tf.Tensor, slots: int) -> tf.Tensor:
-    """Return int32 words and zeros behind them, `slots` in all."""
+    """Pad int32 words with zeros to `slots`."""
 
     def pad(w: tf.Tensor) -> tf.Tensor:
         return tf.ensure_shape(tf.pad(w, [[0, slots - tf.size(w)]]), [slots])
@@ -87,11 +86,11 @@ def padded(words: tf.Tensor, slots: int) -> tf.Tensor:
 
 
 def leading(count: tf.Tensor, slots: int | tf.Tensor) -> tf.Tensor:
-    """Return which of `slots` places are among the first `count`, bool.
+    """Return a mask of the first `count` of `slots` places, bool.
 
     Args:
         count: int32 scalar, or `[rows, 1]`.
-        slots: Their number.
+        slots: Number of places.
     """
     if isinstance(slots, int):
         places = tf.constant(np.arange(slots), tf.int64)
@@ -101,24 +100,24 @@ def leading(count: tf.Tensor, slots: int | tf.Tensor) -> tf.Tensor:
 
 
 def all_ones(flags: tf.Tensor) -> tf.Tensor:
-    """Return whether all of some flags, int32, are 1: a bool scalar."""
+    """Return whether all flags, int32, are 1: a bool scalar."""
     if native.are_on_cpus([flags]):
         return tf.reduce_all(tf.equal(flags, 1))
-    return tf.reduce_all(tf.equal(tf.cast(flags, tf.float32), 1.0))  # numbers, not bits
+    return tf.reduce_all(tf.equal(tf.cast(flags, tf.float32), 1.0))  # converts, keeps no bits
 
 
 def before_cast(tensor: tf.Tensor) -> tf.Tensor:
-    """Return the bfloat16 tensor that a float32 one was cast from, where that is known.
+    """Return the bfloat16 tensor that `tensor` was cast from, if a graph shows such a cast.
 
     A model in mixed precision computes its gradients in bfloat16 and casts each to its variable's
-    float32. The cast writes and reads 8 bytes per element where an op that widens bfloat16 itself
-    reads 2. In a graph it is removed as dead code, unless something else needs its result.
+    float32. The cast moves 8 bytes per element; an op that reads bfloat16 itself moves 2. The cast
+    is then removed as dead code, unless another op needs its result.
 
     Args:
-        tensor: In a graph the result of a cast, perhaps.
+        tensor: A tensor.
 
     Returns:
-        What was cast from bfloat16 to float32, which changes no value; else `tensor` itself.
+        The input of the cast from bfloat16 to float32, which changes no value; else `tensor`.
     """
     if not tf.is_symbolic_tensor(tensor) or tensor.dtype != tf.float32:
         return tensor
@@ -128,7 +127,7 @@ def before_cast(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def widened(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Return tensors as float32; see `before_cast` for who does not need that."""
+    """Cast tensors to float32; ops that read bfloat16 use `before_cast` instead."""
     return list(map(_FLOAT32, tensors))
 
 
@@ -143,12 +142,12 @@ def from_words(words: tf.Tensor) -> tf.Tensor:
 
 
 def with_header(finite: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
-    """Prepend the finite flag (bool scalar) to int32 `words` of shape `[n]`: shape `[1 + n]`."""
+    """Prepend the finite flag (bool scalar) to int32 words of shape `[n]`: shape `[1 + n]`."""
     return joined(as_row(tf.cast(finite, tf.int32)), words)
 
 
 def message(finite: tf.Tensor, *parts: tf.Tensor) -> tf.Tensor:
-    """Return vectors behind their flag, int32 `[words]`; all zero, as is the rule, if not finite.
+    """Return a message of a flag and vectors, int32 `[words]`; all zero if it is non-finite.
 
     Args:
         finite: Bool scalar.
@@ -164,11 +163,11 @@ def zero_unless(finite: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
 
 
 def split(messages: tf.Tensor, floats: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Take messages of float32 numbers and then words apart: flags, numbers, words.
+    """Split messages of a float32 and an int32 vector into flags, numbers and words.
 
     Args:
-        messages: int32 `[P, words]`, each as `message` makes it of one vector of either kind.
-        floats: How many numbers there are.
+        messages: int32 `[P, words]`, made by `message`.
+        floats: Length of the float32 vector.
     """
     sizes = [HEADER_WORDS, floats, -1]
     flags, numbers, words = cut(messages, sizes)
@@ -186,35 +185,35 @@ def are_finite(messages: tf.Tensor) -> tf.Tensor:
 
 
 def as_one(messages: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
-    """Return what several messages hold as a single one.
+    """Return a single message in place of several.
 
     Args:
         messages: int32 `[rows, words]`.
-        words: int32, theirs without the flags, in the order of the result.
+        words: int32, the words of the result without the flag.
 
     Returns:
-        int32 `[1, words]`, all zero if one of them is not finite.
+        int32 `[1, words]`, all zero if one of `messages` is non-finite.
     """
     return as_row(message(are_finite(messages), words))
 
 
 def absent(message: tf.Tensor) -> tf.Tensor:
-    """Return what stands for the message of a worker that does not exist: flag 1, then zeros.
+    """Return the placeholder for the message of a missing worker: flag 1, then zeros.
 
     Args:
-        message: int32 `[words]`, one as long.
+        message: int32 `[words]`, a message of the same length.
     """
     return with_header(tf.constant(True), moved(lambda m: tf.zeros_like(m[1:]), message))
 
 
 def totals_are_finite(totals: Sequence[Any]) -> tf.Tensor:
-    """Look at the totals of an exchange: finite summands may have a sum that is not.
+    """Return whether all totals are finite: sums of finite values may overflow.
 
-    Every worker computes equal totals, so the bool scalar is the same on every worker.
+    All workers compute equal totals, so the bool scalar is equal on all workers.
 
     Args:
-        totals: Dense tensors, or tuples of `(indices, values)` whose values are added up per index.
-            Of those, values are taken for too large if even the sum of all magnitudes is.
+        totals: Dense tensors, or tuples of `(indices, values)` whose values are summed per index.
+            Such a total counts as finite if the sum of all magnitudes does not overflow.
     """
     return tf.reduce_all([_is_finite_total(total) for total in totals])
 
@@ -227,16 +226,16 @@ def _is_finite_total(total: Any) -> tf.Tensor:
 
 
 def sealed(messages: tf.Tensor) -> tf.Tensor:
-    """Put a checksum into the flag of each message.
+    """Combine the flag of each message with a checksum.
 
     Args:
         messages: int32 `[rows, words]`; word 0 is the flag, 0 or 1.
 
     Returns:
-        int32 `[rows, words]`: the same but for word 0.
+        int32 `[rows, words]`; only word 0 differs.
 
     Raises:
-        tf.errors.InvalidArgumentError: when run, for another flag.
+        tf.errors.InvalidArgumentError: When run on a CPU, for any other flag.
     """
     if runs_natively([messages]):
         return native.load().redsync_seal(messages=messages)
@@ -244,19 +243,19 @@ def sealed(messages: tf.Tensor) -> tf.Tensor:
 
 
 def opened(messages: tf.Tensor, senders: tf.Tensor, receiver: tf.Tensor) -> tf.Tensor:
-    """Undo `sealed` where messages arrive.
+    """Check the checksums of received messages and restore their flags.
 
     Args:
         messages: int32 `[rows, words]`.
-        senders: int32 `[rows]`, the rank of each one's sender. A row of `NOBODY` is left as it is.
+        senders: int32 `[rows]`, the rank of each sender. A row from `NOBODY` stays unchanged.
         receiver: int32 scalar, this worker's rank.
 
     Returns:
-        int32 `[rows, words]`, what was sealed.
+        int32 `[rows, words]`, the messages before `sealed`.
 
     Raises:
-        tf.errors.InvalidArgumentError: when run, for a message that is not what was sealed; the
-            error names the sender.
+        tf.errors.InvalidArgumentError: When run, if a message is corrupted; the error names the
+            sender.
     """
     if runs_natively([messages]):
         return native.load().redsync_open(sealed=messages, senders=senders, receiver=receiver)

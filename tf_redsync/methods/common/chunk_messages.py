@@ -73,7 +73,7 @@ class ChunkMessages:
 
         Args:
             finite: Bool scalar.
-            positions: For each tensor int32 `[number, k]`, of `ops.chunks.chunked_top_k`.
+            positions: For each tensor int32 `[number, k]`, of `ops.selection.chunked_top_k`.
             values: For each tensor float32 `[number, k]`.
 
         Returns:

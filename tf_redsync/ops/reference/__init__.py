@@ -1,1 +1,1 @@
-"""The ops in pure TensorFlow: the reference of the native ones, which give equal bits."""
+"""The ops in pure TensorFlow, with the same bits as the native ops."""

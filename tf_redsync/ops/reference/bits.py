@@ -1,4 +1,4 @@
-"""Pure-TensorFlow reference of the bits in words: equal bits. See `bits.py`."""
+"""Pure-TensorFlow reference of `ops/bits.py`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def packed(codes: tf.Tensor, bits: int) -> tf.Tensor:
     words = packed_words(count, bits)
     if words == 0:
         return tf.zeros(tf.concat([outer, [0]], 0), tf.int32)
-    # 32 codes make `bits` words, whatever `bits` is.
+    # 32 codes fill `bits` words exactly.
     flat = tf.pad(tf.reshape(codes, [-1, count]), [[0, 0], [0, -count % 32]])
     rows = tf.bitwise.bitwise_and(tf.bitcast(tf.reshape(flat, [-1, 32]), tf.uint32), _mask(bits))
     word, shift, crosses, rest = _places(bits)
     low = tf.bitwise.left_shift(rows, shift)
     high = tf.where(crosses, tf.bitwise.right_shift(rows, rest), tf.zeros_like(rows))
     pieces = tf.transpose(tf.bitcast(tf.concat([low, high], axis=1), tf.int32))
-    # Codes share no bit, so adding them up is as good as a bitwise or.
+    # Codes do not overlap, so their sum is a bitwise or.
     sums = tf.math.unsorted_segment_sum(pieces, np.concatenate([word, word + 1]), bits + 1)
     all_words = tf.reshape(tf.transpose(sums[:bits]), [-1, -(-count // 32) * bits])[:, :words]
     result = tf.reshape(all_words, tf.concat([outer, [words]], 0))
@@ -66,7 +66,7 @@ def written(codes: tf.Tensor, lengths: tf.Tensor, words: int) -> tf.Tensor:
         [low & 0xFFFFFFFF, tf.bitwise.right_shift(low, tf.constant(32, tf.int64))], 0
     )
     at = tf.minimum(tf.concat([word, word + 1], 0), words)
-    # As above, sums in place of a bitwise or.
+    # A sum as a bitwise or, as above.
     sums = tf.scatter_nd(at[:, tf.newaxis], pieces, [words + 1])[:words]
     return tf.bitcast(tf.cast(sums, tf.uint32), tf.int32)
 
@@ -80,7 +80,7 @@ def bitmap(positions: tf.Tensor, count: tf.Tensor, words: int) -> tf.Tensor:
 
 
 def to_bitmap(positions: tf.Tensor, count: tf.Tensor | int, words: int) -> tf.Tensor:
-    """As `bitmap`, of positions that are known to be good."""
+    """Return the bitmap of valid positions; see `bitmap`."""
     word = tf.where(tf.range(tf.size(positions)) < count, positions // 32, words)
     bit = tf.bitwise.left_shift(tf.ones_like(positions), positions % 32)
     return tf.scatter_nd(word[:, tf.newaxis], bit, [words + 1])[:words]
@@ -94,14 +94,14 @@ def set_bits(words: tf.Tensor, slots: int) -> tuple[tf.Tensor, tf.Tensor]:
     slot = tf.minimum(tf.gather_nd(order, where), slots)
     at = tf.stack([where[:, 0], tf.cast(slot, tf.int64)], axis=1)
     shape = tf.cast(tf.stack([rows, slots + 1]), tf.int64)
-    # Only the last column, which is cut off, gets more than one.
+    # Surplus positions collide in the last column, which is dropped.
     found = tf.scatter_nd(at, tf.cast(where[:, 1], tf.int32), shape)[:, :slots]
     count = tf.reduce_sum(bits, axis=1, keepdims=True)
     return tf.ensure_shape(found, [words.shape[0], slots]), count
 
 
 def _places(bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Where 32 codes are: word; first bit; whether bits are in the next word; how many are not."""
+    """Return, for 32 codes: word, first bit, whether it crosses words, and bits in the first."""
     word, shift = np.divmod(np.arange(32) * bits, 32)
     crosses = shift + bits > 32
     rest = np.where(crosses, 32 - shift, 0)

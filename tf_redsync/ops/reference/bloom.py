@@ -1,4 +1,4 @@
-"""Pure-TensorFlow reference of the Bloom filters: equal bits. See `bloom.py`."""
+"""Pure-TensorFlow reference of `ops/bloom.py`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tf_redsync.ops.reference.common import (
     to_words,
 )
 
-# The finaliser of SplitMix64: shift, multiply, shift, multiply, shift.
+# The finalizer of SplitMix64: shift, multiply, shift, multiply, shift.
 SEED_STEP, FACTOR_1, FACTOR_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 LOW_HALF = 2**32 - 1
 
@@ -74,7 +74,7 @@ def bloom_query(
 
 
 def probes(positions, seed, words: int, hashes: int):
-    """The bits that positions set, one int64 vector a hash."""
+    """Yield the bits that positions set, one int64 vector per hash."""
     seed = tf.cast(tf.bitcast(seed, tf.uint32), tf.uint64) + 1
     h = tf.cast(positions, tf.uint64) + seed * tf.constant(SEED_STEP, tf.uint64)
     for shift, factor in ((30, FACTOR_1), (27, FACTOR_2), (31, 1)):

@@ -1,4 +1,4 @@
-"""Pure-TensorFlow reference of the checksums: equal bits. See `checksums.py`."""
+"""Pure-TensorFlow reference of the checksums in `ops/wire.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BASE = 2300216400
 REACH = 2**25  # words
 NOT_FINITE_TERM = pow(BASE, REACH + 1, PRIME)
 FINITE_TERM = (NOT_FINITE_TERM + pow(BASE, REACH, PRIME)) % PRIME
-_BLOCK = 1024  # words, whose sum of products with 16 bits of each fits an int64
+_BLOCK = 1024  # words: the sum of their products with 16-bit halves fits int64
 _LEVELS = 3  # of blocks of blocks: up to 2^30 words
 _HALF = 2**16
 
@@ -36,7 +36,7 @@ def opened(messages: tf.Tensor, senders: tf.Tensor, receiver: tf.Tensor) -> tf.T
     in_range = _unsigned(seals) < PRIME
     nobody = senders[:, tf.newaxis] < 0
     good = nobody | (in_range & (finite | not_finite))
-    first = tf.gather(senders, tf.where(~good)[:1, 0])  # empty if all is well
+    first = tf.gather(senders, tf.where(~good)[:1, 0])  # empty without an error
     text = (
         "a message arrived changed: its checksum is not that of its words. Received by worker, "
         "from worker:"

@@ -1,4 +1,4 @@
-"""What the references of the codecs share."""
+"""Helpers of the reference ops: checks, and conversions of words, bits and positions."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from tf_redsync.ops.message_layout import MAX_COUNT, MAX_WORD
 
 
 def check_countable(name: str, tensors: Sequence[tf.Tensor]) -> None:
-    """Checks that `tf.math.top_k`, which counts in int32, can serve the tensors."""
+    """Check that tensors suit `tf.math.top_k`, which counts in int32."""
     for i, tensor in enumerate(tensors):
         size = tensor.shape.num_elements()
         if size is not None and size > MAX_COUNT:
             raise ValueError(
-                f"`{name}` must have at most {MAX_COUNT} elements each in pure TensorFlow, whose "
-                f"top_k takes no more. Received: {name}[{i}] of shape {tensor.shape}. Use the "
-                f"native ops, which take up to {MAX_WORD} (see `python -m tf_redsync doctor`), or "
-                "split the variable."
+                f"`{name}` must have at most {MAX_COUNT} elements each in pure TensorFlow, which "
+                f"counts in int32. Received: {name}[{i}] of shape {tensor.shape}. Use the native "
+                f"ops, which take up to {MAX_WORD} (see `python -m tf_redsync doctor`), or split "
+                "the variable."
             )
 
 
 def assert_none(name: str, field: str, bad: tf.Tensor, value: tf.Tensor, tensor: int | None):
-    """InvalidArgument that names the first place (rank, slot) where `bad` is true.
+    """Raise `InvalidArgumentError` that names the first place (rank, slot) where `bad` is true.
 
     Returns:
-        What must be computed before the result is used; None if it has been (eagerly).
+        A control dependency for the result; `None` in eager mode.
     """
-    where = tf.where(bad)[:1]  # empty if all is well
+    where = tf.where(bad)[:1]  # empty without an error
     of_tensor = "" if tensor is None else f" of tensor {tensor}"
     text = f"`{name}` hold an invalid {field}{of_tensor}. Received (rank, slot), value:"
     at = tf.gather_nd(value, where)
@@ -37,7 +37,7 @@ def assert_none(name: str, field: str, bad: tf.Tensor, value: tf.Tensor, tensor:
 
 
 def assert_shape(name: str, tensor: tf.Tensor, shape) -> tf.Operation | None:
-    """InvalidArgument unless `tensor` has the shape; -1 stands for any number."""
+    """Raise `InvalidArgumentError` unless `tensor` has the shape; -1 allows any number."""
     shape = tf.stack([tf.cast(length, tf.int64) for length in shape])
     received = tf.shape(tensor, tf.int64)
     same = tf.equal(received, shape) | (shape < 0)
@@ -46,19 +46,19 @@ def assert_shape(name: str, tensor: tf.Tensor, shape) -> tf.Operation | None:
 
 
 def after(checks, tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor, once all checks have passed."""
+    """Return the tensor after all checks."""
     with tf.control_dependencies([c for c in checks if c is not None]):
         return tf.identity(tensor)
 
 
 def opaque(x) -> tf.Tensor:
-    """A tensor that graph optimisation takes for unknown: it must not make x * (1 / c) of x / c."""
+    """Hide a tensor from Grappler, which would otherwise turn x / c into x * (1 / c)."""
     x = tf.convert_to_tensor(x)
     return tf.raw_ops.PlaceholderWithDefault(input=x, shape=x.shape)
 
 
 def add_rows(rows: tf.Tensor) -> tf.Tensor:
-    """Sum of `rows` [P, n] over P, in the order of the rows, starting from 0."""
+    """Sum `rows` [P, n] over P, in the order of the rows, starting from 0."""
     _, total = tf.while_loop(
         lambda rank, _: rank < tf.shape(rows)[0],
         lambda rank, total: (rank + 1, total + rows[rank]),
@@ -69,22 +69,22 @@ def add_rows(rows: tf.Tensor) -> tf.Tensor:
 
 
 def from_words(words, size):
-    """Positions, int64, of the int32 words that carry them for a tensor of `size` elements.
+    """Return the int64 positions in int32 words for a tensor of `size` elements.
 
-    They are 32 bits without a sign. For a small tensor words below 0 are taken with their sign, so
-    that whoever made them reads in the error what it wrote: they are out of range in either way.
+    The words are unsigned. For a small tensor negative words keep their sign, so that the error
+    shows the value that the sender wrote: they are out of range either way.
     """
     unsigned = tf.cast(tf.bitcast(words, tf.uint32), tf.int64)
     return tf.where(tf.cast(size, tf.int64) > MAX_COUNT, unsigned, tf.cast(words, tf.int64))
 
 
 def to_unsigned(integers):
-    """The int32 words whose bits are these int64 numbers in [0, 2^32)."""
+    """Return int64 numbers in [0, 2^32) as int32 words with the same low bits."""
     return tf.bitcast(tf.cast(integers, tf.uint32), tf.int32)
 
 
 def check_positions(positions, count, size: int, i: int | None, name: str = "indices"):
-    """Checks that a vector's first `count` entries are there and in [0, size)."""
+    """Check that a vector has `count` entries and that these are in [0, size)."""
     slots = tf.size(positions)
     valid = tf.range(slots) < count
     return [
@@ -94,14 +94,14 @@ def check_positions(positions, count, size: int, i: int | None, name: str = "ind
 
 
 def check_ascending(positions, count, i: int | None, name: str = "indices"):
-    """Checks that a vector's first `count` entries ascend."""
+    """Check that a vector's first `count` entries ascend."""
     previous = tf.concat([tf.constant([-1], positions.dtype), positions[:-1]], 0)
     bad = (tf.range(tf.size(positions)) < count) & (positions <= previous)
     return assert_none(name, "index, which must ascend,", bad, positions, i)
 
 
 def to_words(bits):
-    """Bits, int64 [32 * words], as int32 [words]; the first bit is the lowest."""
+    """Return bits, int64 [32 * words], as int32 [words]; the first bit is the lowest."""
     words = tf.reduce_sum(
         tf.bitwise.left_shift(tf.reshape(bits, [-1, 32]), np.arange(32, dtype=np.int64)), axis=1
     )
@@ -109,6 +109,6 @@ def to_words(bits):
 
 
 def to_bits(words):
-    """Bits, int32 [P, 32 * words], of words [P, words]."""
+    """Return the bits, int32 [P, 32 * words], of words [P, words]."""
     bits = tf.bitwise.right_shift(words[:, :, None], np.arange(32, dtype=np.int32)) & 1
     return tf.reshape(bits, [tf.shape(words)[0], 32 * words.shape[1]])

@@ -1,4 +1,4 @@
-"""Pure-TensorFlow reference of decode: equal bits, rank by rank."""
+"""Pure-TensorFlow reference of `decode` in `ops/selection.py`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def decode(
 
 
 def _check_part(i, count, indices, values, layout: MessageLayout, size, used):
-    """Checks of one tensor's part of all messages; `used` [P, 1] says whose flag is 1."""
+    """Check one tensor's part of all messages; `used` [P, 1] has the ranks with flag 1."""
     slots, one_mean = layout.capacities[i], layout.quantized[i]
     sent = tf.range(slots)[None, :] < count
     before = tf.pad(indices[:, :-1], [[0, 0], [1, 0]], constant_values=-1)[:, :slots]
@@ -47,7 +47,7 @@ def _check_part(i, count, indices, values, layout: MessageLayout, size, used):
 
 
 def add_ranks(like, indices, values, count):
-    """Sum over ranks, in the order of the ranks, of their sparse contributions."""
+    """Sum the sparse contributions of the ranks, in their order."""
 
     def add(rank, total):
         used = count[rank, 0]

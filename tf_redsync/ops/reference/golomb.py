@@ -1,4 +1,4 @@
-"""Pure-TensorFlow reference of the Golomb codes: equal bits. See `golomb.py`."""
+"""Pure-TensorFlow reference of `ops/golomb.py`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def golomb_encode(
 
 
 def _golomb_part(gaps, count, size: int, rice: int):
-    """[count, bits, words] of the gaps - 1, int64 [slots]."""
+    """Return [count, bits, words] of the gaps - 1, int64 [slots]."""
     slots = tf.size(gaps, tf.int64)
     words = -(-(slots * (rice + 1) + tf.bitwise.right_shift(size - slots, np.int64(rice))) // 32)
     valid = tf.range(slots) < tf.cast(count, tf.int64)
@@ -49,7 +49,7 @@ def _golomb_part(gaps, count, size: int, rice: int):
     lengths = tf.where(valid, ones + 1 + rice, 0)
     starts = tf.cumsum(lengths, exclusive=True)
 
-    # One beyond the last bit is where everything goes that is not valid.
+    # Invalid entries are scattered to one place beyond the last bit.
     def scatter(at, value):
         at = tf.where(valid[:, None], at, 32 * words)
         return tf.scatter_nd(tf.reshape(at, [-1, 1]), tf.reshape(value, [-1]), [32 * words + 1])
@@ -76,7 +76,7 @@ def golomb_decode(
 
 
 def _decode_part(part, i: int, size: int, slots: int, rice: int):
-    """Positions int32 [P, slots] of one tensor's [count, bits, words], [P, 2 + words]."""
+    """Return the positions, int32 [P, slots], of one tensor's part [P, 2 + words]."""
     count, end, bits = part[:, :1], part[:, 1:2], to_bits(part[:, 2:])
     length = bits.shape[1]
     checks = [
@@ -85,7 +85,7 @@ def _decode_part(part, i: int, size: int, slots: int, rice: int):
     ]
     count, end = after(checks, count), after(checks, end)
     next_zero, after_code = _code_ends(bits, end, rice)
-    # Where codes start: twice as many in each round, by leaping twice as far.
+    # The starts of codes: each round doubles their number and the distance of a leap.
     starts, leap = tf.zeros_like(count), after_code
     while starts.shape[1] < slots:
         starts = tf.concat([starts, tf.gather(leap, starts, batch_dims=1)], 1)
@@ -111,9 +111,9 @@ def _decode_part(part, i: int, size: int, slots: int, rice: int):
 
 
 def _code_ends(bits, end, rice: int):
-    """For every bit [P, length + 2]: the next zero before `end`, and where its code ends.
+    """Return, for every bit [P, length + 2], the next zero before `end` and the end of its code.
 
-    Beyond `length` if there is none.
+    Both are beyond `length` if no zero follows.
     """
     ranks, length = tf.shape(bits)[0], bits.shape[1]
     place = tf.range(length + 2)

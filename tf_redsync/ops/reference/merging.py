@@ -1,4 +1,4 @@
-"""Pure-TensorFlow reference of the sparse merge: equal bits, by the sum at all positions sent."""
+"""Pure-TensorFlow reference of `ops/merging.py`, by the sums at all received positions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def merge(
         sent = tf.boolean_mask(positions, tf.range(slots) < count)
         places, _ = tf.unique(tf.sort(sent))
         at = tf.searchsorted(places, tf.reshape(positions, [-1]))
-        at = tf.reshape(at, [blocks, slots])  # of what is not sent: not used
+        at = tf.reshape(at, [blocks, slots])  # unused slots have arbitrary places
         total = add_ranks(tf.zeros([tf.size(places)]), at, values[i], count)
         largest = top_k(tf.abs(total), tf.minimum(k[i], tf.size(places)))
         others = tf.tensor_scatter_nd_update(
@@ -69,7 +69,7 @@ def _check_block(positions, values, count, size: int, i: int):
 
 
 def _padded(places, total, chosen, slots):
-    """Positions and values of the chosen sums in so many slots, and how many there are."""
+    """Return positions and values of the chosen sums, padded to `slots`, and their number."""
     count = tf.size(chosen)
     padding = [[0, slots - count]]
     values = tf.pad(tf.gather(total, chosen), padding)

@@ -1,4 +1,4 @@
-"""Pure-TensorFlow reference of the quantisation ops: equal bits. See `quantization.py`."""
+"""Pure-TensorFlow reference of `ops/quantization.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_redsync.ops.quantized_format import RANDOM_MODES, max_code, scales_per_bucket
 from tf_redsync.ops.reference.common import add_rows, after, assert_none, assert_shape, opaque
 
-PHILOX = 1  # TensorFlow's number for the algorithm
+PHILOX = 1  # TensorFlow's number of the algorithm
 INT32_MAX = 2**31 - 1
 
 
@@ -97,7 +97,7 @@ def _scale_count(size, mode: str, bucket_size: int | None):
 
 
 def _per_element(scales, size, mode: str, bucket_size: int | None):
-    """Scales `[.., s]` spread over the elements: a list of tensors `[.., size]` (or `[.., 1]`)."""
+    """Return the scale of each element, `[.., size]` or `[.., 1]`, for every kind of scale."""
     step = scales_per_bucket(mode)
     kinds = [scales[..., kind::step] for kind in range(step)]
     if bucket_size is None:
@@ -106,14 +106,14 @@ def _per_element(scales, size, mode: str, bucket_size: int | None):
 
 
 def _repeated(x, times: int):
-    """Every element so many times; tf.repeat() counts in int32."""
+    """Repeat every element; `tf.repeat` would count in int32."""
     shape = tf.shape(x, tf.int64)
     copies = tf.broadcast_to(x[..., tf.newaxis], tf.concat([shape, [times]], 0))
     return tf.reshape(copies, tf.concat([shape[:-1], [-1]], 0))
 
 
 def _random_words(stream, tensor: int, size, mode: str):
-    """Philox4x32-10 words of the elements, uint32 [size]; None where none are needed."""
+    """Return Philox4x32-10 words of the elements, uint32 [size]; `None` if unused."""
     if mode not in RANDOM_MODES:
         return None
     halves = tf.stack([stream[0], stream[1], tf.constant(tensor), stream[2]])
@@ -125,36 +125,36 @@ def _random_words(stream, tensor: int, size, mode: str):
 
 
 def _encode(x, scale, mode: str, levels: int, words):
-    """Codes, int64."""
+    """Return codes, int64."""
     if mode in ("sign", "two_level"):
         return tf.cast(x >= 0.0, tf.int64)
     if mode == "threshold":
         return 1 + tf.cast(x >= scale[0], tf.int64) - tf.cast(x <= -scale[0], tf.int64)
     if mode == "natural":
         bits = tf.bitcast(x, tf.int32)
-        rounded = (bits & INT32_MAX) + tf.bitcast(words // 512, tf.int32)  # beyond: not finite
+        rounded = (bits & INT32_MAX) + tf.bitcast(words // 512, tf.int32)  # overflow: non-finite
         exponent = tf.cast(tf.bitwise.right_shift(rounded, 23), tf.int64)
         return 2 * exponent + tf.cast(bits < 0, tf.int64)
     s = tf.constant(levels, tf.float32)
     divisor = tf.where(scale[0] > 0.0, scale[0], np.inf)
     if mode == "uniform":
         y = (x / divisor + 1.0) * (s * 0.5)
-        y = tf.where(y > 0.0, y, 0.0)  # also if y is not a number
+        y = tf.where(y > 0.0, y, 0.0)  # also for NaN
         return tf.cast(_at_random(tf.where(y < s, y, s), words), tf.int64)
     y = (tf.abs(x) / divisor) * s
-    level = _at_random(tf.where(y < s, y, s), words)  # s also if y is not a number
+    level = _at_random(tf.where(y < s, y, s), words)  # s for NaN
     return tf.cast(levels + tf.where(x < 0.0, -level, level), tf.int64)
 
 
 def _at_random(y, words):
-    """Numbers >= 0, rounded up with probability y - floor(y), else down; int32."""
+    """Round numbers >= 0 up with probability y - floor(y), else down; int32."""
     floor = tf.cast(y, tf.int32)
     uniform = tf.cast(tf.bitcast(words // 256, tf.int32), tf.float32) * 2.0**-24
     return floor + tf.cast(uniform < y - tf.cast(floor, tf.float32), tf.int32)
 
 
 def _decode(codes, scale, mode: str, levels: int):
-    """Values of codes, float32."""
+    """Return the values of codes, float32."""
     if mode in ("sign", "two_level"):
         low, high = (-scale[0], scale[0]) if mode == "sign" else scale
         return tf.where(codes > 0, high, low)
@@ -166,20 +166,20 @@ def _decode(codes, scale, mode: str, levels: int):
 
 
 def _bit_places(bits: int):
-    """For the 32 codes of a group: the word that a code starts in, and its lowest bit there."""
+    """Return, for the 32 codes of a group, the first word and the lowest bit in it."""
     at = np.arange(32) * bits
     return at // 32, at % 32
 
 
 def pack(codes: tf.Tensor, bits: int) -> tf.Tensor:
-    """Codes, int64 [n], as int32 words [ceil(n * bits / 32)]."""
+    """Return codes, int64 [n], as int32 words [ceil(n * bits / 32)]."""
     size = tf.size(codes, tf.int64)
     groups = tf.reshape(tf.pad(codes, [[0, -size % 32]]), [-1, 32])
     word, shift = _bit_places(bits)
     shifted = tf.bitwise.left_shift(groups, shift.astype(np.int64))
     mask = np.int64(2**32 - 1)
     low, high = shifted & mask, tf.bitwise.right_shift(shifted, np.int64(32))
-    # Codes share no bit: adding them is "or". Row j of the matrix leads code j to its word.
+    # Codes do not overlap, so a sum is a bitwise or. Row j of the matrix maps code j to its word.
     to_low = np.arange(bits) == word[:, None]
     to_high = np.arange(bits) == word[:, None] + 1
     words = tf.matmul(low, to_low.astype(np.int64)) + tf.matmul(high, to_high.astype(np.int64))
@@ -188,7 +188,7 @@ def pack(codes: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 def unpack(words: tf.Tensor, size: tf.Tensor, bits: int) -> tf.Tensor:
-    """Codes, int64 [P, size], of int32 words [P, ceil(size * bits / 32)]."""
+    """Return the codes, int64 [P, size], in int32 words [P, ceil(size * bits / 32)]."""
     ranks, length = tf.unstack(tf.shape(words, tf.int64))
     words = tf.pad(words, [[0, 0], [0, -length % bits]])
     words = tf.reshape(words, [ranks, _ceil_div(length, bits), bits])

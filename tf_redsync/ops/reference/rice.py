@@ -1,4 +1,4 @@
-"""Pure-TensorFlow reference of the Rice codes: equal bits. See `rice.py`."""
+"""Pure-TensorFlow reference of `ops/rice.py`."""
 
 from __future__ import annotations
 

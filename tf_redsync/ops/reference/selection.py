@@ -1,7 +1,7 @@
-"""Pure-TensorFlow reference of accumulate-and-select: equal bits, many passes over memory.
+"""Pure-TensorFlow reference of `ops/selection.py`: equal bits, but many passes over memory.
 
-It serves where the native library is not built, and it is the readable statement of what the
-native ops compute. Everything is float32 in the order written, reductions are float64.
+It runs without the native library and is the readable specification of the native ops. Elementwise
+arithmetic is float32 in the order written; reductions are float64.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def accumulate_and_select(
         a = side * v if quantized[i] else tf.abs(v)
         if selectors[i] == "fixed":
             finite[-1] &= ~tf.math.is_nan(ratios[i])
-        a = tf.where(finite[-1], a, 0.0)  # NaN has no order; nothing is selected then
+        a = tf.where(finite[-1], a, 0.0)  # NaN has no order; selects nothing
         indices, ratio = _select(a, k[i], ratios[i], search, selectors[i], quantized[i])
         sent.append(_sent(v, indices, k[i], quantized[i]))
         new_v.append(tf.reshape(_zero_at(v, indices), shape))
@@ -91,21 +91,21 @@ def _check_select(grads, k, ratios, side, selectors, any_quantized):
 
 
 def _accumulate(g, v, u, scale, momentum: float, nesterov: bool):
-    """Momentum correction and residual accumulation; returns the new (residual, velocity)."""
+    """Apply momentum and accumulate; return the new residual and velocity."""
     t = scale * g
     if not momentum:
         return v + t, None
     momentum = tf.constant(momentum, tf.float32)
     if nesterov:
         u = momentum * (u + t)
-        # Graph optimisation would add the three terms in another order.
+        # Grappler would otherwise add the three terms in another order.
         return opaque(v + u) + t, u
     u = momentum * u + t
     return v + u, u
 
 
 def _select(a, k, ratio, search, selector: str, one_mean: bool):
-    """Ascending int32 positions of the selected elements of `a` [n], and the ratio to keep."""
+    """Return ascending positions of the selected elements of `a` [n], and the ratio to keep."""
     none = tf.constant(_NO_RATIO)
     if selector == "exact":
         return top_k(a, k), none
@@ -125,14 +125,14 @@ def _select(a, k, ratio, search, selector: str, one_mean: bool):
 
 
 def top_k(a, k):
-    """The k largest positive elements; among equals `top_k` takes the lower index first."""
+    """Return the k largest positive elements; `top_k` selects the lower index among equals."""
     values, indices = tf.math.top_k(a, k)
     count = tf.math.count_nonzero(values > 0.0, dtype=tf.int32)
     return tf.sort(indices[:count])
 
 
 def _trimmed_top_k(a, k, level):
-    """Exact top-k among the elements above a threshold that is lowered until k pass (RedSync)."""
+    """Return the exact top-k among elements above a threshold, lowered until k pass (RedSync)."""
     n, step = tf.size(a), tf.constant(_TRIM_STEP, tf.float64)
 
     def too_few(ratio, count):
@@ -149,12 +149,12 @@ def _trimmed_top_k(a, k, level):
         candidates = tf.cast(tf.reshape(tf.where(a > level(ratio)), [-1]), tf.int32)
         return tf.gather(candidates, top_k(tf.gather(a, candidates), k))
 
-    # A constant input never has k elements above its mean: all elements are candidates then.
+    # A constant input never has k elements above its mean: all elements are then candidates.
     return tf.cond((count >= k) & (n > 0), among_candidates, lambda: top_k(a, k))
 
 
 def _threshold_search(a, k, ratio, search, level):
-    """Bisects the ratio until 3k/4 < count <= k; selects everything above the threshold."""
+    """Bisect the ratio until 3k/4 < count <= k; select all elements above the threshold."""
     n = tf.size(a)
 
     def above(r):
@@ -171,7 +171,7 @@ def _threshold_search(a, k, ratio, search, level):
     def in_band(nnz):
         return ~too_few(nnz) & (nnz <= k64)
 
-    # k >= n asks for everything: no probe, and the top-k below takes all eligible elements.
+    # k >= n selects everything: no probe, and the top-k below takes all eligible elements.
     searchable = k < n
     try_reuse = searchable & ~search & (ratio >= 0.0)
     reused = tf.cond(try_reuse, lambda: in_band(count_at(ratio)), lambda: tf.constant(False))
@@ -204,7 +204,7 @@ def _zero_at(x, indices):
 
 
 def _sent(v, indices, slots, one_mean: bool):
-    """What the message says of this tensor: count, indices, and values or one mean."""
+    """Return this tensor's part of the message: count, indices, and values or one mean."""
     count = tf.size(indices)
     unused = [[0, slots - count]]
     values = tf.gather(v, indices)
@@ -215,3 +215,12 @@ def _sent(v, indices, slots, one_mean: bool):
     else:
         values = tf.pad(values, unused)
     return count, tf.pad(indices, unused), values
+
+
+def chunked_top_k(chunks: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """See `tf_redsync.ops.selection.chunked_top_k`; all arguments are given and already checked."""
+    # Magnitudes sort alike as integers, including NaNs and denormals, on every device.
+    magnitudes = tf.bitwise.bitwise_and(tf.bitcast(chunks, tf.int32), 0x7FFFFFFF)
+    _, positions = tf.math.top_k(magnitudes, k, sorted=True)
+    positions = tf.sort(positions, axis=1)
+    return positions, tf.gather(chunks, positions, batch_dims=1)
