@@ -96,7 +96,7 @@ def accumulate_and_select(
         masking: Whether selected elements of the velocity are set to zero.
         scale: float32 scalar, factor of the gradients (local clipping); 1 for `None`.
         side: int32 scalar, +1 or -1: the sign that quantized tensors send; +1 for `None`.
-        search: Bool scalar: bisect anew (True) or try `ratios` first (False); True for `None`.
+        search: Bool scalar: bisect again (True) or try `ratios` first (False); True for `None`.
 
     Returns:
         A `Selection`: message and its layout, residuals, velocities, ratios.

@@ -8,7 +8,7 @@ A checkpoint without a manifest does not exist. A removal runs in the opposite o
 goes first. So a process may be killed at any moment, and the next run recognizes the leftovers by
 their missing manifest.
 
-Only files that this package wrote are removed. The directory may also hold files of others under
+Only files that this package wrote are removed. The directory may also hold foreign files under
 similar names: other frameworks call a folder `checkpoint-100000`, too. So only regular files with
 the names above are removed. A folder with any other content stays, as does a symbolic link in
 place of a folder.
@@ -49,7 +49,7 @@ class Store:
 
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
-        self._warned_of: set[Path] = set()  # folders with files of others
+        self._warned_of: set[Path] = set()  # folders with foreign files
 
     def path(self, number: int) -> Path:
         """Return the folder of a checkpoint."""
@@ -143,7 +143,7 @@ class Store:
     def remove(self, number: int) -> bool:
         """Remove a checkpoint, complete or not; return whether it is gone.
 
-        A folder with files of others stays unchanged, with one warning.
+        A folder with foreign files stays unchanged, with one warning.
         """
         directory = self.path(number)
         try:
@@ -268,7 +268,7 @@ def explained(error: OSError, path: Path) -> OSError:
 
 
 class _Foreign(Exception):
-    """A folder holds files of others; the message names them."""
+    """A folder holds foreign files; the message names them."""
 
 
 def _remove_checkpoint(directory: Path) -> None:

@@ -123,7 +123,7 @@ def _keep_decision(exchange: GradientExchange, saved: dict[str, Any] | None) -> 
     """Use what `Auto` decided in the saved run, unless a step has been traced already.
 
     Args:
-        exchange: The exchange, whose state is created anew.
+        exchange: The exchange, whose state is created again.
         saved: The result of `auto_decision` in that run, the same on all workers.
     """
     if saved is None or auto_decision(exchange) in (None, saved) or exchange.called:
