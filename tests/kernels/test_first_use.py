@@ -225,7 +225,7 @@ def test_the_folder(tree):
     for how, reason in cases:
         answer, said = ask(tree, **how)
         assert answer.startswith("error: The folder ") and reason in answer, answer
-        assert "Set TF_REDSYNC_CACHE to one that can be written" in answer
+        assert "Set TF_REDSYNC_CACHE" in answer
         assert len(answer.splitlines()) == 1 and said == ""
     assert not (tree / "compiled").exists() or compiled(tree) == []
 
