@@ -391,7 +391,8 @@ def incompatible_message(
     listed = shortened([shapes(name) for name in different], "; ", "; and")
     return (
         f"{owner} belongs to another model or method: {listed}. "
-        "Use the model and the method that were saved, or load with compile=False and compile again."
+        "Use the model and the method that were saved, or load with compile=False and compile "
+        "again."
     )
 
 
