@@ -30,7 +30,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tf_redsync import launch
-from tf_redsync.cli import units
+from tf_redsync.cli import plan
 
 INTERFACE = "eth0"
 PORT = 20000
@@ -245,7 +245,7 @@ def _relay(machines: Sequence[str], rate: str, latency: float) -> subprocess.Pop
     """Makes machines; returns the relay, which holds their interfaces."""
     for machine in machines:
         _run("ip", "netns", "add", machine)
-    flags = ["--delay", str(latency / 2e3), "--rate", str(units.bytes_per_second(rate))]
+    flags = ["--delay", str(latency / 2e3), "--rate", str(plan.bytes_per_second(rate))]
     relay = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("relay.py")), *flags, *machines],
         stdin=subprocess.PIPE,  # which ends with this process, and the relay with it

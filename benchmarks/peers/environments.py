@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.common import Peer
-from tf_redsync.cli.processes import Ends, Job
-from tf_redsync.cli.worker_process import Worker
+from tf_redsync.cli.processes import Job, TimeLimits, Worker
 
 STAMP = "peer.json"  # in the environment; written last, so without it nothing is complete
 
@@ -112,8 +111,8 @@ def _environment(base: Mapping[str, str], target: Path, extra: Mapping[str, str]
 
 def _run(command: Sequence[str], environment: Mapping[str, str], log: Path, timeout: float) -> None:
     """Runs one command to its end; its processes do not outlive it or this one."""
-    ends = Ends(timeout, grace=5, stop_grace=5)
-    job = Job(ends, echo=False, signals=collections.deque())
+    limits = TimeLimits(timeout, grace=5, stop_grace=5)
+    job = Job(limits, echo=False, signals=collections.deque())
     try:
         job.add(Worker(0, command, environment, log, None))
         result = job.supervise()

@@ -206,7 +206,7 @@ time.sleep(60)
         out, err = job.communicate(timeout=20)
     assert job.returncode == 128 + number
     assert sorted(out.splitlines()) == ["[worker 0] stopped", "[worker 1] stopped"]
-    assert "passed on to workers 0, 1" in err
+    assert "SIGTERM: forwarded to workers 0, 1" in err
 
 
 def test_workers_die_with_a_killed_launcher(tmp_path):

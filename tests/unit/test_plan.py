@@ -476,8 +476,8 @@ def test_command_line(module, capsys, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", "{not json")
     assert plan.main([*FLAGS, "--json", "plan.json", "--plot", "plan.png"]) == 0
     out, err = capsys.readouterr()
-    assert "TF_CONFIG is set and ignored" in err and "TF_CONFIG" not in os.environ
-    assert "measuring what CodedTopK computes" in err and "forward and backward" in err
+    assert "ignoring TF_CONFIG" in err and "TF_CONFIG" not in os.environ
+    assert "computation of CodedTopK" in err and "forward and backward" in err
     assert "random inputs" in out and "optimizer = rs.DistributedOptimizer(optimizer, rs." in out
     assert (module / "plan.png").read_bytes().startswith(b"\x89PNG")
     found = json.loads((module / "plan.json").read_text())

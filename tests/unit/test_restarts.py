@@ -12,7 +12,7 @@ import pytest
 
 from tests.loops import loop
 from tf_redsync import stopping
-from tf_redsync.cli import causes, launch
+from tf_redsync.cli import launch, root_cause
 from tf_redsync.cli.restarts import Restarts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -159,7 +159,7 @@ def test_the_launcher_passes_the_exit_code_on_and_does_not_restart(tmp_path, num
         out, err = run.communicate(timeout=20)
     assert run.returncode == stopping.EXIT_CODE, err
     assert sorted(out.splitlines()) == ["[worker 0] saved", "[worker 1] saved"]
-    assert "has stopped on request: exit code 75" in err and "restart" not in err
+    assert "on request: exit code 75" in err and "restart" not in err
 
 
 def test_a_worker_that_stops_by_itself_stops_the_job(tmp_path):
@@ -182,7 +182,7 @@ def test_no_restart_after_a_signal_or_the_timeout(tmp_path):
     path.write_text(HEAD + "print('ready', flush=True)\nif index: sys.exit(3)\ntime.sleep(60)")
     args = [*CLI, "-n", "2", "--grace", "20", "--max-restarts", "3", str(path)]
     with subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
-        while "may go on for 20 s" not in run.stderr.readline():
+        while "SIGKILL after 20 s" not in run.stderr.readline():
             pass
         run.send_signal(signal.SIGTERM)
         _, err = run.communicate(timeout=20)
@@ -259,7 +259,10 @@ OUTPUTS = {
 @loop("name", OUTPUTS)
 def test_causes(name):
     output, text = OUTPUTS[name]
-    assert causes.first([causes.End(4, 1, output, 0.0)]) == (4, f"worker 4 failed first: {text}")
+    assert root_cause.first_failure([root_cause.Failure(4, 1, output, 0.0)]) == (
+        4,
+        f"worker 4 failed first: {text}",
+    )
 
 
 VICTIMS = (
@@ -274,24 +277,24 @@ VICTIMS = (
 
 @loop("error", VICTIMS)
 def test_who_fails_because_of_another_one_is_not_the_first(error):
-    victim = causes.End(0, 1, FRAMES + error, 1.0)
-    later = causes.End(1, 1, FRAMES + "ValueError: bad", 2.0)
-    assert causes.first([victim, later])[0] == 1
-    assert causes.first([victim, causes.End(1, -9, "", 2.0)]) == (
+    victim = root_cause.Failure(0, 1, FRAMES + error, 1.0)
+    later = root_cause.Failure(1, 1, FRAMES + "ValueError: bad", 2.0)
+    assert root_cause.first_failure([victim, later])[0] == 1
+    assert root_cause.first_failure([victim, root_cause.Failure(1, -9, "", 2.0)]) == (
         1,
-        "worker 1 failed first: ended by SIGKILL, perhaps for want of memory",
+        "worker 1 failed first: ended by SIGKILL, possibly out of memory",
     )
-    assert causes.first([victim])[1].startswith("worker 0 failed first: ")
+    assert root_cause.first_failure([victim])[1].startswith("worker 0 failed first: ")
 
 
 def test_of_several_the_earliest_and_all_that_fail_alike():
-    ends = [causes.End(i, 1, FRAMES + f"ValueError: {i // 2}", 3.0 - i) for i in range(3)]
-    assert causes.first(ends)[1].startswith("worker 2 failed first: ValueError: 1")
-    assert causes.first(ends[:2]) == (
+    ends = [root_cause.Failure(i, 1, FRAMES + f"ValueError: {i // 2}", 3.0 - i) for i in range(3)]
+    assert root_cause.first_failure(ends)[1].startswith("worker 2 failed first: ValueError: 1")
+    assert root_cause.first_failure(ends[:2]) == (
         1,
-        "workers 0, 1 failed alike: ValueError: 0 (/home/me/train.py:31)",
+        "workers 0, 1 failed with the same error: ValueError: 0 (/home/me/train.py:31)",
     )
-    assert causes.first([]) is None
+    assert root_cause.first_failure([]) is None
 
 
 BAD = {
@@ -300,7 +303,7 @@ BAD = {
     "more_workers": (["-n", "2", "--min-workers", "3"], "Received: min_workers=3"),
     "grace": (["-n", "2", "--stop-grace", "-1"], "`stop_grace` must be at least 0"),
     "start_timeout": (["-n", "2", "--start-timeout", "0"], "`start_timeout` must be positive"),
-    "nothing": ([], "give -n/--workers for workers on this machine, or set TF_CONFIG"),
+    "nothing": ([], "Received: workers=None"),
 }
 
 

@@ -263,13 +263,13 @@ def test_the_chief_says_that_a_meeting_is_open(started, caplog, monkeypatch, val
 
 
 def test_the_launcher_makes_a_secret_that_cannot_be_guessed(monkeypatch):
-    from tf_redsync.cli import surroundings
+    from tf_redsync.cli import worker_environment
 
     monkeypatch.delenv(environment.JOB, raising=False)
-    made = {surroundings.for_workers(2, 1, None, None)[environment.JOB] for _ in range(3)}
+    made = {worker_environment.variables(2, 1, None, None)[environment.JOB] for _ in range(3)}
     assert len(made) == 3 and all(len(one) >= 32 for one in made)
     monkeypatch.setenv(environment.JOB, "")
-    assert len(surroundings.for_workers(2, 1, None, None)[environment.JOB]) >= 32
+    assert len(worker_environment.variables(2, 1, None, None)[environment.JOB]) >= 32
     monkeypatch.setenv(environment.JOB, "given")
-    assert surroundings.for_workers(2, 1, None, None)[environment.JOB] == "given"
+    assert worker_environment.variables(2, 1, None, None)[environment.JOB] == "given"
     assert environment.JOB in os.environ

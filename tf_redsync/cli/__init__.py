@@ -1,1 +1,1 @@
-"""The programs behind the command `tf-redsync`, which is `python -m tf_redsync` too."""
+"""The command line: `tf-redsync`, also `python -m tf_redsync`."""

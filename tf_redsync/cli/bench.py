@@ -1,9 +1,9 @@
-"""Measures training steps with several methods, on the workers and the network that are there.
+"""Measures training steps with several methods, on your workers and network.
 
 The function build_model of train.py takes no arguments and returns a built Keras model, or
-(model, (inputs, labels)), or (model, (inputs, labels), loss), as for `tf-redsync plan`. All workers
-train it by each method in turn, some rounds of some steps, so that a busy moment hits all methods;
-worker 0 prints medians. Workers are those of `tf-redsync launch`, with the same flags.
+(model, (inputs, labels)), or (model, (inputs, labels), loss), as for `tf-redsync plan`. Each round
+trains the model for some steps with each method in turn, so that other load on the machines affects
+all methods alike. Worker 0 prints medians. The flags for workers are those of `tf-redsync launch`.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ EXAMPLE = "tf_redsync.cli.bench_worker:example"
 _FLAGS: tuple[Flag, ...] = (
     (
         ("--model",),
-        {"default": EXAMPLE, "metavar": "MODULE:FUNCTION", "help": "makes the model (default: "
+        {"default": EXAMPLE, "metavar": "MODULE:FUNCTION", "help": "builds the model (default: "
          "dense layers with 10.2 million weights)"},
     ),
     (
         ("--methods",),
-        {"nargs": "+", "default": list(METHODS), "metavar": "METHOD", "help": "as in a program: "
+        {"nargs": "+", "default": list(METHODS), "metavar": "METHOD", "help": "as in Python: "
          f"RedSync, or 'RedSync(density=0.01)' (default: {' '.join(METHODS)})"},
     ),
     (
         ("--batch-size",),
         {"type": int, "help": "examples per worker of a synthetic batch (default: 32)"},
     ),
-    (("--steps",), {"type": int, "default": 10, "help": "steps in a round (10)"}),
-    (("--rounds",), {"type": int, "default": 5, "help": "rounds; one more warms up (5)"}),
-    (("--json",), {"metavar": "FILE", "help": "write the times too, where worker 0 runs"}),
+    (("--steps",), {"type": int, "default": 10, "help": "steps per round (10)"}),
+    (("--rounds",), {"type": int, "default": 5, "help": "rounds after a warm-up round (5)"}),
+    (("--json",), {"metavar": "FILE", "help": "also write the times to a file of worker 0"}),
 )  # fmt: skip
 
 
@@ -78,10 +78,10 @@ def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 COMMAND = Command(
     "bench",
-    "measure steps with several methods on the workers that are there",
+    "measure training steps with several methods on your workers",
     __doc__ or "",
     (
-        ("-n 2", "two workers of this machine, an example model"),
+        ("-n 2", "two workers on this machine, an example model"),
         ("--hosts a,b --model train:build_model", "one worker on each of two machines"),
         ("-n 2 --methods Dense 'RedSync(density=0.01)'", "two methods"),
     ),

@@ -1,8 +1,8 @@
-"""What each worker of `tf-redsync bench` runs: one model, trained by each method in turn.
+"""The worker program of `tf-redsync bench`: trains one model with each method in turn.
 
-All workers train on the same batch, so that their weights agree by every method, `NoExchange` too,
-and one method's steps do not disturb the next one's. The update is that of SGD, which costs all of
-them the same.
+All workers train on the same batch. Their weights therefore agree with every method, including
+`NoExchange`, and one method's steps do not affect the next one's. The optimizer is SGD, whose
+update costs the same for all methods.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _WIDTH = 2_000
 
 @dataclasses.dataclass
 class Timing:
-    """One method's steps.
+    """Measured steps of one method.
 
     Attributes:
-        method: As it was written.
-        optimizer: What it is trained with.
-        step: One step; returns the loss.
-        times: Seconds of a step, one for each round.
-        bytes: Sent by a worker in a step.
+        method: The method's expression, as given.
+        optimizer: The wrapped optimizer.
+        step: Runs one step; returns the loss.
+        times: Mean seconds per step, one entry for each round.
+        bytes: Bytes that a worker sends per step.
     """
 
     method: str
@@ -43,21 +43,21 @@ class Timing:
     bytes: float = 0.0
 
     def run(self, steps: int) -> float:
-        """Trains; returns the seconds of a step."""
+        """Runs `steps` steps; returns the mean seconds per step."""
         started = time.perf_counter()
         for _ in range(steps):
             loss = self.step()
-        float(loss)  # it is there when the last step is done
+        float(loss)  # waits for the last step
         return (time.perf_counter() - started) / steps
 
     @property
     def milliseconds(self) -> float:
-        """Median of a step."""
+        """Median over the rounds, in milliseconds per step."""
         return 1e3 * statistics.median(self.times)
 
 
 def example() -> Any:
-    """Returns the model that is measured where none is given."""
+    """Returns the default model."""
     import keras
 
     keras.utils.set_random_seed(0)
@@ -66,12 +66,12 @@ def example() -> Any:
 
 
 def prepare(strategy: Any, text: str, found: Any, subject: Any) -> Timing:
-    """Returns the training of a model by the method that an expression describes.
+    """Returns a `Timing` whose step trains the model with one method.
 
     Args:
-        strategy: Of all workers.
-        text: The expression.
-        found: What it describes.
+        strategy: The strategy of all workers.
+        text: The method's expression.
+        found: The evaluated expression.
         subject: Model, batch and loss.
     """
     import tensorflow as tf
@@ -85,7 +85,7 @@ def prepare(strategy: Any, text: str, found: Any, subject: Any) -> Timing:
         inner = _library(subject.model).optimizers.SGD(LEARNING_RATE)
         optimizer = DistributedOptimizer(inner, found.method, **found.options)
         optimizer.build(variables)
-    training_length.forget(optimizer.exchange)  # it measures, and is not to learn anything
+    training_length.forget(optimizer.exchange)  # a measurement has no planned length
     loss_and_gradient = subject.loss_and_gradient_function()
 
     def replica_step() -> Any:
@@ -103,7 +103,7 @@ def prepare(strategy: Any, text: str, found: Any, subject: Any) -> Timing:
 def measure(
     timings: Sequence[Timing], model: Any, rounds: int, steps: int, say: Callable[[str], None]
 ) -> None:
-    """Trains by each method in each round; the first round is not counted."""
+    """Runs all methods in each round; the first round is a warm-up and is not counted."""
     start = model.get_weights()
     for number in range(rounds + 1):
         for timing in timings:
@@ -111,16 +111,16 @@ def measure(
             seconds = timing.run(steps)
             if number:
                 timing.times.append(seconds)
-            what = f"round {number} of {rounds}" if number else "warming up"
-            say(f"{what}: {timing.method}: {1e3 * seconds:.1f} ms a step")
+            phase = f"round {number} of {rounds}" if number else "warm-up"
+            say(f"{phase}: {timing.method}: {1e3 * seconds:.1f} ms per step")
     for timing in timings:
         timing.bytes = float(timing.optimizer.bytes_per_step())
 
 
 def table(timings: Sequence[Timing]) -> str:
-    """Returns the measurement for people: with speeds over `Dense`, where it was measured."""
+    """Returns the results as a text table, with speed-ups over `Dense` if it was measured."""
     dense = next((t for t in timings if t.method in ("Dense", "Dense()")), None)
-    rows = [["method", "ms a step", "fastest", "slowest", "bytes sent a step"]]
+    rows = [["method", "ms per step", "fastest", "slowest", "bytes sent per step"]]
     for t in timings:
         low, high = 1e3 * min(t.times), 1e3 * max(t.times)
         rows.append(
@@ -154,7 +154,7 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """A worker; worker 0 prints."""
+    """Runs one worker; worker 0 prints the results."""
     args = _parsed(argv)
     from tf_redsync import expressions
     from tf_redsync.network import collectives

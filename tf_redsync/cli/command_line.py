@@ -1,4 +1,4 @@
-"""What all commands have in common: their flags' style, their help, how they are called."""
+"""Base of all commands: argument parser, help and entry point."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Flag = tuple[tuple[str, ...], dict[str, Any]]
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose flags are written with dashes, and may be written with underscores.
+    """A parser that accepts every flag with dashes and with underscores.
 
-    Scripts have absl's flags, which are written with underscores: whoever starts them types both.
+    The help shows dashes. Scripts use absl flags, which have underscores, and users mix the two.
     """
 
     def __init__(self, **options: Any):
@@ -21,11 +21,11 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def flags(self, flags: Sequence[Flag], group: str | None = None) -> None:
-        """Adds flags, and hidden ones for their second spelling.
+        """Adds flags, with a hidden flag for each spelling with underscores.
 
         Args:
-            flags: Names and the options of `add_argument`.
-            group: Title under which the help lists them.
+            flags: Names and keyword arguments of `add_argument`.
+            group: Title of the flags in the help.
         """
         to = self.add_argument_group(group) if group else self
         for names, options in flags:
@@ -39,16 +39,16 @@ class Parser(argparse.ArgumentParser):
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """One command.
+    """One command of `tf-redsync`.
 
     Attributes:
-        name: As it is typed.
-        summary: A line for the list of commands.
-        description: For its help.
-        examples: Command lines without the program's name, and what each does.
-        configure: Adds its flags.
-        run: Gets what was parsed, and the parser for errors; returns the exit code.
-        usage: What follows the program's name; `None`: as argparse finds.
+        name: The command's name on the command line.
+        summary: One line for the list of commands.
+        description: Text of the command's help.
+        examples: Pairs of arguments and a comment.
+        configure: Adds the flags to a parser.
+        run: Takes the parsed arguments and the parser, for errors; returns the exit code.
+        usage: Usage after the program's name; `None` lets argparse generate it.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Command:
     usage: str | None = None
 
     def options(self, prog: str) -> dict[str, Any]:
-        """Returns the options of the command's parser."""
+        """Returns the keyword arguments of the command's parser."""
         width = max((len(line) for line, _ in self.examples), default=0)
         lines = [f"  {prog} {line:{width}}  # {what}" for line, what in self.examples]
         return {
@@ -74,8 +74,8 @@ class Command:
         """Parses a command line and runs it; returns the exit code.
 
         Args:
-            argv: Words after the command; `None`: of this process.
-            prog: How the program was called; default: as a module.
+            argv: Arguments after the command; `None` for those of this process.
+            prog: Program name in the help; by default `python -m tf_redsync.<command>`.
         """
         parser = Parser(**self.options(prog or f"python -m tf_redsync.{self.name}"))
         self.configure(parser)

@@ -1,25 +1,28 @@
-"""Prints what an installation consists of and which implementation of every op runs.
+"""Report on an installation: versions, libraries, devices and the implementation of every op.
 
-With `--check`, two workers are started here, which try every collective that the library uses; then
-the exit code says whether all is well. Without, it is 0 wherever there is a report.
+With `--check`, two local workers run every collective of the library, and the exit code is 1 if
+something does not work. Without `--check` the exit code is 0.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib.metadata
 import json
 import os
+import platform
 import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tf_redsync.cli import check
+from tf_redsync.cli import self_test
 from tf_redsync.cli.command_line import Command, Parser
-from tf_redsync.cli.version import versions
+from tf_redsync.version import __version__
 
+PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "tf_keras", "tensorflow-addons", "numpy")
 OPS = (
     "accumulate_and_select", "decode", "descend", "quantize", "dequantize_sum", "sparse_merge",
     "golomb_encode", "golomb_decode", "bloom_build", "bloom_query", "chunked_top_k",
@@ -28,29 +31,43 @@ OPS = (
 )  # fmt: skip
 
 
+def versions() -> dict[str, str | None]:
+    """Returns the versions of Python, tf_redsync and related packages; `None` if not installed."""
+    found: dict[str, str | None] = {
+        "python": platform.python_version(),
+        "tf_redsync": __version__,
+    }
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
 def compiler() -> str:
-    """First line of the compiler's `--version`, or why there is none."""
+    """Returns the first line of the C++ compiler's `--version`, or the reason for its absence."""
     command = shlex.split(os.environ.get("CXX", "g++"))
     try:
         run = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"none ({' '.join(command)}: {error})"
-    return (run.stdout.splitlines() or [f"{command[0]} says nothing"])[0]
+    return (run.stdout.splitlines() or [f"{command[0]} printed nothing"])[0]
 
 
 def cuda_compiler() -> str:
-    """Last line of `nvcc --version`, or why there is none."""
+    """Returns the last line of `nvcc --version`, or the reason for its absence."""
     home = os.environ.get("CUDA_HOME")
     command = os.path.join(home, "bin", "nvcc") if home else "nvcc"
     try:
         run = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"none ({command}: {error})"
-    return (run.stdout.splitlines() or [f"{command} says nothing"])[-1]
+    return (run.stdout.splitlines() or [f"{command} printed nothing"])[-1]
 
 
 def library() -> dict[str, Any]:
-    """The native library: path, TensorFlow it was built for, instruction set, GPUs, problem."""
+    """Returns the native library's path, TensorFlow version, instruction set, GPUs, problem."""
     from tf_redsync.ops import native
 
     report: dict[str, Any] = dict.fromkeys(("path", "built_for", "simd", "gpu"))
@@ -69,7 +86,7 @@ def library() -> dict[str, Any]:
 
 
 def backends() -> dict[str, dict[str, dict[str, str]]]:
-    """For every op and kind of device, which backend runs it there, and why."""
+    """Returns the backend and its reason for every op and type of device."""
     devices = {"CPU": _backend_on_cpus()}
     devices["GPU"] = _backend_on_gpus(devices["CPU"])
     return {op: {kind: dict(on) for kind, on in devices.items()} for op in OPS}
@@ -85,7 +102,7 @@ def _backend_on_cpus() -> dict[str, str]:
 
 
 def _backend_on_gpus(on_cpus: dict[str, str]) -> dict[str, str]:
-    """The library and, where there are GPUs, what they can run."""
+    """Returns the backend on GPUs: of this machine if it has any, else of the library."""
     from tf_redsync.ops import native
 
     if on_cpus["backend"] != "native":
@@ -101,7 +118,7 @@ def _backend_on_gpus(on_cpus: dict[str, str]) -> dict[str, str]:
 
 
 def cluster() -> dict[str, Any]:
-    """Summary of TF_CONFIG."""
+    """Returns a summary of TF_CONFIG."""
     text = os.environ.get("TF_CONFIG", "")
     if not text:
         return {"set": False}
@@ -114,7 +131,7 @@ def cluster() -> dict[str, Any]:
 
 
 def devices() -> dict[str, int]:
-    """Numbers of devices that TensorFlow sees, by type."""
+    """Returns the number of devices that TensorFlow sees, by type."""
     import tensorflow as tf
 
     count: dict[str, int] = {}
@@ -124,13 +141,13 @@ def devices() -> dict[str, int]:
 
 
 def carrier(gpus: int) -> str:
-    """What carries the collectives of workers with so many GPUs each."""
+    """Returns the transport of the collectives for workers with `gpus` GPUs each."""
     ring = "TensorFlow's ring, over gRPC"
-    return f"NCCL, where each worker has GPUs of its own; else {ring}" if gpus else ring
+    return f"NCCL if each worker has GPUs of its own, else {ring}" if gpus else ring
 
 
 def examine() -> dict[str, Any]:
-    """All of the above as one structure that JSON can hold."""
+    """Returns the whole report as a structure that can be written as JSON."""
     found = devices()
     return {
         "versions": versions(),
@@ -155,7 +172,7 @@ def _render_ops(chosen: dict[str, dict[str, dict[str, str]]]) -> list[str]:
 
 
 def render(report: dict[str, Any]) -> str:
-    """The report of `examine` as text."""
+    """Returns the report of `examine` as text."""
     lines = [f"{name:22}{version or '-'}" for name, version in report["versions"].items()]
     lines.append(f"{'compiler':22}{report['compiler']}")
     lines.append(f"{'CUDA compiler':22}{report['cuda_compiler']}")
@@ -193,8 +210,8 @@ def _configure(parser: Parser) -> None:
                 ("--check",),
                 {
                     "action": "store_true",
-                    "help": "start two workers here, which try every collective, on the CPU and on "
-                    "GPUs if there are any; the exit code is 1 if something is wrong",
+                    "help": "run every collective on two local workers, on the CPU and on any "
+                    "GPUs; the exit code is 1 if a check fails",
                 },
             ),
         ]
@@ -205,7 +222,7 @@ def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     del parser
     report = examine()
     if args.check:
-        report["check"] = check.run(report["devices"].get("GPU", 0))
+        report["check"] = self_test.run(report["devices"].get("GPU", 0))
     print(json.dumps(report, indent=2) if args.json else render(report))
     problems = [p for of in report.get("check", {}).values() for p in of.values() if p]
     problems += [p for p in (report["library"]["problem"],) if p and args.check]
@@ -215,11 +232,11 @@ def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 COMMAND = Command(
     "doctor",
     "report on the installation",
-    "Reports what is installed, and which implementation of every op runs.",
+    "Reports the installed versions and libraries, and the implementation of every op.",
     (
-        ("", "for people, and for bug reports"),
-        ("--json", "for programs"),
-        ("--check", "two workers here; ends with 1 if something does not work"),
+        ("", "as text, for bug reports"),
+        ("--json", "as JSON"),
+        ("--check", "also test two local workers; exit code 1 if a check fails"),
     ),
     _configure,
     _run,

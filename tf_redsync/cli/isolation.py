@@ -1,12 +1,12 @@
-"""Keeps the workers' ports from others: TensorFlow's server listens on all interfaces.
+"""Isolation of the workers' ports, because TensorFlow's server listens on all interfaces.
 
-Whoever reaches such a port can run operations in the worker, so it is as if the worker's account
-had no password. Two ways to close them, for workers that all run on this machine:
+A process that connects to such a port can run operations in the worker without authentication. Two
+ways to close the ports if all workers run on this machine:
 
-* `loopback_only()`: a library that is preloaded into the workers binds the ports that TF_CONFIG
-  lists to 127.0.0.1, and changes nothing else. Other users of this machine still reach them.
-* `enter_namespace()`: the workers get a network of their own with nothing but a loopback interface.
-  Nothing outside reaches them, and they reach nothing outside either: no downloads.
+* `loopback_only()`: a library that is preloaded into the workers binds the ports of TF_CONFIG to
+  127.0.0.1. Other users of this machine can still connect.
+* `enter_namespace()`: the workers run in a network namespace with only a loopback interface. No
+  connections from or to the outside are possible, so a script cannot download data.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _INTERFACE = struct.Struct("16sH14x")  # struct ifreq: name, flags
 
 
 def isolate(choice: str) -> dict[str, str]:
-    """Isolates workers that this process will start.
+    """Isolates the workers that this process will start; returns variables for them.
 
     Args:
-      choice: "yes": by a namespace, which this process enters as well. "auto": by the loopback
-        address where that is possible, otherwise one line on standard error warns. "no": nothing.
+      choice: "yes" enters a network namespace with this process. "auto" binds ports to the loopback
+        address if possible, and otherwise prints a warning. "no" does nothing.
 
     Returns:
       Variables for the workers' environment.
 
     Raises:
-      ValueError: for "yes" where this process may not make a network namespace.
+      ValueError: for "yes" if this process may not create a network namespace.
     """
     if choice == "yes":
         enter_namespace()
@@ -50,17 +50,17 @@ def isolate(choice: str) -> dict[str, str]:
     variables = loopback_only()
     if not variables and (interfaces := reachable_through()):
         print(
-            "tf_redsync.launch: warning: the workers' ports can be reached from outside through "
-            f"{', '.join(interfaces)}, and whoever reaches one can run operations in the worker. "
-            "A library that would close them cannot be built here; --isolate yes closes them, and "
-            "--isolate no accepts it. See docs/security.md.",
+            "tf_redsync.launch: warning: other machines can connect to the workers' ports through "
+            f"{', '.join(interfaces)} and run operations in the workers. The library that closes "
+            "the ports cannot be built on this machine. Pass --isolate yes to close them, or "
+            "--isolate no to silence this warning. See docs/security.md.",
             file=sys.stderr,
         )
     return variables
 
 
 def loopback_only() -> dict[str, str]:
-    """Returns what lets workers listen on the loopback interface alone; empty if not built."""
+    """Returns variables that bind workers to the loopback interface; empty without the library."""
     if not sys.platform.startswith("linux"):
         return {}
     library = LIBRARY
@@ -74,7 +74,7 @@ def loopback_only() -> dict[str, str]:
 
 
 def reachable_through() -> list[str]:
-    """Returns the names of the interfaces, other than the loopback one, that are up."""
+    """Returns the names of the interfaces that are up, without loopback."""
     try:
         names = [name for _, name in socket.if_nameindex()]
     except OSError:
@@ -83,17 +83,17 @@ def reachable_through() -> list[str]:
 
 
 def enter_namespace() -> None:
-    """Moves this process into a network namespace with nothing but a loopback interface.
+    """Moves this process into a network namespace with only a loopback interface.
 
     Raises:
-      ValueError: where it may not make one; then nothing has changed.
+      ValueError: if the process may not create one; then nothing has changed.
     """
-    # What fails half-way would leave this process without a network: a child tries it first.
+    # A failure half-way would leave this process without a network, so a child tries first.
     problem = _problem_of_a_child()
     if problem:
         raise ValueError(
-            f"this process may not make a network namespace ({problem}). Received: isolate='yes'. "
-            "Use --isolate auto, or run the launcher as root, or allow user namespaces "
+            f"this process may not create a network namespace ({problem}). Received: isolate='yes'."
+            " Use --isolate auto, or run the launcher as root, or allow user namespaces "
             "(kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0; "
             "in a container: --cap-add SYS_ADMIN). See docs/security.md."
         )
@@ -101,11 +101,11 @@ def enter_namespace() -> None:
 
 
 def _problem_of_a_child() -> str:
-    """Why a child could not enter a namespace; empty if it could."""
+    """Returns a child process's error on entering a namespace; empty if it succeeded."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        text = "it was killed"
+        text = "the trial process was killed"
         try:
             _enter()
             text = ""
@@ -118,7 +118,7 @@ def _problem_of_a_child() -> str:
     with os.fdopen(reader, encoding="utf-8") as pipe:
         text = pipe.read()
     status = os.waitpid(child, 0)[1]
-    return text or (f"a trial ended with status {status}" if status else "")
+    return text or (f"the trial process ended with status {status}" if status else "")
 
 
 def _enter() -> None:

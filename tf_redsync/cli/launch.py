@@ -1,9 +1,9 @@
-"""Starts the workers of one job, again if they fail; `tf-redsync launch`.
+"""The launcher, `tf-redsync launch`: starts the workers of a job and restarts them after failures.
 
-Every worker is a process of its own with a `TF_CONFIG` that lists all workers. The launcher never
-imports TensorFlow. A worker that waits in a collective for a dead peer ignores SIGTERM, so whatever
-has not ended after the grace period gets SIGKILL, with its whole process group. Workers are on this
-machine, on others over SSH, or where each machine has a launcher, on those (docs/launching.md).
+Every worker is a process with a `TF_CONFIG` that lists all workers. The launcher never imports
+TensorFlow. A worker that waits in a collective for a dead peer ignores SIGTERM, so the launcher
+sends SIGKILL to its process group after the grace period. Workers run on this machine, on others
+over SSH, or on all machines of a scheduler's job, with a launcher on each (docs/launching.md).
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import dataclasses
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tf_redsync.cli import options, output, where
+from tf_redsync import environment
+from tf_redsync.cli import options, output, worker_environment
 from tf_redsync.cli.command_line import Command
-from tf_redsync.cli.processes import Ends, Job, LaunchResult
-from tf_redsync.cli.remote_worker import HostError
-from tf_redsync.cli.restarts import run_attempts
-from tf_redsync.cli.starting import Here, Output, OverSSH, Remote
-from tf_redsync.cli.surroundings import (
+from tf_redsync.cli.processes import Job, LaunchResult, TimeLimits, Worker, WorkerResult
+from tf_redsync.cli.restarts import NotStarted, Restarts, run_attempts
+from tf_redsync.cli.ssh import HostError, Remote, SSHStart
+from tf_redsync.cli.worker_environment import (
     THREAD_VARIABLES,
     default_threads,
-    for_workers,
     free_ports,
     tf_config,
+    variables,
 )
-from tf_redsync.cli.worker_process import WorkerResult
 
 __all__ = [
     "COMMAND",
@@ -72,43 +72,42 @@ def run(
     configs: Sequence[str] | None = None,
     remote: Remote | None = None,
 ) -> LaunchResult:
-    """Runs `command` once per worker and returns when all have ended.
+    """Runs `command` once per worker; returns when all workers have ended.
 
     Args:
       command: the program and its arguments, equal for all workers.
-      workers: number of workers, at least 1. `None`: the one that this process's TF_CONFIG names;
-        the others are started elsewhere.
+      workers: number of workers, at least 1. `None` starts the one worker that this process's
+        TF_CONFIG names, and other launchers start the others.
       env: variables added to this process's environment, for all workers.
-      timeout: seconds until SIGTERM, then `grace` seconds until SIGKILL; None for no limit.
-      grace: seconds the others get after a worker has failed, before SIGKILL.
-      threads: intra-op and inter-op threads per worker. Default: the variables
-        TF_NUM_INTRAOP_THREADS and so on where they are set, else cores // workers.
+      timeout: seconds until SIGTERM, then `grace` seconds until SIGKILL; `None` for no limit.
+      grace: seconds between the failure of a worker and SIGKILL for the others.
+      threads: intra-op and inter-op threads per worker. Default: the variables in
+        `THREAD_VARIABLES` if they are set, else cores // workers.
       log_dir: directory for `worker_<i>.log`; only worker 0 is then echoed.
-      echo: whether to print the workers' output, each line after its `[worker i]`.
+      echo: whether to print the workers' output, with the prefix `[worker i]`.
       addresses: "host:port" per worker; default: free ports of 127.0.0.1, new ones at a restart.
-      wrappers: per worker, words put before the command, e.g. `ip netns exec NAME`.
+      wrappers: per worker, words before the command, such as `ip netns exec NAME`.
       worker_env: per worker, variables added after `env`.
       forward_signals: whether SIGINT, SIGTERM, SIGHUP and SIGUSR1 are passed on to the workers
-        (main thread only). Otherwise an interrupt ends the workers at once by SIGKILL.
-      max_restarts: how often the job is started again after a worker has failed.
-      min_workers: with how many workers it may be started again; default: all. See `Restarts`.
-      start_timeout: the strategy's, where the program does not give it one.
-      stop_grace: seconds after SIGTERM and SIGUSR1, in which workers make a checkpoint, before
-        SIGKILL.
-      cores_per_worker: how many cores each worker may use, none of them with another one; also its
-        number of threads, without `threads`. Default: all, for each.
-      verbose: whether TensorFlow's start-up lines are printed, too; log files have them always.
-      configs: TF_CONFIG of each worker here, where other launchers start the others; then `workers`
-        is `None`.
-      remote: other machines that the workers are started on; then `workers` is `None`, and the
-        first word of `command` is `remote.python` there.
+        (main thread only). Otherwise an interrupt kills the workers at once with SIGKILL.
+      max_restarts: maximum number of restarts of the job after failures.
+      min_workers: minimum number of workers for a restart; default: all. See `Restarts`.
+      start_timeout: default of the strategy's `timeout_seconds`, in seconds.
+      stop_grace: seconds between SIGTERM or SIGUSR1 and SIGKILL, for a checkpoint.
+      cores_per_worker: number of cores that each worker has to itself, and of its threads unless
+        `threads` is given. Default: workers share all cores.
+      verbose: whether to print TensorFlow's start-up messages; log files always have them.
+      configs: TF_CONFIG of each worker on this machine, if other launchers start the other workers.
+        Requires `workers=None`.
+      remote: other machines to run the workers on. Requires `workers=None`; `remote.python`
+        replaces the first word of `command`.
 
     Returns:
-      A `LaunchResult`. A failing worker is not an exception.
+      A `LaunchResult`. A worker's failure does not raise.
 
     Raises:
-      ValueError: an argument is out of range, the environment already holds a TF_CONFIG, or it
-        holds none and `workers` is `None`.
+      ValueError: an argument is out of range, TF_CONFIG is set although `workers` is given, or
+        TF_CONFIG is missing although it is not.
       HostError: a machine of `remote` cannot be used.
     """
     elsewhere = bool(configs or remote)
@@ -121,17 +120,17 @@ def run(
     logs = Path(log_dir) if log_dir else None
     if logs:
         logs.mkdir(parents=True, exist_ok=True)
-    ends = Ends(timeout, grace, stop_grace)
+    limits = TimeLimits(timeout, grace, stop_grace)
     signals: collections.deque[int] = collections.deque()
-    to = Output(logs, echo, verbose)
+    to = output.Output(logs, echo, verbose)
     start: Callable[[Job], None]
     if remote is not None:
-        start = OverSSH(command[1:], remote, threads, cores_per_worker, to, restarts)
+        start = SSHStart(command[1:], remote, threads, cores_per_worker, to, restarts)
     else:
-        start = Here(
+        start = LocalStart(
             command=command,
             configs=configs,
-            base=for_workers(
+            base=variables(
                 count, threads or cores_per_worker, start_timeout, env, workers is not None
             ),
             addresses=addresses,
@@ -142,12 +141,12 @@ def run(
             restarts=restarts,
         )
     with _forwarding(signals) if forward_signals else contextlib.nullcontext():
-        return run_attempts(lambda: Job(ends, echo, signals), start, restarts)
+        return run_attempts(lambda: Job(limits, echo, signals), start, restarts)
 
 
 @contextlib.contextmanager
 def _forwarding(signals: collections.deque[int]) -> Iterator[None]:
-    """Notes signals for the job, which passes them on, while the block runs."""
+    """Context manager that queues signals for the job, which forwards them to the workers."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     before = {n: signal.signal(n, lambda number, _: signals.append(number)) for n in numbers}
     try:
@@ -158,11 +157,11 @@ def _forwarding(signals: collections.deque[int]) -> Iterator[None]:
 
 
 def run_command(command: Sequence[str], args: argparse.Namespace) -> int:
-    """Runs a command as the flags of `options.configure` say; returns the exit code."""
+    """Runs a command with the parsed flags of `options.configure`; returns the exit code."""
     try:
         return run(
             command,
-            **where.arguments(args),
+            **options.worker_arguments(args),
             timeout=args.timeout,
             grace=args.grace,
             threads=args.threads,
@@ -190,16 +189,16 @@ def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 COMMAND = Command(
     "launch",
-    "start the workers of a training, here or on several machines",
-    "Starts a script on several workers under TF_CONFIG: processes of this machine (-n), of\n"
-    "others over SSH (--hosts), or this machine's part of a job of SLURM or Kubernetes. Flags of\n"
-    "the launcher stand before the script, and the script's own behind it.",
+    "start the workers of a training on one or several machines",
+    "Starts a script on several workers with TF_CONFIG: on this machine (-n), on other machines\n"
+    "over SSH (--hosts), or as this machine's share of a SLURM or Kubernetes job. Flags of the\n"
+    "launcher come before the script, and flags of the script after it.",
     (
         ("-n 2 train.py --epochs=3", "two workers on this machine"),
-        ("-n 4 --max-restarts 3 --log-dir logs train.py", "again after a failure; log files"),
+        ("-n 4 --max-restarts 3 --log-dir logs train.py", "restart after a failure; log files"),
         ("--hosts a:2,b:2 train.py", "two workers on each of two machines, over SSH"),
-        ("-n 2 --cores-per-worker 8 -m package.train", "a module; cores of their own"),
-        ("--slurm train.py", "below srun --ntasks-per-node=1: one worker a node"),
+        ("-n 2 --cores-per-worker 8 -m package.train", "a module; eight cores for each worker"),
+        ("--slurm train.py", "under srun --ntasks-per-node=1: one worker per node"),
         ("--kubernetes 2 train.py", "in each pod of an indexed Job with two completions"),
     ),
     options.configure,
@@ -209,9 +208,71 @@ COMMAND = Command(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code of the job (2 for bad arguments)."""
+    """Runs the command line; returns the job's exit code, or 2 for bad arguments."""
     return COMMAND.main(argv)
 
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalStart:
+    """Starts workers on this machine.
+
+    Attributes:
+        command: Command of every worker.
+        configs: TF_CONFIG per worker; `None` for `addresses`.
+        base: Environment of all workers.
+        addresses: "host:port" per worker; `None` for free ports of 127.0.0.1.
+        wrappers: Words before the command, per worker.
+        worker_env: Variables added to `base`, per worker.
+        cores_per_worker: Number of cores per worker; `None` for all.
+        output: Destination of the workers' output.
+        restarts: Attempt number and workers to start.
+    """
+
+    command: Sequence[str]
+    configs: Sequence[str] | None
+    base: Mapping[str, str]
+    addresses: Sequence[str] | None
+    wrappers: Sequence[Sequence[str]]
+    worker_env: Sequence[Mapping[str, str]]
+    cores_per_worker: int | None
+    output: output.Output
+    restarts: Restarts
+
+    def __call__(self, job: Job) -> None:
+        """Starts the workers of an attempt.
+
+        Raises:
+            NotStarted: a worker cannot be started.
+        """
+        places = self.restarts.places
+        attempt = {environment.RESTART: str(self.restarts.attempt)}
+        for i, (place, config) in enumerate(zip(places, self._configs(places), strict=True)):
+            number = worker_environment.rank_in(config) if self.configs else i
+            own = {"TF_CONFIG": config, **attempt, **self.worker_env[place]}
+            cores = worker_environment.cores_of(i, len(places), self.cores_per_worker)
+            try:
+                worker = Worker(
+                    number,
+                    [*self.wrappers[place], *self.command],
+                    {**self.base, **own},
+                    self.output.log(number),
+                    self.output.printer(number),
+                    self.restarts.attempt > 0,
+                    cores,
+                )
+            except OSError as error:
+                raise NotStarted(place, error) from error
+            job.add(worker)
+
+    def _configs(self, places: Sequence[int]) -> list[str]:
+        if self.configs:
+            return [self.configs[place] for place in places]
+        if self.addresses:
+            at = [self.addresses[place] for place in places]
+        else:
+            at = [f"127.0.0.1:{port}" for port in worker_environment.free_ports(len(places))]
+        return [worker_environment.tf_config(at, i) for i in range(len(places))]

@@ -1,4 +1,4 @@
-"""The launcher's command line and arguments, and what is wrong with them."""
+"""Options of the launcher: flags, validation, and the workers that they select."""
 
 from __future__ import annotations
 
@@ -8,108 +8,110 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
-from tf_redsync.cli import isolation
+from tf_redsync import environment
+from tf_redsync.cli import isolation, output, schedulers, ssh, worker_environment
 from tf_redsync.cli.command_line import Flag, Parser
-from tf_redsync.cli.hosts import FORWARDED, SSH
 from tf_redsync.cli.restarts import Restarts
+from tf_redsync.cli.ssh import FORWARDED, SSH, Remote
 
 _WHERE: tuple[Flag, ...] = (
     (
         ("-n", "--workers"),
         {"type": int, "help": "number of workers; with --slurm and --kubernetes, on each machine "
-         "(1). Without any flag of this group: the worker that TF_CONFIG names"},
+         "(1). Default without another flag of this group: the worker that TF_CONFIG names"},
     ),
     (
         ("--hosts",),
-        {"metavar": "HOST:N,...", "help": "workers on other machines, over SSH without a password"},
+        {"metavar": "HOST:N,...", "help": "N workers on each host, over SSH without a password"},
     ),
     (
         ("--hostfile",),
-        {"metavar": "FILE", "help": "the same, one HOST:N or `HOST slots=N` a line"},
+        {"metavar": "FILE", "help": "hosts from a file, one HOST:N or `HOST slots=N` per line"},
     ),
     (
         ("--slurm",),
-        {"action": "store_true", "help": "this node's workers of a step of SLURM"},
+        {"action": "store_true", "help": "this node's workers of a SLURM step"},
     ),
     (
         ("--kubernetes",),
-        {"type": int, "metavar": "PODS", "help": "this pod's workers of an indexed Job with so "
-         "many completions"},
+        {"type": int, "metavar": "PODS", "help": "this pod's workers of an indexed Job with "
+         "PODS completions"},
     ),
     (
         ("--port",),
-        {"type": int, "help": "port of the first worker of each machine; others have the next ones "
-         "(--hosts: a free one; --slurm: by the job's number; --kubernetes: 12345)"},
+        {"type": int, "help": "port of the first worker of each machine; further workers have the "
+         "next ports (--hosts: a free port; --slurm: from the job's number; --kubernetes: 12345)"},
     ),
     (
         ("--ssh",),
-        {"metavar": "COMMAND", "help": f"with --hosts: how to connect ({SSH})"},
+        {"metavar": "COMMAND", "help": f"with --hosts: the SSH command ({SSH})"},
     ),
     (
         ("--python",),
-        {"metavar": "PATH", "help": "with --hosts: the interpreter there (the path of this one)"},
+        {"metavar": "PATH", "help": "with --hosts: the interpreter (the path of this one)"},
     ),
     (
         ("--env",),
-        {"action": "append", "metavar": "NAME[=VALUE]", "help": "with --hosts: one more variable "
+        {"action": "append", "metavar": "NAME[=VALUE]", "help": "with --hosts: a further variable "
          "for the workers, beside those that begin with " + ", ".join(FORWARDED)},
     ),
 )  # fmt: skip
 _ENDS: tuple[Flag, ...] = (
     (
         ("--max-restarts",),
-        {"type": int, "default": 0, "help": "starts of the job after a failure (0)"},
+        {"type": int, "default": 0, "help": "maximum number of restarts after failures (0)"},
     ),
     (
         ("--min-workers",),
-        {"type": int, "help": "with how many workers the job may go on (all)"},
+        {"type": int, "help": "minimum number of workers for a restart (all)"},
     ),
     (
         ("--timeout",),
-        {"type": float, "metavar": "SECONDS", "help": "until all workers are ended"},
+        {"type": float, "metavar": "SECONDS", "help": "maximum duration of the job (no limit)"},
     ),
     (
         ("--start-timeout",),
-        {"type": float, "metavar": "SECONDS", "help": "for which workers wait for each other at "
-         "the start (600)"},
+        {"type": float, "metavar": "SECONDS", "help": "how long workers wait for each other at the "
+         "start (600)"},
     ),
     (
         ("--grace",),
-        {"type": float, "default": 10.0, "metavar": "SECONDS", "help": "between the end of the job "
-         "and SIGKILL (10)"},
+        {"type": float, "default": 10.0, "metavar": "SECONDS", "help": "between a failure or the "
+         "timeout and SIGKILL (10)"},
     ),
     (
         ("--stop-grace",),
-        {"type": float, "default": 120.0, "metavar": "SECONDS", "help": "for a checkpoint after "
-         "SIGTERM or SIGUSR1, before SIGKILL (120)"},
+        {"type": float, "default": 120.0, "metavar": "SECONDS", "help": "between SIGTERM or "
+         "SIGUSR1 and SIGKILL, for a checkpoint (120)"},
     ),
 )  # fmt: skip
 _EACH: tuple[Flag, ...] = (
-    (("--threads",), {"type": int, "help": "threads of a worker (cores over workers)"}),
+    (("--threads",), {"type": int, "help": "threads per worker (cores / workers)"}),
     (
         ("--cores-per-worker",),
-        {"type": int, "metavar": "N", "help": "give each worker N cores of its own, and N threads"},
+        {"type": int, "metavar": "N", "help": "pin each worker to N cores of its own; N threads"},
     ),
     (
         ("--isolate",),
         {
             "choices": isolation.CHOICES,
             "default": "auto",
-            "help": "with -n: keep others from the workers' ports. auto: other machines, where "
-            "that is possible; yes: everyone, by a network namespace, in which the script has no "
-            "network; no: nobody",
+            "help": "with -n: protection of the workers' ports. auto: from other machines, if "
+            "possible; yes: from other machines and users, by a network namespace in which the "
+            "script has no network; no: none",
         },
     ),
 )
 _SHOWN: tuple[Flag, ...] = (
     (
         ("--log-dir",),
-        {"metavar": "DIR", "help": "worker_<i>.log for each worker; only worker 0 is printed"},
+        {"metavar": "DIR", "help": "write worker_<i>.log files; only worker 0 is printed"},
     ),
     (
         ("--verbose",),
-        {"action": "store_true", "help": "print TensorFlow's start-up lines too"},
+        {"action": "store_true", "help": "also print TensorFlow's start-up messages"},
     ),
 )
 _WHAT: tuple[Flag, ...] = (
@@ -125,47 +127,49 @@ def configure(parser: Parser) -> None:
 
 
 def configure_workers(parser: Parser) -> None:
-    """Adds the flags that say which workers to start, and how."""
-    parser.flags(_WHERE, "which workers")
-    parser.flags(_ENDS, "when they end")
-    parser.flags(_EACH, "what each gets")
-    parser.flags(_SHOWN, "what is shown")
+    """Adds the flags that select and configure the workers."""
+    parser.flags(_WHERE, "workers")
+    parser.flags(_ENDS, "restarts and time limits")
+    parser.flags(_EACH, "resources")
+    parser.flags(_SHOWN, "output")
 
 
 def command(args: argparse.Namespace) -> list[str]:
-    """The workers' command; raises ValueError if there is nothing to run, or nothing says where."""
+    """Returns the workers' command; raises ValueError without a script or module."""
     _check_order(args)
     if args.module:
-        # Only the top package is looked up: finding a submodule would import its parents.
+        # Looks up the top package only: finding a submodule would import its parents.
         if importlib.util.find_spec(args.module[0].partition(".")[0]) is None:
-            raise ValueError(f"No module to run is named {args.module[0]!r} (-m).")
+            raise ValueError(f"`-m` must be an importable module. Received: -m {args.module[0]}")
         return [sys.executable, "-m", *args.module]
     if not args.script:
-        raise ValueError("No script. Give `script.py` or `-m module` after the launcher's options.")
+        raise ValueError(
+            "the script is missing. Give `script.py` or `-m module` after the launcher's options."
+        )
     if not Path(args.script[0]).is_file():
-        raise ValueError(f"The script does not exist. Received: {args.script[0]!r}.")
+        raise ValueError(f"`script` must be an existing file. Received: {args.script[0]!r}")
     return [sys.executable, *args.script]
 
 
 def _check_order(args: argparse.Namespace) -> None:
-    """Raises ValueError for flags behind the script that say which workers there are.
+    """Raises ValueError if the flags that select workers come after the script.
 
-    They may be the script's own, so they count as the launcher's only where it has none.
+    They may be the script's flags, so this is an error only if the launcher has none.
     """
     chosen = [args.workers, args.hosts, args.hostfile, args.kubernetes, args.slurm or None]
     if os.environ.get("TF_CONFIG") or any(one is not None for one in chosen):
         return
-    what, *behind = [*(args.module or ()), *(args.script or ())] or [""]
-    for word in behind:
+    program, *after = [*(args.module or ()), *(args.script or ())] or [""]
+    for word in after:
         if re.fullmatch(r"-n\d*|(--workers|--hosts|--hostfile|--slurm|--kubernetes)(=.*)?", word):
             raise ValueError(
-                f"the launcher's options come before the script; what stands behind it is its own: "
-                f"tf-redsync launch {word} ... {what}. Received: {word!r} behind {what!r}"
+                f"the launcher's options must come before the script, and the script's own after "
+                f"it: tf-redsync launch {word} ... {program}. Received: {word!r} after {program!r}"
             )
 
 
 def restarts(workers: int, max_restarts: int, min_workers: int | None) -> Restarts:
-    """Returns what decides on restarts; raises ValueError for arguments that are out of range."""
+    """Returns the restart policy; raises ValueError for arguments that are out of range."""
     if max_restarts < 0:
         raise ValueError(
             f"`max_restarts` must be at least 0. Received: max_restarts={max_restarts}"
@@ -187,9 +191,9 @@ def check(
     start_timeout: float | None,
     elsewhere: bool = False,
 ) -> None:
-    """Raises ValueError for an argument of `run` that is out of range or does not fit TF_CONFIG.
+    """Raises ValueError for an argument of `run` that is out of range or conflicts with TF_CONFIG.
 
-    `elsewhere`: whether something else than `workers` says which workers there are.
+    `elsewhere`: whether `configs` or `remote` selects the workers instead of `workers`.
     """
     if workers is not None and workers < 1:
         raise ValueError(f"`workers` (-n) must be at least 1. Received: workers={workers}.")
@@ -210,22 +214,102 @@ def check(
     given = os.environ.get("TF_CONFIG")
     if (workers is not None or elsewhere) and given:
         raise ValueError(
-            "TF_CONFIG is already set, but the launcher writes its own. Either unset TF_CONFIG, or "
-            "leave -n, --hosts, --slurm and --kubernetes out: then the launcher starts the one "
-            "worker of this TF_CONFIG, and others start the others. Received: "
-            f"TF_CONFIG={given}"
+            "TF_CONFIG is already set, but the launcher sets its own. Either unset TF_CONFIG, or "
+            "omit -n, --hosts, --slurm and --kubernetes to start the one worker of this TF_CONFIG. "
+            f"Received: TF_CONFIG={given}"
         )
     if workers is None and not given and not elsewhere:
         raise ValueError(
-            "`workers` is missing: give -n/--workers for workers on this machine, or set TF_CONFIG "
-            "to start the one worker that it names, or give --hosts for other machines. Received: "
+            "`workers` is missing: pass -n/--workers for workers on this machine, or --hosts for "
+            "other machines, or set TF_CONFIG to start the one worker that it names. Received: "
             "workers=None"
         )
 
 
 def check_cores(cores_per_worker: int | None) -> None:
-    """Raises ValueError for a number of cores that is none."""
+    """Raises ValueError for a number of cores below 1."""
     if cores_per_worker is not None and cores_per_worker < 1:
         raise ValueError(
             f"`cores_per_worker` must be at least 1. Received: cores_per_worker={cores_per_worker}"
+        )
+
+
+def worker_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the arguments of `run` that select the workers, from the command line.
+
+    Raises:
+        ValueError: for flags that exclude each other, or malformed hosts.
+    """
+    _check(args)
+    if args.hosts is not None or args.hostfile is not None:
+        env = ssh.forwarded_environment(args.env or ())
+        if not env.get(environment.JOB):
+            env[environment.JOB] = worker_environment.job_secret()
+        if args.start_timeout is not None:
+            env[environment.START_TIMEOUT] = f"{args.start_timeout:g}"
+        found = ssh.read(args.hostfile) if args.hosts is None else ssh.parse(args.hosts)
+        at = Remote(found, args.ssh or ssh.SSH, args.python or sys.executable, args.port, env)
+        return {"workers": None, "remote": at}
+    if not (args.slurm or args.kubernetes):
+        # A worker of a given TF_CONFIG may have peers on other machines: no isolation.
+        env = isolation.isolate(args.isolate) if args.workers is not None else {}
+        return {"workers": args.workers, "env": env}
+    each = args.workers or 1
+    if args.slurm:
+        share = schedulers.slurm(each, args.port)
+    else:
+        share = schedulers.kubernetes(args.kubernetes, each, args.port)
+    job = os.environ.get(environment.JOB)
+    if not job and worker_environment.rank_in(share.configs[0]) == 0:
+        output.say(
+            f"{environment.JOB} is not set: a process that can connect to a worker's port and "
+            f"guesses the job's name, {share.job}, can join the job. Set the variable to the same "
+            "random text on all machines (docs/security.md)."
+        )
+    env = {environment.JOB: job or share.job}
+    return {"workers": None, "configs": share.configs, "env": env}
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raises ValueError for worker flags that exclude each other."""
+    over_ssh = args.hosts is not None or args.hostfile is not None
+    given = {
+        "--hosts": args.hosts is not None,
+        "--hostfile": args.hostfile is not None,
+        "--slurm": args.slurm,
+        "--kubernetes": args.kubernetes is not None,
+    }
+    chosen = [name for name, there in given.items() if there]
+    if len(chosen) > 1:
+        raise ValueError(
+            f"only one of {', '.join(given)} can be given. Received: {', '.join(chosen)}"
+        )
+    if over_ssh and args.workers is not None:
+        raise ValueError(
+            f"`-n` cannot be combined with {chosen[0]}: give the number of workers after each "
+            f"host, as in a:2. Received: -n {args.workers}"
+        )
+    for name in ("ssh", "python", "env"):
+        if getattr(args, name) and not over_ssh:
+            raise ValueError(
+                f"`--{name}` needs --hosts or --hostfile. Received: --{name}={getattr(args, name)}"
+            )
+    if args.workers is not None and args.workers < 1:
+        raise ValueError(f"`workers` (-n) must be at least 1. Received: workers={args.workers}.")
+    if args.kubernetes is not None and args.kubernetes < 1:
+        raise ValueError(f"`--kubernetes` must be at least 1. Received: {args.kubernetes}")
+    if args.port is not None and not (chosen and 0 < args.port < 65536):
+        raise ValueError(
+            "`--port` must be from 1 to 65535, and needs --hosts, --hostfile, --slurm or "
+            f"--kubernetes. Received: --port {args.port}"
+        )
+    if chosen and args.isolate == "yes":
+        raise ValueError(
+            f"`--isolate yes` cannot be combined with {chosen[0]}: it cuts the workers off from "
+            "other machines. Received: --isolate yes"
+        )
+    if chosen and not over_ssh and args.min_workers is not None:
+        raise ValueError(
+            f"`--min-workers` cannot be combined with {chosen[0]}: it needs one launcher for all "
+            f"workers. Received: --min-workers {args.min_workers}"
         )

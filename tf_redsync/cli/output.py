@@ -1,29 +1,31 @@
-"""How workers' lines are shown: whose they are, in colours on a terminal, without noise."""
+"""Output of the workers: prefixes, colors, log files, and the filter for TensorFlow's log noise."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import IO, Any
 
-_COLOURS = (36, 33, 35, 32, 34, 31)  # of workers in turn: cyan, yellow, magenta, green, blue, red
+_COLORS = (36, 33, 35, 32, 34, 31)  # by worker: cyan, yellow, magenta, green, blue, red
 _BOLD = "1"
 
-# How TensorFlow's C++ begins a line: with its own logging, and with absl's. Lines of absl's logging
-# for Python look alike, but for the file: they are the script's.
+# The beginning of a line of TensorFlow's C++ code, in its own and in absl's logging. Lines of
+# absl's Python logging differ by the file name only; they belong to the script.
 _LINE = re.compile(
     rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: (?P<own>[IWEF]) "
     rb"|(?P<absl>[IWEF])\d{4} [\d:.]+ +\d+ (?!\S+\.py:\d+\] )"
 )
-# Warnings and errors that say nothing about this training: linked twice, or no GPU in this machine.
-# A GPU that is there and cannot be used is none of them.
+# Warnings and errors without a meaning for the training: duplicate registrations, no GPU in this
+# machine. Errors about an existing GPU that cannot be used are not among them.
 _HARMLESS = re.compile(
     rb"Unable to register cu\w+ factory: Attempting to register factory for plugin"
     rb"|computation placer already registered"
     rb"|TF-TRT Warning: Could not find TensorRT"
-    rb"|\w+ expects an i value"  # the profiler, of options that it was not given
+    rb"|\w+ expects an i value"  # the profiler, about options that have defaults
     rb"|Input of \w+::Dataset will not be optimized because the dataset does not implement"
     rb"|failed call to cuInit: .*(?:NO_DEVICE|UNKNOWN ERROR \(303\))"
 )
@@ -34,17 +36,17 @@ _UNLOGGED = re.compile(
     rb"|INFO:tensorflow:(Enabled multi-worker collective ops|Using MirroredStrategy with devices"
     rb"|Check health not enabled|MultiWorkerMirroredStrategy with cluster_spec"
     rb"|Collective \w+( tensors)?: \d+ |Sharding callback duration)"
-    # The same lines, once absl's logging has taken over the root logger.
+    # The same lines after absl's logging has replaced the root logger's handlers.
     rb"|I\d{4} [\d:.]+ +\d+ (cross_device_ops|mirrored_strategy|collective_all_reduce_strategy"
     rb"|functional_saver)\.py:"
 )
 
 
 def is_noise(line: bytes) -> bool:
-    """Whether a line is TensorFlow's, and no one has to read it.
+    """Returns whether a line is log noise of TensorFlow.
 
-    That is what its C++ logs at the level INFO, and a few warnings and errors that are known.
-    Python's lines are never noise, nor is anything of another form.
+    Noise is everything that its C++ code logs at level INFO, and known harmless warnings and
+    errors. All other lines, including those of Python code, are kept.
     """
     found = _LINE.match(line)
     if found is None:
@@ -53,40 +55,40 @@ def is_noise(line: bytes) -> bool:
     return level == b"I" or (level in b"WE" and _HARMLESS.search(line, found.end()) is not None)
 
 
-def coloured(stream: IO[Any], environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether to write colours to a stream: a terminal, unless NO_COLOR (no-color.org) is set."""
+def is_colored(stream: IO[Any], environment: Mapping[str, str] = os.environ) -> bool:
+    """Returns whether a stream is a terminal without NO_COLOR (https://no-color.org)."""
     if environment.get("NO_COLOR") or environment.get("TERM") == "dumb":
         return False
     return bool(getattr(stream, "isatty", lambda: False)())
 
 
 def paint(text: str, code: str, stream: IO[Any]) -> str:
-    """Returns a text in a colour, where the stream shows colours."""
-    return f"\x1b[{code}m{text}\x1b[0m" if coloured(stream) else text
+    """Returns the text, colored if the stream shows colors."""
+    return f"\x1b[{code}m{text}\x1b[0m" if is_colored(stream) else text
 
 
 def say(text: str) -> None:
-    """Prints a line of the launcher's own."""
+    """Prints a message of the launcher."""
     print(f"{paint('[launch]', _BOLD, sys.stderr)} {text}", file=sys.stderr, flush=True)
 
 
 def printer(index: int, has_log: bool, verbose: bool) -> Callable[[bytes], None] | None:
-    """Where a worker's complete lines go; `None` for nowhere.
+    """Returns a function that prints complete lines of a worker; `None` to print nothing.
 
     Args:
-        index: Of the worker.
-        has_log: Whether there are log files: then worker 0 alone is printed, without a prefix.
-        verbose: Whether to print noise too.
+        index: Rank of the worker.
+        has_log: Whether there are log files. Then only worker 0 is printed, without a prefix.
+        verbose: Whether to print TensorFlow's log noise, too.
     """
     if has_log and index > 0:
         return None
-    colour = str(_COLOURS[index % len(_COLOURS)])
-    prefix = b"" if has_log else paint(f"[worker {index}]", colour, sys.stdout).encode() + b" "
+    color = str(_COLORS[index % len(_COLORS)])
+    prefix = b"" if has_log else paint(f"[worker {index}]", color, sys.stdout).encode() + b" "
 
     def write(lines: bytes) -> None:
         kept = (line for line in lines.splitlines(keepends=True) if verbose or not is_noise(line))
         text = b"".join(prefix + line for line in kept)
-        # A text-only replacement of sys.stdout (a notebook, a test) has no byte buffer.
+        # In a notebook or test, sys.stdout may be a text stream without a byte buffer.
         if hasattr(sys.stdout, "buffer"):
             sys.stdout.buffer.write(text)
         else:
@@ -94,3 +96,20 @@ def printer(index: int, has_log: bool, verbose: bool) -> Callable[[bytes], None]
         sys.stdout.flush()
 
     return write
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """Destination of the workers' output: log files, the terminal, or both."""
+
+    logs: Path | None
+    echo: bool
+    verbose: bool
+
+    def log(self, number: int) -> Path | None:
+        """Returns the log file of a worker, if there are log files."""
+        return self.logs / f"worker_{number}.log" if self.logs else None
+
+    def printer(self, number: int) -> Callable[[bytes], None] | None:
+        """Returns a function that prints lines of a worker, or `None`."""
+        return printer(number, bool(self.logs), self.verbose) if self.echo else None

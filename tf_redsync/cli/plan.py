@@ -1,9 +1,9 @@
 """Predicts, in one process and without a cluster, whether compression will pay.
 
 The function build_model of train.py takes no arguments and returns a built Keras model, or
-(model, (inputs, labels)), or (model, (inputs, labels), loss). Measured on this machine: the forward
-and backward pass, what the methods compute, and how much of the gradient they deliver. Calculated:
-the exchange, by the cost model that `tf_redsync.Auto` decides with. docs/plan.md says more.
+(model, (inputs, labels)), or (model, (inputs, labels), loss). The command measures on this machine:
+the forward and backward pass, the methods' computation, and the share of the gradient that they
+deliver. It calculates the exchange with the cost model of `tf_redsync.Auto`. See docs/plan.md.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import argparse
 import importlib.util
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tf_redsync.cli.command_line import Command, Flag, Parser
-from tf_redsync.cli.units import bytes_per_second, milliseconds, share_of
 from tf_redsync.planning import PlanError
 
 if TYPE_CHECKING:
@@ -29,42 +29,96 @@ if TYPE_CHECKING:
     from tf_redsync.planning.subject import Subject
     from tf_redsync.policy import Policy
 
-# What a method does with every worker's message is the slope between these numbers of workers.
+
+_UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
+
+
+def bytes_per_second(rate: str) -> float:
+    """Returns a rate such as `"10gbit"` in bytes per second.
+
+    Raises:
+        PlanError: if it is not a positive number with kbit, mbit or gbit.
+
+    Example:
+        >>> bytes_per_second("2.5gbit")
+        312500000.0
+    """
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kmg])bit", rate)
+    if match is None or float(match[1]) == 0.0:
+        raise PlanError(
+            "`--rate` must be a number with kbit, mbit or gbit, such as 10gbit. "
+            f"Received: --rate={rate}"
+        )
+    return float(match[1]) * _UNITS[match[2]] / 8.0
+
+
+def share_of(percent: str) -> float:
+    """Returns a percentage such as `"10%"` as a fraction.
+
+    Raises:
+        PlanError: if it is not a positive number with a percent sign.
+
+    Example:
+        >>> share_of("10%")
+        0.1
+    """
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)%", percent)
+    if match is None or float(match[1]) == 0.0:
+        raise PlanError(
+            "`--max-overhead` must be a number above 0 with a percent sign, such as 10%. "
+            f"Received: --max-overhead={percent}"
+        )
+    return float(match[1]) / 100.0
+
+
+def milliseconds(text: str) -> float:
+    """Returns a time such as `"50ms"` or `"50"` in milliseconds.
+
+    Raises:
+        ValueError: if it is not a number.
+
+    Example:
+        >>> milliseconds("0.2ms")
+        0.2
+    """
+    return float(text.removesuffix("ms"))
+
+
+# The slope between these numbers of workers is the cost of decoding one worker's message.
 MEASURED_WORKERS = (2, 8)
 
 _FLAGS: list[Flag] = [
-    (("--model",), {"required": True, "metavar": "MODULE:FUNCTION", "help": "makes the model"}),
+    (("--model",), {"required": True, "metavar": "MODULE:FUNCTION", "help": "builds the model"}),
     (("--workers",), {"type": int, "required": True, "help": "number of workers, at least 2"}),
-    (("--rate",), {"required": True, "help": "what the network carries from and to every worker, "
-     "such as 10gbit"}),
-    (("--latency",), {"type": milliseconds, "default": 0.2, "metavar": "MS", "help": "of a "
-     "round trip between two workers, as ping shows it, such as 50 or 50ms (default: 0.2)"}),
+    (("--rate",), {"required": True, "help": "bandwidth of every worker's network link, such as "
+     "10gbit"}),
+    (("--latency",), {"type": milliseconds, "default": 0.2, "metavar": "MS", "help": "round-trip "
+     "time between two workers, as ping reports it, such as 50 or 50ms (default: 0.2)"}),
     (("--method",), {"default": "Auto", "help": "Auto (default), or one method for all layers: "
      "RedSync, or 'RedSync(density=0.01)'"}),
-    (("--max-overhead",), {"metavar": "PERCENT", "help": "propose the method that costs the "
-     "least accuracy, of those whose exchange makes a step longer by 10%% at most, or another "
-     "percentage"}),
+    (("--max-overhead",), {"metavar": "PERCENT", "help": "propose the method with the least loss "
+     "of accuracy whose exchange makes a step at most PERCENT longer, such as 10%%"}),
     (("--density",), {"type": float, "help": "density of the method"}),
-    (("--step-ms",), {"type": float, "metavar": "MS", "help": "computation of a step "
-     "where you will train (default: forward and backward pass, measured here)"}),
-    (("--batch-size",), {"type": int, "help": "of a synthetic batch (default: 32)"}),
-    (("--json",), {"metavar": "FILE", "help": "write the plan"}),
-    (("--plot",), {"metavar": "FILE.png", "help": "draw the layers; needs matplotlib"}),
+    (("--step-ms",), {"type": float, "metavar": "MS", "help": "computation time of a step on the "
+     "training machines (default: forward and backward pass, measured on this machine)"}),
+    (("--batch-size",), {"type": int, "help": "size of a synthetic batch (default: 32)"}),
+    (("--json",), {"metavar": "FILE", "help": "write the plan as JSON"}),
+    (("--plot",), {"metavar": "FILE.png", "help": "plot the layers; needs matplotlib"}),
 ]  # fmt: skip
 
 
 def say(text: str) -> None:
-    """Report progress on stderr."""
+    """Prints progress to stderr."""
     print(f"tf-redsync plan: {text}", file=sys.stderr, flush=True)
 
 
 def make(subject: Subject, policy: Policy | Auto, args: argparse.Namespace) -> Plan:
-    """Measure on this device, and predict.
+    """Returns a plan from measurements on this device.
 
     Args:
-        subject: The model.
-        policy: What to plan.
-        args: The command line.
+        subject: Model, batch and loss.
+        policy: Methods to plan.
+        args: Parsed command line.
     """
     from tf_redsync.planning import prediction
     from tf_redsync.planning import subject as subjects
@@ -78,7 +132,7 @@ def make(subject: Subject, policy: Policy | Auto, args: argparse.Namespace) -> P
 
 
 def _compute(subject: Subject, args: argparse.Namespace) -> float:
-    """Seconds of a step without an exchange."""
+    """Returns the computation time of a step without an exchange, in seconds."""
     from tf_redsync.planning import subject as subjects
 
     if args.step_ms is not None:
@@ -88,7 +142,7 @@ def _compute(subject: Subject, args: argparse.Namespace) -> float:
 
 
 def _measured(methods: Sequence[Method], args: argparse.Namespace) -> Measured:
-    """What methods compute on this device, on the network of the command line."""
+    """Returns the methods' computation on this device, with the network of the command line."""
     from tf_redsync.auto import cost, probe
     from tf_redsync.auto.decision import Measured
     from tf_redsync.methods.dense import Dense
@@ -96,14 +150,14 @@ def _measured(methods: Sequence[Method], args: argparse.Namespace) -> Measured:
     work = {}
     for method in methods:
         if not isinstance(method, Dense):
-            say(f"measuring what {type(method).__name__} computes")
+            say(f"measuring the computation of {type(method).__name__}")
             work[method] = probe.work(method, MEASURED_WORKERS)
     link = cost.Link.with_round_trips(bytes_per_second(args.rate), args.latency / 1e3)
     return Measured(args.workers, link, work)
 
 
 def propose(subject: Subject, args: argparse.Namespace) -> str:
-    """Return what fits the budget of the command line."""
+    """Returns the proposal for the overhead of the command line, as text."""
     from tf_redsync.auto.candidates import candidates
     from tf_redsync.planning import proposals
 
@@ -120,8 +174,8 @@ def _check(args: argparse.Namespace) -> None:
         for name in ("method", "json", "plot", "density"):
             if getattr(args, name) not in (None, "Auto"):
                 raise PlanError(
-                    f"`--{name}` is for the plan of a method, and `--max-overhead` proposes one. "
-                    f"Received: --{name}={getattr(args, name)}"
+                    f"`--{name}` cannot be combined with `--max-overhead`, which proposes a "
+                    f"method. Received: --{name}={getattr(args, name)}"
                 )
     for name, low in (("workers", 2), ("batch_size", 1)):
         value = getattr(args, name)
@@ -137,14 +191,14 @@ def _check(args: argparse.Namespace) -> None:
         path = getattr(args, name)
         if path and not Path(path).absolute().parent.is_dir():
             raise PlanError(
-                f"`--{name}` must be a file in a directory that exists. Received: --{name}={path}"
+                f"`--{name}` must be a file in an existing directory. Received: --{name}={path}"
             )
     if args.plot and Path(args.plot).suffix != ".png":
-        raise PlanError(f"`--plot` must be a file that ends in .png. Received: --plot={args.plot}")
+        raise PlanError(f"`--plot` must end in .png. Received: --plot={args.plot}")
     if args.plot and importlib.util.find_spec("matplotlib") is None:
         raise PlanError(
-            "`--plot` needs matplotlib, which is not installed: pip install matplotlib, or leave "
-            f"--plot out. Received: --plot={args.plot}"
+            "`--plot` needs matplotlib, which is not installed. Run `pip install matplotlib`, or "
+            f"omit --plot. Received: --plot={args.plot}"
         )
 
 
@@ -154,14 +208,14 @@ def _configure(parser: Parser) -> None:
 
 def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if os.environ.pop("TF_CONFIG", None):
-        say("TF_CONFIG is set and ignored: one process, and --workers counts")
+        say("ignoring TF_CONFIG: --workers gives the number of workers")
     try:
         _check(args)
         from tf_redsync.planning import choice, report
         from tf_redsync.planning import subject as subjects
 
         method = choice.parse(args.method, args.density)
-        say(f"making the model by {args.model}")
+        say(f"building the model with {args.model}")
         returned = subjects.load(args.model)
         subject = subjects.subject(returned, args.batch_size)
         if args.max_overhead is not None:
@@ -191,10 +245,10 @@ COMMAND = Command(
     __doc__,
     (
         ("--model train:build_model --workers 8 --rate 10gbit", "build_model of train.py"),
-        ("--model train:build_model --workers 8 --rate 1gbit --plot plan.png", "and a picture"),
+        ("--model train:build_model --workers 8 --rate 1gbit --plot plan.png", "with a plot"),
         (
             "--model train:build_model --workers 8 --rate 50mbit --latency 50ms --max-overhead 10%",
-            "a method",
+            "propose a method",
         ),
     ),
     _configure,
@@ -203,7 +257,7 @@ COMMAND = Command(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the plan; returns the exit code, 2 for what cannot be planned."""
+    """Prints the plan; returns the exit code, 2 for an invalid argument or model."""
     return COMMAND.main(argv)
 
 

@@ -1,38 +1,212 @@
-"""Worker processes and their supervision: output, failure, timeout, signals, SIGKILL.
+"""Worker processes of one attempt: start, output, supervision, signals, time limits.
 
-`tf_redsync.launch` is the interface; this module knows processes, but no TF_CONFIG.
+This module knows processes, but not TF_CONFIG. `launch.py` is the interface.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
+import ctypes
 import dataclasses
+import functools
+import os
 import selectors
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from tf_redsync import stopping
-from tf_redsync.cli import causes, output
-from tf_redsync.cli.worker_process import KEPT_LINES, Worker, WorkerResult
+from tf_redsync.cli import output, root_cause
 
-TAIL_LINES = 20  # shown of a worker that failed
-TIMEOUT_EXIT_CODE = 124  # as timeout(1)
+KEPT_LINES = 400  # kept in memory per worker
+_PR_SET_PDEATHSIG = 1
+_DRAIN_READS = 64  # reads of 64 KiB; a pipe holds less, unless a process keeps writing into it
+_LONGEST_LINE = 1 << 20  # bytes; longer lines are split
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerResult:
+    """Result of one worker.
+
+    Attributes:
+      index: task index in TF_CONFIG.
+      returncode: exit code; `-s` if signal `s` ended the worker.
+      output: its last lines of standard output and standard error.
+      killed: whether the launcher sent SIGKILL.
+      seconds: wall time from start to end.
+    """
+
+    index: int
+    returncode: int
+    output: str
+    killed: bool
+    seconds: float
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL | None:
+    return ctypes.CDLL(None, use_errno=True) if sys.platform.startswith("linux") else None
+
+
+def before_exec(parent: int, cores: Sequence[int] | None) -> None:
+    """Ties the child to its parent and cores; runs in the child before exec.
+
+    The kernel kills the child when the launcher dies, even by SIGKILL.
+
+    Args:
+      parent: process ID of the launcher.
+      cores: cores that the child may use; `None` for those of the launcher.
+    """
+    if cores:
+        os.sched_setaffinity(0, cores)
+    libc = _libc()
+    if libc is not None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # the launcher died before prctl
+            os._exit(1)
+
+
+class Worker:
+    """A worker process in its own session, and its output.
+
+    Attributes:
+      where: "" on this machine, else " on HOST", for messages.
+    """
+
+    where = ""
+
+    def __init__(
+        self,
+        index: int,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        log: Path | None,
+        printer: Callable[[bytes], None] | None,
+        append: bool = False,
+        cores: Sequence[int] | None = None,
+        stdin: int = subprocess.DEVNULL,
+    ):
+        self.index = index
+        self.returncode: int | None = None
+        self.killed = False
+        self.seconds = 0.0
+        self._printer = printer
+        self._partial = b""
+        self._lines: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
+        self.failed_at: float | None = None  # time of its last traceback
+        self._log = log.open("ab" if append else "wb") if log else None
+        self._start = time.monotonic()
+        _libc()  # loaded here, since between fork and exec only system calls are safe
+        self.process = subprocess.Popen(
+            list(argv),
+            env=dict(env),
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=functools.partial(before_exec, os.getpid(), cores),
+        )
+        assert self.process.stdout is not None
+        self.pipe = self.process.stdout.fileno()
+        os.set_blocking(self.pipe, False)
+
+    def read(self) -> int:
+        """Reads at most 64 KiB from the pipe.
+
+        Returns:
+            The number of bytes; 0 at the end of the pipe, -1 if it is open and empty.
+        """
+        try:
+            data = os.read(self.pipe, 1 << 16)
+        except BlockingIOError:
+            return -1
+        self.received(data)
+        return len(data)
+
+    def received(self, data: bytes) -> None:
+        """Writes output to the log file and passes complete lines on."""
+        if self._log:
+            self._log.write(data)
+            self._log.flush()
+        head, newline, self._partial = (self._partial + data).rpartition(b"\n")
+        self._take(head + newline)
+        if len(self._partial) > _LONGEST_LINE:
+            self._take(self._partial + b"\n")
+            self._partial = b""
+
+    def _take(self, lines: bytes) -> None:
+        if lines:
+            # A progress bar rewrites its line with "\r": only the last state is kept.
+            text = lines.decode("utf-8", "replace").rstrip("\n")
+            self._lines.extend(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+            if root_cause.TRACEBACK in text:
+                self.failed_at = time.monotonic()
+            if self._printer:
+                self._printer(lines)
+
+    def ended(self) -> bool:
+        """Returns whether the process has ended. It stays a zombie, which keeps its process ID."""
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self.process.pid, flags) is not None
+
+    def wait(self) -> None:
+        """Blocks until the process has ended; call it after SIGKILL."""
+        os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+
+    def finish(self) -> None:
+        """Kills the ended process's group, reads its remaining output and reaps it."""
+        self.send(signal.SIGKILL)
+        for _ in range(_DRAIN_READS):
+            if self.read() <= 0:
+                break
+        if self._partial:
+            self._take(self._partial + b"\n")
+        self.returncode = self.process.wait()
+        self.seconds = time.monotonic() - self._start
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        if self._log:
+            self._log.close()
+
+    def send(self, number: int) -> None:
+        """Sends a signal to the worker's process group."""
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+
+    def tail(self, count: int) -> str:
+        """Returns the last `count` lines."""
+        return "\n".join(list(self._lines)[-count:])
+
+    def result(self) -> WorkerResult:
+        """Returns the worker's result; call it after `finish`."""
+        assert self.returncode is not None
+        output = self.tail(KEPT_LINES)
+        return WorkerResult(self.index, self.returncode, output, self.killed, self.seconds)
+
+
+TAIL_LINES = 20  # printed of a failed worker
+TIMEOUT_EXIT_CODE = 124  # like timeout(1)
 _POLL_SECONDS = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
 class LaunchResult:
-    """How a job ended.
+    """Result of a job.
 
     Attributes:
       workers: one `WorkerResult` per worker, in task order.
       exit_code: 0, or the first failing worker's code (128 + s if signal `s` ended it), 124 after
-        the timeout, 128 + s if the launcher was interrupted by signal `s`, or 75 if the workers
-        then have stopped with a checkpoint.
-      message: what went wrong, with the failing worker's last lines; empty after success.
-      restarts: how often the job was started again.
-      first_failed: which of the workers failed of itself, before the others, if one did and the job
-        was not being ended.
+        the timeout, 128 + s if signal `s` interrupted the launcher, or 75 if the workers stopped
+        with a checkpoint on request.
+      message: the error, with the failing worker's last lines; empty after success.
+      restarts: number of restarts.
+      first_failed: position in `workers` of the worker that failed first; `None` if no worker has
+        failed, or only after the launcher began to end the job.
     """
 
     workers: tuple[WorkerResult, ...]
@@ -43,19 +217,19 @@ class LaunchResult:
 
     @property
     def failed(self) -> bool:
-        """Whether a worker has failed, and not the job been stopped."""
+        """Whether a worker has failed by itself."""
         return self.first_failed is not None
 
 
 @dataclasses.dataclass(frozen=True)
-class Ends:
-    """When a job ends that does not of itself.
+class TimeLimits:
+    """Time limits of a job.
 
     Attributes:
-      timeout: seconds from here on; None for no limit.
+      timeout: seconds from `start` until the job is ended; `None` for no limit.
       grace: seconds between the failure of a worker and SIGKILL for the others.
       stop_grace: seconds between SIGTERM or SIGUSR1 and SIGKILL.
-      start: from where `timeout` counts.
+      start: start of the timeout, by `time.monotonic()`.
     """
 
     timeout: float | None
@@ -65,31 +239,31 @@ class Ends:
 
 
 class Job:
-    """The workers of one run and the clock that ends them."""
+    """The workers of one attempt, with supervision and time limits."""
 
-    def __init__(self, ends: Ends, echo: bool, signals: collections.deque[int]):
-        self._ends = ends
+    def __init__(self, limits: TimeLimits, echo: bool, signals: collections.deque[int]):
+        self._limits = limits
         self._echo = echo
-        self._deadline = None if ends.timeout is None else ends.start + ends.timeout
+        self._deadline = None if limits.timeout is None else limits.start + limits.timeout
         self._kill_at: float | None = None
         self._workers: list[Worker] = []
         self._alive: list[Worker] = []
         self._selector = selectors.DefaultSelector()
         self._messages: list[str] = []
         self._exit_code = 0
-        self._failed: list[causes.End] = []
-        self._signals = signals  # as they come to the launcher
-        self._asked_at: float | None = None  # when one asked for a checkpoint
-        self._ending = False  # for another reason than a worker that failed
+        self._failed: list[root_cause.Failure] = []
+        self._signals = signals  # received by the launcher
+        self._asked_at: float | None = None  # time of the last request for a checkpoint
+        self._ending = False  # by a signal or the timeout, not by a failed worker
 
     def add(self, worker: Worker) -> None:
-        """Takes a started worker under supervision."""
+        """Adds a started worker."""
         self._workers.append(worker)
         self._alive.append(worker)
         self._selector.register(worker.pipe, selectors.EVENT_READ, worker)
 
     def supervise(self) -> LaunchResult:
-        """Returns when all workers have ended, of themselves or by SIGKILL."""
+        """Waits until all workers have ended; returns the result."""
         while self._alive:
             for key, _ in self._selector.select(_POLL_SECONDS):
                 if not key.data.read():
@@ -98,7 +272,7 @@ class Job:
                 self._finish(worker)
                 self._after(worker)
             self._clock(time.monotonic())
-        first = causes.first(self._failed)
+        first = root_cause.first_failure(self._failed)
         if first is not None:
             self.say(first[1])
         results = tuple(worker.result() for worker in self._workers)
@@ -117,7 +291,7 @@ class Job:
         worker.finish()
 
     def _after(self, worker: Worker) -> None:
-        """The first end but success is the one reported: the others end because of it."""
+        """Reports the first failure only: the others follow from it."""
         code = worker.returncode or 0
         if not code or worker.killed:
             return
@@ -125,15 +299,15 @@ class Job:
             self._stopped(worker)
         elif not self._exit_code or self._failed:
             at = worker.failed_at or time.monotonic()
-            self._failed.append(causes.End(worker.index, code, worker.tail(KEPT_LINES), at))
+            self._failed.append(root_cause.Failure(worker.index, code, worker.tail(KEPT_LINES), at))
             if len(self._failed) == 1:
                 self._report(worker, code)
 
     def _stopped(self, worker: Worker) -> None:
         if self._exit_code not in (stopping.EXIT_CODE, TIMEOUT_EXIT_CODE):
             self._exit_code = stopping.EXIT_CODE
-            self.say(f"worker {worker.index} has stopped on request: exit code {self._exit_code}.")
-            self._kill_within(self._ends.stop_grace)
+            self.say(f"worker {worker.index} stopped on request: exit code {self._exit_code}.")
+            self._kill_within(self._limits.stop_grace)
 
     def _report(self, worker: Worker, code: int) -> None:
         self._exit_code = 128 - code if code < 0 else code
@@ -144,8 +318,8 @@ class Job:
             f"Its last {TAIL_LINES} lines:\n    {tail or '(no output)'}"
         )
         if self._alive:
-            self.say(f"{self._names()} may go on for {self._ends.grace:g} s, then SIGKILL.")
-            self._kill_within(self._ends.grace)
+            self.say(f"{self._names()}: SIGKILL after {self._limits.grace:g} s.")
+            self._kill_within(self._limits.grace)
 
     def _clock(self, now: float) -> None:
         while self._signals:
@@ -155,13 +329,13 @@ class Job:
                 continue
             self._asked_at = now if asks else self._asked_at
             if self._kill_at is None:
-                self.say(f"{signal.Signals(number).name}: passed on to {self._names()}.")
-            grace = self._ends.stop_grace if asks else self._ends.grace
+                self.say(f"{signal.Signals(number).name}: forwarded to {self._names()}.")
+            grace = self._limits.stop_grace if asks else self._limits.grace
             self._stop(128 + number, number, grace if self._kill_at is None else 0)
         if self._deadline is not None and now >= self._deadline and self._alive:
             self._deadline = None
-            self.say(f"timeout: {self._names()} still running after {self._ends.timeout:g} s.")
-            self._stop(TIMEOUT_EXIT_CODE, signal.SIGTERM, self._ends.grace)
+            self.say(f"timeout: {self._names()} still running after {self._limits.timeout:g} s.")
+            self._stop(TIMEOUT_EXIT_CODE, signal.SIGTERM, self._limits.grace)
         if self._kill_at is not None and now >= self._kill_at and self._alive:
             self.say(f"{self._names()} did not end: killed by SIGKILL.")
             for worker in self._alive:
@@ -185,18 +359,18 @@ class Job:
         return f"worker{'s' if len(self._alive) > 1 else ''} {names}"
 
     def say(self, message: str) -> None:
-        """Prints a line, and keeps it for the result."""
+        """Prints a message and adds it to the result."""
         self._messages.append(message)
         if self._echo:
             output.say(message)
 
     def kill_all(self) -> None:
-        """SIGKILL to the group of every worker that has not been reaped."""
+        """Sends SIGKILL to the process group of every worker that is not reaped."""
         for worker in self._alive:
             worker.send(signal.SIGKILL)
 
     def close(self) -> None:
-        """End all processes, whatever happened before."""
+        """Kills and reaps all processes."""
         self.kill_all()
         for worker in list(self._alive):
             worker.wait()

@@ -1,8 +1,9 @@
-"""The launcher's part on another machine: starts one worker, and ends it.
+"""The launcher's agent on another machine: starts one worker and forwards signals to it.
 
-It is told by lines on its standard input: first what to run, as JSON, then signals. When the input
-ends, because the launcher or the connection is gone, so does the worker, by SIGKILL. Its own lines
-begin with `MARK`; everything else is the worker's output. Standard library only, and quick.
+The agent reads lines from its standard input: first the job, as JSON, then signal numbers. When the
+input ends, because the launcher or the connection is gone, it kills the worker with SIGKILL. Its
+own lines begin with `MARK`; all other output is the worker's. It must start quickly, so it imports
+only the standard library and modules that do the same.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from tf_redsync.cli import surroundings
-from tf_redsync.cli.worker_process import before_exec
+from tf_redsync.cli import worker_environment
+from tf_redsync.cli.processes import before_exec
 from tf_redsync.version import __version__
 
 MARK = b"\x1etf_redsync.remote "
@@ -27,26 +28,26 @@ _CANNOT = 2
 
 
 def tell(**words: Any) -> None:
-    """Tells the launcher something."""
+    """Sends a message to the launcher."""
     sys.stdout.buffer.write(MARK + json.dumps(words).encode() + b"\n")
     sys.stdout.buffer.flush()
 
 
 def _problem(job: dict[str, Any]) -> str:
-    """Why the worker cannot be started here; empty if it can."""
+    """Returns the reason why the worker cannot be started; empty if it can."""
     if not Path(job["cwd"]).is_dir():
         return (
-            f"there is no directory {job['cwd']} on this machine. Start the launcher in one that "
-            "all machines have"
+            f"the working directory {job['cwd']} does not exist on this machine. Start the "
+            "launcher in a directory that all machines have"
         )
     script = Path(job["cwd"]) / job["argv"][0]
     if job["argv"][0] != "-m" and not script.is_file():
-        return f"there is no {script} on this machine. All machines need the script, at this path"
+        return f"the script {script} does not exist on this machine. Copy it to the same path"
     return ""
 
 
 def _listen(process: subprocess.Popen[bytes]) -> None:
-    """Sends the signals that are asked for, and SIGKILL at the end of the input."""
+    """Forwards signals to the worker, and sends SIGKILL at the end of the input."""
     while line := sys.stdin.buffer.readline():
         with contextlib.suppress(ProcessLookupError, ValueError):
             os.killpg(process.pid, int(line))
@@ -57,21 +58,21 @@ def _listen(process: subprocess.Popen[bytes]) -> None:
 def _environment(job: dict[str, Any]) -> dict[str, str]:
     os.environ.update(job["env"])
     return {
-        **surroundings.for_workers(job["workers"], job["threads"], None, None, all_here=False),
+        **worker_environment.variables(job["workers"], job["threads"], None, None, all_here=False),
         **job["own"],
     }
 
 
 def main() -> int:
-    """Runs one worker; returns 0 if it was started, however it ended."""
+    """Runs one worker; returns 0 if it was started, whatever its exit code."""
     tell(version=__version__)
     line = sys.stdin.buffer.readline()
-    if not line.startswith(b"{"):  # a signal before there is a worker, or the end
+    if not line.startswith(b"{"):  # a signal before the job, or the end of the input
         return _CANNOT
     job = json.loads(line)
     problem = _problem(job)
     try:
-        cores = surroundings.cores_of(job["slot"], job["workers"], job["cores"])
+        cores = worker_environment.cores_of(job["slot"], job["workers"], job["cores"])
     except ValueError as error:
         problem, cores = str(error), None
     if problem:
@@ -87,7 +88,7 @@ def main() -> int:
     )
     threading.Thread(target=_listen, args=(process,), daemon=True).start()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    with contextlib.suppress(ProcessLookupError):  # whatever the worker has left behind
+    with contextlib.suppress(ProcessLookupError):  # the worker's remaining child processes
         os.killpg(process.pid, signal.SIGKILL)
     tell(ended=process.wait())
     return 0
@@ -101,4 +102,4 @@ if __name__ == "__main__":
         signal.signal(_number, lambda *_: None)
     _code = main()
     sys.stdout.flush()
-    os._exit(_code)  # not held up by the thread that waits for a line
+    os._exit(_code)  # does not wait for the thread that reads the input

@@ -1,4 +1,4 @@
-"""When a job that has failed starts again, and with which workers."""
+"""Restarts of a failed job, and the choice of workers for them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ AT_ONCE_SECONDS = 60.0
 
 @dataclasses.dataclass
 class Restarts:
-    """Decides after each attempt.
+    """Restart policy of a job.
 
-    A job starts again with the workers that it had. One is left out when it cannot be started, or
-    when it fails first in two attempts in a row and the second time within `AT_ONCE_SECONDS` of the
-    start, as long as `min_workers` are left.
+    A job restarts with the same workers. A worker is excluded if it cannot be started, or if it
+    fails first in two attempts in a row and the second time within `AT_ONCE_SECONDS` of the start.
+    At least `min_workers` remain.
 
     Attributes:
-        left: How many restarts there may still be.
-        min_workers: With how many workers the job may go on.
-        places: Numbers, from 0, of the places that workers are started in: with its own wrapper,
-            environment and address, each.
-        attempt: How often the job was started again.
+        left: Number of restarts left.
+        min_workers: Minimum number of workers.
+        places: Indices, from 0, of the places that workers are started in. Each place has its own
+            wrapper, environment and address.
+        attempt: Number of restarts so far.
     """
 
     left: int
@@ -34,11 +34,11 @@ class Restarts:
     _suspect: int | None = None  # the place that failed first in the last attempt
 
     def again(self, first: int | None, seconds: float) -> str | None:
-        """Return in words how the job goes on after a failure; `None` if it does not.
+        """Returns a message about the restart after a failure; `None` for no restart.
 
         Args:
-            first: Index of the worker that failed first, if that is known.
-            seconds: How long the attempt took.
+            first: Rank of the worker that failed first; `None` if unknown.
+            seconds: Duration of the attempt.
         """
         if not self.left:
             return None
@@ -46,11 +46,11 @@ class Restarts:
         at_once = place is not None and place == self._suspect and seconds < AT_ONCE_SECONDS
         self._suspect = place
         if at_once and len(self.places) > self.min_workers:
-            return self._without(place, f"worker {first} has failed first twice, at once")
+            return self._without(place, f"worker {first} has failed first twice, at the start")
         return self._next("")
 
     def without(self, place: int, why: str) -> str | None:
-        """Return in words how the job goes on without a place; `None` if it does not."""
+        """Returns a message about the restart without a place; `None` for no restart."""
         if not self.left or len(self.places) <= self.min_workers:
             return None
         return self._without(place, why)
@@ -68,7 +68,7 @@ class Restarts:
 
 
 class NotStarted(Exception):
-    """A worker could not be started in some place."""
+    """A worker cannot be started in its place."""
 
     def __init__(self, place: int, error: OSError):
         super().__init__(str(error))
@@ -79,15 +79,15 @@ class NotStarted(Exception):
 def run_attempts(
     make: Callable[[], Job], start: Callable[[Job], None], restarts: Restarts
 ) -> LaunchResult:
-    """Runs a job until it succeeds, stops on request, or may not start again.
+    """Runs a job until it succeeds, stops on request, or may not restart.
 
     Args:
-        make: Makes the job of an attempt, without workers.
-        start: Starts them.
-        restarts: Decides.
+        make: Returns the job of an attempt, without workers.
+        start: Starts the workers of a job.
+        restarts: Restart policy.
 
     Raises:
-        OSError: if a worker cannot be started, and the job must not go on without it.
+        OSError: a worker cannot be started, and the job must not run without it.
     """
     messages: list[str] = []
     while True:

@@ -1,8 +1,8 @@
-"""Which worker of a job failed first, and why: read from what the workers printed.
+"""Root cause of a failed job: finds the worker that failed first in the workers' output.
 
-When one fails, the others fail of it, some before the first one has ended. What tells them apart is
-their last traceback: when it began, and whether it is of an error that TensorFlow or the watchdog
-raise because another worker is gone.
+A failing worker makes the others fail, some of them before its own process has ended. The last
+traceback tells cause and consequence apart: when it was printed, and whether its error is one that
+TensorFlow or the watchdog raises because another worker is gone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PACKAGE = str(Path(__file__).resolve().parents[1])
 _FRAME = re.compile(r'^\s*File "(.+?)", line (\d+)')
 _ERROR = re.compile(r"^([A-Za-z_][\w.<>]*)(?:: (.*))?$")
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<|__autograph_generated_file")
-# Errors of TensorFlow at workers whose peer went away, and what the watchdog says of such.
+# Errors that TensorFlow and the watchdog raise in workers whose peer is gone.
 _VICTIMS = ("AbortedError", "UnavailableError", "CancelledError", "DeadlineExceededError")
 _OF_VICTIMS = re.compile(
     r"worker \d+ has failed: |has ended its program, and worker|does not answer: its process"
@@ -34,14 +34,14 @@ _OF_VICTIMS = re.compile(
 
 
 @dataclasses.dataclass(frozen=True)
-class End:
-    """How a worker ended.
+class Failure:
+    """A worker that failed.
 
     Attributes:
-        index: Of the worker.
-        returncode: `-s` for a signal.
+        index: Rank of the worker.
+        returncode: Exit code; `-s` if signal `s` ended the worker.
         output: Its last lines.
-        failed_at: When it printed its last traceback, or else ended, on any clock of the launcher.
+        failed_at: Time of its last traceback, or of its end without one, in seconds.
     """
 
     index: int
@@ -50,33 +50,33 @@ class End:
     failed_at: float
 
 
-def first(ends: Sequence[End]) -> tuple[int, str] | None:
-    """Return which worker failed first, and a line that says why.
+def first_failure(ends: Sequence[Failure]) -> tuple[int, str] | None:
+    """Returns the worker that failed first and a line with the cause.
 
     Args:
-        ends: Of the workers that failed by themselves.
+        ends: All failed workers, except those that the launcher ended.
 
     Returns:
-        The worker's index and the line; `None` without workers.
+        The worker's rank and the line; `None` if `ends` is empty.
     """
     if not ends:
         return None
     causes = {end.index: _cause(end) for end in ends}
-    # What happened to a worker comes before what it had to say of another one.
+    # A worker's own error precedes errors about another worker, whatever their times.
     by_time = sorted(ends, key=lambda end: (causes[end.index][1], end.failed_at))
     index, text = by_time[0].index, causes[by_time[0].index][0]
     alike = sorted(end.index for end in ends if causes[end.index][0] == text)
     if len(alike) > 1:
-        return index, f"workers {', '.join(map(str, alike))} failed alike: {text}"
+        return index, f"workers {', '.join(map(str, alike))} failed with the same error: {text}"
     return index, f"worker {index} failed first: {text}"
 
 
-def _cause(end: End) -> tuple[str, bool]:
-    """Return why a worker ended, and whether that is because of another one."""
+def _cause(end: Failure) -> tuple[str, bool]:
+    """Returns a worker's error, and whether another worker caused it."""
     lines = end.output.splitlines()
     if end.returncode < 0:
         name = signal.Signals(-end.returncode).name
-        hint = ", perhaps for want of memory" if -end.returncode == signal.SIGKILL else ""
+        hint = ", possibly out of memory" if -end.returncode == signal.SIGKILL else ""
         return f"ended by {name}{hint}", False
     starts = [number for number, line in enumerate(lines) if line.strip() == TRACEBACK]
     found = _of_traceback(lines[starts[-1] + 1 :]) if starts else None
@@ -90,7 +90,7 @@ def _cause(end: End) -> tuple[str, bool]:
 
 
 def _of_traceback(lines: Sequence[str]) -> tuple[str, str, str] | None:
-    """Return the error's class, its message and where in the user's program it was raised."""
+    """Returns the error's class, its message and its line in the user's program."""
     places = []
     for number, line in enumerate(lines):
         frame = _FRAME.match(line)

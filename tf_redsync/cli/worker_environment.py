@@ -1,4 +1,4 @@
-"""What the launcher gives a worker: ports, TF_CONFIG, environment."""
+"""Environment of a worker: ports, TF_CONFIG, cores, threads and variables."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM
 def free_ports(count: int) -> list[int]:
     """Returns `count` different free TCP ports.
 
-    They lie below the range from which the kernel takes the ports of outgoing connections: a worker
-    binds its port seconds after it was chosen, and no connection may take it in the meantime.
+    A worker binds its port seconds after this call. The ports lie below the kernel's range for
+    outgoing connections, so that no connection takes one in the meantime.
     """
     try:
         limits = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
@@ -38,7 +38,7 @@ def free_ports(count: int) -> list[int]:
             with contextlib.suppress(OSError):
                 probe.bind(("127.0.0.1", port))
                 ports.append(port)
-    raise RuntimeError(f"No {count} free TCP ports between {start} and {end} on 127.0.0.1.")
+    raise RuntimeError(f"cannot find {count} free TCP ports from {start} to {end} on 127.0.0.1.")
 
 
 def tf_config(addresses: Sequence[str], index: int) -> str:
@@ -48,60 +48,59 @@ def tf_config(addresses: Sequence[str], index: int) -> str:
 
 
 def default_threads(workers: int) -> int:
-    """Returns the usable cores divided by the number of workers, at least 1."""
+    """Returns the number of usable cores divided by the number of workers, at least 1."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return max(1, cores // workers)
 
 
 def cores_of(slot: int, workers: int, count: int | None) -> list[int] | None:
-    """Returns the cores of a worker, next to each other; `None` for all that this process has.
+    """Returns the adjacent cores of a worker; `None` for all cores of this process.
 
     Args:
-        slot: The worker's number among those of this machine, from 0.
-        workers: How many of them there are.
-        count: Cores for each.
+        slot: Index of the worker on this machine, from 0.
+        workers: Number of workers on this machine.
+        count: Cores per worker.
 
     Raises:
-        ValueError: if there are not so many.
+        ValueError: this machine has too few cores.
     """
     if count is None:
         return None
     usable = sorted(os.sched_getaffinity(0))
     if workers * count > len(usable):
         raise ValueError(
-            f"`cores_per_worker` is too large: {workers} workers with {count} cores each, but "
-            f"{len(usable)} cores can be used on {socket.gethostname()}. Received: "
-            f"cores_per_worker={count}"
+            f"`cores_per_worker` times {workers} workers must be at most the number of usable "
+            f"cores of {socket.gethostname()}, {len(usable)}. Received: cores_per_worker={count}"
         )
     return usable[slot * count : (slot + 1) * count]
 
 
 def job_secret() -> str:
-    """Returns the secret of a job: what this process's environment says, else a random one."""
+    """Returns the job's secret: from this process's environment, else random."""
     return os.environ.get(environment.JOB) or secrets.token_hex(16)
 
 
 def rank_in(text: str) -> int:
-    """Returns the worker's number in a TF_CONFIG, the chief's being 0; 0 if that cannot be said."""
+    """Returns the worker's rank in a TF_CONFIG; 0 for a malformed one."""
     try:
         config = json.loads(text)
         task, chiefs = config["task"], config["cluster"].get("chief", [])
         return int(task["index"]) + (len(chiefs) if task["type"] == "worker" else 0)
-    except (ValueError, KeyError, TypeError, AttributeError):  # the worker will say so
+    except (ValueError, KeyError, TypeError, AttributeError):  # the worker reports the error
         return 0
 
 
-def for_workers(
+def variables(
     workers: int,
     threads: int | None,
     start_timeout: float | None,
     env: Mapping[str, str] | None,
     all_here: bool = True,
 ) -> dict[str, str]:
-    """Returns this process's environment, `env`, and what the user has not set.
+    """Returns the workers' environment: this process's, `env`, and defaults.
 
-    `all_here`: whether the job has no other workers than these on this machine.
+    `all_here`: whether this launcher starts all workers of the job.
     """
     merged = {"PYTHONUNBUFFERED": "1", **os.environ, **(env or {})}
     for name in THREAD_VARIABLES:
@@ -109,7 +108,8 @@ def for_workers(
             merged[name] = str(threads)
         else:
             merged.setdefault(name, str(default_threads(workers)))
-    if all_here and not merged.get(environment.JOB):  # else the others need the same
+    # Workers of other launchers need the same secret, so a random one does not serve them.
+    if all_here and not merged.get(environment.JOB):
         merged[environment.JOB] = job_secret()
     if start_timeout is not None:
         merged[environment.START_TIMEOUT] = f"{start_timeout:g}"

@@ -1,4 +1,4 @@
-"""The test behind `doctor --check`: two workers here try every collective, and a short training.
+"""Self-test of `doctor --check`: two local workers run every collective and a short training.
 
 `run` starts the workers, which run this module.
 """
@@ -16,17 +16,17 @@ from typing import Any
 from tf_redsync.cli import launch
 
 WORKERS = 2
-TIMEOUT = 180.0  # seconds; the first start compiles the native library
+TIMEOUT = 180.0  # seconds; the first run compiles the native library
 _TRAINING = "training"
 CHECKS = ("all-gather", "all-reduce", "all-to-all", "pair gather", _TRAINING)
 
 
 def run(gpus: int) -> dict[str, dict[str, str]]:
-    """Tries everything, by kind of device: what is wrong with each check, "" for nothing.
+    """Returns the problem of each check by type of device, "" for a check that passed.
 
     Args:
-        gpus: How many GPUs TensorFlow sees; without any the CPU is tried alone. A single one
-            serves both workers.
+        gpus: Number of GPUs that TensorFlow sees. With 0 only the CPU is tested; the workers share
+            a single GPU.
     """
     found = {"CPU": _on(["-1"] * WORKERS)}
     if gpus:
@@ -37,7 +37,7 @@ def run(gpus: int) -> dict[str, dict[str, str]]:
 def _on(visible: Sequence[str]) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         job = launch.run(
-            [sys.executable, "-m", "tf_redsync.cli.check", folder],
+            [sys.executable, "-m", "tf_redsync.cli.self_test", folder],
             WORKERS,
             env={"TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true"},
             worker_env=[{"CUDA_VISIBLE_DEVICES": number} for number in visible],
@@ -46,12 +46,12 @@ def _on(visible: Sequence[str]) -> dict[str, str]:
         )
         parts = [json.loads(p.read_text(encoding="utf-8")) for p in Path(folder).glob("*.json")]
     if job.exit_code or len(parts) < WORKERS:
-        return dict.fromkeys(CHECKS, "not tried") | {_TRAINING: job.message or "no result"}
+        return dict.fromkeys(CHECKS, "not run") | {_TRAINING: job.message or "no result"}
     return {name: next((part[name] for part in parts if part[name]), "") for name in CHECKS}
 
 
 def _collectives(strategy: Any) -> dict[str, str]:
-    """What is wrong with each collective, in a worker."""
+    """Returns the problem of each collective on this worker, "" for a correct result."""
     import numpy as np
     import tensorflow as tf
 
@@ -80,12 +80,12 @@ def _collectives(strategy: Any) -> dict[str, str]:
         step = tf.function(lambda make=make: strategy.run(make), autograph=False)
         received = strategy.experimental_local_results(step())[0].numpy()
         right = received.shape == np.shape(expected) and (received == expected).all()
-        found[name] = "" if right else f"received {received.tolist()} in place of {expected}"
+        found[name] = "" if right else f"received {received.tolist()}, expected {expected}"
     return found
 
 
 def _train(strategy: Any) -> str:
-    """What is wrong with a training of a few steps, in which workers compare their weights."""
+    """Returns the problem of a training of six steps that compares weights; "" if it works."""
     import keras
     import numpy as np
 
@@ -100,11 +100,11 @@ def _train(strategy: Any) -> str:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(32, 8)).astype("float32"), rng.normal(size=(32, 64)).astype("float32")
     losses = model.fit(x, y, batch_size=16, epochs=3, verbose=0).history["loss"]
-    return "" if losses[-1] < losses[0] else f"the loss does not fall: {losses}"
+    return "" if losses[-1] < losses[0] else f"the loss does not decrease: {losses}"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """A worker: writes what it found into the folder that is named."""
+    """Runs one worker, which writes its results into the folder `argv[0]`."""
     from tf_redsync.strategy import MultiWorkerMirroredStrategy
 
     (folder,) = sys.argv[1:] if argv is None else argv

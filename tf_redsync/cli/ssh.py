@@ -1,0 +1,374 @@
+"""Workers on other machines over SSH: hosts, connections and start.
+
+`remote.py` is the program at the other end of a connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import select
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from tf_redsync import environment
+from tf_redsync.cli import worker_environment
+from tf_redsync.cli.output import Output
+from tf_redsync.cli.processes import Job, Worker
+from tf_redsync.cli.remote import MARK
+from tf_redsync.cli.restarts import NotStarted, Restarts
+
+# Prefixes of the variables that are forwarded to other machines: those of Python, TensorFlow and
+# its libraries. Other variables may name files or secrets of this machine; --env forwards more.
+FORWARDED = ("TF_", "KERAS_", "XLA_", "NCCL_", "GRPC_", "OMP_", "CUDA_", "PYTHON")
+SSH = "ssh -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=10"
+_HOST = re.compile(r"(?:[^\s@:/]+@)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_][A-Za-z0-9_.-]*)")
+_LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|\[::1\]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """A machine that runs workers.
+
+    Attributes:
+        name: Name for `ssh`: `host` or `user@host`.
+        workers: Number of workers.
+    """
+
+    name: str
+    workers: int
+
+    @property
+    def address(self) -> str:
+        """Name or IP address for other machines."""
+        return self.name.rpartition("@")[2]
+
+
+def parse(text: str) -> list[Host]:
+    """Returns the hosts of `--hosts`, such as `a:2,b:2`. A host without a number has one worker.
+
+    Raises:
+        ValueError: the text is malformed or names a host twice.
+    """
+    return _checked([_host(part.strip(), "--hosts") for part in text.split(",")], text)
+
+
+def read(path: str) -> list[Host]:
+    """Returns the hosts of a file with lines `a:2`, or `a slots=2` as for MPI, and `#` comments.
+
+    Raises:
+        ValueError: the file cannot be read or a line is malformed.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"`--hostfile` cannot be read: {error}. Received: {path!r}") from error
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        where = f"--hostfile {path}, line {number}"
+        slots = [word.partition("=")[2] for word in words[1:] if word.startswith("slots=")]
+        if len(words) > 2 or len(slots) != len(words) - 1:
+            raise ValueError(f"a line must be `a:2` or `a slots=2`. Received: {line!r} ({where})")
+        found.append(_host(":".join([words[0], *slots]), where))
+    return _checked(found, path)
+
+
+def _host(text: str, where: str) -> Host:
+    name, colon, count = text.rpartition(":")
+    if not colon or (count.endswith("]") and text.count("[") == 1):
+        name, count = text, "1"
+    if not _HOST.fullmatch(name) or not count.isdecimal() or int(count) < 1:
+        raise ValueError(
+            "a host must be `name` or `name:workers`, such as a:2 or user@10.0.0.1:2. Received: "
+            f"{text!r} ({where})"
+        )
+    return Host(name, int(count))
+
+
+def _checked(hosts: list[Host], given: str) -> list[Host]:
+    names = [host.address for host in hosts]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if not hosts or twice:
+        problem = f"{twice[0]!r} is given twice; add up its workers" if twice else "there are none"
+        raise ValueError(f"hosts must be given, each once: {problem}. Received: {given!r}")
+    local = [name for name in names if _LOOPBACK.fullmatch(name)]
+    if local and len(local) < len(names):
+        raise ValueError(
+            f"{local[0]!r} is a different machine on every host. Use this machine's name or IP "
+            f"address in your network. Received: {given!r}"
+        )
+    return hosts
+
+
+def forwarded_environment(
+    names: Sequence[str], own: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Returns the variables that are forwarded to workers on other machines.
+
+    Args:
+        names: Further variables, as `NAME` or `NAME=VALUE`.
+        own: This process's environment.
+
+    Raises:
+        ValueError: a `NAME` is not set.
+    """
+    found = {
+        name: value
+        for name, value in own.items()
+        if name.startswith(FORWARDED) and name != "TF_CONFIG"
+    }
+    for text in names:
+        name, given, value = text.partition("=")
+        if not name or (not given and name not in own):
+            raise ValueError(
+                f"`--env` must be NAME=VALUE, or the name of a variable that is set. Received: "
+                f"--env {text}"
+            )
+        found[name] = value if given else own[name]
+    return found
+
+
+def command(host: Host, ssh: str, python: str) -> list[str]:
+    """Returns the command that starts the launcher's agent on a host.
+
+    The agent receives the job through its standard input, so that no shell parses it and no list of
+    processes shows it.
+    """
+    path = os.environ.get("PYTHONPATH")
+    words = ["env", f"PYTHONPATH={path}"] if path else []
+    words += [python, "-m", "tf_redsync.cli.remote"]
+    return [*shlex.split(ssh), host.name.replace("[", "").replace("]", ""), shlex.join(words)]
+
+
+_KILL_SECONDS = 5.0  # from SIGKILL for the worker to SIGKILL for its ssh
+_POLL_SECONDS = 0.05
+
+
+class HostError(OSError):
+    """A host cannot be used; the message has its name and the remedy."""
+
+
+class RemoteWorker(Worker):
+    """A worker on another machine: an `ssh` process connected to `cli/remote.py`."""
+
+    def __init__(
+        self,
+        index: int,
+        host: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        log: Path | None,
+        printer: Callable[[bytes], None] | None,
+        append: bool = False,
+    ):
+        self.host = host
+        self.where = f" on {host}"
+        self._argv = list(argv)
+        self._held = b""
+        self._said: dict[str, Any] = {}
+        self._kill_at: float | None = None
+        super().__init__(index, argv, env, log, None, append, stdin=subprocess.PIPE)
+        self._printer_then = printer  # in use once the agent answers: drops output of ssh and shell
+
+    def meet(self, seconds: float) -> None:
+        """Waits until the agent answers.
+
+        Raises:
+            HostError: the agent has ended, or has not answered in time.
+        """
+        end = time.monotonic() + seconds
+        while "version" not in self._said:
+            select.select([self.pipe], [], [], _POLL_SECONDS)
+            at_end = self.read() == 0
+            if "version" not in self._said and (at_end or self.ended()):
+                self.wait()
+                raise HostError(self._why_not())
+            if time.monotonic() > end:
+                raise HostError(
+                    f"host {self.host} did not answer within {seconds:g} s. Check that "
+                    f"`{shlex.join(self._argv[:-1])} true` ends at once."
+                )
+
+    def begin(self, job: Mapping[str, Any]) -> None:
+        """Sends the job to the agent, which starts the worker; `cli/remote.py` has its fields."""
+        self._write(json.dumps(job))
+
+    def _why_not(self) -> str:
+        said = self.tail(5).strip() or "(no output)"
+        command, python = shlex.join(self._argv[:-1]), shlex.split(self._argv[-1])[-3]
+        # WNOWAIT: Job reaps this process, as it does all workers.
+        status = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+        code = status.si_status if status else 0
+        if "No module named" in said:
+            todo = f"{python} has no tf_redsync. Install it, or pass another --python"
+        elif code == 255:
+            todo = f"the connection failed. Make `{command} true` work without a password"
+        elif code in (126, 127):
+            todo = f"the interpreter {python} does not exist. Pass --python"
+        else:
+            todo = f"the launcher's agent did not start (exit code {code})"
+        return f"host {self.host}: {todo}. Output: {said}"
+
+    def _write(self, text: str) -> None:
+        pipe = self.process.stdin
+        assert pipe is not None
+        with contextlib.suppress(OSError, ValueError):  # the agent is gone: `Job` reports it
+            pipe.write(text.encode() + b"\n")
+            pipe.flush()
+
+    @override
+    def received(self, data: bytes) -> None:
+        """Separates the agent's messages from the worker's output."""
+        text, self._held = self._held + data, b""
+        while True:
+            before, mark, after = text.partition(MARK[:1])
+            super().received(before)
+            line, newline, rest = after.partition(b"\n")
+            if not mark:
+                return
+            whole = mark + after
+            if whole.startswith(MARK) and newline:
+                self._said |= json.loads(whole[len(MARK) :].partition(b"\n")[0])
+                self._printer = self._printer_then
+                text = rest
+            elif whole.startswith(MARK) or MARK.startswith(whole):
+                self._held = whole
+                return
+            else:  # the worker's output happens to contain the mark's first byte
+                super().received(mark)
+                text = after
+
+    @override
+    def send(self, number: int) -> None:
+        if self.returncode is None:
+            self._write(str(int(number)))
+            if number == signal.SIGKILL and self._kill_at is None:
+                self._kill_at = time.monotonic() + _KILL_SECONDS
+
+    @override
+    def ended(self) -> bool:
+        if self._kill_at is not None and time.monotonic() > self._kill_at:
+            super().send(signal.SIGKILL)
+        return super().ended()
+
+    @override
+    def wait(self) -> None:
+        while not self.ended():
+            self.read()
+            time.sleep(_POLL_SECONDS)
+
+    @override
+    def finish(self) -> None:
+        super().finish()
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+        if "ended" in self._said:
+            self.returncode = self._said["ended"]
+
+
+_MEET_SECONDS = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Remote:
+    """Settings of a job over SSH.
+
+    Attributes:
+        hosts: The machines.
+        ssh: The SSH command with its options.
+        python: Path of the interpreter on all machines.
+        port: Port of the first worker of each machine; `None` for a port that is free on this
+            machine, a new one at each restart.
+        env: Variables for the workers.
+    """
+
+    hosts: Sequence[Host]
+    ssh: str
+    python: str
+    port: int | None
+    env: Mapping[str, str]
+
+    @property
+    def workers(self) -> int:
+        """Number of workers on all hosts."""
+        return sum(host.workers for host in self.hosts)
+
+
+@dataclasses.dataclass(frozen=True)
+class SSHStart:
+    """Starts workers on other machines.
+
+    Attributes:
+        command: Command of every worker, after the interpreter.
+        remote: Hosts and connection.
+        threads: Threads per worker; `None` for the machine's cores divided by its workers.
+        cores_per_worker: Number of cores per worker; `None` for all.
+        output: Destination of the workers' output.
+        restarts: Attempt number and workers to start.
+    """
+
+    command: Sequence[str]
+    remote: Remote
+    threads: int | None
+    cores_per_worker: int | None
+    output: Output
+    restarts: Restarts
+
+    def __call__(self, job: Job) -> None:
+        """Starts the workers of an attempt after all hosts have answered.
+
+        Raises:
+            NotStarted: a host cannot be used.
+        """
+        every = [host for host in self.remote.hosts for _ in range(host.workers)]
+        places = self.restarts.places
+        used = [every[place] for place in places]
+        slots = [used[:i].count(host) for i, host in enumerate(used)]
+        port = self.remote.port or worker_environment.free_ports(1)[0]
+        at = [f"{host.address}:{port + slot}" for host, slot in zip(used, slots, strict=True)]
+        workers = []
+        for i, host in enumerate(used):
+            words = command(host, self.remote.ssh, self.remote.python)
+            log, show = self.output.log(i), self.output.printer(i)
+            again = self.restarts.attempt > 0
+            try:
+                worker = RemoteWorker(i, host.name, words, os.environ, log, show, again)
+            except OSError as error:
+                raise NotStarted(places[i], error) from error
+            job.add(worker)
+            workers.append(worker)
+        end = time.monotonic() + _MEET_SECONDS
+        for place, worker in zip(places, workers, strict=True):
+            try:
+                worker.meet(max(end - time.monotonic(), 1.0))
+            except HostError as error:
+                raise NotStarted(place, error) from error
+        for i, worker in enumerate(workers):
+            config = worker_environment.tf_config(at, i)
+            attempt = {environment.RESTART: str(self.restarts.attempt)}
+            worker.begin(
+                {
+                    "argv": list(self.command),
+                    "cwd": os.getcwd(),
+                    "env": dict(self.remote.env),
+                    "own": {"TF_CONFIG": config, **attempt},
+                    "workers": used.count(used[i]),
+                    "slot": slots[i],
+                    "threads": self.threads or self.cores_per_worker,
+                    "cores": self.cores_per_worker,
+                }
+            )
