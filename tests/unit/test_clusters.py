@@ -195,7 +195,7 @@ def test_a_host_that_cannot_be_used_is_named_before_anything_starts(ssh, tmp_pat
         (
             ssh,
             ["--hosts", "localhost", "--python", bare],
-            f"tf_redsync is missing there for {bare}",
+            f"{bare} has no tf_redsync",
         ),
     ]
     for command, flags, said in cases:

@@ -42,8 +42,7 @@ def trained(strategy, family, method, steps=STEPS):
         step(
             tuple(
                 strategy.experimental_distribute_values_from_function(
-                    lambda ctx, i=i: tf.constant(both[ctx.replica_id_in_sync_group][i])  # noqa:
-                    B023
+                    lambda ctx, i=i: tf.constant(both[ctx.replica_id_in_sync_group][i])  # noqa: B023
                 )
                 for i in range(len(variables))
             )

@@ -458,9 +458,10 @@ def test_exponential_warm_up():
 
 
 def test_k_is_rounded_and_at_least_one():
-    k = lambda n, density: oracle.RedSyncOracle([(n,)], 1, density, selectors=["exact"]).k_at(0)[0]
-    # noqa: E731 assert [k(n, 0.001) for n in (1, 499, 1499, 1500, 2_000_000)] == [1, 1, 1, 2, 2000]
-    assert [k(n, 1.0) for n in (1, 7)] == [1, 7] assert k(3, 0.5) == 2
+    k = lambda n, density: oracle.RedSyncOracle([(n,)], 1, density, selectors=["exact"]).k_at(0)[0]  # noqa: E731
+    assert [k(n, 0.001) for n in (1, 499, 1499, 1500, 2_000_000)] == [1, 1, 1, 2, 2000]
+    assert [k(n, 1.0) for n in (1, 7)] == [1, 7]
+    assert k(3, 0.5) == 2
 
 
 def test_dispatch_by_size_in_bytes():

@@ -103,8 +103,8 @@ def draw_case(seed):
         i = rng.integers(len(shapes))
         grads[i] = draw(rng, shapes[i], "not_finite")
     still = rng.random() < 0.4  # the first step: residuals and velocities are zero
-    state = lambda: [np.zeros(s, np.float32) if still else draw(rng, s, "laplace") for s in shapes]
-    # noqa: E731 arguments = [
+    state = lambda: [np.zeros(s, np.float32) if still else draw(rng, s, "laplace") for s in shapes]  # noqa: E731
+    arguments = [
         grads,
         state(),
         state() if momentum else [],
