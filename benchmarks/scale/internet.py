@@ -3,7 +3,7 @@
     python benchmarks/scale/internet.py --measured steps_2.json steps_4.json --plot internet.png
 
 compares reports of `benchmarks/step/step_time.py --latency` with the model of
-`tf_redsync/planning/exchanges.py`, which is that of `tf-redsync plan`, and predicts more workers.
+`tf_redsync/planning/prediction.py`, which is that of `tf-redsync plan`, and predicts more workers.
 Of a report come the number of workers, the rate, the latency of a round trip and the time of a step
 without an exchange; what methods compute is measured here. Nothing is fitted.
 """
@@ -104,12 +104,12 @@ def model_of(reports: Sequence[Mapping[str, Any]]) -> Model:
     """Returns the model of all methods in some reports; measures what they compute."""
     from tf_redsync.auto import probe
     from tf_redsync.exchange.layout import TensorSpec
-    from tf_redsync.planning import choice, prediction
+    from tf_redsync.planning import prediction, subject
 
     variables = WORKLOADS[reports[0]["model"]].build().trainable_variables
     specs = [TensorSpec(v.path, tuple(v.shape), "float32", i) for i, v in enumerate(variables)]
     texts = dict.fromkeys(t for r in reports for t in r["methods"] if t != NONE)
-    methods = {text: choice.parse(text) for text in texts}
+    methods = {text: subject.parse_method(text) for text in texts}
     prediction.check(list(methods.values()))
     work = {text: probe.work(method, PROBED) for text, method in methods.items()}
     return Model(specs, methods, work)

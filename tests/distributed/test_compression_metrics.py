@@ -105,9 +105,9 @@ def test_local_steps(trained):
 
 
 def test_the_report_reads_both(trained):
-    from tf_redsync.metrics import history
+    from tf_redsync.metrics import records
 
-    found = history.load(pathlib.Path(trained[0]) / "all")
+    found = records.load(pathlib.Path(trained[0]) / "all")
     assert [w.rank for w in found.workers] == [0, 1] and found.notes == ()
-    (note,) = history.load(pathlib.Path(trained[0]) / "chief").notes
+    (note,) = records.load(pathlib.Path(trained[0]) / "chief").notes
     assert "of 2 workers 1 file found" in note

@@ -228,7 +228,7 @@ def test_what_other_callbacks_do_is_saved_and_the_end_is_the_end(tmp_path):
     assert len((tmp_path / "part" / "log.csv").read_text().splitlines()) == 3
     assert sorted(p.name for p in (tmp_path / "part").glob("*.keras")) == ["1.keras", "2.keras"]
 
-    with pytest.warns(UserWarning, match="nothing left to do: .*/ck holds its end, after epoch 2"):
+    with pytest.warns(UserWarning, match="nothing left to do: .*/ck .*epoch 2"):
         again, seen = fit("part", every="epoch", epochs=2)
     assert equal(again, rest) and not seen.batches
     more, seen = fit("part", every=7, epochs=3)

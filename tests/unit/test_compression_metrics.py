@@ -15,7 +15,7 @@ import tf_keras
 import tf_redsync as rs
 from tests.loops import loop
 from tf_redsync.callbacks import CompressionMetrics
-from tf_redsync.metrics import page, sampling, time_split
+from tf_redsync.metrics import page, profiler, sampling
 
 STEPS, BATCH = 12, 8
 X, Y = np.ones((STEPS * BATCH, 30), "float32"), np.ones((STEPS * BATCH, 20), "float32")
@@ -275,11 +275,11 @@ def test_another_profiler(tmp_path):
     model = model_of(ALONE, keras, TOPK)
     tf.profiler.experimental.start(str(tmp_path / "other"))
     try:
-        with pytest.warns(UserWarning, match="does not tell where the time.*did not start") as all_:
+        with pytest.warns(UserWarning, match="`CompressionMetrics`.*did not start") as all_:
             history = fitted(model, CompressionMetrics(tmp_path, every=4))
     finally:
         tf.profiler.experimental.stop(save=False)
-    assert len([w for w in all_ if "where the time" in str(w.message)]) == 1
+    assert len([w for w in all_ if "did not start" in str(w.message)]) == 1
     assert "wait_ms" not in history and lines(tmp_path, "no_split")
 
 
@@ -349,7 +349,7 @@ def profile(*events):
 def test_split_by_hand():
     """100 us: input 0-10, compute 10-50, select 40-60, exchange 55-90, decode 90-95, wait."""
     space = profile(
-        (time_split.STEP, 0, 100),
+        (profiler.STEP, 0, 100),
         ("IteratorGetNext:IteratorGetNext", 0, 10),
         ("while/body/StatefulPartitionedCall:StatefulPartitionedCall", 0, 99),  # holds others
         ("gradient_tape/small/dense/MatMul:MatMul", 10, 50),
@@ -360,14 +360,14 @@ def test_split_by_hand():
         ("gradient_tape/later:MatMul", 110, 120),  # after the step
         ("ThreadpoolListener::Schedule", 0, 100),  # no op
     )
-    found = time_split.split_of(space, steps=1)
+    found = profiler.split_of(space, steps=1)
     expected = {"input": 10, "compute": 30, "select": 20, "exchange": 35, "decode": 5, "wait": 35}
     assert {n: round(1e3 * getattr(found, n), 3) for n in expected} == expected
     parts = found.compute + found.select + found.decode + found.input + found.wait
     assert parts == pytest.approx(found.step) == pytest.approx(0.1)
-    assert time_split.split_of(space, steps=2).step == pytest.approx(0.05)
+    assert profiler.split_of(space, steps=2).step == pytest.approx(0.05)
 
 
 def test_a_profile_without_steps():
-    with pytest.raises(time_split.NoProfile, match="no whole step"):
-        time_split.split_of(profile(("a:MatMul", 0, 1)), steps=1)
+    with pytest.raises(profiler.NoProfile, match="no complete step"):
+        profiler.split_of(profile(("a:MatMul", 0, 1)), steps=1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_redsync.metrics.events import Events
+from tf_redsync.metrics.outputs import Events
 
 
 def test_without_tensorboard_nothing_of_it_is_called(monkeypatch, tmp_path):
@@ -17,7 +17,7 @@ def test_without_tensorboard_nothing_of_it_is_called(monkeypatch, tmp_path):
 
     monkeypatch.setitem(sys.modules, "tensorboard.summary", None)
     monkeypatch.setattr(tf.summary, "histogram", missing)
-    with pytest.warns(UserWarning, match="writes nothing for TensorBoard"):
+    with pytest.warns(UserWarning, match="cannot write TensorBoard events"):
         events = Events(tmp_path, 0)
     events.scalars(1, {"loss": 1.0})
     events.histograms(1, {"residual": np.ones(3)})

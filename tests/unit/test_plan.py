@@ -18,9 +18,9 @@ from tf_redsync.auto import cost, probe
 from tf_redsync.auto.decision import Measured
 from tf_redsync.cli import plan
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.planning import PlanError, choice, prediction, report
+from tf_redsync.planning import PlanError, prediction, report
 from tf_redsync.planning import subject as subjects
-from tf_redsync.planning.energy import captured_energy
+from tf_redsync.planning.prediction import captured_energy
 from tf_redsync.policy import Policy
 
 RNG = np.random.default_rng(0)
@@ -116,11 +116,11 @@ def build_for(size):
         ((), "Received: tuple of nothing"),
         (("model", 1, 2, 3), "Received: tuple of str, int, int, int"),
         (lambda: (linear(), X), r"batch must be \(inputs, labels\). Received: ndarray"),
-        (lambda: (linear(), (X, Y)), "not compiled"),
+        (lambda: (linear(), (X, Y)), "loss is missing"),
         (lambda: (linear(), (X, Y), "mse"), "function of labels and outputs.*'mse'"),
         (lambda: keras.Sequential([keras.layers.Dense(3)]), "keras.Input"),
         (lambda: keras.Sequential([keras.Input((None, 3)), keras.layers.Dense(3)]), "None, None"),
-        (lambda: keras.Sequential([keras.Input((2,)), keras.layers.Flatten()]), "no trainable"),
+        (lambda: keras.Sequential([keras.Input((2,)), keras.layers.Flatten()]), "trainable"),
         (
             lambda: keras.Sequential([keras.Input((4,)), keras.layers.Embedding(1, 2)]),
             "random inputs",
@@ -134,13 +134,13 @@ def test_what_a_function_must_not_return(returned, words):
 
 
 def test_a_batch_has_its_own_size():
-    with pytest.raises(PlanError, match="batch-size=8. Leave it out"):
+    with pytest.raises(PlanError, match="Received: --batch-size=8"):
         subjects.subject((linear(), (X, Y), squared), 8)
 
 
 def test_a_gradient_that_is_not_finite():
     made = subjects.subject((linear(), (X, Y * np.inf), squared), None)
-    with pytest.raises(PlanError, match="kernel is not finite"):
+    with pytest.raises(PlanError, match="kernel is non-finite"):
         subjects.gradient(made)
 
 
@@ -154,10 +154,10 @@ def test_compute_seconds_measures():
         ("here.py", "must be module:function"),
         ("here.py:make", "must be module:function"),
         (":make", "must be module:function"),
-        ("nowhere:make", "no module 'nowhere'"),
-        ("here.within:make", "no module 'here.within'"),
-        ("here:missing", "no function 'missing'"),
-        ("here:NUMBER", "no function 'NUMBER'"),
+        ("nowhere:make", "'nowhere' does not exist"),
+        ("here.within:make", "'here.within' does not exist"),
+        ("here:missing", "function 'missing'"),
+        ("here:NUMBER", "function 'NUMBER'"),
         ("here:wants", "without arguments.*'size'"),
     ],
 )
@@ -320,7 +320,7 @@ def test_auto_shows_its_candidates_and_its_choice():
 
 @pytest.mark.parametrize("method", [rs.CDSGD(), rs.NoExchange()])
 def test_methods_with_another_sync_schedule_are_refused(method):
-    with pytest.raises(PlanError, match=f"local steps, and {type(method).__name__} does not"):
+    with pytest.raises(PlanError, match=f"`--method`.*Received: .*{type(method).__name__}"):
         prediction.check([method])
 
 
@@ -408,13 +408,13 @@ METHODS = [
 def test_code_makes_the_method_again(method):
     text = report.code(method)
     assert eval(text, {"rs": rs}) == method
-    assert choice.parse(text.replace("rs.", "")) == method
+    assert subjects.parse_method(text.replace("rs.", "")) == method
 
 
 def test_density_is_for_what_has_one():
-    assert choice.parse("RedSync", 0.02) == rs.RedSync(density=0.02)
-    assert choice.parse("Auto", 0.02) == rs.Auto(density=0.02)
-    assert choice.parse(" DGC(momentum=0.9) ", 0.02) == rs.DGC(momentum=0.9, density=0.02)
+    assert subjects.parse_method("RedSync", 0.02) == rs.RedSync(density=0.02)
+    assert subjects.parse_method("Auto", 0.02) == rs.Auto(density=0.02)
+    assert subjects.parse_method(" DGC(momentum=0.9) ", 0.02) == rs.DGC(momentum=0.9, density=0.02)
 
 
 @loop(
@@ -434,7 +434,7 @@ def test_density_is_for_what_has_one():
 )
 def test_methods_that_are_none(text, density):
     with pytest.raises(PlanError, match="`--method` must be Auto or one of ACPSGD.*Received: "):
-        choice.parse(text, density)
+        subjects.parse_method(text, density)
 
 
 def test_what_does_not_suit_the_optimizer():
@@ -443,13 +443,13 @@ def test_what_does_not_suit_the_optimizer():
     late = rs.Auto().methods[1]  # with momentum of what arrives late
     for optimizer, unsuited in ((adam, (late, rs.PowerSGD())), (sgd, (late,))):
         kept = tuple(m for m in rs.Auto().methods[1:] if m not in unsuited)
-        assert choice.suited(rs.Auto(), optimizer, warned.append).methods[1:] == kept
-    assert choice.suited(rs.Auto(), None, warned.append) == rs.Auto()
+        assert subjects.suited(rs.Auto(), optimizer, warned.append).methods[1:] == kept
+    assert subjects.suited(rs.Auto(), None, warned.append) == rs.Auto()
     assert warned == []
-    choice.suited(rs.RedSync(), rs.DistributedOptimizer(adam, rs.Dense()), warned.append)
+    subjects.suited(rs.RedSync(), rs.DistributedOptimizer(adam, rs.Dense()), warned.append)
     assert len(warned) == 1 and "Adam" in warned[0]
     with pytest.raises(PlanError, match="momentum is set on both sides"):
-        choice.suited(rs.RedSync(momentum=0.9), sgd, warned.append)
+        subjects.suited(rs.RedSync(momentum=0.9), sgd, warned.append)
 
 
 # --------------------------------------------------------------------------------- command line
@@ -521,14 +521,14 @@ def test_a_method_for_a_budget(module, capsys):
         "rs.SparseLoCo(steps=15",
     ]
     assert plan.main([*FLAGS, *flags, "0.01%"]) == 0
-    assert "None fits 0.0100%: rs.SparseLoCo(" in capsys.readouterr().out
+    assert "fits 0.0100%: rs.SparseLoCo(" in capsys.readouterr().out
 
 
 def test_one_method_and_a_given_time(module, capsys):
     flags = ["--method", "TopK", "--density", "0.02", "--step-ms", "50", "--latency", "0"]
     assert plan.main([*FLAGS, *flags, "--json", "plan.json"]) == 0
     out, err = capsys.readouterr()
-    assert "forward and backward" not in err and "taken to be 50 ms" in out
+    assert "forward and backward" not in err and "50 ms" in out
     found = json.loads((module / "plan.json").read_text())
     assert found["compute_seconds"] == 0.05 and found["candidates"] == []
     words = 1 + sum(1 + 2 * round(0.02 * n) for n in (30_000, 60_000))
@@ -545,15 +545,15 @@ def test_one_method_and_a_given_time(module, capsys):
         (["--step_ms", "nan"], "`--step-ms` must be at least 0"),
         (["--batch_size", "0"], "`--batch-size` must be at least 1"),
         (["--method", "None"], "`--method` must be Auto or one of"),
-        (["--method", "CDSGD"], "Measure it on the cluster"),
-        (["--model", "nowhere:make"], "no module 'nowhere'"),
+        (["--method", "CDSGD"], "Received: CDSGD("),
+        (["--model", "nowhere:make"], "Received: --model=nowhere:make"),
         (["--max-overhead", "10"], "`--max-overhead` must be a number above 0 with a percent sign"),
         (["--max-overhead", "0%"], "Received: --max-overhead=0%"),
         (["--max-overhead", "5%", "--method", "TopK"], "Received: --method=TopK"),
-        (["--max-overhead", "5%", "--json", "p.json"], "`--json` is for the plan of a method"),
-        (["--plot", "plan.pdf"], "ends in .png"),
-        (["--plot", "missing/plan.png"], "directory that exists"),
-        (["--json", "missing/plan.json"], "directory that exists"),
+        (["--max-overhead", "5%", "--json", "p.json"], "Received: --json=p.json"),
+        (["--plot", "plan.pdf"], "Received: --plot=plan.pdf"),
+        (["--plot", "missing/plan.png"], "Received: --plot=missing/plan.png"),
+        (["--json", "missing/plan.json"], "Received: --json=missing/plan.json"),
     ],
 )
 def test_wrong_flags(module, capsys, flags, words):

@@ -1,4 +1,4 @@
-"""Callbacks for `fit`: of Keras 3, and all but `ConsensusWeights` also of tf_keras."""
+"""Callbacks for `fit` of Keras 3 and tf_keras."""
 
 from __future__ import annotations
 

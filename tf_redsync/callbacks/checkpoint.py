@@ -1,4 +1,4 @@
-"""`Checkpoint`: saves all that a training needs to go on, and lets `fit` go on from it."""
+"""`Checkpoint`: saves the complete state of a training and resumes `fit` from it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from tf_redsync import checks, stopping
-from tf_redsync.callbacks.common import OfBothKeras, exchange_of
 from tf_redsync.cluster.step_barrier import StepBarrier
 from tf_redsync.keras import training_state
+from tf_redsync.keras.fit_hook import OfBothKeras, exchange_of
 from tf_redsync.keras.fit_resume import Position
 from tf_redsync.network import collectives
 from tf_redsync.state.agreed_checkpoints import Checkpoints, Found
 from tf_redsync.state.checkpoint_manifest import Manifest
 
-_TIMER, _SIGNAL = "it is time", "signal "  # requests by the chief's clock, and of a scheduler
+_TIMER, _SIGNAL = "it is time", "signal "  # requests of the chief's clock and of signals
 _EVERY = (
     "`every` must be 'epoch', a number of steps from 1, or a positive datetime.timedelta. "
     "Received: every={every!r}"
@@ -29,40 +29,42 @@ _EVERY = (
 
 
 class Checkpoint(OfBothKeras):
-    """Saves checkpoints of all workers, and lets `fit` go on from the newest one.
+    """Saves checkpoints of all workers, and resumes `fit` from the newest one.
 
-    A checkpoint holds what a training needs to go on to the bit: the weights, the optimizer's
-    variables, each worker's own state of the exchange, moving statistics, seeds and metrics, and
-    the epoch and the batch that come next. Each worker writes its part; when all parts are on the
-    disk, the chief writes a manifest with their SHA-256. Without it a checkpoint does not exist,
-    so a save that is interrupted at any moment leaves the checkpoint before it.
+    A resumed training continues bit by bit. A checkpoint holds the weights, the optimizer's
+    variables, each worker's state of the exchange, moving statistics, seeds, metrics, and the next
+    epoch and batch. Each worker writes its part. When all parts are on disk, the chief writes a
+    manifest with their SHA-256 sums, which makes the checkpoint valid. An interrupted save
+    therefore leaves the previous checkpoint in place.
 
-    When `fit` begins, it goes on from the newest checkpoint in `directory` that all workers can
-    use; one that is damaged or of another model is named in a warning. See docs/checkpoints.md for
-    what the data must be like for the middle of an epoch.
+    `fit` resumes from the newest checkpoint in `directory` that all workers can use. It warns about
+    checkpoints that are damaged or belong to another model. See docs/checkpoints.md for data
+    pipelines that can resume in the middle of an epoch.
 
-    While `fit` runs, SIGTERM and SIGUSR1 to any worker make a checkpoint at the end of a step, and
-    all workers end by `SystemExit` with exit code 75.
+    During `fit`, SIGTERM or SIGUSR1 to any worker makes a checkpoint at the end of a step, and all
+    workers exit with `SystemExit` and code 75.
 
-    Give it to `fit` on all workers, of Keras 3 or tf_keras, with the same arguments. The model must
-    be built and its optimizer a `DistributedOptimizer`. It runs before the user's other callbacks,
-    wherever it stands in the list; what these did at the end of a step or an epoch is saved.
+    Pass it to `fit` of Keras 3 or tf_keras on all workers, with the same arguments. The model must
+    be built and its optimizer must be a `DistributedOptimizer`. The callback runs before the user's
+    other callbacks, whatever its position in the list. Changes that these make at the end of a step
+    or an epoch are saved.
 
     Args:
-        directory: Where the checkpoints are, for one `fit`. Best on a file system that all workers
-            see; else each machine keeps what its workers have written.
-        every: `"epoch"`, a number of steps, or a `datetime.timedelta`, by the chief's clock. A
-            checkpoint is also made at the end of `fit`.
-        keep: How many of the newest checkpoints stay.
+        directory: Directory of the checkpoints of one `fit`, preferably on a shared file system.
+            Otherwise each machine keeps the parts of its workers.
+        every: `"epoch"`, a number of steps, or a `datetime.timedelta` on the chief's clock. The end
+            of `fit` makes a checkpoint, too.
+        keep: Number of checkpoints to keep.
 
     Attributes:
-        when_saved: Called on all workers with the reason that `save_now` was given, and with
-            whether there is a checkpoint now. It may raise, to end `fit`.
+        when_saved: Called on all workers with the reason passed to `save_now` and with whether the
+            save succeeded. It may raise to end `fit`.
 
     Raises:
-        ValueError: for bad arguments; in `fit`, for a model that is not built, an optimizer without
-            an exchange, or if there are checkpoints of which none can be used.
-        OSError: in `fit`, if a worker cannot write to `directory`. Later it is a warning.
+        ValueError: an argument is out of range. In `fit`: the model is not built, the optimizer is
+            not a `DistributedOptimizer`, or there are checkpoints but none can be used.
+        OSError: in `fit`, a worker cannot write to `directory` at the start. Later failures are
+            warnings.
 
     Example:
         >>> import tf_redsync as rs
@@ -93,19 +95,19 @@ class Checkpoint(OfBothKeras):
         checks.integer("keep", keep, low=1)
         self.directory, self.every, self.keep = os.fspath(directory), every, keep
         self.when_saved: Callable[[str, bool], None] | None = None
-        self._at: StepBarrier | None = None  # in `fit`
-        self._early = ""  # a reason that was given before it
+        self._at: StepBarrier | None = None  # during `fit`
+        self._early = ""  # reason of a request before `fit`
         self._signals = stopping.Requests()
-        self._next_time = math.inf  # when the chief's clock asks for a checkpoint
+        self._next_time = math.inf  # next checkpoint by the chief's clock
 
     def save_now(self, reason: str) -> None:
-        """Ask for a checkpoint at the end of a step, the same one on all workers.
+        """Requests a checkpoint at the end of the same step on all workers.
 
-        One worker's request is enough. It returns at once and may be called by a signal handler or
-        a thread; before `fit` it is remembered.
+        The request of one worker is enough. The method returns immediately and is safe in signal
+        handlers and threads. A request before `fit` takes effect when it begins.
 
         Args:
-            reason: For the checkpoint and for `when_saved`.
+            reason: Reason for the checkpoint's manifest and `when_saved`.
         """
         if self._at is None:
             self._early = reason
@@ -115,7 +117,7 @@ class Checkpoint(OfBothKeras):
     # ---------------------------------------------------------------------------------- the hooks
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Restore the newest checkpoint."""
+        """Restores the newest checkpoint."""
         exchange_of(self)
         training_state.build(self.model)
         strategy = self.model.distribute_strategy
@@ -132,7 +134,7 @@ class Checkpoint(OfBothKeras):
         self._due, self._asked, self._trained, self._signalled = "", "", False, False
         self._chief = collectives.worker_rank(strategy) == 0
         self._restart_clocks()
-        if self._at is not None:  # of a `fit` that did not end
+        if self._at is not None:  # left by a `fit` that raised
             self._end()
         self._at = StepBarrier(strategy)
         if self._early:
@@ -141,23 +143,23 @@ class Checkpoint(OfBothKeras):
         self._signals.listen()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Drop the batches that were seen; save what the end of the last epoch asked for."""
+        """Skips processed batches, and saves if the end of the last epoch requested it."""
         model, metrics, self._metrics = self.model, self._metrics, {}
         self._position.epoch_begins(lambda: training_state.restore_metrics(model, metrics))
-        training_state.restore_metrics(model, metrics)  # Keras has reset them
+        training_state.restore_metrics(model, metrics)  # Keras resets metrics at this point
         if self._first_epoch is None:
             self._first_epoch = epoch
         self._epoch, self._batch = epoch, 0
         self._save_if_due(epoch, 0)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Save what the end of the last step asked for."""
+        """Saves if the end of the last step requested it."""
         if self._batch == 0:
-            self._batch = batch  # perhaps in the middle
+            self._batch = batch  # not 0 in a resumed epoch
         self._save_if_due(self._epoch, batch)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Find out, with all workers, whether it is time."""
+        """Decides with all workers whether a checkpoint is due."""
         assert self._at is not None
         self._steps += batch + 1 - self._batch
         self._batch, self._trained = batch + 1, True
@@ -175,12 +177,12 @@ class Checkpoint(OfBothKeras):
             self._asked = reason if reason != _TIMER else ""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Note that it is time."""
+        """Requests a checkpoint with `every="epoch"`."""
         if self.every == "epoch":
             self._due = self._due or f"the end of epoch {epoch + 1}"
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Save the end."""
+        """Saves the last checkpoint."""
         assert self._at is not None
         self._position.reset()
         if self._trained:
@@ -191,25 +193,24 @@ class Checkpoint(OfBothKeras):
     # ----------------------------------------------------------------------------------- the work
 
     def _end(self) -> None:
-        """Ask for nothing any more."""
+        """Stops listening to requests and signals."""
         assert self._at is not None
         self._at.stop()
         self._at = None
         self._signals.close()
 
     def _warn_of_order(self, in_the_middle: bool) -> None:
-        """Say if batches may be seen twice, and others not at all."""
+        """Warns if a resumed epoch may repeat some batches and skip others."""
         doubts = self._position.doubts
         if doubts and (self.every != "epoch" or in_the_middle):
             warnings.warn(
-                f"{doubts}, so an epoch that `Checkpoint` goes on with in its middle may see some "
-                "batches twice and others not at all. Use a tf.data pipeline with seeds, or save "
-                "with every='epoch'.",
+                f"{doubts}, so an epoch that `Checkpoint` resumes in the middle may repeat some "
+                "batches and skip others. Use a tf.data pipeline with seeds, or every='epoch'.",
                 stacklevel=3,
             )
 
     def _restart_clocks(self) -> None:
-        self._steps = 0  # since the last save
+        self._steps = 0  # steps since the last save
         every = self.every
         seconds = every.total_seconds() if isinstance(every, datetime.timedelta) else math.inf
         self._next_time = time.monotonic() + seconds
@@ -248,23 +249,23 @@ class Checkpoint(OfBothKeras):
         )
 
     def _check(self, found: Found) -> None:
-        """Refuse values that the model cannot take over."""
+        """Raises an error for values that do not fit the model."""
         training_state.check(self.model, found)
 
     def _use(self, found: Found) -> None:
-        """Take over what a checkpoint holds."""
+        """Restores the values of a checkpoint."""
         self._metrics = training_state.take_over(self.model, found)
 
     def _go_on(self, described: Manifest) -> None:
-        """Let `fit` begin where a checkpoint ended."""
+        """Makes `fit` continue where a checkpoint was saved."""
         epochs, epoch = self.params["epochs"], described.epoch
-        if described.finished >= epochs:  # it may have ended early
+        if described.finished >= epochs:  # the training may have ended early
             epoch = max(epoch, epochs)
         if epoch >= epochs and self._files.leads:
             warnings.warn(
-                f"`fit` has nothing left to do: {self.directory} holds its end, after epoch "
-                f"{described.epoch}. For another training give `Checkpoint` another directory. "
-                f"Received: epochs={epochs}",
+                f"`fit` has nothing left to do: {self.directory} has the checkpoint of its end, "
+                f"after epoch {described.epoch}. Pass another `directory` to `Checkpoint` for "
+                f"another training. Received: epochs={epochs}",
                 stacklevel=3,
             )
         self._first_epoch = described.first_epoch

@@ -1,4 +1,4 @@
-"""`Flush`: what waits is delivered where training ends."""
+"""`Flush`: delivers the residuals at the end of training."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from typing import Any
 
 from typing_extensions import override
 
-from tf_redsync.callbacks.common import OfBothKeras, exchange_of
+from tf_redsync.keras.fit_hook import OfBothKeras, exchange_of
 
 
 class Flush(OfBothKeras):
-    """Delivers, where `fit` ends, what still waits in the workers' residuals.
+    """Delivers the workers' residuals at the end of `fit`.
 
-    A sparsifier's last steps leave some 1 / density steps' worth of gradients in its residuals. One
-    more step of the optimizer applies them all, densely; see `optimizer.flush()`. It comes after
-    the last epoch with its validation and checkpoints: evaluate and save after `fit`. Leave it out
-    of a `fit` that another one goes on from.
+    A sparsifier's residuals hold about 1 / density steps' worth of gradients. One more, dense step
+    of the optimizer applies them; see `optimizer.flush()`. The step follows the last epoch with its
+    validation and checkpoints, so evaluate and save after `fit`. Omit the callback if another `fit`
+    continues the training.
 
-    What waited for a thousand steps is a long step, so at a learning rate that has not fallen it
-    costs accuracy (docs/momentum.md, "At the end"): flush where every gradient has to be applied,
-    not for a better model.
+    The residuals of many steps make a large step, which costs accuracy unless the learning rate has
+    decayed (docs/momentum.md, "At the end"). Flush if every gradient must be applied, not to
+    improve the model.
 
-    Give it to `fit` on all workers, of Keras 3 or tf_keras.
+    Pass it to `fit` of Keras 3 or tf_keras on all workers.
 
     Raises:
-        ValueError: in `fit`, for an optimizer that is not a `DistributedOptimizer`.
+        ValueError: in `fit`, the optimizer is not a `DistributedOptimizer`.
 
     Example:
         >>> import tf_redsync as rs
@@ -32,11 +32,11 @@ class Flush(OfBothKeras):
     """
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Check the optimizer."""
+        """Checks the optimizer."""
         exchange_of(self)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Flush, unless nothing was trained."""
+        """Flushes, unless no step was trained."""
         optimizer: Any = self.model.optimizer
         if exchange_of(self).built:
             optimizer.flush()

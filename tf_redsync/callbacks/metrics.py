@@ -1,4 +1,4 @@
-"""`CompressionMetrics`: what the exchange does, in the logs of `fit` and in files."""
+"""`CompressionMetrics`: metrics of the exchange, in the logs of `fit` and in files."""
 
 from __future__ import annotations
 
@@ -14,50 +14,48 @@ import keras
 from typing_extensions import override
 
 from tf_redsync import checks
-from tf_redsync.callbacks.common import OfBothKeras, exchange_of
 from tf_redsync.keras import fit_hook, training_state
-from tf_redsync.keras.fit_hook import ForTfKeras
+from tf_redsync.keras.fit_hook import ForTfKeras, OfBothKeras, exchange_of
 from tf_redsync.metrics.outputs import Outputs, bytes_before, mean_logs
-from tf_redsync.metrics.profiler import Profiles
+from tf_redsync.metrics.profiler import NoProfile, Profiles
 from tf_redsync.metrics.sampling import Clock, Sample, Sampler, interval
-from tf_redsync.metrics.time_split import NoProfile
 
-_FIRST_SAMPLE = 8  # batches; tf_keras warns of a callback that is slow in the first five
+_FIRST_SAMPLE = 8  # batches; tf_keras warns about callbacks that are slow in the first five
 _PARTS = ("compute", "select", "exchange", "wait", "decode", "input")
 
 
 class CompressionMetrics(OfBothKeras):
-    """Shows what the exchange of gradients does: how much is sent, what waits, where time goes.
+    """Logs metrics of the exchange: bytes, density, residuals and the parts of a step's time.
 
-    Adds to the logs of every epoch, and so to `History`, `CSVLogger`, Keras's `TensorBoard`:
+    Adds to the logs of every epoch, and so to `History`, `CSVLogger` and Keras's `TensorBoard`:
 
-    * `compression_ratio`: bytes of dense all-reduces by bytes sent, over the epoch;
-    * `bytes_per_step`, the mean over the epoch, and `bytes_sent`, in all: by this worker;
+    * `compression_ratio`: bytes of dense all-reduces divided by bytes sent, over the epoch;
+    * `bytes_per_step`, mean over the epoch, and `bytes_sent`, total: by this worker;
     * `density`: share of the elements that this worker sent in the last step;
-    * `residual_norm`: norm of what waits in this worker's residuals;
-    * `skipped_steps`: of the epoch (in the logs without this callback as well);
-    * `step_ms`, the mean, and of a few profiled steps `compute_ms`, `select_ms`, `exchange_ms`,
+    * `residual_norm`: norm of this worker's residuals;
+    * `skipped_steps` of the epoch (also logged without this callback);
+    * `step_ms`, the mean, and from a few profiled steps `compute_ms`, `select_ms`, `exchange_ms`,
       `wait_ms`, `decode_ms`, `input_ms`.
 
-    The ratio, the bytes a step, as `kB_per_step`, and skipped steps stand in the progress bar. With
-    `run_dir`, each worker that has this callback writes `worker-<rank>.jsonl` there, with density
-    and residual norm of each variable, and worker 0 scalars and histograms of the residuals for
-    TensorBoard (if it is installed). `tf_redsync.report(run_dir)` makes a page of it.
-    docs/metrics.md says how each number is obtained, what it cannot tell, and what it costs.
+    The progress bar shows the ratio, the bytes per step as `kB_per_step`, and skipped steps. With
+    `run_dir`, each worker with this callback writes `worker-<rank>.jsonl` there, with density and
+    residual norm of each variable. Worker 0 also writes scalars and histograms of the residuals for
+    TensorBoard, if it is installed. `tf_redsync.report(run_dir)` makes an HTML report of the files.
+    docs/metrics.md describes the measurement, limits and cost of each metric.
 
-    Give it to `fit` of Keras 3 or tf_keras, on all workers or on some: it asks nothing of other
-    workers. A training that goes on in the same `run_dir` goes on in its files.
+    Pass it to `fit` of Keras 3 or tf_keras, on all or some workers: it does not communicate. A
+    training that is resumed with the same `run_dir` appends to its files.
 
     Args:
-        run_dir: Directory for the files; `None` for the logs alone.
-        every: Steps between two samples, at most: a `fit` of fewer than 30 times as many has about
-            30 samples. The last step of an epoch has one, and the first is taken after eight
-            batches at the latest.
-        time_split: Whether to profile a few steps now and then. Switch it off to use TensorFlow's
-            profiler otherwise: one at a time can run in a process.
+        run_dir: Directory for the files; `None` for logs only.
+        every: Maximum number of steps between two samples. A `fit` of fewer than 30 times as many
+            steps has about 30 samples. The last step of an epoch has a sample, and the first sample
+            follows the eighth batch at the latest.
+        time_split: Whether to profile a few steps at times. Pass `False` to use TensorFlow's
+            profiler yourself: a process can run only one at a time.
 
     Raises:
-        ValueError: for bad arguments; in `fit`, for an optimizer that is not a
+        ValueError: an argument is out of range. In `fit`: the optimizer is not a
             `DistributedOptimizer`.
 
     Example:
@@ -66,8 +64,8 @@ class CompressionMetrics(OfBothKeras):
         >>> # model.fit(..., callbacks=[metrics]); rs.report("/tmp/run1")
     """
 
-    comes_first = True  # what it adds to the logs is for the others, see `fit_hook.py`
-    _supports_tf_logs = False  # so that tf_keras hands out a copy of its logs, as Keras 3 does
+    comes_first = True  # the other callbacks use its logs; see `fit_hook.py`
+    _supports_tf_logs = False  # makes tf_keras pass a copy of its logs, like Keras 3
 
     def __init__(
         self,
@@ -79,7 +77,7 @@ class CompressionMetrics(OfBothKeras):
         if run_dir is not None and (
             not isinstance(run_dir, (str, os.PathLike)) or not os.fspath(run_dir)
         ):
-            raise ValueError(f"`run_dir` must be a path, or None. Received: run_dir={run_dir!r}")
+            raise ValueError(f"`run_dir` must be a path or None. Received: run_dir={run_dir!r}")
         checks.integer("every", every, low=1)
         checks.boolean("time_split", time_split)
         self.run_dir = None if run_dir is None else os.fspath(run_dir)
@@ -93,23 +91,23 @@ class CompressionMetrics(OfBothKeras):
     # ---------------------------------------------------------------------------------- the hooks
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Check the optimizer; forget the last `fit`."""
+        """Checks the optimizer and resets the state of the last `fit`."""
         exchange = exchange_of(self)
         if exchange.count_elements():
             fit_hook.trace_again(exchange)
-        self._close()  # of a `fit` that did not end
+        self._close()  # left by a `fit` that raised
         self._sampler, self._opened = None, False
         self._epoch, self._batches, self._next_batch = 0, 0, 0
         self._first_epoch: int | None = None
-        self._steps, self._per_epoch = 0, 0  # so far, and the most of an epoch
-        self._ended = 0.0  # the last batch
+        self._steps, self._per_epoch = 0, 0  # total, and maximum per epoch
+        self._ended = 0.0  # end of the last batch
         self._batch_logs: dict[str, Any] = {}
         self._shown: dict[str, float] = {}
         self._since, self._clock, self._epoch_clock = 0, Clock(), Clock()
         self._last: tuple[int, float] | None = None  # step and bytes at the last sample
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Start the epoch's means."""
+        """Starts the epoch's means."""
         if self._first_epoch is None:
             self._first_epoch = epoch
         self._epoch, self._next_batch, self._epoch_clock = epoch, 0, Clock()
@@ -121,7 +119,7 @@ class CompressionMetrics(OfBothKeras):
         )
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Start the clock, and perhaps a profile."""
+        """Starts the clock, and a profile if one is due."""
         if not self._no_split:
             try:
                 self._profiles.batch_begins(batch, self._batches, self.params.get("steps"))
@@ -130,16 +128,16 @@ class CompressionMetrics(OfBothKeras):
         self._begun = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Stop the clock; take a sample if it is time."""
+        """Stops the clock, and takes a sample if one is due."""
         seconds = time.perf_counter() - self._begun
-        # `batch` is that of the last step, of several with `steps_per_execution`.
+        # With `steps_per_execution`, `batch` is the index of the last of several steps.
         steps, self._next_batch = max(batch + 1 - self._next_batch, 1), batch + 1
         self._profiles.batch_ends(steps)
         self._batches += 1
         self._since += steps
         self._steps += steps
         self._ended, self._batch_logs = time.time(), dict(logs or {})
-        if self._batches > 1:  # the first one traces
+        if self._batches > 1:  # the first batch includes tracing
             self._clock.add(steps, seconds)
             self._epoch_clock.add(steps, seconds)
         if self._is_due():
@@ -148,11 +146,11 @@ class CompressionMetrics(OfBothKeras):
             logs.update(self._shown)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add the epoch's numbers to its logs."""
+        """Adds the epoch's metrics to its logs."""
         if not self._batches:
             return
         sample = self._take_sample()
-        # The first profile is waited for, so that all epochs have it.
+        # Waits for the first profile, so that all epochs have one.
         self._look_at_profile(wait=10.0 if self._profiles.last is None else 0.0)
         found = self._of_epoch(sample)
         if self._outputs is not None:
@@ -161,7 +159,7 @@ class CompressionMetrics(OfBothKeras):
             logs.update(found)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Close the files."""
+        """Closes the files."""
         if self._sampler is not None:
             self._look_at_profile(wait=10.0)
             if self._outputs is not None:
@@ -176,13 +174,13 @@ class CompressionMetrics(OfBothKeras):
         return self._sampler is None or self._since >= self._interval()
 
     def _interval(self) -> int:
-        """The steps between two samples, by what is known of the length of this `fit`."""
+        """Returns the steps between two samples, from the known length of this `fit`."""
         self._per_epoch = max(self._per_epoch, self.params.get("steps") or 0, self._next_batch)
         epochs = (self.params.get("epochs") or 1) - (self._first_epoch or 0)
         return interval(self.every, max(self._steps, epochs * self._per_epoch))
 
     def _take_sample(self) -> Sample:
-        """Read the exchange, and write that down unless this step has a sample."""
+        """Returns a sample, and writes it unless this step already has one."""
         if self._sampler is None or self._sampler.stale:
             self._sampler = Sampler(exchange_of(self))
         self._open(self._sampler)
@@ -210,7 +208,7 @@ class CompressionMetrics(OfBothKeras):
         return found
 
     def _means(self, sample: Sample, step: int, sent: float, clock: Clock) -> dict[str, float]:
-        """Return what there is to say of the steps since a step."""
+        """Returns the metrics of the steps after `step`."""
         assert self._sampler is not None
         steps, in_steps = max(sample.step - step, 1), sample.bytes_sent - sent
         return {
@@ -223,7 +221,7 @@ class CompressionMetrics(OfBothKeras):
         }
 
     def _open(self, sampler: Sampler) -> None:
-        """Open the files, once the exchange is there."""
+        """Opens the files, which need a built exchange."""
         if self._opened or self.run_dir is None:
             return
         self._opened = True
@@ -257,14 +255,14 @@ class CompressionMetrics(OfBothKeras):
         if self._outputs is not None:
             self._outputs.no_split(self._no_split)
         warnings.warn(
-            f"`CompressionMetrics` does not tell where the time of a step goes: {why}. The other "
-            "metrics go on. time_split=False says that this is meant.",
+            f"`CompressionMetrics` cannot profile steps: {why}. The other metrics continue. Pass "
+            "time_split=False to silence this warning.",
             stacklevel=4,
         )
 
 
 class _LeaveOut(ForTfKeras, keras.callbacks.Callback):
-    """Called after all that keep logs and before the progress bar: leaves it the short list."""
+    """Shortens the logs for the progress bar; runs before it and after all other callbacks."""
 
     comes_last = True
 
@@ -286,6 +284,6 @@ class _LeaveOut(ForTfKeras, keras.callbacks.Callback):
 
 
 def _for_bar(found: Mapping[str, float]) -> dict[str, float]:
-    """What the progress bar shows; it has four decimals for all numbers."""
+    """Returns the metrics in the progress bar, in units that suit its four decimals."""
     ratio, sent = found["compression_ratio"], found["bytes_per_step"]
     return {"compression_ratio": ratio, "kB_per_step": sent / 1e3}

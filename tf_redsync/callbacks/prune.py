@@ -1,4 +1,4 @@
-"""`Prune`, and a callback that is not needed any more."""
+"""`Prune`: prunes weights for `PacTrain`. Also `ConsensusWeights`, which is deprecated."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ import keras
 from typing_extensions import override
 
 from tf_redsync import checks
-from tf_redsync.callbacks.common import OfBothKeras, exchange_of
 from tf_redsync.keras import pruning
-from tf_redsync.keras.fit_hook import ForTfKeras
+from tf_redsync.keras.fit_hook import ForTfKeras, OfBothKeras, exchange_of
 from tf_redsync.step import masks
 
 
 class ConsensusWeights(ForTfKeras, keras.callbacks.Callback):
-    """Deprecated, without effect: `fit`, `evaluate` and `predict` do this by themselves.
+    """Deprecated no-op: `fit`, `evaluate` and `predict` synchronize the weights themselves.
 
-    With local steps (`LocalSGD`, `SBC`) and with points of each worker's own (`CDSGD`) the model's
-    weights differ from worker to worker between two exchanges. They are brought together before
-    every evaluation and prediction, at the end of every epoch, before all callbacks, and before
-    the model saves; this callback, which did so once, remains for programs that name it.
+    With local steps (`LocalSGD`, `SBC`) and per-worker points (`CDSGD`) the weights differ between
+    workers from one exchange to the next. They are synchronized before every evaluation, prediction
+    and save, and at the end of every epoch before all callbacks.
 
     Example:
         >>> import tf_redsync as rs
@@ -30,30 +28,29 @@ class ConsensusWeights(ForTfKeras, keras.callbacks.Callback):
 
 
 class Prune(OfBothKeras):
-    """Prunes the weights that `PacTrain` exchanges, once, and keeps them at 0 from then on.
+    """Prunes the weights that `PacTrain` exchanges, once, and keeps them at 0.
 
-    The smallest magnitudes of the variables that `PacTrain` serves, kernels but not biases or
-    norms, are set to 0 on all workers before the same step, and the optimizer's slots with them.
-    From then on they stay 0 under any optimizer, in this and in later calls of `fit`: the masks are
-    part of the exchange's state, saved and restored with it. `PacTrain` switches to compact
-    exchanges after its `stable_steps`.
+    All workers set the smallest magnitudes of the variables of `PacTrain` (kernels, but not biases
+    or norms) and their optimizer slots to 0 before the same step. The weights stay 0 under any
+    optimizer, in this and in later calls of `fit`: the masks are part of the exchange's state,
+    saved and restored with it. `PacTrain` switches to compact exchanges after its `stable_steps`.
 
-    Give it to `fit` on all workers, of Keras 3 or tf_keras, with the same arguments also to a `fit`
-    that goes on from a checkpoint: if the weights are pruned already, it does nothing. To prune in
-    portions use one callback for each, of rising sparsity. Before step 0 it takes the weights as
-    they are, for example those of a model that was trained or pruned elsewhere.
+    Pass it to `fit` of Keras 3 or tf_keras on all workers, with the same arguments. In a resumed
+    `fit` it does nothing if the weights are already pruned. To prune gradually, use several
+    callbacks of increasing sparsity. With `at_step=0` it prunes the initial weights, for example
+    those of a pretrained model.
 
     Args:
-        sparsity: Fraction of the weights that is pruned, in (0, 1). That of `PacTrain` must not be
-            larger, nor may it in any single variable with `scope="model"`.
-        at_step: Prune before the step of this number, `optimizer.exchange.step`, from 0. With
-            `steps_per_execution` above 1, before the first execution that starts there or later.
-        epoch: Instead of `at_step`: prune when this epoch begins, from 0.
-        scope: `"layer"`: that fraction of each variable; `"model"`: of all of them together.
+        sparsity: Fraction of the weights to prune, in (0, 1). It must be at least the sparsity of
+            `PacTrain`, and with `scope="model"` so must the sparsity of each variable.
+        at_step: Prune before this step, `optimizer.exchange.step`, from 0. With
+            `steps_per_execution` above 1, prune before the first execution at or after this step.
+        epoch: Prune at the beginning of this epoch, from 0, instead of `at_step`.
+        scope: `"layer"` prunes the fraction of each variable, `"model"` of all of them together.
 
     Raises:
-        ValueError: for bad arguments; in `fit`, for an optimizer without `PacTrain`, or for
-            `at_step` or `epoch` in the past while nothing is pruned.
+        ValueError: an argument is out of range. In `fit`: the optimizer has no `PacTrain`, or
+            `at_step` or `epoch` has passed without pruning.
 
     Example:
         >>> import tf_redsync as rs
@@ -71,7 +68,7 @@ class Prune(OfBothKeras):
         pruning.check(sparsity, scope)
         if (at_step is None) == (epoch is None):
             raise ValueError(
-                "`at_step` or `epoch` must be given, and not both. Received: "
+                "exactly one of `at_step` and `epoch` must be given. Received: "
                 f"at_step={at_step!r}, epoch={epoch!r}"
             )
         name, value = ("at_step", at_step) if epoch is None else ("epoch", epoch)
@@ -80,7 +77,7 @@ class Prune(OfBothKeras):
         self._done = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Announce the masks to the exchange; check that it is not too late."""
+        """Announces the masks to the exchange; checks that `at_step` has not passed."""
         exchange = exchange_of(self)
         pruning.check_methods(exchange.policy, type(self).__name__)
         exchange.awaited = True
@@ -89,7 +86,7 @@ class Prune(OfBothKeras):
             self._must_be_pruned("at_step", self.at_step, f"step {self._step()}")
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Prune if it is time."""
+        """Prunes if `epoch` begins."""
         if self.epoch is None or self._done:
             return
         if epoch > self.epoch:
@@ -98,17 +95,17 @@ class Prune(OfBothKeras):
             self._prune()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Prune if it is time."""
+        """Prunes if `at_step` is reached."""
         if self.at_step is not None and not self._done and self._step() >= self.at_step:
             self._prune()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Warn if it was never time."""
+        """Warns if `fit` ended before pruning."""
         if not self._done:
             when = f"at_step={self.at_step}" if self.epoch is None else f"epoch={self.epoch}"
             warnings.warn(
-                f"`fit` ended before {when}, so `Prune` has not pruned, and PacTrain has exchanged "
-                "densely.",
+                f"`fit` ended before {when}: `Prune` has not pruned, and PacTrain exchanged dense "
+                "gradients.",
                 stacklevel=2,
             )
 
@@ -120,9 +117,9 @@ class Prune(OfBothKeras):
         exchange = exchange_of(self)
         if not (exchange.built and masks.any_pruned(exchange)):
             raise ValueError(
-                f"`{name}` of `Prune` is in the past, and nothing is pruned: training goes on with "
-                f"{now}. Received: {name}={value}. Give a later one, or restore the exchange's "
-                "state with the weights (docs/saving.md)."
+                f"`{name}` of `Prune` has passed, but the weights are not pruned: training "
+                f"continues with {now}. Pass a later one, or restore the exchange's state with the "
+                f"weights (docs/saving.md). Received: {name}={value}"
             )
         self._done = True
 
@@ -132,8 +129,8 @@ class Prune(OfBothKeras):
             if not optimizer.exchange.built:  # tf_keras builds it in the first step
                 if not self.model.built:
                     raise ValueError(
-                        "`Prune` before the first step needs a model that is built. Received: "
-                        f"{type(self.model).__name__} without variables. Call model.build(...)."
+                        "`Prune` before the first step needs a built model. Call model.build(...). "
+                        f"Received: {type(self.model).__name__} without variables."
                     )
                 optimizer.build(self.model.trainable_variables)
             optimizer.prune(self.sparsity, self.scope)

@@ -211,17 +211,17 @@ def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         say("ignoring TF_CONFIG: --workers gives the number of workers")
     try:
         _check(args)
-        from tf_redsync.planning import choice, report
+        from tf_redsync.planning import report
         from tf_redsync.planning import subject as subjects
 
-        method = choice.parse(args.method, args.density)
+        method = subjects.parse_method(args.method, args.density)
         say(f"building the model with {args.model}")
         returned = subjects.load(args.model)
         subject = subjects.subject(returned, args.batch_size)
         if args.max_overhead is not None:
             print(propose(subject, args))
             return 0
-        policy = choice.suited(method, subject.optimizer, lambda text: say(f"warning: {text}"))
+        policy = subjects.suited(method, subject.optimizer, lambda text: say(f"warning: {text}"))
         plan = make(subject, policy, args)
     except PlanError as error:
         parser.error(str(error))
@@ -233,9 +233,7 @@ def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         found = report.as_json(plan, advice) | {"synthetic": subject.synthetic, "rate": args.rate}
         Path(args.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if args.plot:
-        from tf_redsync.planning import picture
-
-        picture.draw(plan, args.plot)
+        report.draw(plan, args.plot)
     return 0
 
 

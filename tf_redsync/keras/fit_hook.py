@@ -15,6 +15,9 @@ import functools
 import weakref
 from typing import Any
 
+import keras
+from typing_extensions import override
+
 from tf_redsync import stopping
 from tf_redsync.cluster import agreement
 from tf_redsync.errors import DistributedError
@@ -100,6 +103,30 @@ class ForTfKeras:
 
     def _implements_predict_batch_hooks(self) -> bool:
         return False
+
+
+class OfBothKeras(ForTfKeras, keras.callbacks.Callback):
+    """A callback for Keras 3 and tf_keras with hooks for training batches."""
+
+    @override
+    def _implements_train_batch_hooks(self) -> bool:
+        return True
+
+
+def exchange_of(callback: keras.callbacks.Callback) -> Any:
+    """Returns the exchange of the model's optimizer.
+
+    Raises:
+        ValueError: the optimizer is not a `DistributedOptimizer`.
+    """
+    optimizer = getattr(callback.model, "optimizer", None)  # absent before `compile`
+    exchange = getattr(optimizer, "exchange", None)
+    if exchange is None:
+        raise ValueError(
+            f"`{type(callback).__name__}` needs a model that is compiled with a "
+            f"tf_redsync.DistributedOptimizer. Received: optimizer={type(optimizer).__name__}."
+        )
+    return exchange
 
 
 class _WithoutZeros(ForTfKeras):

@@ -1,6 +1,6 @@
-"""What is measured of a training while it runs, kept in files, and shown as a page.
+"""Metrics of a training: measured while it runs, recorded in files, shown in an HTML report.
 
-`sampling.py` reads the exchange, `time_split.py` a profile of some steps; `records.py` writes and
-reads the files of a run directory, without TensorFlow; `history.py` makes one history of them, and
-`page.py` a page of HTML. The callback is `tf_redsync.callbacks.CompressionMetrics`.
+`sampling.py` reads the exchange and `profiler.py` profiles a few steps. `records.py` writes and
+reads the files of a run directory, without TensorFlow, and `page.py` makes a report of them. The
+callback is `tf_redsync.callbacks.CompressionMetrics`.
 """

@@ -1,4 +1,4 @@
-"""Where metrics of a training go besides Keras's logs: the worker's file, and TensorBoard's."""
+"""Outputs of the metrics besides Keras's logs: the worker's JSON lines and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -6,37 +6,42 @@ import dataclasses
 import math
 import os
 import time
+import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+import tensorflow as tf
 
 from tf_redsync.config import serialize
 from tf_redsync.metrics import records
-from tf_redsync.metrics.events import Events
+from tf_redsync.metrics.profiler import Split
 from tf_redsync.metrics.sampling import Sample, Sampler
-from tf_redsync.metrics.time_split import Split
 from tf_redsync.network import collectives
 
-_HISTOGRAM_ELEMENTS = 100_000  # of each variable
+_HISTOGRAM_ELEMENTS = 100_000  # at most, per variable
 
 
-# By exchange, the bytes that earlier processes have sent, once a file of theirs has been read.
+# Bytes that earlier processes of a run have sent, by exchange.
 _before: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
 
 
 def bytes_before(exchange: Any) -> float:
-    """Return what this worker had sent before this process began, as far as a file has told."""
+    """Returns the bytes that this worker sent before this process began, from its file."""
     return _before.get(exchange, 0.0)
 
 
 class Outputs:
-    """The files of one `fit` on one worker.
+    """Outputs of one `fit` on one worker.
 
     Args:
         run_dir: The run directory.
-        sampler: Reads the exchange.
-        optimizer: The wrapper.
-        run: What else the run's first record says.
+        sampler: Sampler of the exchange.
+        optimizer: The `DistributedOptimizer`.
+        run: Further fields of the run's first record.
     """
 
     def __init__(
@@ -79,14 +84,14 @@ class Outputs:
         scalars: dict[str, float],
         logs: dict[str, Any],
     ) -> None:
-        """Write a sample, with what it says of each variable.
+        """Writes a sample.
 
         Args:
             sample: The sample.
-            at: When its step ended, in seconds since 1970.
+            at: End of its step, in seconds since 1970.
             epoch: Its epoch.
-            scalars: Numbers of the steps since the sample before.
-            logs: Keras's.
+            scalars: Metrics of the steps since the previous sample.
+            logs: Keras's logs.
         """
         layers = {"density": sample.density, "residual": sample.residual}
         self._file.append(
@@ -103,18 +108,18 @@ class Outputs:
         self._events.scalars(sample.step, shown)
 
     def split(self, step: int, split: Split) -> None:
-        """Write where the time of a step went."""
+        """Writes the times of a profiled step."""
         times = {f"{name}_ms": ms for name, ms in dataclasses.asdict(split).items()}
         self._file.append("split", step=step, time=time.time(), **times)
         if self._events is not None:
             self._events.scalars(step, {f"tf_redsync/time/{n}": t for n, t in times.items()})
 
     def no_split(self, why: str) -> None:
-        """Write why there are no profiles."""
+        """Writes the reason for the absence of profiles."""
         self._file.append("no_split", why=why)
 
     def epoch(self, epoch: int, step: int, logs: dict[str, Any]) -> None:
-        """Write the end of an epoch."""
+        """Writes the end of an epoch."""
         trial = _trial(self._sampler.exchange)
         self._file.append("epoch", epoch=epoch, step=step, time=time.time(), trial=trial, logs=logs)
         if self._events is not None:
@@ -122,20 +127,20 @@ class Outputs:
             self._events.histograms(step, {f"residual/{n}": r for n, r in residuals.items()})
 
     def end(self, step: int) -> None:
-        """Write the end of `fit`."""
+        """Writes the end of `fit`."""
         self._file.append("end", step=step, time=time.time())
 
     def close(self) -> None:
-        """Close the files."""
+        """Closes the files."""
         self._file.close()
         if self._events is not None:
             self._events.close()
 
 
 def mean_logs(model: Any, logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the logs of a batch as means over the workers.
+    """Returns the logs of a batch as means over the workers.
 
-    tf_keras adds up what its replicas have, and takes the mean when the epoch ends.
+    During an epoch, tf_keras logs the sum over its replicas.
     """
     reduction = getattr(model, "distribute_reduction_method", None)
     if reduction not in ("auto", "sum"):
@@ -153,19 +158,19 @@ def _number(pair: tuple[str, Any]) -> tuple[str, Any]:
 
 
 def _trial(exchange: Any) -> str | None:
-    """What the trial of `Auto` came to, if there is one that has ended."""
-    times = getattr(exchange.schedule, "times", None)
+    """Returns the verdict of `Auto`'s trial; `None` without a finished trial."""
+    times = getattr(exchange.program, "times", None)
     verdict = 0 if times is None else int(times.verdict.numpy())
     return {1: "compressed", 2: "dense"}.get(verdict)
 
 
 def _bytes_before(run_dir: str | os.PathLike[str], rank: int, step: int) -> float:
-    """What a worker had sent before this process began, by its file.
+    """Returns the bytes that a worker sent before this process began, from its file.
 
     Args:
         run_dir: The run directory.
-        rank: The worker's.
-        step: The step that this process has begun with.
+        rank: Rank of the worker.
+        step: First step of this process.
     """
     try:
         found = next((f for f in records.read(run_dir) if f.rank == rank), None)
@@ -173,10 +178,77 @@ def _bytes_before(run_dir: str | os.PathLike[str], rank: int, step: int) -> floa
         return 0.0
     sent = 0.0
     for record in found.records if found and step else ():
-        if record["record"] == "run" and not record.get("step"):  # from the start
+        if record["record"] == "run" and not record.get("step"):  # a new training
             sent = 0.0
         elif record["record"] == "sample" and record.get("step", math.inf) <= step:
             sent = record.get("bytes_sent") or sent
         elif record["record"] == "epoch" and record.get("step", math.inf) <= step:
             sent = (record.get("logs") or {}).get("bytes_sent") or sent
     return sent
+
+
+FOLDER = "tensorboard"
+
+
+class Events:
+    """Writer of TensorBoard event files. An error becomes a warning and ends the writing.
+
+    Args:
+        directory: The run directory.
+        rank: Rank of the worker.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], rank: int):
+        self._folder = str(Path(directory) / FOLDER / f"worker-{rank}")
+        self._writer: Any = None
+        try:
+            import tensorboard.summary  # noqa: F401  # `tf.summary.histogram` needs it
+        except ImportError as error:
+            self._give_up(f"{error}: pip install 'tf_redsync[report]', or tensorboard")
+            return
+        try:
+            self._writer = tf.summary.create_file_writer(self._folder)
+        except (tf.errors.OpError, OSError) as error:
+            self._give_up(str(error))
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes scalars of a step in one operation; `tf.summary.scalar` needs one for each."""
+        kind = tf.compat.v1.Summary
+        found = kind(value=[kind.Value(tag=n, simple_value=v) for n, v in values.items()])
+        with self._written_to(step):
+            tf.summary.experimental.write_raw_pb(found.SerializeToString())
+
+    def histograms(self, step: int, values: Mapping[str, np.ndarray]) -> None:
+        """Writes histograms of a step, and flushes the writer."""
+        if self._writer is None:  # histograms need TensorBoard even with a no-op writer
+            return
+        with self._written_to(step):
+            for name, numbers in values.items():
+                tf.summary.histogram(name, numbers)
+            tf.summary.flush()
+
+    @contextmanager
+    def _written_to(self, step: int) -> Iterator[None]:
+        writer = self._writer or tf.summary.create_noop_writer()
+        try:
+            with writer.as_default(step=step), tf.summary.record_if(self._writer is not None):
+                yield
+        except (tf.errors.OpError, OSError) as error:
+            self._give_up(str(error))
+
+    def close(self) -> None:
+        """Closes the writer."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            try:
+                writer.close()
+            except (tf.errors.OpError, OSError):  # has been reported, or nothing is lost
+                pass
+
+    def _give_up(self, why: str) -> None:
+        self._writer = None
+        warnings.warn(
+            f"`CompressionMetrics` cannot write TensorBoard events to {self._folder} ({why}). "
+            "Training and the other outputs continue.",
+            stacklevel=4,
+        )

@@ -1,4 +1,4 @@
-"""A page of HTML about a training: self-contained, without network access. Needs plotly."""
+"""The HTML report of a training: one file, without network access. Needs plotly."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tf_redsync.metrics import layers, pictures
-from tf_redsync.metrics.history import History, Worker, load
+from tf_redsync.metrics import figures
+from tf_redsync.metrics.records import History, Worker, load
 
 NAME = "report.html"
-# Nothing from a network: a browser would refuse it.
+# Makes browsers refuse content from a network.
 _ALLOWED = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 )
@@ -29,27 +29,27 @@ ul.notes { background: #fff8e1; border-radius: 6px; padding: .6em 2em; }
 
 
 class ReportError(RuntimeError):
-    """A report cannot be made; the text says why, and what to do."""
+    """A report cannot be made; the message has the cause and the remedy."""
 
 
 def report(run_dir: str | os.PathLike[str], output: str | os.PathLike[str] | None = None) -> Path:
-    """Write a page about a training that `CompressionMetrics(run_dir)` has recorded.
+    """Writes an HTML report of a training that `CompressionMetrics(run_dir)` recorded.
 
-    Loss against steps, time and bytes; bytes; where the time of a step goes; density, residual and
-    staleness by layer; and what `Auto` or the user has decided. The page needs no network; the
-    training may still run. All workers' files in the directory are read. Needs plotly, which
-    `pip install 'tf_redsync[report]'` installs.
+    The report shows the loss against steps, time and bytes; the bytes sent; the parts of a step's
+    time; density, residual and staleness by layer; and the decision of `Auto` or the user. It
+    covers the files of all workers in the directory and needs no network. The training may still
+    run. Requires plotly, which `pip install 'tf_redsync[report]'` installs.
 
     Args:
-        run_dir: The directory that was given to `CompressionMetrics`.
+        run_dir: The directory that was passed to `CompressionMetrics`.
         output: The file to write; `None` for `report.html` in `run_dir`.
 
     Returns:
-        Its path.
+        The path of the report.
 
     Raises:
-        FileNotFoundError: if nothing was recorded there, or the folder of `output` is not there.
-        ReportError: if plotly is not installed, or the records cannot be used.
+        FileNotFoundError: `run_dir` has no records, or the directory of `output` does not exist.
+        ReportError: plotly is not installed, or the records cannot be used.
 
     Example:
         >>> import tf_redsync as rs
@@ -59,8 +59,8 @@ def report(run_dir: str | os.PathLike[str], output: str | os.PathLike[str] | Non
         import plotly.graph_objects  # noqa: F401
     except ImportError as error:
         raise ReportError(
-            "a report needs plotly, which is not installed: pip install 'tf_redsync[report]', or "
-            "plotly."
+            "a report needs plotly, which is not installed. Run pip install 'tf_redsync[report]' "
+            "or pip install plotly."
         ) from error
     try:
         history = load(run_dir)
@@ -69,11 +69,11 @@ def report(run_dir: str | os.PathLike[str], output: str | os.PathLike[str] | Non
     path = Path(run_dir) / NAME if output is None else Path(output)
     if not path.absolute().parent.is_dir():
         raise FileNotFoundError(
-            "`output` must be a file in a directory that exists. Received: "
+            "`output` must be a file in an existing directory. Received: "
             f"output={os.fspath(path)!r}"
         )
     text = _page(history, os.fspath(run_dir))
-    part = path.with_name(path.name + ".part")  # nobody sees half a page
+    part = path.with_name(path.name + ".part")  # readers see a complete file only
     part.write_text(text, encoding="utf-8")
     part.replace(path)
     return path
@@ -85,23 +85,21 @@ def _page(history: History, source: str) -> str:
     worker = history.first
     title = f"{worker.run.get('model', 'model')}: {methods_of(worker)[0]}"
     sections = [
-        ("Loss", pictures.loss_text(worker), [pictures.loss(worker)]),
-        ("Bytes", pictures.BYTES, [pictures.sent(worker)]),
-        ("Time", pictures.TIME, pictures.time(history)),
-        ("Layers", layers.TEXT, layers.layers(worker)),
+        ("Loss", figures.loss_text(worker), [figures.loss(worker)]),
+        ("Bytes", figures.BYTES, [figures.sent(worker)]),
+        ("Time", figures.TIME, figures.time(history)),
+        ("Layers", figures.LAYERS, figures.layers(worker)),
     ]
     body = [f"<h1>{_escaped(title)}</h1>", _facts(history, source), _notes(history)]
-    for heading, text, figures in sections:
+    for heading, text, drawn in sections:
         body.append(f"<h2>{heading}</h2><p class='what'>{text}</p>")
-        body += [_embedded(figure) for figure in figures]
+        body += [_embedded(figure) for figure in drawn]
     decision = str(worker.run.get("decision") or "")
     if decision:
         trial = next((e["trial"] for e in reversed(worker.epochs) if e.get("trial")), None)
-        said = f"<p>In its trial in training, {trial} steps were the faster ones.</p>"
-        body.append(f"<h2>The decision of Auto</h2>{said if trial else ''}{_text(decision)}")
-    body.append(
-        "<h2>What happens to every variable</h2><p class='what'><code>explain()</code>:</p>"
-    )
+        result = f"<p>In the trial during training, {trial} steps were faster.</p>"
+        body.append(f"<h2>The decision of Auto</h2>{result if trial else ''}{_text(decision)}")
+    body.append("<h2>The method of every variable</h2><p class='what'><code>explain()</code>:</p>")
     body.append(_text(str(worker.run.get("explained", "")).replace(decision, "").rstrip()))
     return (
         "<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'>"
@@ -126,7 +124,7 @@ def _embedded(figure: Any) -> str:
 
 
 def methods_of(worker: Worker) -> list[str]:
-    """Return the names of the methods that the variables are exchanged by, the main one first."""
+    """Returns the names of the variables' methods, by their number of elements."""
     elements: dict[str, int] = {}
     for variable in worker.run.get("variables", ()):
         name = variable["method"]
@@ -168,7 +166,7 @@ def _facts(history: History, source: str) -> str:
 
 
 def _sent_at_last(worker: Worker) -> tuple[float | None, int]:
-    """The bytes that are sent, and the step at which that was noted."""
+    """Returns the last recorded number of sent bytes, and its step."""
     found = [(s.get("step") or 0, s.get("bytes_sent")) for s in worker.samples]
     found += [(e.get("step") or 0, (e.get("logs") or {}).get("bytes_sent")) for e in worker.epochs]
     step, sent = max(found, key=lambda pair: pair[0], default=(0, None))
@@ -176,7 +174,7 @@ def _sent_at_last(worker: Worker) -> tuple[float | None, int]:
 
 
 def _last_loss(worker: Worker) -> float | None:
-    """The loss that was logged last: a run of an earlier version has no sample where it ends."""
+    """Returns the last recorded loss, of a sample or an epoch."""
     logged = [
         (r.get("step") or 0, (r.get("logs") or {}).get("loss"))
         for r in (*worker.samples, *worker.epochs)
@@ -193,7 +191,7 @@ def _notes(history: History) -> str:
 
 
 def size(count: float | None) -> str | None:
-    """Return a number of bytes in words."""
+    """Returns a number of bytes with a unit."""
     if count is None:
         return None
     for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):

@@ -1,34 +1,39 @@
-"""Profiles of a few steps now and then.
+"""Profiles of a few steps, and the parts of a step's time in them.
 
-Recording costs time, so it is done for a few steps and rarely; what has been recorded is read in a
-thread, beside the training.
+TensorFlow's profiler records this process's ops on the CPU. Their types and names
+(`driver.SELECTING`, `DECODING`) tell their purpose. Profiling slows training, so profiles are short
+and rare, and a thread evaluates them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
+import re
 import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
+from tf_redsync.exchange.driver import DECODING, SELECTING
 from tf_redsync.metrics import trace_events
-from tf_redsync.metrics.time_split import STEP, NoProfile, Split, split_of
+from tf_redsync.metrics.trace_events import Span, host_events, length, union
 
-_STEPS = 3  # that are recorded
-_FIRST = 10  # batches of `fit` before the first profile, which trace and warm up
-_SHARE = 0.005  # of the time, that the profiles after the first one may take
+_STEPS = 3  # steps per profile
+_FIRST = 10  # batches of `fit` before the first profile, for tracing and warm-up
+_SHARE = 0.005  # maximum share of the time for profiles after the first
 
 
 class Profiles:
-    """Plans profiles, around the batches of `fit`.
+    """Schedule of the profiles in `fit`.
 
     Attributes:
-        last: The last one.
+        last: The last result; `None` before the first.
     """
 
     def __init__(self) -> None:
@@ -38,15 +43,15 @@ class Profiles:
         self._left, self._began, self._next = 0, 0.0, 0.0
 
     def batch_begins(self, batch: int, so_far: int, per_epoch: int | None) -> None:
-        """Begin a profile if it is time.
+        """Starts a profile if one is due.
 
         Args:
-            batch: Its number in the epoch.
-            so_far: Batches of this `fit` so far.
-            per_epoch: Batches of an epoch, if that is known.
+            batch: Index of the batch in the epoch.
+            so_far: Number of batches of this `fit` so far.
+            per_epoch: Batches per epoch; `None` if unknown.
 
         Raises:
-            NoProfile: if there can be none.
+            NoProfile: the profiler cannot run.
         """
         if not self._profiler.busy and self._is_due(so_far, per_epoch):
             self._began = time.time()
@@ -62,10 +67,10 @@ class Profiles:
         return so_far >= max(1, min(_FIRST, (per_epoch or math.inf) // 2))
 
     def batch_ends(self, steps: int) -> None:
-        """End a profile after a few batches.
+        """Stops the profile after `_STEPS` batches.
 
         Args:
-            steps: Training steps in the batch.
+            steps: Training steps per batch.
         """
         if self._left:
             self._leave()
@@ -74,8 +79,8 @@ class Profiles:
                 self._profiler.stop(steps)
 
     def result(self, wait: float = 0.0) -> Split | None:
-        """Return a new profile, if one is there; see `Profiler.result`."""
-        if self._left:  # the epoch ended meanwhile: it goes on in the next one
+        """Returns a new result, or `None`; see `Profiler.result`."""
+        if self._left:  # the epoch ended during the profile, which continues in the next one
             return None
         found = self._profiler.result(wait)
         if found is not None:
@@ -84,7 +89,7 @@ class Profiles:
         return found
 
     def close(self) -> None:
-        """End what goes on."""
+        """Stops a running profile without a result."""
         self._leave()
         self._left = 0
         self._profiler.abandon()
@@ -96,7 +101,7 @@ class Profiles:
 
 
 class Profiler:
-    """Records steps, and makes a `Split` of them in a thread."""
+    """Records steps with TensorFlow's profiler and evaluates them in a thread."""
 
     def __init__(self) -> None:
         self._folder = ""
@@ -105,17 +110,17 @@ class Profiler:
 
     @property
     def busy(self) -> bool:
-        """Whether it records, or what it has recorded is being read."""
+        """Whether a profile is being recorded or evaluated."""
         return bool(self._folder) or self._thread is not None
 
     def start(self) -> None:
-        """Begin to record.
+        """Starts recording.
 
         Raises:
-            NoProfile: if something else records already, or the profiler cannot run here.
+            NoProfile: another profile is running, or the profiler cannot run here.
         """
         if tf.config.list_logical_devices("GPU"):
-            raise NoProfile("on a GPU the ops that a process launches say nothing of when they run")
+            raise NoProfile("times of ops on a GPU cannot be read from a profile of the host")
         folder = tempfile.mkdtemp(prefix="tf_redsync_profile_")
         options = tf.profiler.experimental.ProfilerOptions(
             host_tracer_level=2, python_tracer_level=0, device_tracer_level=0
@@ -128,10 +133,10 @@ class Profiler:
         self._folder = folder
 
     def stop(self, steps: int) -> None:
-        """End recording; what was recorded is read in a thread.
+        """Stops recording and starts the evaluation.
 
         Args:
-            steps: How many training steps each recorded one stands for.
+            steps: Training steps per recorded step.
         """
         folder, self._folder = self._folder, ""
         self._thread = threading.Thread(
@@ -151,13 +156,13 @@ class Profiler:
             shutil.rmtree(folder, ignore_errors=True)
 
     def result(self, wait: float = 0.0) -> Split | None:
-        """Return what was found since the last call, if it is there.
+        """Returns the result of the last profile, once; `None` if there is none yet.
 
         Args:
-            wait: Seconds to wait for it.
+            wait: Maximum time to wait for the evaluation, in seconds.
 
         Raises:
-            NoProfile: if there is nothing to be found.
+            NoProfile: the profile cannot be evaluated.
         """
         thread = self._thread
         if thread is None:
@@ -171,8 +176,8 @@ class Profiler:
         return found
 
     def abandon(self) -> None:
-        """End recording, if it goes on, without a result."""
-        if self._folder:  # nobody will read it, so nothing is collected
+        """Stops recording without a result."""
+        if self._folder:
             folder, self._folder = self._folder, ""
             with contextlib.suppress(tf.errors.OpError, RuntimeError):
                 tf.profiler.experimental.stop(save=False)
@@ -180,3 +185,95 @@ class Profiler:
         if self._thread is not None:
             self._thread.join()
             self._thread, self._found = None, None
+
+
+STEP = "tf_redsync_step"
+_INPUT = re.compile(r"IteratorGetNext(AsOptional|Sync)?|OptionalGetValue")
+_SELECT = re.compile(r"Redsync(AccumulateAndSelect|Quantize|GolombEncode|BloomBuild)")
+_DECODE = re.compile(r"Redsync(Decode|DequantizeSum|GolombDecode|BloomQuery|SparseMerge)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Parts of a step's time, in milliseconds. All but `exchange` add up to `step`.
+
+    Attributes:
+        compute: Ops of the model and the optimizer: forward, backward, update.
+        select: Ops that make messages.
+        decode: Ops that decode and sum messages.
+        input: Waiting for the batch.
+        wait: None of the above: only collectives, or no ops.
+        exchange: Collectives, which may overlap with the parts above.
+        step: The whole step.
+    """
+
+    compute: float
+    select: float
+    decode: float
+    input: float
+    wait: float
+    exchange: float
+    step: float
+
+
+class NoProfile(RuntimeError):
+    """Steps cannot be profiled; the message has the reason."""
+
+
+def split_of(space: Any, steps: int) -> Split:
+    """Returns the mean parts of the recorded steps.
+
+    Args:
+        space: A profile from `trace_events.read`.
+        steps: Training steps per recorded step.
+
+    Raises:
+        NoProfile: the profile has no complete step.
+    """
+    recorded, lanes = _events(space)
+    if not recorded:
+        raise NoProfile("TensorFlow's profile has no complete step")
+    parts = [_parts(step, lanes) for step in recorded]
+    per = 1e3 * len(parts) * steps  # from microseconds to milliseconds per step
+    return Split(**{f.name: sum(p[f.name] for p in parts) / per for f in dataclasses.fields(Split)})
+
+
+def lane(name: str, kind: str) -> str:
+    """Returns the field of `Split` that an op counts for."""
+    if kind.startswith("Collective"):
+        return "exchange"
+    if _INPUT.fullmatch(kind):
+        return "input"
+    if _SELECT.fullmatch(kind) or SELECTING in name:
+        return "select"
+    if _DECODE.fullmatch(kind) or DECODING in name:
+        return "decode"
+    return "compute"
+
+
+def _events(space: Any) -> tuple[list[Span], dict[str, list[Span]]]:
+    """Returns the spans of the steps and of each lane's ops, in microseconds."""
+    steps, ops = host_events(space, STEP)
+    lanes: dict[str, list[Span]] = {f.name: [] for f in dataclasses.fields(Split)}
+    for op in ops:
+        lanes[lane(op.name, op.type)].append((op.start, op.end))
+    recorded = [(step.start, step.end) for step in steps]
+    return recorded, {kind: union(spans) for kind, spans in lanes.items()}
+
+
+def _parts(step: Span, lanes: dict[str, list[Span]]) -> dict[str, float]:
+    """Returns the parts of a step. If ops of several lanes overlap, the first lane below counts."""
+    inside = {kind: within(step, spans) for kind, spans in lanes.items()}
+    found, covered, so_far = {}, list[Span](), 0.0
+    for kind in ("select", "decode", "compute", "input"):
+        covered = union([*covered, *inside[kind]])
+        found[kind] = length(covered) - so_far
+        so_far += found[kind]
+    whole = step[1] - step[0]
+    return found | {"exchange": length(inside["exchange"]), "wait": whole - so_far, "step": whole}
+
+
+def within(step: Span, spans: Iterable[Span]) -> list[Span]:
+    """Returns the intersections of spans with a step."""
+    cut = ((max(start, step[0]), min(end, step[1])) for start, end in spans)
+    return [(start, end) for start, end in cut if start < end]

@@ -1,18 +1,18 @@
-"""The files of a run directory: one of JSON lines for each worker. Without TensorFlow.
+"""Files of a run directory, one per worker, and the history of a training read from them.
 
-Each line is an object with `record`, its kind:
+Each line is a JSON object with `record`, its kind. This module does not need TensorFlow.
 
     run     when `fit` begins: versions, the model's variables, methods, the text of `explain()`
-    sample  every so many steps: `step`, `epoch`, `seconds` since `fit` began, `time` (Unix),
+    sample  at regular steps: `step`, `epoch`, `seconds` since `fit` began, `time` (Unix),
             `bytes_sent` by the worker since the run's first step, `bytes_per_step`,
             `compression_ratio`, `density`, `residual_norm`, `skipped_steps`, `step_ms`, Keras's
-            `logs`, and by variable `layers`
-    split   a profile of some steps: milliseconds; see `time_split.Split`
-    epoch   when an epoch ends: Keras's `logs`, with those of the validation
+            `logs`, and values per variable in `layers`
+    split   a profile of some steps, in milliseconds; see `profiler.Split`
+    epoch   when an epoch ends: Keras's `logs`, including those of the validation
     end     when `fit` ends
 
-A number that is not finite is `null`. A training that goes on appends to its file, so a file may
-hold several runs, and a last line that is not whole where a process was killed.
+A non-finite number is `null`. A resumed training appends to its file, so a file may hold several
+runs. A process that was killed may leave an incomplete last line.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import math
 import os
 import re
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,11 @@ _FILE = re.compile(r"worker-(\d+)\.jsonl")
 
 
 class RunFile:
-    """Appends records to a worker's file. A failure is a warning, once, and the file's end.
+    """Writer of a worker's file. An error becomes a warning and ends the writing.
 
     Args:
-        directory: The run directory, which is made if it is not there.
-        rank: The worker's.
+        directory: The run directory, which is created if it does not exist.
+        rank: Rank of the worker.
     """
 
     def __init__(self, directory: str | os.PathLike[str], rank: int):
@@ -45,13 +46,13 @@ class RunFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             broken = self.path.is_file() and _ends_early(self.path)
             self._file = self.path.open("a", encoding="utf-8")
-            if broken:  # the process before was killed while it wrote
+            if broken:  # the previous process was killed while it wrote
                 self._file.write("\n")
         except OSError as error:
             self._give_up(error)
 
     def append(self, record: str, **values: Any) -> None:
-        """Write a line."""
+        """Writes a record."""
         if self._file is None:
             return
         try:
@@ -62,7 +63,7 @@ class RunFile:
             self._give_up(error)
 
     def close(self) -> None:
-        """Write no more."""
+        """Closes the file."""
         file, self._file = self._file, None
         if file is not None:
             _close(file)
@@ -71,7 +72,7 @@ class RunFile:
         file, self._file = self._file, None
         warnings.warn(
             f"`CompressionMetrics` cannot write {self.path}: {error.strerror or error}. Training "
-            "goes on without this file; `fit`'s logs still have the metrics.",
+            "continues without this file; `fit`'s logs still have the metrics.",
             stacklevel=4,
         )
         if file is not None:
@@ -81,7 +82,7 @@ class RunFile:
 def _close(file: Any) -> None:
     try:
         file.close()
-    except OSError:  # what is still buffered cannot be written: it is said already
+    except OSError:  # the buffer cannot be written, which has been reported
         pass
 
 
@@ -95,14 +96,14 @@ def _ends_early(path: Path) -> bool:
 
 
 def finite(value: Any) -> Any:
-    """Return what JSON can hold: Python's numbers, `None` for one that is not finite."""
+    """Returns a value that JSON can hold, with `None` for non-finite numbers."""
     if isinstance(value, dict):
         return {str(k): finite(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [finite(v) for v in value]
     if value is None or isinstance(value, (str, bool, int)):
         return value
-    if hasattr(value, "tolist"):  # of NumPy
+    if hasattr(value, "tolist"):  # NumPy
         return finite(value.tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -111,12 +112,12 @@ def finite(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Lines:
-    """What a worker's file holds.
+    """Contents of a worker's file.
 
     Attributes:
-        rank: The worker's.
-        records: The records, in their order.
-        damaged: How many lines were left out because they are no records.
+        rank: Rank of the worker.
+        records: The records, in the order of the file.
+        damaged: Number of malformed lines, which are skipped.
     """
 
     rank: int
@@ -125,24 +126,24 @@ class Lines:
 
 
 def read(directory: str | os.PathLike[str]) -> list[Lines]:
-    """Read all workers' files of a run directory, by rank.
+    """Returns the contents of all workers' files in a run directory, by rank.
 
     Raises:
-        FileNotFoundError: if it is no directory, or there is no such file in it.
+        FileNotFoundError: `directory` is not a directory or has no such files.
     """
     folder = Path(directory)
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"`run_dir` must be a directory that CompressionMetrics has written. Received: "
-            f"run_dir={os.fspath(directory)!r}, which is "
-            + ("not a directory." if folder.exists() else "not there.")
+            f"`run_dir` must be a directory of CompressionMetrics. Received: "
+            f"run_dir={os.fspath(directory)!r}, which "
+            + ("is not a directory." if folder.exists() else "does not exist.")
         )
     names = ((p, _FILE.fullmatch(p.name)) for p in folder.iterdir() if p.is_file())
     found = {int(match[1]): path for path, match in names if match}
     if not found:
         raise FileNotFoundError(
-            f"{folder} has no worker-0.jsonl: nothing was recorded there. Train with "
-            "callbacks=[tf_redsync.callbacks.CompressionMetrics(run_dir=...)] and give that "
+            f"`run_dir` has no file worker-0.jsonl, so it has no records. Train with "
+            "callbacks=[tf_redsync.callbacks.CompressionMetrics(run_dir=...)] and pass the same "
             f"directory. Received: run_dir={os.fspath(directory)!r}"
         )
     return [_read(rank, found[rank]) for rank in sorted(found)]
@@ -160,3 +161,134 @@ def _read(rank: int, path: Path) -> Lines:
         elif line.strip():
             damaged += 1
     return Lines(rank, tuple(records), damaged)
+
+
+@dataclasses.dataclass(frozen=True)
+class Worker:
+    """Records of one worker, without steps that a later run repeated.
+
+    Attributes:
+        rank: Rank of the worker.
+        run: The last `run` record.
+        samples: Samples in the order of steps, with `elapsed`: seconds of training, without the
+            time between two runs.
+        splits: Profiles of steps.
+        epochs: Epochs in order.
+        no_split: Reason for the absence of profiles; empty if there are any.
+    """
+
+    rank: int
+    run: dict[str, Any]
+    samples: tuple[dict[str, Any], ...]
+    splits: tuple[dict[str, Any], ...]
+    epochs: tuple[dict[str, Any], ...]
+    no_split: str
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """History of a training: all workers' records.
+
+    Attributes:
+        workers: Workers by rank; at least one.
+        notes: Notes for the reader about missing, damaged or repeated records.
+    """
+
+    workers: tuple[Worker, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def first(self) -> Worker:
+        """The worker that the figures show: worker 0 if it has a file."""
+        return self.workers[0]
+
+
+def load(run_dir: str | os.PathLike[str]) -> History:
+    """Returns the history in a run directory.
+
+    Raises:
+        FileNotFoundError: the directory has no files of `CompressionMetrics`.
+        ValueError: the files have a later version's format, or no run.
+    """
+    notes: list[str] = []
+    workers = []
+    for lines in read(run_dir):
+        if lines.damaged:
+            notes.append(
+                f"worker {lines.rank}: skipped {_number(lines.damaged, 'malformed line')}, such as "
+                "an incomplete one of a killed process."
+            )
+        found = _worker(lines, notes)
+        if found is not None:
+            workers.append(found)
+    if not workers:
+        raise ValueError(
+            "`run_dir` has files of CompressionMetrics without a training step. Train at least one "
+            f"step before the report. Received: run_dir={os.fspath(run_dir)!r}"
+        )
+    expected, there = int(workers[0].run.get("workers", 1)), [w.rank for w in workers]
+    if len(there) < expected:
+        notes.append(
+            f"{_number(len(there), 'file')} found of {expected} workers: those of "
+            f"{'worker' if len(there) == 1 else 'workers'} {', '.join(map(str, there))}. The "
+            "others had no CompressionMetrics callback, or another directory."
+        )
+    return History(tuple(workers), tuple(notes))
+
+
+def _worker(lines: Lines, notes: list[str]) -> Worker | None:
+    """Joins a worker's runs. A run may begin before the end of the previous one."""
+    run: dict[str, Any] = {}
+    kept: list[dict[str, Any]] = []
+    runs, again, elapsed_before, no_split = 0, 0, 0.0, ""
+    for record in lines.records:
+        kind = record["record"]
+        if kind == "run":
+            _check_format(record, lines.rank)
+            run, runs, no_split, step = record, runs + 1, "", record.get("step") or 0
+            before = [r for r in kept if step and (r.get("step") or 0) <= step]
+            again += _samples(kept) - _samples(before)
+            kept = before
+            elapsed_before = max([r["elapsed"] for r in kept], default=0.0)
+        elif kind == "no_split":
+            no_split = str(record.get("why", ""))
+        elif kind in ("sample", "split", "epoch") and run:
+            since = (record.get("time") or 0.0) - (run.get("time") or 0.0)
+            kept.append({**record, "elapsed": elapsed_before + max(0.0, since)})
+    if not run:
+        return None
+    if runs > 1:
+        notes.append(f"worker {lines.rank}: {runs} calls of `fit`.")
+    if again:
+        notes.append(
+            f"worker {lines.rank}: omitted {_number(again, 'sample')} of steps that a later call "
+            "of `fit` repeated."
+        )
+    if not no_split and run.get("time_split") != "profiled":
+        no_split = str(run.get("time_split", ""))
+
+    def of(kind: str) -> tuple[dict[str, Any], ...]:
+        return tuple(r for r in kept if r["record"] == kind)
+
+    return Worker(lines.rank, run, of("sample"), of("split"), of("epoch"), no_split)
+
+
+def _samples(found: Sequence[dict[str, Any]]) -> int:
+    return sum(record["record"] == "sample" for record in found)
+
+
+def _check_format(run: dict[str, Any], rank: int) -> None:
+    if run.get("format", 0) > FORMAT:
+        raise ValueError(
+            f"the file of worker {rank} has format {run['format']}, of a later version of "
+            f"tf_redsync; this version reads format {FORMAT}. Update tf_redsync."
+        )
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}" + ("" if count == 1 else "s")
+
+
+def column(found: Sequence[dict[str, Any]], name: str) -> list[Any]:
+    """Returns the value of a field in each record; `None` if the record lacks it."""
+    return [record.get(name) for record in found]

@@ -1,7 +1,7 @@
-"""What the exchange of this process says of itself at a step.
+"""Samples of this process's exchange: bytes, density, residuals.
 
-Nothing here asks other workers: variables of which each worker has its own are read copy by copy,
-so one worker alone may sample.
+A single worker may sample, because nothing here communicates: per-worker variables are read copy by
+copy.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from tf_redsync.step import state_variables
 from tf_redsync.summary import density_of
 
 RESIDUAL = "residual"
-NOTHING_SENT = float("inf")  # the ratio, where there is more than one worker
-_LEAST_SAMPLES = 30  # of a `fit`, in a step each if it has fewer
+NOTHING_SENT = float("inf")  # compression ratio of several workers that send nothing
+_LEAST_SAMPLES = 30  # per `fit`, unless it has fewer steps
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """One reading.
+    """State of the exchange after a step.
 
     Attributes:
         step: Number of exchanges so far.
-        bytes_sent: By this worker in this process so far.
-        skipped: Steps skipped so far.
-        density: For each variable the share of its elements that was sent in the last exchange.
-        residual: For each variable the norm of its residual; NaN where there is none.
+        bytes_sent: Bytes that this worker has sent in this process.
+        skipped: Number of skipped steps so far.
+        density: Share of each variable's elements that was sent in the last exchange.
+        residual: Norm of each variable's residual; NaN without a residual.
     """
 
     step: int
@@ -42,40 +42,40 @@ class Sample:
 
     @property
     def residual_norm(self) -> float:
-        """Of all residuals as one vector; 0 if there is none."""
+        """Norm of all residuals as one vector; 0 without residuals."""
         return float(np.sqrt(np.nansum(np.square(self.residual.astype(np.float64)))))
 
 
 def interval(every: int, steps: int) -> int:
-    """Return the number of steps between two samples: fewer than `every` in a short `fit`.
+    """Returns the number of steps between two samples, below `every` in a short `fit`.
 
     Args:
-        every: The most.
-        steps: Of the whole `fit`, as far as that is known.
+        every: Maximum number of steps.
+        steps: Steps of the whole `fit`, as far as known.
     """
     return max(1, min(every, steps // _LEAST_SAMPLES))
 
 
 @dataclasses.dataclass
 class Clock:
-    """How long some steps took."""
+    """Accumulated time of steps."""
 
     steps: int = 0
     seconds: float = 0.0
 
     def add(self, steps: int, seconds: float) -> None:
-        """Add the time of some more."""
+        """Adds steps and their time."""
         self.steps += steps
         self.seconds += seconds
 
     @property
     def mean_ms(self) -> float:
-        """Of one step; NaN if there was none."""
+        """Mean time per step in milliseconds; NaN without steps."""
         return 1e3 * self.seconds / self.steps if self.steps else math.nan
 
 
 class Sampler:
-    """Reads a built exchange.
+    """Sampler of a built exchange.
 
     Args:
         exchange: A `GradientExchange`.
@@ -107,11 +107,11 @@ class Sampler:
 
     @property
     def stale(self) -> bool:
-        """Whether the exchange has other variables now: a restored `Auto` has chosen otherwise."""
-        return self.exchange.schedule is not self._schedule
+        """Whether the exchange has new variables, because a restored `Auto` chose other methods."""
+        return self.exchange.program is not self._program
 
     def sample(self) -> Sample:
-        """Read everything, between two steps."""
+        """Returns a sample; call it between two steps."""
         exchange = self.exchange
         density, residual = self._expected.copy(), np.full(len(self.names), np.nan)
         counts, norms = self._norms()
@@ -129,7 +129,7 @@ class Sampler:
         )
 
     def _norms_now(self) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """The counts of elements and the norms, in one call; of several replicas the mean."""
+        """Returns the counts of elements and the norms; with several replicas, their means."""
         counts = [variable.read_value() for _, variable in self._meters]
         norms = [
             tf.sqrt(2.0 * tf.add_n([tf.nn.l2_loss(c.read_value()) for c in copies]) / len(copies))
@@ -138,20 +138,20 @@ class Sampler:
         return counts, tf.stack(norms) if norms else tf.zeros([0])
 
     def ratio(self, sent: float, steps: int) -> float:
-        """Return how many times fewer bytes were sent in some steps than by dense all-reduces."""
+        """Returns the bytes of dense all-reduces divided by the bytes sent."""
         if self.exchange.workers == 1:
             return 1.0
         return self.dense_bytes * steps / sent if sent else NOTHING_SENT
 
     def overall(self, density: np.ndarray) -> float:
-        """Return the share of all elements that was sent."""
+        """Returns the share of all elements that was sent."""
         return float(np.sum(density * self.sizes) / max(1.0, np.sum(self.sizes)))
 
     def residuals(self, at_most: int) -> dict[str, np.ndarray]:
-        """Return residuals by the names of their variables.
+        """Returns residuals by the names of their variables.
 
         Args:
-            at_most: Elements of each, evenly spaced.
+            at_most: Maximum number of elements of each, evenly spaced.
         """
         found = {}
         for position, copies in self._residuals:

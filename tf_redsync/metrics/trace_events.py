@@ -1,8 +1,8 @@
-"""What TensorFlow's profiler records, read without the profiler's own plugin for TensorBoard.
+"""Events of TensorFlow's profiler, read without the profiler's TensorBoard plugin.
 
-TensorFlow writes an `.xplane.pb`: planes (the host), lines (threads), events. An op is an event
-called "name:Type"; that of a collective lasts from its start until its answer is there. A step is
-an event of `tf.profiler.experimental.Trace`.
+TensorFlow writes an `.xplane.pb` with planes (the host), lines (threads) and events. An op is an
+event called "name:Type"; the event of a collective ends with its result. A step is an event of
+`tf.profiler.experimental.Trace`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 Span = tuple[float, float]  # microseconds
 
 _OP = re.compile(r"(?P<name>[^:\s]+):_?(?P<type>[A-Za-z]\w*)")
-# They hold other ops, which have events of their own.
+# Ops that contain other ops, which have events of their own.
 _CALLS = re.compile(r"(Stateless|Stateful)?(If|While|Case|PartitionedCall)|XlaLaunch|MapDefun")
 
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """Something that took time.
+    """An op or a step.
 
     Attributes:
-        name: Of an op in the graph, or of a step.
-        type: Of the op; "" for a step.
-        start: Microseconds; all events have the same origin.
-        end: Microseconds.
+        name: Name of the op in the graph, or of the step.
+        type: Type of the op; "" for a step.
+        start: Start in microseconds; all events have the same origin.
+        end: End in microseconds.
         thread: Name of the thread.
     """
 
@@ -40,10 +40,10 @@ class Event:
 
 
 def read(folder: str | Path) -> Any:
-    """Return the profile (an XSpace) that lies below a folder.
+    """Returns the profile (an XSpace) in a folder or its subfolders.
 
     Raises:
-        FileNotFoundError: if the profiler has written none.
+        FileNotFoundError: there is no profile.
     """
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
@@ -56,7 +56,7 @@ def read(folder: str | Path) -> Any:
 
 
 def host_events(space: Any, step_name: str) -> tuple[list[Event], list[Event]]:
-    """Return the steps and the ops of a profile's host, each in the order of their starts."""
+    """Returns the steps and the ops of a profile's host, each in the order of their starts."""
     steps, ops = [], []
     for plane in space.planes:
         if not plane.name.startswith("/host:CPU"):
@@ -79,7 +79,7 @@ def host_events(space: Any, step_name: str) -> tuple[list[Event], list[Event]]:
 
 
 def _op(name: str) -> tuple[str, str] | None:
-    """The name and the type of an op that an event is of, unless it holds other ops."""
+    """Returns name and type of an event's op; `None` if it is no op or contains other ops."""
     found = _OP.fullmatch(name)
     if found is None or _CALLS.fullmatch(found["type"]):
         return None
@@ -87,7 +87,7 @@ def _op(name: str) -> tuple[str, str] | None:
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """Return the times that are in any of the spans, as spans that do not touch each other."""
+    """Returns the union of spans as disjoint spans in ascending order."""
     merged: list[Span] = []
     for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:
@@ -98,5 +98,5 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 
 def length(spans: Iterable[Span]) -> float:
-    """Return the sum of the lengths of spans."""
+    """Returns the sum of the lengths of spans."""
     return sum(end - start for start, end in spans)

@@ -1,5 +1,5 @@
-"""The dry run behind `python -m tf_redsync plan`: model, prediction, report, picture."""
+"""Predictions of `tf-redsync plan`: subject, prediction, report, proposals."""
 
 
 class PlanError(ValueError):
-    """What is asked for cannot be planned; the message says what to do."""
+    """A plan cannot be made; the message has the argument and the remedy."""

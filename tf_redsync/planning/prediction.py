@@ -1,10 +1,16 @@
-"""What a plan predicts: bytes, times and captured energy of every layer, and of the whole model.
+"""Prediction of a plan: bytes, times and captured energy of every layer and of the whole model.
 
-A bucket's exchange is predicted as `Auto` does it, and its layers share it: the network's time in
-proportion to the bytes that each of them sends, what is computed in proportion to the elements. So
-the layers' times add up to the prediction. A step is the computation of the model and then the
-exchange, one after the other; with local steps, the part of a round that falls to a step; see
-`exchanges.py`.
+`Auto`'s cost model predicts the exchange of a bucket. Its layers share the network's time in
+proportion to their bytes, and the computation in proportion to their elements, so that the layers'
+times add up. With T the predicted time of a bucket's exchange, the schedules take
+
+    every step exchanges       mean = T                          longest = T
+    H local steps, then one    mean = T / H                      longest = T, of all buckets at once
+    fragments                  the same                          longest = T, of one bucket alone
+    fragments, in D parts      mean = D T(part) / H              longest = T(part)
+
+A step is the model's computation followed by the exchange, without overlap: workers with one core
+hardly overlap the collectives of a part.
 """
 
 from __future__ import annotations
@@ -14,24 +20,26 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_redsync.auto import Auto
+from tf_redsync.auto import Auto, cost
 from tf_redsync.auto.decision import Measured
+from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import (
     DEFAULT_BUCKET_BYTES,
     Bucket,
+    BucketLayout,
     TensorSpec,
     make_buckets,
 )
 from tf_redsync.exchange.method import Method
 from tf_redsync.methods.dense import Dense, NoExchange
-from tf_redsync.planning import PlanError, exchanges
-from tf_redsync.planning.energy import captured_energy
+from tf_redsync.planning import PlanError
 from tf_redsync.policy import Assignment, Policy, Resolved
+from tf_redsync.step.streaming import Fragment
 
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """One tensor's part of an exchange: the bucket, the bytes sent, the seconds."""
+    """One tensor's share of an exchange: index of the bucket, bytes sent, seconds."""
 
     bucket: int
     sent: float
@@ -45,10 +53,10 @@ class Layer:
     Attributes:
         spec: The variable.
         method: Its method.
-        how: What the method does with it, in a few words.
-        share: Of the exchange that is planned.
-        dense: Of the all-reduce.
-        energy: Captured energy, in [0, 1]; see `energy.py`. `None` without a gradient.
+        how: Description of the method for this variable.
+        share: Share of the planned exchange.
+        dense: Share of the dense all-reduce.
+        energy: Captured energy, in [0, 1]; see `captured_energy`. `None` without a gradient.
     """
 
     spec: TensorSpec
@@ -61,7 +69,7 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Total:
-    """The whole model: what exchanges it, bytes and seconds on average, seconds at most."""
+    """The whole model: name of the method, mean bytes and seconds per step, longest step."""
 
     name: str
     sent: float
@@ -71,17 +79,17 @@ class Total:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is predicted.
+    """A prediction.
 
     Attributes:
-        layers: In the model's order.
-        measured: What the prediction is made of.
+        layers: Layers in the model's order.
+        measured: Measurements that the prediction is based on.
         compute: Seconds of a step without an exchange.
-        policy: What was asked for.
-        dense: The all-reduce of everything.
-        candidates: The whole model by each candidate of `Auto`.
-        planned: By what `policy` comes to.
-        doubled: The all-reduce, and what is planned, with twice as many workers.
+        policy: The requested policy.
+        dense: The dense all-reduce of the model.
+        candidates: The model with each candidate of `Auto`.
+        planned: The model with the methods that `policy` chooses.
+        doubled: `dense` and `planned` with twice as many workers.
     """
 
     layers: tuple[Layer, ...]
@@ -95,12 +103,12 @@ class Plan:
 
     @property
     def methods(self) -> tuple[Method, ...]:
-        """The methods in use that compress, each once."""
+        """The compressing methods in use, without duplicates."""
         used = dict.fromkeys(layer.method for layer in self.layers)
         return tuple(m for m in used if not isinstance(m, Dense))
 
     def step(self, total: Total) -> float:
-        """Return the seconds of a training step."""
+        """Returns the seconds of a training step."""
         return self.compute + total.seconds
 
 
@@ -111,13 +119,13 @@ def make(
     measured: Measured,
     compute: float,
 ) -> Plan:
-    """Predict.
+    """Returns the prediction for a policy.
 
     Args:
-        policy: What is planned.
+        policy: Policy to plan.
         specs: The variables, in the model's order.
-        grads: Their gradients, dense float32; `None` for what has none.
-        measured: Of the methods of `policy`.
+        grads: Their gradients, dense float32; `None` for variables without one.
+        measured: Measurements of the policy's methods.
         compute: Seconds of a step without an exchange.
     """
     resolved: Resolved
@@ -150,42 +158,42 @@ def make(
 
 
 def total(method: Method, specs: Sequence[TensorSpec], measured: Measured) -> Total:
-    """Predict the whole model by one method."""
+    """Returns the prediction for the whole model with one method."""
     return _total(type(method).__name__, Policy(default=method).assign(specs), measured)
 
 
 def check(methods: Sequence[Method]) -> None:
-    """Check that methods do the same in every step, or in every round of local steps.
+    """Checks that the cost model covers methods: equal steps, or equal rounds of local steps.
 
     Raises:
-        PlanError: for delays of gradients, dense steps in between, and no exchange at all.
+        PlanError: a method delays gradients, exchanges densely in some steps, or never exchanges.
     """
     for method in methods:
         schedule = method.sync_schedule
         late = schedule.delay and not schedule.fragments
         if late or schedule.dense_every or isinstance(method, NoExchange):
             raise PlanError(
-                "the cost model is one of methods that exchange in every step, or after some local "
-                f"steps, and {type(method).__name__} does not. Received: {method!r}. Measure it on "
-                "the cluster."
+                "`--method` must exchange in every step or after local steps, which the cost model "
+                f"covers. Received: {method!r}. Measure this method on the cluster with "
+                "`tf-redsync bench`."
             )
 
 
 def share(assignments: Sequence[Assignment], measured: Measured) -> list[Share]:
-    """Predict the exchange, and share every bucket's among its tensors.
+    """Returns each tensor's share of its bucket's predicted exchange.
 
     Args:
-        assignments: In the model's order.
-        measured: Of the methods assigned.
+        assignments: Assignments in the model's order.
+        measured: Measurements of the assigned methods.
 
     Returns:
-        One for each of `assignments`, in their order.
+        One share for each of `assignments`.
     """
     found: dict[int, Share] = {}
     for bucket in _buckets(assignments, measured.workers):
         specs = bucket.layout.specs
-        exchange = exchanges.of_bucket(bucket, measured)
-        alone = [exchanges.sent(bucket.method, (spec,), measured.workers) for spec in specs]
+        exchange = exchange_of_bucket(bucket, measured)
+        alone = [mean_bytes_sent(bucket.method, (spec,), measured.workers) for spec in specs]
         sent, network = _split(exchange.sent, alone), _split(exchange.network, alone)
         computed = _split(exchange.computed, [float(s.size) for s in specs])
         for spec, own, *seconds in zip(specs, sent, network, computed, strict=True):
@@ -203,13 +211,123 @@ def _buckets(assignments: Sequence[Assignment], workers: int) -> list[Bucket]:
 
 
 def _split(total: float, weights: Sequence[float]) -> list[float]:
-    """Parts of `total` in proportion to `weights`; equal ones if all are 0."""
+    """Returns parts of `total` in proportion to `weights`; equal parts if all weights are 0."""
     whole = sum(weights)
     return [total * (w / whole if whole else 1.0 / len(weights)) for w in weights]
 
 
 def _total(name: str, assignments: Sequence[Assignment], measured: Measured) -> Total:
     buckets = _buckets(assignments, measured.workers)
-    found = [exchanges.of_bucket(bucket, measured) for bucket in buckets]
+    found = [exchange_of_bucket(bucket, measured) for bucket in buckets]
     seconds = sum(e.network + e.computed for e in found)
-    return Total(name, sum(e.sent for e in found), seconds, exchanges.longest(found))
+    return Total(name, sum(e.sent for e in found), seconds, longest_step(found))
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """Prediction for a bucket's exchange.
+
+    Attributes:
+        sent: Mean bytes that a worker sends per step.
+        network: Mean seconds of the network per step.
+        computed: Mean seconds of computation per step.
+        longest: Seconds of both in the longest step.
+        alone: Whether other buckets exchange in other steps.
+    """
+
+    sent: float
+    network: float
+    computed: float
+    longest: float
+    alone: bool
+
+
+def exchange_of_bucket(bucket: Bucket, measured: Measured) -> Exchange:
+    """Returns the prediction for a bucket's exchange.
+
+    Args:
+        bucket: The bucket.
+        measured: Measurements of the network and of the bucket's method.
+    """
+    method, schedule, workers = bucket.method, bucket.method.sync_schedule, measured.workers
+    parts = schedule.delay if schedule.fragments else 0
+    served = Fragment(bucket).chunk if parts else bucket
+    specs, share = served.layout.specs, max(1, parts) / steps_between(method)
+    messages = cost.messages(method, BucketLayout(specs, workers))
+    network = cost.network_seconds(messages, measured.link, workers)
+    work = measured.work.get(method, cost.NO_WORK)
+    computed = work.seconds(sum(s.size for s in specs), workers)
+    return Exchange(
+        cost.bytes_sent(messages) * share,
+        network * share,
+        computed * share,
+        network + computed,
+        schedule.fragments > 0,
+    )
+
+
+def longest_step(exchanges: Sequence[Exchange]) -> float:
+    """Returns the seconds of all buckets' exchanges in the longest step."""
+    together = sum(e.longest for e in exchanges if not e.alone)
+    return together + max((e.longest for e in exchanges if e.alone), default=0.0)
+
+
+def steps_between(method: Method) -> int:
+    """Returns the number of steps from one exchange to the next."""
+    return max(1, method.sync_schedule.local_steps)
+
+
+def mean_bytes_sent(method: Method, specs: tuple[TensorSpec, ...], workers: int) -> float:
+    """Returns the mean bytes that a worker sends per step for some tensors."""
+    messages = cost.messages(method, BucketLayout(specs, workers))
+    return cost.bytes_sent(messages) / steps_between(method)
+
+
+# A step after any warm-up and a multiple of all small numbers, so that methods with periods are at
+# the beginning of one.
+STEADY_STEP = 720_720_000
+WORKERS = 2
+
+
+def captured_energy(
+    assignments: Sequence[Assignment], grads: Sequence[tf.Tensor | None]
+) -> list[float | None]:
+    """Returns the share of each gradient's energy that a first exchange delivers.
+
+    With g the gradient and d the delivered gradient, this is
+
+        <g, d>^2 / (|g|^2 |d|^2)
+
+    For selected elements and projections it equals |d|^2 / |g|^2, since the rest of the gradient is
+    orthogonal to d. It is invariant to a scale of d, so it also measures signs and rounded values.
+    Two workers exchange the same gradient in this process, without residuals of earlier steps.
+
+    Args:
+        assignments: Assignments in the model's order.
+        grads: Dense float32 gradients; `None` for variables without one.
+
+    Returns:
+        One value for each of `assignments`; `None` for a missing or zero gradient.
+    """
+    found: dict[int, float | None] = {}
+    pairs = [(a.spec, a.method) for a in assignments]
+    for bucket in make_buckets(pairs, WORKERS):
+        specs = bucket.layout.specs
+        present = [grads[s.position] for s in specs]
+        own = [tf.zeros(s.shape) if g is None else g for s, g in zip(specs, present, strict=True)]
+        states = loopback.initial_states(bucket.method, bucket.layout)
+        both = [own] * WORKERS
+        step = loopback.run_step(bucket.method, bucket.layout, both, states, STEADY_STEP)
+        for spec, grad, total in zip(specs, own, step.totals[0], strict=True):
+            # All workers skip a non-finite step, so it delivers nothing.
+            found[spec.position] = _agreement(grad, total) if step.finite else 0.0
+    return [found[a.spec.position] for a in assignments]
+
+
+def _agreement(grad: tf.Tensor, total: tf.Tensor) -> float | None:
+    g, d = (tf.reshape(tf.cast(t, tf.float64), [-1]) for t in (grad, total))
+    energy, delivered = float(tf.reduce_sum(g * g)), float(tf.reduce_sum(d * d))
+    if energy == 0.0:
+        return None
+    # min: rounding may give values above 1.
+    return min(float(tf.reduce_sum(g * d)) ** 2 / (energy * delivered), 1.0) if delivered else 0.0

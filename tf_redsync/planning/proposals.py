@@ -1,6 +1,6 @@
-"""Methods that fit a budget: the exchange may make a step longer by so much, and no more.
+"""Proposals of methods whose exchange fits a budget, `--max-overhead`.
 
-What accuracy they cost is what was measured once; see `tf_redsync/auto/candidates.py`.
+Their loss of accuracy is a measured one; see `tf_redsync/auto/candidates.py`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tf_redsync.tables import aligned
 
 @dataclasses.dataclass(frozen=True)
 class Proposal:
-    """A candidate for a model and a network.
+    """Prediction for a candidate.
 
     Attributes:
-        candidate: The method.
-        sent: Bytes that a worker sends in a step, on average.
-        overhead: Seconds of the exchange in a step, on average, in units of the step without.
+        candidate: The candidate method.
+        sent: Mean bytes that a worker sends per step.
+        overhead: Mean time of the exchange per step, as a fraction of the step without it.
     """
 
     candidate: Candidate
@@ -33,11 +33,11 @@ class Proposal:
 def propose(
     specs: Sequence[TensorSpec], measured: Measured, compute: float
 ) -> tuple[Proposal, ...]:
-    """Predict all candidates.
+    """Returns the predictions for all candidates.
 
     Args:
         specs: The variables, in the model's order.
-        measured: Of the candidates' methods.
+        measured: Measurements of the candidates' methods.
         compute: Seconds of a step without an exchange.
     """
     totals = ((c, prediction.total(c.method, specs, measured)) for c in candidates())
@@ -45,20 +45,20 @@ def propose(
 
 
 def best(proposals: Sequence[Proposal], most: float) -> Proposal | None:
-    """Return the one of the lowest perplexity, of those whose overhead is at most `most`, if any.
+    """Returns the proposal of the lowest perplexity with an overhead of at most `most`, if any.
 
-    Of equal ones that of the lowest overhead.
+    Among equal perplexities it has the lowest overhead.
     """
     fitting = [p for p in proposals if p.overhead <= most]
     return min(fitting, key=lambda p: (p.candidate.perplexity, p.overhead), default=None)
 
 
 def render(proposals: Sequence[Proposal], most: float, compute: float) -> str:
-    """Return all proposals as a table, and the line for the training script.
+    """Returns all proposals as a table, and the line for the training script.
 
     Args:
-        proposals: What `propose` returned.
-        most: The budget, as `Proposal.overhead`.
+        proposals: Proposals from `propose`.
+        most: Maximum of `Proposal.overhead`.
         compute: Seconds of a step without an exchange.
     """
     chosen = best(proposals, most)
@@ -70,17 +70,17 @@ def render(proposals: Sequence[Proposal], most: float, compute: float) -> str:
     lines = [
         *aligned(rows, [1, 2, 3]),
         "",
-        "sent: bytes of a worker and step, on average; overhead: of the exchange, on average, of a "
+        "sent: mean bytes per worker and step; overhead: mean time of the exchange relative to a "
         f"step of {1e3 * compute:,.1f} ms.",
-        "perplexity: what a small language model once ended with, in units of dense training; see "
-        "docs/plan.md. Yours may differ: train with two of them.",
+        "perplexity: final perplexity of a small language model relative to dense training; see "
+        "docs/plan.md. Your model may differ: compare two of the methods.",
         "",
     ]
     if chosen is None:
         least = min(proposals, key=lambda p: p.overhead)
         lines.append(
-            f"None fits {most:.4%}: {report.code(least.candidate.method)} comes nearest, at "
-            f"{least.overhead:.1%}. More local steps, or a larger batch, need less."
+            f"No method fits {most:.4%}: {report.code(least.candidate.method)} is closest, with "
+            f"{least.overhead:.1%}. More local steps or a larger batch reduce the overhead."
         )
     else:
         remark = f"  # with {chosen.candidate.remark}" if chosen.candidate.remark else ""

@@ -1,4 +1,4 @@
-"""A plan as text and as JSON, and what it recommends."""
+"""Report of a plan: text, JSON, plot and recommendation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tf_redsync.auto import Auto, wins
 from tf_redsync.config import Configurable, serialize
 from tf_redsync.exchange.method import Method
 from tf_redsync.outer import Outer
-from tf_redsync.planning.prediction import Plan, Total
+from tf_redsync.planning.prediction import Layer, Plan, Total
 from tf_redsync.policy import Policy
 from tf_redsync.tables import aligned
 
@@ -21,12 +21,12 @@ _LEFT = {"variable", "shape", "method", "how", "exchange"}
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """What to do.
+    """Recommendation of a plan.
 
     Attributes:
-        compress: Whether to.
-        text: The sentence.
-        code: The line for the training script; `None` if it may stay as it is.
+        compress: Whether to compress.
+        text: The recommendation as a sentence.
+        code: The line for the training script; `None` if it needs no change.
     """
 
     compress: bool
@@ -35,13 +35,13 @@ class Advice:
 
 
 def advise(plan: Plan) -> Advice:
-    """Compare whole steps. Compression must win clearly, by the measure of `Auto`."""
+    """Returns the recommendation: compression if it wins clearly, by the rule of `Auto`."""
     dense, step = plan.step(plan.dense), plan.step(plan.planned)
     computed = f"{_ms(plan.compute)} of it computation"
     if not plan.methods:
         text = f"Stay dense: a step is predicted to take {_ms(dense)}, {computed}."
         if plan.candidates:
-            text += " No candidate is clearly faster; `--method` shows the layers by one of them."
+            text += " No candidate is clearly faster; pass `--method` to see the layers with one."
         return Advice(False, text, None)
     name = code(_chosen(plan))
     times = f"{_ms(step)} against {_ms(dense)} dense ({_times(dense, step)}), {computed}"
@@ -52,7 +52,7 @@ def advise(plan: Plan) -> Advice:
 
 
 def _chosen(plan: Plan) -> Method | Policy | Auto:
-    """What to give to the optimizer: the one method that `Auto` chose, else what was planned."""
+    """Returns the optimizer's argument: the only method that `Auto` chose, else the policy."""
     if isinstance(plan.policy, Policy):
         return plan.policy if plan.policy.rules else plan.policy.default
     method, *others = plan.methods
@@ -61,7 +61,7 @@ def _chosen(plan: Plan) -> Method | Policy | Auto:
 
 
 def code(value: Any) -> str:
-    """Return Python that makes a method, policy or schedule: what is not a default."""
+    """Returns Python code of a method, policy or schedule, without default arguments."""
     if isinstance(value, tuple):
         return f"({', '.join(code(v) for v in value)}{',' if len(value) == 1 else ''})"
     if not isinstance(value, Configurable):
@@ -73,7 +73,7 @@ def code(value: Any) -> str:
 
 
 def render(plan: Plan) -> str:
-    """Return the tables and the notes, without the advice."""
+    """Returns the tables as text, without the recommendation."""
     rows = [
         (
             la.spec.name,
@@ -94,7 +94,7 @@ def render(plan: Plan) -> str:
     lines += _table(TOTALS, [_total(plan, t) for t in dict.fromkeys(totals)])
     if plan.planned.longest > 1.001 * plan.planned.seconds:
         longest = _ms(plan.compute + plan.planned.longest)
-        lines.append(f"These are means over a round: the step that exchanges takes {longest}.")
+        lines.append(f"These are means over a round: a step with an exchange takes {longest}.")
     dense, planned = (_ms(total.seconds) for total in plan.doubled)
     same = f"{planned} with the same choice, {dense} dense" if plan.methods else dense
     lines.append(f"The exchange of {2 * plan.measured.workers} workers: {same}.")
@@ -102,30 +102,30 @@ def render(plan: Plan) -> str:
 
 
 def notes(asked: Any, synthetic: bool) -> str:
-    """Return what the numbers rest on.
+    """Returns the assumptions of the prediction as text.
 
     Args:
         asked: The flags `workers`, `rate`, `latency` and `step_ms`.
-        synthetic: Whether the batch was made up.
+        synthetic: Whether the batch is synthetic.
     """
     lines = [
-        f"{asked.workers} workers; each sends {asked.rate} and receives as much at the same time, "
-        f"{asked.latency:g} ms a round trip.",
-        "The collectives are taken to reach this rate. TensorFlow's over gRPC reach less, so the "
-        "network times are lower bounds.",
+        f"{asked.workers} workers with full-duplex links of {asked.rate} and a round-trip time of "
+        f"{asked.latency:g} ms.",
+        "The prediction assumes that collectives reach this rate. TensorFlow's collectives over "
+        "gRPC are slower, so the network times are lower bounds.",
     ]
     if synthetic:
         lines.append(
-            "The gradient is that of random inputs and targets: captured energy of real data "
-            "differs. Return (model, (inputs, labels), loss) to see it."
+            "The gradient is that of random inputs and targets, so captured energy differs from "
+            "real data. Return (model, (inputs, labels), loss) to use your data."
         )
     if asked.step_ms is not None:
-        lines.append(f"The computation of a step is taken to be {asked.step_ms:g} ms.")
+        lines.append(f"The computation time of a step is set to {asked.step_ms:g} ms.")
     return "\n".join(lines)
 
 
 def as_json(plan: Plan, advice: Advice) -> dict[str, Any]:
-    """Return the plan as a structure that JSON can hold; times in seconds."""
+    """Returns the plan as a structure that can be written as JSON; times are in seconds."""
     line = plan.measured.link.all_reduce
     return {
         "workers": plan.measured.workers,
@@ -187,3 +187,56 @@ def _ms(seconds: float) -> str:
 
 def _times(dense: float, other: float) -> str:
     return f"{dense / other:.1f}x" if other else "-"
+
+
+MOST_LAYERS = 60
+SPREAD = 30.0  # ratio of times above which their axis is logarithmic
+SHOWN = 1e4  # ratio of the times that a logarithmic axis shows
+
+
+def draw(plan: Plan, path: str) -> None:
+    """Writes a plot of the layers' times and energies; of a large model, the longest exchanges."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    longest = sorted(plan.layers, key=lambda la: la.dense.seconds, reverse=True)[:MOST_LAYERS]
+    layers = [la for la in plan.layers if la in longest]
+    figure, (times, energy) = plt.subplots(
+        1, 2, figsize=(11, 1.8 + 0.3 * len(layers)), sharey=True, width_ratios=(4, 1)
+    )
+    _draw_times(times, layers)
+    energy.barh(range(len(layers)), [la.energy or 0.0 for la in layers], 0.6, color="C1")
+    for row, layer in enumerate(layers):
+        energy.text(1.04, row, "-" if layer.energy is None else f"{layer.energy:.2f}", va="center")
+    energy.set(xlim=(0, 1), xlabel="captured energy")
+    used = ", ".join(type(m).__name__ for m in plan.methods) or "Dense"
+    title = (
+        f"{plan.measured.workers} workers: step {1e3 * plan.step(plan.dense):,.1f} ms dense, "
+        f"{1e3 * plan.step(plan.planned):,.1f} ms with {used}"
+    )
+    if len(layers) < len(plan.layers):
+        title += f"\n{len(layers)} of {len(plan.layers)} variables, those with the longest exchange"
+    figure.suptitle(title)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _draw_times(axes: Any, layers: Sequence[Layer]) -> None:
+    rows = range(len(layers))
+    dense = [1e3 * la.dense.seconds for la in layers]
+    own = [1e3 * la.share.seconds for la in layers]
+    axes.barh([r - 0.2 for r in rows], dense, 0.4, label="dense", color="0.7")
+    axes.barh([r + 0.2 for r in rows], own, 0.4, label="planned", color="C0")
+    seen = [t for t in (*dense, *own) if t > 0]
+    if seen and max(seen) > SPREAD * min(seen):
+        axes.set_xscale("log")
+        axes.set_xlim(max(seen) / SHOWN, 1.3 * max(seen))
+        axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_yticks(rows, [f"{la.spec.name}  {type(la.method).__name__}" for la in layers])
+    axes.set_ylim(len(layers) - 0.3, -0.7)
+    axes.set_xlabel("predicted exchange, ms per step")
+    axes.grid(axis="x", alpha=0.3)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncol=2, frameon=False, borderaxespad=0)

@@ -1,4 +1,4 @@
-"""The model that a plan is made for: found by name, with a batch, its gradient and its time."""
+"""The subject of a plan: the user's model, batch, loss and method, and measurements of them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync.auto import probe
+from tf_redsync import expressions
+from tf_redsync.auto import Auto, probe
+from tf_redsync.config import registered
 from tf_redsync.exchange.layout import TensorSpec, tensor_spec
+from tf_redsync.exchange.method import Method
+from tf_redsync.keras import accuracy, conflicts
+from tf_redsync.keras.adapter import as_policy
 from tf_redsync.keras.slots import tf_variable
-from tf_redsync.planning import PlanError, synthetic
+from tf_redsync.planning import PlanError, prediction
+from tf_redsync.policy import Policy
 
 REPEATS = 5
 ENOUGH_SECONDS = 10.0
@@ -29,12 +35,12 @@ class Subject:
     """A model, a batch and a loss.
 
     Attributes:
-        model: Keras 3 or tf_keras.
-        inputs: What the model is called with.
-        labels: What the loss compares its outputs to.
-        loss: `(labels, outputs)` -> loss of the examples, or their mean. `None`: the one that the
-            model is compiled with.
-        synthetic: Whether batch and loss were made up here.
+        model: Model of Keras 3 or tf_keras.
+        inputs: Inputs of the model.
+        labels: Labels for the loss.
+        loss: `(labels, outputs)` -> losses of the examples, or their mean. `None` for the loss that
+            the model is compiled with.
+        synthetic: Whether batch and loss are synthetic.
     """
 
     model: Any
@@ -50,18 +56,18 @@ class Subject:
 
     @property
     def optimizer(self) -> Any:
-        """The optimizer that the model is compiled with, or `None`."""
+        """Optimizer that the model is compiled with, or `None`."""
         return getattr(self.model, "optimizer", None)
 
     def gradient_function(self) -> Callable[[], list[tf.Tensor | tf.IndexedSlices | None]]:
-        """Return a function that computes the gradient of the batch, one for each variable."""
+        """Returns a function that computes the batch's gradients, one for each variable."""
         both = tf.function(self.loss_and_gradient_function())
         return lambda: both()[1]
 
     def loss_and_gradient_function(
         self,
     ) -> Callable[[], tuple[tf.Tensor, list[tf.Tensor | tf.IndexedSlices | None]]]:
-        """Return the same with the loss, as a function that has no graph of its own."""
+        """Returns an untraced function that computes the loss and the gradients."""
         variables = [tf_variable(v) for v in self.model.trainable_variables]
         trains = _takes_training(self.model)
 
@@ -75,16 +81,16 @@ class Subject:
 
 
 def load(target: str) -> Any:
-    """Import `module:function`, the current directory first, and return what the function returns.
+    """Returns the result of `module:function`; the current directory precedes installed modules.
 
     Raises:
-        PlanError: if there is no such module or function, or it wants arguments.
+        PlanError: the module or function does not exist, or the function needs arguments.
     """
     name, colon, attribute = target.partition(":")
     if not colon or not name or not attribute or name.endswith(".py"):
         raise PlanError(
-            "`--model` must be module:function, as in train:build_model for the function "
-            f"build_model of the file train.py here. Received: --model={target}"
+            "`--model` must be module:function, such as train:build_model for the function "
+            f"build_model of train.py. Received: --model={target}"
         )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -92,77 +98,77 @@ def load(target: str) -> Any:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and misses another one
+            raise  # the module exists, but an import of it fails
         raise PlanError(
-            f"there is no module {error.name!r}, neither in this directory nor installed. Received:"
-            f" --model={target}. Change to the directory that the module is in."
+            f"`--model` must name a module in this directory or an installed one: {error.name!r} "
+            f"does not exist. Received: --model={target}. Change to the module's directory."
         ) from error
     function = getattr(module, attribute, None)
     if not callable(function):
         raise PlanError(
-            f"{name} has no function {attribute!r}. Received: --model={target}. It must return "
-            f"{RETURNS}."
+            f"`--model`: the module {name} must have a function {attribute!r} that returns "
+            f"{RETURNS}. Received: --model={target}"
         )
     try:
         inspect.signature(function).bind()
     except TypeError as error:
         raise PlanError(
             f"{attribute} must be callable without arguments ({error}). Received: --model={target}."
-            " Wrap it in a function that passes them."
+            " Wrap it in a function that passes the arguments."
         ) from error
     return function()
 
 
 def subject(returned: Any, batch_size: int | None) -> Subject:
-    """Make a subject of what the user's function returned.
+    """Returns the subject for the result of the user's function.
 
     Args:
-        returned: See `RETURNS`.
+        returned: Result of the function; see `RETURNS`.
         batch_size: Examples in a synthetic batch; `None` for 32.
 
     Raises:
-        PlanError: for something else, or a model that says too little about its inputs.
+        PlanError: the result has another form, or the model has no input shapes.
     """
     model, *rest = returned if isinstance(returned, tuple) and returned else (returned,)
     is_model = callable(getattr(model, "call", None)) and hasattr(model, "trainable_variables")
     if not is_model or len(rest) > 2:
         raise PlanError(f"the function must return {RETURNS}. Received: {_kind(returned)}")
     if not rest:
-        made = Subject(model, *synthetic.batch(model, batch_size or 32), synthetic=True)
+        made = Subject(model, *synthetic_batch(model, batch_size or 32), synthetic=True)
     else:
         made = _given(model, *rest)
         if batch_size is not None:
             raise PlanError(
-                "`--batch-size` is for synthetic batches, but the function returns a batch. "
-                f"Received: --batch-size={batch_size}. Leave it out."
+                "`--batch-size` is for synthetic batches, but the function returns a batch. Omit "
+                f"it. Received: --batch-size={batch_size}"
             )
     if not getattr(model, "built", True) or not model.trainable_variables:
         model(made.inputs)  # builds it
     if not model.trainable_variables:
-        raise PlanError("the model has no trainable variables, so there is nothing to exchange")
+        raise PlanError("the model must have trainable variables. Received: a model without any")
     return made
 
 
 def gradient(made: Subject) -> list[tf.Tensor | None]:
-    """Return the gradient as dense float32 tensors; `None` for what the loss does not depend on.
+    """Returns dense float32 gradients; `None` for variables that the loss does not depend on.
 
     Raises:
-        PlanError: if it is not finite.
+        PlanError: a gradient is non-finite.
     """
     found: list[tf.Tensor | None] = []
     for spec, grad in zip(made.specs, made.gradient_function()(), strict=True):
         dense = None if grad is None else tf.cast(tf.convert_to_tensor(grad), tf.float32)
         if dense is not None and not bool(tf.reduce_all(tf.math.is_finite(dense))):
             raise PlanError(
-                f"the gradient of {spec.name} is not finite. Return a batch and a loss that the "
-                "model can be trained with."
+                f"the gradient of {spec.name} is non-finite. Return a batch and a loss with finite "
+                "gradients."
             )
         found.append(dense)
     return found
 
 
 def compute_seconds(made: Subject) -> float:
-    """Measure the forward and backward pass on this device: the median of some."""
+    """Returns the median time of a forward and backward pass on this device, in seconds."""
     run = made.gradient_function()
     times: list[float] = []
     for i in range(2 + REPEATS):  # the first traces, the second warms up
@@ -183,8 +189,8 @@ def _given(model: Any, batch: Any, loss: Any = None) -> Subject:
         )
     if loss is None and getattr(model, "loss", None) is None:
         raise PlanError(
-            "the model is not compiled, so the batch has no loss. Return (model, (inputs, labels), "
-            "loss), or compile the model with a loss."
+            "the loss is missing. Return (model, (inputs, labels), loss), or compile the model "
+            "with a loss."
         )
     if loss is not None and not callable(loss):
         raise PlanError(
@@ -212,3 +218,124 @@ def _kind(value: Any) -> str:
         inside = ", ".join(type(v).__name__ for v in value)
         return f"{type(value).__name__} of {inside or 'nothing'}"
     return type(value).__name__
+
+
+_SEEDS = {"inputs": (1, 0), "labels": (2, 0)}
+
+
+def synthetic_batch(model: Any, batch_size: int) -> tuple[Any, list[tf.Tensor], Callable[..., Any]]:
+    """Returns random inputs and labels, and a loss.
+
+    Inputs are normally distributed, or random classes for integer inputs. Labels have the shapes of
+    the outputs and are normally distributed. The loss is the squared error.
+
+    Args:
+        model: A built model of Keras 3 or tf_keras.
+        batch_size: Number of examples.
+
+    Raises:
+        PlanError: the model has no input shapes, or cannot be called with random inputs.
+    """
+    wanted = getattr(model, "inputs", None)
+    if not getattr(model, "built", False) or not wanted:
+        raise PlanError(
+            "the model has no input shapes. Build it with a keras.Input, or return (model, "
+            "(inputs, labels), loss)."
+        )
+    sizes = [getattr(layer, "input_dim", None) for layer in model.layers]  # of embeddings
+    classes = min((n for n in sizes if isinstance(n, int)), default=2)
+    inputs = [_made_up(t, batch_size, classes) for t in wanted]
+    inputs = inputs[0] if len(inputs) == 1 else inputs
+    try:
+        outputs = tf.nest.flatten(model(inputs))
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+        raise PlanError(
+            f"the model cannot be called with random inputs ({error}). Return (model, (inputs, "
+            "labels), loss)."
+        ) from error
+    labels = [_normal(o.shape, "labels") for o in outputs]
+    return inputs, labels, squared_error
+
+
+def _made_up(wanted: Any, batch_size: int, classes: int) -> tf.Tensor:
+    shape = [batch_size, *wanted.shape[1:]]
+    dtype = tf.as_dtype(wanted.dtype)
+    if None in shape or not (dtype.is_floating or dtype.is_integer):
+        raise PlanError(
+            "a synthetic batch needs inputs with known shapes and float or integer dtypes. "
+            f"Received: shape={tuple(wanted.shape)}, dtype={dtype.name}. Return (model, (inputs, "
+            "labels), loss)."
+        )
+    if dtype.is_floating:
+        return tf.cast(_normal(shape, "inputs"), dtype)
+    numbers = tf.random.stateless_uniform(
+        shape, _SEEDS["inputs"], 0, classes, tf.int32, alg="philox"
+    )
+    return tf.cast(numbers, dtype)
+
+
+def _normal(shape: Sequence[int], what: str) -> tf.Tensor:
+    return tf.random.stateless_normal(shape, _SEEDS[what], alg="philox")
+
+
+def squared_error(labels: list[tf.Tensor], outputs: Any) -> tf.Tensor:
+    """Returns the sum of the outputs' mean squared errors."""
+    pairs = zip(labels, tf.nest.flatten(outputs), strict=True)
+    return tf.add_n([tf.reduce_mean((tf.cast(o, tf.float32) - y) ** 2) for y, o in pairs])
+
+
+def parse_method(text: str, density: float | None = None) -> Method | Policy | Auto:
+    """Returns the method of an expression such as `RedSync` or `RedSync(density=0.01)`.
+
+    See `tf_redsync/expressions.py`. A name without parentheses is called.
+
+    Args:
+        text: The expression.
+        density: Density of methods in the expression that have one and are given without it.
+
+    Raises:
+        PlanError: the expression is malformed, or a hyper-parameter is out of range.
+
+    Example:
+        >>> parse_method("TopK", 0.01).density
+        0.01
+    """
+    more = {} if density is None else {"density": density}
+    try:
+        found = expressions.evaluate(expressions.called(text), more=more)
+        if not found.options:
+            return found.method
+        reason = f"{', '.join(found.options)} is an argument of DistributedOptimizer"
+    except ValueError as error:
+        reason = str(error)
+    known = registered()
+    names = ", ".join(sorted(n for n, c in known.items() if issubclass(c, Method)))
+    given = "" if density is None else f", --density={density}"
+    raise PlanError(
+        f"`--method` must be Auto or one of {names}, alone or with keywords as in "
+        f"'RedSync(density=0.01)'. Received: --method={text}{given} ({reason})"
+    )
+
+
+def suited(
+    method: Method | Policy | Auto, optimizer: Any, warn: Callable[[str], None]
+) -> Policy | Auto:
+    """Returns the policy to plan for a model's optimizer.
+
+    Args:
+        method: Method on the command line.
+        optimizer: The model's optimizer; `None` if it is not compiled.
+        warn: Called with the warnings of `DistributedOptimizer`.
+
+    Raises:
+        PlanError: the cost model does not cover a method, or the optimizer does not fit it.
+    """
+    policy = as_policy(method)
+    prediction.check(policy.methods)
+    inner = conflicts.innermost(optimizer)
+    if inner is None:
+        return policy
+    try:
+        return accuracy.suited(inner, policy, warn)
+    except ValueError as error:
+        raise PlanError(str(error)) from error
