@@ -1,9 +1,10 @@
-"""The choice of an exchange by measurement.
+"""Choice of an exchange by measurement.
 
-* `auto`: `Auto`, what users write;
-* `probe`: measures the network and what a method computes;
-* `cost`: predicts what an exchange takes;
-* `decision`: compares the predictions, and the table of them.
+* `auto`: `Auto`, the users' interface;
+* `candidates`: the methods that `Auto` may choose;
+* `probe`: measures the network and the methods' computation;
+* `cost`: predicts the time of an exchange;
+* `decision`: the decision and its table.
 """
 
 from tf_redsync.auto.auto import CLEARLY, WORTHWHILE_SECONDS, Auto, wins

@@ -1,17 +1,16 @@
-"""`Auto`: choose the exchange of every bucket by measurement, and never lose to the all-reduce.
+"""`Auto`: chooses the exchange of every bucket by measurement, at least as fast as the all-reduce.
 
-When the optimizer is built, on every worker:
+When the optimizer is built, every worker
 
-1. the collectives between the workers are measured (`probe.link`), and what each candidate method
-   computes on this device (`probe.work`); of all workers' times the slowest count, so that all of
-   them go on with equal numbers;
-2. for every bucket the cost model (`cost.py`) predicts the time of the all-reduce and of every
-   candidate; the cheapest one serves the bucket, a candidate only if it wins clearly;
-   with a budget (`max_overhead`) the first one that fits it serves all buckets;
-3. the table is logged.
+1. measures the collectives (`probe.link`) and each candidate's computation on its device
+   (`probe.work`). The slowest worker's times count, so all workers decide on equal numbers;
+2. predicts for every bucket the time of the all-reduce and of every candidate (`cost.py`). The
+   fastest serves the bucket, a candidate only if it wins clearly. With a budget (`max_overhead`)
+   the first method that fits it serves all buckets;
+3. logs the table of predictions.
 
-In training, if anything is compressed, dense and compressed steps take turns for a while. If the
-dense ones turn out faster, all later steps are dense (`step/trial.py`).
+If a bucket is compressed, training alternates dense and compressed steps for a while. If the dense
+ones are faster, all later steps are dense (`step/trial.py`).
 """
 
 from __future__ import annotations
@@ -24,10 +23,17 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from tf_redsync import checks
-from tf_redsync.auto import budget, cost, probe, two_places
+from tf_redsync.auto import cost, probe
 from tf_redsync.auto.candidates import check_candidate, chosen_from
-from tf_redsync.auto.decision import Choice, Decision, Measured
-from tf_redsync.auto.left_out import LeftOut
+from tf_redsync.auto.decision import (
+    Choice,
+    Decision,
+    LeftOut,
+    Measured,
+    better_place,
+    check_budget,
+    within_budget,
+)
 from tf_redsync.cluster import agreement
 from tf_redsync.config import Configurable, register
 from tf_redsync.exchange.driver import Network
@@ -41,11 +47,11 @@ from tf_redsync.methods.low_rank import PowerSGD
 from tf_redsync.network import collectives
 from tf_redsync.policy import Policy, check_together
 
-# A candidate must take less than this part of the time of the all-reduce, and save this much: what
-# a small bucket takes is latency, which is measured with an error of that order.
+# A candidate must take less than this fraction of the all-reduce's time and save this many seconds,
+# because a small bucket's time is latency, which is measured with an error of that order.
 CLEARLY, WORTHWHILE_SECONDS = 0.9, 5e-4
 _NO_MOMENTUM = (
-    "it applies no momentum; to have it considered use Auto() with the momentum in the optimizer"
+    "it applies no momentum; use Auto() with the momentum in the optimizer to consider it"
 )
 _logger = logging.getLogger("tf_redsync")
 
@@ -53,34 +59,35 @@ _logger = logging.getLogger("tf_redsync")
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Auto(Configurable):
-    """Measure the network and this device, and choose the exchange of every bucket.
+    """Measures the network and this device, and chooses the exchange of every bucket.
 
-    A model that is saved and loaded goes on with what was chosen, if it is loaded before the first
-    step, and not after one worker alone; otherwise, where the choice comes out differently, with
-    empty residuals and a warning. To keep a choice for good, give its methods to
-    `DistributedOptimizer` in place of `Auto`.
+    A loaded model continues with the saved choice, if it is loaded before the first step and was
+    not saved by one worker alone. Otherwise `Auto` chooses again. If the choice differs, residuals
+    start empty, with a warning. To fix a choice, pass its methods to `DistributedOptimizer` instead
+    of `Auto`.
 
     Args:
-        candidates: Methods that may replace the all-reduce: such as exchange gradients in every
-            step and keep what they do not send in a residual. `None`: `CodedTopK`, `PowerSGD` and
-            `HalfPrecision`, less what does not suit the optimizer; with `momentum`, `CodedGMC`.
-            With `max_overhead`: methods from the exact to the frugal, such with local steps too;
-            `None`: from `CodedTopK` and `HalfPrecision` to `SparseLoCo` every 50 steps. The table
-            says which of the default ones are left out, and why.
-        momentum: Momentum that the exchange applies, in [0, 1); the inner optimizer must then have
-            none. A plain SGD's own moves there where that is clearly faster; see docs/auto.md.
-        density: Of the default `CodedTopK` and `CodedGMC`. docs/accuracy.md has what it costs.
-        trial_steps: Steps of each kind, dense and compressed, that are measured in training. 0
-            trusts the prediction, as `max_overhead` does.
-        max_overhead: Seconds that the exchange may take in a step on average, in units of
-            `step_seconds`: of the all-reduce and the candidates the first one that is predicted to
-            fit serves all variables, and the fastest one if none fits. `None`: what is fastest.
+        candidates: Methods that may replace the all-reduce. They must exchange gradients in every
+            step and keep a residual. `None` means `CodedTopK`, `PowerSGD` and `HalfPrecision`, as
+            far as they suit the optimizer, and with `momentum` `CodedGMC`. With `max_overhead` they
+            may have local steps, and are ordered from the most to the least accurate. `None` then
+            means `CodedTopK` and `HalfPrecision` to `SparseLoCo` every 50 steps. The table names
+            omitted default candidates with the reason.
+        momentum: Momentum that the exchange applies, in [0, 1). The inner optimizer must then have
+            none. `Auto` moves a plain SGD's momentum into the exchange if that is clearly faster;
+            see docs/auto.md.
+        density: Density of the default `CodedTopK` and `CodedGMC`. docs/accuracy.md has its cost.
+        trial_steps: Number of dense and of compressed steps that are measured in training. 0 trusts
+            the prediction, as `max_overhead` does.
+        max_overhead: Maximum mean time of the exchange per step, as a fraction of `step_seconds`.
+            The first of the all-reduce and the candidates that is predicted to fit serves all
+            variables, or the fastest if none fits. `None` chooses the fastest for each bucket.
         step_seconds: Seconds of a step without an exchange, which cannot be measured before
-            training; `tf-redsync bench --methods none` does it.
+            training; `tf-redsync bench --methods none` measures it.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range, or a candidate that cannot take turns
-            with dense steps.
+        ValueError: a hyper-parameter is out of range, or a candidate cannot alternate with dense
+            steps.
 
     Example:
         >>> import keras, tf_redsync as rs
@@ -94,7 +101,7 @@ class Auto(Configurable):
     max_overhead: float | None = None
     step_seconds: float | None = None
 
-    # Of what `suited` returns.
+    # Set by `suited`.
     left_out: ClassVar[tuple[LeftOut, ...]] = ()
     movable: ClassVar[float] = 0.0
 
@@ -102,7 +109,7 @@ class Auto(Configurable):
         checks.real("momentum", self.momentum, low=0.0, high=1.0, high_open=True)
         checks.real("density", self.density, low=0.0, high=1.0, low_open=True)
         checks.integer("trial_steps", self.trial_steps, low=0)
-        budget.check(self.max_overhead, self.step_seconds, self.momentum)
+        check_budget(self.max_overhead, self.step_seconds, self.momentum)
         for method in self.candidates or ():
             check_candidate(method, self.max_overhead is not None)
         if self.max_overhead is None:
@@ -110,7 +117,7 @@ class Auto(Configurable):
 
     @property
     def default(self) -> Dense:
-        """The all-reduce, which the candidates have to beat."""
+        """The all-reduce, which candidates must beat."""
         return Dense(momentum=self.momentum)
 
     @property
@@ -126,21 +133,21 @@ class Auto(Configurable):
 
     @property
     def exchanged(self) -> Auto | None:
-        """The same with the optimizer's momentum in the exchange, where it may be moved there."""
+        """A copy with the optimizer's momentum in the exchange; `None` if it cannot move there."""
         return replace(self, candidates=None, momentum=self.movable) if self.movable else None
 
     @property
     def considered(self) -> tuple[Method, ...]:
-        """The methods of both places of a momentum, the all-reduce first."""
+        """The methods of `self` and `exchanged`, the all-reduce first."""
         others = () if self.exchanged is None else self.exchanged.methods[1:]
         return (*self.methods, *others)
 
     def suited(self, unsuited: Callable[[Method], str | None], movable: float = 0.0) -> Auto:
-        """Return this without the default candidates that `unsuited` gives a reason against.
+        """Returns a copy without the default candidates that do not suit the optimizer.
 
         Args:
-            unsuited: Returns the reason, or `None`.
-            movable: Momentum of the optimizer that the exchange may apply in its place.
+            unsuited: Returns the reason against a method, or `None`.
+            movable: Momentum of the optimizer that the exchange may apply instead.
         """
         if self.candidates is not None:
             return self
@@ -159,7 +166,7 @@ class Auto(Configurable):
     def resolve(
         self, specs: Sequence[TensorSpec], strategy: Any, network: Network, bucket_bytes: int
     ) -> Decision:
-        """Measure and decide; see `tf_redsync.policy.Undecided`."""
+        """Measures and decides; see `tf_redsync.policy.Undecided`."""
         announce = collectives.worker_rank(strategy) == 0
         measured = measure(self, network, announce)
         decision = self.decide(specs, measured, bucket_bytes)
@@ -172,11 +179,11 @@ class Auto(Configurable):
     def decide(
         self, specs: Sequence[TensorSpec], measured: Measured, bucket_bytes: int
     ) -> Decision:
-        """Choose for every bucket; a function of its arguments, so equal on all workers.
+        """Returns the decision for all buckets; a pure function, so it is equal on all workers.
 
         Args:
             specs: The variables, in the model's order.
-            measured: What was measured, for `self.considered`.
+            measured: Measurements of `self.considered`.
             bucket_bytes: See `make_buckets`.
         """
         marked = Policy(default=self.default).mark_output_layer(specs)
@@ -184,13 +191,13 @@ class Auto(Configurable):
         choices = tuple(self._choice(g.layout.specs, measured) for g in groups)
         decision = Decision(choices, measured, self.trial_steps)
         if self.max_overhead is not None and self.step_seconds is not None:
-            decision = budget.fitting(choices, measured, self.max_overhead, self.step_seconds)
+            decision = within_budget(choices, measured, self.max_overhead, self.step_seconds)
         lines = tuple(o.line(choices, measured) for o in self.left_out)
         decision, other = replace(decision, left_out=lines), self.exchanged
         if other is None:
             return decision
         exchanged = other.decide(specs, measured, bucket_bytes)
-        return two_places.better(decision, exchanged, other.momentum, wins)
+        return better_place(decision, exchanged, other.momentum, wins)
 
     def _choice(self, specs: tuple[TensorSpec, ...], measured: Measured) -> Choice:
         methods = self.methods
@@ -202,15 +209,15 @@ class Auto(Configurable):
 
 
 def wins(seconds: float, dense: float) -> bool:
-    """Whether something takes so much less time than with the all-reduce that it is chosen."""
+    """Returns whether a time is so much shorter than the all-reduce's that it is chosen."""
     return seconds <= min(CLEARLY * dense, dense - WORTHWHILE_SECONDS)
 
 
 def measure(auto: Auto, network: Network, announce: bool) -> Measured:
-    """Measure for `auto.decide`; all workers must call this at the same point.
+    """Returns measurements for `auto.decide`; all workers must call this at the same point.
 
     Args:
-        auto: Whose candidates.
+        auto: The `Auto` with the candidates.
         network: The network.
         announce: Whether to log progress.
     """
@@ -220,11 +227,11 @@ def measure(auto: Auto, network: Network, announce: bool) -> Measured:
     if not network.in_branches:
         if announce:
             say(
-                "tf_redsync.Auto: the replicas of a process exchange densely, without a measurement"
+                "tf_redsync.Auto: replicas of one process use dense exchanges, without measurements"
             )
         return nothing
     if announce:
-        say("tf_redsync.Auto measures the network and the methods")
+        say("tf_redsync.Auto: measuring the network and the methods")
     link = probe.link(network)
     own = {m: probe.work(m, (network.workers,)) for m in auto.considered[1:]}
     agreed = probe.slowest(network, [dataclasses.astuple(w) for w in own.values()])
@@ -233,7 +240,7 @@ def measure(auto: Auto, network: Network, announce: bool) -> Measured:
 
 
 def say(text: str) -> None:
-    """Log a text at level INFO, or print it where that level is not enabled."""
+    """Logs a text at level INFO, or prints it to stderr if that level is disabled."""
     if _logger.isEnabledFor(logging.INFO):
         _logger.info("%s", text)
     else:

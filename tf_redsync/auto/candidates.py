@@ -1,9 +1,9 @@
-"""Methods from the exact to the frugal, and what accuracy each of them once cost.
+"""Candidates of `Auto`, with the accuracy that each of them reached in a measurement.
 
-That cannot be predicted. Measured was the perplexity that a small transformer ended with on
-characters, on four workers, in 1,000 steps of AdamW at one learning rate, three seeds each, in
-units of what dense exchanges ended with (docs/benchmarks.md, "Bytes for perplexity"). Another model
-may order them otherwise.
+Accuracy cannot be predicted. The measurement is the final perplexity of a small character-level
+transformer on four workers, after 1,000 steps of AdamW at one learning rate, mean of three seeds,
+relative to dense exchanges (docs/benchmarks.md, "Bytes for perplexity"). The order may differ for
+other models.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tf_redsync.methods.sparse_loco import SparseLoCo
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A method, and what was measured of it.
+    """A method with its measured accuracy.
 
     Attributes:
         method: The method.
-        perplexity: At the end, in units of that of `Dense`.
-        remark: What it was measured with, where that is not the optimizer of all.
+        perplexity: Final perplexity relative to `Dense`.
+        remark: Optimizer of the measurement, if it differs from the common one.
     """
 
     method: Method
@@ -38,7 +38,7 @@ class Candidate:
 
 
 def candidates() -> tuple[Candidate, ...]:
-    """Return the methods that are proposed, in the order of what they reached."""
+    """Returns the candidates in the order of their perplexity."""
     short = outer.Nesterov(learning_rate=0.7, momentum=0.5)
     found = (
         Candidate(CodedTopK(density=0.03), 0.93, "beta_1 = 0"),
@@ -56,20 +56,20 @@ def candidates() -> tuple[Candidate, ...]:
 
 
 def chosen_from() -> tuple[Method, ...]:
-    """Return those that `Auto` may choose beside `Dense`: for its optimizer and learning rate."""
+    """Returns the methods, besides `Dense`, that work with any optimizer and learning rate."""
     methods = (c.method for c in candidates() if not isinstance(c.method, Dense))
     return tuple(m for m in methods if dense_start(m) is None and not m.traits.votes)
 
 
 def check_candidate(method: Method, alone: bool) -> None:
-    """Check what may be chosen.
+    """Checks a candidate.
 
     Args:
         method: The candidate.
-        alone: Whether it is chosen for all variables, and for the whole training.
+        alone: Whether one method serves all variables in the whole training.
 
     Raises:
-        ValueError: for one that `Auto` cannot choose.
+        ValueError: `Auto` cannot choose the candidate.
     """
     if not isinstance(method, Method):
         raise ValueError(
@@ -83,14 +83,14 @@ def check_candidate(method: Method, alone: bool) -> None:
         turns = schedule.fragments or schedule.intervals
         if begins or turns or schedule.delay or schedule.own_point:
             raise ValueError(
-                "a candidate of Auto must exchange gradients in every step, or changes after the "
-                "same number of local steps, without warm-up or phases. Received: "
+                "`candidates` must exchange gradients in every step, or weight changes after a "
+                "constant number of local steps, without warm-up or phases. Received: "
                 f"{method!r} in candidates"
             )
         return
     if schedule.own_weights or begins or "residual" not in method.traits.state_kinds:
         raise ValueError(
-            "a candidate of Auto must exchange gradients in every step, without warm-up or phases, "
-            "and keep a residual that a dense step can deliver, as RedSync, DGC, TopK, PowerSGD, "
-            f"ACPSGD, EFSignSGD and HalfPrecision do. Received: {method!r} in candidates"
+            "`candidates` must exchange gradients in every step, without warm-up or phases, and "
+            "keep a residual that a dense step can deliver, such as RedSync, DGC, TopK, PowerSGD, "
+            f"ACPSGD, EFSignSGD and HalfPrecision. Received: {method!r} in candidates"
         )

@@ -1,17 +1,15 @@
-"""The cost model: how long an exchange takes, from what its method computes and sends.
+"""The cost model: predicts the time of an exchange from its computation and messages.
 
 RedSync's model (section on performance), for tensors of n elements on P workers:
 
     T_sparse = T_select + latency + bytes sent / rate + P T_decode
     T_dense  =            latency + bytes sent / rate
 
-The paper counts log2(P) latencies for a collective. TensorFlow's run around a ring: P - 1 hops to
-gather, 2 (P - 1) to reduce. All of a collective's questions are asked when it begins, so where the
-network has a latency the first answer takes a round trip, and each further hop half of one. What is
-computed and what is sent count one after the other, without overlap with the backward pass, so
-predictions err towards dense exchanges, which overlap least.
-
-Nothing here measures: `probe.py` does.
+The paper counts log2(P) latencies for a collective. TensorFlow's collectives run around a ring,
+with P - 1 hops for a gather and 2 (P - 1) for a reduce. All requests of a collective are sent when
+it begins, so the first hop takes a round trip and each further hop half of one. Computation and
+communication are added, without overlap with each other or the backward pass. Predictions therefore
+favor dense exchanges, which overlap least. `probe.py` measures the parameters.
 
 Reference: Fang, Fu, Yang, Hsieh (2019), arXiv 1808.04357.
 """
@@ -41,9 +39,9 @@ KINDS: dict[type, str] = {
 
 
 def hops(kind: str, workers: int) -> int:
-    """Number of hops that a collective takes one after the other.
+    """Returns the number of consecutive hops of a collective.
 
-    An all-to-all sends all its messages at a time.
+    An all-to-all sends all its messages at once.
     """
     if kind in ("all_to_all", "pair_gather"):
         return min(1, workers - 1)
@@ -52,12 +50,12 @@ def hops(kind: str, workers: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """Time of one kind of collective: `start + hops latency + bytes sent / rate`.
+    """Time of one kind of collective: `start + hops * latency + bytes sent / rate`.
 
     Attributes:
-        latency: Seconds a hop.
-        rate: Bytes a second that a worker sends.
-        start: Seconds until the first hop begins.
+        latency: Seconds per hop.
+        rate: Bytes per second that a worker sends.
+        start: Seconds before the first hop.
     """
 
     latency: float
@@ -67,10 +65,10 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """The network between the workers, as collectives see it.
+    """Performance of the collectives between the workers.
 
     Attributes:
-        all_gather, all_reduce, all_to_all: Of collectives of each kind.
+        all_gather, all_reduce, all_to_all: Performance of each kind.
     """
 
     all_gather: Line
@@ -79,21 +77,21 @@ class Link:
 
     @property
     def pair_gather(self) -> Line:
-        """Of all-gathers of two workers: one hop of an all-gather."""
+        """Performance of an all-gather of two workers: one hop of an all-gather."""
         return self.all_gather
 
     @classmethod
     def of(cls, rate: float, latency: float) -> Link:
-        """Return a link whose collectives all reach a rate (bytes/s) at a latency (s)."""
+        """Returns a link with one rate (bytes/s) and latency (s) for all collectives."""
         return cls(*(Line(latency, rate) for _ in range(3)))
 
     @classmethod
     def with_round_trips(cls, rate: float, seconds: float) -> Link:
-        """Return a link of a rate (bytes/s) on which a question and its answer take so long."""
+        """Returns a link with a rate (bytes/s) and a round-trip time (s)."""
         return cls(*(Line(seconds / 2, rate, start=seconds / 2) for _ in range(3)))
 
     def seconds(self, messages: Sequence[Message], workers: int) -> float:
-        """Return the seconds that collectives take one after the other."""
+        """Returns the seconds of consecutive collectives."""
         total = 0.0
         for message in messages:
             line: Line = getattr(self, message.kind)
@@ -108,7 +106,7 @@ class Message:
 
     Attributes:
         kind: `"all_gather"`, `"all_reduce"`, `"all_to_all"` or `"pair_gather"`.
-        sent: Bytes that one worker sends for it; see `driver.sent_bytes`.
+        sent: Bytes that one worker sends; see `driver.sent_bytes`.
     """
 
     kind: str
@@ -117,12 +115,12 @@ class Message:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a worker computes for an exchange, in seconds.
+    """Computation of a worker for an exchange, in seconds.
 
     Attributes:
-        fixed: For each bucket.
-        per_element: For each element of the tensors, for example to select.
-        per_element_received: For each element and worker, for example to decode.
+        fixed: Per bucket.
+        per_element: Per element of the tensors, such as selection.
+        per_element_received: Per element and worker, such as decoding.
     """
 
     fixed: float = 0.0
@@ -130,7 +128,7 @@ class Work:
     per_element_received: float = 0.0
 
     def seconds(self, elements: int, workers: int) -> float:
-        """Return the seconds for a bucket of so many elements."""
+        """Returns the seconds for a bucket."""
         return self.fixed + elements * (self.per_element + workers * self.per_element_received)
 
 
@@ -139,10 +137,10 @@ Steps = tuple[tuple[Message, ...], ...]
 
 
 def messages(method: Any, layout: BucketLayout, phase: str = "exchange") -> Steps:
-    """Return the collectives of a period of an exchange's steps (`Traits.period`), after warm-ups.
+    """Returns the collectives of one period of an exchange (`Method.period`), after warm-ups.
 
-    By a formula where the method has one, else by a dry run of `layout.workers` workers: a trace
-    that is never executed, once for all buckets of equal shapes.
+    Uses the method's formula if it has one. Otherwise traces a dry run with `layout.workers`
+    workers, once for all buckets of equal shapes.
 
     Args:
         method: The method.
@@ -170,7 +168,7 @@ def _messages(method: Any, layout: BucketLayout, phase: str) -> Steps:
 
 
 def _has_formula(method: Any, phase: str) -> bool:
-    """Whether `payloads` describes this exchange, and not one that a subclass has replaced."""
+    """Returns whether `payloads` describes this exchange, and not one that a subclass overrides."""
     defined = ({"exchange", "payloads"} & set(vars(cls)) for cls in type(method).__mro__)
     return phase == "exchange" and "payloads" in next(names for names in defined if names)
 
@@ -178,7 +176,7 @@ def _has_formula(method: Any, phase: str) -> bool:
 def dry_run(
     method: Any, layout: BucketLayout, numbers: Sequence[int], phase: str = "exchange"
 ) -> Steps:
-    """Return the collectives of some steps of an exchange, by traces that are never executed."""
+    """Returns the collectives of steps of an exchange, from traces that are never executed."""
     steps = []
     with tf.Graph().as_default():
         for number in numbers:
@@ -193,23 +191,23 @@ def dry_run(
 
 
 def bytes_sent(steps: Sequence[Sequence[Message]]) -> float:
-    """Return the mean over steps of the bytes that one worker sends."""
+    """Returns the mean bytes per step that one worker sends."""
     return sum(message.sent for seen in steps for message in seen) / len(steps)
 
 
 def network_seconds(steps: Sequence[Sequence[Message]], link: Link, workers: int) -> float:
-    """Return the mean over steps of the seconds that their collectives take."""
+    """Returns the mean seconds per step of the collectives."""
     return sum(link.seconds(seen, workers) for seen in steps) / len(steps)
 
 
 def exchange_seconds(method: Any, layout: BucketLayout, link: Link, work: Work) -> float:
-    """Predict the seconds of one bucket's exchange.
+    """Returns the predicted seconds of one bucket's exchange.
 
     Args:
-        method: How.
-        layout: What, and among how many workers.
+        method: The method.
+        layout: The bucket, with the number of workers.
         link: The network.
-        work: What the method computes.
+        work: The method's computation.
     """
     if not layout.specs:
         return 0.0
@@ -218,7 +216,7 @@ def exchange_seconds(method: Any, layout: BucketLayout, link: Link, work: Work) 
 
 
 class _Recorder(DryRun):
-    """A dry run that keeps what was asked for."""
+    """A dry run that records its requests."""
 
     def __init__(self, workers: int):
         super().__init__(workers)

@@ -1,13 +1,15 @@
-"""What `Auto` measures, predicts and decides; see `auto.py`."""
+"""Decision of `Auto`: measurements, choices and their table; see `auto.py`."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from typing_extensions import override
 
+from tf_redsync import checks
 from tf_redsync.auto import cost
 from tf_redsync.config import from_config, serialize
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -18,12 +20,12 @@ from tf_redsync.tables import aligned
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What predictions are made of.
+    """Measurements that predictions are based on.
 
     Attributes:
         workers: Number of workers.
         link: The network.
-        work: What methods compute.
+        work: Computation of each method.
     """
 
     workers: int
@@ -31,9 +33,9 @@ class Measured:
     work: dict[Method, cost.Work]
 
     def seconds(self, method: Method, specs: Sequence[TensorSpec]) -> float:
-        """Predict the time of the exchange of some tensors, of those that `method` refuses too.
+        """Returns the predicted seconds per step for tensors, including those `method` refuses.
 
-        That of a step; with local steps, the part of a round that falls to it.
+        With local steps, this is the mean over a round.
         """
         served = [s for s in specs if method.refuses(s) is None]
         refused = [s for s in specs if method.refuses(s) is not None]
@@ -46,7 +48,7 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """A bucket: its tensors, the predicted seconds of every method, and the method chosen."""
+    """Choice for a bucket: its tensors, the predicted seconds of all methods, the chosen method."""
 
     specs: tuple[TensorSpec, ...]
     methods: tuple[Method, ...]
@@ -56,14 +58,14 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What `Auto` decided; `str` prints the table.
+    """A decision of `Auto`; `str` returns its table.
 
     Attributes:
         choices: One for each bucket, last layers first.
-        measured: What the predictions are made of.
+        measured: Measurements of the predictions.
         trial: `Auto.trial_steps`.
-        reason: Why each bucket has its method, in words.
-        budget: What it had to fit, in words.
+        reason: Reason for the buckets' methods, as text.
+        budget: Budget and predicted time, as text.
         left_out: Lines about candidates that were not considered.
     """
 
@@ -76,11 +78,11 @@ class Decision:
 
     @property
     def trial_steps(self) -> int:
-        """See `tf_redsync.policy.Resolved`. Where all is dense there is nothing to try."""
+        """Number of trial steps; 0 if all buckets are dense. See `tf_redsync.policy.Resolved`."""
         return self.trial if any(c.method is not c.methods[0] for c in self.choices) else 0
 
     def assign(self, specs: Sequence[TensorSpec]) -> list[Assignment]:
-        """Return the method of each of `specs`, in their order; see `Policy.assign`."""
+        """Returns the method of each of `specs`; see `Policy.assign`."""
         chosen = {s.position: (s, c.method) for c in self.choices for s in c.specs}
         return [or_dense(*chosen[s.position], self.reason) for s in specs]
 
@@ -90,7 +92,7 @@ class Decision:
         lines = [
             f"tf_redsync.Auto, {self.measured.workers} workers: "
             + ", ".join(
-                f"{kind.replace('_', '-')} {1e3 * line.latency:.2f} ms a hop and "
+                f"{kind.replace('_', '-')} {1e3 * line.latency:.2f} ms per hop and "
                 f"{line.rate / 1e6:.1f} MB/s"
                 for kind, line in vars(link).items()
             )
@@ -109,10 +111,10 @@ class Decision:
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """A decision of an earlier run, which this one goes on with.
+    """Decision of an earlier run, restored from a saved model.
 
     Attributes:
-        methods: Of the variables, by position.
+        methods: Methods of the variables, by position.
         trial_steps: See `tf_redsync.policy.Resolved`.
     """
 
@@ -120,44 +122,152 @@ class Kept:
     trial_steps: int
 
     def assign(self, specs: Sequence[TensorSpec]) -> list[Assignment]:
-        """Return the method of each of `specs`, in their order; see `Policy.assign`.
+        """Returns the method of each of `specs`; see `Policy.assign`.
 
         Raises:
-            ValueError: for a decision about other variables.
+            ValueError: the decision has another number of variables.
         """
         if len(specs) != len(self.methods):
             raise ValueError(
-                f"what Auto decided in the run that was saved is for {len(self.methods)} "
-                f"variables, and the model has {len(specs)}. Load it into the model that was saved."
+                f"the saved decision of Auto has {len(self.methods)} variables, but the model has "
+                f"{len(specs)}. Load it into the model that was saved."
             )
         marked = Policy(default=self.methods[0]).mark_output_layer(specs)
-        why = "as in the run that was saved"
-        return [or_dense(s, m, why) for s, m in zip(marked, self.methods, strict=True)]
+        reason = "as in the saved run"
+        return [or_dense(s, m, reason) for s, m in zip(marked, self.methods, strict=True)]
 
     @override
     def __str__(self) -> str:
-        return "tf_redsync.Auto: what it chose in the run that was saved"
+        return "tf_redsync.Auto: the decision of the saved run"
 
 
 def described(assignments: Sequence[Assignment], trial_steps: int) -> dict[str, Any]:
-    """Return a decision as JSON has it, for `kept`."""
+    """Returns a decision as a structure that can be written as JSON, for `kept`."""
     methods = [serialize(a.method) for a in assignments]
     return {"methods": methods, "trial_steps": trial_steps}
 
 
 def kept(found: dict[str, Any]) -> Kept:
-    """Return the decision that `described` was asked of.
+    """Returns the decision that `described` has serialized.
 
     Raises:
-        ValueError: for anything else, or for a method that is not known.
+        ValueError: the structure is malformed or has an unknown method.
     """
     try:
         methods = tuple(map(from_config, found["methods"]))
         steps = int(found["trial_steps"])
     except (KeyError, TypeError) as error:
         raise ValueError(
-            f"what Auto decided must have 'methods' and 'trial_steps'. Received: {found!r}"
+            f"a saved decision of Auto must have 'methods' and 'trial_steps'. Received: {found!r}"
         ) from error
     if not methods:
-        raise ValueError(f"what Auto decided must have a method. Received: {found!r}")
+        raise ValueError(f"a saved decision of Auto must have a method. Received: {found!r}")
     return Kept(methods, steps)
+
+
+def check_budget(max_overhead: float | None, step_seconds: float | None, momentum: float) -> None:
+    """Checks the budget's arguments of `Auto`.
+
+    Raises:
+        ValueError: one is given without the other, a value is not positive, or `momentum` is given.
+    """
+    if (max_overhead is None) != (step_seconds is None):
+        raise ValueError(
+            "`max_overhead` and `step_seconds` must be given together. Received: "
+            f"max_overhead={max_overhead}, step_seconds={step_seconds}"
+        )
+    if max_overhead is None:
+        return
+    for name, value in (("max_overhead", max_overhead), ("step_seconds", step_seconds)):
+        checks.real(name, value, low=0.0, high=float("inf"), low_open=True, high_open=True)
+    if momentum:
+        raise ValueError(
+            "`momentum` must be 0 with `max_overhead`, because not all candidates apply momentum. "
+            f"Set it in the optimizer. Received: momentum={momentum}"
+        )
+
+
+def within_budget(
+    choices: Sequence[Choice], measured: Measured, max_overhead: float, step_seconds: float
+) -> Decision:
+    """Returns the decision for the first method that fits, or for the fastest if none fits.
+
+    Args:
+        choices: Choices of the buckets, with the same methods.
+        measured: Measurements of the predictions.
+        max_overhead: See `Auto`.
+        step_seconds: See `Auto`.
+    """
+    if not choices:
+        return Decision((), measured, 0)
+    totals = [sum(times) for times in zip(*(c.seconds for c in choices), strict=True)]
+    most = max_overhead * step_seconds
+    fits = [i for i, seconds in enumerate(totals) if seconds <= most]
+    found = fits[0] if fits else min(range(len(totals)), key=totals.__getitem__)
+    method = choices[0].methods[found]
+    asked = f"{1e3 * most:.4g} ms, {max_overhead:.4g} of a step of {1e3 * step_seconds:.4g} ms"
+    budget = f"{method!r} is predicted to take {1e3 * totals[found]:.4g} ms per step"
+    if fits:
+        budget += f", of at most {asked}: it serves all variables."
+        reason = "the first that fits the budget"
+    else:
+        budget += f", the minimum, but no method fits {asked}. More local steps reduce the time."
+        reason = "the fastest: none fits the budget"
+    served = tuple(dataclasses.replace(c, method=method) for c in choices)
+    return Decision(served, measured, 0, reason, budget)
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftOut:
+    """A default candidate that does not suit the optimizer.
+
+    Attributes:
+        method: The candidate.
+        reason: The reason, with a remedy.
+    """
+
+    method: Method
+    reason: str
+
+    def line(self, choices: Sequence[Choice], measured: Measured) -> str:
+        """Returns a line for the table, with the network's time; computation is not measured.
+
+        Args:
+            choices: Choices of the buckets.
+            measured: Measurements of the predictions.
+        """
+        seconds = sum(measured.seconds(self.method, c.specs) for c in choices)
+        known = choices and math.isfinite(measured.link.all_reduce.rate)
+        time = f", {1e3 * seconds:.2f} ms on the network alone" if known else ""
+        return f"left out: {type(self.method).__name__}{time}: {self.reason}"
+
+
+def better_place(
+    inside: Decision, exchanged: Decision, momentum: float, wins: Callable[[float, float], bool]
+) -> Decision:
+    """Returns the faster of two places for a momentum, with a line about the other one.
+
+    The momentum of a plain SGD may be in the optimizer or the exchange; see `keras/momentum.py`.
+    The candidates differ, and all variables have the momentum in one place, so the whole model's
+    exchanges are compared.
+
+    Args:
+        inside: Decision with the momentum in the optimizer.
+        exchanged: Decision with the momentum in the exchange.
+        momentum: The momentum.
+        wins: Returns whether the first of two times is clearly shorter.
+    """
+    here, there = (
+        sum(dict(zip(c.methods, c.seconds, strict=True))[c.method] for c in decision.choices)
+        for decision in (inside, exchanged)
+    )
+    times = f"{1e3 * there:.2f} ms, and with it in the optimizer {1e3 * here:.2f} ms"
+    if not inside.choices:
+        return inside
+    if wins(there, here):
+        return dataclasses.replace(
+            exchanged,
+            left_out=(f"momentum={momentum:.4g} is applied in the exchange: {times}",),
+        )
+    rejected = f"not chosen: momentum={momentum:.4g} in the exchange, as with CodedGMC: {times}"
+    return dataclasses.replace(inside, left_out=(rejected, *inside.left_out))

@@ -18,7 +18,7 @@ from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Method
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, Request
 
-# Sizes of the probes. A collective is timed with ever more bytes until it takes LONG_SECONDS.
+# Sizes of the probes. A collective is timed with increasing sizes until it takes LONG_SECONDS.
 SMALL_BYTES = 4 * 1024
 LARGE_BYTES = tuple(256 * 1024 * 4**i for i in range(4))  # 256 KiB to 16 MiB
 LONG_SECONDS = 0.01
@@ -27,13 +27,13 @@ SMALL_SHAPE, LARGE_SHAPE = (128, 128), (1024, 2048)
 
 
 def link(network: Network) -> Link:
-    """Measure the collectives between the workers, all of which must call this at the same point.
+    """Measures the collectives between the workers; all workers must call it at the same point.
 
-    Every worker returns the same numbers: what decides about a further collective, and the result,
-    are means over the workers.
+    Every worker returns the same numbers: the result, and the times that decide on further
+    collectives, are means over the workers.
 
     Args:
-        network: Of at least two workers. Its collectives must run outside of a replica, too.
+        network: Network of at least two workers, whose collectives also run outside of a replica.
     """
     workers = network.workers
 
@@ -59,7 +59,7 @@ def link(network: Network) -> Link:
 
 
 class _Timer:
-    """Times a collective of a number of words, traced once; means over the workers."""
+    """Timer of a collective of any number of words, with means over the workers."""
 
     def __init__(self, network: Network, collective: Callable[[tf.Tensor], tf.Tensor]):
         self._network = network
@@ -74,7 +74,7 @@ class _Timer:
     def __call__(
         self, size: int, repeats: int, middle: Callable[..., Any] = statistics.median
     ) -> float:
-        """Return the seconds of a payload of so many bytes: `middle` of this worker's times."""
+        """Returns the seconds for a payload: the mean over workers of `middle` of their times."""
         times = []
         for _ in range(repeats):
             start = time.perf_counter()
@@ -84,28 +84,28 @@ class _Timer:
 
 
 def _line(kind: type[Request], timer: _Timer, workers: int) -> Line:
-    """Fit latency and rate through a small payload and one that is large for this network."""
-    small = timer(SMALL_BYTES, 2 * REPEATS, min)  # others that use the machine only add to it
+    """Returns latency and rate from a small payload and one that is large for this network."""
+    small = timer(SMALL_BYTES, 2 * REPEATS, min)  # min: other load only adds time
     size = next((n for n in LARGE_BYTES[:-1] if timer(n, 1) >= LONG_SECONDS), LARGE_BYTES[-1])
     large = timer(size, REPEATS)
     factor = driver.sent_factor(kind, workers)
-    seconds = max(large - small, 1e-6)  # noise, on a network without latency
+    seconds = max(large - small, 1e-6)  # may be negative by noise
     rate = factor * (size - SMALL_BYTES) / seconds
     latency = max(small - factor * SMALL_BYTES / rate, 0.0) / hops(KINDS[kind], workers)
     return Line(latency, rate)
 
 
 def work(method: Method, workers: Sequence[int], repeats: int = REPEATS) -> Work:
-    """Measure what a method computes on this device, without a network.
+    """Measures a method's computation on this device, without a network.
 
-    Its exchange runs on random gradients of a small and of a large matrix, and gets its own
-    messages for an answer.
+    The exchange runs on random gradients of a small and of a large matrix, and receives its own
+    messages.
 
     Args:
         method: The method.
-        workers: Numbers of workers to measure with. With one number all work counts as work for
-            each element; two or more tell selecting from decoding.
-        repeats: Measurements, each of a period of the method's steps, of which the median counts.
+        workers: Numbers of workers to measure with. With one number all work counts per element;
+            two or more separate selection from decoding.
+        repeats: Number of measurements, each of a period of steps. Their median counts.
     """
     most, fewest = max(workers), min(workers)
     small = _exchange_seconds(method, SMALL_SHAPE, fewest, repeats)
@@ -121,9 +121,9 @@ def work(method: Method, workers: Sequence[int], repeats: int = REPEATS) -> Work
 
 
 def _exchange_seconds(method: Method, shape: tuple[int, int], workers: int, repeats: int) -> float:
-    """Seconds of a step of a method, for one matrix, in the steady state.
+    """Returns the seconds of a method's step for one matrix, in the steady state.
 
-    The mean over a period of steps, the median over `repeats` of them.
+    The result is the median over `repeats` of the mean over a period of steps.
     """
     layout = BucketLayout((TensorSpec("w", shape),), workers)
     if method.refuses(layout.specs[0]) is not None:
@@ -144,17 +144,17 @@ def _exchange_seconds(method: Method, shape: tuple[int, int], workers: int, repe
         totals, state = run(grads, state, tf.constant(i, tf.int64))
         wait(totals)
         times.append(time.perf_counter() - start)
-    steps = times[2:]  # the first traces, the second finds its thresholds
-    starts = range(0, len(steps), method.traits.period)
-    return statistics.median(statistics.fmean(steps[i : i + method.traits.period]) for i in starts)
+    steps = times[2:]  # the first step traces, the second finds thresholds
+    starts = range(0, len(steps), method.period)
+    return statistics.median(statistics.fmean(steps[i : i + method.period]) for i in starts)
 
 
 def slowest(network: Network, rows: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return the largest of all workers' values for each of `rows`; all workers must call it.
+    """Returns the elementwise maximum of all workers' `rows`; all workers must call it.
 
     Args:
         network: The network.
-        rows: Numbers of this worker, as many on each.
+        rows: Numbers of this worker, with equal shapes on all workers.
     """
     own = tf.bitcast(tf.constant(rows, tf.float32), tf.int32)
     everyone = tf.function(network.all_gather, autograph=False)(tf.reshape(own, [-1]))
@@ -163,6 +163,6 @@ def slowest(network: Network, rows: Sequence[Sequence[float]]) -> list[list[floa
 
 
 def wait(result: Any) -> None:
-    """Wait until tensors are there: ops may run after the call that starts them, as on a GPU."""
+    """Waits for tensors, because ops on a GPU run asynchronously."""
     for tensor in tf.nest.flatten(result):
         tf.reshape(tensor, [-1])[:1].numpy()
