@@ -44,7 +44,7 @@ def test_wrong_methods_and_models_end_with_a_line(capsys):
     assert "Did you mean `density`" in capsys.readouterr().err
     argv = ["--model=nowhere:f", "--steps=1", "--rounds=1", "--methods", "Dense"]
     assert bench_worker.main(argv) == 2
-    assert "no module 'nowhere'" in capsys.readouterr().err
+    assert "--model=nowhere:f" in capsys.readouterr().err
 
 
 def test_speeds_are_over_dense():

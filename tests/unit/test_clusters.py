@@ -219,7 +219,7 @@ def test_a_job_goes_on_without_a_host_that_cannot_be_used(ssh, tmp_path):
     ran = run(str(selective), *flags, "train.py", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == "[worker 0] 1\n"
-    assert "without it: host lost: it cannot be reached" in ran.stderr
+    assert "without it: host lost:" in ran.stderr
 
 
 # ------------------------------------------------------------------------------------- hosts

@@ -107,7 +107,7 @@ def test_the_loss_is_that_of_the_end(tmp_path):
 def test_missing_workers_are_named(tmp_path):
     write(tmp_path, [RUN | {"workers": 4}, sample(10)])
     (note,) = records.load(tmp_path).notes
-    assert "of 4 workers 1 file found: those of worker 0." in note
+    assert "1 file found of 4 workers: those of worker 0." in note
 
 
 def test_a_resumed_run(tmp_path):

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -294,15 +295,7 @@ def _check(args: argparse.Namespace) -> None:
             raise ValueError(
                 f"`--{name}` needs --hosts or --hostfile. Received: --{name}={getattr(args, name)}"
             )
-    if args.workers is not None and args.workers < 1:
-        raise ValueError(f"`workers` (-n) must be at least 1. Received: workers={args.workers}.")
-    if args.kubernetes is not None and args.kubernetes < 1:
-        raise ValueError(f"`--kubernetes` must be at least 1. Received: {args.kubernetes}")
-    if args.port is not None and not (chosen and 0 < args.port < 65536):
-        raise ValueError(
-            "`--port` must be from 1 to 65535, and needs --hosts, --hostfile, --slurm or "
-            f"--kubernetes. Received: --port {args.port}"
-        )
+    _check_values(args, chosen)
     if chosen and args.isolate == "yes":
         raise ValueError(
             f"`--isolate yes` cannot be combined with {chosen[0]}: it cuts the workers off from "
@@ -312,4 +305,17 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(
             f"`--min-workers` cannot be combined with {chosen[0]}: it needs one launcher for all "
             f"workers. Received: --min-workers {args.min_workers}"
+        )
+
+
+def _check_values(args: argparse.Namespace, chosen: Sequence[str]) -> None:
+    """Raises ValueError for worker flags that are out of range."""
+    if args.workers is not None and args.workers < 1:
+        raise ValueError(f"`workers` (-n) must be at least 1. Received: workers={args.workers}.")
+    if args.kubernetes is not None and args.kubernetes < 1:
+        raise ValueError(f"`--kubernetes` must be at least 1. Received: {args.kubernetes}")
+    if args.port is not None and not (chosen and 0 < args.port < 65536):
+        raise ValueError(
+            "`--port` must be from 1 to 65535, and needs --hosts, --hostfile, --slurm or "
+            f"--kubernetes. Received: --port {args.port}"
         )
